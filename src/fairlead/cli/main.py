@@ -1,0 +1,55 @@
+"""The root of the command line: the app, its global options and the first commands.
+
+Commands import what they start inside their function, so that `--help` stays fast.
+Results go to stdout, errors to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
+"""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from fairlead import __version__
+
+app = typer.Typer(
+    name="fairlead",
+    help="Share a fleet of machines fairly among people and jobs.",
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fairlead {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
+    ] = False,
+) -> None:
+    """Share a fleet of machines fairly among people and jobs."""
+
+
+@app.command()
+def demo() -> None:
+    """Show a small cluster at work, on a virtual clock.
+
+    Nothing is started on this machine and nothing is written: the real scheduler runs against virtual nodes.
+    """
+    from fairlead.demo import run
+
+    run()
+
+
+def main() -> None:
+    """Run the command line; a failure of the machine becomes one line on stderr."""
+    try:
+        app()
+    except OSError as error:
+        typer.echo(f"fairlead: error: {error}", err=True)
+        sys.exit(1)

@@ -1,0 +1,86 @@
+"""The ways to alter a partition's state, each with its undo beside it. One file a noun.
+
+Records are journaled as arrays led by their tag: a new field goes to the end, with a default, or the journal's
+format version rises.
+"""
+
+from __future__ import annotations
+
+from fairlead.core.changes import config, jobs, ledger, nodes, tasks
+from fairlead.core.changes.base import Change
+from fairlead.core.changes.config import (
+    ConfigVersioned,
+    PartitionRemoved,
+    PoolsSet,
+    QueueMoved,
+    QueuesAdded,
+    QueuesRemoved,
+    QueuesSet,
+    SettingsSet,
+)
+from fairlead.core.changes.jobs import (
+    Asked,
+    JobAdded,
+    JobForgotten,
+    JobMoved,
+    JobPrioritised,
+    StageAdded,
+    StageScaled,
+)
+from fairlead.core.changes.ledger import KeyKept, KeysForgotten, ManagerRegistered
+from fairlead.core.changes.nodes import NodeAdded, NodeMoved, NodeRemoved, NodeSet, NodeSpec, spec_of
+from fairlead.core.changes.tasks import (
+    NOT_AGAIN,
+    Acknowledged,
+    Ended,
+    Part,
+    PendingEnded,
+    Placed,
+    Revived,
+    Stopped,
+)
+
+ALL_CHANGES: tuple[type[Change], ...] = (
+    *config.CHANGES,
+    *nodes.CHANGES,
+    *jobs.CHANGES,
+    *tasks.CHANGES,
+    *ledger.CHANGES,
+)
+
+__all__ = [
+    "ALL_CHANGES",
+    "NOT_AGAIN",
+    "Acknowledged",
+    "Asked",
+    "Change",
+    "ConfigVersioned",
+    "Ended",
+    "JobAdded",
+    "JobForgotten",
+    "JobMoved",
+    "JobPrioritised",
+    "KeyKept",
+    "KeysForgotten",
+    "ManagerRegistered",
+    "NodeAdded",
+    "NodeMoved",
+    "NodeRemoved",
+    "NodeSet",
+    "NodeSpec",
+    "Part",
+    "PartitionRemoved",
+    "PendingEnded",
+    "Placed",
+    "PoolsSet",
+    "QueueMoved",
+    "QueuesAdded",
+    "QueuesRemoved",
+    "QueuesSet",
+    "Revived",
+    "SettingsSet",
+    "StageAdded",
+    "StageScaled",
+    "Stopped",
+    "spec_of",
+]

@@ -1,0 +1,290 @@
+"""Changes of jobs and of their demand: arriving, asking, scaling, ending, being forgotten."""
+
+from __future__ import annotations
+
+from heapq import heappush
+from typing import Any
+
+from fairlead.core.changes.base import Change
+from fairlead.core.lifecycle import JOB
+from fairlead.core.model import NEW, Job, JobSpec, JobState, Reservation, Stage, StageSpec
+from fairlead.core.ranges import Ranges, difference
+from fairlead.core.state import Partition
+
+
+class JobAdded(Change, frozen=True, tag="job added"):
+    """A job arrives with all its tasks pending. It asks for them by `Asked`, at once or when `after` is met."""
+
+    id: str
+    number: int
+    spec: JobSpec
+
+    def apply(self, p: Partition) -> int:
+        before = p.counters.job
+        spec = self.spec
+        queue = p.queues[spec.queue]
+        accounts = p.accounts_for(queue, spec.user, spec.groups)
+        job = Job(self.id, self.number, spec, p.now, queue, accounts, priority=spec.priority)
+        job.stages = tuple(new_stage(p, job, position, stage) for position, stage in enumerate(spec.stages))
+        p.jobs[self.id] = job
+        queue.jobs[self.id] = job
+        follow(p, job)
+        p.counters.job = max(before, self.number + 1)
+        p.touched.jobs.add(self.id)
+        return before
+
+    def undo(self, p: Partition, kept: int) -> None:
+        job = p.jobs.pop(self.id)
+        del job.queue.jobs[self.id]
+        unfollow(p, job)
+        for stage in job.stages:
+            p.leave_shape(stage.shape)
+        p.counters.job = kept
+        p.touched.jobs.discard(self.id)
+
+
+class StageAdded(Change, frozen=True, tag="stage added"):
+    """A resource manager's ask becomes a stage of its job."""
+
+    job: str
+    spec: StageSpec
+
+    def apply(self, p: Partition) -> None:
+        job = p.jobs[self.job]
+        job.stages = (*job.stages, new_stage(p, job, len(job.stages), self.spec))
+        p.touched.jobs.add(self.job)
+
+    def undo(self, p: Partition, kept: None) -> None:
+        job = p.jobs[self.job]
+        p.leave_shape(job.stages[-1].shape)
+        job.stages = job.stages[:-1]
+
+
+class Asked(Change, frozen=True, tag="asked"):
+    """The pending tasks of one kind of a stage take a place in their lane, or another place."""
+
+    job: str
+    stage: int
+    kind: int
+    asked: int
+    waiting_since: int
+    seq: int
+    round: int = 0
+    front: int = 0
+
+    def apply(self, p: Partition) -> tuple[Reservation | None, int, int]:
+        stage = p.jobs[self.job].stages[self.stage]
+        before = stage.reservations[self.kind]
+        kept = (before, p.counters.reservation, p.counters.front)
+        if before is not None:
+            p.drop_reservation(before)
+        p.add_reservation(
+            Reservation(stage, self.kind, self.asked, self.waiting_since, self.seq, self.round, self.front)
+        )
+        p.counters.reservation = max(p.counters.reservation, self.seq + 1)
+        p.counters.front = max(p.counters.front, self.front + 1)
+        p.touched.jobs.add(self.job)
+        return kept
+
+    def undo(self, p: Partition, kept: tuple[Reservation | None, int, int]) -> None:
+        stage = p.jobs[self.job].stages[self.stage]
+        reservation = stage.reservations[self.kind]
+        assert reservation is not None
+        p.drop_reservation(reservation)
+        before, p.counters.reservation, p.counters.front = kept
+        if before is not None:
+            p.add_reservation(before)
+
+
+class StageScaled(Change, frozen=True, tag="stage scaled"):
+    """A stage gets another number of tasks.
+
+    Added tasks are pending under `kind`. Of the removed ones those that are live have been told to stop and leave
+    when they end; the others are forgotten here.
+    """
+
+    job: str
+    stage: int
+    count: int
+    kind: int = NEW
+
+    def apply(self, p: Partition) -> tuple[Any, ...]:
+        stage = p.jobs[self.job].stages[self.stage]
+        kept = (
+            stage.count,
+            stage.floor,
+            [None if ranges is None else ranges.copy() for ranges in stage.pending],
+            list(stage.reservations),
+            None if stage.ended is None else {name: ranges.copy() for name, ranges in stage.ended.items()},
+            None if stage.history is None else dict(stage.history),
+        )
+        if self.count > stage.count:
+            # An index that a scale-down is still stopping is asked for when its old attempt has ended.
+            still = Ranges.from_indices(index for index in stage.live or () if index >= stage.count)
+            added = difference((stage.count, self.count), still.flat())
+            if added:
+                grow(stage, self.kind, added)
+        else:
+            _shrink(p, stage, self.count)
+        stage.count = self.count
+        p.touched.jobs.add(self.job)
+        return kept
+
+    def undo(self, p: Partition, kept: tuple[Any, ...]) -> None:
+        stage = p.jobs[self.job].stages[self.stage]
+        stage.count, stage.floor, stage.pending, reservations, stage.ended, stage.history = kept
+        for reservation in reservations:
+            if reservation is not None and stage.reservations[reservation.kind] is None:
+                p.add_reservation(reservation)
+
+
+class JobMoved(Change, frozen=True, tag="job moved"):
+    job: str
+    state: JobState
+    reason: str = ""
+
+    def apply(self, p: Partition) -> tuple[JobState, str, int | None]:
+        job = p.jobs[self.job]
+        before = (job.state, job.reason, job.ended_at)
+        JOB.check(job.state, self.state)
+        job.state = self.state
+        job.reason = self.reason
+        if JOB.terminal(self.state):
+            job.ended_at = p.now
+            unfollow(p, job)
+            heappush(p.forgetting, (p.now, job.number, job.id))
+        p.settle(job)
+        p.touched.jobs.add(self.job)
+        return before
+
+    def undo(self, p: Partition, kept: tuple[JobState, str, int | None]) -> None:
+        job = p.jobs[self.job]
+        if job.over:
+            job.ended_at = None
+            follow(p, job)
+        job.state, job.reason, job.ended_at = kept
+        p.settle(job)
+
+
+class JobPrioritised(Change, frozen=True, tag="job prioritised"):
+    job: str
+    priority: int
+
+    def apply(self, p: Partition) -> int:
+        before = p.jobs[self.job].priority
+        self._set(p, self.priority)
+        return before
+
+    def undo(self, p: Partition, kept: int) -> None:
+        self._set(p, kept)
+
+    def _set(self, p: Partition, priority: int) -> None:
+        job = p.jobs[self.job]
+        job.priority = priority
+        for stage in job.stages:
+            lane = p.lane_of(stage)
+            if lane is not None:
+                lane.resort()
+        p.touched.jobs.add(self.job)
+
+
+class JobForgotten(Change, frozen=True, tag="job forgotten"):
+    """A job that ended some time ago leaves the state; reports know it from the history."""
+
+    job: str
+
+    def apply(self, p: Partition) -> Job:
+        job = p.jobs[self.job]
+        if not job.over or job.allocations:
+            raise ValueError(f"job {self.job} has not ended")
+        del p.jobs[self.job]
+        for stage in job.stages:
+            p.leave_shape(stage.shape)
+        p.touched.jobs.discard(self.job)
+        return job
+
+    def undo(self, p: Partition, kept: Job) -> None:
+        p.jobs[self.job] = kept
+        heappush(p.forgetting, (kept.ended_at or 0, kept.number, kept.id))
+        for stage in kept.stages:
+            stage.shape = p.take_shape(stage.shape.key)
+
+
+def new_stage(p: Partition, job: Job, position: int, spec: StageSpec) -> Stage:
+    pending: list[Ranges | None] = [None, None, Ranges((0, spec.count)) if spec.count else None]
+    return Stage(job, position, spec, p.take_shape(spec.shape_key()), spec.count, pending, [None, None, None])
+
+
+def grow(stage: Stage, kind: int, block: tuple[int, ...]) -> None:
+    """Make tasks pending under a kind."""
+    wanted = stage.pending[kind]
+    if wanted is None:
+        stage.pending[kind] = Ranges(block)
+    else:
+        wanted.add(block)
+
+
+def take(p: Partition, stage: Stage, kind: int, block: tuple[int, ...]) -> Reservation | None:
+    """Tasks are pending under a kind no longer; the reservation that this completes is dropped and returned."""
+    wanted = stage.pending[kind]
+    if wanted is None:
+        raise ValueError(f"no {kind} tasks are pending")
+    wanted.remove(block)
+    if wanted:
+        return None
+    stage.pending[kind] = None
+    reservation = stage.reservations[kind]
+    if reservation is not None:
+        p.drop_reservation(reservation)
+    return reservation
+
+
+def give_back(p: Partition, stage: Stage, kind: int, block: tuple[int, ...], reservation: Reservation | None) -> None:
+    """The reverse of `take`."""
+    grow(stage, kind, block)
+    if reservation is not None:
+        p.add_reservation(reservation)
+
+
+def follow(p: Partition, job: Job) -> None:
+    for name in job.spec.after:
+        p.followers.setdefault(name, []).append(job.id)
+
+
+def unfollow(p: Partition, job: Job) -> None:
+    for name in job.spec.after:
+        followers = p.followers.get(name)
+        if followers is not None and job.id in followers:
+            followers.remove(job.id)
+            if not followers:
+                del p.followers[name]
+
+
+def _shrink(p: Partition, stage: Stage, count: int) -> None:
+    for kind, wanted in enumerate(stage.pending):
+        if wanted is None:
+            continue
+        wanted.discard_from(count)
+        if not wanted:
+            stage.pending[kind] = None
+            reservation = stage.reservations[kind]
+            if reservation is not None:
+                p.drop_reservation(reservation)
+    if stage.ended is not None:
+        for ranges in stage.ended.values():
+            ranges.discard_from(count)
+        stage.ended = {name: ranges for name, ranges in stage.ended.items() if ranges} or None
+    if stage.history is not None:
+        stage.history = {index: past for index, past in stage.history.items() if index < count} or None
+    stage.floor = stage.top
+
+
+CHANGES: tuple[type[Any], ...] = (
+    JobAdded,
+    StageAdded,
+    Asked,
+    StageScaled,
+    JobMoved,
+    JobPrioritised,
+    JobForgotten,
+)

@@ -1,0 +1,56 @@
+"""Changes of what the partition remembers of its callers: idempotency keys and resource managers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fairlead.core.changes.base import Change
+from fairlead.core.model import KeptKey, Manager
+from fairlead.core.state import Partition
+
+
+class KeyKept(Change, frozen=True, tag="key kept"):
+    user: str
+    key: str
+    entry: KeptKey
+
+    def apply(self, p: Partition) -> KeptKey | None:
+        before = p.keys.get((self.user, self.key))
+        p.keep_key(self.user, self.key, self.entry)
+        return before
+
+    def undo(self, p: Partition, kept: KeptKey | None) -> None:
+        p.drop_key(self.user, self.key)
+        if kept is not None:
+            p.keep_key(self.user, self.key, kept)
+
+
+class KeysForgotten(Change, frozen=True, tag="keys forgotten"):
+    keys: tuple[tuple[str, str], ...]
+
+    def apply(self, p: Partition) -> list[KeptKey]:
+        return [p.drop_key(user, key) for user, key in self.keys]
+
+    def undo(self, p: Partition, kept: list[KeptKey]) -> None:
+        for (user, key), entry in zip(self.keys, kept, strict=True):
+            p.keep_key(user, key, entry)
+
+
+class ManagerRegistered(Change, frozen=True, tag="manager registered"):
+    """A resource manager makes itself known, for the first time or again."""
+
+    name: str
+
+    def apply(self, p: Partition) -> Manager | None:
+        before = p.managers.get(self.name)
+        p.managers[self.name] = Manager(self.name, p.now)
+        return before
+
+    def undo(self, p: Partition, kept: Manager | None) -> None:
+        if kept is None:
+            del p.managers[self.name]
+        else:
+            p.managers[self.name] = kept
+
+
+CHANGES: tuple[type[Any], ...] = (KeyKept, KeysForgotten, ManagerRegistered)

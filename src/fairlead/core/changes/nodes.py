@@ -1,0 +1,115 @@
+"""Changes of nodes: coming, changing, going."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from fairlead.core.changes.base import Change
+from fairlead.core.lifecycle import NODE
+from fairlead.core.model import Amounts, NodeState, Pairs
+from fairlead.core.state import Partition
+
+
+class NodeSpec(msgspec.Struct, frozen=True, array_like=True):
+    """What a node has."""
+
+    capacity: Amounts
+    labels: Pairs = ()
+    taints: tuple[str, ...] = ()
+    pool: str = ""
+
+
+class NodeAdded(Change, frozen=True, tag="node added"):
+    join: int
+    name: str
+    spec: NodeSpec
+    manager: str = ""
+    state: NodeState = "up"
+
+    def apply(self, p: Partition) -> int:
+        before = p.counters.join
+        spec = self.spec
+        p.nodes.add(
+            self.join,
+            self.name,
+            dict(spec.capacity),
+            dict(spec.labels),
+            spec.taints,
+            spec.pool,
+            self.manager,
+            self.state,
+        )
+        p.counters.join = max(before, self.join + 1)
+        p.touched.nodes.add(self.join)
+        return before
+
+    def undo(self, p: Partition, kept: int) -> None:
+        p.nodes.remove(self.join)
+        p.counters.join = kept
+
+
+class NodeSet(Change, frozen=True, tag="node set"):
+    join: int
+    spec: NodeSpec
+
+    def apply(self, p: Partition) -> NodeSpec:
+        before = spec_of(p, self.join)
+        self._set(p, self.spec)
+        return before
+
+    def undo(self, p: Partition, kept: NodeSpec) -> None:
+        self._set(p, kept)
+
+    def _set(self, p: Partition, spec: NodeSpec) -> None:
+        p.nodes.set(self.join, dict(spec.capacity), dict(spec.labels), spec.taints, spec.pool)
+        p.touched.nodes.add(self.join)
+
+
+class NodeMoved(Change, frozen=True, tag="node moved"):
+    join: int
+    state: NodeState
+
+    def apply(self, p: Partition) -> NodeState:
+        before = p.nodes.state[p.nodes.rows[self.join]]
+        NODE.check(before, self.state)
+        p.nodes.set_state(self.join, self.state)
+        p.touched.nodes.add(self.join)
+        return before
+
+    def undo(self, p: Partition, kept: NodeState) -> None:
+        p.nodes.set_state(self.join, kept)
+
+
+class NodeRemoved(Change, frozen=True, tag="node removed"):
+    """The node has no allocations left: they were released first."""
+
+    join: int
+
+    def apply(self, p: Partition) -> NodeAdded:
+        row = p.nodes.rows[self.join]
+        before = NodeAdded(
+            self.join, p.nodes.name[row], spec_of(p, self.join), p.nodes.manager[row], p.nodes.state[row]
+        )
+        p.nodes.remove(self.join)
+        p.touched.nodes.discard(self.join)
+        return before
+
+    def undo(self, p: Partition, kept: NodeAdded) -> None:
+        kept.apply(p)
+
+
+def spec_of(p: Partition, join: int) -> NodeSpec:
+    """A node's properties as they are now."""
+    nodes = p.nodes
+    row = nodes.rows[join]
+    return NodeSpec(
+        tuple(nodes.capacity_of(row).items()),
+        tuple(sorted(nodes.labels[row].items())),
+        nodes.taints[row],
+        nodes.pool[row],
+    )
+
+
+CHANGES: tuple[type[Any], ...] = (NodeAdded, NodeSet, NodeMoved, NodeRemoved)

@@ -1,0 +1,333 @@
+"""Changes of tasks: placed, acknowledged, told to stop, ended. All of them speak of blocks.
+
+An allocation is in one state. When only some of its tasks move on, those that stay keep its id and those that move
+get a new one (`into`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from fairlead.core.changes.base import Change
+from fairlead.core.changes.jobs import give_back, grow, take
+from fairlead.core.lifecycle import JOB, TASK
+from fairlead.core.model import Allocation, History, JobState, Outcome, Reservation, Stage, StopCause
+from fairlead.core.ranges import Ranges, count, difference, indices, split
+from fairlead.core.state import Partition
+
+NOT_AGAIN = -1
+"""In place of a kind: the task is not asked for again."""
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """The tasks of a block that go to one node, with the devices of each in turn."""
+
+    node: int
+    indices: tuple[int, ...]
+    devices: tuple[int, ...] = ()
+
+
+class Placed(Change, frozen=True, tag="placed"):
+    """A block of pending tasks is assigned to nodes, under one new attempt; allocations are numbered from `first`.
+
+    A resource manager's tasks run as soon as they are placed: it is told, not asked.
+    """
+
+    job: str
+    stage: int
+    kind: int
+    attempt: int
+    first: int
+    parts: tuple[Part, ...]
+
+    def apply(self, p: Partition) -> tuple[Reservation | None, JobState, bool, int, int]:
+        job = p.jobs[self.job]
+        stage = job.stages[self.stage]
+        kept_state = (job.state, stage.started, stage.top, p.counters.allocation)
+        managed = bool(job.spec.manager)
+        dropped: Reservation | None = None
+        number = self.first
+        for part in self.parts:
+            # The last part to empty the pending set is the one that completes the reservation.
+            dropped = take(p, stage, self.kind, part.indices) or dropped
+            p.book(
+                Allocation(
+                    number,
+                    stage,
+                    part.node,
+                    part.indices,
+                    self.attempt,
+                    part.devices,
+                    "running" if managed else "assigned",
+                    p.now,
+                    p.now if managed else None,
+                )
+            )
+            number += 1
+        if job.state == "pending":
+            job.state = "running"
+        stage.started = True
+        stage.top = max(stage.top, self.attempt)
+        p.counters.allocation = max(p.counters.allocation, number)
+        return (dropped, *kept_state)
+
+    def undo(self, p: Partition, kept: tuple[Reservation | None, JobState, bool, int, int]) -> None:
+        job = p.jobs[self.job]
+        stage = job.stages[self.stage]
+        dropped, job.state, stage.started, stage.top, p.counters.allocation = kept
+        for offset, part in reversed(list(enumerate(self.parts))):
+            p.unbook(p.allocations[self.first + offset])
+            give_back(p, stage, self.kind, part.indices, dropped)
+            dropped = None
+
+
+class Acknowledged(Change, frozen=True, tag="acknowledged"):
+    """The agent has started these tasks."""
+
+    allocation: int
+    indices: tuple[int, ...]
+    into: int = 0
+
+    def apply(self, p: Partition) -> tuple[Allocation, int]:
+        before = p.allocations[self.allocation]
+        TASK.check(before.state, "running")
+        return _move(p, before, self.indices, self.into, "running", "")
+
+    def undo(self, p: Partition, kept: tuple[Allocation, int]) -> None:
+        _move_back(p, self.allocation, self.into, kept)
+
+
+class Stopped(Change, frozen=True, tag="stopped"):
+    """These tasks are told to stop; they keep their room until their agent confirms."""
+
+    allocation: int
+    indices: tuple[int, ...]
+    cause: StopCause
+    into: int = 0
+
+    def apply(self, p: Partition) -> tuple[Allocation, int]:
+        before = p.allocations[self.allocation]
+        TASK.check(before.state, "stopping")
+        return _move(p, before, self.indices, self.into, "stopping", self.cause)
+
+    def undo(self, p: Partition, kept: tuple[Allocation, int]) -> None:
+        _move_back(p, self.allocation, self.into, kept)
+
+
+class Ended(Change, frozen=True, tag="ended"):
+    """Attempts end and free their room. `again` is the kind under which the tasks are pending once more.
+
+    The outcome `pending` takes back a launch that was refused, never acknowledged, or part of a gang that was.
+    """
+
+    allocation: int
+    indices: tuple[int, ...]
+    outcome: Outcome | Literal["pending"]
+    again: int = NOT_AGAIN
+    tried: bool = False
+    launch_failed: bool = False
+    reason: str = ""
+    exit_code: int | None = None
+
+    def apply(self, p: Partition) -> tuple[Allocation, dict[int, History | None], JobState]:
+        before = p.allocations[self.allocation]
+        stage = before.stage
+        state = stage.job.state
+        TASK.check(before.state, self.outcome)
+        if self.again != NOT_AGAIN and self.outcome != "pending":
+            TASK.check(self.outcome, "pending")
+        rest = difference(before.indices, self.indices)
+        p.unbook(before)
+        if rest:
+            p.book(_part(before, rest, before.id, before.state, before.since, before.started, before.cause))
+        past = _write_history(stage, self._histories(stage, before.attempt))
+        # A removed task (see StageScaled) leaves no trace but the floor of the stage's attempts.
+        known = _below(self.indices, stage.count)
+        if known and self.again != NOT_AGAIN:
+            grow(stage, self.again, known)
+        elif known:
+            _end(stage, self.outcome, known)
+        _return_job(stage)
+        return before, past, state
+
+    def undo(self, p: Partition, kept: tuple[Allocation, dict[int, History | None], JobState]) -> None:
+        before, past, state = kept
+        stage = before.stage
+        stage.job.state = state
+        known = _below(self.indices, stage.count)
+        if known and self.again != NOT_AGAIN:
+            _ungrow(stage, self.again, known)
+        elif known:
+            _unend(stage, self.outcome, known)
+        _write_history(stage, past)
+        if before.id in p.allocations:
+            p.unbook(p.allocations[before.id])
+        p.book(before)
+
+    def _histories(self, stage: Stage, attempt: int) -> dict[int, History | None]:
+        # Most tasks succeed at their first attempt, and of those nothing needs to be kept.
+        if self.outcome == "succeeded" and attempt == 1 and not stage.history:
+            return {}
+        return {index: self._history(stage, index, attempt) for index in indices(self.indices)}
+
+    def _history(self, stage: Stage, index: int, attempt: int) -> History | None:
+        if index >= stage.count:
+            return None
+        past = stage.past(index)
+        launches = past.launches_failed if self.outcome == "pending" else 0
+        return History(
+            attempt,
+            past.tries_used + self.tried,
+            launches + self.launch_failed,
+            self.reason,
+            self.exit_code,
+        )
+
+
+class PendingEnded(Change, frozen=True, tag="pending ended"):
+    """Tasks that were never (or not again) assigned end: killed, withdrawn, or failed for good."""
+
+    job: str
+    stage: int
+    kind: int
+    indices: tuple[int, ...]
+    outcome: Outcome
+
+    def apply(self, p: Partition) -> Reservation | None:
+        stage = p.jobs[self.job].stages[self.stage]
+        TASK.check("pending", self.outcome)
+        dropped = take(p, stage, self.kind, self.indices)
+        _end(stage, self.outcome, self.indices)
+        p.touched.jobs.add(self.job)
+        return dropped
+
+    def undo(self, p: Partition, kept: Reservation | None) -> None:
+        stage = p.jobs[self.job].stages[self.stage]
+        _unend(stage, self.outcome, self.indices)
+        give_back(p, stage, self.kind, self.indices, kept)
+
+
+class Revived(Change, frozen=True, tag="revived"):
+    """Tasks that were withdrawn are wanted again."""
+
+    job: str
+    stage: int
+    kind: int
+    indices: tuple[int, ...]
+
+    def apply(self, p: Partition) -> None:
+        stage = p.jobs[self.job].stages[self.stage]
+        _unend(stage, "killed", self.indices)
+        grow(stage, self.kind, self.indices)
+        p.touched.jobs.add(self.job)
+
+    def undo(self, p: Partition, kept: None) -> None:
+        stage = p.jobs[self.job].stages[self.stage]
+        _ungrow(stage, self.kind, self.indices)
+        _end(stage, "killed", self.indices)
+
+
+def _part(
+    of: Allocation,
+    block: tuple[int, ...],
+    number: int,
+    state: Any,
+    since: int,
+    started: int | None,
+    cause: StopCause,
+) -> Allocation:
+    """A part of an allocation's tasks with the devices that are theirs."""
+    per_task = len(of.devices) // count(of.indices) if of.devices else 0
+    devices: tuple[int, ...] = ()
+    if per_task:
+        chosen = set(indices(block))
+        for position, index in enumerate(indices(of.indices)):
+            if index in chosen:
+                devices += of.devices[position * per_task : (position + 1) * per_task]
+    return Allocation(number, of.stage, of.node, block, of.attempt, devices, state, since, started, cause)
+
+
+def _move(
+    p: Partition, before: Allocation, block: tuple[int, ...], into: int, state: Any, cause: StopCause
+) -> tuple[Allocation, int]:
+    counter = p.counters.allocation
+    started = p.now if state == "running" else before.started
+    p.unbook(before)
+    rest = difference(before.indices, block)
+    if rest:
+        p.book(_part(before, rest, before.id, before.state, before.since, before.started, before.cause))
+        p.book(_part(before, block, into, state, p.now, started, cause))
+        p.counters.allocation = max(counter, into + 1)
+    else:
+        p.book(_part(before, block, before.id, state, p.now, started, cause))
+    return before, counter
+
+
+def _move_back(p: Partition, number: int, into: int, kept: tuple[Allocation, int]) -> None:
+    before, p.counters.allocation = kept
+    if into:
+        p.unbook(p.allocations[into])
+    p.unbook(p.allocations[number])
+    p.book(before)
+
+
+def _write_history(stage: Stage, entries: dict[int, History | None]) -> dict[int, History | None]:
+    """Set what is known of tasks' pasts, and return what was known before."""
+    if not entries:
+        return {}
+    history = stage.history or {}
+    before = {index: history.get(index) for index in entries}
+    for index, entry in entries.items():
+        if entry is None:
+            history.pop(index, None)
+        else:
+            history[index] = entry
+    stage.history = history or None
+    return before
+
+
+def _return_job(stage: Stage) -> None:
+    """A job whose last live task went back to waiting waits again itself."""
+    job = stage.job
+    if job.state == "running" and not job.allocations and any(each.waiting() for each in job.stages):
+        JOB.check(job.state, "pending")
+        job.state = "pending"
+
+
+def _below(block: tuple[int, ...], limit: int) -> tuple[int, ...]:
+    """The indices of a block below a limit."""
+    if not block or block[-1] <= limit:
+        return block
+    return split(block, sum(1 for index in indices(block) if index < limit))[0]
+
+
+def _end(stage: Stage, outcome: str, block: tuple[int, ...]) -> None:
+    if stage.ended is None:
+        stage.ended = {}
+    ranges = stage.ended.get(outcome)
+    if ranges is None:
+        stage.ended[outcome] = Ranges(block)
+    else:
+        ranges.add(block)
+
+
+def _unend(stage: Stage, outcome: str, block: tuple[int, ...]) -> None:
+    assert stage.ended is not None
+    stage.ended[outcome].remove(block)
+    if not stage.ended[outcome]:
+        del stage.ended[outcome]
+    if not stage.ended:
+        stage.ended = None
+
+
+def _ungrow(stage: Stage, kind: int, block: tuple[int, ...]) -> None:
+    wanted = stage.pending[kind]
+    assert wanted is not None
+    wanted.remove(block)
+    if not wanted:
+        stage.pending[kind] = None
+
+
+CHANGES: tuple[type[Any], ...] = (Placed, Acknowledged, Stopped, Ended, PendingEnded, Revived)

@@ -1,0 +1,289 @@
+"""The configuration: a document, as in fairlead.yaml, read into `PartitionConfig`s and checked as a whole.
+
+    partitions:
+      default:
+        starving_after: 30min
+        queues: {root: {ml: {share: 60, guarantee: {gpu: 8}}, ci: {share: 40}}}
+
+A queue's mapping holds its settings and, under any other name, its children.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import cast
+
+import msgspec
+
+from fairlead.core.errors import Refused
+from fairlead.core.model import Amounts, Limits, Order, PoolSettings, QueueSettings, Unit
+from fairlead.core.reader import Reader, check_name, check_text, shown
+from fairlead.core.resources import format_quantity, parse_capacity, parse_limits
+from fairlead.core.settings import DEFAULT_QUEUES, Fence, PartitionConfig, PartitionSettings, Requestor
+
+QUEUE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_@+-]{0,62}")
+QUEUE_KEYS = QueueSettings.__struct_fields__
+MAX_DEPTH = 20
+MAX_PATH = 1_000
+PLACEMENTS = (
+    "pack",
+    "spread",
+    "bestfit",
+    "random",
+    "dotprod",
+    "gpu_packing",
+    "gpu_clustering",
+    "fgd",
+)
+
+
+def parse_config(doc: object) -> dict[str, PartitionConfig]:
+    """A whole configuration, by partition."""
+    read = Reader(doc, "", "a configuration")
+    partitions = Reader(read.get("partitions", {"default": {}}), "partitions", "the list of partitions")
+    configs: dict[str, PartitionConfig] = {}
+    for name in partitions.doc:
+        check_name(name, f"partitions.{name[:40]}")
+        configs[name] = parse_partition(partitions.get(name, {}), f"partitions.{name}")
+    read.close()
+    if not configs:
+        raise Refused("partitions", "a cluster needs at least one; write partitions: {default: {}}")
+    return configs
+
+
+def parse_partition(doc: object, field: str) -> PartitionConfig:
+    read = Reader(doc, field, "a partition")
+    tree = read.get("queues")
+    queues = DEFAULT_QUEUES if tree is None else _parse_queues(tree, read.at("queues"))
+    pools_doc = Reader(read.get("pools", {}), read.at("pools"), "the list of pools")
+    pools = tuple(
+        (check_name(name, pools_doc.at(name[:40])), _parse_pool(pools_doc.get(name, {}), pools_doc.at(name)))
+        for name in sorted(pools_doc.doc)
+    )
+    default = PartitionSettings()
+    settings = PartitionSettings(
+        unit=cast(Unit, read.choice("unit", ("dominant", "slots"), default.unit)),
+        place=read.choice("place", PLACEMENTS, default.place),
+        max_batch=read.count("max_batch", default.max_batch, 1, 1_000_000),
+        batch_window=read.duration("batch_window", default.batch_window),
+        max_placed=read.count("max_placed", default.max_placed, 1),
+        launch_timeout=read.duration("launch_timeout", default.launch_timeout),
+        max_launch_tries=read.count("max_launch_tries", default.max_launch_tries, 1, 1_000),
+        replace_within=read.duration("replace_within", default.replace_within),
+        ready_after=read.duration("ready_after", default.ready_after),
+        heartbeat=read.duration("heartbeat", default.heartbeat),
+        lease=read.duration("lease", default.lease),
+        fence=cast(Fence, read.choice("fence", ("lease", "none"), default.fence)),
+        chain=read.duration("chain", default.chain),
+        starving_after=read.duration("starving_after", default.starving_after),
+        held_nodes_percent=read.count("held_nodes_percent", default.held_nodes_percent, 0, 100),
+        hold_large=read.flag("hold_large", default.hold_large),
+        hold_for=read.duration("hold_for", default.hold_for),
+        backfill=read.flag("backfill", default.backfill),
+        preempt_grace=read.duration("preempt_grace", default.preempt_grace),
+        rebalance_threshold=read.count("rebalance_threshold", default.rebalance_threshold, 0, 100),
+        rebalance_after=read.duration("rebalance_after", default.rebalance_after),
+        promise_for=read.duration("promise_for", default.promise_for),
+        max_orders=read.count("max_orders", default.max_orders, 1, 1_000),
+        pool_pause=read.duration("pool_pause", default.pool_pause),
+        keep_ended=read.duration("keep_ended", default.keep_ended),
+        keep_keys=read.duration("keep_keys", default.keep_keys),
+        requestors=_parse_requestors(read.get("requestors", []), read.at("requestors"), queues),
+    )
+    read.close()
+    return PartitionConfig(settings, queues, pools)
+
+
+# -- queues ------------------------------------------------------------------------------------------------------
+
+
+def _parse_queues(doc: object, field: str) -> tuple[tuple[str, QueueSettings], ...]:
+    top = Reader(doc, field, "the queue tree")
+    for name in top.doc:
+        if name != "root":
+            raise Refused(f"{field}.{name[:40]}", "the tree has one queue at the top, root; write this one below it")
+    if "root" not in top.doc:
+        raise Refused(f"{field}.root", "missing; the queue tree starts with it")
+    queues: dict[str, QueueSettings] = {}
+    _parse_queue("root", top.get("root", {}), f"{field}.root", queues, (id(doc),))
+    _check_guarantees(queues, field)
+    return tuple(queues.items())
+
+
+def _parse_queue(path: str, doc: object, field: str, queues: dict[str, QueueSettings], above: tuple[int, ...]) -> None:
+    # A document built in Python may contain itself; one read from YAML may through an anchor.
+    if id(doc) in above:
+        raise Refused(field, "the queue contains itself; a queue stands in the tree once")
+    if len(above) > MAX_DEPTH or len(path) > MAX_PATH:
+        raise Refused(field[:200], f"the tree is too deep; at most {MAX_DEPTH} levels and {MAX_PATH} characters")
+    read = Reader(doc, field, "a queue")
+    limit = read.get("limit")
+    settings = QueueSettings(
+        share=read.optional_count("share", 0, 10_000),
+        guarantee=_amounts(read.get("guarantee", {}), read.at("guarantee")),
+        limit=None if limit is None else _amounts(limit, read.at("limit")),
+        max_jobs=read.optional_count("max_jobs"),
+        order=cast(Order, read.choice("order", ("priority", "fifo", "fair"), "priority")),
+        scale_first=read.flag("scale_first", True),
+        preemptible=read.flag("preemptible", True),
+        submit=_acl(read, "submit"),
+        admin=_acl(read, "admin"),
+        users=_limits(read, "users"),
+        groups=_limits(read, "groups"),
+    )
+    queues[path] = settings
+    for name in sorted(read.doc):
+        if name in QUEUE_KEYS:
+            continue
+        child = read.get(name, {})
+        close = get_close_matches(name[:64], QUEUE_KEYS, n=1, cutoff=0.8)
+        if close or not isinstance(child, Mapping):
+            meant = f"did you mean {close[0]}? " if close else ""
+            raise Refused(
+                read.at(name[:40]),
+                f"a queue has no such setting; {meant}it has {', '.join(QUEUE_KEYS)}, and other queues as mappings",
+            )
+        if not QUEUE_NAME.fullmatch(name):
+            raise Refused(
+                read.at(name[:40]),
+                f"{shown(name)} is not a queue's name; use 1 to 63 letters, digits or _ @ + - and no dots",
+            )
+        _parse_queue(f"{path}.{name}", child, read.at(name), queues, (*above, id(doc)))
+
+
+def _amounts(doc: object, field: str) -> Amounts:
+    return tuple(sorted(parse_limits(doc, field).items()))
+
+
+def _acl(read: Reader, key: str) -> tuple[str, ...]:
+    entries = read.texts(key, most=10_000)
+    for at, entry in enumerate(entries):
+        if entry != "*":
+            check_name(entry.removeprefix("@"), read.at(f"{key}[{at}]"))
+    return entries
+
+
+def _limits(read: Reader, key: str) -> tuple[tuple[str, Limits], ...]:
+    table = Reader(read.get(key, {}), read.at(key), f"the limits of {key}")
+    limits: list[tuple[str, Limits]] = []
+    for name in sorted(table.doc):
+        if name != "*":
+            check_name(name, table.at(name[:40]))
+        entry = Reader(table.get(name, {}), table.at(name), "a limit")
+        limit = entry.get("limit")
+        limits.append(
+            (
+                name,
+                Limits(
+                    None if limit is None else _amounts(limit, entry.at("limit")),
+                    entry.optional_count("max_jobs"),
+                ),
+            )
+        )
+        entry.close()
+    return tuple(limits)
+
+
+def _check_guarantees(queues: dict[str, QueueSettings], field: str) -> None:
+    """What is guaranteed must be possible: below the limits on the way, and within what is above."""
+    promised: dict[str, dict[str, int]] = {path: {} for path in queues}
+    for path, settings in queues.items():
+        for name, amount in settings.guarantee:
+            above = path
+            while above:
+                limit = dict(queues[above].limit or ()).get(name)
+                if limit is not None and limit < amount:
+                    of = "" if above == path else f" of queue {above}"
+                    raise Refused(
+                        f"{field}.{path}.guarantee",
+                        f"limit {name} {format_quantity(name, limit)}{of} is below the guarantee "
+                        f"{format_quantity(name, amount)}; raise the limit or lower the guarantee",
+                    )
+                above = above.rpartition(".")[0]
+            parent = path.rpartition(".")[0]
+            if parent:
+                promised[parent][name] = promised[parent].get(name, 0) + amount
+    for path, settings in queues.items():
+        bounds = {**dict(settings.limit or ()), **dict(settings.guarantee)}
+        for name, amount in sorted(promised[path].items()):
+            if name in bounds and amount > bounds[name]:
+                word = "guarantee" if name in dict(settings.guarantee) else "limit"
+                raise Refused(
+                    f"{field}.{path}.{word}",
+                    f"the queues below are guaranteed {name} {format_quantity(name, amount)} together, more than "
+                    f"{format_quantity(name, bounds[name])}; raise it or lower theirs",
+                )
+
+
+# -- requestors and pools ----------------------------------------------------------------------------------------
+
+
+def _parse_requestors(doc: object, field: str, queues: tuple[tuple[str, QueueSettings], ...]) -> tuple[Requestor, ...]:
+    if not isinstance(doc, list | tuple):
+        raise Refused(field, f"{shown(doc)} is not a list; write [{{match: pattern, queue: path}}]")
+    paths = [path for path, _ in queues]
+    requestors: list[Requestor] = []
+    for at, entry in enumerate(doc):
+        read = Reader(entry, f"{field}[{at}]", "a requestor pattern")
+        match = read.text("match", most=500)
+        try:
+            re.compile(match)
+        except (re.error, RecursionError, OverflowError) as problem:
+            raise Refused(read.at("match"), f"{shown(match)} is not a regular expression: {problem}") from None
+        queue = read.text("queue", most=MAX_PATH)
+        if queue not in paths:
+            raise Refused(read.at("queue"), f"there is no queue {shown(queue)}; the leaves are {leaves_text(paths)}")
+        if any(path.startswith(f"{queue}.") for path in paths):
+            raise Refused(
+                read.at("queue"),
+                f"{queue} has queues below it and takes no jobs; name one of {leaves_text(paths)}",
+            )
+        read.close()
+        requestors.append(Requestor(match, queue))
+    return tuple(requestors)
+
+
+def leaves_text(paths: list[str]) -> str:
+    """The leaves of a tree, for a message: the first few by name."""
+    parents = {path.rpartition(".")[0] for path in paths}
+    leaves = sorted(path for path in paths if path not in parents)
+    return ", ".join(leaves[:8]) + (f" and {len(leaves) - 8} more" if len(leaves) > 8 else "")
+
+
+def _parse_pool(doc: object, field: str) -> PoolSettings:
+    read = Reader(doc, field, "a pool")
+    default = PoolSettings()
+    node = parse_capacity(read.get("node", {}), read.at("node"))
+    if not node:
+        raise Refused(read.at("node"), "missing or empty; say what each node has, such as {cpu: 8, memory: 32Gi}")
+    least = read.count("min", default.min)
+    most = read.optional_count("max")
+    if most is not None and most < least:
+        raise Refused(read.at("max"), f"{most} is below min {least}; raise max or lower min")
+    pool = PoolSettings(
+        node=tuple(sorted(node.items())),
+        labels=read.pairs("labels"),
+        taints=tuple(sorted(set(read.texts("taints", most=100)))),
+        min=least,
+        max=most,
+        min_idle=read.count("min_idle", default.min_idle),
+        max_idle=read.count("max_idle", default.max_idle),
+        idle_for=read.duration("idle_for", default.idle_for),
+        cost=read.count("cost", default.cost),
+        provider=_provider(read.get("provider"), read.at("provider")),
+    )
+    read.close()
+    return pool
+
+
+def _provider(doc: object, field: str) -> str:
+    if doc is None:
+        return ""
+    if not isinstance(doc, Mapping):
+        raise Refused(field, f"{shown(doc)} is not a mapping; write for example {{command: [./mycloud]}}")
+    try:
+        return check_text(msgspec.json.encode(doc, order="deterministic").decode(), field)
+    except (TypeError, msgspec.MsgspecError, RecursionError) as problem:
+        raise Refused(field, f"it cannot be written as JSON ({problem}); use texts, numbers and lists") from None

@@ -1,0 +1,106 @@
+"""Documents of jobs and nodes, as people write them in YAML, JSON or Python, turned into specifications."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+from fairlead.core.changes import NodeSpec
+from fairlead.core.errors import Refused
+from fairlead.core.model import Gang, JobSpec, OnLoss, Scaling, StageSpec
+from fairlead.core.reader import Reader, check_label, check_name, check_text, shown
+from fairlead.core.resources import parse_capacity, parse_request
+from fairlead.core.shape import Selectors
+
+MAX_STAGES = 1_000
+MAX_TASKS = 10_000_000
+MAX_PRIORITY = 1_000_000
+
+
+def parse_job(doc: object, field: str = "") -> JobSpec:
+    """A job: who and where, and its stages. The queue may be empty: it is then chosen by the requestor patterns."""
+    read = Reader(doc, field, "a job")
+    stages = read.get("stages", [])
+    if not isinstance(stages, list | tuple) or not stages:
+        raise Refused(read.at("stages"), "a job needs at least one stage; write a list of stages")
+    if len(stages) > MAX_STAGES:
+        raise Refused(read.at("stages"), f"{len(stages)} stages are too many; at most {MAX_STAGES} are allowed")
+    specs = tuple(parse_stage(stage, read.at(f"stages[{at}]")) for at, stage in enumerate(stages))
+    named: dict[str, int] = {}
+    for at, spec in enumerate(specs):
+        if spec.name in named:
+            raise Refused(
+                read.at(f"stages[{at}].name"),
+                f'"{spec.name}" is also the name of stage {named[spec.name]}; give each stage its own',
+            )
+        named[spec.name] = at
+    job = JobSpec(
+        name=read.name("name", "job"),
+        user=read.name("user", "anonymous"),
+        queue=read.text("queue", "", most=1_000),
+        stages=specs,
+        groups=read.names("groups", most=1_000),
+        priority=read.count("priority", 0, -MAX_PRIORITY, MAX_PRIORITY),
+        labels=read.pairs("labels"),
+        after=read.names("after", most=1_000),
+        gang=cast(Gang, read.choice("gang", ("stage", "job"), "stage")),
+        preemptible=read.flag("preemptible", True),
+    )
+    read.close()
+    return job
+
+
+def parse_stage(doc: object, field: str) -> StageSpec:
+    read = Reader(doc, field, "a stage")
+    count = read.count("count", 1, 1, MAX_TASKS)
+    least = read.optional_count("min", 1, MAX_TASKS)
+    if least is not None and least > count:
+        raise Refused(read.at("min"), f"{least} is more than the count {count}; write at most {count}")
+    stage = StageSpec(
+        name=read.name("name", "main"),
+        count=count,
+        min=least or 0,
+        resources=tuple(sorted(parse_request(read.get("resources", {}), read.at("resources")).items())),
+        selectors=parse_selectors(read.get("selectors", {}), read.at("selectors")),
+        tolerations=tuple(sorted(set(read.texts("tolerations", most=100)))),
+        pool=read.name("pool") if read.get("pool") is not None else "",
+        command=read.texts("command"),
+        environment=read.pairs("environment", names=False),
+        estimate=read.optional_duration("estimate"),
+        time_limit=read.optional_duration("time_limit"),
+        tries=read.count("tries", 1, 1, 1_000),
+        on_loss=cast(OnLoss, read.choice("on_loss", ("replace", "restart", "fail"), "replace")),
+        scaling=cast(Scaling, read.choice("scaling", ("strict", "partial"), "strict")),
+    )
+    if stage.time_limit == 0:
+        raise Refused(read.at("time_limit"), "0 would end every task at once; leave it out for no limit")
+    read.close()
+    return stage
+
+
+def parse_selectors(doc: object, field: str) -> Selectors:
+    """Label → a value, a list of values of which one will do, or `*` for any."""
+    if not isinstance(doc, Mapping):
+        raise Refused(field, f"{shown(doc)} is not a mapping; write label: value")
+    selectors: list[tuple[str, tuple[str, ...]]] = []
+    for label, wanted in doc.items():
+        at = f"{field}.{str(label)[:40]}"
+        values = wanted if isinstance(wanted, list | tuple) else [wanted]
+        if not values:
+            raise Refused(at, "an empty list matches no node; name at least one value, or * for any")
+        selectors.append((check_label(label, at), tuple(sorted({check_text(value, at, most=256) for value in values}))))
+    return tuple(sorted(selectors))
+
+
+def parse_node(doc: object, field: str = "") -> tuple[str, NodeSpec]:
+    """A node: its name, what it has, and its labels, taints and pool. Resources stand under `resources`."""
+    read = Reader(doc, field, "a node")
+    name = read.name("name")
+    spec = NodeSpec(
+        capacity=tuple(sorted(parse_capacity(read.get("resources", {}), read.at("resources")).items())),
+        labels=read.pairs("labels"),
+        taints=tuple(sorted(set(read.texts("taints", most=100)))),
+        pool=check_name(read.get("pool"), read.at("pool")) if read.get("pool") is not None else "",
+    )
+    read.close()
+    return name, spec

@@ -1,0 +1,291 @@
+"""The state as canonical bytes, and back: equal states give equal bytes, and nothing derived is written.
+
+The same bytes are the snapshot of the journal and the yardstick of the tests. Records are arrays: a new field goes
+to the end, with a default, or FORMAT rises.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify
+
+import msgspec
+
+from fairlead.core.changes import NodeAdded, spec_of
+from fairlead.core.model import (
+    Account,
+    Allocation,
+    AllocationState,
+    History,
+    Job,
+    JobSpec,
+    JobState,
+    KeptKey,
+    Manager,
+    Pool,
+    PoolSettings,
+    Queue,
+    QueueSettings,
+    QueueState,
+    Reservation,
+    Stage,
+    StageSpec,
+    StopCause,
+)
+from fairlead.core.ranges import Ranges
+from fairlead.core.settings import PartitionSettings
+from fairlead.core.state import Counters, Partition
+
+FORMAT = 1
+
+
+class _Reservation(msgspec.Struct, frozen=True, array_like=True):
+    kind: int
+    asked: int
+    waiting_since: int
+    seq: int
+    round: int
+    front: int
+
+
+class _Stage(msgspec.Struct, frozen=True, array_like=True):
+    count: int
+    pending: tuple[tuple[int, ...], ...]
+    reservations: tuple[_Reservation, ...]
+    ended: tuple[tuple[str, tuple[int, ...]], ...]
+    history: tuple[tuple[int, History], ...]
+    started: bool
+    top: int
+    floor: int
+    spec: StageSpec | None = None
+    """Only of a stage that came after the job was submitted."""
+
+
+class _Job(msgspec.Struct, frozen=True, array_like=True):
+    id: str
+    number: int
+    spec: JobSpec
+    submitted: int
+    state: JobState
+    priority: int
+    ended_at: int | None
+    reason: str
+    stages: tuple[_Stage, ...]
+
+
+class _Allocation(msgspec.Struct, frozen=True, array_like=True):
+    id: int
+    job: str
+    stage: int
+    node: int
+    indices: tuple[int, ...]
+    attempt: int
+    devices: tuple[int, ...]
+    state: AllocationState
+    since: int
+    started: int | None
+    cause: StopCause
+
+
+class _Queue(msgspec.Struct, frozen=True, array_like=True):
+    path: str
+    settings: QueueSettings
+    state: QueueState
+
+
+class _Manager(msgspec.Struct, frozen=True, array_like=True):
+    name: str
+    registered: int
+
+
+class _Head(msgspec.Struct, frozen=True, array_like=True):
+    format: int
+
+
+class _Document(msgspec.Struct, frozen=True, array_like=True):
+    format: int
+    name: str
+    now: int
+    config_version: int
+    removed: bool
+    settings: PartitionSettings
+    counters: Counters
+    queues: tuple[_Queue, ...]
+    pools: tuple[tuple[str, PoolSettings], ...]
+    nodes: tuple[NodeAdded, ...]
+    jobs: tuple[_Job, ...]
+    allocations: tuple[_Allocation, ...]
+    managers: tuple[_Manager, ...]
+    keys: tuple[tuple[str, str, KeptKey], ...]
+
+
+class NotADump(Exception):
+    """Bytes that are no dump of a version this program reads."""
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(_Document)
+_head_decoder = msgspec.msgpack.Decoder(_Head)
+
+
+def dump(p: Partition) -> bytes:
+    return _encoder.encode(
+        _Document(
+            FORMAT,
+            p.name,
+            p.now,
+            p.config_version,
+            p.removed,
+            p.settings,
+            p.counters,
+            tuple(_Queue(path, p.queues[path].settings, p.queues[path].state) for path in sorted(p.queues)),
+            tuple((name, p.pools[name].settings) for name in sorted(p.pools)),
+            tuple(_dump_node(p, join) for join in sorted(p.nodes.rows)),
+            tuple(_dump_job(job) for job in sorted(p.jobs.values(), key=lambda job: job.number)),
+            tuple(_dump_allocation(p.allocations[number]) for number in sorted(p.allocations)),
+            tuple(_Manager(name, p.managers[name].registered) for name in sorted(p.managers)),
+            tuple((user, key, p.keys[user, key]) for user, key in sorted(p.keys)),
+        )
+    )
+
+
+def load(data: bytes) -> Partition:
+    """The state that was dumped, with everything derived worked out anew."""
+    try:
+        version = _head_decoder.decode(data).format
+        if version != FORMAT:
+            raise NotADump(f"format {version} is not {FORMAT}; use the program that wrote it")
+        return _load(_decoder.decode(data))
+    except msgspec.MsgspecError as problem:
+        raise NotADump(f"not a dump: {problem}") from None
+
+
+def _dump_node(p: Partition, join: int) -> NodeAdded:
+    row = p.nodes.rows[join]
+    return NodeAdded(join, p.nodes.name[row], spec_of(p, join), p.nodes.manager[row], p.nodes.state[row])
+
+
+def _dump_job(job: Job) -> _Job:
+    return _Job(
+        job.id,
+        job.number,
+        job.spec,
+        job.submitted,
+        job.state,
+        job.priority,
+        job.ended_at,
+        job.reason,
+        tuple(_dump_stage(stage, stage.position >= len(job.spec.stages)) for stage in job.stages),
+    )
+
+
+def _dump_stage(stage: Stage, added: bool) -> _Stage:
+    return _Stage(
+        stage.count,
+        tuple(() if ranges is None else ranges.flat() for ranges in stage.pending),
+        tuple(
+            _Reservation(each.kind, each.asked, each.waiting_since, each.seq, each.round, each.front)
+            for each in stage.reservations
+            if each is not None
+        ),
+        tuple((name, stage.ended[name].flat()) for name in sorted(stage.ended)) if stage.ended else (),
+        tuple(sorted(stage.history.items())) if stage.history else (),
+        stage.started,
+        stage.top,
+        stage.floor,
+        stage.spec if added else None,
+    )
+
+
+def _dump_allocation(each: Allocation) -> _Allocation:
+    return _Allocation(
+        each.id,
+        each.stage.job.id,
+        each.stage.position,
+        each.node,
+        each.indices,
+        each.attempt,
+        each.devices,
+        each.state,
+        each.since,
+        each.started,
+        each.cause,
+    )
+
+
+def _load(document: _Document) -> Partition:
+    p = Partition(document.name)
+    p.now = document.now
+    p.config_version = document.config_version
+    p.removed = document.removed
+    p.settings = document.settings
+    for queue in document.queues:
+        p.add_queue(queue.path, queue.settings)
+        p.move_queue(queue.path, queue.state)
+    p.pools = {name: Pool(name, settings) for name, settings in document.pools}
+    for node in document.nodes:
+        node.apply(p)
+    for job in document.jobs:
+        _load_job(p, job)
+    for each in document.allocations:
+        stage = p.jobs[each.job].stages[each.stage]
+        p.book(
+            Allocation(
+                each.id,
+                stage,
+                each.node,
+                each.indices,
+                each.attempt,
+                each.devices,
+                each.state,
+                each.since,
+                each.started,
+                each.cause,
+            )
+        )
+    for manager in document.managers:
+        p.managers[manager.name] = Manager(manager.name, manager.registered)
+    for user, key, entry in document.keys:
+        p.keep_key(user, key, entry)
+    heapify(p.forgetting)
+    p.counters = document.counters
+    return p
+
+
+def _load_job(p: Partition, each: _Job) -> None:
+    spec = each.spec
+    # The queue of a job that has ended may be gone; it then hangs on a queue of its own that nobody else sees.
+    queue = p.queues.get(spec.queue)
+    if queue is None:
+        queue = Queue(spec.queue, spec.queue.rpartition(".")[2], None, QueueSettings(), Account(spec.queue))
+    job = Job(each.id, each.number, spec, each.submitted, queue, p.accounts_for(queue, spec.user, spec.groups))
+    job.state, job.priority, job.ended_at, job.reason = each.state, each.priority, each.ended_at, each.reason
+    job.stages = tuple(_load_stage(p, job, position, stage) for position, stage in enumerate(each.stages))
+    p.jobs[job.id] = job
+    for stage, document in zip(job.stages, each.stages, strict=True):
+        for one in document.reservations:
+            p.add_reservation(Reservation(stage, one.kind, one.asked, one.waiting_since, one.seq, one.round, one.front))
+    if job.ended_at is None:
+        for name in spec.after:
+            p.followers.setdefault(name, []).append(job.id)
+        queue.jobs[job.id] = job
+    else:
+        p.forgetting.append((job.ended_at, job.number, job.id))
+
+
+def _load_stage(p: Partition, job: Job, position: int, each: _Stage) -> Stage:
+    spec = each.spec or job.spec.stages[position]
+    return Stage(
+        job,
+        position,
+        spec,
+        p.take_shape(spec.shape_key()),
+        each.count,
+        [Ranges(flat) if flat else None for flat in each.pending],
+        [None, None, None],
+        None,
+        {name: Ranges(flat) for name, flat in each.ended} or None,
+        dict(each.history) or None,
+        each.started,
+        each.top,
+        each.floor,
+    )

@@ -1,0 +1,187 @@
+"""What the core asks of the world, after the commit. Effects are never journaled: at any time they can be derived
+from what is assigned (launch) and what is stopping (stop), so that a restart loses none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from fairlead.core.changes import Change, Ended, NodeAdded, NodeMoved, NodeRemoved, Placed, Stopped
+from fairlead.core.model import Allocation
+from fairlead.core.state import Partition
+
+
+class Launch(msgspec.Struct, frozen=True, tag="launch"):
+    """Start these tasks. The devices are those of the first task, then of the second, and so on."""
+
+    job: str
+    stage: str
+    indices: tuple[int, ...]
+    attempt: int
+    devices: tuple[int, ...]
+    command: tuple[str, ...]
+    environment: tuple[tuple[str, str], ...]
+    time_limit: int | None
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """Stop these tasks and confirm."""
+
+    job: str
+    stage: str
+    indices: tuple[int, ...]
+    attempt: int
+    cause: str
+
+
+class ForNode(msgspec.Struct, frozen=True, tag="for node"):
+    """One message a node a cycle."""
+
+    node: str
+    launches: tuple[Launch, ...] = ()
+    stops: tuple[Stop, ...] = ()
+
+
+class Event(msgspec.Struct, frozen=True):
+    """News for a resource manager: `what` is allocated, release (please stop), released, node, accepted or rejected.
+
+    The last two answer an item of an update, of the sort that `item` names.
+    """
+
+    what: str
+    job: str = ""
+    ask: str = ""
+    indices: tuple[int, ...] = ()
+    attempt: int = 0
+    node: str = ""
+    devices: tuple[int, ...] = ()
+    reason: str = ""
+    item: str = ""
+
+
+class ForManager(msgspec.Struct, frozen=True, tag="for manager"):
+    manager: str
+    events: tuple[Event, ...]
+
+
+Effect = ForNode | ForManager
+
+Done = Iterable[tuple[Change, Any]]
+"""Changes with what their `apply` returned."""
+
+
+def effects_of(p: Partition, done: Done) -> list[Effect]:
+    """What follows from a cycle's changes: a message a node and a message a manager."""
+    fresh: set[int] = set()
+    events: dict[str, list[Event]] = {}
+    for change, kept in done:
+        if isinstance(change, Placed):
+            fresh.update(range(change.first, change.first + len(change.parts)))
+        elif isinstance(change, Stopped):
+            fresh.add(change.into or change.allocation)
+        for manager, event in _events(p, change, kept):
+            events.setdefault(manager, []).append(event)
+    effects: list[Effect] = list(_for_nodes(p, (p.allocations[n] for n in sorted(fresh) if n in p.allocations)))
+    effects += [ForManager(manager, tuple(events[manager])) for manager in sorted(events)]
+    return effects
+
+
+def standing_effects(p: Partition, node: int | None = None) -> list[ForNode]:
+    """All that agents (or one node's) should be doing about launches and stops, from the state alone."""
+    if node is None:
+        return _for_nodes(p, (p.allocations[n] for n in sorted(p.allocations)))
+    known = p.nodes.allocations[p.nodes.rows[node]]
+    return _for_nodes(p, (known[n] for n in sorted(known)))
+
+
+def _for_nodes(p: Partition, allocations: Iterable[Allocation]) -> list[ForNode]:
+    launches: dict[int, list[Launch]] = {}
+    stops: dict[int, list[Stop]] = {}
+    for allocation in allocations:
+        if allocation.stage.job.spec.manager:
+            continue
+        if allocation.state == "assigned":
+            launches.setdefault(allocation.node, []).append(_launch(allocation))
+        elif allocation.state == "stopping":
+            stops.setdefault(allocation.node, []).append(_stop(allocation))
+    return [
+        ForNode(p.nodes.name[p.nodes.rows[join]], tuple(launches.get(join, ())), tuple(stops.get(join, ())))
+        for join in sorted(launches.keys() | stops.keys())
+    ]
+
+
+def _launch(allocation: Allocation) -> Launch:
+    stage = allocation.stage
+    spec = stage.spec
+    return Launch(
+        stage.job.id,
+        spec.name,
+        allocation.indices,
+        allocation.attempt,
+        allocation.devices,
+        spec.command,
+        spec.environment,
+        spec.time_limit,
+    )
+
+
+def _stop(allocation: Allocation) -> Stop:
+    stage = allocation.stage
+    return Stop(stage.job.id, stage.spec.name, allocation.indices, allocation.attempt, allocation.cause)
+
+
+def _events(p: Partition, change: Change, kept: Any) -> Iterator[tuple[str, Event]]:
+    """What a resource manager hears of one change."""
+    if isinstance(change, Placed):
+        job = p.jobs.get(change.job)
+        if job is not None and job.spec.manager:
+            ask = job.stages[change.stage].spec.name
+            for part in change.parts:
+                yield (
+                    job.spec.manager,
+                    Event(
+                        "allocated",
+                        job.id,
+                        ask,
+                        part.indices,
+                        change.attempt,
+                        _node_name(p, part.node),
+                        part.devices,
+                    ),
+                )
+    elif isinstance(change, Stopped | Ended):
+        allocation: Allocation = kept[0]
+        job = allocation.stage.job
+        if job.spec.manager:
+            what, reason = ("release", change.cause) if isinstance(change, Stopped) else ("released", change.reason)
+            yield (
+                job.spec.manager,
+                Event(
+                    what,
+                    job.id,
+                    allocation.stage.spec.name,
+                    change.indices,
+                    allocation.attempt,
+                    _node_name(p, allocation.node),
+                    reason=reason,
+                ),
+            )
+    elif isinstance(change, NodeAdded):
+        if change.manager:
+            yield change.manager, Event("node", node=change.name, reason=change.state)
+    elif isinstance(change, NodeMoved):
+        row = p.nodes.rows.get(change.join)
+        if row is not None and p.nodes.manager[row]:
+            yield p.nodes.manager[row], Event("node", node=p.nodes.name[row], reason=change.state)
+    elif isinstance(change, NodeRemoved):
+        before: NodeAdded = kept
+        if before.manager:
+            yield before.manager, Event("node", node=before.name, reason="removed")
+
+
+def _node_name(p: Partition, join: int) -> str:
+    row = p.nodes.rows.get(join)
+    return "" if row is None else p.nodes.name[row]

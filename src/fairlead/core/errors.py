@@ -1,0 +1,15 @@
+"""The error that tells someone their input cannot be taken."""
+
+
+class Refused(Exception):
+    """Input that cannot be accepted: which field, what is wrong with it, and what to do."""
+
+    def __init__(self, field: str, problem: str, code: str = "invalid") -> None:
+        # All three go to Exception so that a copied or pickled refusal keeps them.
+        super().__init__(field, problem, code)
+        self.field = field
+        self.problem = problem
+        self.code = code
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.problem}"

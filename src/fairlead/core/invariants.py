@@ -1,0 +1,277 @@
+"""What must always hold, in two strengths: what a cycle touched (every cycle) and everything (tests, simulator).
+
+The checks add up from the allocations and never trust the sums they check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fairlead.core.lifecycle import JOB, NODE, QUEUE
+from fairlead.core.model import Account, Allocation, Job, Stage
+from fairlead.core.ranges import Ranges, count, indices
+from fairlead.core.resources import GPU, Vector, add
+from fairlead.core.shape import WHOLE_DEVICE
+from fairlead.core.state import Partition
+
+
+class Broken(AssertionError):
+    """The state contradicts itself: a fault of ours, never of the input."""
+
+
+def check_touched(p: Partition) -> None:
+    """What the open plan reached: its nodes and jobs, and the accounts of those jobs against their queues."""
+    for join in sorted(p.touched.nodes):
+        if join in p.nodes:
+            _check_node(p, join)
+    for job_id in sorted(p.touched.jobs):
+        if job_id in p.jobs:
+            _check_job(p, p.jobs[job_id])
+
+
+def check_all(p: Partition) -> None:
+    """Everything, from the allocations up."""
+    for join in p.nodes.rows:
+        _check_node(p, join)
+    _check_table(p)
+    for job in p.jobs.values():
+        _check_job(p, job)
+    _check_allocations(p)
+    _check_accounts(p)
+    _check_queues(p)
+    _check_lanes(p)
+    _check_remembered(p)
+
+
+def _need(holds: bool, what: str) -> None:
+    if not holds:
+        raise Broken(what)
+
+
+# -- nodes -------------------------------------------------------------------------------------------------------
+
+
+def _check_node(p: Partition, join: int) -> None:
+    nodes = p.nodes
+    row = nodes.rows[join]
+    name = nodes.name[row]
+    used: Vector = {}
+    devices: dict[int, int] = {}
+    for allocation in nodes.allocations[row].values():
+        shape = allocation.stage.shape
+        tasks = count(allocation.indices)
+        _need(
+            allocation.node == join,
+            f"allocation {allocation.id} is listed on node {name} but lives elsewhere",
+        )
+        add(used, shape.resources, tasks)
+        _need(
+            len(allocation.devices) == tasks * shape.devices,
+            f"allocation {allocation.id} has {len(allocation.devices)} devices for {tasks} tasks",
+        )
+        for device in allocation.devices:
+            devices[device] = devices.get(device, 0) + shape.device_milli
+    _need(used == nodes.used_by(row), f"node {name}: used {nodes.used_by(row)}, its allocations use {used}")
+    booked = {device: milli for device, milli in enumerate(nodes.devices[row]) if milli}
+    _need(devices == booked, f"node {name}: devices used {booked}, its allocations use {devices}")
+    _need(nodes.state[row] in NODE.states, f"node {name} is {nodes.state[row]}")
+    # used + free = capacity + over, and nothing of it negative.
+    free, over = nodes.free(row), nodes.over(row)
+    for resource in nodes.capacity:
+        have, taken = nodes.capacity[resource][row], nodes.used[resource][row]
+        _need(have >= 0 and taken >= 0, f"node {name}: negative {resource}")
+        _need(
+            taken + free.get(resource, 0) == have + over.get(resource, 0),
+            f"node {name}: {resource} does not add up",
+        )
+    _need(
+        sum(nodes.devices[row]) == nodes.used.get(GPU, [0] * (row + 1))[row],
+        f"node {name}: its devices and its gpu disagree",
+    )
+    if nodes.placeable(row):
+        _need(
+            all(milli <= WHOLE_DEVICE for milli in nodes.devices[row]) and not over,
+            f"node {name} takes work though it is over",
+        )
+
+
+def _check_table(p: Partition) -> None:
+    nodes = p.nodes
+    total: Vector = {}
+    for join, row in nodes.rows.items():
+        _need(nodes.join[row] == join, f"row {row} does not know its node {join}")
+        _need(nodes.joins.get(nodes.name[row]) == join, f"node {nodes.name[row]} is not found by name")
+        _need(join < p.counters.join, f"join number {join} was never given")
+        if nodes.state[row] in ("up", "draining"):
+            add(total, nodes.capacity_of(row))
+    _need(len(nodes.joins) == len(nodes.rows), "names and rows of nodes differ")
+    _need(total == nodes.total, f"the nodes have {total} together, the table says {nodes.total}")
+    for row, join in enumerate(nodes.join):
+        if nodes.rows.get(join) != row:
+            _need(not nodes.allocations[row], f"vacant row {row} has allocations")
+            _need(not any(column[row] for column in nodes.used.values()), f"vacant row {row} is used")
+            _need(not any(column[row] for column in nodes.capacity.values()), f"vacant row {row} has capacity")
+
+
+# -- jobs, tasks, allocations ------------------------------------------------------------------------------------
+
+
+def _check_job(p: Partition, job: Job) -> None:
+    _need(job.state in JOB.states, f"job {job.id} is {job.state}")
+    _need(job.over == JOB.terminal(job.state), f"job {job.id} is {job.state} but ended at {job.ended_at}")
+    live: dict[int, Allocation] = {}
+    for stage in job.stages:
+        _check_stage(p, stage)
+        live.update((each.id, each) for each in (stage.live or {}).values())
+    _need(len(live) == job.allocations, f"job {job.id} counts {job.allocations} allocations, has {len(live)}")
+    if not job.over:
+        _need(
+            (job.state == "running") == bool(live) or not any(stage.waiting() for stage in job.stages),
+            f"job {job.id} is {job.state} with {len(live)} allocations",
+        )
+    listed = job.queue.jobs.get(job.id) is job
+    _need(listed == (not job.over or job.allocations > 0), f"job {job.id} is listed wrongly with its queue")
+
+
+def _check_stage(p: Partition, stage: Stage) -> None:
+    name = f"job {stage.job.id} stage {stage.name}"
+    seen = Ranges()
+    kinds: list[Ranges] = [ranges for ranges in stage.pending if ranges is not None]
+    kinds += list((stage.ended or {}).values())
+    try:
+        for ranges in kinds:
+            _need(bool(ranges), f"{name} keeps an empty range")
+            seen.add(ranges.flat())
+        for index in sorted(stage.live or ()):
+            if index < stage.count:
+                seen.add((index, index + 1))
+    except ValueError as problem:
+        raise Broken(f"{name}: a task is in two places ({problem})") from None
+    known = seen.flat()
+    if not stage.job.spec.manager:
+        _need(known == ((0, stage.count) if stage.count else ()), f"{name}: tasks {seen!r} of {stage.count}")
+    _need(not known or known[-1] <= stage.count, f"{name}: tasks beyond its count {stage.count}")
+    for index, allocation in (stage.live or {}).items():
+        _need(index in set(indices(allocation.indices)), f"{name}[{index}] is not in its allocation")
+        _need(allocation.attempt <= stage.top, f"{name}[{index}] has an attempt above the highest")
+        _need(allocation.attempt > stage.past(index).attempt, f"{name}[{index}] reuses an attempt")
+    for kind, reservation in enumerate(stage.reservations):
+        if reservation is not None:
+            _need(stage.pending[kind] is not None, f"{name}: a reservation outlives its tasks")
+            _need(reservation.stage is stage and reservation.kind == kind, f"{name}: a reservation is misplaced")
+        elif stage.pending[kind] is not None:
+            _need(bool(p.unmet(stage.job)), f"{name}: tasks wait that nobody asks for")
+    if stage.job.over:
+        _need(not stage.waiting(), f"{name}: its job has ended and tasks still wait")
+
+
+def _check_allocations(p: Partition) -> None:
+    found: dict[int, Allocation] = {}
+    for job in p.jobs.values():
+        for stage in job.stages:
+            for index, allocation in (stage.live or {}).items():
+                found[allocation.id] = allocation
+                _need(allocation.stage is stage, f"allocation {allocation.id} belongs to another stage")
+                _need(p.allocations.get(allocation.id) is allocation, f"{stage.name}[{index}] is not booked")
+    _need(found.keys() == p.allocations.keys(), "allocations without a job")
+    for number, allocation in p.allocations.items():
+        _need(number == allocation.id < p.counters.allocation, f"allocation {number} was never numbered")
+        row = p.nodes.rows.get(allocation.node)
+        _need(row is not None, f"allocation {number} is on a node that is gone")
+        if row is not None:
+            _need(p.nodes.allocations[row].get(number) is allocation, f"allocation {number} is not on its node")
+            _need(
+                p.nodes.manager[row] == allocation.stage.job.spec.manager,
+                f"allocation {number} is on another manager's node",
+            )
+
+
+# -- queues and accounts -----------------------------------------------------------------------------------------
+
+
+def _check_accounts(p: Partition) -> None:
+    used: dict[int, Vector] = {}
+    running: dict[int, int] = {}
+    for job in p.jobs.values():
+        if not job.over or job.allocations:
+            expected = p.accounts_for(job.queue, job.spec.user, job.spec.groups)
+            _need(
+                [id(each) for each in job.accounts] == [id(each) for each in expected],
+                f"job {job.id} is booked on the wrong accounts",
+            )
+        for account in job.accounts:
+            if job.allocations:
+                running[id(account)] = running.get(id(account), 0) + 1
+    for allocation in p.allocations.values():
+        for account in allocation.stage.job.accounts:
+            add(used.setdefault(id(account), {}), allocation.stage.shape.resources, count(allocation.indices))
+    for account in _accounts(p):
+        expected_use = used.get(id(account), {})
+        _need(account.used == expected_use, f"{account.name}: used {account.used}, should be {expected_use}")
+        _need(account.running == running.get(id(account), 0), f"{account.name}: running jobs do not add up")
+        _need(all(amount > 0 for amount in account.used.values()), f"{account.name}: use is not positive")
+    for queue in p.queues.values():
+        if queue.children:
+            below: Vector = {}
+            for child in queue.children.values():
+                add(below, child.account.used)
+            _need(below == queue.account.used, f"queue {queue.path}: its children use {below}")
+
+
+def _accounts(p: Partition) -> Iterable[Account]:
+    for queue in p.queues.values():
+        yield queue.account
+        yield from queue.users.values()
+        yield from queue.groups.values()
+
+
+def _check_queues(p: Partition) -> None:
+    for path, queue in p.queues.items():
+        _need(queue.path == path and queue.state in QUEUE.states, f"queue {path} is {queue.state}")
+        _need(not (queue.jobs and queue.children), f"queue {path} has jobs and queues below it")
+        parent = queue.parent
+        _need(
+            (parent is None) == (path == "root") and (parent is None or parent.children.get(queue.name) is queue),
+            f"queue {path} hangs nowhere",
+        )
+        _need((queue.state == "draining") == (path in p.draining), f"queue {path} drains unnoticed")
+        for job in queue.jobs.values():
+            _need(p.jobs.get(job.id) is job and job.queue is queue, f"queue {path} lists job {job.id} wrongly")
+
+
+def _check_lanes(p: Partition) -> None:
+    sizes: dict[tuple[str, object], int] = {}
+    for job in p.jobs.values():
+        for stage in job.stages:
+            _need(p.shapes.get(stage.shape.key) is stage.shape, f"the shape of {job.id} is not interned")
+            for reservation in stage.reservations:
+                if reservation is not None:
+                    key = (job.queue.path, stage.shape.key)
+                    sizes[key] = sizes.get(key, 0) + 1
+                    _need(
+                        reservation.seq < p.counters.reservation,
+                        f"a reservation of {job.id} was never numbered",
+                    )
+    lanes = {key: lane.size for key, lane in p.lanes.items()}
+    _need(sizes == lanes, f"lanes hold {lanes}, the stages ask for {sizes}")
+    for lane in p.lanes.values():
+        _need(len(list(lane)) == lane.size, f"the lane of {lane.queue.path} lost a reservation")
+        _need(lane.head() is next(iter(lane), None), f"the lane of {lane.queue.path} has a wrong head")
+    uses: dict[int, int] = {}
+    for job in p.jobs.values():
+        for stage in job.stages:
+            uses[id(stage.shape)] = uses.get(id(stage.shape), 0) + 1
+    for shape in p.shapes.values():
+        _need(shape.stages == uses.get(id(shape), 0) > 0, f"shape {shape.text} outlives its stages")
+
+
+def _check_remembered(p: Partition) -> None:
+    for (user, key), entry in p.keys.items():
+        if entry.job:
+            _need(p.key_of.get(entry.job) == (user, key), f"key {key} lost its job")
+            _need(entry.job in p.jobs, f"key {key} outlives its job {entry.job}")
+    waiting = {(before, job.id) for job in p.jobs.values() if not job.over for before in job.spec.after}
+    known = {(before, each) for before, followers in p.followers.items() for each in followers}
+    _need(waiting == known, f"jobs after others: {waiting}, listed: {known}")
+    ended = {job.id for job in p.jobs.values() if job.over}
+    _need(ended <= {job_id for _, _, job_id in p.forgetting}, "an ended job would never be forgotten")

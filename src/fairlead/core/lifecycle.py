@@ -1,0 +1,85 @@
+"""Which state may follow which, one table a record. A transition that is not in its table is refused.
+
+Staying in a state is never a transition: asking for it again is a no-op that callers may skip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+class IllegalTransition(Exception):
+    """A change asked for a transition that its table does not have."""
+
+
+class Lifecycle:
+    """The legal transitions of one kind of record."""
+
+    def __init__(self, record: str, table: Mapping[str, tuple[str, ...]]) -> None:
+        self.record = record
+        self.table = table
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        return tuple(self.table)
+
+    def terminal(self, state: str) -> bool:
+        """Whether nothing can follow."""
+        return not self.table[state]
+
+    def allows(self, before: str, after: str) -> bool:
+        return after in self.table[before]
+
+    def check(self, before: str, after: str) -> None:
+        if after not in self.table[before]:
+            raise IllegalTransition(f"a {self.record} cannot go from {before} to {after}")
+
+
+# A running job returns to pending when all its launches were taken back.
+JOB = Lifecycle(
+    "job",
+    {
+        "pending": ("running", "succeeded", "failed", "killed"),
+        "running": ("pending", "succeeded", "failed", "killed"),
+        "succeeded": (),
+        "failed": (),
+        "killed": (),
+    },
+)
+
+# Lost, preempted and failed are where an attempt ends; the task may be asked for again from there.
+# An assigned task may end without having been seen running: its agent was faster than its report.
+TASK = Lifecycle(
+    "task",
+    {
+        "pending": ("assigned", "failed", "killed"),
+        "assigned": ("running", "stopping", "pending", "succeeded", "failed", "lost", "killed"),
+        "running": ("stopping", "succeeded", "failed", "lost", "killed"),
+        "stopping": ("killed", "preempted", "succeeded", "failed", "lost"),
+        "succeeded": (),
+        "failed": ("pending",),
+        "lost": ("pending",),
+        "preempted": ("pending",),
+        "killed": (),
+    },
+)
+
+NODE = Lifecycle(
+    "node",
+    {
+        "up": ("draining", "disabled", "lost"),
+        "draining": ("up", "disabled", "lost"),
+        "disabled": ("up", "draining", "lost"),
+        "lost": ("up", "draining", "disabled"),
+    },
+)
+
+# A stopped queue must be started before it can be removed, a draining one before it can be stopped.
+QUEUE = Lifecycle(
+    "queue",
+    {
+        "active": ("draining", "stopped"),
+        "draining": ("active",),
+        "stopped": ("active",),
+    },
+)

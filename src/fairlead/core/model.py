@@ -1,0 +1,311 @@
+"""The records of a partition, under the words of docs/architecture.md.
+
+Specifications (`JobSpec`, `StageSpec`) are immutable and say what was asked for; the other records are what became
+of it, and only changes may alter them. Collections that most jobs never need start as None: a waiting job must be
+cheap.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from fairlead.core.ranges import Ranges, indices
+from fairlead.core.resources import Vector
+from fairlead.core.shape import Selectors, Shape, ShapeKey
+
+Micros = int
+"""A point in time or a duration, in microseconds."""
+
+JobState = Literal["pending", "running", "succeeded", "failed", "killed"]
+AllocationState = Literal["assigned", "running", "stopping"]
+Outcome = Literal["succeeded", "failed", "lost", "preempted", "killed"]
+"""How an attempt ends."""
+StopCause = Literal["", "kill", "scale", "time limit", "preempt", "gang", "stale"]
+NodeState = Literal["up", "draining", "disabled", "lost"]
+QueueState = Literal["active", "draining", "stopped"]
+OnLoss = Literal["replace", "restart", "fail"]
+Gang = Literal["stage", "job"]
+Scaling = Literal["strict", "partial"]
+Order = Literal["priority", "fifo", "fair"]
+Unit = Literal["dominant", "slots"]
+
+# The kinds of a reservation, in the order in which they are served.
+REPLACE, SCALE, NEW = 0, 1, 2
+KINDS = ("replace", "scale", "new")
+
+Pairs = tuple[tuple[str, str], ...]
+Amounts = tuple[tuple[str, int], ...]
+
+
+class StageSpec(msgspec.Struct, frozen=True, array_like=True):
+    """A group of equal tasks, as submitted. `min` 0 stands for "as many as `count`", also after scaling."""
+
+    name: str
+    count: int
+    min: int = 0
+    resources: Amounts = ()
+    selectors: Selectors = ()
+    tolerations: tuple[str, ...] = ()
+    pool: str = ""
+    command: tuple[str, ...] = ()
+    environment: Pairs = ()
+    estimate: Micros | None = None
+    time_limit: Micros | None = None
+    tries: int = 1
+    on_loss: OnLoss = "replace"
+    scaling: Scaling = "strict"
+
+    def shape_key(self) -> ShapeKey:
+        return ShapeKey(self.resources, self.selectors, self.tolerations, self.pool)
+
+
+class JobSpec(msgspec.Struct, frozen=True, array_like=True):
+    """One submission. `manager` names the resource manager whose job it is; empty for our own agents'."""
+
+    name: str
+    user: str
+    queue: str
+    stages: tuple[StageSpec, ...]
+    groups: tuple[str, ...] = ()
+    priority: int = 0
+    labels: Pairs = ()
+    after: tuple[str, ...] = ()
+    gang: Gang = "stage"
+    preemptible: bool = True
+    manager: str = ""
+
+
+class History(msgspec.Struct, frozen=True, array_like=True):
+    """What happened to a task before: its last attempt, what it used of its budgets, how the last one ended."""
+
+    attempt: int = 0
+    tries_used: int = 0
+    launches_failed: int = 0
+    reason: str = ""
+    exit_code: int | None = None
+
+
+NO_HISTORY = History()
+
+
+class Reservation(msgspec.Struct, eq=False):
+    """An entry of demand: the pending tasks of one kind of a stage, wanted together.
+
+    It is replaced, never altered, when its place changes. `front` is above 0 when somebody brought it to the front.
+    """
+
+    stage: Stage
+    kind: int
+    asked: Micros
+    waiting_since: Micros
+    seq: int
+    round: int = 0
+    front: int = 0
+
+    @property
+    def count(self) -> int:
+        return len(self.stage.wanted(self.kind))
+
+
+class Stage(msgspec.Struct, eq=False):
+    """A stage at work. A task is in exactly one place: `pending` of a kind, `live`, or `ended` in some way."""
+
+    job: Job
+    position: int
+    spec: StageSpec
+    shape: Shape
+    count: int
+    pending: list[Ranges | None]
+    reservations: list[Reservation | None]
+    live: dict[int, Allocation] | None = None
+    ended: dict[str, Ranges] | None = None
+    history: dict[int, History] | None = None
+    started: bool = False
+    top: int = 0
+    """The highest attempt any task of the stage has had."""
+    floor: int = 0
+    """Attempts start above this: the highest of tasks that a scale-down removed, so that none is ever reused."""
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def min(self) -> int:
+        """How many tasks must start together."""
+        return min(self.spec.min or self.count, self.count)
+
+    def wanted(self, kind: int) -> Ranges:
+        return self.pending[kind] or EMPTY
+
+    def waiting(self) -> int:
+        """How many tasks are pending, of any kind."""
+        return sum(len(ranges) for ranges in self.pending if ranges)
+
+    def running(self) -> int:
+        """How many tasks have a live attempt."""
+        return len(self.live) if self.live else 0
+
+    def ended_as(self, outcome: str) -> Ranges:
+        return (self.ended.get(outcome) if self.ended else None) or EMPTY
+
+    def done(self) -> int:
+        """How many tasks have ended for good."""
+        return sum(len(ranges) for ranges in self.ended.values()) if self.ended else 0
+
+    def next_attempt(self, block: tuple[int, ...]) -> int:
+        """The attempt for a block that is assigned now: above every one its tasks have had."""
+        if not self.history:
+            return self.floor + 1
+        return max(self.floor, *(self.past(index).attempt for index in indices(block))) + 1
+
+    def past(self, index: int) -> History:
+        return (self.history.get(index) if self.history else None) or NO_HISTORY
+
+
+EMPTY = Ranges()
+"""Shared stand-in for a collection that a stage never needed; never altered."""
+
+
+class Job(msgspec.Struct, eq=False):
+    """A submission at work. `number` is its place in the order of arrival and is never reused."""
+
+    id: str
+    number: int
+    spec: JobSpec
+    submitted: Micros
+    queue: Queue
+    accounts: tuple[Account, ...]
+    stages: tuple[Stage, ...] = ()
+    state: JobState = "pending"
+    priority: int = 0
+    ended_at: Micros | None = None
+    allocations: int = 0
+    reason: str = ""
+
+    def stage(self, name: str) -> Stage | None:
+        for stage in self.stages:
+            if stage.spec.name == name:
+                return stage
+        return None
+
+    @property
+    def over(self) -> bool:
+        return self.ended_at is not None
+
+
+class Allocation(msgspec.Struct, eq=False):
+    """Tasks of one stage on one node, in one state, under one attempt.
+
+    `devices` lists the devices of the first task, then of the second, and so on.
+    """
+
+    id: int
+    stage: Stage
+    node: int
+    indices: tuple[int, ...]
+    attempt: int
+    devices: tuple[int, ...]
+    state: AllocationState
+    since: Micros
+    started: Micros | None = None
+    cause: StopCause = ""
+
+
+class Account(msgspec.Struct, eq=False):
+    """What is used and what may be used under one name: a queue, or a user or group in a queue."""
+
+    name: str
+    limit: Vector | None = None
+    max_jobs: int | None = None
+    used: Vector = msgspec.field(default_factory=dict)
+    running: int = 0
+    """How many jobs have a live allocation here."""
+
+
+class Limits(msgspec.Struct, frozen=True, array_like=True):
+    """What one user or group may use in a queue and below it."""
+
+    limit: Amounts | None = None
+    max_jobs: int | None = None
+
+
+class QueueSettings(msgspec.Struct, frozen=True, array_like=True):
+    """A queue as configured. An absent resource of `limit` is unlimited, an explicit 0 is nothing."""
+
+    share: int | None = None
+    guarantee: Amounts = ()
+    limit: Amounts | None = None
+    max_jobs: int | None = None
+    order: Order = "priority"
+    scale_first: bool = True
+    preemptible: bool = True
+    submit: tuple[str, ...] = ()
+    admin: tuple[str, ...] = ()
+    users: tuple[tuple[str, Limits], ...] = ()
+    groups: tuple[tuple[str, Limits], ...] = ()
+
+
+class Queue(msgspec.Struct, eq=False):
+    """A node of the tree. Only leaves hold jobs."""
+
+    path: str
+    name: str
+    parent: Queue | None
+    settings: QueueSettings
+    account: Account
+    state: QueueState = "active"
+    children: dict[str, Queue] = msgspec.field(default_factory=dict)
+    jobs: dict[str, Job] = msgspec.field(default_factory=dict)
+    """The jobs of a leaf that want something, or still use something."""
+    users: dict[str, Account] = msgspec.field(default_factory=dict)
+    groups: dict[str, Account] = msgspec.field(default_factory=dict)
+
+    def line(self) -> list[Queue]:
+        """The queue and those above it, root first."""
+        line: list[Queue] = []
+        queue: Queue | None = self
+        while queue is not None:
+            line.append(queue)
+            queue = queue.parent
+        line.reverse()
+        return line
+
+
+class PoolSettings(msgspec.Struct, frozen=True, array_like=True):
+    """Nodes of one kind that can be grown and shrunk, as configured. `provider` is JSON that the core does not read."""
+
+    node: Amounts = ()
+    labels: Pairs = ()
+    taints: tuple[str, ...] = ()
+    min: int = 0
+    max: int | None = None
+    min_idle: int = 0
+    max_idle: int = 0
+    idle_for: Micros = 600_000_000
+    cost: int = 1
+    provider: str = ""
+
+
+class Pool(msgspec.Struct, eq=False):
+    name: str
+    settings: PoolSettings
+
+
+class Manager(msgspec.Struct, eq=False):
+    """A resource manager: an outside scheduler's shim that brings nodes, jobs and asks of its own."""
+
+    name: str
+    registered: Micros
+
+
+class KeptKey(msgspec.Struct, frozen=True, array_like=True):
+    """An idempotency key: which body it came with, and what was answered."""
+
+    digest: bytes
+    answer: bytes
+    job: str = ""
+    expires: Micros | None = None
+    """None while its job lives."""

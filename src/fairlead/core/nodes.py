@@ -1,0 +1,234 @@
+"""The nodes of a partition: one table, a column a property, a row a node.
+
+A node is known outside by its join number, which grows and is never reused: a stale handle finds nothing, whatever
+now lives in its old row. Rows are reused. Plain lists serve single updates best; `used` and `capacity` have one
+list a resource. `devices` holds what is used of each GPU, in milli-GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from fairlead.core.model import Allocation, NodeState
+from fairlead.core.resources import GPU, Vector
+from fairlead.core.shape import WHOLE_DEVICE, Shape
+
+VACANT = -1
+
+
+class NodeTable:
+    def __init__(self) -> None:
+        self.rows: dict[int, int] = {}
+        self.joins: dict[str, int] = {}
+        self.join: list[int] = []
+        self.name: list[str] = []
+        self.state: list[NodeState] = []
+        self.pool: list[str] = []
+        self.manager: list[str] = []
+        self.labels: list[dict[str, str]] = []
+        self.taints: list[tuple[str, ...]] = []
+        self.capacity: dict[str, list[int]] = {}
+        self.used: dict[str, list[int]] = {}
+        self.devices: list[list[int]] = []
+        self.allocations: list[dict[int, Allocation]] = []
+        self.total: Vector = {}
+        """The capacity of the nodes that are up or draining: what shares are shares of."""
+        self._vacant: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __contains__(self, join: int) -> bool:
+        return join in self.rows
+
+    # -- coming, changing, going ---------------------------------------------------------------------------------
+
+    def add(
+        self,
+        join: int,
+        name: str,
+        capacity: Mapping[str, int],
+        labels: Mapping[str, str],
+        taints: tuple[str, ...],
+        pool: str,
+        manager: str,
+        state: NodeState = "up",
+    ) -> None:
+        if join in self.rows or name in self.joins:
+            raise ValueError(f"node {name} (join {join}) is already in the table")
+        row = self._vacant.pop() if self._vacant else self._grow()
+        self.rows[join] = row
+        self.joins[name] = join
+        self.join[row] = join
+        self.name[row] = name
+        self.state[row] = state
+        self.pool[row] = pool
+        self.manager[row] = manager
+        self.labels[row] = dict(labels)
+        self.taints[row] = taints
+        self._set_capacity(row, capacity)
+        self._count(row, 1)
+
+    def remove(self, join: int) -> None:
+        """Take out a node that has no allocations left."""
+        row = self.rows[join]
+        if self.allocations[row]:
+            raise ValueError(f"node {self.name[row]} still has allocations")
+        self._count(row, -1)
+        self._set_capacity(row, {})
+        self.devices[row] = []
+        self.join[row] = VACANT
+        del self.joins[self.name[row]]
+        del self.rows[join]
+        self._vacant.append(row)
+
+    def set(
+        self,
+        join: int,
+        capacity: Mapping[str, int],
+        labels: Mapping[str, str],
+        taints: tuple[str, ...],
+        pool: str,
+    ) -> None:
+        row = self.rows[join]
+        self._count(row, -1)
+        self._set_capacity(row, capacity)
+        self._count(row, 1)
+        self.labels[row] = dict(labels)
+        self.taints[row] = taints
+        self.pool[row] = pool
+
+    def set_state(self, join: int, state: NodeState) -> None:
+        row = self.rows[join]
+        self._count(row, -1)
+        self.state[row] = state
+        self._count(row, 1)
+
+    # -- use -----------------------------------------------------------------------------------------------------
+
+    def book(self, allocation: Allocation, shape: Shape, tasks: int, devices: tuple[int, ...]) -> None:
+        """Use room for that many tasks of a shape, on these devices; beyond the capacity too, if so told."""
+        row = self.rows[allocation.node]
+        for name, amount in shape.amounts:
+            column = self.used.get(name)
+            if column is None:
+                column = self._add_column(name)
+            column[row] += amount * tasks
+        if devices:
+            used = self.devices[row]
+            for device in devices:
+                while device >= len(used):
+                    used.append(0)
+                used[device] += shape.device_milli
+        self.allocations[row][allocation.id] = allocation
+
+    def unbook(self, allocation: Allocation, shape: Shape, tasks: int, devices: tuple[int, ...], gone: bool) -> None:
+        """Give back what `tasks` of an allocation used; `gone` when nothing of it is left."""
+        row = self.rows[allocation.node]
+        for name, amount in shape.amounts:
+            self.used[name][row] -= amount * tasks
+        if devices:
+            used = self.devices[row]
+            for device in devices:
+                used[device] -= shape.device_milli
+            self._trim_devices(row)
+        if gone:
+            del self.allocations[row][allocation.id]
+
+    # -- questions -----------------------------------------------------------------------------------------------
+
+    def in_order(self) -> Iterator[int]:
+        """The rows in use, by join number."""
+        for join in sorted(self.rows):
+            yield self.rows[join]
+
+    def find(self, name: str) -> int | None:
+        """The join number of the node of that name."""
+        return self.joins.get(name)
+
+    def capacity_of(self, row: int) -> Vector:
+        return {name: column[row] for name, column in sorted(self.capacity.items()) if column[row]}
+
+    def used_by(self, row: int) -> Vector:
+        return {name: column[row] for name, column in sorted(self.used.items()) if column[row]}
+
+    def free(self, row: int) -> Vector:
+        """What new work could take, but for devices; nothing of a resource that is over."""
+        return {
+            name: free
+            for name, column in sorted(self.capacity.items())
+            if (free := column[row] - self.used[name][row]) > 0
+        }
+
+    def over(self, row: int) -> Vector:
+        """What is used beyond the capacity: after a shrink, or a recovered allocation."""
+        return {
+            name: over
+            for name, column in sorted(self.used.items())
+            if (over := column[row] - self.capacity[name][row]) > 0
+        }
+
+    def device_count(self, row: int) -> int:
+        column = self.capacity.get(GPU)
+        return column[row] // WHOLE_DEVICE if column else 0
+
+    def placeable(self, row: int) -> bool:
+        """Whether new work may land there at all: up, and not over in any resource or device."""
+        if self.state[row] != "up":
+            return False
+        for name, column in self.used.items():
+            if column[row] > self.capacity[name][row]:
+                return False
+        devices = self.devices[row]
+        count = self.device_count(row)
+        return len(devices) <= count and all(used <= WHOLE_DEVICE for used in devices)
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _grow(self) -> int:
+        self.join.append(VACANT)
+        self.name.append("")
+        self.state.append("up")
+        self.pool.append("")
+        self.manager.append("")
+        self.labels.append({})
+        self.taints.append(())
+        self.devices.append([])
+        self.allocations.append({})
+        for column in self.capacity.values():
+            column.append(0)
+        for column in self.used.values():
+            column.append(0)
+        return len(self.join) - 1
+
+    def _add_column(self, name: str) -> list[int]:
+        self.capacity[name] = [0] * len(self.join)
+        self.used[name] = [0] * len(self.join)
+        return self.used[name]
+
+    def _set_capacity(self, row: int, capacity: Mapping[str, int]) -> None:
+        for name in capacity:
+            if name not in self.capacity:
+                self._add_column(name)
+        for name, column in self.capacity.items():
+            column[row] = capacity.get(name, 0)
+        devices = self.devices[row]
+        devices.extend([0] * (self.device_count(row) - len(devices)))
+        self._trim_devices(row)
+
+    def _trim_devices(self, row: int) -> None:
+        # A device that was taken away stays listed while it is used: its excess is what `over` means for devices.
+        devices = self.devices[row]
+        while len(devices) > self.device_count(row) and not devices[-1]:
+            devices.pop()
+
+    def _count(self, row: int, sign: int) -> None:
+        if self.state[row] not in ("up", "draining"):
+            return
+        for name, column in self.capacity.items():
+            if column[row]:
+                total = self.total.get(name, 0) + sign * column[row]
+                if total:
+                    self.total[name] = total
+                else:
+                    self.total.pop(name, None)

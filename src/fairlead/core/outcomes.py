@@ -1,0 +1,264 @@
+"""What follows when tasks end, stop or are asked for: for the task, its stage, its job and the jobs after it.
+
+Intake, expiry and the later phases all come here, so that a lost worker means the same whoever noticed it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fairlead.core.changes import Asked, Ended, JobMoved, PendingEnded, Stopped
+from fairlead.core.model import (
+    KINDS,
+    NEW,
+    REPLACE,
+    SCALE,
+    Allocation,
+    Job,
+    JobState,
+    Outcome,
+    Stage,
+    StopCause,
+)
+from fairlead.core.plan import Plan
+from fairlead.core.ranges import Ranges, difference, indices
+
+# -- asking ------------------------------------------------------------------------------------------------------
+
+
+def ask(plan: Plan, stage: Stage, kind: int, anew: bool = False) -> None:
+    """See that the pending tasks of a kind have a place in their lane. One they have is kept, unless `anew`."""
+    p = plan.partition
+    if stage.pending[kind] is None or (stage.reservations[kind] is not None and not anew):
+        return
+    before = stage.reservations[kind]
+    lane = p.lane_of(stage)
+    head = lane.head() if lane is not None else None
+    plan.do(
+        Asked(
+            stage.job.id,
+            stage.position,
+            kind,
+            asked=plan.now,
+            waiting_since=before.waiting_since if before is not None else plan.now,
+            seq=p.counters.reservation,
+            round=head.round if head is not None else 0,
+        )
+    )
+
+
+def to_tail(plan: Plan, stage: Stage, kind: int, waiting_since: int | None = None) -> None:
+    """Put a stage's reservation behind everything that waits in its lane now; how long it has waited stays."""
+    p = plan.partition
+    before = stage.reservations[kind]
+    if stage.pending[kind] is None:
+        return
+    lane = p.lane_of(stage)
+    last = max((each.round for each in lane), default=0) if lane is not None else 0
+    since = before.waiting_since if before is not None else plan.now
+    plan.do(
+        Asked(
+            stage.job.id,
+            stage.position,
+            kind,
+            asked=plan.now,
+            waiting_since=since if waiting_since is None else waiting_since,
+            seq=p.counters.reservation,
+            round=last + 1,
+        )
+    )
+
+
+def ask_for_job(plan: Plan, job: Job) -> None:
+    """The demand of a job that may start: one reservation a stage."""
+    for stage in job.stages:
+        ask(plan, stage, NEW)
+
+
+# -- stopping ----------------------------------------------------------------------------------------------------
+
+
+def stop(plan: Plan, allocation: Allocation, block: tuple[int, ...], cause: StopCause) -> None:
+    """Tell tasks to stop; they keep their room until that is confirmed."""
+    if allocation.state == "stopping":
+        return
+    whole = block == allocation.indices
+    into = 0 if whole else plan.partition.counters.allocation
+    plan.do(Stopped(allocation.id, block, cause, into))
+
+
+def stop_stage(plan: Plan, stage: Stage, cause: StopCause, start: int = 0) -> None:
+    """Stop every live task of a stage from an index on."""
+    for allocation in live_of(stage):
+        block = tuple(allocation.indices)
+        if start:
+            block = Ranges.from_indices(index for index in indices(block) if index >= start).flat()
+        if block:
+            stop(plan, allocation, block, cause)
+
+
+def live_of(stage: Stage) -> list[Allocation]:
+    """The live allocations of a stage, oldest first."""
+    return sorted({each.id: each for each in (stage.live or {}).values()}.values(), key=lambda each: each.id)
+
+
+# -- ending ------------------------------------------------------------------------------------------------------
+
+
+def succeed(plan: Plan, allocation: Allocation, block: tuple[int, ...], exit_code: int | None = 0) -> None:
+    job = allocation.stage.job
+    plan.do(Ended(allocation.id, block, "succeeded", exit_code=exit_code))
+    settle(plan, job)
+
+
+def fail(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str, exit_code: int | None = None) -> None:
+    """Tasks failed: those with tries left are asked for again, the others have failed for good."""
+    stage = allocation.stage
+    again: list[int] = []
+    for index in indices(block):
+        if not stage.job.over and stage.past(index).tries_used + 1 < stage.spec.tries:
+            again.append(index)
+    retry = Ranges.from_indices(again).flat()
+    final = difference(block, retry)
+    number = allocation.id
+    if retry:
+        plan.do(Ended(number, retry, "failed", REPLACE, tried=True, reason=reason, exit_code=exit_code))
+        ask(plan, stage, REPLACE)
+    if final:
+        plan.do(Ended(number, final, "failed", tried=True, reason=reason, exit_code=exit_code))
+        if not stage.job.over and stage.min == stage.count and not stage.job.spec.manager:
+            # A gang cannot go on without a member that will not come back; an array can.
+            finish(plan, stage.job, "failed", f"task {stage.name}[{_first(final)}] failed: {reason}")
+    settle(plan, stage.job)
+
+
+def lose(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str) -> None:
+    """Tasks are gone without a word: their node, or their process. Those told to stop have stopped, then."""
+    stage = allocation.stage
+    job = stage.job
+    if allocation.state == "stopping":
+        confirm_stop(plan, allocation, block, reason)
+        return
+    if job.over or job.spec.manager:
+        plan.do(Ended(allocation.id, block, "lost", reason=reason))
+    elif stage.spec.on_loss == "fail":
+        plan.do(Ended(allocation.id, block, "lost", reason=reason))
+        finish(plan, job, "failed", f"task {stage.name}[{_first(block)}] was lost: {reason}")
+    elif stage.spec.on_loss == "restart":
+        plan.do(Ended(allocation.id, block, "lost", NEW, reason=reason))
+        stop_stage(plan, stage, "gang")
+        ask(plan, stage, NEW)
+    else:
+        plan.do(Ended(allocation.id, block, "lost", REPLACE, reason=reason))
+        ask(plan, stage, REPLACE)
+    settle(plan, job)
+
+
+def confirm_stop(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str = "") -> None:
+    """The agent says that tasks it was told to stop have stopped."""
+    stage = allocation.stage
+    cause = allocation.cause
+    why = reason or cause
+    if stage.job.over or cause == "kill":
+        plan.do(Ended(allocation.id, block, "killed", reason=why))
+    elif cause == "scale":
+        _confirm_scaled(plan, allocation, block, why)
+    elif cause == "time limit":
+        fail(plan, allocation, block, "time limit")
+        return
+    else:
+        kind = NEW if cause == "gang" else REPLACE
+        plan.do(Ended(allocation.id, block, "preempted", kind, reason=why))
+        ask(plan, stage, kind)
+    settle(plan, stage.job)
+
+
+def take_back(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str) -> None:
+    """A launch was refused or never acknowledged: the room is free, the tasks wait again, at the tail."""
+    stage = allocation.stage
+    kind = NEW if stage.min > 1 or not _ever_ran(stage) else REPLACE
+    plan.do(Ended(allocation.id, block, "pending", kind, launch_failed=True, reason=reason))
+    to_tail(plan, stage, kind, stage.job.submitted if kind == NEW else None)
+
+
+def end_pending(plan: Plan, stage: Stage, outcome: Outcome) -> None:
+    """Give up all tasks of a stage that wait."""
+    for kind in range(len(KINDS)):
+        wanted = stage.pending[kind]
+        if wanted is not None:
+            plan.do(PendingEnded(stage.job.id, stage.position, kind, wanted.flat(), outcome))
+
+
+# -- jobs --------------------------------------------------------------------------------------------------------
+
+
+def finish(plan: Plan, job: Job, state: JobState, reason: str = "") -> None:
+    """End a job now: what waits is given up, what runs is told to stop, and the jobs after it hear of it."""
+    pending = [(job, state, reason)]
+    while pending:
+        each, how, why = pending.pop()
+        if each.over:
+            continue
+        plan.do(JobMoved(each.id, how, why))
+        for stage in each.stages:
+            end_pending(plan, stage, "killed")
+            stop_stage(plan, stage, "kill")
+        pending += [
+            (follower, "failed", f"job {each.id}, which it comes after, {how}")
+            for follower in reversed(_followers(plan, each))
+        ]
+
+
+def settle(plan: Plan, job: Job) -> None:
+    """If nothing of a job is left to do, it ends by what became of its tasks. A manager's job ends when told."""
+    if job.over or job.spec.manager or job.allocations or any(stage.waiting() for stage in job.stages):
+        return
+    if any(stage.done() < stage.count for stage in job.stages):
+        return
+    outcomes = {name for stage in job.stages for name in stage.ended or ()}
+    if outcomes & {"failed", "lost"}:
+        finish(plan, job, "failed", _failure_of(job))
+    elif outcomes == {"killed"}:
+        finish(plan, job, "killed", "all its tasks were withdrawn")
+    else:
+        plan.do(JobMoved(job.id, "succeeded"))
+        for follower in _followers(plan, job):
+            if not plan.partition.unmet(follower):
+                ask_for_job(plan, follower)
+
+
+def _followers(plan: Plan, job: Job) -> list[Job]:
+    p = plan.partition
+    known = (p.jobs[name] for name in p.followers.get(job.id, ()) if name in p.jobs)
+    return sorted((each for each in known if not each.over), key=lambda each: each.number)
+
+
+def _failure_of(job: Job) -> str:
+    for stage in job.stages:
+        for outcome in ("failed", "lost"):
+            ended = stage.ended_as(outcome)
+            if ended:
+                first = ended.first_index()
+                more = f" and {len(ended) - 1} more" if len(ended) > 1 else ""
+                return f"task {stage.name}[{first}]{more} {outcome}: {stage.past(first).reason}"
+    return ""
+
+
+def _confirm_scaled(plan: Plan, allocation: Allocation, block: tuple[int, ...], why: str) -> None:
+    """Tasks that a scale-down stopped. Those that a later scale-up wants back are asked for now."""
+    stage = allocation.stage
+    back = Ranges.from_indices(index for index in indices(block) if index < stage.count).flat()
+    gone = difference(block, back)
+    if gone:
+        plan.do(Ended(allocation.id, gone, "killed", reason=why))
+    if back:
+        plan.do(Ended(allocation.id, back, "preempted", SCALE, reason=why))
+        ask(plan, stage, SCALE)
+
+
+def _ever_ran(stage: Stage) -> bool:
+    return bool(stage.ended) or any(each.state != "assigned" for each in (stage.live or {}).values())
+
+
+def _first(block: Iterable[int]) -> int:
+    return next(iter(block))

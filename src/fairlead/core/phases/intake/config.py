@@ -1,0 +1,125 @@
+"""Intake of the configuration: what is new, what changed, what leaves, what comes back."""
+
+from __future__ import annotations
+
+from fairlead.core.changes import (
+    ConfigVersioned,
+    Ended,
+    NodeRemoved,
+    PartitionRemoved,
+    PoolsSet,
+    QueueMoved,
+    QueuesAdded,
+    QueuesRemoved,
+    QueuesSet,
+    SettingsSet,
+)
+from fairlead.core.commands import Accepted, Configure, MarkReady, MoveQueue, RemovePartition
+from fairlead.core.errors import Refused
+from fairlead.core.model import Queue
+from fairlead.core.outcomes import finish
+from fairlead.core.phases.intake.access import need_operator
+from fairlead.core.plan import Plan
+
+
+def configure(plan: Plan, command: Configure) -> Accepted:
+    need_operator(command, "configure")
+    p = plan.partition
+    before = plan.mark()
+    if p.settings != command.config.settings:
+        plan.do(SettingsSet(command.config.settings))
+    _queues(plan, command)
+    pools = {name: pool.settings for name, pool in p.pools.items()}
+    if pools != dict(command.config.pools):
+        plan.do(PoolsSet(command.config.pools))
+    changed = plan.mark() > before
+    if command.version > p.config_version:
+        plan.do(ConfigVersioned(command.version))
+    return Accepted(note="" if changed else "no change")
+
+
+def _queues(plan: Plan, command: Configure) -> None:
+    p = plan.partition
+    wanted = dict(command.config.queues)
+    added = tuple((path, settings) for path, settings in wanted.items() if path not in p.queues)
+    for path, _ in added:
+        parent = p.queues.get(path.rpartition(".")[0])
+        if parent is not None and not parent.children and parent.jobs:
+            raise Refused(
+                f"queues.{path}",
+                f"queue {parent.path} has {len(parent.jobs)} jobs and cannot get queues below it; "
+                "wait until they ended, or kill them",
+                "conflict",
+            )
+    # Whoever is in the configuration again is active again, parents before children.
+    for path in wanted:
+        if path in p.queues and p.queues[path].state == "draining":
+            plan.do(QueueMoved(path, "active"))
+    if added:
+        plan.do(QueuesAdded(added))
+    changed = tuple((path, settings) for path, settings in wanted.items() if p.queues[path].settings != settings)
+    if changed:
+        plan.do(QueuesSet(changed))
+    leaving = sorted((path for path in p.queues if path not in wanted), reverse=True)
+    for path in leaving:
+        queue = p.queues[path]
+        if queue.state == "stopped":
+            raise Refused(
+                f"queues.{path}",
+                f"queue {path} is stopped and cannot be removed; start it first, so that it can drain",
+                "conflict",
+            )
+        if queue.state == "active":
+            plan.do(QueueMoved(path, "draining"))
+    remove_drained(plan)
+
+
+def remove_drained(plan: Plan) -> None:
+    """Queues that left the configuration go when they are empty, children first."""
+    p = plan.partition
+    going: list[str] = []
+    for path in sorted(p.draining, reverse=True):
+        queue = p.queues[path]
+        if _empty(queue, going):
+            going.append(path)
+    if going:
+        plan.do(QueuesRemoved(tuple(going)))
+
+
+def _empty(queue: Queue, going: list[str]) -> bool:
+    return not queue.jobs and all(child.path in going for child in queue.children.values())
+
+
+def move_queue(plan: Plan, command: MoveQueue) -> Accepted:
+    need_operator(command, "start or stop a queue")
+    queue = plan.partition.queues.get(command.queue)
+    if queue is None:
+        raise Refused("queue", f"there is no queue {command.queue[:100]}", "unknown")
+    state = "active" if command.action == "start" else "stopped"
+    if queue.state == state:
+        return Accepted(note="no change")
+    plan.do(QueueMoved(queue.path, "active" if command.action == "start" else "stopped"))
+    return Accepted()
+
+
+def mark_ready(plan: Plan, command: MarkReady) -> Accepted:
+    need_operator(command, "mark the partition ready")
+    if plan.partition.reign.ready:
+        return Accepted(note="no change")
+    plan.partition.reign.ready = True
+    return Accepted()
+
+
+def remove_partition(plan: Plan, command: RemovePartition) -> Accepted:
+    """Everything under the partition is released at once: jobs, allocations, nodes."""
+    need_operator(command, "remove a partition")
+    p = plan.partition
+    for job in sorted(p.jobs.values(), key=lambda job: job.number):
+        if not job.over:
+            finish(plan, job, "killed", f"partition {p.name} was removed")
+    for number in sorted(p.allocations):
+        plan.do(Ended(number, p.allocations[number].indices, "killed", reason="the partition was removed"))
+    for join in sorted(p.nodes.rows):
+        plan.do(NodeRemoved(join))
+    plan.do(PartitionRemoved())
+    return Accepted()

@@ -1,0 +1,275 @@
+"""Intake of jobs: submitting, scaling, killing, and moving their reservations."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from fairlead.core.changes import Asked, JobAdded, JobPrioritised, StageScaled
+from fairlead.core.commands import (
+    Accepted,
+    BringToFront,
+    CancelReservation,
+    Command,
+    Kill,
+    ResetLane,
+    Scale,
+    SetPriority,
+    Submit,
+)
+from fairlead.core.config import leaves_text
+from fairlead.core.documents import MAX_PRIORITY, MAX_TASKS
+from fairlead.core.errors import Refused
+from fairlead.core.model import NEW, SCALE, Job, JobSpec, Queue, Reservation, Stage
+from fairlead.core.outcomes import (
+    ask,
+    ask_for_job,
+    end_pending,
+    finish,
+    settle,
+    stop_stage,
+    to_tail,
+)
+from fairlead.core.phases.intake.access import need_operator, need_owner, need_submit
+from fairlead.core.plan import Plan
+from fairlead.core.reader import check_name, shown, suggestion
+from fairlead.core.resources import parse_count
+from fairlead.core.state import Partition
+
+NUMBER = re.compile(r"[0-9]+")
+
+
+def submit(plan: Plan, command: Submit) -> Accepted:
+    spec = command.spec
+    if not command.operator and command.user and spec.user != command.user:
+        raise Refused("user", f"{command.user} cannot submit as {spec.user}; leave the field out", "forbidden")
+    return add_job(plan, command, spec, command.id)
+
+
+def add_job(plan: Plan, command: Command, spec: JobSpec, wanted_id: str) -> Accepted:
+    p = plan.partition
+    number = p.counters.job
+    job_id = _check_id(p, wanted_id) if wanted_id else str(number)
+    queue = find_leaf(p, spec)
+    need_submit(command, queue)
+    check_resources(p, spec)
+    _check_after(p, job_id, spec)
+    plan.do(JobAdded(job_id, number, msgspec.structs.replace(spec, queue=queue.path)))
+    job = p.jobs[job_id]
+    if not p.unmet(job):
+        ask_for_job(plan, job)
+    return Accepted(job=job_id)
+
+
+def find_leaf(p: Partition, spec: JobSpec) -> Queue:
+    """The queue a job goes to: the one it names, or the first whose requestor pattern its user matches."""
+    path = spec.queue or _route(p, spec.user)
+    queue = p.queues.get(path)
+    if queue is None:
+        raise Refused(
+            "queue",
+            f"there is no queue {shown(path)}{suggestion(path, p.queues)}; name one of {leaves_text(list(p.queues))}",
+            "unknown",
+        )
+    if queue.children:
+        below = leaves_text([each for each in p.queues if each.startswith(f"{path}.")])
+        raise Refused("queue", f"{path} has queues below it and takes no jobs; name one of {below}")
+    for level in queue.line():
+        if level.state != "active":
+            raise Refused(
+                "queue",
+                f"queue {level.path} is {level.state} and takes no new jobs; name another one",
+                "conflict",
+            )
+    return queue
+
+
+def _route(p: Partition, user: str) -> str:
+    for requestor in p.settings.requestors:
+        if re.search(requestor.match, user):
+            return requestor.queue
+    leaves = [leaf.path for leaf in p.leaves()]
+    if len(leaves) == 1:
+        return leaves[0]
+    if "root.default" in leaves:
+        return "root.default"
+    raise Refused(
+        "queue",
+        f"missing, and no requestor pattern matches user {user}; name one of {leaves_text(list(p.queues))}",
+    )
+
+
+def _check_id(p: Partition, job_id: str) -> str:
+    check_name(job_id, "id")
+    if NUMBER.fullmatch(job_id):
+        raise Refused("id", f"{shown(job_id)} is a number, and numbers are given by the scheduler; add a letter")
+    if job_id in p.jobs:
+        raise Refused("id", f"there is already a job {job_id}; choose another id, or none", "conflict")
+    return job_id
+
+
+def check_resources(p: Partition, spec: JobSpec) -> None:
+    known = p.known_resources()
+    for at, stage in enumerate(spec.stages):
+        for name, _ in stage.resources:
+            if name not in known:
+                raise Refused(
+                    f"stages[{at}].resources.{name}",
+                    f"no node or pool offers it{suggestion(name, known)}; known are {', '.join(known)}",
+                    "unknown",
+                )
+
+
+def _check_after(p: Partition, job_id: str, spec: JobSpec) -> None:
+    for at, name in enumerate(spec.after):
+        field = f"after[{at}]"
+        if name == job_id:
+            raise Refused(field, "a job cannot come after itself; leave it out")
+        before = p.jobs.get(name)
+        if before is None:
+            raise Refused(field, f"there is no job {shown(name)} in this partition; name one that is known", "unknown")
+        if before.over and before.state != "succeeded":
+            raise Refused(
+                field,
+                f"job {name} has {before.state}, so this one could never start; leave it out",
+                "conflict",
+            )
+
+
+# -- scaling, killing --------------------------------------------------------------------------------------------
+
+
+def scale(plan: Plan, command: Scale) -> Accepted:
+    job = find_job(plan.partition, command.job)
+    need_owner(command, job, "scale")
+    stage = find_stage(job, command.stage)
+    count = parse_count(command.count, "count", 0, MAX_TASKS)
+    if job.over:
+        raise Refused("job", f"job {job.id} has {job.state} and cannot be scaled; submit it again", "conflict")
+    if job.spec.manager:
+        raise Refused("job", f"job {job.id} belongs to {job.spec.manager}, which scales it by its asks", "conflict")
+    if count == stage.count:
+        return Accepted(note="no change")
+    rescale(plan, stage, count)
+    return Accepted()
+
+
+def rescale(plan: Plan, stage: Stage, count: int) -> None:
+    """Give a stage another number of tasks. Before it started this is a new target, afterwards growth."""
+    kind = SCALE if stage.started else NEW
+    grows = count > stage.count
+    if not grows:
+        stop_stage(plan, stage, "scale", count)
+    plan.do(StageScaled(stage.job.id, stage.position, count, kind))
+    # More tasks are a new wish, with a new place; fewer keep theirs.
+    if grows and not plan.partition.unmet(stage.job):
+        ask(plan, stage, kind, anew=True)
+    settle(plan, stage.job)
+
+
+def kill(plan: Plan, command: Kill) -> Accepted:
+    job = find_job(plan.partition, command.job)
+    need_owner(command, job, "kill")
+    if job.over:
+        return Accepted(job=job.id, note=f"it had already {job.state}" if job.state != "killed" else "no change")
+    finish(plan, job, "killed", f"killed by {command.user or 'the operator'}")
+    return Accepted(job=job.id)
+
+
+def set_priority(plan: Plan, command: SetPriority) -> Accepted:
+    job = find_job(plan.partition, command.job)
+    need_owner(command, job, "change the priority of")
+    priority = parse_count(command.priority, "priority", -MAX_PRIORITY, MAX_PRIORITY)
+    if priority == job.priority:
+        return Accepted(note="no change")
+    if not command.operator and priority > job.spec.priority:
+        raise Refused("priority", f"only an operator may raise it above {job.spec.priority}; ask one", "forbidden")
+    plan.do(JobPrioritised(job.id, priority))
+    return Accepted()
+
+
+# -- reservations ------------------------------------------------------------------------------------------------
+
+
+def bring_to_front(plan: Plan, command: BringToFront) -> Accepted:
+    need_operator(command, "bring a reservation to the front")
+    p = plan.partition
+    stage = find_stage(find_job(p, command.job), command.stage)
+    reservations = _reservations(stage)
+    for reservation in reservations:
+        lane = p.lane_of(stage)
+        head = lane.head() if lane is not None else None
+        if head is not None:
+            plan.do(
+                Asked(
+                    stage.job.id,
+                    stage.position,
+                    reservation.kind,
+                    asked=reservation.asked,
+                    waiting_since=reservation.waiting_since,
+                    seq=reservation.seq,
+                    round=head.round,
+                    front=p.counters.front,
+                )
+            )
+    return Accepted(note="" if reservations else "no change")
+
+
+def cancel(plan: Plan, command: CancelReservation) -> Accepted:
+    job = find_job(plan.partition, command.job)
+    need_owner(command, job, "cancel a reservation of")
+    stage = find_stage(job, command.stage)
+    if not stage.waiting():
+        return Accepted(note="no change")
+    end_pending(plan, stage, "killed")
+    settle(plan, job)
+    return Accepted()
+
+
+def reset_lane(plan: Plan, command: ResetLane) -> Accepted:
+    need_operator(command, "reset a lane")
+    p = plan.partition
+    queue = p.queues.get(command.queue)
+    if queue is None:
+        raise Refused(
+            "queue",
+            f"there is no queue {shown(command.queue)}{suggestion(command.queue, p.queues)}",
+            "unknown",
+        )
+    job = find_job(p, command.job)
+    heads = [
+        reservation
+        for stage in job.stages
+        for reservation in _reservations(stage)
+        if job.queue is queue and (lane := p.lane_of(stage)) is not None and lane.head() is reservation
+    ]
+    for reservation in heads:
+        if command.cancel:
+            end_pending(plan, reservation.stage, "killed")
+        else:
+            to_tail(plan, reservation.stage, reservation.kind)
+    settle(plan, job)
+    return Accepted(note="" if heads else "no change")
+
+
+# -- finding -----------------------------------------------------------------------------------------------------
+
+
+def find_job(p: Partition, job_id: str) -> Job:
+    job = p.jobs.get(job_id)
+    if job is None:
+        raise Refused("job", f"there is no job {shown(job_id)}{suggestion(job_id, p.jobs)}", "unknown")
+    return job
+
+
+def find_stage(job: Job, name: str) -> Stage:
+    stage = job.stage(name)
+    if stage is None:
+        known = ", ".join(each.name for each in job.stages)
+        raise Refused("stage", f"job {job.id} has no stage {shown(name)}; it has {known}", "unknown")
+    return stage
+
+
+def _reservations(stage: Stage) -> list[Reservation]:
+    return [reservation for reservation in stage.reservations if reservation is not None]

@@ -1,0 +1,102 @@
+"""Intake of nodes: joining, changing, being moved between states, leaving."""
+
+from __future__ import annotations
+
+from fairlead.core.changes import NodeAdded, NodeMoved, NodeRemoved, NodeSet, NodeSpec, spec_of
+from fairlead.core.commands import Accepted, AddNode, MoveNode, RemoveNode, UpdateNode
+from fairlead.core.errors import Refused
+from fairlead.core.model import NodeState
+from fairlead.core.outcomes import lose
+from fairlead.core.phases.intake.access import need_operator
+from fairlead.core.plan import Plan
+from fairlead.core.reader import shown, suggestion
+
+STATES: dict[str, NodeState] = {"drain": "draining", "disable": "disabled", "enable": "up", "lose": "lost"}
+
+
+def add(plan: Plan, command: AddNode) -> Accepted:
+    need_operator(command, "add a node")
+    return join(plan, command.name, command.spec, "")
+
+
+def join(plan: Plan, name: str, spec: NodeSpec, manager: str) -> Accepted:
+    """A node joins. One that is known takes up its place again: drained and disabled ones stay so."""
+    p = plan.partition
+    _check(spec)
+    known = p.nodes.find(name)
+    if known is None:
+        plan.do(NodeAdded(p.counters.join, name, spec, manager))
+        return Accepted()
+    row = p.nodes.rows[known]
+    if p.nodes.manager[row] != manager:
+        owner = p.nodes.manager[row] or "our own agents"
+        raise Refused("name", f"node {name} belongs to {owner}; choose another name", "conflict")
+    before = plan.mark()
+    if spec_of(p, known) != spec:
+        plan.do(NodeSet(known, spec))
+    if p.nodes.state[row] == "lost":
+        plan.do(NodeMoved(known, "up"))
+    return Accepted(note="" if plan.mark() > before else "no change")
+
+
+def update(plan: Plan, command: UpdateNode) -> Accepted:
+    need_operator(command, "change a node")
+    known = find(plan, command.name)
+    _check(command.spec)
+    if spec_of(plan.partition, known) == command.spec:
+        return Accepted(note="no change")
+    plan.do(NodeSet(known, command.spec))
+    return Accepted()
+
+
+def move(plan: Plan, command: MoveNode) -> Accepted:
+    need_operator(command, f"{command.action} a node")
+    return move_to(plan, command.name, STATES[command.action])
+
+
+def move_to(plan: Plan, name: str, state: NodeState) -> Accepted:
+    known = find(plan, name)
+    if plan.partition.nodes.state[plan.partition.nodes.rows[known]] == state:
+        return Accepted(note="no change")
+    plan.do(NodeMoved(known, state))
+    if state == "lost":
+        release(plan, known, f"node {name} was lost")
+    return Accepted()
+
+
+def remove(plan: Plan, command: RemoveNode) -> Accepted:
+    need_operator(command, "remove a node")
+    leave(plan, command.name)
+    return Accepted()
+
+
+def leave(plan: Plan, name: str) -> None:
+    known = find(plan, name)
+    release(plan, known, f"node {name} was removed")
+    plan.do(NodeRemoved(known))
+
+
+def release(plan: Plan, join: int, reason: str) -> None:
+    """Everything on a node is lost, oldest first."""
+    p = plan.partition
+    row = p.nodes.rows[join]
+    for number in sorted(p.nodes.allocations[row]):
+        # Losing one task may end its job, but never another allocation: that needs its agent's word.
+        allocation = p.allocations[number]
+        lose(plan, allocation, allocation.indices, reason)
+    # What the first losses told to stop was split off under new numbers; it is gone with the node as well.
+    if p.nodes.allocations[row]:
+        release(plan, join, reason)
+
+
+def find(plan: Plan, name: str) -> int:
+    nodes = plan.partition.nodes
+    known = nodes.find(name)
+    if known is None:
+        raise Refused("name", f"there is no node {shown(name)}{suggestion(name, nodes.joins)}", "unknown")
+    return known
+
+
+def _check(spec: NodeSpec) -> None:
+    if not spec.capacity:
+        raise Refused("resources", "a node without resources runs nothing; give it at least cpu and memory")

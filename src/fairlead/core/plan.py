@@ -1,0 +1,70 @@
+"""The plan: the open decisions of a cycle, and the only handle that may alter state.
+
+Changes take effect as they are done, so that later decisions see earlier ones; a mark and a rollback take a whole
+gang, or a refused command, back. Sealing ends the plan: its changes are what the journal gets.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fairlead.core.changes import Change
+from fairlead.core.model import Micros
+from fairlead.core.reasons import Reason
+from fairlead.core.state import Partition, Touched
+
+
+class Plan:
+    def __init__(self, partition: Partition, now: Micros) -> None:
+        if now < partition.now:
+            raise ValueError(f"time would step back from {partition.now} to {now}")
+        self.partition = partition
+        self.now = now
+        self._before = partition.now
+        self._done: list[tuple[Change, Any]] = []
+        self._sealed = False
+        self.notes: dict[str, int] = {}
+        """What happened without altering anything, counted: for metrics, never for decisions."""
+        self.reasons: dict[tuple[str, str, int], Reason] = {}
+        """Why the head of a lane was not placed, by job, stage and kind."""
+        partition.now = now
+        partition.touched = Touched()
+
+    @property
+    def done(self) -> list[tuple[Change, Any]]:
+        """The changes in order, each with what its `apply` returned."""
+        return self._done
+
+    def __len__(self) -> int:
+        return len(self._done)
+
+    def do(self, change: Change) -> None:
+        """Make a change. It may refuse by raising; then it has altered nothing."""
+        if self._sealed:
+            raise RuntimeError("the plan is sealed")
+        self._done.append((change, change.apply(self.partition)))
+
+    def note(self, what: str) -> None:
+        self.notes[what] = self.notes.get(what, 0) + 1
+
+    def mark(self) -> int:
+        return len(self._done)
+
+    def rollback(self, mark: int) -> None:
+        """Undo everything since the mark, the newest first."""
+        if self._sealed:
+            raise RuntimeError("the plan is sealed")
+        while len(self._done) > mark:
+            change, kept = self._done.pop()
+            change.undo(self.partition, kept)
+
+    def seal(self) -> list[Change]:
+        """End the plan. The state keeps what was done."""
+        self._sealed = True
+        return [change for change, _ in self._done]
+
+    def abandon(self) -> None:
+        """Take the whole plan back, sealed or not: it certainly did not reach the journal."""
+        self._sealed = False
+        self.rollback(0)
+        self.partition.now = self._before

@@ -1,0 +1,163 @@
+"""Reading documents that people wrote: every error names the field and the remedy, and no key passes unread."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+
+from fairlead.core.errors import Refused
+from fairlead.core.resources import parse_count, parse_duration
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,62}")
+NAME_RULE = "a name has 1 to 63 letters, digits or . _ @ + - and starts with a letter or digit"
+SHOWN = 40
+MAX_TEXT = 131_072
+_REQUIRED = object()
+
+
+def shown(value: object) -> str:
+    """A value as an error message may repeat it: never long, never over several lines."""
+    text = value if isinstance(value, str) else repr(value)
+    text = text if len(text) <= SHOWN else text[:SHOWN] + "…"
+    return '"' + text.encode("unicode_escape").decode("ascii").replace("\\u2026", "…") + '"'
+
+
+def check_name(value: object, field: str) -> str:
+    if not isinstance(value, str):
+        raise Refused(field, f"{shown(value)} is not text; {NAME_RULE}")
+    if not NAME.fullmatch(value) or ".." in value:
+        raise Refused(field, f"{shown(value)} is not a name; {NAME_RULE}, without two dots in a row")
+    return value
+
+
+def check_text(value: object, field: str, most: int = MAX_TEXT) -> str:
+    if not isinstance(value, str):
+        raise Refused(field, f"{shown(value)} is not text; write it in quotes")
+    if len(value) > most:
+        raise Refused(field, f"{len(value)} characters are too many; at most {most} are allowed")
+    if "\0" in value:
+        raise Refused(field, "a zero character is not allowed; remove it")
+    return value
+
+
+def suggestion(wrong: object, known: Iterable[str]) -> str:
+    """` (did you mean …?)` where something known is close, else nothing."""
+    close = get_close_matches(str(wrong)[:64], sorted(known), n=1, cutoff=0.6)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+class Reader:
+    """One mapping of a document, read key by key; `close` refuses what was not read."""
+
+    def __init__(self, doc: object, field: str, what: str) -> None:
+        if not isinstance(doc, Mapping):
+            raise Refused(field, f"{shown(doc)} is not a mapping; {what} is written as key: value pairs")
+        for key in doc:
+            if not isinstance(key, str):
+                raise Refused(field, f"the key {shown(key)} is not text; write it in quotes")
+        self.doc: Mapping[str, object] = doc
+        self.field = field
+        self.what = what
+        self._read: dict[str, None] = {}
+
+    def at(self, key: str) -> str:
+        return f"{self.field}.{key}" if self.field else key
+
+    def get(self, key: str, default: object = None) -> object:
+        """The raw value; an explicit null counts as absent."""
+        self._read[key] = None
+        value = self.doc.get(key)
+        return default if value is None else value
+
+    def name(self, key: str, default: object = _REQUIRED) -> str:
+        return check_name(self._need(key, default), self.at(key))
+
+    def text(self, key: str, default: object = _REQUIRED, most: int = MAX_TEXT) -> str:
+        return check_text(self._need(key, default), self.at(key), most)
+
+    def count(self, key: str, default: object = _REQUIRED, low: int = 0, high: int = 10_000_000) -> int:
+        return parse_count(self._need(key, default), self.at(key), low, high)
+
+    def optional_count(self, key: str, low: int = 0, high: int = 10_000_000) -> int | None:
+        value = self.get(key)
+        return None if value is None else parse_count(value, self.at(key), low, high)
+
+    def optional_duration(self, key: str) -> int | None:
+        value = self.get(key)
+        return None if value is None else parse_duration(value, self.at(key))
+
+    def duration(self, key: str, default: int) -> int:
+        value = self.optional_duration(key)
+        return default if value is None else value
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.get(key, default)
+        if not isinstance(value, bool):
+            raise Refused(self.at(key), f"{shown(value)} is neither true nor false; write one of them")
+        return value
+
+    def choice(self, key: str, options: Iterable[str], default: str) -> str:
+        value = self.get(key, default)
+        options = tuple(options)
+        if value not in options:
+            raise Refused(self.at(key), f"{shown(value)} is not one of {', '.join(options)}; write one of them")
+        return str(value)
+
+    def texts(self, key: str, most: int = 10_000) -> tuple[str, ...]:
+        """A list of texts, such as a command."""
+        return tuple(check_text(item, self.at(f"{key}[{at}]")) for at, item in enumerate(self._list(key, most)))
+
+    def names(self, key: str, most: int = 10_000) -> tuple[str, ...]:
+        return tuple(check_name(item, self.at(f"{key}[{at}]")) for at, item in enumerate(self._list(key, most)))
+
+    def pairs(self, key: str, names: bool = True) -> tuple[tuple[str, str], ...]:
+        """A mapping of texts, sorted; keys are names unless they are free text as well."""
+        value = self.get(key, {})
+        if not isinstance(value, Mapping):
+            raise Refused(self.at(key), f"{shown(value)} is not a mapping; write key: value pairs")
+        pairs: list[tuple[str, str]] = []
+        for label, text in value.items():
+            field = self.at(f"{key}.{str(label)[:SHOWN]}")
+            known = check_label(label, field) if names else check_variable(label, field)
+            pairs.append((known, check_text(text, field)))
+        return tuple(sorted(pairs))
+
+    def close(self) -> None:
+        for key in self.doc:
+            if key not in self._read:
+                known = ", ".join(sorted(self._read))
+                raise Refused(
+                    self.at(key[:SHOWN]),
+                    f"{self.what} has no such key{suggestion(key, self._read)}; it has {known}",
+                )
+
+    def _need(self, key: str, default: object) -> object:
+        value = self.get(key, default)
+        if value is _REQUIRED:
+            raise Refused(self.at(key), f"missing; {self.what} needs it")
+        return value
+
+    def _list(self, key: str, most: int) -> list[object]:
+        value = self.get(key, [])
+        if not isinstance(value, list | tuple):
+            raise Refused(self.at(key), f"{shown(value)} is not a list; write [one, two]")
+        if len(value) > most:
+            raise Refused(self.at(key), f"{len(value)} entries are too many; at most {most} are allowed")
+        return list(value)
+
+
+LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,126}")
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+
+
+def check_label(value: object, field: str) -> str:
+    if not isinstance(value, str) or not LABEL.fullmatch(value):
+        raise Refused(field, f"{shown(value)} is not a label; use letters, digits and . _ / - (at most 127)")
+    return value
+
+
+def check_variable(value: object, field: str) -> str:
+    if not isinstance(value, str) or not VARIABLE.fullmatch(value):
+        raise Refused(field, f"{shown(value)} is not a variable's name; use letters, digits and _ , not a digit first")
+    return value

@@ -1,0 +1,92 @@
+"""Why not, as typed values. Decisions leave them behind; views turn them into words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from fairlead.core.resources import format_vector
+
+
+class OverLimit(msgspec.Struct, frozen=True, tag="over limit"):
+    """An account's limit would be exceeded."""
+
+    account: str
+    resource: str
+    limit: int
+    used: int
+    asked: int
+
+    def __str__(self) -> str:
+        def text(amount: int) -> str:
+            return format_vector({self.resource: amount}) or f"{self.resource}=0"
+
+        return f"{self.account}: limit {text(self.limit)}, used {text(self.used)}, asked {text(self.asked)}"
+
+
+class TooManyJobs(msgspec.Struct, frozen=True, tag="too many jobs"):
+    """An account already has as many running jobs as it may."""
+
+    account: str
+    max_jobs: int
+
+    def __str__(self) -> str:
+        return f"{self.account}: {self.max_jobs} jobs are running, no more are allowed"
+
+
+class NoRoom(msgspec.Struct, frozen=True, tag="no room"):
+    """Not enough nodes have room now. `failed` counts nodes by what they lack first."""
+
+    wanted: int
+    room: int
+    failed: tuple[tuple[str, int], ...] = ()
+
+    def __str__(self) -> str:
+        why = ", ".join(f"{count} nodes: {what}" for what, count in self.failed)
+        return f"room for {self.room} of {self.wanted}" + (f" ({why})" if why else "")
+
+
+class NeverFits(msgspec.Struct, frozen=True, tag="never fits"):
+    """No node or pool could ever take it, however empty."""
+
+    detail: str
+
+    def __str__(self) -> str:
+        return f"never fits: {self.detail}"
+
+
+class AfterUnmet(msgspec.Struct, frozen=True, tag="after unmet"):
+    """Jobs it comes after have not succeeded yet."""
+
+    jobs: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "waits for " + ", ".join(self.jobs)
+
+
+class NotActive(msgspec.Struct, frozen=True, tag="not active"):
+    """A queue on the path is stopped."""
+
+    queue: str
+
+    def __str__(self) -> str:
+        return f"queue {self.queue} is stopped"
+
+
+class NotReady(msgspec.Struct, frozen=True, tag="not ready"):
+    """The partition has just started and waits for its agents and resource managers."""
+
+    def __str__(self) -> str:
+        return "the partition is not ready yet"
+
+
+Reason = OverLimit | TooManyJobs | NoRoom | NeverFits | AfterUnmet | NotActive | NotReady
+
+
+def first_over(limit: Mapping[str, int], used: Mapping[str, int], asked: Mapping[str, int]) -> str | None:
+    """The first resource, by name, of which `asked` does not fit under `limit`."""
+    for name in sorted(asked):
+        if name in limit and used.get(name, 0) + asked[name] > limit[name]:
+            return name
+    return None

@@ -1,0 +1,331 @@
+"""Amounts of resources and time: reading what people write, writing it back, and adding it up.
+
+Everything is an int: milli-units of cpu, gpu and custom resources, bytes of memory, microseconds of time.
+Laid out as: reading amounts, reading documents, writing amounts, vectors, durations, counts.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from typing import NamedTuple, TypeAlias
+
+from fairlead.core.errors import Refused
+
+CPU = "cpu"
+MEMORY = "memory"
+GPU = "gpu"
+BUILT_IN = (CPU, GPU, MEMORY)
+
+MILLI = 1000
+MAX_QUANTITY = 2**50
+
+MILLISECOND = 1000
+SECOND = 1000 * MILLISECOND
+MINUTE = 60 * SECOND
+HOUR = 60 * MINUTE
+DAY = 24 * HOUR
+MAX_DURATION = 36_525 * DAY
+
+Vector: TypeAlias = dict[str, int]
+"""Amounts by resource name. Sparse: a type that is absent is 0, and a 0 is not stored.
+
+Limits and guarantees are the exception. There an absent type is unlimited or not guaranteed, so an explicit
+0 means something and is kept; only `minimum` and `scale` are meant for those.
+"""
+
+_LONGEST = 40
+_MILLI_UNITS = {"": MILLI, "m": 1}
+_BINARY = {"Pi": 2**50, "Ti": 2**40, "Gi": 2**30, "Mi": 2**20, "Ki": 2**10}
+_BYTE_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, **_BINARY}
+_TIME_UNITS = {"d": DAY, "h": HOUR, "min": MINUTE, "s": SECOND, "ms": MILLISECOND, "us": 1}
+
+_NAME = re.compile(r"[a-z][a-z0-9._/-]{0,62}")
+_AMOUNT = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?)([A-Za-z]*)")
+_DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(d|h|min|ms|us|s)")
+
+
+class _Measure(NamedTuple):
+    """What is being read, in the words of its refusals."""
+
+    noun: str
+    example: str
+    step: str
+    most: int
+    most_text: str
+
+
+# ---- reading amounts
+
+
+def parse_quantity(name: str, value: object, field: str) -> int:
+    """The amount of resource `name` that `value` stands for, exactly."""
+    measure = _measure_of(name)
+    units = _BYTE_UNITS if name == MEMORY else _MILLI_UNITS
+    if isinstance(value, str):
+        match = _AMOUNT.fullmatch(_not_too_long(value, field))
+        unit = units.get(match[2]) if match else None
+        if match is None or unit is None:
+            raise _not_one(value, field, measure)
+        return _settle(value, _from_text(match[1]), unit, field, measure)
+    return _settle(value, _from_number(value, field, measure), units[""], field, measure)
+
+
+def parse_gpu_request(value: object, field: str) -> int:
+    """A task's GPUs: part of one device, or whole devices, because a task cannot straddle one and a half."""
+    amount = parse_quantity(GPU, value, field)
+    if amount > MILLI and amount % MILLI:
+        raise Refused(field, "a task takes whole GPUs or a part of one: write 1, 2 or a fraction below 1")
+    return amount
+
+
+def _parse_gpu_capacity(value: object, field: str) -> int:
+    amount = parse_quantity(GPU, value, field)
+    if amount % MILLI:
+        raise Refused(field, "a node has whole GPUs: write 1, 2 or 8")
+    return amount
+
+
+def _measure_of(name: str) -> _Measure:
+    noun = f"an amount of {name}"
+    if name == MEMORY:
+        return _Measure(noun, "bytes or a size such as 512Mi, 8Gi or 1.5Gi", "1 byte", MAX_QUANTITY, "1Pi")
+    example = "a number such as 1, 2 or 0.5" if name == GPU else "a number such as 2, 0.5 or 500m"
+    return _Measure(noun, example, "0.001", MAX_QUANTITY, "1125899906842.624")
+
+
+def _not_too_long(text: str, field: str) -> str:
+    if len(text) > _LONGEST:
+        raise Refused(field, f"{_shown(text)} is too long; write at most {_LONGEST} characters")
+    return text
+
+
+def _not_one(value: object, field: str, measure: _Measure) -> Refused:
+    return Refused(field, f"{_shown(value)} is not {measure.noun}; write {measure.example}")
+
+
+def _from_text(number: str) -> tuple[int, int]:
+    whole, _, part = number.partition(".")
+    return int(whole + part), -len(part)
+
+
+def _from_number(value: object, field: str, measure: _Measure) -> tuple[int, int]:
+    """A number as (digits, power of ten), so that what follows is arithmetic on ints."""
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
+        raise _not_one(value, field, measure)
+    if isinstance(value, int):
+        return int(value), 0
+    # The repr of a float is what its author wrote: 0.1 is a tenth, not the nearest binary fraction.
+    decimal = Decimal(float.__repr__(value)) if isinstance(value, float) else value
+    sign, digits, power = decimal.as_tuple()
+    if not isinstance(power, int) or len(digits) > _LONGEST:
+        raise _not_one(value, field, measure)
+    number = int("".join(map(str, digits)))
+    return (-number if sign else number), power
+
+
+def _settle(value: object, number: tuple[int, int], unit: int, field: str, measure: _Measure) -> int:
+    digits, power = number
+    if digits < 0:
+        raise Refused(field, f"{_shown(value)} is negative; write 0 or more")
+    # The power is capped so that 1E+999999999 costs nothing: with at most 40 digits and a unit below 10**16,
+    # anything past the cap is too large, or too fine, whatever its digits are.
+    ten: int = 10 ** min(abs(power), 100)
+    amount, rest = (digits * unit * ten, 0) if power >= 0 else divmod(digits * unit, ten)
+    if amount > measure.most:
+        raise Refused(field, f"{_shown(value)} is too large; write at most {measure.most_text}")
+    if rest:
+        step = measure.step
+        raise Refused(field, f"{_shown(value)} is finer than {step}; round it to a multiple of {step}")
+    return amount
+
+
+def _shown(value: object) -> str:
+    """`value` for a message: never long, never with characters that would disturb a terminal or a log."""
+    if isinstance(value, str):
+        text = "".join(c if c.isprintable() else "?" for c in value[:_LONGEST])
+        return f'"{text}{"…" if len(value) > _LONGEST else ""}"'
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        # Python refuses to print an int of some thousand digits.
+        return str(int(value)) if value.bit_length() <= 128 else f"a number of {value.bit_length()} bits"
+    if isinstance(value, float):
+        return float.__repr__(value)
+    if isinstance(value, Decimal):
+        text = str(value)
+        return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if isinstance(value, list | tuple):
+        return "a list"
+    return f"a {type(value).__name__[:_LONGEST]}"
+
+
+# ---- reading documents
+
+
+def parse_request(doc: object, field: str) -> Vector:
+    """What one task asks for; sparse."""
+    return {name: amount for name, amount in _parse(doc, field, parse_gpu_request).items() if amount}
+
+
+def parse_capacity(doc: object, field: str) -> Vector:
+    """What a node, or each node of a pool, has; sparse."""
+    return {name: amount for name, amount in _parse(doc, field, _parse_gpu_capacity).items() if amount}
+
+
+def parse_limits(doc: object, field: str) -> Vector:
+    """A limit or a guarantee; an explicit 0 is kept, because leaving a type out means something else."""
+    return _parse(doc, field, None)
+
+
+def _parse(doc: object, field: str, gpu: Callable[[object, str], int] | None) -> Vector:
+    if not isinstance(doc, Mapping):
+        problem = f"{_shown(doc)} is not a set of resources; write names with amounts such as cpu: 2"
+        raise Refused(field, problem)
+    vector: Vector = {}
+    for name, value in doc.items():
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise Refused(
+                field,
+                f"{_shown(name)} is not a resource name; write a lower-case letter, then up to 62"
+                " of a-z, 0-9, '.', '_', '/' and '-'",
+            )
+        inner = f"{field}.{name}" if field else name
+        vector[name] = gpu(value, inner) if gpu and name == GPU else parse_quantity(name, value, inner)
+    return vector
+
+
+# ---- writing amounts
+
+
+def format_quantity(name: str, amount: int) -> str:
+    """The short form of an amount that `parse_quantity` reads back to the same int.
+
+    A negative amount, which appears only in differences, is written with its sign.
+    """
+    if amount < 0:
+        return "-" + format_quantity(name, -amount)
+    if name == MEMORY:
+        for suffix, unit in _BINARY.items():
+            if amount >= unit and (number := _thousandths(amount, unit)):
+                return number + suffix
+        return str(amount)
+    number = _thousandths(amount, MILLI)
+    return number if len(number) <= len(str(amount)) + 1 else f"{amount}m"
+
+
+def format_vector(vector: Vector) -> str:
+    return " ".join(f"{name}={format_quantity(name, amount)}" for name, amount in sorted(vector.items()))
+
+
+def _thousandths(amount: int, unit: int) -> str:
+    """`amount` counted in `unit` with at most three decimals, or nothing where that is not exact."""
+    thousandths, rest = divmod(amount * 1000, unit)
+    if rest:
+        return ""
+    whole, part = divmod(thousandths, 1000)
+    return f"{whole}.{part:03}".rstrip("0") if part else str(whole)
+
+
+# ---- vectors
+
+
+def add(into: Vector, vector: Vector, times: int = 1) -> None:
+    """Add `vector`, `times` over, in place. A type that reaches 0 leaves; one may go below 0."""
+    for name, amount in vector.items():
+        total = into.get(name, 0) + amount * times
+        if total:
+            into[name] = total
+        else:
+            into.pop(name, None)
+
+
+def subtract(into: Vector, vector: Vector, times: int = 1) -> None:
+    add(into, vector, -times)
+
+
+def fits(request: Vector, free: Vector) -> bool:
+    for name, amount in request.items():  # noqa: SIM110  a generator would double the time
+        if amount > free.get(name, 0):
+            return False
+    return True
+
+
+def missing(request: Vector, free: Vector) -> Vector:
+    """How much more of each type `free` would need for `request` to fit; empty when it fits."""
+    return {name: amount - have for name, amount in request.items() if amount > (have := free.get(name, 0))}
+
+
+def minimum(a: Vector, b: Vector) -> Vector:
+    """The tighter of two limits, type by type; a type that is absent is unlimited."""
+    tighter = dict(a)
+    for name, amount in b.items():
+        tighter[name] = min(amount, tighter.get(name, amount))
+    return tighter
+
+
+def scale(vector: Vector, k: int) -> Vector:
+    """`vector` times `k`; nothing for k = 0. An explicit 0 stays: a limit must not become unlimited."""
+    return {name: amount * k for name, amount in vector.items()} if k else {}
+
+
+# ---- durations
+
+
+def parse_duration(value: object, field: str) -> int:
+    """Microseconds. A number without a unit is seconds; parts such as 1h30min go from large to small."""
+    if not isinstance(value, str):
+        return _settle(value, _from_number(value, field, _DURATION), SECOND, field, _DURATION)
+    text = _not_too_long(value, field)
+    match = _AMOUNT.fullmatch(text)
+    if match and (match[2] or "s") in _TIME_UNITS:
+        return _settle(value, _from_text(match[1]), _TIME_UNITS[match[2] or "s"], field, _DURATION)
+    total, at, last = 0, 0, MAX_DURATION
+    while at < len(text):
+        match = _DURATION_PART.match(text, at)
+        if match is None or (unit := _TIME_UNITS[match[2]]) >= last:
+            raise _not_one(value, field, _DURATION)
+        total += _settle(value, _from_text(match[1]), unit, field, _DURATION)
+        at, last = match.end(), unit
+    if not text:
+        raise _not_one(value, field, _DURATION)
+    return _settle(value, (total, 0), 1, field, _DURATION)
+
+
+def format_duration(us: int) -> str:
+    """The shortest of 90s, 1.5h and 1d1ms that stands for `us`; never one that starts with "0."."""
+    if us < 0:
+        return "-" + format_duration(-us)
+    if us == 0:
+        return "0s"
+    plain, compound, rest = [], "", us
+    for suffix, unit in _TIME_UNITS.items():
+        if us >= unit and (number := _thousandths(us, unit)):
+            plain.append(number + suffix)
+        many, rest = divmod(rest, unit)
+        if many:
+            compound += f"{many}{suffix}"
+    # Among equals the first wins, so larger units go first and the compound form last.
+    return min(*plain, compound, key=len)
+
+
+_DURATION = _Measure(
+    noun="a duration",
+    example="seconds, or numbers with us, ms, s, min, h or d such as 50ms, 5min or 1h30min",
+    step="1us",
+    most=MAX_DURATION,
+    most_text=format_duration(MAX_DURATION),
+)
+
+
+# ---- counts
+
+
+def parse_count(value: object, field: str, low: int, high: int) -> int:
+    """A whole number within bounds. Only an int will do: "3" or 3.0 is more likely a mistake than a count."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise Refused(field, f"{_shown(value)} is not accepted; write a whole number from {low} to {high}")
+    return int(value)

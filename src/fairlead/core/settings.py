@@ -1,0 +1,63 @@
+"""The settings of a partition, with their defaults. `core/config.py` reads them from a document."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from fairlead.core.model import Micros, PoolSettings, QueueSettings, Unit
+from fairlead.core.resources import HOUR, MINUTE, SECOND
+
+Fence = Literal["lease", "none"]
+
+
+class Requestor(msgspec.Struct, frozen=True, array_like=True):
+    """Who matches the pattern goes to the queue, unless it names one."""
+
+    match: str
+    queue: str
+
+
+class PartitionSettings(msgspec.Struct, frozen=True, array_like=True):
+    """Durations are in microseconds, percentages in whole percent. docs/settings.md has a line for each."""
+
+    unit: Unit = "dominant"
+    place: str = "pack"
+    max_batch: int = 100
+    batch_window: Micros = 50_000
+    max_placed: int = 5000
+    launch_timeout: Micros = 60 * SECOND
+    max_launch_tries: int = 3
+    replace_within: Micros = 5 * MINUTE
+    ready_after: Micros = 30 * SECOND
+    heartbeat: Micros = 5 * SECOND
+    lease: Micros = 60 * SECOND
+    fence: Fence = "lease"
+    chain: Micros = 100_000
+    starving_after: Micros = 48 * HOUR
+    held_nodes_percent: int = 50
+    hold_large: bool = True
+    hold_for: Micros = 24 * HOUR
+    backfill: bool = False
+    preempt_grace: Micros = 30 * SECOND
+    rebalance_threshold: int = 0
+    rebalance_after: Micros = 4 * MINUTE
+    promise_for: Micros = 3 * MINUTE
+    max_orders: int = 3
+    pool_pause: Micros = 5 * SECOND
+    keep_ended: Micros = 24 * HOUR
+    keep_keys: Micros = 24 * HOUR
+    requestors: tuple[Requestor, ...] = ()
+
+
+class PartitionConfig(msgspec.Struct, frozen=True, array_like=True):
+    """All that a configuration says of one partition. Queues are listed with parents before children."""
+
+    settings: PartitionSettings
+    queues: tuple[tuple[str, QueueSettings], ...]
+    pools: tuple[tuple[str, PoolSettings], ...] = ()
+
+
+DEFAULT_QUEUES = (("root", QueueSettings()), ("root.default", QueueSettings(share=100)))
+DEFAULT_CONFIG = PartitionConfig(PartitionSettings(), DEFAULT_QUEUES)

@@ -1,0 +1,81 @@
+"""Shapes: the canonical scheduling constraint of a task. Equal shapes are one object, interned by the state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from fairlead.core.resources import GPU, Vector, format_vector
+
+WHOLE_DEVICE = 1000  # milli-GPU
+
+Selectors = tuple[tuple[str, tuple[str, ...]], ...]
+"""Label → the values that will do, sorted by label; `*` stands for any value."""
+
+
+class ShapeKey(msgspec.Struct, frozen=True, array_like=True):
+    """What makes two tasks alike to the scheduler. Hashable, so that a table can intern it."""
+
+    resources: tuple[tuple[str, int], ...] = ()
+    selectors: Selectors = ()
+    tolerations: tuple[str, ...] = ()
+    pool: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        resources: Mapping[str, int],
+        selectors: Mapping[str, Iterable[str]] | None = None,
+        tolerations: Iterable[str] = (),
+        pool: str = "",
+    ) -> ShapeKey:
+        return cls(
+            tuple(sorted((name, amount) for name, amount in resources.items() if amount)),
+            tuple(sorted((label, tuple(sorted(set(values)))) for label, values in (selectors or {}).items())),
+            tuple(sorted(set(tolerations))),
+            pool,
+        )
+
+
+class Shape:
+    """An interned shape with what matching asks of it all the time already worked out."""
+
+    __slots__ = ("amounts", "device_milli", "devices", "key", "stages", "text")
+
+    def __init__(self, key: ShapeKey) -> None:
+        self.key = key
+        self.amounts = key.resources
+        gpu = dict(key.resources).get(GPU, 0)
+        # `gpu: 2` takes two whole devices, `gpu: 0.25` a quarter of one.
+        self.devices = gpu // WHOLE_DEVICE if gpu >= WHOLE_DEVICE else min(gpu, 1)
+        self.device_milli = min(gpu, WHOLE_DEVICE)
+        self.stages = 0
+        self.text = _text(key)
+
+    def __repr__(self) -> str:
+        return f"Shape({self.text})"
+
+    @property
+    def resources(self) -> Vector:
+        return dict(self.amounts)
+
+    def accepts(self, labels: Mapping[str, str], taints: Iterable[str], pool: str) -> bool:
+        """Whether a node with these properties may take such a task, whatever room it has."""
+        key = self.key
+        if key.pool and key.pool != pool:
+            return False
+        for label, values in key.selectors:
+            value = labels.get(label)
+            if value is None or not ("*" in values or value in values):
+                return False
+        return all(taint in key.tolerations for taint in taints)
+
+
+def _text(key: ShapeKey) -> str:
+    parts = [format_vector(dict(key.resources)) or "nothing"]
+    parts += [f"{label} in {','.join(values)}" for label, values in key.selectors]
+    parts += [f"tolerates {taint}" for taint in key.tolerations]
+    if key.pool:
+        parts.append(f"pool {key.pool}")
+    return "; ".join(parts)

@@ -1,0 +1,337 @@
+"""The whole truth of one partition. Changes alter it, through a plan; everybody else reads.
+
+What hangs together is kept together here: an allocation touches its node, its stage and every account of its job,
+and `book` and `unbook` are the only places that do so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heappush
+
+import msgspec
+
+from fairlead.core.lanes import Lane
+from fairlead.core.model import (
+    Account,
+    Allocation,
+    Job,
+    KeptKey,
+    Limits,
+    Manager,
+    Micros,
+    Pool,
+    Queue,
+    QueueSettings,
+    QueueState,
+    Reservation,
+    Stage,
+)
+from fairlead.core.nodes import NodeTable
+from fairlead.core.ranges import count, indices
+from fairlead.core.resources import BUILT_IN, Vector
+from fairlead.core.settings import PartitionSettings
+from fairlead.core.shape import Shape, ShapeKey
+
+WILDCARD = "*"
+
+
+class Counters(msgspec.Struct, array_like=True):
+    """The next number of each kind. They only grow, also when what was numbered is gone."""
+
+    job: int = 1
+    join: int = 1
+    allocation: int = 1
+    reservation: int = 1
+    front: int = 1
+
+
+class Reign:
+    """What belongs to the present writer's time and not to history: a start always begins like this.
+
+    It is the one part of the state that is not journaled and not altered through a plan.
+    """
+
+    __slots__ = ("ready", "reported")
+
+    def __init__(self) -> None:
+        self.ready = False
+        self.reported: set[str] = set()
+        """The resource managers that have replayed what they know."""
+
+
+class Touched:
+    """What a cycle's changes reached, so that its checks and effects cost what changed."""
+
+    __slots__ = ("accounts", "jobs", "nodes")
+
+    def __init__(self) -> None:
+        self.nodes: set[int] = set()
+        self.jobs: set[str] = set()
+        self.accounts = False
+        """Whether queues or limits themselves changed."""
+
+
+class Partition:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.settings = PartitionSettings()
+        self.config_version = 0
+        self.now: Micros = 0
+        """The time of the last journaled cycle, or of the plan that is open."""
+        self.reign = Reign()
+        self.removed = False
+        self.counters = Counters()
+        self.queues: dict[str, Queue] = {}
+        self.nodes = NodeTable()
+        self.jobs: dict[str, Job] = {}
+        self.allocations: dict[int, Allocation] = {}
+        self.lanes: dict[tuple[str, ShapeKey], Lane] = {}
+        self.pools: dict[str, Pool] = {}
+        self.managers: dict[str, Manager] = {}
+        self.keys: dict[tuple[str, str], KeptKey] = {}
+        self.shapes: dict[ShapeKey, Shape] = {}
+        self.followers: dict[str, list[str]] = {}
+        """Job → the jobs that come after it and still wait for it."""
+        self.draining: set[str] = set()
+        """The queues that go when they are empty."""
+        self.forgetting: list[tuple[Micros, int, str]] = []
+        """A heap of ended jobs by when they were looked at last; entries of jobs that are gone are passed over."""
+        self.expiring: list[tuple[Micros, str, str]] = []
+        """A heap of idempotency keys by expiry; entries that changed are passed over."""
+        self.key_of: dict[str, tuple[str, str]] = {}
+        """Job → the key it was submitted with."""
+        self.touched = Touched()
+
+    # -- queues and accounts -------------------------------------------------------------------------------------
+
+    @property
+    def root(self) -> Queue:
+        return self.queues["root"]
+
+    def add_queue(self, path: str, settings: QueueSettings) -> Queue:
+        above, _, name = path.rpartition(".")
+        parent = self.queues[above] if above else None
+        account = Account(f"queue {path}", None if settings.limit is None else dict(settings.limit), settings.max_jobs)
+        queue = Queue(path, name, parent, settings, account)
+        self.queues[path] = queue
+        if parent is not None:
+            parent.children[name] = queue
+        return queue
+
+    def remove_queue(self, path: str) -> Queue:
+        queue = self.queues.pop(path)
+        self.draining.discard(path)
+        if queue.parent is not None:
+            del queue.parent.children[queue.name]
+        return queue
+
+    def restore_queue(self, queue: Queue) -> None:
+        self.queues[queue.path] = queue
+        if queue.state == "draining":
+            self.draining.add(queue.path)
+        if queue.parent is not None:
+            queue.parent.children[queue.name] = queue
+
+    def move_queue(self, path: str, state: QueueState) -> None:
+        self.queues[path].state = state
+        if state == "draining":
+            self.draining.add(path)
+        else:
+            self.draining.discard(path)
+
+    def leaves(self) -> Iterator[Queue]:
+        for path in sorted(self.queues):
+            if not self.queues[path].children:
+                yield self.queues[path]
+
+    def accounts_for(self, queue: Queue, user: str, groups: tuple[str, ...]) -> tuple[Account, ...]:
+        """Every account that a job of this user in this queue is booked on, root first."""
+        line = queue.line()
+        group = _group_of(line, groups)
+        accounts: list[Account] = []
+        for level in line:
+            accounts.append(level.account)
+            limits = _limits_of(level.settings.users, user)
+            if limits is not None:
+                accounts.append(_account(level.users, user, f"user {user} in queue {level.path}", limits))
+            limits = dict(level.settings.groups).get(group) if group is not None else None
+            if group is not None and limits is not None:
+                accounts.append(_account(level.groups, group, f"group {group} in queue {level.path}", limits))
+        return tuple(accounts)
+
+    def retie(self) -> None:
+        """Work out all accounts anew after limits of users or groups changed."""
+        for queue in self.queues.values():
+            queue.users, queue.groups = {}, {}
+            queue.account.used, queue.account.running = {}, 0
+        for job in sorted(self.jobs.values(), key=lambda job: job.number):
+            if job.over and not job.allocations:
+                continue
+            job.accounts = self.accounts_for(job.queue, job.spec.user, job.spec.groups)
+            if job.allocations:
+                for account in job.accounts:
+                    account.running += 1
+        for allocation in self.allocations.values():
+            stage = allocation.stage
+            charge(stage.job, stage.shape, count(allocation.indices))
+        self.touched.accounts = True
+
+    # -- shapes and lanes ----------------------------------------------------------------------------------------
+
+    def take_shape(self, key: ShapeKey) -> Shape:
+        """The one object for this shape, kept while a stage uses it."""
+        shape = self.shapes.get(key)
+        if shape is None:
+            shape = self.shapes[key] = Shape(key)
+        shape.stages += 1
+        return shape
+
+    def leave_shape(self, shape: Shape) -> None:
+        shape.stages -= 1
+        if not shape.stages:
+            del self.shapes[shape.key]
+
+    def lane_of(self, stage: Stage) -> Lane | None:
+        return self.lanes.get((stage.job.queue.path, stage.shape.key))
+
+    def add_reservation(self, reservation: Reservation) -> None:
+        stage = reservation.stage
+        stage.reservations[reservation.kind] = reservation
+        key = (stage.job.queue.path, stage.shape.key)
+        lane = self.lanes.get(key)
+        if lane is None:
+            lane = self.lanes[key] = Lane(stage.job.queue, stage.shape)
+        lane.add(reservation)
+
+    def drop_reservation(self, reservation: Reservation) -> None:
+        stage = reservation.stage
+        stage.reservations[reservation.kind] = None
+        key = (stage.job.queue.path, stage.shape.key)
+        lane = self.lanes[key]
+        lane.drop()
+        if not lane.size:
+            del self.lanes[key]
+
+    # -- allocations ---------------------------------------------------------------------------------------------
+
+    def book(self, allocation: Allocation) -> None:
+        """Enter an allocation everywhere it is known: node, stage, job and accounts."""
+        stage = allocation.stage
+        job = stage.job
+        tasks = count(allocation.indices)
+        self.allocations[allocation.id] = allocation
+        self.nodes.book(allocation, stage.shape, tasks, allocation.devices)
+        if stage.live is None:
+            stage.live = {}
+        stage.live.update(dict.fromkeys(indices(allocation.indices), allocation))
+        if not job.allocations:
+            for account in job.accounts:
+                account.running += 1
+        job.allocations += 1
+        charge(job, stage.shape, tasks)
+        self.settle(job)
+        self.touched.nodes.add(allocation.node)
+        self.touched.jobs.add(job.id)
+
+    def unbook(self, allocation: Allocation) -> None:
+        """The reverse of `book`: the whole allocation leaves."""
+        stage = allocation.stage
+        job = stage.job
+        tasks = count(allocation.indices)
+        del self.allocations[allocation.id]
+        self.nodes.unbook(allocation, stage.shape, tasks, allocation.devices, gone=True)
+        assert stage.live is not None
+        for index in indices(allocation.indices):
+            del stage.live[index]
+        if not stage.live:
+            stage.live = None
+        job.allocations -= 1
+        if not job.allocations:
+            for account in job.accounts:
+                account.running -= 1
+        charge(job, stage.shape, -tasks)
+        self.settle(job)
+        self.touched.nodes.add(allocation.node)
+        self.touched.jobs.add(job.id)
+
+    def settle(self, job: Job) -> None:
+        """List a job with its queue while it wants or uses something there."""
+        if job.over and not job.allocations:
+            job.queue.jobs.pop(job.id, None)
+        else:
+            job.queue.jobs[job.id] = job
+
+    # -- what callers are remembered by --------------------------------------------------------------------------
+
+    def keep_key(self, user: str, key: str, entry: KeptKey) -> None:
+        self.keys[user, key] = entry
+        if entry.job:
+            self.key_of[entry.job] = (user, key)
+        if entry.expires is not None:
+            heappush(self.expiring, (entry.expires, user, key))
+
+    def drop_key(self, user: str, key: str) -> KeptKey:
+        entry = self.keys.pop((user, key))
+        self.key_of.pop(entry.job, None)
+        return entry
+
+    # -- small questions -----------------------------------------------------------------------------------------
+
+    def unmet(self, job: Job) -> tuple[str, ...]:
+        """The jobs it comes after that have not succeeded yet. One that is forgotten had succeeded."""
+        return tuple(name for name in job.spec.after if name in self.jobs and self.jobs[name].state != "succeeded")
+
+    def known_resources(self) -> list[str]:
+        """The resources that some node or pool has offered."""
+        known = set(BUILT_IN) | set(self.nodes.capacity)
+        for pool in self.pools.values():
+            known.update(name for name, _ in pool.settings.node)
+        return sorted(known)
+
+
+def charge(job: Job, shape: Shape, tasks: int) -> None:
+    """Add the use of so many tasks (or take it away, below 0) on every account of a job."""
+    for account in job.accounts:
+        used = account.used
+        for name, amount in shape.amounts:
+            now = used.get(name, 0) + amount * tasks
+            if now:
+                used[name] = now
+            else:
+                del used[name]
+
+
+def headroom(accounts: tuple[Account, ...]) -> Vector:
+    """What may still be used: the least of every account's room, over the resources limited anywhere."""
+    room: Vector = {}
+    for account in accounts:
+        for name, limit in (account.limit or {}).items():
+            left = max(0, limit - account.used.get(name, 0))
+            room[name] = min(room.get(name, left), left)
+    return room
+
+
+def _group_of(line: list[Queue], groups: tuple[str, ...]) -> str | None:
+    # Leaf to root, the first of the user's groups with a limit; the wildcard comes after the named ones of a level.
+    for queue in reversed(line):
+        named = {name for name, _ in queue.settings.groups}
+        for group in groups:
+            if group in named:
+                return group
+        if WILDCARD in named:
+            return WILDCARD
+    return None
+
+
+def _limits_of(limits: tuple[tuple[str, Limits], ...], name: str) -> Limits | None:
+    table = dict(limits)
+    return table.get(name, table.get(WILDCARD))
+
+
+def _account(accounts: dict[str, Account], key: str, name: str, limits: Limits) -> Account:
+    account = accounts.get(key)
+    if account is None:
+        limit = None if limits.limit is None else dict(limits.limit)
+        account = accounts[key] = Account(name, limit, limits.max_jobs)
+    return account

@@ -1,0 +1,112 @@
+"""What a record holds: the changes of one cycle with its time; and how a state comes back from records.
+
+Recovery replays changes, never policy, so that an upgrade cannot rewrite history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from operator import or_
+from typing import Any
+
+import msgspec
+
+from fairlead.core.changes import ALL_CHANGES, Change
+from fairlead.core.cluster import NOTHING, ClusterConfigured
+from fairlead.core.dump import NotADump, load
+from fairlead.core.model import Micros
+from fairlead.core.state import Partition, Touched
+from fairlead.journal.base import Damaged, Journal, TooNew
+
+FORMAT = 1
+CLUSTER_STREAM = "cluster"
+
+
+class _Head(msgspec.Struct, frozen=True, array_like=True):
+    format: int
+
+
+class _Record(msgspec.Struct, frozen=True, array_like=True):
+    format: int
+    now: Micros
+    changes: list[reduce(or_, ALL_CHANGES)]  # type: ignore[valid-type]
+
+
+class _ClusterRecord(msgspec.Struct, frozen=True, array_like=True):
+    format: int
+    configured: ClusterConfigured
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_head = msgspec.msgpack.Decoder(_Head).decode
+_decode_record: Any = msgspec.msgpack.Decoder(_Record).decode
+_decode_cluster = msgspec.msgpack.Decoder(_ClusterRecord).decode
+
+
+def stream_of(partition: str) -> str:
+    """The stream that holds a partition's log."""
+    return f"partition/{partition}"
+
+
+def encode(now: Micros, changes: Sequence[Change]) -> bytes:
+    return _encode((FORMAT, now, changes))
+
+
+def decode(payload: bytes, where: str) -> tuple[Micros, list[Change]]:
+    try:
+        _check_format(payload, where)
+        record = _decode_record(payload)
+    except msgspec.MsgspecError as problem:
+        raise Damaged(where, f"it is not a record of format {FORMAT} ({problem})") from None
+    return record.now, record.changes
+
+
+def encode_cluster(configured: ClusterConfigured) -> bytes:
+    return _encode((FORMAT, configured))
+
+
+def restore(journal: Journal, partition: str) -> tuple[Partition, int]:
+    """A partition as its log left it, and the number of its last record."""
+    stream = stream_of(partition)
+    snapshot = journal.snapshot(stream)
+    p, seq = Partition(partition), 0
+    if snapshot is not None:
+        try:
+            p, seq = load(snapshot.payload), snapshot.seq
+        except NotADump as problem:
+            raise Damaged(f"snapshot {snapshot.seq} of {stream}", str(problem)) from None
+    for record in journal.read(stream, seq):
+        replay(p, record.payload, f"record {record.seq} of {stream}")
+        seq = record.seq
+    p.touched = Touched()
+    return p, seq
+
+
+def replay(p: Partition, payload: bytes, where: str) -> None:
+    """Apply one record to the state it was written after."""
+    p.now, changes = decode(payload, where)
+    try:
+        for change in changes:
+            change.apply(p)
+    except Exception as problem:
+        raise Damaged(where, f"it does not follow from the records before it ({problem!r})") from problem
+
+
+def restore_cluster(journal: Journal) -> tuple[ClusterConfigured, int]:
+    """The newest configuration of the cluster, and the number of its record."""
+    configured, seq = NOTHING, 0
+    for record in journal.read(CLUSTER_STREAM):
+        where = f"record {record.seq} of {CLUSTER_STREAM}"
+        _check_format(record.payload, where)
+        try:
+            configured, seq = _decode_cluster(record.payload).configured, record.seq
+        except msgspec.MsgspecError as problem:
+            raise Damaged(where, f"it is not a configuration ({problem})") from None
+    return configured, seq
+
+
+def _check_format(payload: bytes, where: str) -> None:
+    version = _decode_head(payload).format
+    if version > FORMAT:
+        raise TooNew(f"{where}: format {version} is newer than {FORMAT}; use the program that wrote it, or a newer one")

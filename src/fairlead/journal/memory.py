@@ -1,0 +1,130 @@
+"""A journal in memory for tests and the simulator: the same rules, and faults on demand.
+
+The object outlives the writer that uses it, so a restart is a new writer on the same object.
+"""
+
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Literal, Self
+
+from fairlead.journal.base import Fenced, JournalError, NotWritten, Pruned, Record, Snapshot, UnknownOutcome
+
+_KEPT_SNAPSHOTS = 2
+
+
+class _Stream:
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.begun = 0  # the epoch handed out last; a drop moves on without handing one out
+        self.base = 0  # records up to here are pruned
+        self.records: list[Record] = []
+        self.snapshots: list[Snapshot] = []  # oldest first
+        self.in_doubt = False  # an append ended in UnknownOutcome and no reign began since
+
+    @property
+    def last(self) -> int:
+        return self.base + len(self.records)
+
+
+class MemoryJournal:
+    """Keeps everything in this process. `break_next` makes the next append fail."""
+
+    def __init__(self) -> None:
+        self._streams: dict[str, _Stream] = {}
+        self._fault: tuple[Literal["failed", "unknown"], bool] | None = None
+
+    def break_next(self, fault: Literal["failed", "unknown"], written: bool = False) -> None:
+        """Let the next append raise NotWritten or UnknownOutcome, in that case stored if `written`."""
+        if fault == "failed" and written:
+            raise ValueError('break_next("failed"): a failed append is never written; use "unknown"')
+        self._fault = (fault, written)
+
+    def reign(self, stream: str) -> int:
+        held = self._streams.setdefault(stream, _Stream())
+        held.epoch += 1
+        held.begun = held.epoch
+        held.in_doubt = False
+        return held.epoch
+
+    def append(self, stream: str, epoch: int, seq: int, payload: bytes) -> None:
+        held = self._streams.get(stream, _Stream())
+        if epoch < held.epoch:
+            raise Fenced(stream, epoch, held.epoch)
+        if epoch == 0 or epoch != held.begun:
+            raise NotWritten(f"stream {stream!r}: epoch {epoch} was never begun; call reign() first")
+        if held.in_doubt:
+            raise UnknownOutcome(f"stream {stream!r}: an earlier append has an unknown outcome; recover first")
+        if seq != held.last + 1:
+            raise NotWritten(f"stream {stream!r}: record {seq} is out of sequence, the last is {held.last}")
+        fault, written = self._fault or (None, True)
+        self._fault = None
+        if written:
+            held.records.append(Record(seq, epoch, bytes(payload)))
+        if fault == "failed":
+            raise NotWritten(f"stream {stream!r}: record {seq} was not written: a fault was injected; try again")
+        if fault == "unknown":
+            held.in_doubt = True
+            raise UnknownOutcome(f"stream {stream!r}: record {seq}: a fault was injected; stop and recover")
+
+    def read(self, stream: str, after: int = 0) -> Iterator[Record]:
+        held = self._streams.get(stream, _Stream())
+        if after > held.last:
+            raise JournalError(f"stream {stream!r}: no record {after} to read behind, the last is {held.last}")
+        while after < held.last:
+            if after < held.base:
+                break
+            yield held.records[after - held.base]
+            after += 1
+        if after < held.base:
+            raise Pruned(
+                f"stream {stream!r}: record {after + 1} is pruned, as all up to {held.base}; "
+                "start from the newest snapshot"
+            )
+
+    def last(self, stream: str) -> int:
+        return self._streams[stream].last if stream in self._streams else 0
+
+    def streams(self) -> list[str]:
+        return sorted(name for name, held in self._streams.items() if held.last)
+
+    def drop(self, stream: str) -> None:
+        if stream in self._streams:
+            fresh = _Stream()
+            fresh.epoch = self._streams[stream].epoch + 1
+            self._streams[stream] = fresh
+
+    def snapshot(self, stream: str) -> Snapshot | None:
+        held = self._streams.get(stream)
+        return held.snapshots[-1] if held and held.snapshots else None
+
+    def save_snapshot(self, stream: str, seq: int, payload: bytes) -> None:
+        held = self._streams.get(stream, _Stream())
+        if not max(1, held.base) <= seq <= held.last:
+            raise NotWritten(
+                f"stream {stream!r}: snapshot at {seq} refused, the records at hand are {held.base + 1} to {held.last}"
+            )
+        kept = {snapshot.seq: snapshot for snapshot in held.snapshots}
+        kept[seq] = Snapshot(seq, bytes(payload))
+        held.snapshots = [kept[number] for number in sorted(kept)][-_KEPT_SNAPSHOTS:]
+
+    def prune(self, stream: str, upto: int) -> None:
+        held = self._streams.get(stream, _Stream())
+        newest = held.snapshots[-1].seq if held.snapshots else 0
+        if upto > newest:
+            raise NotWritten(
+                f"stream {stream!r}: pruning to {upto} refused, the newest snapshot is at {newest}; save one first"
+            )
+        if upto > held.base:
+            del held.records[: upto - held.base]
+            held.base = upto
+
+    def close(self) -> None:
+        """Nothing to do: what is stored stays for the next writer."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

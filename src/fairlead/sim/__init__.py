@@ -1,0 +1,1 @@
+"""The simulator's parts: a virtual fleet for the real writer."""

@@ -1,0 +1,555 @@
+"""`World`: a small cluster on a virtual clock, driven through the real writer, core and journal.
+
+Commands are queued and take effect at the next `cycle()`; `advance()` runs the cycles that are due. Agents
+acknowledge and tasks run until told otherwise. All invariants are checked after every cycle.
+
+    w = World()
+    w.nodes(4, cpu=2)
+    job = w.submit(stages=[{"name": "w", "count": 8, "resources": {"cpu": 1}}])
+    w.cycle()
+    assert len(w.placements(job)) == 8
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
+from typing import Any, Literal
+
+import msgspec
+
+from fairlead.core.commands import (
+    AddNode,
+    Answer,
+    AnyCommand,
+    BringToFront,
+    CancelReservation,
+    Kill,
+    MarkReady,
+    MoveNode,
+    MoveQueue,
+    RegisterManager,
+    Rejected,
+    RemoveNode,
+    Report,
+    ReportState,
+    ResetLane,
+    Scale,
+    SetPriority,
+    Submit,
+    UpdateManager,
+    UpdateNode,
+)
+from fairlead.core.config import QUEUE_KEYS, parse_config
+from fairlead.core.cycle import Cycle, due
+from fairlead.core.documents import parse_job, parse_node
+from fairlead.core.dump import dump
+from fairlead.core.effects import Effect, ForManager, standing_effects
+from fairlead.core.errors import Refused
+from fairlead.core.invariants import check_all
+from fairlead.core.model import Job, Micros, Stage
+from fairlead.core.resources import MEMORY, MILLI, SECOND, parse_duration
+from fairlead.core.state import Partition
+from fairlead.journal.base import Journal
+from fairlead.journal.memory import MemoryJournal
+from fairlead.sim.fleet import Fleet
+from fairlead.testing.manager import ManagerHandle
+from fairlead.views.documents import (
+    JobView,
+    ReservationView,
+    TaskView,
+    Waiting,
+    explain_view,
+    job_view,
+    lanes_view,
+    placements_view,
+    task_view,
+    usage_view,
+)
+from fairlead.writer.cluster import Cluster
+from fairlead.writer.loop import Stopped, Writer
+
+Where = Literal["failed", "unknown"]
+
+
+class World:
+    """A cluster to play with. It is ready, and the clock stands at 0 s."""
+
+    def __init__(
+        self,
+        config: Mapping[str, Any] | None = None,
+        unit: str | None = None,
+        partitions: Sequence[str] = ("default",),
+        journal: Journal | None = None,
+    ) -> None:
+        """`config` is a document as in fairlead.yaml, or the settings of one partition, used for each of them."""
+        self.now: Micros = 0
+        self.journal = journal if journal is not None else MemoryJournal()
+        self._config = _document(config or {}, unit, partitions)
+        self._default = next(iter(self._config["partitions"]))
+        self._queue: list[tuple[str, AnyCommand] | dict[str, Any]] = []
+        self._answers: list[Answer] = []
+        self._effects: list[Effect] = []
+        self._ids: dict[tuple[str, str], str] = {}
+        self._taken: set[str] = set()
+        self._home: dict[str, str] = {}
+        self._nodes: dict[tuple[str, str], dict[str, Any]] = {}
+        self._managers: dict[tuple[str, str], ManagerHandle] = {}
+        self.fleets: dict[str, Fleet] = {}
+        self._accepted: dict[str, Any] = {}
+        self._open()
+        self._apply(self._config)
+        self.mark_ready()
+        self.cycle()
+        self._answers, self._effects = [], []
+
+    # -- what there is -------------------------------------------------------------------------------------------
+
+    def queue(self, path: str, partition: str | None = None, **settings: Any) -> None:
+        """Add a queue, or set an existing one anew. Queues above it are added if need be."""
+        top = self._config["partitions"][partition or self._default]
+        place: dict[str, Any] = top.setdefault("queues", {})
+        for name in path.split("."):
+            place = place.setdefault(name, {})
+        kept = {name: child for name, child in place.items() if name not in QUEUE_KEYS}
+        place.clear()
+        place.update(settings, **kept)
+        self._queue.append(deepcopy(self._config))
+
+    def configure(self, config: Mapping[str, Any]) -> None:
+        """Follow another document. A refusal is raised by the cycle that would have followed it."""
+        names = list(self._config["partitions"])
+        self._config = _document(config, None, names)
+        self._queue.append(deepcopy(self._config))
+
+    def set_share(self, queue: str, share: int, partition: str | None = None) -> None:
+        place = self._config["partitions"][partition or self._default].setdefault("queues", {})
+        for name in queue.split("."):
+            place = place[name]
+        place["share"] = share
+        self._queue.append(deepcopy(self._config))
+
+    def pool(self, name: str, partition: str | None = None, **settings: Any) -> None:
+        self._config["partitions"][partition or self._default].setdefault("pools", {})[name] = settings
+        self._queue.append(deepcopy(self._config))
+
+    def node(
+        self,
+        name: str,
+        *,
+        labels: Mapping[str, str] | None = None,
+        taints: Sequence[str] = (),
+        pool: str | None = None,
+        partition: str | None = None,
+        **resources: Any,
+    ) -> None:
+        where = partition or self._default
+        doc = {"name": name, "resources": resources, "labels": dict(labels or {}), "taints": list(taints)}
+        if pool is not None:
+            doc["pool"] = pool
+        _, spec = parse_node(doc)
+        self._nodes[where, name] = doc
+        self._home.setdefault(name, where)
+        self._send(where, AddNode(name=name, spec=spec, operator=True))
+
+    def nodes(self, count: int, prefix: str = "n", **properties: Any) -> None:
+        """That many equal nodes, named by number."""
+        for number in range(count):
+            self.node(f"{prefix}{number}", **properties)
+
+    def update_node(self, name: str, **changes: Any) -> None:
+        """Set resources, or labels, taints and pool, and leave the rest."""
+        where = self._home.get(name, self._default)
+        doc = self._nodes[where, name]
+        for key, value in changes.items():
+            if key in ("labels", "taints", "pool"):
+                doc[key] = value
+            else:
+                doc["resources"][key] = value
+        _, spec = parse_node(doc)
+        self._send(where, UpdateNode(name=name, spec=spec, operator=True))
+
+    def drain(self, name: str) -> None:
+        self._move(name, "drain")
+
+    def disable(self, name: str) -> None:
+        self._move(name, "disable")
+
+    def enable(self, name: str) -> None:
+        self._move(name, "enable")
+
+    def remove_node(self, name: str) -> None:
+        self._send(self._home.get(name, self._default), RemoveNode(name=name, operator=True))
+
+    # -- jobs ----------------------------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        *,
+        stages: Iterable[Mapping[str, Any]],
+        name: str = "job",
+        user: str = "user",
+        key: str | None = None,
+        partition: str | None = None,
+        **rest: Any,
+    ) -> str:
+        """Queue a submission and return the job's id. A stage's `duration` is when its tasks end, in seconds.
+
+        A document that cannot be read is refused here; what only the state can refuse shows in `answers()`.
+        """
+        where = partition or self._default
+        job_id = self._id(name, user, key)
+        documents: list[dict[str, Any]] = []
+        for stage in stages:
+            document = dict(stage)
+            duration = document.pop("duration", None)
+            if duration is not None:
+                place = (job_id, document.get("name", "main"))
+                self.fleets[where].durations[place] = parse_duration(duration, "duration")
+            documents.append(document)
+        spec = parse_job({"name": name, "user": user, "stages": documents, **rest})
+        self._home[job_id] = where
+        command = Submit(spec=spec, id=job_id, user=user, groups=spec.groups, key=key or "")
+        self._send(where, command)
+        return job_id
+
+    def scale(self, job: str, stage: str, count: int) -> None:
+        self._send(self._where(job), Scale(job=job, stage=stage, count=count, operator=True))
+
+    def kill(self, job: str, user: str | None = None) -> None:
+        self._send(self._where(job), Kill(job=job, user=user or "", operator=user is None))
+
+    def set_priority(self, job: str, priority: int) -> None:
+        self._send(self._where(job), SetPriority(job=job, priority=priority, operator=True))
+
+    def prioritise(self, job: str, stage: str) -> None:
+        """Bring a stage's reservations to the front of their lanes."""
+        self._send(self._where(job), BringToFront(job=job, stage=stage, operator=True))
+
+    def cancel(self, job: str, stage: str) -> None:
+        self._send(self._where(job), CancelReservation(job=job, stage=stage, operator=True))
+
+    def reset_lane(self, queue: str, job: str, cancel: bool = False) -> None:
+        self._send(self._where(job), ResetLane(queue=queue, job=job, cancel=cancel, operator=True))
+
+    def stop_queue(self, path: str, partition: str | None = None) -> None:
+        self._send(partition or self._default, MoveQueue(queue=path, action="stop", operator=True))
+
+    def start_queue(self, path: str, partition: str | None = None) -> None:
+        self._send(partition or self._default, MoveQueue(queue=path, action="start", operator=True))
+
+    def finish(self, job: str, stage: str | None = None, index: int | None = None, exit_code: int = 0) -> None:
+        """Report live tasks ended: one, all of a stage, or all of the job."""
+        for each in self._job(job).stages:
+            if stage in (None, each.name):
+                for one in sorted(each.live or ()) if index is None else [index]:
+                    state: ReportState = "succeeded" if exit_code == 0 else "failed"
+                    self._report(job, each, one, None, state, exit_code)
+
+    def report(
+        self,
+        job: str,
+        stage: str,
+        index: int,
+        attempt: int,
+        state: ReportState,
+        node: str | None = None,
+        exit_code: int | None = None,
+    ) -> None:
+        """Report by hand, also what is stale or odd."""
+        self._report(job, self._stage(job, stage), index, attempt, state, exit_code, node)
+
+    # -- agents --------------------------------------------------------------------------------------------------
+
+    def hold_acks(self, node: str) -> None:
+        self._fleet_of(node).hold_acks(node)
+
+    def release_acks(self, node: str) -> None:
+        self._fleet_of(node).release_acks(node, self.now)
+
+    def refuse_launches(self, node: str) -> None:
+        self._fleet_of(node).refuse_launches(node)
+
+    def silence(self, node: str) -> None:
+        """Nothing is heard of the node any more; it is declared lost after the lease and a heartbeat of grace."""
+        settings = self.partition(self._home[node]).settings
+        self._fleet_of(node).silence(node, self.now + settings.lease + settings.heartbeat)
+
+    def fail_node(self, node: str) -> None:
+        self._fleet_of(node).fail(node, self.now)
+
+    def return_node(self, node: str) -> None:
+        where = self._home[node]
+        self.fleets[where].return_node(node)
+        _, spec = parse_node(self._nodes[where, node])
+        self._send(where, AddNode(name=node, spec=spec, operator=True))
+
+    def rm(self, name: str, partition: str | None = None) -> ManagerHandle:
+        """A resource manager of that name."""
+        where = partition or self._default
+        if (where, name) not in self._managers:
+            self._managers[where, name] = ManagerHandle(name, lambda command: self._send(where, command))
+        return self._managers[where, name]
+
+    # -- time ----------------------------------------------------------------------------------------------------
+
+    def cycle(self) -> None:
+        """One cycle at the present time; a change of the configuration among the commands has one of its own."""
+        batch: list[tuple[str, AnyCommand]] = []
+        waiting, self._queue = self._queue, []
+        for at, each in enumerate(waiting):
+            if isinstance(each, tuple):
+                batch.append(each)
+                continue
+            if at + 1 < len(waiting) and isinstance(waiting[at + 1], dict):
+                continue  # the next document says it all
+            if batch:
+                self._turn(batch)
+                batch = []
+            try:
+                self._apply(each)
+            except Refused:
+                self._queue = waiting[at + 1 :]
+                raise
+        self._turn(batch)
+
+    def advance(self, seconds: float) -> None:
+        """Move the clock and run the cycles that fall due on the way."""
+        target = self.now + round(seconds * SECOND)
+        while True:
+            when = self._next_due()
+            if when is None or when > target:
+                break
+            self.now = max(self.now, when)
+            self.cycle()
+        self.now = target
+
+    def mark_ready(self) -> None:
+        for name in self.cluster.writers:
+            self._send(name, MarkReady(operator=True))
+
+    def restart(self, ready: bool = True) -> None:
+        """Throw the control plane away and recover another from the journal. The agents live on."""
+        before = {name: writer.reasons for name, writer in self.cluster.writers.items()}
+        self._open()
+        for name, writer in self.cluster.writers.items():
+            writer.partition.reign.ready = ready
+            writer.reasons = before.get(name, {}) if ready else {}
+
+    def break_journal(self, how: Where, written: bool = False) -> None:
+        """Let the next write fail, for certain or with an unknown outcome. The cycle recovers from it."""
+        if not isinstance(self.journal, MemoryJournal):
+            raise TypeError("only a memory journal can be broken on demand")
+        self.journal.break_next(how, written)
+
+    # -- questions -----------------------------------------------------------------------------------------------
+
+    def partition(self, name: str | None = None) -> Partition:
+        """The state itself, for reading."""
+        return self.cluster.writers[name or self._default].partition
+
+    def placements(self, job: str) -> dict[tuple[str, int], str]:
+        return placements_view(self.partition(self._where(job)), self._job(job))
+
+    def job(self, job: str) -> JobView:
+        view = job_view(self._job(job))
+        return msgspec.structs.replace(
+            view,
+            submitted=_seconds(view.submitted),
+            waiting_since=_seconds(view.waiting_since),
+            ended_at=_seconds(view.ended_at),
+        )
+
+    def task(self, job: str, stage: str, index: int) -> TaskView:
+        return task_view(self.partition(self._where(job)), self._stage(job, stage), index)
+
+    def lanes(self, partition: str | None = None) -> dict[tuple[str, str], list[ReservationView]]:
+        return {
+            key: [
+                msgspec.structs.replace(each, asked=_seconds(each.asked), waiting_since=_seconds(each.waiting_since))
+                for each in lane
+            ]
+            for key, lane in lanes_view(self.partition(partition)).items()
+        }
+
+    def usage(self, queue: str, partition: str | None = None) -> dict[str, float]:
+        """What a queue uses, in the units people write: CPUs, bytes, GPUs."""
+        used = usage_view(self.partition(partition), queue)
+        return {name: _units(name, amount) for name, amount in used.items()}
+
+    def explain(self, job: str) -> list[Waiting]:
+        where = self._where(job)
+        return explain_view(self.partition(where), self._job(job), self.cluster.writers[where].reasons)
+
+    def answers(self) -> list[Answer]:
+        """The answers since the last call, in the order of the commands."""
+        answers, self._answers = self._answers, []
+        return answers
+
+    def effects(self) -> list[Effect]:
+        """The effects since the last call."""
+        effects, self._effects = self._effects, []
+        return effects
+
+    def dump(self, partition: str | None = None) -> bytes:
+        return dump(self.partition(partition))
+
+    def check(self) -> None:
+        """All invariants; every cycle does this by itself."""
+        for writer in self.cluster.writers.values():
+            check_all(writer.partition)
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        self.cluster = Cluster(self.journal)
+        self.cluster.begin(self.now)
+        for name, writer in self.cluster.writers.items():
+            self.fleets.setdefault(name, Fleet()).deliver(standing_effects(writer.partition), self.now)
+
+    def _apply(self, config: Mapping[str, Any]) -> None:
+        for name in config["partitions"]:
+            self.fleets.setdefault(name, Fleet())
+        ready = {name for name, writer in self.cluster.writers.items() if writer.partition.reign.ready}
+        try:
+            cycles = self.cluster.configure(parse_config(config), self.now)
+        except Refused:
+            self._config = self._accepted
+            raise
+        self._accepted = deepcopy(dict(config))
+        for name, writer in self.cluster.writers.items():
+            # A partition that is added to a ready cluster has nobody to wait for.
+            writer.partition.reign.ready = name in ready or bool(ready)
+        for name, done in cycles.items():
+            self._deliver(name, done)
+        self.check()
+
+    def _turn(self, batch: list[tuple[str, AnyCommand]]) -> None:
+        by_partition: dict[str, list[AnyCommand]] = {name: [] for name in self.cluster.writers}
+        for where, command in batch:
+            if where not in by_partition:
+                raise Refused("partition", f"there is no partition {where}", "unknown")
+            by_partition[where].append(command)
+        for name, commands in by_partition.items():
+            reports = self.fleets[name].reports(self.now)
+            writer: Writer = self.cluster.writers[name]
+            try:
+                done = writer.turn([*reports, *commands], self.now)
+            except Stopped as stopped:
+                self._answers += [Rejected("", str(stopped), "unavailable") for _ in commands]
+                self.restart()
+                continue
+            self._answers += done.answers[len(reports) :]
+            for command, answer in zip(commands, done.answers[len(reports) :], strict=True):
+                self._tell_manager(name, command, answer)
+            self._deliver(name, done)
+        self.check()
+
+    def _deliver(self, name: str, done: Cycle) -> None:
+        self._effects += done.effects
+        self.fleets[name].deliver(done.effects, self.now)
+        for effect in done.effects:
+            if isinstance(effect, ForManager):
+                self.rm(effect.manager, name).hear(effect.events)
+
+    def _tell_manager(self, where: str, command: AnyCommand, answer: Answer) -> None:
+        if isinstance(command, UpdateManager | RegisterManager):
+            self.rm(command.name, where).answered(answer)
+
+    def _next_due(self) -> Micros | None:
+        if self._queue:
+            return self.now
+        times = [fleet.next_due() for name, fleet in self.fleets.items() if name in self.cluster.writers]
+        times += [due(writer.partition) for writer in self.cluster.writers.values()]
+        return min((when for when in times if when is not None), default=None)
+
+    def _send(self, where: str, command: AnyCommand) -> None:
+        self._queue.append((where, command))
+
+    def _move(self, name: str, action: Literal["drain", "disable", "enable"]) -> None:
+        where = self._home.get(name, self._default)
+        self._send(where, MoveNode(name=name, action=action, operator=True))
+
+    def _id(self, name: str, user: str, key: str | None) -> str:
+        if key is not None and (user, key) in self._ids:
+            return str(self._ids[user, key])
+        job_id = str(name)
+        number = 1
+        while job_id in self._taken or job_id.isdigit():
+            number += 1
+            job_id = f"{name}-{number}"
+        self._taken.add(job_id)
+        if key is not None:
+            self._ids[user, key] = job_id
+        return job_id
+
+    def _where(self, job: str) -> str:
+        return self._home.get(job, self._default)
+
+    def _fleet_of(self, node: str) -> Fleet:
+        return self.fleets[self._home[node]]
+
+    def _job(self, job: str) -> Job:
+        known = self.partition(self._where(job)).jobs.get(job)
+        if known is None:
+            raise KeyError(f"there is no job {job}; was it refused? see answers()")
+        return known
+
+    def _stage(self, job: str, stage: str) -> Stage:
+        known = self._job(job).stage(stage)
+        if known is None:
+            raise KeyError(f"job {job} has no stage {stage}")
+        return known
+
+    def _report(
+        self,
+        job: str,
+        stage: Stage,
+        index: int,
+        attempt: int | None,
+        state: ReportState,
+        exit_code: int | None,
+        node: str | None = None,
+    ) -> None:
+        where = self._where(job)
+        allocation = (stage.live or {}).get(index)
+        nodes = self.partition(where).nodes
+        if node is None:
+            node = "" if allocation is None else nodes.name[nodes.rows[allocation.node]]
+        if attempt is None:
+            attempt = stage.top if allocation is None else allocation.attempt
+        if state not in ("running", "refused"):
+            self.fleets[where].ended(job, stage.name, index)
+        self._send(
+            where,
+            Report(
+                node=node,
+                job=job,
+                stage=stage.name,
+                indices=(index, index + 1),
+                attempt=attempt,
+                state=state,
+                exit_code=exit_code,
+                operator=True,
+            ),
+        )
+
+
+def _document(config: Mapping[str, Any], unit: str | None, partitions: Sequence[str]) -> dict[str, Any]:
+    document: dict[str, Any] = deepcopy(dict(config))
+    if "partitions" not in document:
+        document = {"partitions": {name: deepcopy(document) for name in partitions}}
+    document["partitions"] = {name: dict(doc or {}) for name, doc in document["partitions"].items()}
+    if unit is not None:
+        for doc in document["partitions"].values():
+            doc["unit"] = unit
+    return document
+
+
+def _seconds(micros: Any) -> Any:
+    return None if micros is None else micros / SECOND
+
+
+def _units(name: str, amount: int) -> float:
+    whole = amount if name == MEMORY else amount / MILLI
+    return int(whole) if whole == int(whole) else whole

@@ -1,0 +1,1 @@
+"""Read models: immutable pictures of the state, for people and programs that ask."""

@@ -1,0 +1,163 @@
+"""State → documents: a job, a task, the lanes, a queue. Times are in microseconds, amounts in base units."""
+
+from __future__ import annotations
+
+import msgspec
+
+from fairlead.core.model import KINDS, Job, Reservation, Stage
+from fairlead.core.ranges import indices
+from fairlead.core.reasons import AfterUnmet, Reason
+from fairlead.core.resources import Vector
+from fairlead.core.state import Partition
+
+
+class StageView(msgspec.Struct, frozen=True):
+    name: str
+    count: int
+    min: int
+    waiting: int
+    running: int
+    ended: dict[str, int]
+
+
+class JobView(msgspec.Struct, frozen=True):
+    id: str
+    name: str
+    user: str
+    queue: str
+    state: str
+    priority: int
+    submitted: float
+    waiting_since: float | None
+    ended_at: float | None
+    reason: str
+    stages: tuple[StageView, ...]
+
+
+class TaskView(msgspec.Struct, frozen=True):
+    state: str
+    attempt: int
+    tries_used: int
+    node: str | None
+    devices: tuple[int, ...]
+    reason: str
+    exit_code: int | None
+
+
+class ReservationView(msgspec.Struct, frozen=True):
+    job: str
+    stage: str
+    kind: str
+    count: int
+    asked: float
+    waiting_since: float
+
+
+class Waiting(msgspec.Struct, frozen=True):
+    """Why the pending tasks of one kind of a stage wait. `position` 0 is the head of the lane."""
+
+    stage: str
+    kind: str
+    count: int
+    position: int | None
+    reason: Reason | None
+
+    def __str__(self) -> str:
+        place = "" if self.position is None else f", number {self.position + 1} in its lane"
+        return f"{self.stage}: {self.count} {self.kind} waiting{place}" + (f": {self.reason}" if self.reason else "")
+
+
+def job_view(job: Job) -> JobView:
+    since = [each.waiting_since for stage in job.stages for each in stage.reservations if each is not None]
+    return JobView(
+        job.id,
+        job.spec.name,
+        job.spec.user,
+        job.queue.path,
+        job.state,
+        job.priority,
+        job.submitted,
+        min(since, default=None),
+        job.ended_at,
+        job.reason,
+        tuple(_stage_view(stage) for stage in job.stages),
+    )
+
+
+def task_view(p: Partition, stage: Stage, index: int) -> TaskView:
+    past = stage.past(index)
+    allocation = (stage.live or {}).get(index)
+    if allocation is not None:
+        row = p.nodes.rows[allocation.node]
+        position = list(indices(allocation.indices)).index(index)
+        per_task = stage.shape.devices
+        return TaskView(
+            allocation.state,
+            allocation.attempt,
+            past.tries_used,
+            p.nodes.name[row],
+            allocation.devices[position * per_task : (position + 1) * per_task],
+            past.reason,
+            past.exit_code,
+        )
+    state = "pending"
+    for outcome, ended in (stage.ended or {}).items():
+        if index in ended:
+            state = outcome
+    # A task without a history that is over was over at its first attempt.
+    attempt = past.attempt or int(state == "succeeded")
+    return TaskView(state, attempt, past.tries_used, None, (), past.reason, past.exit_code)
+
+
+def reservation_view(reservation: Reservation) -> ReservationView:
+    stage = reservation.stage
+    return ReservationView(
+        stage.job.id,
+        stage.name,
+        KINDS[reservation.kind],
+        reservation.count,
+        reservation.asked,
+        reservation.waiting_since,
+    )
+
+
+def lanes_view(p: Partition) -> dict[tuple[str, str], list[ReservationView]]:
+    """The lanes by queue and shape, each in its order."""
+    lanes = sorted(p.lanes.values(), key=lambda lane: (lane.queue.path, lane.shape.text))
+    return {(lane.queue.path, lane.shape.text): [reservation_view(each) for each in lane] for lane in lanes}
+
+
+def placements_view(p: Partition, job: Job) -> dict[tuple[str, int], str]:
+    """The live tasks of a job and their nodes."""
+    return {
+        (stage.name, index): p.nodes.name[p.nodes.rows[allocation.node]]
+        for stage in job.stages
+        for index, allocation in sorted((stage.live or {}).items())
+    }
+
+
+def usage_view(p: Partition, queue: str) -> Vector:
+    return dict(sorted(p.queues[queue].account.used.items()))
+
+
+def explain_view(p: Partition, job: Job, reasons: dict[tuple[str, str, int], Reason]) -> list[Waiting]:
+    """Why a job waits: what it comes after, or where its reservations stand and what kept the head back."""
+    unmet = p.unmet(job)
+    waiting: list[Waiting] = []
+    for stage in job.stages:
+        for kind, wanted in enumerate(stage.pending):
+            if wanted is None:
+                continue
+            reservation = stage.reservations[kind]
+            lane = p.lane_of(stage)
+            position: int | None = None
+            if reservation is not None and lane is not None:
+                position = list(lane).index(reservation)
+            reason = AfterUnmet(unmet) if unmet else reasons.get((job.id, stage.name, kind))
+            waiting.append(Waiting(stage.name, KINDS[kind], len(wanted), position, reason))
+    return waiting
+
+
+def _stage_view(stage: Stage) -> StageView:
+    ended = {name: len(ranges) for name, ranges in sorted((stage.ended or {}).items())}
+    return StageView(stage.name, stage.count, stage.min, stage.waiting(), stage.running(), ended)

@@ -1,0 +1,79 @@
+"""The cluster's control: its configuration, and a writer for each partition.
+
+A configuration is tried on every partition before any of it is kept, then written to the cluster's own log, then
+followed by the partitions. Adding and removing partitions happens only here.
+"""
+
+from __future__ import annotations
+
+from fairlead.core.cluster import ClusterConfigured
+from fairlead.core.commands import Configure, Rejected, RemovePartition
+from fairlead.core.cycle import Cycle
+from fairlead.core.errors import Refused
+from fairlead.core.model import Micros
+from fairlead.core.phases.intake import intake
+from fairlead.core.plan import Plan
+from fairlead.core.settings import PartitionConfig
+from fairlead.core.state import Partition
+from fairlead.journal.base import Journal
+from fairlead.journal.codec import CLUSTER_STREAM, encode_cluster, restore_cluster, stream_of
+from fairlead.writer.loop import Writer
+
+
+class Cluster:
+    """All partitions under one control plane."""
+
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
+        self.epoch = journal.reign(CLUSTER_STREAM)
+        self.configured, self.seq = restore_cluster(journal)
+        self.writers: dict[str, Writer] = {name: Writer(journal, name) for name, _ in self.configured.partitions}
+
+    def begin(self, now: Micros) -> None:
+        """Bring up the partitions that a crash left behind the configuration, and drop those that it left over."""
+        for name in self._left_over():
+            self.journal.drop(stream_of(name))
+        for name, config in self.configured.partitions:
+            writer = self.writers[name]
+            if writer.partition.config_version < self.configured.version:
+                writer.turn([Configure(config=config, version=self.configured.version, operator=True)], now)
+
+    def configure(self, configs: dict[str, PartitionConfig], now: Micros) -> dict[str, Cycle]:
+        """Follow a configuration: all of it, or none. Returns the cycles of the partitions that changed."""
+        wanted = tuple(sorted(configs.items()))
+        if wanted == self.configured.partitions:
+            return {}
+        for name, config in wanted:
+            self._try(name, config, now)
+        configured = ClusterConfigured(self.configured.version + 1, wanted)
+        self.journal.append(CLUSTER_STREAM, self.epoch, self.seq + 1, encode_cluster(configured))
+        self.seq += 1
+        self.configured = configured
+        return self._follow(now)
+
+    def _try(self, name: str, config: PartitionConfig, now: Micros) -> None:
+        """Configure a copy: the plan is rolled back whatever comes of it."""
+        p = self.writers[name].partition if name in self.writers else Partition(name)
+        plan = Plan(p, max(now, p.now))
+        answer = intake(plan, [Configure(config=config, operator=True)])[0]
+        plan.abandon()
+        if isinstance(answer, Rejected):
+            raise Refused(f"partitions.{name}.{answer.field}", answer.problem, answer.code)
+
+    def _follow(self, now: Micros) -> dict[str, Cycle]:
+        cycles: dict[str, Cycle] = {}
+        for name, config in self.configured.partitions:
+            if name not in self.writers:
+                self.writers[name] = Writer(self.journal, name)
+            command = Configure(config=config, version=self.configured.version, operator=True)
+            cycles[name] = self.writers[name].turn([command], now)
+        for name in sorted(set(self.writers) - set(dict(self.configured.partitions))):
+            cycles[name] = self.writers[name].turn([RemovePartition(operator=True)], now)
+            del self.writers[name]
+            self.journal.drop(stream_of(name))
+        return cycles
+
+    def _left_over(self) -> list[str]:
+        prefix = stream_of("")
+        names = (stream.removeprefix(prefix) for stream in self.journal.streams() if stream.startswith(prefix))
+        return [name for name in names if name not in self.writers]

@@ -1,0 +1,66 @@
+"""One partition's writer: a cycle is one call of the core and one durable write; answers and effects come after.
+
+If the write certainly failed the plan is taken back; if its outcome is unknown nothing is guessed. Either way the
+writer stops, and a new one recovers from the journal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fairlead.core import cycle
+from fairlead.core.commands import AnyCommand
+from fairlead.core.cycle import Cycle
+from fairlead.core.model import Micros
+from fairlead.core.reasons import Reason
+from fairlead.core.state import Partition
+from fairlead.journal.base import Journal, JournalError, UnknownOutcome
+from fairlead.journal.codec import encode, restore, stream_of
+
+
+class Stopped(Exception):
+    """The writer has stopped: what it was asked in this cycle has no answer. Start anew from the journal."""
+
+
+class Writer:
+    """Holds the state of a partition and is alone in altering it."""
+
+    def __init__(self, journal: Journal, partition: str) -> None:
+        """Take over the partition: from here on any earlier writer's appends are refused."""
+        self.journal = journal
+        self.stream = stream_of(partition)
+        self.epoch = journal.reign(self.stream)
+        self.state, self.seq = restore(journal, partition)
+        self.reasons: dict[tuple[str, str, int], Reason] = {}
+        self._stopped: str = ""
+
+    @property
+    def partition(self) -> Partition:
+        """The state, for reading."""
+        return self.state
+
+    def turn(self, commands: Sequence[AnyCommand], now: Micros) -> Cycle:
+        """One cycle. When it returns, everything in it is durable."""
+        if self._stopped:
+            raise Stopped(self._stopped)
+        decided = cycle.run(self.state, commands, now)
+        if not decided.changes:
+            decided.plan.abandon()
+        else:
+            self._commit(decided, now)
+        self.reasons = decided.reasons
+        return decided
+
+    def _commit(self, decided: Cycle, now: Micros) -> None:
+        try:
+            self.journal.append(self.stream, self.epoch, self.seq + 1, encode(now, decided.changes))
+        except UnknownOutcome as problem:
+            self._stop(f"it is not known whether cycle {self.seq + 1} was written: {problem}", problem)
+        except JournalError as problem:
+            decided.plan.abandon()
+            self._stop(f"cycle {self.seq + 1} was not written: {problem}", problem)
+        self.seq += 1
+
+    def _stop(self, why: str, cause: Exception) -> None:
+        self._stopped = why
+        raise Stopped(why) from cause

@@ -1,0 +1,43 @@
+"""Fixtures of the journal's tests: both journals, and real child processes."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fairlead.journal import Journal, MemoryJournal, SqliteJournal
+
+Child = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def journal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Journal]:
+    made: Journal = MemoryJournal() if request.param == "memory" else SqliteJournal(tmp_path / "j", synchronous="off")
+    with made:
+        yield made
+
+
+@pytest.fixture
+def child() -> Iterator[Child]:
+    """Start a Python script with arguments in a process of its own; its stdin and stdout are pipes."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(script: str, *arguments: object) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
