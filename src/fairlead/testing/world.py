@@ -86,7 +86,7 @@ class World:
         self.now: Micros = 0
         self.journal = journal if journal is not None else MemoryJournal()
         self._config = _document(config or {}, unit, partitions)
-        self._default = next(iter(self._config["partitions"]))
+        self._default: str = next(iter(self._config["partitions"]))
         self._queue: list[tuple[str, AnyCommand] | dict[str, Any]] = []
         self._answers: list[Answer] = []
         self._effects: list[Effect] = []
