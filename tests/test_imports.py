@@ -37,7 +37,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "client": ("wire",),
     "cli": ("client",),
     "testing": ("writer", "core", "views", "journal", "sim"),
-    "demo": ("testing",),
+    "demo": ("testing", "journal"),
     "app": ANYTHING,
 }
 

@@ -139,8 +139,7 @@ def test_flipped_bits(
         content[offset] ^= 1 << bit
         (tmp_path / name).write_bytes(content)
         found += spoiled(path, truth, f"{name}: bit {bit} of byte {offset}")
-    # Much of a database is free pages and, of the header, fields that nobody reads or the log replaces.
-    assert found > len(offsets) // 10
+    assert found > 20  # far from all: much of a database is free space, or replaced by what is in the log
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -179,22 +178,12 @@ def test_a_cut_log_names_both_numbers_and_stays(path: Path) -> None:
     with open(log, "r+b") as file:
         file.truncate(log.stat().st_size - 20_000)
     before = log.read_bytes()
-    with (
-        SqliteJournal(path, read_only=True) as journal,
-        pytest.raises(Damaged, match=r"stream 'pruned': the last record is \d+, but 40 was written; .*j-head to go on"),
-    ):
-        journal.last("pruned")
-    assert log.read_bytes() == before
-
-
-def test_opening_does_not_delete_a_damaged_log(path: Path) -> None:
-    log = path.with_name("j-wal")
-    content = bytearray(log.read_bytes())
-    content[40] ^= 1
-    log.write_bytes(content)
-    with pytest.raises(Damaged):
-        SqliteJournal(path).reign("plain")
-    assert log.read_bytes() == content
+    for read_only in (True, False):
+        with pytest.raises(
+            Damaged, match=r"stream 'p[a-z]+': the last record is \d+, but 40 was written; .*j-head to go on"
+        ):
+            SqliteJournal(path, read_only=read_only)
+        assert log.read_bytes() == before  # opening and closing a database as usual deletes it
 
 
 def test_without_a_head_a_cut_log_is_a_shorter_journal(path: Path) -> None:
@@ -223,7 +212,7 @@ def change(path: Path, *statements: str) -> None:
     database = sqlite3.connect(path)
     with database:
         for statement in statements:
-            assert database.execute(statement).rowcount > 0, statement
+            assert database.execute(statement).rowcount, statement
     database.close()
 
 
@@ -262,8 +251,8 @@ SWAP = (
             "record 40 is not the one",
         ),
         (
-            ["UPDATE records SET stream = 'other' WHERE stream = 'plain' AND seq = 40"],
-            "stream 'other': its reign is missing",
+            ["INSERT INTO records SELECT 'other', 1, epoch, digest, payload FROM records WHERE seq = 1"],
+            "stream 'other': its reign is missing or",
         ),
         (["DELETE FROM reigns WHERE stream = 'plain'"], "a stream is missing that .*j-head knows"),
         (["UPDATE reigns SET epoch = 1"], "its reign does not match its digest"),
@@ -277,6 +266,16 @@ def test_altered_rows(path: Path, statements: list[str], message: str) -> None:
     assert damaged.value.file == str(path)
     assert "restore" in str(damaged.value)
     assert "fairlead journal verify" in str(damaged.value)
+
+
+def test_altered_tables(path: Path) -> None:
+    change(
+        path,
+        "PRAGMA writable_schema = on",
+        "UPDATE sqlite_master SET sql = replace(sql, 'epoch INTEGER', 'epoch TEXT')",
+    )
+    with pytest.raises(Damaged, match="its tables are not those of schema 1"):
+        SqliteJournal(path)
 
 
 def test_a_record_with_a_digest_made_for_another_place(path: Path) -> None:

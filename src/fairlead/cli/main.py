@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from fairlead import __version__
+from fairlead.cli import config, journal
 
 app = typer.Typer(
     name="fairlead",
@@ -17,6 +18,8 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
 )
+app.add_typer(config.app)
+app.add_typer(journal.app)
 
 
 def _show_version(wanted: bool) -> None:

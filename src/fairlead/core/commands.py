@@ -138,6 +138,8 @@ class Report(Command, frozen=True, tag="report"):
     state: ReportState
     exit_code: int | None = None
     reason: str = ""
+    number: int = 0
+    """The job's number as the launch gave it; 0 where it is not known."""
 
 
 # -- resource managers -------------------------------------------------------------------------------------------

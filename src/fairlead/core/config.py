@@ -11,7 +11,7 @@ A queue's mapping holds its settings and, under any other name, its children.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from typing import cast
 
@@ -19,14 +19,19 @@ import msgspec
 
 from fairlead.core.errors import Refused
 from fairlead.core.model import Amounts, Limits, Order, PoolSettings, QueueSettings, Unit
-from fairlead.core.reader import Reader, check_name, check_text, shown
-from fairlead.core.resources import format_quantity, parse_capacity, parse_limits
+from fairlead.core.reader import Reader, check_entries, check_name, check_text, suggestion
+from fairlead.core.resources import format_quantity, parse_capacity, parse_limits, printable, shown
 from fairlead.core.settings import DEFAULT_QUEUES, Fence, PartitionConfig, PartitionSettings, Requestor
 
 QUEUE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_@+-]{0,62}")
 QUEUE_KEYS = QueueSettings.__struct_fields__
+LOOK_ALIKES = ("users", "groups")
+"""Settings that read like a queue with queues below it, so that a slip in their names would pass for one."""
 MAX_DEPTH = 20
 MAX_PATH = 1_000
+MAX_QUEUES = 100_000
+MAX_REQUESTORS = 10_000
+MAX_PROVIDER = 1_000
 PLACEMENTS = (
     "pack",
     "spread",
@@ -45,7 +50,7 @@ def parse_config(doc: object) -> dict[str, PartitionConfig]:
     partitions = Reader(read.get("partitions", {"default": {}}), "partitions", "the list of partitions")
     configs: dict[str, PartitionConfig] = {}
     for name in partitions.doc:
-        check_name(name, f"partitions.{name[:40]}")
+        check_name(name, partitions.at(name))
         configs[name] = parse_partition(partitions.get(name, {}), f"partitions.{name}")
     read.close()
     if not configs:
@@ -59,7 +64,7 @@ def parse_partition(doc: object, field: str) -> PartitionConfig:
     queues = DEFAULT_QUEUES if tree is None else _parse_queues(tree, read.at("queues"))
     pools_doc = Reader(read.get("pools", {}), read.at("pools"), "the list of pools")
     pools = tuple(
-        (check_name(name, pools_doc.at(name[:40])), _parse_pool(pools_doc.get(name, {}), pools_doc.at(name)))
+        (check_name(name, pools_doc.at(name)), _parse_pool(pools_doc.get(name, {}), pools_doc.at(name)))
         for name in sorted(pools_doc.doc)
     )
     default = PartitionSettings()
@@ -103,7 +108,7 @@ def _parse_queues(doc: object, field: str) -> tuple[tuple[str, QueueSettings], .
     top = Reader(doc, field, "the queue tree")
     for name in top.doc:
         if name != "root":
-            raise Refused(f"{field}.{name[:40]}", "the tree has one queue at the top, root; write this one below it")
+            raise Refused(top.at(name), "the tree has one queue at the top, root; write this one below it")
     if "root" not in top.doc:
         raise Refused(f"{field}.root", "missing; the queue tree starts with it")
     queues: dict[str, QueueSettings] = {}
@@ -118,6 +123,8 @@ def _parse_queue(path: str, doc: object, field: str, queues: dict[str, QueueSett
         raise Refused(field, "the queue contains itself; a queue stands in the tree once")
     if len(above) > MAX_DEPTH or len(path) > MAX_PATH:
         raise Refused(field[:200], f"the tree is too deep; at most {MAX_DEPTH} levels and {MAX_PATH} characters")
+    if len(queues) >= MAX_QUEUES:
+        raise Refused(field[:200], f"the tree has more than {MAX_QUEUES} queues; write fewer")
     read = Reader(doc, field, "a queue")
     limit = read.get("limit")
     settings = QueueSettings(
@@ -138,16 +145,15 @@ def _parse_queue(path: str, doc: object, field: str, queues: dict[str, QueueSett
         if name in QUEUE_KEYS:
             continue
         child = read.get(name, {})
-        close = get_close_matches(name[:64], QUEUE_KEYS, n=1, cutoff=0.8)
-        if close or not isinstance(child, Mapping):
-            meant = f"did you mean {close[0]}? " if close else ""
+        if not isinstance(child, Mapping) or get_close_matches(name[:64].lower(), LOOK_ALIKES, cutoff=0.87):
             raise Refused(
-                read.at(name[:40]),
-                f"a queue has no such setting; {meant}it has {', '.join(QUEUE_KEYS)}, and other queues as mappings",
+                read.at(name),
+                f"a queue has no such setting{suggestion(name, QUEUE_KEYS)}; "
+                f"it has {', '.join(QUEUE_KEYS)}, and other queues as mappings",
             )
         if not QUEUE_NAME.fullmatch(name):
             raise Refused(
-                read.at(name[:40]),
+                read.at(name),
                 f"{shown(name)} is not a queue's name; use 1 to 63 letters, digits or _ @ + - and no dots",
             )
         _parse_queue(f"{path}.{name}", child, read.at(name), queues, (*above, id(doc)))
@@ -170,7 +176,7 @@ def _limits(read: Reader, key: str) -> tuple[tuple[str, Limits], ...]:
     limits: list[tuple[str, Limits]] = []
     for name in sorted(table.doc):
         if name != "*":
-            check_name(name, table.at(name[:40]))
+            check_name(name, table.at(name))
         entry = Reader(table.get(name, {}), table.at(name), "a limit")
         limit = entry.get("limit")
         limits.append(
@@ -223,7 +229,10 @@ def _check_guarantees(queues: dict[str, QueueSettings], field: str) -> None:
 def _parse_requestors(doc: object, field: str, queues: tuple[tuple[str, QueueSettings], ...]) -> tuple[Requestor, ...]:
     if not isinstance(doc, list | tuple):
         raise Refused(field, f"{shown(doc)} is not a list; write [{{match: pattern, queue: path}}]")
-    paths = [path for path, _ in queues]
+    if len(doc) > MAX_REQUESTORS:
+        raise Refused(field, f"{len(doc)} patterns are too many; at most {MAX_REQUESTORS} are allowed")
+    paths = dict(queues)
+    parents = {path.rpartition(".")[0] for path in paths}
     requestors: list[Requestor] = []
     for at, entry in enumerate(doc):
         read = Reader(entry, f"{field}[{at}]", "a requestor pattern")
@@ -231,11 +240,13 @@ def _parse_requestors(doc: object, field: str, queues: tuple[tuple[str, QueueSet
         try:
             re.compile(match)
         except (re.error, RecursionError, OverflowError) as problem:
-            raise Refused(read.at("match"), f"{shown(match)} is not a regular expression: {problem}") from None
+            raise Refused(
+                read.at("match"), f"{shown(match)} is not a regular expression ({problem}); correct it"
+            ) from None
         queue = read.text("queue", most=MAX_PATH)
         if queue not in paths:
             raise Refused(read.at("queue"), f"there is no queue {shown(queue)}; the leaves are {leaves_text(paths)}")
-        if any(path.startswith(f"{queue}.") for path in paths):
+        if queue in parents:
             raise Refused(
                 read.at("queue"),
                 f"{queue} has queues below it and takes no jobs; name one of {leaves_text(paths)}",
@@ -245,7 +256,7 @@ def _parse_requestors(doc: object, field: str, queues: tuple[tuple[str, QueueSet
     return tuple(requestors)
 
 
-def leaves_text(paths: list[str]) -> str:
+def leaves_text(paths: Collection[str]) -> str:
     """The leaves of a tree, for a message: the first few by name."""
     parents = {path.rpartition(".")[0] for path in paths}
     leaves = sorted(path for path in paths if path not in parents)
@@ -283,7 +294,9 @@ def _provider(doc: object, field: str) -> str:
         return ""
     if not isinstance(doc, Mapping):
         raise Refused(field, f"{shown(doc)} is not a mapping; write for example {{command: [./mycloud]}}")
+    check_entries(doc, field, MAX_PROVIDER)
     try:
         return check_text(msgspec.json.encode(doc, order="deterministic").decode(), field)
-    except (TypeError, msgspec.MsgspecError, RecursionError) as problem:
-        raise Refused(field, f"it cannot be written as JSON ({problem}); use texts, numbers and lists") from None
+    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as problem:
+        why = printable(str(problem), 100)
+        raise Refused(field, f"it cannot be written as JSON ({why}); use texts, numbers and lists") from None

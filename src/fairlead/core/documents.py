@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 from typing import cast
 
 from fairlead.core.changes import NodeSpec
 from fairlead.core.errors import Refused
 from fairlead.core.model import Gang, JobSpec, OnLoss, Scaling, StageSpec
-from fairlead.core.reader import Reader, check_label, check_name, check_text, shown
-from fairlead.core.resources import parse_capacity, parse_request
+from fairlead.core.reader import Reader, check_label, check_name, check_text
+from fairlead.core.resources import parse_capacity, parse_request, shown
 from fairlead.core.shape import Selectors
 
 MAX_STAGES = 1_000
 MAX_TASKS = 10_000_000
 MAX_PRIORITY = 1_000_000
+MAX_JOB = 16 * 2**20
 
 
 def parse_job(doc: object, field: str = "") -> JobSpec:
@@ -34,6 +36,10 @@ def parse_job(doc: object, field: str = "") -> JobSpec:
                 f'"{spec.name}" is also the name of stage {named[spec.name]}; give each stage its own',
             )
         named[spec.name] = at
+    # One text may stand in a document many times, by an anchor, and would be written out each time.
+    size = sum(len(text) for spec in specs for text in (*spec.command, *chain(*spec.environment)))
+    if size > MAX_JOB:
+        raise Refused(read.at("stages"), f"commands and environments have {size} characters; at most {MAX_JOB} will do")
     job = JobSpec(
         name=read.name("name", "job"),
         user=read.name("user", "anonymous"),
@@ -84,11 +90,11 @@ def parse_selectors(doc: object, field: str) -> Selectors:
         raise Refused(field, f"{shown(doc)} is not a mapping; write label: value")
     selectors: list[tuple[str, tuple[str, ...]]] = []
     for label, wanted in doc.items():
-        at = f"{field}.{str(label)[:40]}"
+        at = f"{field}.{check_label(label, field)}"
         values = wanted if isinstance(wanted, list | tuple) else [wanted]
         if not values:
             raise Refused(at, "an empty list matches no node; name at least one value, or * for any")
-        selectors.append((check_label(label, at), tuple(sorted({check_text(value, at, most=256) for value in values}))))
+        selectors.append((label, tuple(sorted({check_text(value, at, most=256) for value in values}))))
     return tuple(sorted(selectors))
 
 

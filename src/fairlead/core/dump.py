@@ -6,12 +6,16 @@ to the end, with a default, or FORMAT rises.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from heapq import heapify
+from typing import cast
 
 import msgspec
 
-from fairlead.core.changes import NodeAdded, spec_of
+from fairlead.core.changes import NodeAdded, NodeAvoided, spec_of
+from fairlead.core.changes.jobs import shared_accounts
 from fairlead.core.model import (
+    NEW,
     Account,
     Allocation,
     AllocationState,
@@ -21,6 +25,7 @@ from fairlead.core.model import (
     JobState,
     KeptKey,
     Manager,
+    Pending,
     Pool,
     PoolSettings,
     Queue,
@@ -30,6 +35,8 @@ from fairlead.core.model import (
     Stage,
     StageSpec,
     StopCause,
+    all_pending,
+    pack_spec,
 )
 from fairlead.core.ranges import Ranges
 from fairlead.core.settings import PartitionSettings
@@ -58,6 +65,7 @@ class _Stage(msgspec.Struct, frozen=True, array_like=True):
     floor: int
     spec: StageSpec | None = None
     """Only of a stage that came after the job was submitted."""
+    short_since: int | None = None
 
 
 class _Job(msgspec.Struct, frozen=True, array_like=True):
@@ -84,6 +92,8 @@ class _Allocation(msgspec.Struct, frozen=True, array_like=True):
     since: int
     started: int | None
     cause: StopCause
+    kind: int
+    group: int
 
 
 class _Queue(msgspec.Struct, frozen=True, array_like=True):
@@ -111,11 +121,13 @@ class _Document(msgspec.Struct, frozen=True, array_like=True):
     counters: Counters
     queues: tuple[_Queue, ...]
     pools: tuple[tuple[str, PoolSettings], ...]
-    nodes: tuple[NodeAdded, ...]
-    jobs: tuple[_Job, ...]
-    allocations: tuple[_Allocation, ...]
+    nodes: tuple[msgspec.Raw, ...]
+    jobs: tuple[msgspec.Raw, ...]
+    allocations: tuple[msgspec.Raw, ...]
+    """Of these three there are many: packed one by one, so that never all of them are there twice."""
     managers: tuple[_Manager, ...]
     keys: tuple[tuple[str, str, KeptKey], ...]
+    avoided: tuple[NodeAvoided, ...] = ()
 
 
 class NotADump(Exception):
@@ -124,6 +136,9 @@ class NotADump(Exception):
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Document)
+_decode_node = msgspec.msgpack.Decoder(NodeAdded).decode
+_decode_job = msgspec.msgpack.Decoder(_Job).decode
+_decode_allocation = msgspec.msgpack.Decoder(_Allocation).decode
 _head_decoder = msgspec.msgpack.Decoder(_Head)
 
 
@@ -139,11 +154,16 @@ def dump(p: Partition) -> bytes:
             p.counters,
             tuple(_Queue(path, p.queues[path].settings, p.queues[path].state) for path in sorted(p.queues)),
             tuple((name, p.pools[name].settings) for name in sorted(p.pools)),
-            tuple(_dump_node(p, join) for join in sorted(p.nodes.rows)),
-            tuple(_dump_job(job) for job in sorted(p.jobs.values(), key=lambda job: job.number)),
-            tuple(_dump_allocation(p.allocations[number]) for number in sorted(p.allocations)),
+            _packed(_dump_node(p, join) for join in sorted(p.nodes.rows)),
+            _packed(_dump_job(job) for job in sorted(p.jobs.values(), key=lambda job: job.number)),
+            _packed(_dump_allocation(p.allocations[number]) for number in sorted(p.allocations)),
             tuple(_Manager(name, p.managers[name].registered) for name in sorted(p.managers)),
             tuple((user, key, p.keys[user, key]) for user, key in sorted(p.keys)),
+            tuple(
+                NodeAvoided(join, p.nodes.failures[row], p.nodes.avoided.get(join, 0))
+                for join, row in sorted(p.nodes.rows.items())
+                if p.nodes.failures[row]
+            ),
         )
     )
 
@@ -159,6 +179,10 @@ def load(data: bytes) -> Partition:
         raise NotADump(f"not a dump: {problem}") from None
 
 
+def _packed(records: Iterable[msgspec.Struct]) -> tuple[msgspec.Raw, ...]:
+    return tuple(msgspec.Raw(_encoder.encode(record)) for record in records)
+
+
 def _dump_node(p: Partition, join: int) -> NodeAdded:
     row = p.nodes.rows[join]
     return NodeAdded(join, p.nodes.name[row], spec_of(p, join), p.nodes.manager[row], p.nodes.state[row])
@@ -168,17 +192,17 @@ def _dump_job(job: Job) -> _Job:
     return _Job(
         job.id,
         job.number,
-        job.spec,
+        cast(JobSpec, msgspec.Raw(job.packed)),
         job.submitted,
         job.state,
         job.priority,
         job.ended_at,
         job.reason,
-        tuple(_dump_stage(stage, stage.position >= len(job.spec.stages)) for stage in job.stages),
+        tuple(_dump_stage(stage) for stage in job.stages),
     )
 
 
-def _dump_stage(stage: Stage, added: bool) -> _Stage:
+def _dump_stage(stage: Stage) -> _Stage:
     return _Stage(
         stage.count,
         tuple(() if ranges is None else ranges.flat() for ranges in stage.pending),
@@ -192,7 +216,8 @@ def _dump_stage(stage: Stage, added: bool) -> _Stage:
         stage.started,
         stage.top,
         stage.floor,
-        stage.spec if added else None,
+        stage.own,
+        stage.short_since,
     )
 
 
@@ -209,6 +234,8 @@ def _dump_allocation(each: Allocation) -> _Allocation:
         each.since,
         each.started,
         each.cause,
+        each.kind,
+        each.group,
     )
 
 
@@ -223,10 +250,14 @@ def _load(document: _Document) -> Partition:
         p.move_queue(queue.path, queue.state)
     p.pools = {name: Pool(name, settings) for name, settings in document.pools}
     for node in document.nodes:
-        node.apply(p)
+        _decode_node(node).apply(p)
+    for avoided in document.avoided:
+        avoided.apply(p)
+    times: dict[int, int] = {}
     for job in document.jobs:
-        _load_job(p, job)
-    for each in document.allocations:
+        _load_job(p, _decode_job(job), times)
+    for packed in document.allocations:
+        each = _decode_allocation(packed)
         stage = p.jobs[each.job].stages[each.stage]
         p.book(
             Allocation(
@@ -240,6 +271,8 @@ def _load(document: _Document) -> Partition:
                 each.since,
                 each.started,
                 each.cause,
+                each.kind,
+                each.group,
             )
         )
     for manager in document.managers:
@@ -251,19 +284,24 @@ def _load(document: _Document) -> Partition:
     return p
 
 
-def _load_job(p: Partition, each: _Job) -> None:
+def _load_job(p: Partition, each: _Job, times: dict[int, int]) -> None:
+    """`times` has one object for each point in time: most of a job's are the same, and those of its neighbours."""
     spec = each.spec
     # The queue of a job that has ended may be gone; it then hangs on a queue of its own that nobody else sees.
     queue = p.queues.get(spec.queue)
     if queue is None:
         queue = Queue(spec.queue, spec.queue.rpartition(".")[2], None, QueueSettings(), Account(spec.queue))
-    job = Job(each.id, each.number, spec, each.submitted, queue, p.accounts_for(queue, spec.user, spec.groups))
+    accounts = shared_accounts(queue, p.accounts_for(queue, spec.user, spec.groups))
+    submitted = times.setdefault(each.submitted, each.submitted)
+    job = Job(each.id, each.number, pack_spec(spec), submitted, queue, accounts)
     job.state, job.priority, job.ended_at, job.reason = each.state, each.priority, each.ended_at, each.reason
-    job.stages = tuple(_load_stage(p, job, position, stage) for position, stage in enumerate(each.stages))
+    job.stages = tuple(_load_stage(p, job, spec, position, stage) for position, stage in enumerate(each.stages))
     p.jobs[job.id] = job
     for stage, document in zip(job.stages, each.stages, strict=True):
         for one in document.reservations:
-            p.add_reservation(Reservation(stage, one.kind, one.asked, one.waiting_since, one.seq, one.round, one.front))
+            asked = times.setdefault(one.asked, one.asked)
+            since = times.setdefault(one.waiting_since, one.waiting_since)
+            p.add_reservation(Reservation(stage, one.kind, asked, since, one.seq, one.round, one.front))
     if job.ended_at is None:
         for name in spec.after:
             p.followers.setdefault(name, []).append(job.id)
@@ -272,20 +310,28 @@ def _load_job(p: Partition, each: _Job) -> None:
         p.forgetting.append((job.ended_at, job.number, job.id))
 
 
-def _load_stage(p: Partition, job: Job, position: int, each: _Stage) -> Stage:
-    spec = each.spec or job.spec.stages[position]
+def _load_pending(flats: tuple[tuple[int, ...], ...]) -> Pending:
+    untouched = all_pending(flats[NEW][-1] if flats[NEW] else 0)
+    if flats == tuple(ranges.flat() if ranges else () for ranges in untouched):
+        return untouched
+    return tuple(Ranges(flat) if flat else None for flat in flats)
+
+
+def _load_stage(p: Partition, job: Job, spec: JobSpec, position: int, each: _Stage) -> Stage:
+    own = each.spec
     return Stage(
         job,
         position,
-        spec,
-        p.take_shape(spec.shape_key()),
+        own,
+        p.take_shape((own or spec.stages[position]).shape_key()),
         each.count,
-        [Ranges(flat) if flat else None for flat in each.pending],
-        [None, None, None],
+        _load_pending(each.pending),
+        [None] * 3,
         None,
         {name: Ranges(flat) for name, flat in each.ended} or None,
         dict(each.history) or None,
         each.started,
         each.top,
         each.floor,
+        each.short_since,
     )

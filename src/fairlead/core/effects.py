@@ -18,6 +18,8 @@ class Launch(msgspec.Struct, frozen=True, tag="launch"):
     """Start these tasks. The devices are those of the first task, then of the second, and so on."""
 
     job: str
+    number: int
+    """The job's number, which a report gives back: ids may be used again, numbers never are."""
     stage: str
     indices: tuple[int, ...]
     attempt: int
@@ -118,6 +120,7 @@ def _launch(allocation: Allocation) -> Launch:
     spec = stage.spec
     return Launch(
         stage.job.id,
+        stage.job.number,
         spec.name,
         allocation.indices,
         allocation.attempt,
@@ -177,7 +180,7 @@ def _events(p: Partition, change: Change, kept: Any) -> Iterator[tuple[str, Even
         if row is not None and p.nodes.manager[row]:
             yield p.nodes.manager[row], Event("node", node=p.nodes.name[row], reason=change.state)
     elif isinstance(change, NodeRemoved):
-        before: NodeAdded = kept
+        before: NodeAdded = kept[0]
         if before.manager:
             yield before.manager, Event("node", node=before.name, reason="removed")
 

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
+from typing import Any, cast
 
 from fairlead.core.model import NEW, SCALE, Queue, Reservation
 from fairlead.core.policy.order import ORDERS, Key, Place
 from fairlead.core.shape import Shape
+
+# So many dead entries are left alone, however short the lane.
+_SLACK = 16
 
 
 class Lane:
@@ -20,11 +24,18 @@ class Lane:
         self.queue = queue
         self.shape = shape
         self.size = 0
-        self._heap: list[tuple[Key, int, Reservation]] = []
+        self._heap: list[tuple[Any, ...]] = []
+        """Flat, because very many may wait: the key, and last the reservation."""
 
     def add(self, reservation: Reservation) -> None:
-        heappush(self._heap, (self._key(reservation), reservation.seq, reservation))
+        self.touch(reservation)
         self.size += 1
+
+    def touch(self, reservation: Reservation) -> None:
+        """Give a reservation the place it has now. Under `fair` that changes with what its job runs."""
+        if len(self._heap) > 2 * self.size + _SLACK:
+            self._clear_out()
+        heappush(self._heap, (*self._key(reservation), reservation))
 
     def drop(self) -> None:
         """Say that one reservation has left its stage; its entry goes when it comes up."""
@@ -33,30 +44,49 @@ class Lane:
     def head(self) -> Reservation | None:
         heap = self._heap
         while heap:
-            reservation = heap[0][2]
-            if reservation.stage.reservations[reservation.kind] is reservation:
-                return reservation
+            if self._counts(heap[0]):
+                return cast(Reservation, heap[0][-1])
             heappop(heap)
         return None
 
     def resort(self) -> None:
         """Take up a new order of the queue, or a new priority of a job."""
-        self._heap = [(self._key(r), r.seq, r) for r in self]
+        standing = {id(entry[-1]): entry[-1] for entry in self._heap if _stands(entry[-1])}
+        self._heap = [(*self._key(each), each) for each in standing.values()]
         heapify(self._heap)
 
     def __iter__(self) -> Iterator[Reservation]:
         """The reservations in order."""
-        seen: set[int] = set()
-        for _, _, reservation in sorted(self._heap, key=lambda entry: entry[:2]):
-            if reservation.stage.reservations[reservation.kind] is reservation and id(reservation) not in seen:
-                seen.add(id(reservation))
-                yield reservation
+        for entry in self._live():
+            yield entry[-1]
+
+    def _live(self) -> list[tuple[Any, ...]]:
+        """The entries that count, in order: of a reservation that was dropped and put back, the first."""
+        entries: dict[int, tuple[Any, ...]] = {}
+        for entry in sorted(self._heap):
+            if self._counts(entry):
+                entries.setdefault(id(entry[-1]), entry)
+        return list(entries.values())
+
+    def _counts(self, entry: tuple[Any, ...]) -> bool:
+        """Whether an entry is of a reservation that stands, and at the place it has now."""
+        reservation: Reservation = entry[-1]
+        if not _stands(reservation):
+            return False
+        return self.queue.settings.order != "fair" or entry[:-1] == self._key(reservation)
+
+    def _clear_out(self) -> None:
+        """Drop the dead entries that never came up, so that the heap grows with what waits and not with time."""
+        self._heap = self._live()
 
     def _key(self, reservation: Reservation) -> Key:
         job = reservation.stage.job
         settings = self.queue.settings
         kind = NEW if reservation.kind == SCALE and not settings.scale_first else reservation.kind
-        running = sum(stage.running() for stage in job.stages)
-        place = Place(kind, job.priority, running, reservation.asked)
+        place = Place(kind, job.priority, job.running(), reservation.asked)
         # Who was brought to the front goes first in its round, the last one brought before the others.
-        return (reservation.round, -reservation.front, *ORDERS[settings.order](place))
+        return (reservation.round, -reservation.front, *ORDERS[settings.order](place), reservation.seq)
+
+
+def _stands(reservation: Reservation) -> bool:
+    return reservation.stage.reservations[reservation.kind] is reservation

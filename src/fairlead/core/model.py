@@ -1,17 +1,18 @@
 """The records of a partition, under the words of docs/architecture.md.
 
 Specifications (`JobSpec`, `StageSpec`) are immutable and say what was asked for; the other records are what became
-of it, and only changes may alter them. Collections that most jobs never need start as None: a waiting job must be
-cheap.
+of it, and only changes may alter them. A waiting job must be cheap: it keeps its specification packed, and
+collections that most jobs never need start as None.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Literal
 
 import msgspec
 
-from fairlead.core.ranges import Ranges, indices
+from fairlead.core.ranges import Ranges, SharedRanges, indices
 from fairlead.core.resources import Vector
 from fairlead.core.shape import Selectors, Shape, ShapeKey
 
@@ -39,7 +40,7 @@ Pairs = tuple[tuple[str, str], ...]
 Amounts = tuple[tuple[str, int], ...]
 
 
-class StageSpec(msgspec.Struct, frozen=True, array_like=True):
+class StageSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A group of equal tasks, as submitted. `min` 0 stands for "as many as `count`", also after scaling."""
 
     name: str
@@ -61,7 +62,7 @@ class StageSpec(msgspec.Struct, frozen=True, array_like=True):
         return ShapeKey(self.resources, self.selectors, self.tolerations, self.pool)
 
 
-class JobSpec(msgspec.Struct, frozen=True, array_like=True):
+class JobSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One submission. `manager` names the resource manager whose job it is; empty for our own agents'."""
 
     name: str
@@ -77,7 +78,19 @@ class JobSpec(msgspec.Struct, frozen=True, array_like=True):
     manager: str = ""
 
 
-class History(msgspec.Struct, frozen=True, array_like=True):
+pack_spec = msgspec.msgpack.Encoder().encode
+"""A specification as the bytes that the journal has too; about a tenth of the memory that the records take."""
+
+
+@lru_cache(maxsize=1_000)
+def unpack_spec(packed: bytes) -> JobSpec:
+    return _decode_spec(packed)
+
+
+_decode_spec = msgspec.msgpack.Decoder(JobSpec).decode
+
+
+class History(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What happened to a task before: its last attempt, what it used of its budgets, how the last one ended."""
 
     attempt: int = 0
@@ -88,6 +101,16 @@ class History(msgspec.Struct, frozen=True, array_like=True):
 
 
 NO_HISTORY = History()
+
+
+Pending = tuple[Ranges | None, ...]
+"""The pending tasks of a stage by kind."""
+
+
+@lru_cache(maxsize=1_000)
+def all_pending(count: int) -> Pending:
+    """What is pending of a stage that has just arrived: one object for all stages of that size."""
+    return (None, None, SharedRanges((0, count)) if count else None)
 
 
 class Reservation(msgspec.Struct, eq=False):
@@ -104,6 +127,10 @@ class Reservation(msgspec.Struct, eq=False):
     round: int = 0
     front: int = 0
 
+    def __lt__(self, other: Reservation) -> bool:
+        """Asked only where a dead entry of a lane has the same key and number: it was rolled back."""
+        return self.seq < other.seq
+
     @property
     def count(self) -> int:
         return len(self.stage.wanted(self.kind))
@@ -114,10 +141,11 @@ class Stage(msgspec.Struct, eq=False):
 
     job: Job
     position: int
-    spec: StageSpec
+    own: StageSpec | None
+    """Only of a stage that came after its job was submitted."""
     shape: Shape
     count: int
-    pending: list[Ranges | None]
+    pending: Pending
     reservations: list[Reservation | None]
     live: dict[int, Allocation] | None = None
     ended: dict[str, Ranges] | None = None
@@ -127,6 +155,12 @@ class Stage(msgspec.Struct, eq=False):
     """The highest attempt any task of the stage has had."""
     floor: int = 0
     """Attempts start above this: the highest of tasks that a scale-down removed, so that none is ever reused."""
+    short_since: Micros | None = None
+    """Since when a started stage has had fewer live tasks than it needs."""
+
+    @property
+    def spec(self) -> StageSpec:
+        return self.own or self.job.spec.stages[self.position]
 
     @property
     def name(self) -> str:
@@ -136,6 +170,17 @@ class Stage(msgspec.Struct, eq=False):
     def min(self) -> int:
         """How many tasks must start together."""
         return min(self.spec.min or self.count, self.count)
+
+    def set_pending(self, kind: int, wanted: Ranges | None) -> None:
+        self.pending = (*self.pending[:kind], wanted, *self.pending[kind + 1 :])
+
+    def alter_pending(self, kind: int) -> Ranges | None:
+        """The pending tasks of a kind, to be altered in place: from here on they are the stage's own."""
+        wanted = self.pending[kind]
+        if isinstance(wanted, SharedRanges):
+            wanted = wanted.copy()
+            self.set_pending(kind, wanted)
+        return wanted
 
     def wanted(self, kind: int) -> Ranges:
         return self.pending[kind] or EMPTY
@@ -174,7 +219,7 @@ class Job(msgspec.Struct, eq=False):
 
     id: str
     number: int
-    spec: JobSpec
+    packed: bytes
     submitted: Micros
     queue: Queue
     accounts: tuple[Account, ...]
@@ -185,11 +230,20 @@ class Job(msgspec.Struct, eq=False):
     allocations: int = 0
     reason: str = ""
 
+    @property
+    def spec(self) -> JobSpec:
+        """What was submitted: unpacked when asked for, the specifications of late kept at hand."""
+        return unpack_spec(self.packed)
+
     def stage(self, name: str) -> Stage | None:
         for stage in self.stages:
-            if stage.spec.name == name:
+            if stage.name == name:
                 return stage
         return None
+
+    def running(self) -> int:
+        """How many of its tasks have a live attempt."""
+        return sum(stage.running() for stage in self.stages)
 
     @property
     def over(self) -> bool:
@@ -212,6 +266,10 @@ class Allocation(msgspec.Struct, eq=False):
     since: Micros
     started: Micros | None = None
     cause: StopCause = ""
+    kind: int = NEW
+    """The kind of the reservation it was placed for; a launch that is taken back returns there."""
+    group: int = 0
+    """The number of the first allocation of the gang it was placed with; 0 for tasks that came one by one."""
 
 
 class Account(msgspec.Struct, eq=False):

@@ -31,6 +31,10 @@ class NodeTable:
         self.used: dict[str, list[int]] = {}
         self.devices: list[list[int]] = []
         self.allocations: list[dict[int, Allocation]] = []
+        self.failures: list[int] = []
+        """How many launches in a row went wrong there."""
+        self.avoided: dict[int, int] = {}
+        """The nodes, by join number, that get no work until a time, because launches went wrong there."""
         self.total: Vector = {}
         """The capacity of the nodes that are up or draining: what shares are shares of."""
         self._vacant: list[int] = []
@@ -77,6 +81,8 @@ class NodeTable:
         self._count(row, -1)
         self._set_capacity(row, {})
         self.devices[row] = []
+        self.failures[row] = 0
+        self.avoided.pop(join, None)
         self.join[row] = VACANT
         del self.joins[self.name[row]]
         del self.rows[join]
@@ -103,6 +109,14 @@ class NodeTable:
         self._count(row, -1)
         self.state[row] = state
         self._count(row, 1)
+
+    def avoid(self, join: int, failures: int, until: int) -> None:
+        """Keep work away until a time, or no longer if that is 0."""
+        self.failures[self.rows[join]] = failures
+        if until:
+            self.avoided[join] = until
+        else:
+            self.avoided.pop(join, None)
 
     # -- use -----------------------------------------------------------------------------------------------------
 
@@ -173,8 +187,8 @@ class NodeTable:
         return column[row] // WHOLE_DEVICE if column else 0
 
     def placeable(self, row: int) -> bool:
-        """Whether new work may land there at all: up, and not over in any resource or device."""
-        if self.state[row] != "up":
+        """Whether new work may land there at all: up, not avoided, and not over in any resource or device."""
+        if self.state[row] != "up" or self.join[row] in self.avoided:
             return False
         for name, column in self.used.items():
             if column[row] > self.capacity[name][row]:
@@ -195,6 +209,7 @@ class NodeTable:
         self.taints.append(())
         self.devices.append([])
         self.allocations.append({})
+        self.failures.append(0)
         for column in self.capacity.values():
             column.append(0)
         for column in self.used.values():

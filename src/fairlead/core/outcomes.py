@@ -6,8 +6,9 @@ Intake, expiry and the later phases all come here, so that a lost worker means t
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
 
-from fairlead.core.changes import Asked, Ended, JobMoved, PendingEnded, Stopped
+from fairlead.core.changes import Asked, Ended, JobMoved, NodeAvoided, PendingEnded, Requeued, Stopped
 from fairlead.core.model import (
     KINDS,
     NEW,
@@ -22,11 +23,15 @@ from fairlead.core.model import (
 )
 from fairlead.core.plan import Plan
 from fairlead.core.ranges import Ranges, difference, indices
+from fairlead.core.resources import MINUTE, SECOND
+
+FIRST_PAUSE = SECOND
+LONGEST_PAUSE = 5 * MINUTE
 
 # -- asking ------------------------------------------------------------------------------------------------------
 
 
-def ask(plan: Plan, stage: Stage, kind: int, anew: bool = False) -> None:
+def ask(plan: Plan, stage: Stage, kind: int, anew: bool = False, since: int | None = None) -> None:
     """See that the pending tasks of a kind have a place in their lane. One they have is kept, unless `anew`."""
     p = plan.partition
     if stage.pending[kind] is None or (stage.reservations[kind] is not None and not anew):
@@ -40,7 +45,7 @@ def ask(plan: Plan, stage: Stage, kind: int, anew: bool = False) -> None:
             stage.position,
             kind,
             asked=plan.now,
-            waiting_since=before.waiting_since if before is not None else plan.now,
+            waiting_since=before.waiting_since if before is not None else plan.now if since is None else since,
             seq=p.counters.reservation,
             round=head.round if head is not None else 0,
         )
@@ -125,11 +130,18 @@ def fail(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str
         plan.do(Ended(number, retry, "failed", REPLACE, tried=True, reason=reason, exit_code=exit_code))
         ask(plan, stage, REPLACE)
     if final:
-        plan.do(Ended(number, final, "failed", tried=True, reason=reason, exit_code=exit_code))
-        if not stage.job.over and stage.min == stage.count and not stage.job.spec.manager:
-            # A gang cannot go on without a member that will not come back; an array can.
-            finish(plan, stage.job, "failed", f"task {stage.name}[{_first(final)}] failed: {reason}")
+        fail_for_good(plan, allocation, final, reason, exit_code)
     settle(plan, stage.job)
+
+
+def fail_for_good(
+    plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str, exit_code: int | None = None
+) -> None:
+    stage = allocation.stage
+    plan.do(Ended(allocation.id, block, "failed", tried=True, reason=reason, exit_code=exit_code))
+    if not stage.job.over and stage.min == stage.count and not stage.job.spec.manager:
+        # A gang cannot go on without a member that will not come back; an array can.
+        finish(plan, stage.job, "failed", f"task {stage.name}[{_first(block)}] failed: {reason}")
 
 
 def lose(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str) -> None:
@@ -144,10 +156,11 @@ def lose(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str
     elif stage.spec.on_loss == "fail":
         plan.do(Ended(allocation.id, block, "lost", reason=reason))
         finish(plan, job, "failed", f"task {stage.name}[{_first(block)}] was lost: {reason}")
+    elif _unsettled(allocation):
+        _take_gang_back(plan, allocation, block, "lost", reason)
     elif stage.spec.on_loss == "restart":
         plan.do(Ended(allocation.id, block, "lost", NEW, reason=reason))
-        stop_stage(plan, stage, "gang")
-        ask(plan, stage, NEW)
+        restart(plan, stage)
     else:
         plan.do(Ended(allocation.id, block, "lost", REPLACE, reason=reason))
         ask(plan, stage, REPLACE)
@@ -167,7 +180,8 @@ def confirm_stop(plan: Plan, allocation: Allocation, block: tuple[int, ...], rea
         fail(plan, allocation, block, "time limit")
         return
     else:
-        kind = NEW if cause == "gang" else REPLACE
+        # A gang comes back the way it came; who was preempted comes back before those that never ran.
+        kind = REPLACE if cause != "gang" else allocation.kind if allocation.group else NEW
         plan.do(Ended(allocation.id, block, "preempted", kind, reason=why))
         ask(plan, stage, kind)
     settle(plan, stage.job)
@@ -176,9 +190,79 @@ def confirm_stop(plan: Plan, allocation: Allocation, block: tuple[int, ...], rea
 def take_back(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str) -> None:
     """A launch was refused or never acknowledged: the room is free, the tasks wait again, at the tail."""
     stage = allocation.stage
-    kind = NEW if stage.min > 1 or not _ever_ran(stage) else REPLACE
-    plan.do(Ended(allocation.id, block, "pending", kind, launch_failed=True, reason=reason))
-    to_tail(plan, stage, kind, stage.job.submitted if kind == NEW else None)
+    join = allocation.node
+    out = _out_of_launches(plan, stage, block)
+    if stage.job.over:
+        plan.do(Ended(allocation.id, block, "killed", launch_failed=True, reason=reason))
+    elif out:
+        # One that cannot be started anywhere will not be: it has failed, with what the last node said.
+        fail_for_good(plan, allocation, out, reason)
+        rest = difference(block, out)
+        if rest and allocation.id in plan.partition.allocations:
+            take_back(plan, plan.partition.allocations[allocation.id], rest, reason)
+            return
+    elif allocation.group:
+        _take_gang_back(plan, allocation, block, "pending", reason)
+    else:
+        plan.do(Ended(allocation.id, block, "pending", allocation.kind, launch_failed=True, reason=reason))
+        to_tail(plan, stage, allocation.kind, _waited(stage, allocation.kind))
+    avoid(plan, join)
+    settle(plan, stage.job)
+
+
+def restart(plan: Plan, stage: Stage) -> None:
+    """Take a stage back whole: what runs is told to stop, and everything is asked for together, as at first."""
+    for kind in (REPLACE, SCALE):
+        wanted = stage.pending[kind]
+        if wanted is not None:
+            plan.do(Requeued(stage.job.id, stage.position, kind, NEW, wanted.flat()))
+    stop_stage(plan, stage, "gang")
+    ask(plan, stage, NEW, since=_waited(stage, NEW))
+
+
+def _unsettled(allocation: Allocation) -> bool:
+    """Whether an allocation belongs to a gang of which not every member has been acknowledged yet."""
+    group = allocation.group
+    return bool(group) and any(each.group == group and each.state == "assigned" for each in live_of(allocation.stage))
+
+
+def _take_gang_back(
+    plan: Plan, allocation: Allocation, block: tuple[int, ...], outcome: Outcome | Literal["pending"], reason: str
+) -> None:
+    """A member failed before all were acknowledged: the others are stopped, and all wait together again."""
+    stage, kind, group = allocation.stage, allocation.kind, allocation.group
+    plan.do(Ended(allocation.id, block, outcome, kind, launch_failed=outcome == "pending", reason=reason))
+    for each in live_of(stage):
+        if each.group == group:
+            stop(plan, each, each.indices, "gang")
+    to_tail(plan, stage, kind, _waited(stage, kind))
+
+
+def _out_of_launches(plan: Plan, stage: Stage, block: tuple[int, ...]) -> tuple[int, ...]:
+    most = plan.partition.settings.max_launch_tries
+    return Ranges.from_indices(
+        index for index in indices(block) if stage.past(index).launches_failed + 1 >= most
+    ).flat()
+
+
+def _waited(stage: Stage, kind: int) -> int | None:
+    """Since when tasks that come back have waited: new ones since their job was submitted."""
+    return stage.job.submitted if kind == NEW else None
+
+
+def avoid(plan: Plan, join: int) -> None:
+    """A launch went wrong on a node: leave it alone for a while, twice as long each time."""
+    nodes = plan.partition.nodes
+    failures = nodes.failures[nodes.rows[join]]
+    pause = min(FIRST_PAUSE << min(failures, 20), LONGEST_PAUSE)
+    plan.do(NodeAvoided(join, failures + 1, plan.now + pause))
+
+
+def trust(plan: Plan, join: int) -> None:
+    """A launch went well on a node: what went wrong before is forgotten."""
+    nodes = plan.partition.nodes
+    if nodes.failures[nodes.rows[join]]:
+        plan.do(NodeAvoided(join, 0, 0))
 
 
 def end_pending(plan: Plan, stage: Stage, outcome: Outcome) -> None:
@@ -254,10 +338,6 @@ def _confirm_scaled(plan: Plan, allocation: Allocation, block: tuple[int, ...], 
     if back:
         plan.do(Ended(allocation.id, back, "preempted", SCALE, reason=why))
         ask(plan, stage, SCALE)
-
-
-def _ever_ran(stage: Stage) -> bool:
-    return bool(stage.ended) or any(each.state != "assigned" for each in (stage.live or {}).values())
 
 
 def _first(block: Iterable[int]) -> int:

@@ -186,6 +186,21 @@ class Ranges:
         return ValueError(f"{trouble}: {text(at_fault[:20])}{',…' if len(at_fault) > 20 else ''}")
 
 
+class SharedRanges(Ranges):
+    """Ranges that several owners look at. Whoever wants to alter them takes a copy, which is a plain `Ranges`."""
+
+    __slots__ = ()
+
+    def add(self, flat: Sequence[int]) -> None:
+        raise TypeError("shared ranges cannot be altered; take a copy")
+
+    def remove(self, flat: Sequence[int]) -> None:
+        raise TypeError("shared ranges cannot be altered; take a copy")
+
+    def discard_from(self, start: int) -> Flat:
+        raise TypeError("shared ranges cannot be altered; take a copy")
+
+
 def count(flat: Sequence[int]) -> int:
     if len(flat) == 2:
         return flat[1] - flat[0]

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 
 from fairlead.core.errors import Refused
-from fairlead.core.resources import parse_count, parse_duration
+from fairlead.core.resources import parse_count, parse_duration, printable, shown
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,62}")
 NAME_RULE = "a name has 1 to 63 letters, digits or . _ @ + - and starts with a letter or digit"
-SHOWN = 40
 MAX_TEXT = 131_072
+MAX_COMPARED = 1_000
 _REQUIRED = object()
-
-
-def shown(value: object) -> str:
-    """A value as an error message may repeat it: never long, never over several lines."""
-    text = value if isinstance(value, str) else repr(value)
-    text = text if len(text) <= SHOWN else text[:SHOWN] + "…"
-    return '"' + text.encode("unicode_escape").decode("ascii").replace("\\u2026", "…") + '"'
 
 
 def check_name(value: object, field: str) -> str:
@@ -38,12 +31,30 @@ def check_text(value: object, field: str, most: int = MAX_TEXT) -> str:
         raise Refused(field, f"{len(value)} characters are too many; at most {most} are allowed")
     if "\0" in value:
         raise Refused(field, "a zero character is not allowed; remove it")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise Refused(field, "half a surrogate pair is not a character; remove it") from None
     return value
 
 
-def suggestion(wrong: object, known: Iterable[str]) -> str:
-    """` (did you mean …?)` where something known is close, else nothing."""
-    close = get_close_matches(str(wrong)[:64], sorted(known), n=1, cutoff=0.6)
+def check_entries(doc: object, field: str, most: int) -> None:
+    """Refuse a document that is too large when written out: it may contain itself, or one part over and over."""
+    waiting, seen = [doc], 0
+    while waiting:
+        each = waiting.pop()
+        inside = each.values() if isinstance(each, Mapping) else each if isinstance(each, list | tuple) else ()
+        seen += 1 + len(inside)
+        if seen > most:
+            raise Refused(field, f"it has more than {most} entries, or contains itself; write less at once")
+        waiting += inside
+
+
+def suggestion(wrong: str, known: Collection[str]) -> str:
+    """` (did you mean …?)` where something known is close, else nothing; also where looking would take long."""
+    if len(known) > MAX_COMPARED:
+        return ""
+    close = get_close_matches(wrong[:64], sorted(known), n=1, cutoff=0.6)
     return f" (did you mean {close[0]}?)" if close else ""
 
 
@@ -52,16 +63,21 @@ class Reader:
 
     def __init__(self, doc: object, field: str, what: str) -> None:
         if not isinstance(doc, Mapping):
-            raise Refused(field, f"{shown(doc)} is not a mapping; {what} is written as key: value pairs")
+            raise Refused(
+                field or what.rpartition(" ")[2],
+                f"{shown(doc)} is not a mapping; {what} is written as key: value pairs",
+            )
         for key in doc:
             if not isinstance(key, str):
-                raise Refused(field, f"the key {shown(key)} is not text; write it in quotes")
+                raise Refused(field or what.rpartition(" ")[2], f"the key {shown(key)} is not text; write it in quotes")
         self.doc: Mapping[str, object] = doc
         self.field = field
         self.what = what
         self._read: dict[str, None] = {}
 
     def at(self, key: str) -> str:
+        """The field of a key, which may be anybody's: kept short and on one line."""
+        key = printable(key, 100)
         return f"{self.field}.{key}" if self.field else key
 
     def get(self, key: str, default: object = None) -> object:
@@ -118,8 +134,8 @@ class Reader:
             raise Refused(self.at(key), f"{shown(value)} is not a mapping; write key: value pairs")
         pairs: list[tuple[str, str]] = []
         for label, text in value.items():
-            field = self.at(f"{key}.{str(label)[:SHOWN]}")
-            known = check_label(label, field) if names else check_variable(label, field)
+            known = check_label(label, self.at(key)) if names else check_variable(label, self.at(key))
+            field = self.at(f"{key}.{known}")
             pairs.append((known, check_text(text, field)))
         return tuple(sorted(pairs))
 
@@ -128,14 +144,16 @@ class Reader:
             if key not in self._read:
                 known = ", ".join(sorted(self._read))
                 raise Refused(
-                    self.at(key[:SHOWN]),
+                    self.at(key),
                     f"{self.what} has no such key{suggestion(key, self._read)}; it has {known}",
                 )
 
     def _need(self, key: str, default: object) -> object:
         value = self.get(key, default)
         if value is _REQUIRED:
-            raise Refused(self.at(key), f"missing; {self.what} needs it")
+            slip = get_close_matches(key, list(self.doc)[:MAX_COMPARED], n=1, cutoff=0.75)
+            meant = f" (is {printable(slip[0])} meant for it?)" if slip else ""
+            raise Refused(self.at(key), f"missing; {self.what} needs it{meant}")
         return value
 
     def _list(self, key: str, most: int) -> list[object]:

@@ -18,6 +18,8 @@ BUILT_IN = (CPU, GPU, MEMORY)
 
 MILLI = 1000
 MAX_QUANTITY = 2**50
+MAX_DEVICES = 1024
+MAX_RESOURCES = 100
 
 MILLISECOND = 1000
 SECOND = 1000 * MILLISECOND
@@ -72,16 +74,23 @@ def parse_quantity(name: str, value: object, field: str) -> int:
 
 def parse_gpu_request(value: object, field: str) -> int:
     """A task's GPUs: part of one device, or whole devices, because a task cannot straddle one and a half."""
-    amount = parse_quantity(GPU, value, field)
+    amount = _not_too_many(parse_quantity(GPU, value, field), value, field)
     if amount > MILLI and amount % MILLI:
         raise Refused(field, "a task takes whole GPUs or a part of one: write 1, 2 or a fraction below 1")
     return amount
 
 
 def _parse_gpu_capacity(value: object, field: str) -> int:
-    amount = parse_quantity(GPU, value, field)
+    amount = _not_too_many(parse_quantity(GPU, value, field), value, field)
     if amount % MILLI:
         raise Refused(field, "a node has whole GPUs: write 1, 2 or 8")
+    return amount
+
+
+def _not_too_many(amount: int, value: object, field: str) -> int:
+    # Every device of a node is kept track of by itself.
+    if amount > MAX_DEVICES * MILLI:
+        raise Refused(field, f"{shown(value)} is more than one node can have; write at most {MAX_DEVICES}")
     return amount
 
 
@@ -95,12 +104,12 @@ def _measure_of(name: str) -> _Measure:
 
 def _not_too_long(text: str, field: str) -> str:
     if len(text) > _LONGEST:
-        raise Refused(field, f"{_shown(text)} is too long; write at most {_LONGEST} characters")
+        raise Refused(field, f"{shown(text)} is too long; write at most {_LONGEST} characters")
     return text
 
 
 def _not_one(value: object, field: str, measure: _Measure) -> Refused:
-    return Refused(field, f"{_shown(value)} is not {measure.noun}; write {measure.example}")
+    return Refused(field, f"{shown(value)} is not {measure.noun}; write {measure.example}")
 
 
 def _from_text(number: str) -> tuple[int, int]:
@@ -126,24 +135,28 @@ def _from_number(value: object, field: str, measure: _Measure) -> tuple[int, int
 def _settle(value: object, number: tuple[int, int], unit: int, field: str, measure: _Measure) -> int:
     digits, power = number
     if digits < 0:
-        raise Refused(field, f"{_shown(value)} is negative; write 0 or more")
+        raise Refused(field, f"{shown(value)} is negative; write 0 or more")
     # The power is capped so that 1E+999999999 costs nothing: with at most 40 digits and a unit below 10**16,
     # anything past the cap is too large, or too fine, whatever its digits are.
     ten: int = 10 ** min(abs(power), 100)
     amount, rest = (digits * unit * ten, 0) if power >= 0 else divmod(digits * unit, ten)
     if amount > measure.most:
-        raise Refused(field, f"{_shown(value)} is too large; write at most {measure.most_text}")
+        raise Refused(field, f"{shown(value)} is too large; write at most {measure.most_text}")
     if rest:
         step = measure.step
-        raise Refused(field, f"{_shown(value)} is finer than {step}; round it to a multiple of {step}")
+        raise Refused(field, f"{shown(value)} is finer than {step}; round it to a multiple of {step}")
     return amount
 
 
-def _shown(value: object) -> str:
-    """`value` for a message: never long, never with characters that would disturb a terminal or a log."""
+def printable(text: str, most: int = _LONGEST) -> str:
+    """A text for a message: never long, never with characters that would disturb a terminal or a log."""
+    return "".join(c if c.isprintable() else "?" for c in text[:most]) + ("…" if len(text) > most else "")
+
+
+def shown(value: object) -> str:
+    """Any value for a message: texts in quotes, and of what is long or nested only what it is."""
     if isinstance(value, str):
-        text = "".join(c if c.isprintable() else "?" for c in value[:_LONGEST])
-        return f'"{text}{"…" if len(value) > _LONGEST else ""}"'
+        return f'"{printable(value)}"'
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -183,14 +196,16 @@ def parse_limits(doc: object, field: str) -> Vector:
 
 def _parse(doc: object, field: str, gpu: Callable[[object, str], int] | None) -> Vector:
     if not isinstance(doc, Mapping):
-        problem = f"{_shown(doc)} is not a set of resources; write names with amounts such as cpu: 2"
+        problem = f"{shown(doc)} is not a set of resources; write names with amounts such as cpu: 2"
         raise Refused(field, problem)
+    if len(doc) > MAX_RESOURCES:
+        raise Refused(field, f"{len(doc)} resources are too many; write at most {MAX_RESOURCES}")
     vector: Vector = {}
     for name, value in doc.items():
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise Refused(
                 field,
-                f"{_shown(name)} is not a resource name; write a lower-case letter, then up to 62"
+                f"{shown(name)} is not a resource name; write a lower-case letter, then up to 62"
                 " of a-z, 0-9, '.', '_', '/' and '-'",
             )
         inner = f"{field}.{name}" if field else name
@@ -327,5 +342,5 @@ _DURATION = _Measure(
 def parse_count(value: object, field: str, low: int, high: int) -> int:
     """A whole number within bounds. Only an int will do: "3" or 3.0 is more likely a mistake than a count."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise Refused(field, f"{_shown(value)} is not accepted; write a whole number from {low} to {high}")
+        raise Refused(field, f"{shown(value)} is not accepted; write a whole number from {low} to {high}")
     return int(value)

@@ -93,6 +93,10 @@ class Partition:
         self.shapes: dict[ShapeKey, Shape] = {}
         self.followers: dict[str, list[str]] = {}
         """Job → the jobs that come after it and still wait for it."""
+        self.timers: list[tuple[Micros, int]] = []
+        """A heap of when an allocation is to be looked at: unacknowledged, or over its time limit."""
+        self.short: dict[tuple[str, int], Micros] = {}
+        """(Job, stage) → since when a stage that may be replaced has had too few workers."""
         self.draining: set[str] = set()
         """The queues that go when they are empty."""
         self.forgetting: list[tuple[Micros, int, str]] = []
@@ -221,6 +225,9 @@ class Partition:
         job = stage.job
         tasks = count(allocation.indices)
         self.allocations[allocation.id] = allocation
+        when = self.deadline(allocation)
+        if when is not None:
+            heappush(self.timers, (when, allocation.id))
         self.nodes.book(allocation, stage.shape, tasks, allocation.devices)
         if stage.live is None:
             stage.live = {}
@@ -231,6 +238,7 @@ class Partition:
         job.allocations += 1
         charge(job, stage.shape, tasks)
         self.settle(job)
+        self._resort(job)
         self.touched.nodes.add(allocation.node)
         self.touched.jobs.add(job.id)
 
@@ -252,8 +260,34 @@ class Partition:
                 account.running -= 1
         charge(job, stage.shape, -tasks)
         self.settle(job)
+        self._resort(job)
         self.touched.nodes.add(allocation.node)
         self.touched.jobs.add(job.id)
+
+    def deadline(self, allocation: Allocation) -> Micros | None:
+        """When an allocation has to be acknowledged, or to have ended."""
+        if allocation.state == "assigned":
+            return allocation.since + self.settings.launch_timeout
+        limit = allocation.stage.spec.time_limit
+        if allocation.state == "running" and limit is not None and allocation.started is not None:
+            return allocation.started + limit
+        return None
+
+    def mark_short(self, stage: Stage, since: Micros | None) -> None:
+        """Note since when a stage has had too few workers, or that it has enough."""
+        stage.short_since = since
+        if since is None or stage.spec.on_loss != "replace":
+            self.short.pop((stage.job.id, stage.position), None)
+        else:
+            self.short[stage.job.id, stage.position] = since
+
+    def _resort(self, job: Job) -> None:
+        # Only `fair` looks at what runs; the other orders stand.
+        if job.queue.settings.order == "fair":
+            for stage in job.stages:
+                for reservation in stage.reservations:
+                    if reservation is not None:
+                        self.lanes[job.queue.path, stage.shape.key].touch(reservation)
 
     def settle(self, job: Job) -> None:
         """List a job with its queue while it wants or uses something there."""

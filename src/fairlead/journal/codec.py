@@ -98,8 +98,8 @@ def restore_cluster(journal: Journal) -> tuple[ClusterConfigured, int]:
     configured, seq = NOTHING, 0
     for record in journal.read(CLUSTER_STREAM):
         where = f"record {record.seq} of {CLUSTER_STREAM}"
-        _check_format(record.payload, where)
         try:
+            _check_format(record.payload, where)
             configured, seq = _decode_cluster(record.payload).configured, record.seq
         except msgspec.MsgspecError as problem:
             raise Damaged(where, f"it is not a configuration ({problem})") from None

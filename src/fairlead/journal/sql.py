@@ -350,9 +350,11 @@ class SqliteJournal:
         self._file = _File(self.path, _RECORDS_ID, _RECORDS_SCHEMA, pragmas, self._busy_ms, read_only, fresh=not marks)
         try:
             with self._file.reading("opening"):
-                known = {self._head.key(stream) for (stream,) in self._file.run("SELECT stream FROM reigns")}
-            if not known.issuperset(marks):
+                names = [name for (name,) in self._file.run("SELECT stream FROM reigns")]
+            if not marks.keys() <= {self._head.key(name) for name in names}:
                 raise Damaged(self.path, f"a stream is missing that {self._head.path} knows: the file was cut")
+            for name in names:
+                self.last(name)  # a cut is found here, while nothing was written and the log is as it was
         except JournalError:
             self.close()
             raise
@@ -456,12 +458,16 @@ class SqliteJournal:
 
     def streams(self) -> list[str]:
         with self._file.reading("listing the streams"):
-            names = [found for (found,) in self._file.run("SELECT stream FROM reigns")]
-            name: str | None = ""
-            while name is not None:  # from one stream to the next, not over every record
-                [(name,)] = self._file.run("SELECT min(stream) FROM records WHERE stream > ?", (name,))
-                if name is not None and name not in names:
-                    raise self._damage(name, "its reign is missing")
+            names = [name for (name,) in self._file.run("SELECT stream FROM reigns")]
+            unseen, at = set(names), ""
+            while True:  # from one stream to the next, not over every record
+                [(found,)] = self._file.run("SELECT min(stream) FROM records WHERE stream > ?", (at,))
+                if found is None:
+                    break
+                if found not in unseen:  # or seen before: damage can lead in a circle
+                    raise self._damage(found, "its reign is missing or its records are out of order")
+                unseen.remove(found)
+                at = found
         return sorted(name for name in names if self.last(name))
 
     def read(self, stream: str, after: int = 0) -> Iterator[Record]:
@@ -483,6 +489,8 @@ class SqliteJournal:
                 if chain is None:
                     raise self._damage(stream, f"record {after} is missing")
                 batch = self._batch(stream, after)
+            if not batch:
+                raise self._damage(stream, f"record {after + 1} is missing, though {tail.seq} is there")
             for seq, epoch, digest, payload in batch:
                 if seq != after + 1:
                     raise self._damage(stream, f"record {after + 1} is missing, {seq} follows")

@@ -25,6 +25,7 @@ class Running(msgspec.Struct):
     stage: str
     attempt: int
     indices: tuple[int, ...]
+    number: int = 0
 
     def key(self) -> tuple[str, str, str, int]:
         return (self.node, self.job, self.stage, self.attempt)
@@ -39,6 +40,7 @@ class Running(msgspec.Struct):
             state=state,
             exit_code=exit_code,
             reason=reason,
+            number=self.number,
             operator=True,
         )
 
@@ -124,7 +126,7 @@ class Fleet:
         if node in self._held:
             self._held[node].append(launch)
             return
-        running = Running(node, launch.job, launch.stage, launch.attempt, launch.indices)
+        running = Running(node, launch.job, launch.stage, launch.attempt, launch.indices, launch.number)
         if node in self._refusing:
             self._at(now, running.report("refused", reason=f"node {node} refused the launch"))
             return

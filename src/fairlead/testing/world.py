@@ -403,6 +403,7 @@ class World:
 
     def _open(self) -> None:
         self.cluster = Cluster(self.journal)
+        self.now = max(self.now, *(writer.partition.now for writer in self.cluster.writers.values()), 0)
         self.cluster.begin(self.now)
         for name, writer in self.cluster.writers.items():
             self.fleets.setdefault(name, Fleet()).deliver(standing_effects(writer.partition), self.now)
@@ -416,6 +417,9 @@ class World:
         except Refused:
             self._config = self._accepted
             raise
+        except Stopped:
+            self.restart()
+            cycles = self.cluster.configure(parse_config(config), self.now)
         self._accepted = deepcopy(dict(config))
         for name, writer in self.cluster.writers.items():
             # A partition that is added to a ready cluster has nobody to wait for.
@@ -516,9 +520,9 @@ class World:
         nodes = self.partition(where).nodes
         if node is None:
             node = "" if allocation is None else nodes.name[nodes.rows[allocation.node]]
-        if attempt is None:
-            attempt = stage.top if allocation is None else allocation.attempt
-        if state not in ("running", "refused"):
+        live = stage.top if allocation is None else allocation.attempt
+        attempt = live if attempt is None else attempt
+        if state not in ("running", "refused") and attempt == live:
             self.fleets[where].ended(job, stage.name, index)
         self._send(
             where,

@@ -15,9 +15,9 @@ from fairlead.core.phases.intake import intake
 from fairlead.core.plan import Plan
 from fairlead.core.settings import PartitionConfig
 from fairlead.core.state import Partition
-from fairlead.journal.base import Journal
+from fairlead.journal.base import Journal, JournalError
 from fairlead.journal.codec import CLUSTER_STREAM, encode_cluster, restore_cluster, stream_of
-from fairlead.writer.loop import Writer
+from fairlead.writer.loop import Stopped, Writer
 
 
 class Cluster:
@@ -32,7 +32,8 @@ class Cluster:
     def begin(self, now: Micros) -> None:
         """Bring up the partitions that a crash left behind the configuration, and drop those that it left over."""
         for name in self._left_over():
-            self.journal.drop(stream_of(name))
+            self.writers[name] = Writer(self.journal, name)
+            self._remove(name, now)
         for name, config in self.configured.partitions:
             writer = self.writers[name]
             if writer.partition.config_version < self.configured.version:
@@ -46,17 +47,22 @@ class Cluster:
         for name, config in wanted:
             self._try(name, config, now)
         configured = ClusterConfigured(self.configured.version + 1, wanted)
-        self.journal.append(CLUSTER_STREAM, self.epoch, self.seq + 1, encode_cluster(configured))
+        try:
+            self.journal.append(CLUSTER_STREAM, self.epoch, self.seq + 1, encode_cluster(configured))
+        except JournalError as problem:
+            raise Stopped(f"configuration {configured.version} was not written: {problem}") from problem
         self.seq += 1
         self.configured = configured
         return self._follow(now)
 
     def _try(self, name: str, config: PartitionConfig, now: Micros) -> None:
-        """Configure a copy: the plan is rolled back whatever comes of it."""
+        """Configure and take it back, whatever comes of it: the partition is as it was."""
         p = self.writers[name].partition if name in self.writers else Partition(name)
         plan = Plan(p, max(now, p.now))
-        answer = intake(plan, [Configure(config=config, operator=True)])[0]
-        plan.abandon()
+        try:
+            answer = intake(plan, [Configure(config=config, operator=True)])[0]
+        finally:
+            plan.abandon()
         if isinstance(answer, Rejected):
             raise Refused(f"partitions.{name}.{answer.field}", answer.problem, answer.code)
 
@@ -68,10 +74,14 @@ class Cluster:
             command = Configure(config=config, version=self.configured.version, operator=True)
             cycles[name] = self.writers[name].turn([command], now)
         for name in sorted(set(self.writers) - set(dict(self.configured.partitions))):
-            cycles[name] = self.writers[name].turn([RemovePartition(operator=True)], now)
-            del self.writers[name]
-            self.journal.drop(stream_of(name))
+            cycles[name] = self._remove(name, now)
         return cycles
+
+    def _remove(self, name: str, now: Micros) -> Cycle:
+        removed = self.writers[name].turn([RemovePartition(operator=True)], now)
+        del self.writers[name]
+        self.journal.drop(stream_of(name))
+        return removed
 
     def _left_over(self) -> list[str]:
         prefix = stream_of("")

@@ -28,7 +28,7 @@ from fairlead.core.changes.jobs import (
     StageScaled,
 )
 from fairlead.core.changes.ledger import KeyKept, KeysForgotten, ManagerRegistered
-from fairlead.core.changes.nodes import NodeAdded, NodeMoved, NodeRemoved, NodeSet, NodeSpec, spec_of
+from fairlead.core.changes.nodes import NodeAdded, NodeAvoided, NodeMoved, NodeRemoved, NodeSet, NodeSpec, spec_of
 from fairlead.core.changes.tasks import (
     NOT_AGAIN,
     Acknowledged,
@@ -36,6 +36,7 @@ from fairlead.core.changes.tasks import (
     Part,
     PendingEnded,
     Placed,
+    Requeued,
     Revived,
     Stopped,
 )
@@ -64,6 +65,7 @@ __all__ = [
     "KeysForgotten",
     "ManagerRegistered",
     "NodeAdded",
+    "NodeAvoided",
     "NodeMoved",
     "NodeRemoved",
     "NodeSet",
@@ -77,6 +79,7 @@ __all__ = [
     "QueuesAdded",
     "QueuesRemoved",
     "QueuesSet",
+    "Requeued",
     "Revived",
     "SettingsSet",
     "StageAdded",

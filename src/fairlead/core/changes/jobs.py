@@ -7,8 +7,20 @@ from typing import Any
 
 from fairlead.core.changes.base import Change
 from fairlead.core.lifecycle import JOB
-from fairlead.core.model import NEW, Job, JobSpec, JobState, Reservation, Stage, StageSpec
-from fairlead.core.ranges import Ranges, difference
+from fairlead.core.model import (
+    NEW,
+    Account,
+    Job,
+    JobSpec,
+    JobState,
+    Queue,
+    Reservation,
+    Stage,
+    StageSpec,
+    all_pending,
+    pack_spec,
+)
+from fairlead.core.ranges import Ranges, count, difference
 from fairlead.core.state import Partition
 
 
@@ -23,8 +35,8 @@ class JobAdded(Change, frozen=True, tag="job added"):
         before = p.counters.job
         spec = self.spec
         queue = p.queues[spec.queue]
-        accounts = p.accounts_for(queue, spec.user, spec.groups)
-        job = Job(self.id, self.number, spec, p.now, queue, accounts, priority=spec.priority)
+        accounts = shared_accounts(queue, p.accounts_for(queue, spec.user, spec.groups))
+        job = Job(self.id, self.number, pack_spec(spec), p.now, queue, accounts, priority=spec.priority)
         job.stages = tuple(new_stage(p, job, position, stage) for position, stage in enumerate(spec.stages))
         p.jobs[self.id] = job
         queue.jobs[self.id] = job
@@ -51,7 +63,7 @@ class StageAdded(Change, frozen=True, tag="stage added"):
 
     def apply(self, p: Partition) -> None:
         job = p.jobs[self.job]
-        job.stages = (*job.stages, new_stage(p, job, len(job.stages), self.spec))
+        job.stages = (*job.stages, new_stage(p, job, len(job.stages), self.spec, own=True))
         p.touched.jobs.add(self.job)
 
     def undo(self, p: Partition, kept: None) -> None:
@@ -113,7 +125,7 @@ class StageScaled(Change, frozen=True, tag="stage scaled"):
         kept = (
             stage.count,
             stage.floor,
-            [None if ranges is None else ranges.copy() for ranges in stage.pending],
+            tuple(None if ranges is None else ranges.copy() for ranges in stage.pending),
             list(stage.reservations),
             None if stage.ended is None else {name: ranges.copy() for name, ranges in stage.ended.items()},
             None if stage.history is None else dict(stage.history),
@@ -210,16 +222,22 @@ class JobForgotten(Change, frozen=True, tag="job forgotten"):
             stage.shape = p.take_shape(stage.shape.key)
 
 
-def new_stage(p: Partition, job: Job, position: int, spec: StageSpec) -> Stage:
-    pending: list[Ranges | None] = [None, None, Ranges((0, spec.count)) if spec.count else None]
-    return Stage(job, position, spec, p.take_shape(spec.shape_key()), spec.count, pending, [None, None, None])
+def shared_accounts(queue: Queue, accounts: tuple[Account, ...]) -> tuple[Account, ...]:
+    """The tuple of the job that came before, if it has the same accounts: most have, and one will do."""
+    before = next(reversed(queue.jobs.values()), None)
+    return before.accounts if before is not None and before.accounts == accounts else accounts
+
+
+def new_stage(p: Partition, job: Job, position: int, spec: StageSpec, own: bool = False) -> Stage:
+    shape = p.take_shape(spec.shape_key())
+    return Stage(job, position, spec if own else None, shape, spec.count, all_pending(spec.count), [None] * 3)
 
 
 def grow(stage: Stage, kind: int, block: tuple[int, ...]) -> None:
     """Make tasks pending under a kind."""
-    wanted = stage.pending[kind]
+    wanted = stage.alter_pending(kind)
     if wanted is None:
-        stage.pending[kind] = Ranges(block)
+        stage.set_pending(kind, Ranges(block))
     else:
         wanted.add(block)
 
@@ -229,10 +247,10 @@ def take(p: Partition, stage: Stage, kind: int, block: tuple[int, ...]) -> Reser
     wanted = stage.pending[kind]
     if wanted is None:
         raise ValueError(f"no {kind} tasks are pending")
-    wanted.remove(block)
-    if wanted:
+    if len(wanted) != count(block) or wanted.flat() != block:
+        (stage.alter_pending(kind) or wanted).remove(block)
         return None
-    stage.pending[kind] = None
+    stage.set_pending(kind, None)
     reservation = stage.reservations[kind]
     if reservation is not None:
         p.drop_reservation(reservation)
@@ -261,12 +279,13 @@ def unfollow(p: Partition, job: Job) -> None:
 
 
 def _shrink(p: Partition, stage: Stage, count: int) -> None:
-    for kind, wanted in enumerate(stage.pending):
+    for kind in range(len(stage.pending)):
+        wanted = stage.alter_pending(kind)
         if wanted is None:
             continue
         wanted.discard_from(count)
         if not wanted:
-            stage.pending[kind] = None
+            stage.set_pending(kind, None)
             reservation = stage.reservations[kind]
             if reservation is not None:
                 p.drop_reservation(reservation)

@@ -82,22 +82,41 @@ class NodeMoved(Change, frozen=True, tag="node moved"):
         p.nodes.set_state(self.join, kept)
 
 
+class NodeAvoided(Change, frozen=True, tag="node avoided"):
+    """Launches went wrong on a node: it gets no new work until a time (0: it does again)."""
+
+    join: int
+    failures: int
+    until: int
+
+    def apply(self, p: Partition) -> tuple[int, int]:
+        before = (p.nodes.failures[p.nodes.rows[self.join]], p.nodes.avoided.get(self.join, 0))
+        p.nodes.avoid(self.join, self.failures, self.until)
+        return before
+
+    def undo(self, p: Partition, kept: tuple[int, int]) -> None:
+        p.nodes.avoid(self.join, *kept)
+
+
 class NodeRemoved(Change, frozen=True, tag="node removed"):
     """The node has no allocations left: they were released first."""
 
     join: int
 
-    def apply(self, p: Partition) -> NodeAdded:
+    def apply(self, p: Partition) -> tuple[NodeAdded, int, int]:
         row = p.nodes.rows[self.join]
+        avoided = (p.nodes.failures[row], p.nodes.avoided.get(self.join, 0))
         before = NodeAdded(
             self.join, p.nodes.name[row], spec_of(p, self.join), p.nodes.manager[row], p.nodes.state[row]
         )
         p.nodes.remove(self.join)
         p.touched.nodes.discard(self.join)
-        return before
+        return (before, *avoided)
 
-    def undo(self, p: Partition, kept: NodeAdded) -> None:
-        kept.apply(p)
+    def undo(self, p: Partition, kept: tuple[NodeAdded, int, int]) -> None:
+        before, failures, until = kept
+        before.apply(p)
+        p.nodes.avoid(self.join, failures, until)
 
 
 def spec_of(p: Partition, join: int) -> NodeSpec:
@@ -112,4 +131,4 @@ def spec_of(p: Partition, join: int) -> NodeSpec:
     )
 
 
-CHANGES: tuple[type[Any], ...] = (NodeAdded, NodeSet, NodeMoved, NodeRemoved)
+CHANGES: tuple[type[Any], ...] = (NodeAdded, NodeSet, NodeMoved, NodeAvoided, NodeRemoved)

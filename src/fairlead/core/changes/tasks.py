@@ -13,7 +13,7 @@ import msgspec
 from fairlead.core.changes.base import Change
 from fairlead.core.changes.jobs import give_back, grow, take
 from fairlead.core.lifecycle import JOB, TASK
-from fairlead.core.model import Allocation, History, JobState, Outcome, Reservation, Stage, StopCause
+from fairlead.core.model import NEW, Allocation, History, JobState, Micros, Outcome, Reservation, Stage, StopCause
 from fairlead.core.ranges import Ranges, count, difference, indices, split
 from fairlead.core.state import Partition
 
@@ -41,11 +41,13 @@ class Placed(Change, frozen=True, tag="placed"):
     attempt: int
     first: int
     parts: tuple[Part, ...]
+    together: bool = False
+    """Whether they are a gang: until all are acknowledged, one that fails takes the others back with it."""
 
-    def apply(self, p: Partition) -> tuple[Reservation | None, JobState, bool, int, int]:
+    def apply(self, p: Partition) -> tuple[Any, ...]:
         job = p.jobs[self.job]
         stage = job.stages[self.stage]
-        kept_state = (job.state, stage.started, stage.top, p.counters.allocation)
+        kept_state = (job.state, stage.started, stage.top, stage.short_since, p.counters.allocation)
         managed = bool(job.spec.manager)
         dropped: Reservation | None = None
         number = self.first
@@ -63,6 +65,9 @@ class Placed(Change, frozen=True, tag="placed"):
                     "running" if managed else "assigned",
                     p.now,
                     p.now if managed else None,
+                    "",
+                    self.kind,
+                    self.first if self.together else 0,
                 )
             )
             number += 1
@@ -70,13 +75,15 @@ class Placed(Change, frozen=True, tag="placed"):
             job.state = "running"
         stage.started = True
         stage.top = max(stage.top, self.attempt)
+        _mark_short(p, stage)
         p.counters.allocation = max(p.counters.allocation, number)
         return (dropped, *kept_state)
 
-    def undo(self, p: Partition, kept: tuple[Reservation | None, JobState, bool, int, int]) -> None:
+    def undo(self, p: Partition, kept: tuple[Any, ...]) -> None:
         job = p.jobs[self.job]
         stage = job.stages[self.stage]
-        dropped, job.state, stage.started, stage.top, p.counters.allocation = kept
+        dropped, job.state, stage.started, stage.top, short_since, p.counters.allocation = kept
+        p.mark_short(stage, short_since)
         for offset, part in reversed(list(enumerate(self.parts))):
             p.unbook(p.allocations[self.first + offset])
             give_back(p, stage, self.kind, part.indices, dropped)
@@ -131,10 +138,10 @@ class Ended(Change, frozen=True, tag="ended"):
     reason: str = ""
     exit_code: int | None = None
 
-    def apply(self, p: Partition) -> tuple[Allocation, dict[int, History | None], JobState]:
+    def apply(self, p: Partition) -> tuple[Allocation, dict[int, History | None], JobState, bool, Micros | None]:
         before = p.allocations[self.allocation]
         stage = before.stage
-        state = stage.job.state
+        kept = (stage.job.state, stage.started, stage.short_since)
         TASK.check(before.state, self.outcome)
         if self.again != NOT_AGAIN and self.outcome != "pending":
             TASK.check(self.outcome, "pending")
@@ -149,13 +156,20 @@ class Ended(Change, frozen=True, tag="ended"):
             grow(stage, self.again, known)
         elif known:
             _end(stage, self.outcome, known)
+        if self.again == NEW:
+            # It comes back as it first came: its members have to start together once more.
+            stage.started = False
+        _mark_short(p, stage)
         _return_job(stage)
-        return before, past, state
+        return (before, past, *kept)
 
-    def undo(self, p: Partition, kept: tuple[Allocation, dict[int, History | None], JobState]) -> None:
-        before, past, state = kept
+    def undo(
+        self, p: Partition, kept: tuple[Allocation, dict[int, History | None], JobState, bool, Micros | None]
+    ) -> None:
+        before, past, state, started, short_since = kept
         stage = before.stage
-        stage.job.state = state
+        stage.job.state, stage.started = state, started
+        p.mark_short(stage, short_since)
         known = _below(self.indices, stage.count)
         if known and self.again != NOT_AGAIN:
             _ungrow(stage, self.again, known)
@@ -209,6 +223,32 @@ class PendingEnded(Change, frozen=True, tag="pending ended"):
         give_back(p, stage, self.kind, self.indices, kept)
 
 
+class Requeued(Change, frozen=True, tag="requeued"):
+    """Pending tasks are wanted as another kind: a stage that is taken back whole asks for everything as new."""
+
+    job: str
+    stage: int
+    kind: int
+    into: int
+    indices: tuple[int, ...]
+
+    def apply(self, p: Partition) -> tuple[Reservation | None, bool]:
+        stage = p.jobs[self.job].stages[self.stage]
+        started = stage.started
+        dropped = take(p, stage, self.kind, self.indices)
+        grow(stage, self.into, self.indices)
+        if self.into == NEW:
+            stage.started = False
+        p.touched.jobs.add(self.job)
+        return dropped, started
+
+    def undo(self, p: Partition, kept: tuple[Reservation | None, bool]) -> None:
+        stage = p.jobs[self.job].stages[self.stage]
+        dropped, stage.started = kept
+        _ungrow(stage, self.into, self.indices)
+        give_back(p, stage, self.kind, self.indices, dropped)
+
+
 class Revived(Change, frozen=True, tag="revived"):
     """Tasks that were withdrawn are wanted again."""
 
@@ -246,7 +286,9 @@ def _part(
         for position, index in enumerate(indices(of.indices)):
             if index in chosen:
                 devices += of.devices[position * per_task : (position + 1) * per_task]
-    return Allocation(number, of.stage, of.node, block, of.attempt, devices, state, since, started, cause)
+    return Allocation(
+        number, of.stage, of.node, block, of.attempt, devices, state, since, started, cause, of.kind, of.group
+    )
 
 
 def _move(
@@ -288,6 +330,17 @@ def _write_history(stage: Stage, entries: dict[int, History | None]) -> dict[int
     return before
 
 
+def _mark_short(p: Partition, stage: Stage) -> None:
+    if stage.job.spec.manager or stage.spec.min == 1:
+        return
+    short = stage.started and stage.waiting() and stage.running() < stage.min
+    if not short:
+        if stage.short_since is not None:
+            p.mark_short(stage, None)
+    elif stage.short_since is None:
+        p.mark_short(stage, p.now)
+
+
 def _return_job(stage: Stage) -> None:
     """A job whose last live task went back to waiting waits again itself."""
     job = stage.job
@@ -323,11 +376,11 @@ def _unend(stage: Stage, outcome: str, block: tuple[int, ...]) -> None:
 
 
 def _ungrow(stage: Stage, kind: int, block: tuple[int, ...]) -> None:
-    wanted = stage.pending[kind]
+    wanted = stage.alter_pending(kind)
     assert wanted is not None
     wanted.remove(block)
     if not wanted:
-        stage.pending[kind] = None
+        stage.set_pending(kind, None)
 
 
-CHANGES: tuple[type[Any], ...] = (Placed, Acknowledged, Stopped, Ended, PendingEnded, Revived)
+CHANGES: tuple[type[Any], ...] = (Placed, Acknowledged, Stopped, Ended, PendingEnded, Requeued, Revived)

@@ -1,4 +1,4 @@
-"""Expiry: what time alone brings about. Ended jobs are forgotten, keys expire, drained queues go."""
+"""Expiry: what time alone brings about. Ended jobs are forgotten, keys expire, pauses end, drained queues go."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from heapq import heappop, heappush
 
 import msgspec
 
-from fairlead.core.changes import JobForgotten, KeyKept, KeysForgotten
+from fairlead.core.changes import JobForgotten, KeyKept, KeysForgotten, NodeAvoided
 from fairlead.core.model import Job, Micros
+from fairlead.core.outcomes import restart, stop, take_back
 from fairlead.core.phases.intake.config import remove_drained
 from fairlead.core.plan import Plan
+from fairlead.core.resources import format_duration
 from fairlead.core.state import Partition
 
 MOST = 1_000
@@ -19,6 +21,9 @@ MOST = 1_000
 def expiry(plan: Plan) -> None:
     _forget_jobs(plan)
     _forget_keys(plan)
+    _end_pauses(plan)
+    _meet_deadlines(plan)
+    _give_up_short_stages(plan)
     if plan.partition.draining:
         remove_drained(plan)
 
@@ -30,7 +35,47 @@ def due(p: Partition) -> Micros | None:
         times.append(p.forgetting[0][0] + p.settings.keep_ended)
     if p.expiring:
         times.append(p.expiring[0][0])
+    times += p.nodes.avoided.values()
+    if p.reign.ready:
+        if p.timers:
+            times.append(p.timers[0][0])
+        times += [since + p.settings.replace_within for since in p.short.values()]
     return min(times, default=None)
+
+
+def _end_pauses(plan: Plan) -> None:
+    nodes = plan.partition.nodes
+    for join in sorted(nodes.avoided):
+        if nodes.avoided[join] <= plan.now:
+            plan.do(NodeAvoided(join, nodes.failures[nodes.rows[join]], 0))
+
+
+def _meet_deadlines(plan: Plan) -> None:
+    """Launches that nobody acknowledged are taken back; tasks over their time limit are told to stop."""
+    p = plan.partition
+    while p.reign.ready and p.timers and p.timers[0][0] <= plan.now:
+        _, number = heappop(p.timers)
+        allocation = p.allocations.get(number)
+        when = p.deadline(allocation) if allocation is not None else None
+        if allocation is None or when is None:
+            continue
+        if when > plan.now:
+            heappush(p.timers, (when, number))
+        elif allocation.state == "assigned":
+            timeout = format_duration(p.settings.launch_timeout)
+            take_back(plan, allocation, allocation.indices, f"the launch was not acknowledged within {timeout}")
+        else:
+            stop(plan, allocation, allocation.indices, "time limit")
+
+
+def _give_up_short_stages(plan: Plan) -> None:
+    """A stage that had too few workers for too long is taken back whole, and asks again with its old age."""
+    p = plan.partition
+    if not p.reign.ready:
+        return
+    late = [key for key, since in p.short.items() if since + p.settings.replace_within <= plan.now]
+    for job_id, position in sorted(late, key=lambda key: (p.jobs[key[0]].number, key[1])):
+        restart(plan, p.jobs[job_id].stages[position])
 
 
 def _forget_jobs(plan: Plan) -> None:

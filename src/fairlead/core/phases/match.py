@@ -44,9 +44,9 @@ def _serve(plan: Plan, reservation: Reservation) -> Reason | None:
     stage = reservation.stage
     together = _together(reservation)
     while stage.reservations[reservation.kind] is reservation:
-        wanted = len(stage.wanted(reservation.kind))
-        if wanted < together:
-            return NoRoom(together, wanted)
+        wanted = len(stage.wanted(reservation.kind)) if together == 1 else together
+        if len(stage.wanted(reservation.kind)) < together or (stage.running() and not stage.started):
+            return NoRoom(together, 0, (("members of the gang still stop", 1),))
         reason = _place(plan, reservation, together, wanted)
         if reason is not None:
             return reason
@@ -57,7 +57,7 @@ def _serve(plan: Plan, reservation: Reservation) -> Reason | None:
 def _together(reservation: Reservation) -> int:
     stage = reservation.stage
     if reservation.kind == NEW:
-        return 1 if stage.running() >= stage.min else max(1, stage.min - stage.running())
+        return 1 if stage.started else stage.min
     if reservation.kind == SCALE and stage.spec.scaling == "strict" and not stage.spec.min:
         return len(stage.wanted(SCALE))
     return 1
@@ -93,6 +93,7 @@ def _place(plan: Plan, reservation: Reservation, least: int, most: int) -> Reaso
             stage.next_attempt(block),
             plan.partition.counters.allocation,
             tuple(part for _, part in parts),
+            together=least > 1,
         )
     )
     return None

@@ -41,8 +41,11 @@ from fairlead.core.lifecycle import IllegalTransition
 from fairlead.core.model import KeptKey
 from fairlead.core.phases.intake import config, jobs, managers, nodes, reports
 from fairlead.core.plan import Plan
+from fairlead.core.reader import check_text
+from fairlead.core.resources import printable
 
 MAX_KEY = 200
+MAX_USER = 200
 
 HANDLERS: dict[type[Any], Callable[[Plan, Any], Accepted]] = {
     Configure: config.configure,
@@ -65,6 +68,9 @@ HANDLERS: dict[type[Any], Callable[[Plan, Any], Accepted]] = {
     UpdateManager: managers.update,
 }
 
+# Sent twice these do no more than sent once, and after a restart they must be heard again: their keys say nothing.
+REPEATABLE = (Configure, MarkReady, Report, RegisterManager, UpdateManager)
+
 _encode = msgspec.msgpack.Encoder(order="deterministic").encode
 _decode_answer = msgspec.msgpack.Decoder(Accepted).decode
 
@@ -79,7 +85,8 @@ def _take(plan: Plan, command: AnyCommand) -> Answer:
     try:
         if plan.partition.removed:
             raise Refused("partition", f"{plan.partition.name} was removed; name another one", "gone")
-        if not command.key:
+        check_text(command.user, "user", MAX_USER)
+        if not command.key or isinstance(command, REPEATABLE):
             return HANDLERS[type(command)](plan, command)
         return _take_once(plan, command)
     except Refused as refusal:
@@ -91,9 +98,8 @@ def _take(plan: Plan, command: AnyCommand) -> Answer:
 
 
 def _take_once(plan: Plan, command: AnyCommand) -> Answer:
-    if len(command.key) > MAX_KEY:
-        raise Refused("key", f"{len(command.key)} characters are too many; at most {MAX_KEY} are allowed")
-    digest = blake2b(_encode(msgspec.structs.replace(command, key="")), digest_size=16).digest()
+    check_text(command.key, "key", MAX_KEY)
+    digest = _digest(command)
     kept = plan.partition.keys.get((command.user, command.key))
     if kept is not None:
         if kept.digest != digest:
@@ -101,6 +107,16 @@ def _take_once(plan: Plan, command: AnyCommand) -> Answer:
         return _decode_answer(kept.answer)
     answer = HANDLERS[type(command)](plan, command)
     # A submission's key lives with its job; any other key counts from now.
-    expires = None if answer.job else plan.now + plan.partition.settings.keep_keys
-    plan.do(KeyKept(command.user, command.key, KeptKey(digest, _encode(answer), answer.job, expires)))
+    job = answer.job if isinstance(command, Submit) else ""
+    expires = None if job else plan.now + plan.partition.settings.keep_keys
+    plan.do(KeyKept(command.user, command.key, KeptKey(digest, _encode(answer), job, expires)))
     return answer
+
+
+def _digest(command: AnyCommand) -> bytes:
+    try:
+        body = _encode(msgspec.structs.replace(command, key=""))
+    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as problem:
+        why = printable(str(problem), 100)
+        raise Refused("key", f"the request cannot be compared with others ({why}); correct it") from None
+    return blake2b(body, digest_size=16).digest()

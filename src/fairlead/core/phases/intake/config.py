@@ -20,6 +20,8 @@ from fairlead.core.model import Queue
 from fairlead.core.outcomes import finish
 from fairlead.core.phases.intake.access import need_operator
 from fairlead.core.plan import Plan
+from fairlead.core.reader import suggestion
+from fairlead.core.resources import shown
 
 
 def configure(plan: Plan, command: Configure) -> Accepted:
@@ -94,10 +96,21 @@ def move_queue(plan: Plan, command: MoveQueue) -> Accepted:
     need_operator(command, "start or stop a queue")
     queue = plan.partition.queues.get(command.queue)
     if queue is None:
-        raise Refused("queue", f"there is no queue {command.queue[:100]}", "unknown")
+        raise Refused(
+            "queue",
+            f"there is no queue {shown(command.queue)}{suggestion(command.queue, plan.partition.queues)}; "
+            "name one that is known",
+            "unknown",
+        )
+    if command.action not in ("start", "stop"):
+        raise Refused("action", f"{shown(command.action)} is not one of start, stop; write one of them")
     state = "active" if command.action == "start" else "stopped"
     if queue.state == state:
         return Accepted(note="no change")
+    if queue.state == "draining":
+        raise Refused(
+            "queue", f"{queue.path} left the configuration and drains; put it back there to keep it", "conflict"
+        )
     plan.do(QueueMoved(queue.path, "active" if command.action == "start" else "stopped"))
     return Accepted()
 

@@ -21,7 +21,7 @@ from fairlead.core.commands import (
 from fairlead.core.config import leaves_text
 from fairlead.core.documents import MAX_PRIORITY, MAX_TASKS
 from fairlead.core.errors import Refused
-from fairlead.core.model import NEW, SCALE, Job, JobSpec, Queue, Reservation, Stage
+from fairlead.core.model import NEW, SCALE, Job, JobSpec, Queue, Reservation, Stage, StageSpec
 from fairlead.core.outcomes import (
     ask,
     ask_for_job,
@@ -33,8 +33,8 @@ from fairlead.core.outcomes import (
 )
 from fairlead.core.phases.intake.access import need_operator, need_owner, need_submit
 from fairlead.core.plan import Plan
-from fairlead.core.reader import check_name, shown, suggestion
-from fairlead.core.resources import parse_count
+from fairlead.core.reader import check_name, suggestion
+from fairlead.core.resources import parse_count, shown
 from fairlead.core.state import Partition
 
 NUMBER = re.compile(r"[0-9]+")
@@ -44,16 +44,20 @@ def submit(plan: Plan, command: Submit) -> Accepted:
     spec = command.spec
     if not command.operator and command.user and spec.user != command.user:
         raise Refused("user", f"{command.user} cannot submit as {spec.user}; leave the field out", "forbidden")
+    # Groups decide limits and access: they are what the caller was found to belong to, not what a document says.
+    if not command.operator:
+        spec = msgspec.structs.replace(spec, groups=command.groups)
     return add_job(plan, command, spec, command.id)
 
 
-def add_job(plan: Plan, command: Command, spec: JobSpec, wanted_id: str) -> Accepted:
+def add_job(plan: Plan, command: Command, spec: JobSpec, wanted_id: str, field: str = "id") -> Accepted:
     p = plan.partition
     number = p.counters.job
-    job_id = _check_id(p, wanted_id) if wanted_id else str(number)
+    job_id = _check_id(p, wanted_id, field) if wanted_id else str(number)
     queue = find_leaf(p, spec)
     need_submit(command, queue)
-    check_resources(p, spec)
+    for at, stage in enumerate(spec.stages):
+        check_resources(p, stage, f"stages[{at}]")
     _check_after(p, job_id, spec)
     plan.do(JobAdded(job_id, number, msgspec.structs.replace(spec, queue=queue.path)))
     job = p.jobs[job_id]
@@ -69,7 +73,7 @@ def find_leaf(p: Partition, spec: JobSpec) -> Queue:
     if queue is None:
         raise Refused(
             "queue",
-            f"there is no queue {shown(path)}{suggestion(path, p.queues)}; name one of {leaves_text(list(p.queues))}",
+            f"there is no queue {shown(path)}{suggestion(path, p.queues)}; name one of {leaves_text(p.queues)}",
             "unknown",
         )
     if queue.children:
@@ -79,7 +83,7 @@ def find_leaf(p: Partition, spec: JobSpec) -> Queue:
         if level.state != "active":
             raise Refused(
                 "queue",
-                f"queue {level.path} is {level.state} and takes no new jobs; name another one",
+                f"{level.path} is {level.state} and takes no new jobs; name another one",
                 "conflict",
             )
     return queue
@@ -96,29 +100,28 @@ def _route(p: Partition, user: str) -> str:
         return "root.default"
     raise Refused(
         "queue",
-        f"missing, and no requestor pattern matches user {user}; name one of {leaves_text(list(p.queues))}",
+        f"missing, and no requestor pattern matches user {user}; name one of {leaves_text(p.queues)}",
     )
 
 
-def _check_id(p: Partition, job_id: str) -> str:
-    check_name(job_id, "id")
+def _check_id(p: Partition, job_id: str, field: str) -> str:
+    check_name(job_id, field)
     if NUMBER.fullmatch(job_id):
-        raise Refused("id", f"{shown(job_id)} is a number, and numbers are given by the scheduler; add a letter")
+        raise Refused(field, f"{shown(job_id)} is a number, and numbers are given by the scheduler; add a letter")
     if job_id in p.jobs:
-        raise Refused("id", f"there is already a job {job_id}; choose another id, or none", "conflict")
+        raise Refused(field, f"there is already a job {job_id}; choose another id", "conflict")
     return job_id
 
 
-def check_resources(p: Partition, spec: JobSpec) -> None:
+def check_resources(p: Partition, stage: StageSpec, field: str) -> None:
     known = p.known_resources()
-    for at, stage in enumerate(spec.stages):
-        for name, _ in stage.resources:
-            if name not in known:
-                raise Refused(
-                    f"stages[{at}].resources.{name}",
-                    f"no node or pool offers it{suggestion(name, known)}; known are {', '.join(known)}",
-                    "unknown",
-                )
+    for name, _ in stage.resources:
+        if name not in known:
+            raise Refused(
+                f"{field}.resources.{name}",
+                f"no node or pool offers it{suggestion(name, known)}; known are {_some(known)}",
+                "unknown",
+            )
 
 
 def _check_after(p: Partition, job_id: str, spec: JobSpec) -> None:
@@ -132,7 +135,7 @@ def _check_after(p: Partition, job_id: str, spec: JobSpec) -> None:
         if before.over and before.state != "succeeded":
             raise Refused(
                 field,
-                f"job {name} has {before.state}, so this one could never start; leave it out",
+                f"job {name} is over ({before.state}), so this one could never start; leave it out",
                 "conflict",
             )
 
@@ -146,9 +149,9 @@ def scale(plan: Plan, command: Scale) -> Accepted:
     stage = find_stage(job, command.stage)
     count = parse_count(command.count, "count", 0, MAX_TASKS)
     if job.over:
-        raise Refused("job", f"job {job.id} has {job.state} and cannot be scaled; submit it again", "conflict")
+        raise Refused("job", f"job {job.id} is over ({job.state}) and cannot be scaled; submit it again", "conflict")
     if job.spec.manager:
-        raise Refused("job", f"job {job.id} belongs to {job.spec.manager}, which scales it by its asks", "conflict")
+        raise Refused("job", f"job {job.id} belongs to {job.spec.manager}; scale it there", "conflict")
     if count == stage.count:
         return Accepted(note="no change")
     rescale(plan, stage, count)
@@ -234,7 +237,7 @@ def reset_lane(plan: Plan, command: ResetLane) -> Accepted:
     if queue is None:
         raise Refused(
             "queue",
-            f"there is no queue {shown(command.queue)}{suggestion(command.queue, p.queues)}",
+            f"there is no queue {shown(command.queue)}{suggestion(command.queue, p.queues)}; name one that is known",
             "unknown",
         )
     job = find_job(p, command.job)
@@ -259,16 +262,22 @@ def reset_lane(plan: Plan, command: ResetLane) -> Accepted:
 def find_job(p: Partition, job_id: str) -> Job:
     job = p.jobs.get(job_id)
     if job is None:
-        raise Refused("job", f"there is no job {shown(job_id)}{suggestion(job_id, p.jobs)}", "unknown")
+        raise Refused(
+            "job", f"there is no job {shown(job_id)}{suggestion(job_id, p.jobs)}; name one that is known", "unknown"
+        )
     return job
 
 
 def find_stage(job: Job, name: str) -> Stage:
     stage = job.stage(name)
     if stage is None:
-        known = ", ".join(each.name for each in job.stages)
+        known = _some([each.name for each in job.stages])
         raise Refused("stage", f"job {job.id} has no stage {shown(name)}; it has {known}", "unknown")
     return stage
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
 
 
 def _reservations(stage: Stage) -> list[Reservation]:

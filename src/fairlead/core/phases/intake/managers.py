@@ -34,6 +34,9 @@ from fairlead.core.plan import Plan
 from fairlead.core.policy.fit import overbook_devices
 from fairlead.core.ranges import Ranges
 from fairlead.core.reader import Reader, check_name
+from fairlead.core.resources import printable, shown
+
+MAX_ITEMS = 100_000
 
 
 def register(plan: Plan, command: RegisterManager) -> Accepted:
@@ -47,8 +50,11 @@ def register(plan: Plan, command: RegisterManager) -> Accepted:
 
 def update(plan: Plan, command: UpdateManager) -> Accepted:
     need_operator(command, "send a resource manager's update")
+    count = sum(map(len, (command.nodes, command.jobs, command.asks, command.releases, command.recover)))
+    if count > MAX_ITEMS:
+        raise Refused("update", f"{count} items are too many; send at most {MAX_ITEMS} at once")
     if command.name not in plan.partition.managers:
-        raise Refused("name", f"there is no resource manager {command.name[:40]}; register it first", "unknown")
+        raise Refused("name", f"there is no resource manager {shown(command.name)}; register it first", "unknown")
     items: list[Item] = []
     for what, documents, take in (
         ("node", command.nodes, _node),
@@ -71,16 +77,22 @@ def _item(plan: Plan, command: UpdateManager, what: str, at: int, doc: object, t
     try:
         read = Reader(doc, f"{what}[{at}]", f"a manager's {what}")
         return Item(what, take(plan, command, read), True)
-    except (Refused, IllegalTransition) as refusal:
+    except Refused as refusal:
         plan.rollback(mark)
-        return Item(what, _name_of(doc), False, str(refusal))
+        at_item = f"{what}[{at}]"
+        known = refusal.field.startswith(at_item)
+        field = refusal.field if known else f"{at_item}.{refusal.field}"
+        return Item(what, _name_of(doc), False, f"{field}: {refusal.problem}")
+    except IllegalTransition as refusal:
+        plan.rollback(mark)
+        return Item(what, _name_of(doc), False, f"{what}[{at}]: {refusal}")
 
 
 def _name_of(doc: object) -> str:
     if not isinstance(doc, dict):
         return ""
-    parts = [str(doc[key])[:63] for key in ("name", "job", "ask") if key in doc]
-    return "/".join(parts)
+    parts = [doc.get(key) for key in ("name", "job", "ask")]
+    return "/".join(printable(part, 63) for part in parts if isinstance(part, str))
 
 
 def _node(plan: Plan, command: UpdateManager, read: Reader) -> str:
@@ -92,10 +104,15 @@ def _node(plan: Plan, command: UpdateManager, read: Reader) -> str:
     if action in ("add", "update"):
         _, spec = parse_node({key: value for key, value in read.doc.items() if key != "action"}, read.field)
         nodes.join(plan, name, spec, command.name)
-    elif action == "remove":
-        nodes.leave(plan, name)
     else:
-        nodes.move_to(plan, name, nodes.STATES[action])
+        # The rest of the document may come along, and says nothing here.
+        for key in ("resources", "labels", "taints", "pool"):
+            read.get(key)
+        read.close()
+        if action == "remove":
+            nodes.leave(plan, name)
+        else:
+            nodes.move_to(plan, name, nodes.STATES[action])
     return name
 
 
@@ -123,7 +140,7 @@ def _job(plan: Plan, command: UpdateManager, read: Reader) -> str:
     known = p.jobs.get(job_id)
     if known is not None and known.spec.manager == command.name and not known.over:
         return job_id  # replayed after a restart: it keeps its place and what it has
-    add_job(plan, command, spec, job_id)
+    add_job(plan, command, spec, job_id, "job")
     return job_id
 
 
@@ -140,7 +157,7 @@ def _ask(plan: Plan, command: UpdateManager, read: Reader) -> str:
         {**{key: value for key, value in read.doc.items() if key not in ("job", "ask")}, "name": name},
         read.field,
     )
-    check_resources(plan.partition, msgspec.structs.replace(job.spec, stages=(spec,)))
+    check_resources(plan.partition, spec, read.field)
     if stage is None:
         plan.do(StageAdded(job.id, spec))
         ask(plan, job.stages[-1], NEW)
@@ -210,7 +227,11 @@ def _recover(plan: Plan, command: UpdateManager, read: Reader) -> str:
     name = read.name("ask")
     node_name = read.name("node")
     index = read.count("index", 0, 0, MAX_TASKS - 1)
-    join = nodes.find(plan, node_name)
+    join = nodes.find(plan, node_name, "node")
+    if p.nodes.manager[p.nodes.rows[join]] != command.name:
+        raise Refused(
+            read.at("node"), f"node {node_name} is not one of {command.name}'s; name one that is", "forbidden"
+        )
     rest = {key: value for key, value in read.doc.items() if key not in ("job", "ask", "node", "index")}
     spec = parse_stage({"count": index + 1, **rest, "name": name}, read.field)
     stage = job.stage(name)
@@ -218,6 +239,12 @@ def _recover(plan: Plan, command: UpdateManager, read: Reader) -> str:
         plan.do(StageAdded(job.id, spec))
         stage = job.stages[-1]
         _withdraw(plan, stage, 0, index)
+    elif "resources" in rest and spec.resources != stage.spec.resources:
+        raise Refused(
+            read.at("resources"),
+            f"{name} of job {job.id} was asked for with others; recover it under another name",
+            "conflict",
+        )
     elif index >= stage.count:
         first = stage.count
         plan.do(StageScaled(job.id, stage.position, index + 1, NEW))
@@ -263,7 +290,7 @@ def _withdraw(plan: Plan, stage: Stage, start: int, end: int) -> None:
 def _own_job(plan: Plan, command: UpdateManager, job_id: str) -> Job:
     job = find_job(plan.partition, job_id)
     if job.spec.manager != command.name:
-        raise Refused("job", f"job {job_id} is not one of {command.name}'s; add it first", "forbidden")
+        raise Refused("job", f"job {job_id} is not one of {command.name}'s; name one that is", "forbidden")
     if job.over:
-        raise Refused("job", f"job {job_id} has {job.state}; add it again under another id", "conflict")
+        raise Refused("job", f"job {job_id} is over ({job.state}); add it again under another id", "conflict")
     return job

@@ -9,7 +9,8 @@ from fairlead.core.model import NodeState
 from fairlead.core.outcomes import lose
 from fairlead.core.phases.intake.access import need_operator
 from fairlead.core.plan import Plan
-from fairlead.core.reader import shown, suggestion
+from fairlead.core.reader import check_name, suggestion
+from fairlead.core.resources import shown
 
 STATES: dict[str, NodeState] = {"drain": "draining", "disable": "disabled", "enable": "up", "lose": "lost"}
 
@@ -22,6 +23,7 @@ def add(plan: Plan, command: AddNode) -> Accepted:
 def join(plan: Plan, name: str, spec: NodeSpec, manager: str) -> Accepted:
     """A node joins. One that is known takes up its place again: drained and disabled ones stay so."""
     p = plan.partition
+    check_name(name, "name")
     _check(spec)
     known = p.nodes.find(name)
     if known is None:
@@ -50,6 +52,8 @@ def update(plan: Plan, command: UpdateNode) -> Accepted:
 
 
 def move(plan: Plan, command: MoveNode) -> Accepted:
+    if command.action not in STATES:
+        raise Refused("action", f"{shown(command.action)} is not one of {', '.join(STATES)}; write one of them")
     need_operator(command, f"{command.action} a node")
     return move_to(plan, command.name, STATES[command.action])
 
@@ -89,11 +93,13 @@ def release(plan: Plan, join: int, reason: str) -> None:
         release(plan, join, reason)
 
 
-def find(plan: Plan, name: str) -> int:
+def find(plan: Plan, name: str, field: str = "name") -> int:
     nodes = plan.partition.nodes
     known = nodes.find(name)
     if known is None:
-        raise Refused("name", f"there is no node {shown(name)}{suggestion(name, nodes.joins)}", "unknown")
+        raise Refused(
+            field, f"there is no node {shown(name)}{suggestion(name, nodes.joins)}; name one that is known", "unknown"
+        )
     return known
 
 

@@ -2,71 +2,100 @@
 
 from __future__ import annotations
 
+from typing import NoReturn, get_args
+
 from fairlead.core.changes import Acknowledged
-from fairlead.core.commands import Accepted, Report
+from fairlead.core.commands import Accepted, Report, ReportState
+from fairlead.core.documents import MAX_TASKS
 from fairlead.core.errors import Refused
 from fairlead.core.model import Allocation, Stage
-from fairlead.core.outcomes import confirm_stop, fail, lose, succeed, take_back
+from fairlead.core.outcomes import confirm_stop, fail, lose, succeed, take_back, trust
 from fairlead.core.plan import Plan
-from fairlead.core.ranges import Ranges, check_flat, indices
+from fairlead.core.ranges import Ranges, check_flat
+from fairlead.core.resources import parse_count, printable, shown
 
+MAX_NUMBER = 2**53
+MAX_REASON = 1_000
 STALE = "stale reports"
 UNKNOWN_ATTEMPT = "reports of attempts newer than the journal"
 
 
 def report(plan: Plan, command: Report) -> Accepted:
-    check_flat(command.indices, "indices")
+    _check(command)
     job = plan.partition.jobs.get(command.job)
     stage = job.stage(command.stage) if job is not None else None
-    if stage is None:
+    if stage is None or command.number not in (0, stage.job.number):
         plan.note(STALE)
         return Accepted(note="stale: the job is not known any more")
     blocks = _live(plan, stage, command)
+    reason = printable(" ".join(command.reason[: 10 * MAX_REASON].split()), MAX_REASON)
     for allocation, block in blocks:
-        _take(plan, allocation, block, command)
+        _take(plan, allocation, block, command, reason)
     return Accepted(note="" if blocks else "stale: none of these attempts is live")
+
+
+def _check(command: Report) -> None:
+    check_flat(command.indices, "indices")
+    if command.indices and command.indices[-1] > MAX_TASKS:
+        raise Refused("indices", f"a stage has at most {MAX_TASKS} tasks; report those it has")
+    parse_count(command.attempt, "attempt", 0, MAX_NUMBER)
+    if command.exit_code is not None:
+        parse_count(command.exit_code, "exit_code", -MAX_NUMBER, MAX_NUMBER)
+    if command.state not in get_args(ReportState):
+        raise Refused("state", f"{shown(command.state)} is not one of {', '.join(get_args(ReportState))}; write one")
 
 
 def _live(plan: Plan, stage: Stage, command: Report) -> list[tuple[Allocation, tuple[int, ...]]]:
     """The reported tasks that are live under that attempt on that node, by allocation."""
+    live = stage.live or {}
+    reported = Ranges(command.indices)
+    # What is not live needs no look one by one, however many tasks somebody speaks of.
+    known = sorted(index for index in live if index in reported) if len(reported) > len(live) else list(reported)
     found: dict[int, list[int]] = {}
-    for index in indices(command.indices):
-        allocation = (stage.live or {}).get(index)
-        known = stage.top if allocation is None else allocation.attempt
-        if command.attempt > known:
-            # Somebody runs what this journal never decided: an operator must look before anything is killed.
-            plan.note(UNKNOWN_ATTEMPT)
-            raise Refused(
-                "attempt",
-                f"{command.attempt} of {command.job} {command.stage}[{index}] is newer than the journal's {known}; "
-                "check that this is the right journal",
-                "alarm",
-            )
-        if allocation is None or command.attempt < known or _node(plan, allocation) != command.node:
-            plan.note(STALE)
+    for index in known:
+        allocation = live.get(index)
+        if allocation is not None and command.attempt > allocation.attempt:
+            _alarm(plan, command, index, allocation.attempt)
+        if allocation is None or command.attempt < allocation.attempt or _node(plan, allocation) != command.node:
             continue
         found.setdefault(allocation.id, []).append(index)
+    if command.attempt > stage.top and reported:
+        _alarm(plan, command, reported.first_index(), stage.top)
+    if sum(map(len, found.values())) < len(reported):
+        plan.note(STALE)
     return [(plan.partition.allocations[number], Ranges.from_indices(found[number]).flat()) for number in sorted(found)]
 
 
-def _take(plan: Plan, allocation: Allocation, block: tuple[int, ...], command: Report) -> None:
+def _alarm(plan: Plan, command: Report, index: int, known: int) -> NoReturn:
+    # Somebody runs what this journal never decided: an operator must look before anything is killed.
+    plan.note(UNKNOWN_ATTEMPT)
+    raise Refused(
+        "attempt",
+        f"{command.attempt} of {command.job} {command.stage}[{index}] is newer than the journal's {known}; "
+        "check that this is the right journal",
+        "alarm",
+    )
+
+
+def _take(plan: Plan, allocation: Allocation, block: tuple[int, ...], command: Report, reason: str) -> None:
     state = command.state
     stopping = allocation.state == "stopping"
     if state == "running":
         if allocation.state == "assigned":
             whole = block == allocation.indices
             plan.do(Acknowledged(allocation.id, block, 0 if whole else plan.partition.counters.allocation))
+            trust(plan, allocation.node)
     elif state == "succeeded":
         succeed(plan, allocation, block, command.exit_code)
     elif stopping:
         # Whatever it died of, it was told to stop and it has.
-        confirm_stop(plan, allocation, block, command.reason)
+        confirm_stop(plan, allocation, block, reason)
     elif state == "failed":
-        fail(plan, allocation, block, command.reason or f"exit code {command.exit_code}", command.exit_code)
+        fail(plan, allocation, block, reason or f"exit code {command.exit_code}", command.exit_code)
     elif state == "refused" and allocation.state == "assigned":
-        take_back(plan, allocation, block, command.reason or f"node {command.node} refused the launch")
+        take_back(plan, allocation, block, reason or f"node {command.node} refused the launch")
     else:
-        lose(plan, allocation, block, command.reason or f"node {command.node} lost it")
+        lose(plan, allocation, block, reason or f"node {command.node} lost it")
 
 
 def _node(plan: Plan, allocation: Allocation) -> str:

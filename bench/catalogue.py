@@ -1,0 +1,20 @@
+"""The benchmarks by name, in the order in which they run. Each takes a scale, 1 for the sizes of RESULTS.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from bench.durable import durable
+from bench.harness import Row
+from bench.joining import joining
+from bench.memory import memory
+from bench.recovery import recovery
+from bench.steps import steps
+
+CATALOGUE: dict[str, Callable[[float], Iterator[Row]]] = {
+    "memory": memory,
+    "joining": joining,
+    "recovery": recovery,
+    "durable": durable,
+    "steps": steps,
+}

@@ -1,0 +1,144 @@
+"""What every benchmark stands on: rows and their table, clocks, memory, fresh processes, and baselines.
+
+Machines are noisy, so a figure is shown with its ratio to a baseline of the same run; ratios compare across machines.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import perf_counter, process_time
+from typing import Any
+
+import msgspec
+
+ROOT = Path(__file__).parent.parent
+CHILD_SECONDS = 240
+MEGABYTE = 1_000_000
+MICRO = 1_000_000
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One figure. With a goal, `more` says whether it should be above or below it."""
+
+    what: str
+    figure: float
+    unit: str
+    goal: float | None = None
+    more: bool = False
+    ratio: float | None = None
+    against: str = ""
+    note: str = ""
+
+    @property
+    def verdict(self) -> str:
+        if self.goal is None:
+            return ""
+        return "met" if (self.figure > self.goal) == self.more else "MISSED"
+
+
+HEAD = "| what | figure | goal | | ratio | against | note |\n|---|---|---|---|---|---|---|"
+
+
+def line(row: Row) -> str:
+    """A row of a Markdown table under `HEAD`, so that a run can be pasted into RESULTS.md."""
+    goal = "" if row.goal is None else f"{'>' if row.more else '<'} {number(row.goal)} {row.unit}"
+    ratio = "" if row.ratio is None else number(row.ratio)
+    figure = f"{number(row.figure)} {row.unit}"
+    return f"| {row.what} | {figure} | {goal} | {row.verdict} | {ratio} | {row.against} | {row.note} |"
+
+
+def number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+# -- clocks and memory -------------------------------------------------------------------------------------------
+
+
+def timed(work: Callable[[], object]) -> tuple[float, float]:
+    """How long the work takes by the clock and in CPU time, in seconds. Earlier garbage does not count."""
+    gc.collect()
+    began, busy = perf_counter(), process_time()
+    work()
+    return perf_counter() - began, process_time() - busy
+
+
+def seconds(work: Callable[[], object]) -> float:
+    return timed(work)[0]
+
+
+def best(work: Callable[[], object], times: int = 3) -> float:
+    return min(seconds(work) for _ in range(times))
+
+
+def resident() -> int:
+    """The resident memory of this process in bytes, after a collection."""
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def peak() -> int:
+    """The most memory this process has had resident, in bytes."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+# -- baselines ---------------------------------------------------------------------------------------------------
+
+
+def loop_seconds() -> float:
+    """A fixed loop of plain Python: what this machine makes of a million small steps right now."""
+
+    def loop() -> None:
+        table: dict[int, int] = {}
+        for step in range(1_000_000):
+            table[step & 1023] = step
+
+    return best(loop)
+
+
+def raw_commit_seconds(path: Path, payloads: Sequence[bytes]) -> float:
+    """Plain sqlite3: each payload is one row and one durable commit, as the journal's settings have it."""
+    db = sqlite3.connect(path, isolation_level=None)
+    db.execute("PRAGMA journal_mode = WAL")
+    db.execute("PRAGMA synchronous = FULL")
+    db.execute("CREATE TABLE IF NOT EXISTS records (seq INTEGER PRIMARY KEY, payload BLOB NOT NULL)")
+
+    def write() -> None:
+        for payload in payloads:
+            db.execute("BEGIN IMMEDIATE")
+            db.execute("INSERT INTO records (payload) VALUES (?)", (payload,))
+            db.execute("COMMIT")
+
+    try:
+        return seconds(write)
+    finally:
+        db.close()
+
+
+# -- fresh processes ---------------------------------------------------------------------------------------------
+
+
+def in_child(function: Callable[..., dict[str, float]], *arguments: Any) -> dict[str, float]:
+    """Run a function of a bench module in a fresh process. Arguments and result travel as JSON."""
+    name = f"{function.__module__}:{function.__name__}"
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.child", name, json.dumps(arguments)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=CHILD_SECONDS,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{name} failed:\n{done.stderr}")
+    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return result

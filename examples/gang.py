@@ -1,0 +1,25 @@
+"""A gang starts whole or not at all.
+
+Four workers of two CPUs each are wanted together. Three nodes have room for three of them, so nothing starts until
+a fourth node joins.
+
+Prints:
+    pending: 0 of 4 workers placed
+    worker: 4 new waiting, number 1 in its lane: room for 3 of 4
+    running: 4 of 4 workers placed
+"""
+
+from fairlead.testing import World
+
+w = World()
+w.nodes(3, prefix="n", cpu=2)
+job = w.submit(name="train", stages=[{"name": "worker", "count": 4, "resources": {"cpu": 2}}])
+
+w.cycle()
+print(f"{w.job(job).state}: {len(w.placements(job))} of 4 workers placed")
+for waiting in w.explain(job):
+    print(waiting)
+
+w.node("n3", cpu=2)
+w.cycle()
+print(f"{w.job(job).state}: {len(w.placements(job))} of 4 workers placed")

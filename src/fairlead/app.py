@@ -1,0 +1,45 @@
+"""Names the concrete classes together: what the command line starts, in terms that it may know."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from fairlead.core.config import parse_config
+from fairlead.core.errors import Refused
+from fairlead.journal.base import JournalError
+from fairlead.journal.sql import SqliteJournal
+from fairlead.journal.verify import Progress, StreamReport, verify
+from fairlead.views.config import config_view
+
+__all__ = ["Failed", "Progress", "StreamReport", "understood", "verify_journal"]
+
+
+class Failed(Exception):
+    """What was asked for cannot be done; `field` is where in a document, if it is about one."""
+
+    def __init__(self, problem: str, field: str = "") -> None:
+        super().__init__(problem, field)
+        self.problem = problem
+        self.field = field
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.problem}" if self.field else self.problem
+
+
+def verify_journal(path: str | os.PathLike[str], progress: Progress) -> Iterator[StreamReport]:
+    """Check a journal, stream by stream."""
+    try:
+        with SqliteJournal(path, read_only=True) as journal:
+            yield from verify(journal, progress)
+    except JournalError as problem:
+        raise Failed(str(problem)) from problem
+
+
+def understood(document: object, defaults: bool) -> dict[str, Any]:
+    """A configuration as it is understood, in the form in which it is written."""
+    try:
+        return config_view(parse_config(document), defaults)
+    except Refused as refusal:
+        raise Failed(refusal.problem, refusal.field) from refusal

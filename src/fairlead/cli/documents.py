@@ -1,0 +1,100 @@
+"""YAML files that people write: read with care, because a small file can stand for an enormous document."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+MAX_BYTES = 1_000_000
+MAX_NODES = 100_000
+MAX_DEPTH = 100
+
+Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class Unreadable(Exception):
+    """No document can be read from a file: what is wrong, and in which line if that is known."""
+
+    def __init__(self, problem: str, line: int | None = None) -> None:
+        super().__init__(problem, line)
+        self.problem = problem
+        self.line = line
+
+
+def read_document(path: Path) -> object:
+    """The document in a YAML file; None if there is nothing in it."""
+    with path.open("rb") as file:
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise Unreadable(f"larger than {MAX_BYTES:,} bytes; a configuration is never that large")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as problem:
+        line = content.count(b"\n", 0, problem.start) + 1
+        raise Unreadable(f"byte {content[problem.start]:#04x} is not UTF-8; save the file as UTF-8", line) from None
+    try:
+        _measure(text)
+        return yaml.load(text, Loader)
+    except yaml.MarkedYAMLError as problem:
+        mark = problem.problem_mark or problem.context_mark
+        said = ": ".join(part for part in (problem.context, problem.problem) if part)
+        raise Unreadable(f"not YAML: {said}", mark.line + 1 if mark else None) from None
+    except yaml.YAMLError as problem:
+        raise Unreadable(f"not YAML: {' '.join(str(problem).split())}") from None
+    except (ValueError, OverflowError) as problem:  # a value that looks like a number or a date and is none
+        raise Unreadable(f"a value cannot be read: {problem}; put it in quotes") from None
+
+
+class _Open:
+    """A collection that has begun."""
+
+    def __init__(self, anchor: str | None, mapping: bool) -> None:
+        self.anchor = anchor
+        self.size = 1
+        self.keys: set[str] | None = set() if mapping else None
+        self.at_key = True
+
+
+def _measure(text: str) -> None:
+    """Refuse what would be too large once its aliases are followed, and a key that stands twice in a mapping."""
+    above = [_Open(None, False)]
+    sizes: dict[str, int] = {}
+    for event in yaml.parse(text, Loader):
+        match event:
+            case yaml.MappingStartEvent() | yaml.SequenceStartEvent():
+                if len(above) > MAX_DEPTH:
+                    raise Unreadable(f"more than {MAX_DEPTH} levels deep", _line(event))
+                above.append(_Open(event.anchor, isinstance(event, yaml.MappingStartEvent)))
+                continue
+            case yaml.MappingEndEvent() | yaml.SequenceEndEvent():
+                done = above.pop()
+                size, anchor = done.size, done.anchor
+            case yaml.AliasEvent():
+                if event.anchor not in sizes and any(each.anchor == event.anchor for each in above):
+                    raise Unreadable(f"*{event.anchor} stands inside of itself", _line(event))
+                size, anchor = sizes.get(event.anchor or "", 1), None
+            case yaml.ScalarEvent():
+                size, anchor = 1, event.anchor
+                _check_key(above[-1], event)
+            case _:
+                continue
+        if anchor is not None:
+            sizes[anchor] = size
+        place = above[-1]
+        place.size += size
+        place.at_key = not place.at_key
+        if place.size > MAX_NODES:
+            raise Unreadable(f"more than {MAX_NODES:,} values, with its aliases followed; write less", _line(event))
+
+
+def _check_key(place: _Open, event: yaml.ScalarEvent) -> None:
+    if place.keys is None or not place.at_key or event.value == "<<":
+        return
+    if event.value in place.keys:
+        raise Unreadable(f"{event.value[:40]!r} stands twice in one mapping; remove one", _line(event))
+    place.keys.add(event.value)
+
+
+def _line(event: yaml.Event) -> int | None:
+    return event.start_mark.line + 1 if event.start_mark else None

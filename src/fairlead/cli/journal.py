@@ -1,0 +1,111 @@
+"""`fairlead journal`: looking after the file in which everything is kept."""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fairlead.cli.output import fail, need_file
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+app = typer.Typer(name="journal", help="Look after a journal.", no_args_is_help=True)
+
+
+@app.callback()
+def root() -> None:
+    """Look after a journal."""
+
+
+@app.command()
+def verify(
+    path: Annotated[Path, typer.Argument(help="The journal's file.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check everything in a journal: digests, snapshots, and that it leads to a sound state.
+
+    Prints a line for each stream. Nothing is written; a running server is not disturbed.
+    Exit code: 0 if all is sound, 1 if something is damaged, 2 if there is no such file.
+    """
+    if not any(path.with_name(path.name + beside).exists() for beside in ("-wal", "-head", "-snapshots")):
+        need_file(path)  # else it is not a wrong name: the journal itself is missing
+    from fairlead.app import Failed, verify_journal
+
+    found: list[dict[str, Any]] = []
+    problem = ""
+    with _Bar() as bar:
+        try:
+            for report in verify_journal(path, bar.show):
+                found.append({name: getattr(report, name) for name in report.__struct_fields__})
+                found[-1]["time"] = _time(report.time)
+                if not as_json:
+                    _print(found[-1])
+        except Failed as failure:
+            problem = failure.problem
+    damaged = [each["stream"] for each in found if each["problem"]]
+    if problem or damaged:
+        text = problem or f"{path}: damaged: {', '.join(damaged)}"
+        fail(text, as_json and {"ok": False, "file": str(path), "problem": problem, "streams": found})
+    if as_json:
+        typer.echo(json.dumps({"ok": True, "file": str(path), "streams": found}))
+    elif not found:
+        typer.echo(f"{path}: sound, and empty")
+
+
+def _print(report: dict[str, Any]) -> None:
+    if report["problem"]:
+        typer.echo(f"{report['stream']}: DAMAGED: {report['problem']}")
+        return
+    count = report["records"]
+    parts = [f"{count} record{'s' if count != 1 else ''}"]
+    if report["last"] != count:
+        parts.append(f"the last is {report['last']}")
+    if report["time"]:
+        parts.append(f"last cycle {report['time']}")
+    if report["snapshots"]:
+        parts.append(
+            f"snapshot{'s' if len(report['snapshots']) != 1 else ''} {', '.join(map(str, report['snapshots']))}"
+        )
+    typer.echo(f"{report['stream']}: sound, {', '.join(parts)}, digest {report['digest']}")
+
+
+def _time(micros: int | None) -> str | None:
+    if micros is None:
+        return None
+    try:
+        return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=micros)).isoformat(timespec="milliseconds")
+    except OverflowError:
+        return f"{micros} us"
+
+
+class _Bar:
+    """A bar on a terminal's stderr while it takes long, nothing elsewhere."""
+
+    def __init__(self) -> None:
+        self._bar: Progress | None = None
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def show(self, stream: str, done: int, total: int) -> None:
+        if not sys.stderr.isatty():
+            return
+        if self._bar is None:
+            from rich.console import Console
+            from rich.progress import Progress
+
+            self._bar = Progress(console=Console(stderr=True), transient=True)
+            self._bar.start()
+        if not self._bar.tasks or self._bar.tasks[-1].description != stream:
+            self._bar.add_task(stream)
+        self._bar.update(self._bar.tasks[-1].id, completed=done, total=total)
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()

@@ -1,0 +1,137 @@
+"""Snapshots from a second process: it replays the old snapshot and the log into a new one, and the writer goes on.
+
+    python -m fairlead.journal.snapshot PATH PARTITION
+
+That process also deletes the records before the old snapshot. `Snapshots` starts it when it is due.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from typing import IO
+
+from fairlead.core.dump import dump
+from fairlead.journal.base import JournalError, Locked
+from fairlead.journal.codec import restore, stream_of
+from fairlead.journal.sql import SqliteJournal
+
+EVERY = 10_000
+_PATIENCE = 5.0  # seconds for a process that was asked to end
+
+
+def make_snapshot(path: str | os.PathLike[str], partition: str) -> int:
+    """Save the state of a partition as of its last record, and return that record's number."""
+    with SqliteJournal(path, read_only=True) as journal:
+        state, seq = restore(journal, partition)
+        if not seq:
+            raise JournalError(f"{journal.path}: partition {partition!r} has no records; check the name")
+        journal.save_snapshot(stream_of(partition), seq, dump(state))
+    return seq
+
+
+def renew(path: str | os.PathLike[str], partition: str) -> int:
+    """Make a snapshot, then delete the records that only the one before the last would need."""
+    stream = stream_of(partition)
+    with SqliteJournal(path, read_only=True) as journal:
+        before = journal.snapshot(stream)
+        if before is not None and before.seq == journal.last(stream):
+            return before.seq
+    seq = make_snapshot(path, partition)
+    if before is not None:
+        # Not further: should the new snapshot turn out damaged, the old one and the log behind it still tell all.
+        with suppress(Locked), SqliteJournal(path) as journal:  # a busy writer goes first, the next time prunes more
+            journal.prune(stream, before.seq)
+    return seq
+
+
+class Snapshots:
+    """Sees to the snapshots of one partition; its writer's owner calls `poll` after a turn, which never waits."""
+
+    def __init__(self, path: str | os.PathLike[str], partition: str, last: int = 0, every: int = EVERY) -> None:
+        """`last` is the number of the newest snapshot, as far as it is known."""
+        self.last = last
+        self.failure = ""
+        """Why the latest attempt failed; empty after a success."""
+        self._every = every
+        self._wait_until = 0
+        self._command = [sys.executable, "-m", "fairlead.journal.snapshot", os.fspath(path), partition]
+        self._child: subprocess.Popen[bytes] | None = None
+        self._said: IO[bytes] | None = None
+        self._began_at = 0
+
+    @property
+    def pid(self) -> int | None:
+        """The process at work, if there is one."""
+        return None if self._child is None else self._child.pid
+
+    def poll(self, seq: int) -> None:
+        """Notice the end of the process, and start one if the log has grown enough. `seq` is the last record."""
+        if self._child is not None and self._child.poll() is not None:
+            self._collect()
+        if self._child is None and seq - self.last >= self._every and seq >= self._wait_until:
+            self._start(seq)
+
+    def close(self) -> None:
+        """End the process, should there be one. What it had not saved is lost, and nothing else."""
+        if self._child is None:
+            return
+        self._child.terminate()
+        try:
+            self._child.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
+        self._forget()
+
+    def _start(self, seq: int) -> None:
+        self._began_at = seq
+        try:
+            # Not a pipe: the process would block once it is full.
+            self._said = tempfile.TemporaryFile()  # noqa: SIM115
+            self._child = subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._said
+            )
+        except OSError as problem:
+            self._fail(f"the process cannot be started: {problem}")
+            self._forget()
+
+    def _collect(self) -> None:
+        assert self._child is not None and self._said is not None
+        if self._child.returncode:
+            self._said.seek(0)
+            text = self._said.read(10_000).decode(errors="replace").strip()
+            self._fail(text or f"the process ended with {self._child.returncode} and said nothing")
+        else:
+            self.last, self.failure = self._began_at, ""
+        self._forget()
+
+    def _fail(self, why: str) -> None:
+        self.failure = f"no snapshot at record {self._began_at}: {why}"
+        self._wait_until = self._began_at + max(1, self._every // 10)  # what failed now would fail at once again
+
+    def _forget(self) -> None:
+        if self._said is not None:
+            self._said.close()
+        self._child = self._said = None
+
+
+def main(arguments: list[str]) -> int:
+    if len(arguments) != 2:
+        print("usage: python -m fairlead.journal.snapshot PATH PARTITION", file=sys.stderr)
+        return 2
+    try:
+        renew(*arguments)
+    except (JournalError, OSError) as problem:
+        print(problem, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,149 @@
+"""Checks a journal from end to end: every record's digest and form, every snapshot, the replay and what it leads to.
+
+Nothing is written. What is wrong with one stream does not keep the others from being checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from hashlib import blake2b
+
+import msgspec
+
+from fairlead.core.dump import dump, load
+from fairlead.core.invariants import Broken, check_all
+from fairlead.core.model import Micros
+from fairlead.core.state import Partition
+from fairlead.journal.base import Damaged, Journal, JournalError, Pruned
+from fairlead.journal.codec import CLUSTER_STREAM, decode, encode_cluster, replay, restore_cluster, stream_of
+from fairlead.journal.sql import SqliteJournal
+
+Progress = Callable[[str, int, int], None]
+"""Hears of a stream, how many of its records were checked and how many there are."""
+
+_STEP = 200
+
+
+class StreamReport(msgspec.Struct):
+    """What was found in one stream. It is sound if there is no `problem`."""
+
+    stream: str
+    records: int = 0
+    """How many were checked: those that are not pruned."""
+    last: int = 0
+    time: Micros | None = None
+    """When the last cycle was, in microseconds since 1970."""
+    digest: str = ""
+    """Of the state that all records together lead to."""
+    snapshots: tuple[int, ...] = ()
+    problem: str = ""
+
+
+def verify(journal: SqliteJournal, progress: Progress) -> Iterator[StreamReport]:
+    """Check all streams, one after the other."""
+    for stream in journal.streams():
+        report = StreamReport(stream)
+        try:
+            if stream == CLUSTER_STREAM:
+                _cluster(journal, report)
+            elif stream.startswith(stream_of("")):
+                _partition(journal, report, progress)
+            else:
+                report.problem = "no stream of this program; a newer one may know it"
+        except JournalError as problem:
+            report.problem = str(problem)
+        except (msgspec.MsgspecError, Broken) as problem:
+            report.problem = f"{type(problem).__name__}: {problem}"
+        yield report
+
+
+def _cluster(journal: Journal, report: StreamReport) -> None:
+    configured, report.last = restore_cluster(journal)
+    report.records = report.last
+    report.digest = _digest(encode_cluster(configured))
+
+
+def _partition(journal: SqliteJournal, report: StreamReport, progress: Progress) -> None:
+    """Replay from as far back as possible, and see that every later snapshot is what the replay comes to."""
+    stream = report.stream
+    name = stream.removeprefix(stream_of(""))
+    report.last = journal.last(stream)
+    base = _base(journal, stream, report.last)
+    snapshots = _snapshots(journal, stream)
+    report.snapshots = tuple(sorted(snapshots))
+    state = None if base else Partition(name)
+    at = base
+    total = report.last - base
+    # The snapshot at the base comes before the first record.
+    state = _meet(state, snapshots.get(base), stream, base)
+    for record in journal.read(stream, base):
+        at = record.seq
+        where = f"record {at} of {stream}"
+        before = report.time or 0
+        if state is None:
+            report.time, _ = decode(record.payload, where)
+        else:
+            replay(state, record.payload, where)
+            report.time = state.now
+        if report.time < before:
+            raise Damaged(where, "its time is before that of the record before it")
+        report.records = at - base
+        state = _meet(state, snapshots.get(at), stream, at)
+        if report.records % _STEP == 0:
+            progress(stream, report.records, max(total, report.records))
+    if state is None:
+        raise Damaged(f"{journal.path}-snapshots", f"no snapshot of {stream}, of which records up to {base} are pruned")
+    report.last, report.time = at, state.now
+    report.digest = _digest(dump(state))
+    check_all(state)
+    if state.name != name:
+        raise Damaged(stream, f"it holds the state of another partition, {state.name}")
+
+
+def _meet(state: Partition | None, snapshot: bytes | None, stream: str, seq: int) -> Partition | None:
+    """The replay, if there is one, meets a snapshot: they must be the same. Else it begins there."""
+    if snapshot is None:
+        return state
+    where = f"snapshot {seq} of {stream}"
+    try:
+        loaded = load(snapshot)
+        check_all(loaded)
+    except Exception as problem:  # a damaged one may fail in any way
+        raise Damaged(where, f"it does not load ({problem!r})") from problem
+    if dump(loaded) != (snapshot if state is None else dump(state)):
+        raise Damaged(where, "it is not the state that the records lead to")
+    return state or loaded
+
+
+def _base(journal: Journal, stream: str, last: int) -> int:
+    """Up to where the records are pruned."""
+    low, high = 0, last
+    while low < high:
+        middle = (low + high) // 2
+        try:
+            next(journal.read(stream, middle), None)
+            high = middle
+        except Pruned:
+            low = middle + 1
+        except JournalError:
+            high = middle  # it is there; what is wrong with it is found when its turn comes
+    return low
+
+
+def _snapshots(journal: SqliteJournal, stream: str) -> dict[int, bytes]:
+    """All snapshots, not only the newest intact one that a recovery would begin with."""
+    found: dict[int, bytes] = {}
+    for seq in journal._saved(stream):
+        snapshot = journal._load(stream, seq)
+        if snapshot is None:
+            raise Damaged(
+                f"{journal.path}-snapshots",
+                f"snapshot {seq} of {stream} is altered, or left over from a stream of this name that was removed",
+                "the next snapshots replace it; until then recovery takes the other one",
+            )
+        found[seq] = snapshot.payload
+    return found
+
+
+def _digest(content: bytes) -> str:
+    return blake2b(content, digest_size=16).hexdigest()

@@ -1,0 +1,307 @@
+"""Any commands in any order: all invariants after every step, undo is the identity, and replay equals live.
+
+The machine drives a World. Before every cycle the same cycle is run and taken back, and the state must be the same
+to the byte; after it, the journal alone must give the same bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+from hypothesis import Phase, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from fairlead.core import cycle
+from fairlead.core.dump import dump, load
+from fairlead.core.errors import Refused
+from fairlead.core.invariants import check_all
+from fairlead.journal.codec import restore
+from fairlead.testing import World
+
+NODES = [f"n{number}" for number in range(5)]
+JOBS = [f"j{number}" for number in range(8)]
+QUEUES = ["root.a", "root.b.x", "root.b.y"]
+STAGES = ["s", "t"]
+
+node_names = st.sampled_from(NODES)
+jobs = st.sampled_from(JOBS)
+queues = st.sampled_from(QUEUES)
+stages = st.sampled_from(STAGES)
+resources = st.fixed_dictionaries(
+    {},
+    optional={
+        "cpu": st.sampled_from([0, "500m", 1, 2, 3]),
+        "memory": st.sampled_from(["1Gi", "2Gi"]),
+        "gpu": st.sampled_from(["0.25", "0.5", 1, 2]),
+        "disk": st.sampled_from([1, 2]),
+    },
+)
+capacities = st.fixed_dictionaries(
+    {"cpu": st.integers(1, 6)},
+    optional={"memory": st.just("4Gi"), "gpu": st.integers(0, 4), "disk": st.integers(1, 3)},
+)
+stage_documents = st.fixed_dictionaries(
+    {"resources": resources, "count": st.integers(1, 5)},
+    optional={
+        "min": st.integers(1, 5),
+        "tries": st.integers(1, 3),
+        "on_loss": st.sampled_from(["replace", "restart", "fail"]),
+        "scaling": st.sampled_from(["strict", "partial"]),
+        "duration": st.integers(0, 5),
+        "selectors": st.just({"zone": "a"}),
+    },
+)
+limits = st.fixed_dictionaries({}, optional={"cpu": st.integers(0, 8), "gpu": st.integers(0, 4)})
+queue_settings = st.fixed_dictionaries(
+    {},
+    optional={
+        "share": st.integers(0, 100),
+        "limit": limits,
+        "max_jobs": st.integers(0, 3),
+        "order": st.sampled_from(["priority", "fifo", "fair"]),
+        "users": st.dictionaries(
+            st.sampled_from(["ann", "*"]),
+            st.fixed_dictionaries({}, optional={"limit": limits, "max_jobs": st.integers(0, 2)}),
+        ),
+        "groups": st.dictionaries(st.sampled_from(["g", "*"]), st.fixed_dictionaries({"limit": limits})),
+    },
+)
+
+
+class Machine(RuleBasedStateMachine):
+    @initialize()
+    def start(self) -> None:
+        self.w = World({"keep_ended": "20s", "keep_keys": "30s", "lease": "5s", "heartbeat": "1s"})
+        for path in QUEUES:
+            self.w.queue(path, share=10)
+        self.w.node("n0", cpu=4, memory="4Gi", gpu=2, disk=2, labels={"zone": "a"})
+        self.keys: dict[str, Any] = {}
+        self.submitted: list[str] = []
+        self.managed: list[str] = []
+        self.w.cycle()
+
+    # -- nodes
+
+    @rule(name=node_names, capacity=capacities, zone=st.sampled_from(["a", "b"]))
+    def node(self, name: str, capacity: dict[str, Any], zone: str) -> None:
+        self.w.node(name, labels={"zone": zone}, **capacity)
+
+    @rule(name=node_names, capacity=capacities)
+    def update_node(self, name: str, capacity: dict[str, Any]) -> None:
+        if ("default", name) in self.w._nodes:
+            self.w.update_node(name, **capacity)
+
+    @rule(name=node_names, action=st.sampled_from(["drain", "disable", "enable", "remove_node"]))
+    def move_node(self, name: str, action: str) -> None:
+        getattr(self.w, action)(name)
+
+    @rule(
+        name=node_names,
+        action=st.sampled_from(["hold_acks", "release_acks", "refuse_launches", "silence", "fail_node", "return_node"]),
+    )
+    def misbehave(self, name: str, action: str) -> None:
+        if ("default", name) in self.w._nodes:
+            getattr(self.w, action)(name)
+
+    # -- jobs
+
+    @rule(
+        name=jobs,
+        queue=queues,
+        user=st.sampled_from(["ann", "bob"]),
+        one=stage_documents,
+        other=st.none() | stage_documents,
+        priority=st.integers(-1, 2),
+        after=st.none() | jobs,
+        key=st.none() | st.sampled_from(["k1", "k2"]),
+    )
+    def submit(
+        self, name: str, queue: str, user: str, one: Any, other: Any, priority: int, after: Any, key: Any
+    ) -> None:
+        documents = [{**one, "name": "s"}] + ([{**other, "name": "t"}] if other else [])
+        try:
+            job = self.w.submit(
+                name=name,
+                queue=queue,
+                user=user,
+                groups=["g"] if user == "bob" else [],
+                stages=documents,
+                priority=priority,
+                after=[after] if after else [],
+                key=key,
+            )
+        except Refused:
+            return
+        self.submitted.append(job)
+
+    @rule(data=st.data(), stage=stages, count=st.integers(0, 6))
+    def scale(self, data: Any, stage: str, count: int) -> None:
+        self._on_job(data, lambda job: self.w.scale(job, stage, count))
+
+    @rule(data=st.data(), user=st.sampled_from([None, "ann", "bob"]))
+    def kill(self, data: Any, user: Any) -> None:
+        self._on_job(data, lambda job: self.w.kill(job, user))
+
+    @rule(data=st.data(), stage=stages, action=st.sampled_from(["prioritise", "cancel"]))
+    def move_reservation(self, data: Any, stage: str, action: str) -> None:
+        self._on_job(data, lambda job: getattr(self.w, action)(job, stage))
+
+    @rule(data=st.data(), priority=st.integers(-3, 3))
+    def set_priority(self, data: Any, priority: int) -> None:
+        self._on_job(data, lambda job: self.w.set_priority(job, priority))
+
+    @rule(data=st.data(), queue=queues, cancel=st.booleans())
+    def reset(self, data: Any, queue: str, cancel: bool) -> None:
+        self._on_job(data, lambda job: self.w.reset_lane(queue, job, cancel))
+
+    @rule(data=st.data(), code=st.integers(0, 1))
+    def finish(self, data: Any, code: int) -> None:
+        live = self._live()
+        if live:
+            job, stage, index = data.draw(st.sampled_from(live))
+            self.w.finish(job, stage, index, code)
+
+    @rule(
+        data=st.data(),
+        attempt=st.integers(1, 4),
+        state=st.sampled_from(["running", "refused", "succeeded", "failed", "stopped", "lost"]),
+    )
+    def odd_report(self, data: Any, attempt: int, state: Any) -> None:
+        live = self._live()
+        if live:
+            job, stage, index = data.draw(st.sampled_from(live))
+            self.w.report(job, stage, index, attempt, state)
+
+    # -- resource managers
+
+    @rule()
+    def register(self) -> None:
+        self.w.rm("k8s").register()
+
+    @rule(name=st.sampled_from(["m0", "m1"]), capacity=capacities, action=st.sampled_from(["add", "drain", "remove"]))
+    def manager_node(self, name: str, capacity: dict[str, Any], action: str) -> None:
+        document: dict[str, Any] = {"name": name, "action": action}
+        if action == "add":
+            document["resources"] = capacity
+        self.w.rm("k8s").update(nodes=[document])
+
+    @rule(job=st.sampled_from(["r1", "r2"]), queue=queues, remove=st.booleans())
+    def manager_job(self, job: str, queue: str, remove: bool) -> None:
+        document = {"job": job, "remove": True} if remove else {"job": job, "queue": queue, "user": "ann"}
+        self.w.rm("k8s").update(jobs=[document])
+
+    @rule(
+        job=st.sampled_from(["r1", "r2"]),
+        ask=st.sampled_from(["x", "y"]),
+        count=st.integers(1, 4),
+        withdraw=st.booleans(),
+    )
+    def manager_ask(self, job: str, ask: str, count: int, withdraw: bool) -> None:
+        document: dict[str, Any] = {"job": job, "ask": ask}
+        document |= {"withdraw": True} if withdraw else {"count": count, "min": 1, "resources": {"cpu": 1}}
+        self.w.rm("k8s").update(asks=[document])
+
+    @rule(job=st.sampled_from(["r1", "r2"]), ask=st.sampled_from(["", "x", "y"]), index=st.none() | st.integers(0, 3))
+    def manager_release(self, job: str, ask: str, index: Any) -> None:
+        self.w.rm("k8s").update(releases=[{"job": job, "ask": ask, "index": index}])
+
+    @rule(
+        job=st.sampled_from(["r1", "r2"]),
+        ask=st.sampled_from(["x", "y"]),
+        node=st.sampled_from(["m0", "m1", "n0"]),
+        index=st.integers(0, 3),
+        gpu=st.sampled_from([0, 0, 1, 2]),
+    )
+    def manager_recover(self, job: str, ask: str, node: str, index: int, gpu: int) -> None:
+        wanted = {"cpu": 1, "gpu": gpu} if gpu else {"cpu": 1}
+        document = {"job": job, "ask": ask, "node": node, "index": index, "min": 1, "resources": wanted}
+        self.w.rm("k8s").update(recover=[document])
+
+    # -- configuration
+
+    @rule(queue=queues, changes=queue_settings)
+    def set_queue(self, queue: str, changes: dict[str, Any]) -> None:
+        self.w.queue(queue, **changes)
+
+    @rule(keep=st.sets(st.sampled_from(QUEUES), min_size=1))
+    def remove_queues(self, keep: set[str]) -> None:
+        tree: dict[str, Any] = {}
+        for path in sorted(keep):
+            place = tree
+            for name in path.split("."):
+                place = place.setdefault(name, {})
+        self.w.configure({**SETTINGS, "queues": tree})
+
+    @rule(queue=queues, action=st.sampled_from(["stop_queue", "start_queue"]))
+    def move_queue(self, queue: str, action: str) -> None:
+        getattr(self.w, action)(queue)
+
+    # -- time and trouble
+
+    @rule(seconds=st.sampled_from([0, 1, 3, 10, 25]))
+    def advance(self, seconds: int) -> None:
+        self._step(lambda: self.w.advance(seconds))
+
+    @rule(how=st.sampled_from([("failed", False), ("unknown", False), ("unknown", True)]))
+    def break_journal(self, how: Any) -> None:
+        self.w.break_journal(*how)
+
+    @rule()
+    def restart(self) -> None:
+        before = self.w.dump()
+        self.w.restart()
+        assert self.w.dump() == before
+
+    @rule()
+    def cycle(self) -> None:
+        self._step(self.w.cycle)
+
+    # -- what must hold
+
+    @invariant()
+    def undo_is_the_identity(self) -> None:
+        if not hasattr(self, "w"):
+            return
+        p = self.w.partition()
+        commands = [each[1] for each in self.w._queue if isinstance(each, tuple)]
+        before = dump(p)
+        decided = cycle.run(p, commands, self.w.now)
+        decided.plan.abandon()
+        assert dump(p) == before
+        check_all(p)
+
+    def _step(self, act: Any) -> None:
+        try:
+            act()
+        except Refused:
+            pass  # a configuration that cannot be followed; nothing of it was
+        p = self.w.partition()
+        check_all(p)
+        live = dump(p)
+        assert dump(load(live)) == live
+        restored, _ = restore(self.w.journal, "default")
+        check_all(restored)
+        assert dump(restored) == live
+
+    def _on_job(self, data: Any, act: Any) -> None:
+        if self.submitted:
+            act(data.draw(st.sampled_from(self.submitted)))
+
+    def _live(self) -> list[tuple[str, str, int]]:
+        p = self.w.partition()
+        return [
+            (job.id, stage.name, index)
+            for job in sorted(p.jobs.values(), key=lambda job: job.number)
+            if not job.spec.manager
+            for stage in job.stages
+            for index in sorted(stage.live or ())
+        ]
+
+
+SETTINGS = {"keep_ended": "20s", "keep_keys": "30s", "lease": "5s", "heartbeat": "1s"}
+
+TestMachine = Machine.TestCase
+TestMachine.settings = settings(
+    max_examples=300, stateful_step_count=50, deadline=None, phases=[Phase.generate], report_multiple_bugs=False
+)

@@ -1,0 +1,291 @@
+"""Writes a golden journal: `python tests/golden/make.py` from the root of the repository.
+
+It makes the directory with the next number beside this file. A golden journal is never written again: it is what a
+version of the program once wrote, and all later ones must read it. Make another one when a change was added, when a
+record got a new field, or when the format's number rose; test_golden.py says so.
+
+    cluster.records     the cluster's log
+    partition.records   a partition's log in which every change occurs; the last record removes the partition
+    N.dump              the state after record N
+
+A file of records is, for each, four bytes of length (big-endian) and the payload.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from fairlead.core.changes import ALL_CHANGES
+from fairlead.core.cluster import ClusterConfigured
+from fairlead.core.commands import (
+    Accepted,
+    AddNode,
+    AnyCommand,
+    BringToFront,
+    Configure,
+    Kill,
+    MarkReady,
+    MoveNode,
+    MoveQueue,
+    RegisterManager,
+    RemoveNode,
+    RemovePartition,
+    Report,
+    Scale,
+    SetPriority,
+    Submit,
+    UpdateManager,
+    UpdateNode,
+)
+from fairlead.core.config import parse_config
+from fairlead.core.documents import parse_job, parse_node
+from fairlead.core.dump import dump
+from fairlead.core.invariants import check_all
+from fairlead.core.resources import HOUR, SECOND
+from fairlead.journal import MemoryJournal
+from fairlead.journal.codec import CLUSTER_STREAM, decode, encode_cluster, stream_of
+from fairlead.writer.loop import Writer
+
+HERE = Path(__file__).parent
+PARTITION = "golden"
+
+FIRST = {
+    "unit": "slots",
+    "max_batch": 7,
+    "lease": "90s",
+    "backfill": True,
+    "starving_after": "30min",
+    "keep_ended": "2h",
+    "requestors": [{"match": "^ci-", "queue": "root.ci"}],
+    "queues": {
+        "root": {
+            "limit": {"cpu": 64},
+            "ml": {
+                "share": 60,
+                "guarantee": {"gpu": 2},
+                "limit": {"gpu": 8, "memory": "64Gi"},
+                "submit": ["@ml", "ann"],
+                "admin": ["eve"],
+                "users": {"*": {"limit": {"cpu": 32}, "max_jobs": 9}},
+                "groups": {"ml": {"max_jobs": 8}},
+                "preemptible": False,
+            },
+            "ci": {"share": 30, "order": "fair", "scale_first": False, "max_jobs": 5},
+            "old": {},
+        }
+    },
+    "pools": {
+        "gpu": {
+            "node": {"cpu": 8, "gpu": 2},
+            "labels": {"kind": "big"},
+            "taints": ["gpu"],
+            "min": 1,
+            "max": 4,
+            "max_idle": 1,
+            "cost": 3,
+            "provider": {"command": ["./cloud"]},
+        }
+    },
+}
+SECOND_CONFIG: dict[str, Any] = {
+    "queues": {"root": {"ml": {"share": 50, "order": "fifo"}, "ci": {"share": 50}}},
+    "pools": {},
+}
+GANG = {
+    "name": "train",
+    "user": "ann",
+    "groups": ["ml"],
+    "queue": "root.ml",
+    "priority": 5,
+    "labels": {"team": "vision"},
+    "preemptible": False,
+    "stages": [
+        {
+            "name": "w",
+            "count": 4,
+            "resources": {"cpu": 1, "gpu": 1, "memory": "1Gi"},
+            "selectors": {"rack": ["r1", "r2"]},
+            "tolerations": ["gpu"],
+            "pool": "gpu",
+            "command": ["train", "--fast"],
+            "environment": {"MODE": "é"},
+            "estimate": "2h",
+            "time_limit": "3h",
+            "tries": 3,
+            "on_loss": "restart",
+        },
+        {"name": "ps", "count": 2, "min": 1, "resources": {"cpu": 0.5}, "scaling": "partial"},
+    ],
+}
+ARRAY = {
+    "name": "lint",
+    "user": "ci-bot",
+    "stages": [{"name": "a", "count": 30, "min": 1, "resources": {"cpu": 1}, "tries": 2}],
+}
+
+PART = {**ARRAY, "stages": [{"count": 3, "resources": {"cpu": 1}}]}
+
+
+class Script:
+    """A writer, the time, and agents that do as they are told here."""
+
+    def __init__(self) -> None:
+        self.journal = MemoryJournal()
+        self.writer = Writer(self.journal, PARTITION)
+        self.p = self.writer.state
+        self.now = 1_700_000_000 * SECOND
+        self.dumps: dict[int, bytes] = {}
+
+    def turn(self, *commands: AnyCommand, after: int = SECOND) -> None:
+        self.now += after
+        done = self.writer.turn(commands, self.now)
+        refused = [answer for answer in done.answers if not isinstance(answer, Accepted)]
+        refused += [item for answer in done.answers if isinstance(answer, Accepted) for item in answer.items]
+        wrong = [each for each in refused if not getattr(each, "accepted", False)]
+        assert not wrong, wrong
+        check_all(self.p)
+
+    def keep(self) -> None:
+        self.dumps[self.writer.seq] = dump(self.p)
+
+    def report(self, job: str, stage: str, state: Any, most: int = 1_000, **rest: Any) -> list[Report]:
+        """Reports of the live tasks, or of the first of them."""
+        found = self.p.jobs[job].stage(stage)
+        assert found is not None
+        reports = []
+        for index, allocation in sorted((found.live or {}).items())[:most]:
+            node = self.p.nodes.name[self.p.nodes.rows[allocation.node]]
+            block = (index, index + 1)
+            told = {"node": node, "job": job, "stage": stage, "attempt": allocation.attempt, "operator": True}
+            reports.append(Report(indices=block, state=state, **told, **rest))
+        return reports
+
+
+def configure(document: dict[str, Any], version: int) -> Configure:
+    config = parse_config({"partitions": {PARTITION: document}})[PARTITION]
+    return Configure(config=config, version=version, operator=True)
+
+
+def node(name: str, **document: Any) -> AddNode:
+    return AddNode(name=name, spec=parse_node({"name": name, **document})[1], operator=True)
+
+
+def submit(name: str, document: dict[str, Any], **rest: Any) -> Submit:
+    spec = parse_job(document)
+    return Submit(spec=spec, id=name, user=spec.user, groups=spec.groups, **rest)
+
+
+def play(s: Script) -> None:
+    s.turn(configure(FIRST, 1), MarkReady(operator=True))
+    s.turn(
+        node("g0", resources={"cpu": 8, "gpu": 2, "memory": "8Gi"}, labels={"rack": "r1"}, taints=["gpu"], pool="gpu"),
+        node("g1", resources={"cpu": 8, "gpu": 2, "memory": "8Gi"}, labels={"rack": "r2"}, taints=["gpu"], pool="gpu"),
+        node("c0", resources={"cpu": 4, "licence/x": 3}),
+        node("c1", resources={"cpu": 4}),
+    )
+    s.turn(submit("train", GANG, key="k1"), submit("part", PART))
+    s.turn(Scale(job="part", stage="main", count=2, operator=True))  # one task of an allocation stops
+    s.turn(submit("lint", ARRAY), submit("next", {**ARRAY, "after": ["train"]}))
+    s.keep()
+    # Half of a gang's launches are acknowledged, one of an array's fails and one is refused.
+    s.turn(*s.report("train", "w", "running"), *s.report("train", "ps", "running", 1))
+    s.turn(*s.report("lint", "a", "running", 3))
+    s.turn(*s.report("lint", "a", "failed", 1, exit_code=3))
+    s.turn(*s.report("lint", "a", "refused", 6))
+    s.turn(*s.report("lint", "a", "succeeded", 1, exit_code=0))
+    s.turn(
+        SetPriority(job="lint", priority=4, operator=True),
+        BringToFront(job="lint", stage="a", operator=True),
+        Scale(job="lint", stage="a", count=20, operator=True),
+        Scale(job="train", stage="ps", count=4, operator=True),
+    )
+    s.turn(Scale(job="train", stage="ps", count=1, operator=True))
+    s.turn(MoveNode(name="g1", action="lose", operator=True))
+    s.keep()
+    s.turn(*s.report("train", "w", "stopped"))
+    s.turn(MoveNode(name="g1", action="enable", operator=True))
+    s.turn(
+        UpdateNode(name="c1", spec=parse_node({"name": "c1", "resources": {"cpu": 1}})[1], operator=True),
+        MoveNode(name="c0", action="drain", operator=True),
+        RemoveNode(name="c1", operator=True),
+    )
+    manage(s)
+    s.turn(submit("gone", {**ARRAY, "queue": "root.old"}), Kill(job="next", operator=True))
+    s.turn(Kill(job="gone", operator=True), MoveQueue(queue="root.ci", action="stop", operator=True))
+    s.turn(MoveQueue(queue="root.ci", action="start", operator=True), Kill(job="lint", operator=True, key="k2"))
+    s.turn(*s.report("lint", "a", "stopped"), *s.report("gone", "a", "stopped"), *s.report("part", "main", "lost"))
+    s.turn(configure(SECOND_CONFIG, 2))
+    s.keep()
+    s.turn(Kill(job="train", user="ann"))
+    s.turn(*s.report("train", "w", "stopped"), *s.report("train", "ps", "stopped"))
+    s.turn(after=30 * HOUR)
+    s.turn(after=30 * HOUR)
+    s.turn(submit("last", ARRAY | {"queue": "root.ci"}), MoveNode(name="c0", action="enable", operator=True))
+    s.keep()
+    s.turn(RemovePartition(operator=True))
+    s.keep()
+
+
+def manage(s: Script) -> None:
+    """A resource manager with jobs of its own."""
+
+    def update(**parts: Any) -> UpdateManager:
+        return UpdateManager(name="rm", operator=True, **parts)
+
+    cpu = {"cpu": 1}
+    s.turn(RegisterManager(name="rm", operator=True))
+    s.turn(
+        update(
+            nodes=({"name": "m0", "resources": {"cpu": 2}},),
+            jobs=({"job": "app", "queue": "root.ml", "user": "ann", "labels": {"a": "b"}},),
+            recover=({"job": "app", "ask": "x", "node": "m0", "index": 2, "resources": cpu},),
+        )
+    )
+    s.turn(update(asks=({"job": "app", "ask": "x", "count": 3, "resources": cpu},)))
+    s.turn(update(releases=({"job": "app", "ask": "x", "index": 2},)))
+    s.keep()
+    s.turn(update(asks=({"job": "app", "ask": "y", "count": 6, "resources": cpu},)))
+    s.turn(update(asks=({"job": "app", "ask": "y", "withdraw": True},)))
+
+
+def write_records(path: Path, payloads: Iterable[bytes]) -> None:
+    path.write_bytes(b"".join(struct.pack(">I", len(payload)) + payload for payload in payloads))
+
+
+def read_records(path: Path) -> list[bytes]:
+    content, payloads, at = path.read_bytes(), [], 0
+    while at < len(content):
+        (size,) = struct.unpack_from(">I", content, at)
+        payloads.append(content[at + 4 : at + 4 + size])
+        at += 4 + size
+    return payloads
+
+
+def goldens() -> list[Path]:
+    """All golden journals, the oldest first."""
+    return sorted((path for path in HERE.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
+
+
+def main() -> None:
+    script = Script()
+    play(script)
+    records = [record.payload for record in script.journal.read(stream_of(PARTITION))]
+    seen = {type(change) for payload in records for change in decode(payload, "golden")[1]}
+    missing = sorted(change.__name__ for change in set(ALL_CHANGES) - seen)
+    assert not missing, f"play() must bring about {', '.join(missing)} as well"
+    config = parse_config({"partitions": {PARTITION: FIRST}})[PARTITION]
+    configured = ClusterConfigured(3, ((PARTITION, config),))
+    folder = HERE / str(len(goldens()) + 1)
+    folder.mkdir()
+    write_records(folder / f"{CLUSTER_STREAM}.records", [encode_cluster(configured)])
+    write_records(folder / "partition.records", records)
+    for seq, payload in script.dumps.items():
+        (folder / f"{seq}.dump").write_bytes(payload)
+    print(f"{folder.relative_to(HERE.parent.parent)}: {len(records)} records, {len(seen)} kinds of changes")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""The benchmarks run and give sane figures at a tiny size. Nothing here looks at how fast anything is."""
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.catalogue import CATALOGUE
+from bench.harness import ROOT, Row, in_child, line
+from bench.memory import recovered, submitted
+
+TINY = 0.001
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_a_benchmark_gives_rows(name: str) -> None:
+    rows = list(CATALOGUE[name](TINY))
+    assert rows
+    assert len({row.what for row in rows}) == len(rows)
+    for row in rows:
+        # So little memory may round to no page at all; everything else takes some time.
+        assert math.isfinite(row.figure) and (row.figure > 0 or row.unit == "MB")
+        assert row.goal is None or row.goal > 0
+        assert row.ratio is None or (math.isfinite(row.ratio) and row.against)
+        assert line(row).count("|") == 8
+
+
+@pytest.mark.parametrize(
+    ("figure", "goal", "more", "verdict"),
+    [(4, 5, False, "met"), (6, 5, False, "MISSED"), (6, 5, True, "met"), (4, 5, True, "MISSED"), (4, None, True, "")],
+)
+def test_a_goal_is_met_or_missed(figure: float, goal: float | None, more: bool, verdict: str) -> None:
+    assert Row("it", figure, "s", goal, more).verdict == verdict
+
+
+def test_memory_grows_with_what_waits(tmp_path: Path) -> None:
+    for jobs in (100, 5_000):
+        (tmp_path / str(jobs)).mkdir()
+    used = [in_child(submitted, str(tmp_path / str(jobs)), jobs, 1)["used"] for jobs in (100, 5_000)]
+    assert used[1] > used[0] + 4_000 * 300
+    used = [in_child(recovered, str(tmp_path / str(jobs)))["used"] for jobs in (100, 5_000)]
+    assert used[1] > used[0] + 4_000 * 300
+
+
+def test_a_child_that_fails_says_why(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="unable to open"):
+        in_child(recovered, str(tmp_path / "nowhere"))
+
+
+def test_an_unknown_name_is_refused() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "bench", "nothing"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert "there is no benchmark nothing; there are memory" in done.stderr

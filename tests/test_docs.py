@@ -1,0 +1,281 @@
+"""The documentation is true: settings have their rows and defaults, code runs and prints what is shown, links lead
+somewhere, and the paths of the map exist.
+
+    python tests/test_docs.py     writes the output of the demo into README.md
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairlead.core.changes import NodeSpec
+from fairlead.core.config import parse_config
+from fairlead.core.documents import parse_job, parse_node
+from fairlead.core.errors import Refused
+from fairlead.core.model import JobSpec, Limits, PoolSettings, QueueSettings, StageSpec
+from fairlead.core.resources import format_duration, parse_duration
+from fairlead.core.settings import PartitionConfig, PartitionSettings, Requestor
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+DEMO = re.compile(r"(<!-- demo: [^\n]* -->\n\n```text\n)(.*?)(^```$)", re.MULTILINE | re.DOTALL)
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+# -- settings ----------------------------------------------------------------------------------------------------
+
+
+def rows_of(page: str, section: str) -> dict[str, list[str]]:
+    """The rows of the table of a section, by key, as cells."""
+    found = re.search(rf"^## {section}\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
+    assert found, f"docs/settings.md has no section {section}"
+    table: dict[str, list[str]] = {}
+    for line in found[1].splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("| `"):
+            assert len(cells) == 5, f"{section}: {line}"
+            assert cells[0].strip("`") not in table, f"{section}: {cells[0]} stands there twice"
+            table[cells[0].strip("`")] = cells[1:]
+    return table
+
+
+def shown(value: object) -> str:
+    """A default as the page writes it."""
+    if value is None:
+        return "none"
+    if value in ((), ""):
+        return "empty"
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def is_duration(kind: type[Any], key: str) -> bool:
+    return "Micros" in str(kind.__annotations__.get(key))
+
+
+PARTITION = parse_config({"partitions": {"p": {"queues": {"root": {}}, "pools": {"p": {"node": {"cpu": 1}}}}}})["p"]
+JOB = parse_job({"stages": [{}]})
+
+# section → the struct, what a document without the key gives, and rows whose default is said in words.
+SECTIONS: dict[str, tuple[type[Any], Any, dict[str, str]]] = {
+    "Partition": (
+        PartitionSettings,
+        PARTITION.settings,
+        {"queues": "`root` with `default` below it", "pools": "empty"},
+    ),
+    "Requestor": (Requestor, None, {"match": "required", "queue": "required"}),
+    "Queue": (QueueSettings, dict(PARTITION.queues)["root"], {}),
+    "Limits": (Limits, Limits(), {}),
+    "Pool": (PoolSettings, dict(PARTITION.pools)["p"], {"node": "required"}),
+    "Job": (JobSpec, JOB, {"stages": "required"}),
+    "Stage": (StageSpec, JOB.stages[0], {"min": "`count`"}),
+    "Node": (NodeSpec, parse_node({"name": "n"})[1], {"name": "required", "resources": "required"}),
+}
+# Fields that no document has under that name.
+NOT_A_KEY = {("Job", "manager"), ("Node", "capacity")}
+
+
+@pytest.fixture(scope="module")
+def settings() -> str:
+    return (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_key_has_a_row_and_every_row_a_key(settings: str, section: str) -> None:
+    kind, _, in_words = SECTIONS[section]
+    fields = {field for field in kind.__struct_fields__ if (section, field) not in NOT_A_KEY}
+    assert set(rows_of(settings, section)) == fields | set(in_words)
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_defaults_are_those_of_the_code(settings: str, section: str) -> None:
+    kind, read, in_words = SECTIONS[section]
+    for key, (default, *_) in rows_of(settings, section).items():
+        value = None if key in in_words else getattr(read, key)
+        if is_duration(kind, key) and value is not None:
+            # Many texts stand for one duration, and the shortest (600s) is not always the plainest (10min).
+            assert parse_duration(default.strip("`"), key) == value, format_duration(value)
+        else:
+            assert default == (in_words.get(key) or shown(value)), key
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_rows_are_complete(settings: str, section: str) -> None:
+    kind = SECTIONS[section][0]
+    for key, (_, unit, meaning, effect) in rows_of(settings, section).items():
+        assert meaning, key
+        assert effect.split()[0].rstrip(";") in ("now", "with"), f"{section} {key}: {effect}"
+        assert (unit == "duration") == is_duration(kind, key), f"{section} {key}: {unit}"
+
+
+def partition_with(document: dict[str, Any]) -> PartitionConfig:
+    return parse_config({"partitions": {"p": document}})["p"]
+
+
+# One document a section with an unknown key, so that the sections are what the readers read.
+READERS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "Partition": partition_with,
+    "Requestor": lambda doc: partition_with({"requestors": [{"match": "", "queue": "root.default", **doc}]}),
+    "Queue": lambda doc: partition_with({"queues": {"root": doc}}),
+    "Limits": lambda doc: partition_with({"queues": {"root": {"users": {"*": doc}}}}),
+    "Pool": lambda doc: partition_with({"pools": {"p": {"node": {"cpu": 1}, **doc}}}),
+    "Job": lambda doc: parse_job({"stages": [{}], **doc}),
+    "Stage": lambda doc: parse_job({"stages": [doc]}),
+    "Node": lambda doc: parse_node({"name": "n", **doc}),
+}
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_the_reader_names_the_same_keys(settings: str, section: str) -> None:
+    with pytest.raises(Refused) as refusal:
+        READERS[section]({"zzz": 1})
+    named = refusal.value.problem.partition("; it has ")[2].removesuffix(", and other queues as mappings")
+    assert set(named.split(", ")) == set(rows_of(settings, section))
+
+
+# -- code and output ---------------------------------------------------------------------------------------------
+
+
+def code_of(page: Path) -> list[tuple[str, str | None]]:
+    """The python blocks of a page, each with the text block that follows it at once, if one does."""
+    text = page.read_text(encoding="utf-8")
+    blocks = list(FENCE.finditer(text))
+    found: list[tuple[str, str | None]] = []
+    for at, block in enumerate(blocks):
+        if block[1].split()[:1] == ["python"]:
+            after = blocks[at + 1] if at + 1 < len(blocks) else None
+            follows = after is not None and after[1] == "text" and not text[block.end() : after.start()].strip()
+            found.append((block[2], after[2] if after is not None and follows else None))
+    return found
+
+
+def printed_by(code: str, names: dict[str, Any]) -> str:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(compile(code, "example", "exec"), names)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if code_of(page)], ids=name_of)
+def test_code_runs_and_prints_what_is_shown(page: Path) -> None:
+    names: dict[str, Any] = {}
+    for code, expected in code_of(page):
+        printed = printed_by(code, names)
+        assert printed == (expected or ""), code
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=name_of)
+def test_an_example_prints_what_it_says(example: Path) -> None:
+    source = example.read_text(encoding="utf-8")
+    names: dict[str, Any] = {"__name__": "__main__"}
+    printed = printed_by(source, names)
+    documented = names["__doc__"].partition("Prints:\n")[2]
+    assert [line.strip() for line in documented.strip().splitlines()] == printed.splitlines()
+
+
+def demo_output() -> str:
+    colours = ("FORCE_COLOR", "COLUMNS", "TTY_COMPATIBLE")
+    environment = {name: value for name, value in os.environ.items() if name not in colours}
+    done = subprocess.run(
+        [sys.executable, "-c", "from fairlead.cli import main; main()", "demo"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return "".join(f"{line.rstrip()}\n" for line in done.stdout.splitlines())
+
+
+def test_readme_shows_the_demo() -> None:
+    shown_there = DEMO.search((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert shown_there, "README.md has no block for the demo"
+    assert shown_there[2] == demo_output(), "run `python tests/test_docs.py` to write the new output"
+
+
+def test_what_make_does_is_a_target() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        named = set(re.findall(r"^make ([a-z-]+)", text, re.MULTILINE)) | set(re.findall(r"`make ([a-z-]+)`", text))
+        assert named <= targets, name_of(page)
+
+
+# -- links and paths ---------------------------------------------------------------------------------------------
+
+
+def anchors_of(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def broken_links(page: Path) -> list[str]:
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    broken: list[str] = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path) if path else page
+        if "://" in link or not target.exists() or (anchor and anchor not in anchors_of(target)):
+            broken.append(link)
+    return broken
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    assert broken_links(page) == []
+
+
+def test_broken_links_are_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# A b\n[1](page.md) [2](#a-b) [3](no.md) [4](#c) [5](page.md#d)\n", encoding="utf-8")
+    assert broken_links(page) == ["no.md", "#c", "page.md#d"]
+
+
+def paths_in(text: str) -> set[str]:
+    """What is written as code and looks like a path of a file or folder."""
+    return {found for found in re.findall(r"`([\w./-]+)`", text) if re.search(r"\.(py|md)$|/$", found)}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "settings.md"], ids=name_of)
+def test_paths_exist(page: Path) -> None:
+    planned = {"app.py"}  # named as "not yet"
+    missing = {
+        path
+        for path in paths_in(page.read_text(encoding="utf-8")) - planned
+        if not (ROOT / path).exists() and not (ROOT / "src" / "fairlead" / path).exists()
+    }
+    assert not missing
+
+
+def test_the_map_names_every_package() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    packages = {path.parent for path in (ROOT / "src" / "fairlead").glob("*/__init__.py")}
+    assert {f"src/fairlead/{package.name}/" for package in packages} <= paths_in(text.partition("## Map")[2])
+
+
+def test_every_decision_is_listed() -> None:
+    folder = ROOT / "docs" / "decisions"
+    listed = re.findall(r"\((\d{4}-[\w-]+\.md)\)", (folder / "README.md").read_text(encoding="utf-8"))
+    assert listed == sorted(path.name for path in folder.glob("0*.md"))
+
+
+if __name__ == "__main__":
+    readme = ROOT / "README.md"
+    output = demo_output()
+    readme.write_text(
+        DEMO.sub(lambda found: found[1] + output + found[3], readme.read_text(encoding="utf-8")), encoding="utf-8"
+    )

@@ -1,0 +1,183 @@
+"""A writer is killed at random instants, over and over on one journal; whatever it had answered is there afterwards.
+
+The child (kill_child.py) says what it is about to commit and what it has committed, so that the restored state must
+be exactly the one after the last committed record, or the one after the record that was on its way.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from random import Random
+
+import psutil
+import pytest
+
+from fairlead.core.invariants import check_all
+from fairlead.core.state import Partition
+from fairlead.journal import SqliteJournal
+from fairlead.journal.codec import restore
+from tests.kill_child import KEPT, PARTITION, digest
+
+EVERY = 25  # records between snapshots, so that there is nearly always one under way
+SCRIPT = Path(__file__).parent / "kill_child.py"
+
+
+class Child:
+    """The process and what it said."""
+
+    def __init__(self, path: Path, seed: int) -> None:
+        # A group of its own: that is how its snapshot process can be killed along with it.
+        self.process = subprocess.Popen(
+            [sys.executable, str(SCRIPT), str(path), str(seed), str(EVERY)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(entry or "." for entry in sys.path)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert self.process.stdout is not None
+        self._pipe = self.process.stdout.fileno()
+        self._text = b""
+
+    def lines(self) -> list[list[str]]:
+        return [line.split() for line in self._text.decode().splitlines()]
+
+    def count(self, word: str) -> int:
+        return sum(1 for line in self.lines() if line[0] == word)
+
+    def hear(self, lines: int, word: str = "", seconds: float = 60.0) -> None:
+        """Listen until that many lines (with this first word) were said, the time is over or the child has ended."""
+        until = time.monotonic() + seconds
+        while (self.count(word) if word else self._text.count(b"\n")) < lines:
+            ready, _, _ = select.select([self._pipe], [], [], max(0.0, until - time.monotonic()))
+            text = os.read(self._pipe, 65536) if ready else b""
+            if not text:
+                return
+            self._text += text
+
+    def kill(self, group: bool) -> None:
+        # Nobody has waited for the child yet, so its number, which is also the group's, is still its own.
+        if group:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        else:
+            self.process.kill()
+        self.hear(sys.maxsize)
+        assert self.process.stderr is not None
+        said = self.process.stderr.read().decode()
+        self.process.stderr.close()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        assert self.process.wait() == -signal.SIGKILL, said
+        assert self._text.endswith(b"\n") or not self._text
+
+
+def end_by(dice: Random, child: Child) -> str:
+    """Kill the child at some instant. Which one it turns out to be must not matter."""
+    how = dice.choice(["lines", "lines", "delay", "start", "snapshot", "snapshot"])
+    group = dice.random() < 0.5
+    match how:
+        case "lines":
+            child.hear(dice.randrange(1, 150))
+        case "delay":
+            child.hear(1)
+            child.hear(sys.maxsize, seconds=dice.random() * 0.4)
+        case "start":
+            child.hear(sys.maxsize, seconds=dice.random() * 0.5)
+        case "snapshot":
+            child.hear(1, "snapshot")
+            child.hear(sys.maxsize, seconds=dice.random() * 0.4)
+    child.kill(group)
+    return f"{how}{' with its snapshot process' if group else ''}"
+
+
+class Truth:
+    """What the children said, over all kills."""
+
+    def __init__(self) -> None:
+        self.epoch = self.seq = 0
+        self.digest = ""
+        self.submitted: dict[str, int] = {}
+        self.killed: set[str] = set()
+        self.snapshot_pids: set[int] = set()
+
+    def hear(self, lines: list[list[str]], what: str) -> None:
+        """Take in what a child said; afterwards `possible` holds the records it may have ended with."""
+        self.possible = {self.seq: self.digest}
+        for word, *rest in lines:
+            match word:
+                case "open":
+                    epoch, seq = int(rest[0]), int(rest[1])
+                    assert epoch > self.epoch, what
+                    self.epoch = epoch
+                    if self.digest:
+                        assert (seq, rest[2]) == (self.seq, self.digest), what
+                    self.possible = {seq: rest[2]}
+                case "writing":
+                    self.possible[int(rest[0])] = rest[1]
+                case "written":
+                    self.possible = {int(rest[0]): self.possible[int(rest[0])]}
+                case "answer":
+                    assert int(rest[0]) in self.possible, what
+                    if rest[2] == "Submit":
+                        self.submitted.setdefault(rest[3], int(rest[1]))
+                    elif rest[2] == "Kill":
+                        self.killed.add(rest[3])
+                case "snapshot":
+                    self.snapshot_pids.add(int(rest[0]))
+                case _:
+                    raise AssertionError(f"{what}: {word} {' '.join(rest)}")
+
+    def check(self, state: Partition, seq: int, what: str) -> None:
+        assert seq in self.possible, f"{what}: the last record is {seq}, announced were {list(self.possible)}"
+        if self.possible[seq]:
+            assert digest(state) == self.possible[seq], f"{what}: not the state that record {seq} was to lead to"
+        for job, when in self.submitted.items():
+            assert job in state.jobs or when + KEPT <= state.now, f"{what}: job {job} was accepted and is not known"
+        for job in self.killed & state.jobs.keys():
+            assert state.jobs[job].over, f"{what}: job {job} was killed and lives"
+        self.seq, self.digest = seq, digest(state)
+
+
+@pytest.mark.parametrize("kills", [20, pytest.param(200, marks=pytest.mark.long)])
+def test_killed_writers(tmp_path: Path, kills: int) -> None:
+    path = tmp_path / "journal"
+    seed = 1
+    dice = Random(seed)
+    truth = Truth()
+    for number in range(kills):
+        child = Child(path, seed)
+        try:
+            how = end_by(dice, child)
+        finally:
+            if child.process.returncode is None:
+                os.killpg(child.process.pid, signal.SIGKILL)
+        what = f"kill {number} ({how})"
+        truth.hear(child.lines(), what)
+        if path.exists():  # else it was killed before it began
+            check(path, truth, what, read_only=dice.random() < 0.5)
+    assert truth.seq > kills and truth.snapshot_pids
+    wait_for(truth.snapshot_pids)
+    check(path, truth, "in the end", read_only=False)
+    with SqliteJournal(path) as journal:
+        assert journal.reign(f"partition/{PARTITION}") > truth.epoch
+
+
+def check(path: Path, truth: Truth, what: str, read_only: bool) -> None:
+    # A file that was only just created can be opened for writing, which completes it, but has nothing to read.
+    with SqliteJournal(path, read_only=read_only and bool(truth.seq)) as journal:
+        state, seq = restore(journal, PARTITION)
+    check_all(state)
+    truth.check(state, seq, what)
+
+
+def wait_for(pids: set[int]) -> None:
+    """Snapshot processes that outlived their writers end by themselves."""
+    for pid in pids:
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
+            if "fairlead.journal.snapshot" in process.cmdline():
+                process.wait(30)
