@@ -31,6 +31,8 @@ class Cycle(msgspec.Struct):
     effects: list[Effect]
     reasons: dict[tuple[str, str, int], Reason]
     notes: dict[str, int]
+    more: bool
+    """Whether it reached its bounds: the next cycle should follow at once."""
 
 
 def run(partition: Partition, commands: Sequence[AnyCommand], now: Micros) -> Cycle:
@@ -48,4 +50,4 @@ def run(partition: Partition, commands: Sequence[AnyCommand], now: Micros) -> Cy
         raise
     done: list[tuple[Change, Any]] = plan.done
     effects = effects_of(partition, done)
-    return Cycle(plan, plan.seal(), answers, effects, plan.reasons, plan.notes)
+    return Cycle(plan, plan.seal(), answers, effects, plan.reasons, plan.notes, plan.more)

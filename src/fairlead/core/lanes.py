@@ -5,7 +5,7 @@ A lane is derived from the reservations of the stages: a heap whose dead entries
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from heapq import heapify, heappop, heappush
 from typing import Any, cast
 
@@ -18,12 +18,14 @@ _SLACK = 16
 
 
 class Lane:
-    __slots__ = ("_heap", "queue", "shape", "size")
+    __slots__ = ("_heap", "queue", "shape", "size", "slept")
 
     def __init__(self, queue: Queue, shape: Shape) -> None:
         self.queue = queue
         self.shape = shape
         self.size = 0
+        self.slept: tuple[int, int] | None = None
+        """What the lane saw when nothing of it could be placed: it sleeps while that stands."""
         self._heap: list[tuple[Any, ...]] = []
         """Flat, because very many may wait: the key, and last the reservation."""
 
@@ -36,6 +38,7 @@ class Lane:
         if len(self._heap) > 2 * self.size + _SLACK:
             self._clear_out()
         heappush(self._heap, (*self._key(reservation), reservation))
+        self.slept = None
 
     def drop(self) -> None:
         """Say that one reservation has left its stage; its entry goes when it comes up."""
@@ -49,11 +52,29 @@ class Lane:
             heappop(heap)
         return None
 
+    def after(self, passed: Collection[int]) -> tuple[Key, Reservation] | None:
+        """The first reservation that is not among those passed over, and its place."""
+        if not passed:
+            head = self.head()
+            return None if head is None else (cast(Key, self._heap[0][:-1]), head)
+        # The heap in its order without disturbing it: a child comes up only after its parent did.
+        heap = self._heap
+        coming = [(heap[0], 0)] if heap else []
+        while coming:
+            entry, at = heappop(coming)
+            if id(entry[-1]) not in passed and self._counts(entry):
+                return cast(Key, entry[:-1]), cast(Reservation, entry[-1])
+            for child in (2 * at + 1, 2 * at + 2):
+                if child < len(heap):
+                    heappush(coming, (heap[child], child))
+        return None
+
     def resort(self) -> None:
         """Take up a new order of the queue, or a new priority of a job."""
         standing = {id(entry[-1]): entry[-1] for entry in self._heap if _stands(entry[-1])}
         self._heap = [(*self._key(each), each) for each in standing.values()]
         heapify(self._heap)
+        self.slept = None
 
     def __iter__(self) -> Iterator[Reservation]:
         """The reservations in order."""

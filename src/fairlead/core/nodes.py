@@ -35,6 +35,10 @@ class NodeTable:
         """How many launches in a row went wrong there."""
         self.avoided: dict[int, int] = {}
         """The nodes, by join number, that get no work until a time, because launches went wrong there."""
+        self.changed: set[int] = set()
+        """The join numbers of nodes that changed since the index of fitting nodes last looked."""
+        self.version = 0
+        """Grows whenever nodes come, go or change what they are, but not with their use."""
         self.total: Vector = {}
         """The capacity of the nodes that are up or draining: what shares are shares of."""
         self._vacant: list[int] = []
@@ -72,6 +76,7 @@ class NodeTable:
         self.taints[row] = taints
         self._set_capacity(row, capacity)
         self._count(row, 1)
+        self._alter(join)
 
     def remove(self, join: int) -> None:
         """Take out a node that has no allocations left."""
@@ -87,6 +92,7 @@ class NodeTable:
         del self.joins[self.name[row]]
         del self.rows[join]
         self._vacant.append(row)
+        self._alter(join)
 
     def set(
         self,
@@ -103,12 +109,14 @@ class NodeTable:
         self.labels[row] = dict(labels)
         self.taints[row] = taints
         self.pool[row] = pool
+        self._alter(join)
 
     def set_state(self, join: int, state: NodeState) -> None:
         row = self.rows[join]
         self._count(row, -1)
         self.state[row] = state
         self._count(row, 1)
+        self._alter(join)
 
     def avoid(self, join: int, failures: int, until: int) -> None:
         """Keep work away until a time, or no longer if that is 0."""
@@ -117,6 +125,7 @@ class NodeTable:
             self.avoided[join] = until
         else:
             self.avoided.pop(join, None)
+        self._alter(join)
 
     # -- use -----------------------------------------------------------------------------------------------------
 
@@ -135,6 +144,7 @@ class NodeTable:
                     used.append(0)
                 used[device] += shape.device_milli
         self.allocations[row][allocation.id] = allocation
+        self.changed.add(allocation.node)
 
     def unbook(self, allocation: Allocation, shape: Shape, tasks: int, devices: tuple[int, ...], gone: bool) -> None:
         """Give back what `tasks` of an allocation used; `gone` when nothing of it is left."""
@@ -148,6 +158,7 @@ class NodeTable:
             self._trim_devices(row)
         if gone:
             del self.allocations[row][allocation.id]
+        self.changed.add(allocation.node)
 
     # -- questions -----------------------------------------------------------------------------------------------
 
@@ -198,6 +209,10 @@ class NodeTable:
         return len(devices) <= count and all(used <= WHOLE_DEVICE for used in devices)
 
     # -- inside --------------------------------------------------------------------------------------------------
+
+    def _alter(self, join: int) -> None:
+        self.changed.add(join)
+        self.version += 1
 
     def _grow(self) -> int:
         self.join.append(VACANT)

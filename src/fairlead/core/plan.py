@@ -27,6 +27,8 @@ class Plan:
         """What happened without altering anything, counted: for metrics, never for decisions."""
         self.reasons: dict[tuple[str, str, int], Reason] = {}
         """Why the head of a lane was not placed, by job, stage and kind."""
+        self.more = False
+        """Whether work was left that another cycle at the same time can do."""
         partition.now = now
         partition.touched = Touched()
 

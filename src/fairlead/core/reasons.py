@@ -41,19 +41,25 @@ class NoRoom(msgspec.Struct, frozen=True, tag="no room"):
     wanted: int
     room: int
     failed: tuple[tuple[str, int], ...] = ()
+    nearest: str = ""
+    """The node that misses least."""
 
     def __str__(self) -> str:
         why = ", ".join(f"{count} nodes: {what}" for what, count in self.failed)
-        return f"room for {self.room} of {self.wanted}" + (f" ({why})" if why else "")
+        near = f"; {self.nearest} misses least" if self.nearest else ""
+        return f"room for {self.room} of {self.wanted}" + (f" ({why}{near})" if why else "")
 
 
 class NeverFits(msgspec.Struct, frozen=True, tag="never fits"):
-    """No node or pool could ever take it, however empty."""
+    """No nodes or pools that are known could ever take so many at once, however empty."""
 
-    detail: str
+    wanted: int
+    most: int
 
     def __str__(self) -> str:
-        return f"never fits: {self.detail}"
+        if not self.most:
+            return "never fits: no node or pool has what one task asks for"
+        return f"never fits: all nodes and pools together take {self.most} of {self.wanted}"
 
 
 class AfterUnmet(msgspec.Struct, frozen=True, tag="after unmet"):

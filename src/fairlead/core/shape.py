@@ -41,7 +41,7 @@ class ShapeKey(msgspec.Struct, frozen=True, array_like=True):
 class Shape:
     """An interned shape with what matching asks of it all the time already worked out."""
 
-    __slots__ = ("amounts", "device_milli", "devices", "key", "stages", "text")
+    __slots__ = ("amounts", "device_milli", "devices", "ever", "key", "stages", "text")
 
     def __init__(self, key: ShapeKey) -> None:
         self.key = key
@@ -51,6 +51,8 @@ class Shape:
         self.devices = gpu // WHOLE_DEVICE if gpu >= WHOLE_DEVICE else min(gpu, 1)
         self.device_milli = min(gpu, WHOLE_DEVICE)
         self.stages = 0
+        self.ever: tuple[tuple[int, int, str], int, bool] | None = None
+        """What `explain.most_ever` found: for which nodes and pools, how many tasks, and whether all were counted."""
         self.text = _text(key)
 
     def __repr__(self) -> str:

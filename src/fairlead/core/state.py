@@ -11,6 +11,7 @@ from heapq import heappush
 
 import msgspec
 
+from fairlead.core.fitindex import FitIndex
 from fairlead.core.lanes import Lane
 from fairlead.core.model import (
     Account,
@@ -105,6 +106,10 @@ class Partition:
         """A heap of idempotency keys by expiry; entries that changed are passed over."""
         self.key_of: dict[str, tuple[str, str]] = {}
         """Job → the key it was submitted with."""
+        self.index = FitIndex(self.nodes)
+        self.pools_version = 0
+        self.room = 0
+        """Grows when room or a limit may have opened; a lane sleeps while it stands."""
         self.touched = Touched()
 
     # -- queues and accounts -------------------------------------------------------------------------------------
@@ -139,6 +144,7 @@ class Partition:
 
     def move_queue(self, path: str, state: QueueState) -> None:
         self.queues[path].state = state
+        self.wake()
         if state == "draining":
             self.draining.add(path)
         else:
@@ -195,6 +201,11 @@ class Partition:
         shape.stages -= 1
         if not shape.stages:
             del self.shapes[shape.key]
+            self.index.forget(shape)
+
+    def wake(self) -> None:
+        """Something other than room on a node changed that may let a waiting lane go on."""
+        self.room += 1
 
     def lane_of(self, stage: Stage) -> Lane | None:
         return self.lanes.get((stage.job.queue.path, stage.shape.key))
@@ -248,6 +259,7 @@ class Partition:
         job = stage.job
         tasks = count(allocation.indices)
         del self.allocations[allocation.id]
+        self.room += 1
         self.nodes.unbook(allocation, stage.shape, tasks, allocation.devices, gone=True)
         assert stage.live is not None
         for index in indices(allocation.indices):

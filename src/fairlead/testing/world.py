@@ -461,7 +461,7 @@ class World:
             self.rm(command.name, where).answered(answer)
 
     def _next_due(self) -> Micros | None:
-        if self._queue:
+        if self._queue or any(writer.more for writer in self.cluster.writers.values()):
             return self.now
         times = [fleet.next_due() for name, fleet in self.fleets.items() if name in self.cluster.writers]
         times += [due(writer.partition) for writer in self.cluster.writers.values()]

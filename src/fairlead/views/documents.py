@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
+from fairlead.core.explain import why_no_room
 from fairlead.core.model import KINDS, Job, Reservation, Stage
 from fairlead.core.ranges import indices
-from fairlead.core.reasons import AfterUnmet, Reason
+from fairlead.core.reasons import AfterUnmet, NoRoom, Reason
 from fairlead.core.resources import Vector
 from fairlead.core.state import Partition
 
@@ -154,6 +155,8 @@ def explain_view(p: Partition, job: Job, reasons: dict[tuple[str, str, int], Rea
             if reservation is not None and lane is not None:
                 position = list(lane).index(reservation)
             reason = AfterUnmet(unmet) if unmet else reasons.get((job.id, stage.name, kind))
+            if isinstance(reason, NoRoom):
+                reason = why_no_room(p, stage, reason)
             waiting.append(Waiting(stage.name, KINDS[kind], len(wanted), position, reason))
     return waiting
 

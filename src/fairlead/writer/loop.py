@@ -32,6 +32,9 @@ class Writer:
         self.epoch = journal.reign(self.stream)
         self.state, self.seq = restore(journal, partition)
         self.reasons: dict[tuple[str, str, int], Reason] = {}
+        """Why heads of lanes wait, as the last cycle that looked at them found."""
+        self.more = False
+        """Whether the last cycle reached its bounds, so that the next should follow at once."""
         self._stopped: str = ""
 
     @property
@@ -48,8 +51,15 @@ class Writer:
             decided.plan.abandon()
         else:
             self._commit(decided, now)
-        self.reasons = decided.reasons
+        self._remember(decided)
         return decided
+
+    def _remember(self, decided: Cycle) -> None:
+        # A lane that sleeps is not looked at, and what was said of its head still holds.
+        jobs = self.state.jobs
+        standing = {key: reason for key, reason in self.reasons.items() if key[0] in jobs}
+        self.reasons = standing | decided.reasons
+        self.more = decided.more
 
     def _commit(self, decided: Cycle, now: Micros) -> None:
         try:

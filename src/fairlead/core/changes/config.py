@@ -17,10 +17,12 @@ class SettingsSet(Change, frozen=True, tag="settings set"):
     def apply(self, p: Partition) -> PartitionSettings:
         before = p.settings
         p.settings = self.settings
+        p.wake()
         return before
 
     def undo(self, p: Partition, kept: PartitionSettings) -> None:
         p.settings = kept
+        p.wake()
 
 
 class ConfigVersioned(Change, frozen=True, tag="config versioned"):
@@ -106,10 +108,14 @@ class PoolsSet(Change, frozen=True, tag="pools set"):
     def apply(self, p: Partition) -> dict[str, Pool]:
         before = p.pools
         p.pools = {name: Pool(name, settings) for name, settings in self.pools}
+        p.pools_version += 1
+        p.wake()
         return before
 
     def undo(self, p: Partition, kept: dict[str, Pool]) -> None:
         p.pools = kept
+        p.pools_version += 1
+        p.wake()
 
 
 class PartitionRemoved(Change, frozen=True, tag="partition removed"):
@@ -139,6 +145,7 @@ def _set_queues(p: Partition, queues: tuple[tuple[str, QueueSettings], ...]) -> 
                     lane.resort()
     if untied:
         p.retie()
+    p.wake()
     p.touched.accounts = True
 
 

@@ -139,6 +139,7 @@ class StageScaled(Change, frozen=True, tag="stage scaled"):
         else:
             _shrink(p, stage, self.count)
         stage.count = self.count
+        p.wake()
         p.touched.jobs.add(self.job)
         return kept
 

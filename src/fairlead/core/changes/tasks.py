@@ -239,6 +239,7 @@ class Requeued(Change, frozen=True, tag="requeued"):
         grow(stage, self.into, self.indices)
         if self.into == NEW:
             stage.started = False
+        p.wake()
         p.touched.jobs.add(self.job)
         return dropped, started
 
@@ -261,6 +262,7 @@ class Revived(Change, frozen=True, tag="revived"):
         stage = p.jobs[self.job].stages[self.stage]
         _unend(stage, "killed", self.indices)
         grow(stage, self.kind, self.indices)
+        p.wake()
         p.touched.jobs.add(self.job)
 
     def undo(self, p: Partition, kept: None) -> None:

@@ -1,120 +1,179 @@
-"""Match: heads of lanes are tried on the nodes, a gang whole or not at all.
+"""Match: in turns, the first head over all open lanes of a leaf is tried, a gang whole or not at all.
 
-Queues go by path and lanes by the text of their shape; every node is looked at for every try. That is the whole
-policy so far: shares, turns and an index of nodes take its place.
+A head for which there is no room closes its lane for this cycle; one that is not allowed (a limit, a stopped queue,
+too large for any node) is passed over and keeps its place. A lane in which nothing can be placed sleeps until room or
+a limit may have opened. A cycle places at most `max_placed` tasks, or one gang.
 """
 
 from __future__ import annotations
 
+from heapq import heapify, heappop, heappush
+
 from fairlead.core.changes import Part, Placed
+from fairlead.core.explain import most_ever
 from fairlead.core.lanes import Lane
-from fairlead.core.model import NEW, SCALE, Reservation, Stage
+from fairlead.core.model import NEW, SCALE, Queue, Reservation
 from fairlead.core.plan import Plan
 from fairlead.core.policy.fit import choose_devices, room
-from fairlead.core.policy.limits import allowed, may_run
+from fairlead.core.policy.limits import allowed, may_run, tasks_allowed
+from fairlead.core.policy.order import Key
 from fairlead.core.ranges import split
-from fairlead.core.reasons import NoRoom, NotActive, NotReady, Reason
+from fairlead.core.reasons import NeverFits, NoRoom, NotActive, NotReady, OverLimit, Reason
 from fairlead.core.resources import GPU, scale
+from fairlead.core.state import Partition
 
 
 def match(plan: Plan) -> None:
     p = plan.partition
-    lanes = sorted(p.lanes.values(), key=lambda lane: (lane.queue.path, lane.shape.text))
-    for lane in lanes:
-        _drain_lane(plan, lane)
-
-
-def _drain_lane(plan: Plan, lane: Lane) -> None:
-    """Serve a lane until no head can be placed. One that is not allowed is passed over, with its place kept."""
-    if not plan.partition.reign.ready:
-        head = lane.head()
-        if head is not None:
-            _say(plan, head, NotReady())
+    awake = _awake(p)
+    if not p.reign.ready:
+        for lanes in awake.values():
+            for lane in lanes:
+                _say(plan, lane.head(), NotReady())
         return
-    for reservation in list(lane):
-        reason = _serve(plan, reservation)
+    left = p.settings.max_placed
+    for path in sorted(awake):
+        left = _serve_leaf(plan, p.queues[path], awake[path], left)
+        if left <= 0:
+            plan.more = True
+            return
+
+
+def _awake(p: Partition) -> dict[str, list[Lane]]:
+    """The lanes that may have something to place, by queue."""
+    seen = (p.room, p.nodes.version)
+    awake: dict[str, list[Lane]] = {}
+    for lane in p.lanes.values():
+        if lane.slept != seen:
+            awake.setdefault(lane.queue.path, []).append(lane)
+    return awake
+
+
+def _serve_leaf(plan: Plan, leaf: Queue, lanes: list[Lane], left: int) -> int:
+    """Give turns until every lane is closed, or as many tasks as may be are placed. Returns how many may still be."""
+    turns: list[tuple[Key, str, Lane]] = []
+    passed: dict[int, None] = {}
+    for lane in lanes:
+        _queue_up(plan, turns, lane, passed)
+    heapify(turns)
+    quantum = leaf.settings.order != "fair"
+    while turns and left > 0:
+        key, _, lane = heappop(turns)
+        found = lane.after(passed)
+        if found is None:
+            _close(plan, lane)
+            continue
+        now, reservation = found
+        if now != key:
+            # Its job runs more or less than before, and it has another place under `fair`.
+            heappush(turns, (now, lane.shape.text, lane))
+            continue
+        placed, reason = _take_turn(plan, reservation, left if quantum or (not turns and lane.size == 1) else 1)
+        left -= placed
         if reason is not None:
             _say(plan, reservation, reason)
-            if isinstance(reason, NoRoom):
-                return
+            if isinstance(reason, NoRoom) or _blocks_all(reservation, reason):
+                _close(plan, lane)
+                continue
+            passed[id(reservation)] = None
+        _queue_up(plan, turns, lane, passed)
+    return left
 
 
-def _serve(plan: Plan, reservation: Reservation) -> Reason | None:
-    """Place what is wanted together, then the rest as far as it goes. Returns why something is left, or nothing."""
+def _queue_up(plan: Plan, turns: list[tuple[Key, str, Lane]], lane: Lane, passed: dict[int, None]) -> None:
+    found = lane.after(passed)
+    if found is None:
+        _close(plan, lane)
+    else:
+        heappush(turns, (found[0], lane.shape.text, lane))
+
+
+def _close(plan: Plan, lane: Lane) -> None:
+    lane.slept = (plan.partition.room, plan.partition.nodes.version)
+
+
+def _blocks_all(reservation: Reservation, reason: Reason) -> bool:
+    """Whether what keeps this one back keeps back its whole lane: equal tasks of the same queue."""
+    if isinstance(reason, OverLimit):
+        shared = (level.account.name for level in reservation.stage.job.queue.line())
+        return _together(reservation) == 1 and reason.account in shared
+    return isinstance(reason, NotActive) or (isinstance(reason, NeverFits) and reason.most == 0)
+
+
+def _take_turn(plan: Plan, reservation: Reservation, most: int) -> tuple[int, Reason | None]:
+    """One gang, or single tasks up to a number. Returns how many were placed, and why no more could be."""
     stage = reservation.stage
     together = _together(reservation)
-    while stage.reservations[reservation.kind] is reservation:
-        wanted = len(stage.wanted(reservation.kind)) if together == 1 else together
-        if len(stage.wanted(reservation.kind)) < together or (stage.running() and not stage.started):
-            return NoRoom(together, 0, (("members of the gang still stop", 1),))
-        reason = _place(plan, reservation, together, wanted)
-        if reason is not None:
-            return reason
-        together = 1
-    return None
-
-
-def _together(reservation: Reservation) -> int:
-    stage = reservation.stage
-    if reservation.kind == NEW:
-        return 1 if stage.started else stage.min
-    if reservation.kind == SCALE and stage.spec.scaling == "strict" and not stage.spec.min:
-        return len(stage.wanted(SCALE))
-    return 1
-
-
-def _place(plan: Plan, reservation: Reservation, least: int, most: int) -> Reason | None:
-    """Place at least `least` and at most `most` tasks, or nothing."""
-    stage = reservation.stage
-    job = stage.job
-    for queue in job.queue.line():
-        if queue.state == "stopped":
-            return NotActive(queue.path)
-    if not job.allocations:
-        reason: Reason | None = may_run((each.name, each.max_jobs, each.running) for each in job.accounts)
-        if reason is not None:
-            return reason
-    accounts = [(each.name, each.limit, each.used) for each in job.accounts]
-    reason = allowed(accounts, scale(stage.shape.resources, least))
+    wanted = reservation.count
+    if wanted < together or (stage.running() and not stage.started):
+        return 0, NoRoom(together, 0, (("members of the gang still stop", 1),))
+    reason = _admit(reservation)
     if reason is not None:
-        return reason
-    while most > least and allowed(accounts, scale(stage.shape.resources, most)) is not None:
-        most = max(least, most // 2)
-    parts = _choose(plan, stage, stage.wanted(reservation.kind).first(most))
-    placed = sum(count for count, _ in parts)
-    if placed < least:
-        return NoRoom(least, placed)
+        return 0, reason
+    accounts = [(each.name, each.limit, each.used) for each in stage.job.accounts if each.limit is not None]
+    reason = allowed(accounts, scale(stage.shape.resources, together))
+    if reason is not None:
+        return 0, reason
+    most = together if together > 1 else tasks_allowed(accounts, stage.shape.resources, min(most, wanted))
+    parts, placed = _choose(plan, reservation, most)
+    if placed < together:
+        return 0, _no_room(plan.partition, reservation, together, placed)
     block = stage.wanted(reservation.kind).first(placed)
     plan.do(
         Placed(
-            job.id,
+            stage.job.id,
             stage.position,
             reservation.kind,
             stage.next_attempt(block),
             plan.partition.counters.allocation,
-            tuple(part for _, part in parts),
-            together=least > 1,
+            tuple(parts),
+            together > 1,
         )
     )
-    return None
+    plan.partition.index.put_back()
+    return placed, None
 
 
-def _choose(plan: Plan, stage: Stage, block: tuple[int, ...]) -> list[tuple[int, Part]]:
-    """Nodes for as many tasks of a block as fit, by join number."""
-    nodes = plan.partition.nodes
+def _together(reservation: Reservation) -> int:
+    """How many tasks have to start at once."""
+    stage = reservation.stage
+    if reservation.kind == NEW:
+        return 1 if stage.started else stage.min
+    if reservation.kind == SCALE and stage.spec.scaling == "strict" and not stage.spec.min:
+        return reservation.count
+    return 1
+
+
+def _admit(reservation: Reservation) -> Reason | None:
+    """Whether the job may start, or go on, at all."""
+    job = reservation.stage.job
+    for queue in job.queue.line():
+        if queue.state == "stopped":
+            return NotActive(queue.path)
+    if job.allocations:
+        return None
+    return may_run((each.name, each.max_jobs, each.running) for each in job.accounts)
+
+
+def _choose(plan: Plan, reservation: Reservation, most: int) -> tuple[list[Part], int]:
+    """Nodes for up to that many tasks, the fullest that fit first. They are out of the index until put back."""
+    p = plan.partition
+    nodes, index = p.nodes, p.index
+    stage = reservation.stage
     shape = stage.shape
-    parts: list[tuple[int, Part]] = []
-    left = sum(block[at + 1] - block[at] for at in range(0, len(block), 2))
-    for row in nodes.in_order():
-        if not left:
+    manager = stage.job.spec.manager
+    block = stage.wanted(reservation.kind).first(most)
+    index.add(shape)
+    index.refresh()
+    parts: list[Part] = []
+    left = most
+    while left:
+        row = index.take(shape, manager)
+        if row is None:
             break
-        if nodes.manager[row] != stage.job.spec.manager or not nodes.placeable(row):
-            continue
-        if not shape.accepts(nodes.labels[row], nodes.taints[row], nodes.pool[row]):
-            continue
-        count = room(
+        fitting = room(
             [
-                (nodes.capacity[name][row] - nodes.used[name][row] if name in nodes.used else 0, amount)
+                (nodes.capacity[name][row] - nodes.used[name][row], amount)
                 for name, amount in shape.amounts
                 if name != GPU
             ],
@@ -123,15 +182,21 @@ def _choose(plan: Plan, stage: Stage, block: tuple[int, ...]) -> list[tuple[int,
         devices: tuple[int, ...] = ()
         if shape.devices:
             devices = choose_devices(
-                nodes.devices[row], nodes.device_count(row), shape.devices, shape.device_milli, count
+                nodes.devices[row], nodes.device_count(row), shape.devices, shape.device_milli, fitting
             )
-            count = len(devices) // shape.devices
-        if count:
-            taken, block = split(block, count)
-            parts.append((count, Part(nodes.join[row], taken, devices)))
-            left -= count
-    return parts
+            fitting = len(devices) // shape.devices
+        taken, block = split(block, fitting)
+        parts.append(Part(nodes.join[row], taken, devices))
+        left -= fitting
+    return parts, most - left
 
 
-def _say(plan: Plan, reservation: Reservation, reason: Reason) -> None:
-    plan.reasons[reservation.stage.job.id, reservation.stage.name, reservation.kind] = reason
+def _no_room(p: Partition, reservation: Reservation, wanted: int, found: int) -> Reason:
+    p.index.put_back()
+    most = most_ever(p, reservation.stage.shape, reservation.stage.job.spec.manager, wanted)
+    return NeverFits(wanted, most) if most < wanted else NoRoom(wanted, found)
+
+
+def _say(plan: Plan, reservation: Reservation | None, reason: Reason) -> None:
+    if reservation is not None:
+        plan.reasons[reservation.stage.job.id, reservation.stage.name, reservation.kind] = reason

@@ -1,0 +1,90 @@
+"""Why not here: what each node lacks for a shape, counted; and whether it could ever fit at all.
+
+Matching only notes that there was no room, which costs nothing. The detail is worked out when somebody asks, from
+the same state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fairlead.core.model import Stage
+from fairlead.core.policy.fit import choose_devices, room
+from fairlead.core.reasons import NoRoom
+from fairlead.core.resources import GPU
+from fairlead.core.shape import WHOLE_DEVICE, Shape
+from fairlead.core.state import Partition
+
+
+def why_no_room(p: Partition, stage: Stage, found: NoRoom) -> NoRoom:
+    """The same reason with what failed on how many nodes, most frequent first, and the node that misses least."""
+    if found.failed:
+        return found
+    failed: dict[str, int] = {}
+    nearest: tuple[int, int, str] | None = None
+    for row in p.nodes.in_order():
+        if p.nodes.manager[row] != stage.job.spec.manager:
+            continue
+        lacks, short = _lacks(p, stage.shape, row)
+        if not lacks:
+            lacks = "has room, but not for all of the gang"
+        failed[lacks] = failed.get(lacks, 0) + 1
+        if short and (nearest is None or short < nearest[0]):
+            nearest = (short, p.nodes.join[row], p.nodes.name[row])
+    counted = tuple(sorted(failed.items(), key=lambda item: (-item[1], item[0])))
+    return NoRoom(found.wanted, found.room, counted, nearest[2] if nearest else "")
+
+
+def _lacks(p: Partition, shape: Shape, row: int) -> tuple[str, int]:
+    """What a node lacks first for one task, and how much of what is asked for it misses, in thousandths."""
+    nodes = p.nodes
+    if nodes.state[row] != "up":
+        return nodes.state[row], 0
+    if nodes.join[row] in nodes.avoided:
+        return "backed off", 0
+    if not shape.accepts(nodes.labels[row], nodes.taints[row], nodes.pool[row]):
+        return "selector", 0
+    if not nodes.placeable(row):
+        return "over its capacity", 0
+    for name, amount in shape.amounts:
+        free = nodes.capacity[name][row] - nodes.used[name][row] if name in nodes.capacity else 0
+        if free < amount:
+            return f"missing {name}", (amount - free) * 1000 // amount
+    if shape.devices and not _devices(p, shape, row):
+        return "split gpu", 1
+    return "", 0
+
+
+def _devices(p: Partition, shape: Shape, row: int) -> tuple[int, ...]:
+    return choose_devices(p.nodes.devices[row], p.nodes.device_count(row), shape.devices, shape.device_milli, 1)
+
+
+def most_ever(p: Partition, shape: Shape, manager: str, enough: int) -> int:
+    """How many tasks of a shape all nodes and pools could take if they were empty; counted up to `enough`."""
+    nodes = p.nodes
+    known = shape.ever
+    if known is not None and known[0] == (nodes.version, p.pools_version, manager) and (known[1] >= enough or known[2]):
+        return known[1]
+    most, whole = 0, True
+    for row in nodes.rows.values():
+        if most >= enough:
+            whole = False
+            break
+        if nodes.manager[row] == manager and shape.accepts(nodes.labels[row], nodes.taints[row], nodes.pool[row]):
+            most += _slots({name: column[row] for name, column in nodes.capacity.items()}, shape, enough)
+    for pool in p.pools.values() if not manager else ():
+        settings = pool.settings
+        if shape.accepts(dict(settings.labels), settings.taints, pool.name):
+            each = _slots(dict(settings.node), shape, enough)
+            most += each * (enough if settings.max is None else settings.max)
+    shape.ever = ((nodes.version, p.pools_version, manager), most, whole)
+    return most
+
+
+def _slots(capacity: Mapping[str, int], shape: Shape, most: int) -> int:
+    fitting = room([(capacity.get(name, 0), amount) for name, amount in shape.amounts if name != GPU], most)
+    if shape.devices:
+        count = capacity.get(GPU, 0) // WHOLE_DEVICE
+        per_device = WHOLE_DEVICE // shape.device_milli
+        fitting = min(fitting, count // shape.devices if shape.devices > 1 else count * per_device)
+    return fitting

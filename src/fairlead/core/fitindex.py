@@ -1,0 +1,261 @@
+"""Which nodes fit a shape: one index for all shapes, touched only where nodes changed.
+
+A node stands in a bucket: how many of its GPUs are wholly free, how much is left on the best split one, and how much
+of each other resource is free, counted in the thresholds that the shapes ask for, so that a bucket fits or does not,
+exactly. Nodes of one kind (manager, pool, taints, and the labels that somebody selects by) share a row of buckets,
+ordered from the fullest to the emptiest. The buckets that hold nodes are the bits of one integer, and so are those
+that fit a shape: the lowest common bit is the fullest node that fits. Buckets come into being when they are first
+needed, so that there are as many as there are different nodes, not as many as could be thought of.
+
+The index is derived and rebuilt at will; nothing about it is ever written down.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from heapq import heappop, heappush
+
+from fairlead.core.nodes import NodeTable
+from fairlead.core.resources import GPU
+from fairlead.core.shape import WHOLE_DEVICE, Shape
+
+Bucket = tuple[int, ...]
+"""Wholly free GPUs, the level of the best split GPU, then the level of each other resource."""
+
+KindKey = tuple[str, str, tuple[str, ...], tuple[str | None, ...], bool]
+"""Manager, pool, taints, the selected labels' values, and whether it has GPUs at all."""
+
+GONE = -1
+
+
+class Kind:
+    """The buckets of the nodes of one kind."""
+
+    __slots__ = ("buckets", "filled", "heaps", "key", "masks")
+
+    def __init__(self, key: KindKey) -> None:
+        self.key = key
+        self.buckets: list[Bucket] = []
+        self.heaps: list[list[int]] = []
+        """Join numbers by bucket, the lowest first; those that moved on are dropped when they come up."""
+        self.filled = 0
+        """The buckets that may hold nodes, as bits."""
+        self.masks: dict[Shape, int] = {}
+        """The buckets that fit a shape, as bits."""
+
+    def position(self, bucket: Bucket, index: FitIndex) -> int:
+        """Where a bucket stands; it is opened if need be, and those behind it move up by one."""
+        at = bisect_left(self.buckets, bucket)
+        if at < len(self.buckets) and self.buckets[at] == bucket:
+            return at
+        self.buckets.insert(at, bucket)
+        self.heaps.insert(at, [])
+        below = (1 << at) - 1
+        self.filled = (self.filled & below) | ((self.filled & ~below) << 1)
+        for shape, mask in self.masks.items():
+            fits = index.bucket_fits(bucket, shape)
+            self.masks[shape] = (mask & below) | ((mask & ~below) << 1) | (fits << at)
+        return at
+
+    def mask_of(self, shape: Shape, index: FitIndex) -> int:
+        mask = self.masks.get(shape)
+        if mask is None:
+            mask = 0
+            for at, bucket in enumerate(self.buckets):
+                mask |= index.bucket_fits(bucket, shape) << at
+            self.masks[shape] = mask
+        return mask
+
+
+class FitIndex:
+    def __init__(self, nodes: NodeTable) -> None:
+        self.nodes = nodes
+        self._shapes: dict[Shape, Bucket] = {}
+        """The shapes that were asked for, with the bucket each needs at least."""
+        self._names: list[str] = []
+        self._levels: dict[str, list[int]] = {}
+        self._parts: list[int] = []
+        """Thresholds of the resources by name, and of parts of a GPU."""
+        self._labels: list[str] = []
+        self._kinds: dict[KindKey, Kind] = {}
+        self._accepted: dict[Shape, list[Kind]] = {}
+        self._at: dict[int, tuple[Kind, Bucket]] = {}
+        """Join number → where the node stands now."""
+        self._taken: list[int] = []
+        self._stale = True
+
+    def forget(self, shape: Shape) -> None:
+        """No stage has this shape any more. Its thresholds stay until the next rebuild."""
+        if self._shapes.pop(shape, None) is not None:
+            self._accepted.pop(shape, None)
+            for kind in self._kinds.values():
+                kind.masks.pop(shape, None)
+
+    def refresh(self) -> None:
+        """Take in what changed on the nodes since the last look, and the thresholds of new shapes."""
+        if self._stale:
+            self._rebuild()
+            return
+        if self.nodes.changed:
+            for join in sorted(self.nodes.changed):
+                self._place(join)
+            self.nodes.changed.clear()
+
+    def add(self, shape: Shape) -> None:
+        """See that a shape's thresholds are known."""
+        if shape in self._shapes:
+            return
+        new = False
+        for name, amount in shape.amounts:
+            levels = self._parts if name == GPU else self._levels.get(name)
+            if name == GPU and shape.device_milli == WHOLE_DEVICE:
+                continue
+            if levels is None:
+                levels = self._levels[name] = []
+                self._names.append(name)
+            if amount not in levels:
+                levels.insert(bisect_left(levels, amount), amount)
+                new = True
+        for label, _ in shape.key.selectors:
+            if label not in self._labels:
+                self._labels.append(label)
+                new = True
+        self._shapes[shape] = ()
+        if new:
+            self._stale = True
+        else:
+            self._shapes[shape] = self._need(shape)
+
+    def bucket_fits(self, bucket: Bucket, shape: Shape) -> bool:
+        need = self._shapes[shape]
+        if shape.devices and not (
+            bucket[0] >= need[0] if shape.device_milli == WHOLE_DEVICE else (bucket[0] > 0 or bucket[1] >= need[1])
+        ):
+            return False
+        return all(bucket[at] >= need[at] for at in range(2, len(need)))
+
+    def take(self, shape: Shape, manager: str) -> int | None:
+        """The row of the fullest node that fits one task of a shape. It is out of the index until put back."""
+        row = self._first(shape, manager)
+        if row is not None:
+            join = self.nodes.join[row]
+            del self._at[join]
+            self._taken.append(join)
+        return row
+
+    def put_back(self) -> None:
+        """What was taken stands in the index again, where it belongs by now."""
+        self.nodes.changed.update(self._taken)
+        self._taken.clear()
+        self.refresh()
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _first(self, shape: Shape, manager: str) -> int | None:
+        best: tuple[bool, Bucket, int] | None = None
+        for kind in self._kinds_for(shape):
+            if kind.key[0] != manager:
+                continue
+            # Work that asks for no GPU goes where there are none, if it can.
+            wasteful = kind.key[4] and not shape.devices
+            if best is not None and wasteful and not best[0]:
+                continue
+            while True:
+                fitting = kind.filled & kind.mask_of(shape, self)
+                if not fitting:
+                    break
+                at = (fitting & -fitting).bit_length() - 1
+                join = self._top(kind, at)
+                if join == GONE:
+                    kind.filled &= ~(1 << at)
+                    continue
+                found = (wasteful, kind.buckets[at], join)
+                if best is None or found < best:
+                    best = found
+                break
+        return None if best is None else self.nodes.rows[best[2]]
+
+    def _top(self, kind: Kind, at: int) -> int:
+        heap = kind.heaps[at]
+        bucket = kind.buckets[at]
+        while heap:
+            where = self._at.get(heap[0])
+            if where is not None and where[0] is kind and where[1] == bucket:
+                return heap[0]
+            heappop(heap)
+        return GONE
+
+    def _kinds_for(self, shape: Shape) -> list[Kind]:
+        kinds = self._accepted.get(shape)
+        if kinds is None:
+            kinds = self._accepted[shape] = [kind for key, kind in self._kinds.items() if self._accepts(shape, key)]
+        return kinds
+
+    def _accepts(self, shape: Shape, key: KindKey) -> bool:
+        _, pool, taints, values, _ = key
+        labels = {label: value for label, value in zip(self._labels, values, strict=True) if value is not None}
+        return shape.accepts(labels, taints, pool)
+
+    def _place(self, join: int) -> None:
+        """Put a node where it belongs now."""
+        nodes = self.nodes
+        row = nodes.rows.get(join)
+        if row is None or not nodes.placeable(row):
+            self._at.pop(join, None)
+            return
+        key: KindKey = (
+            nodes.manager[row],
+            nodes.pool[row],
+            nodes.taints[row],
+            tuple(nodes.labels[row].get(label) for label in self._labels),
+            nodes.device_count(row) > 0,
+        )
+        kind = self._kinds.get(key)
+        if kind is None:
+            kind = self._kinds[key] = Kind(key)
+            self._accepted.clear()
+        bucket = self._bucket(row)
+        before = self._at.get(join)
+        if before is not None and before[0] is kind and before[1] == bucket:
+            return
+        self._at[join] = (kind, bucket)
+        at = kind.position(bucket, self)
+        heappush(kind.heaps[at], join)
+        kind.filled |= 1 << at
+
+    def _bucket(self, row: int) -> Bucket:
+        nodes = self.nodes
+        count = nodes.device_count(row)
+        whole = part = 0
+        if count:
+            for used in nodes.devices[row]:
+                if not used:
+                    whole += 1
+                elif used < WHOLE_DEVICE:
+                    part = max(part, WHOLE_DEVICE - used)
+            part = bisect_right(self._parts, part)
+        levels: list[int] = [whole, part]
+        for name in self._names:
+            column = nodes.capacity.get(name)
+            free = column[row] - nodes.used[name][row] if column is not None else 0
+            levels.append(bisect_right(self._levels[name], free))
+        return tuple(levels)
+
+    def _need(self, shape: Shape) -> Bucket:
+        amounts = dict(shape.amounts)
+        gpu = amounts.pop(GPU, 0)
+        part = 0 if not gpu or shape.device_milli == WHOLE_DEVICE else bisect_right(self._parts, gpu)
+        levels = [shape.devices if shape.device_milli == WHOLE_DEVICE else 0, part]
+        levels += [bisect_right(self._levels[name], amounts[name]) if name in amounts else 0 for name in self._names]
+        return tuple(levels)
+
+    def _rebuild(self) -> None:
+        self._stale = False
+        self._kinds.clear()
+        self._accepted.clear()
+        self._at.clear()
+        self.nodes.changed.clear()
+        for shape in self._shapes:
+            self._shapes[shape] = self._need(shape)
+        for join in sorted(self.nodes.rows):
+            self._place(join)
