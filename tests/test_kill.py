@@ -99,22 +99,21 @@ class Truth:
 
     def __init__(self) -> None:
         self.epoch = self.seq = 0
-        self.digest = ""
+        self.possible = {0: ""}
+        """The records that may be the last, with the digest of the state after each; unknown before the first start."""
         self.submitted: dict[str, int] = {}
         self.killed: set[str] = set()
         self.snapshot_pids: set[int] = set()
 
     def hear(self, lines: list[list[str]], what: str) -> None:
-        """Take in what a child said; afterwards `possible` holds the records it may have ended with."""
-        self.possible = {self.seq: self.digest}
+        """Take in what a child said."""
         for word, *rest in lines:
             match word:
                 case "open":
                     epoch, seq = int(rest[0]), int(rest[1])
                     assert epoch > self.epoch, what
                     self.epoch = epoch
-                    if self.digest:
-                        assert (seq, rest[2]) == (self.seq, self.digest), what
+                    assert self.possible.get(seq) in ("", rest[2]), f"{what}: {seq} is not one of {self.possible}"
                     self.possible = {seq: rest[2]}
                 case "writing":
                     self.possible[int(rest[0])] = rest[1]
@@ -139,7 +138,10 @@ class Truth:
             assert job in state.jobs or when + KEPT <= state.now, f"{what}: job {job} was accepted and is not known"
         for job in self.killed & state.jobs.keys():
             assert state.jobs[job].over, f"{what}: job {job} was killed and lives"
-        self.seq, self.digest = seq, digest(state)
+        # A commit that was on its way may show only later: while a snapshot process is connected, SQLite does not look
+        # for what a killed writer had written but not yet entered in the log's index. A new reign settles it.
+        self.seq = seq
+        self.possible = {each: found for each, found in self.possible.items() if each >= seq}
 
 
 @pytest.mark.parametrize("kills", [20, pytest.param(200, marks=pytest.mark.long)])

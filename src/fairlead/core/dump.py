@@ -13,7 +13,6 @@ from typing import cast
 import msgspec
 
 from fairlead.core.changes import NodeAdded, NodeAvoided, spec_of
-from fairlead.core.changes.jobs import shared_accounts
 from fairlead.core.model import (
     NEW,
     Account,
@@ -37,6 +36,7 @@ from fairlead.core.model import (
     StopCause,
     all_pending,
     pack_spec,
+    terms_of,
 )
 from fairlead.core.ranges import Ranges
 from fairlead.core.settings import PartitionSettings
@@ -291,9 +291,10 @@ def _load_job(p: Partition, each: _Job, times: dict[int, int]) -> None:
     queue = p.queues.get(spec.queue)
     if queue is None:
         queue = Queue(spec.queue, spec.queue.rpartition(".")[2], None, QueueSettings(), Account(spec.queue))
-    accounts = shared_accounts(queue, p.accounts_for(queue, spec.user, spec.groups))
+    accounts = p.accounts_for(queue, spec.user, spec.groups)
     submitted = times.setdefault(each.submitted, each.submitted)
     job = Job(each.id, each.number, pack_spec(spec), submitted, queue, accounts)
+    job.manager, job.after = spec.manager, spec.after
     job.state, job.priority, job.ended_at, job.reason = each.state, each.priority, each.ended_at, each.reason
     job.stages = tuple(_load_stage(p, job, spec, position, stage) for position, stage in enumerate(each.stages))
     p.jobs[job.id] = job
@@ -305,7 +306,7 @@ def _load_job(p: Partition, each: _Job, times: dict[int, int]) -> None:
     if job.ended_at is None:
         for name in spec.after:
             p.followers.setdefault(name, []).append(job.id)
-        queue.jobs[job.id] = job
+        p.settle(job)
     else:
         p.forgetting.append((job.ended_at, job.number, job.id))
 
@@ -318,20 +319,22 @@ def _load_pending(flats: tuple[tuple[int, ...], ...]) -> Pending:
 
 
 def _load_stage(p: Partition, job: Job, spec: JobSpec, position: int, each: _Stage) -> Stage:
-    own = each.spec
-    return Stage(
+    asked = each.spec or spec.stages[position]
+    stage = Stage(
         job,
         position,
-        own,
-        p.take_shape((own or spec.stages[position]).shape_key()),
+        each.spec,
+        terms_of(asked),
+        p.take_shape(asked.shape_key()),
         each.count,
         _load_pending(each.pending),
-        [None] * 3,
+        (None, None, None),
         None,
         {name: Ranges(flat) for name, flat in each.ended} or None,
         dict(each.history) or None,
         each.started,
         each.top,
         each.floor,
-        each.short_since,
     )
+    p.mark_short(stage, each.short_since)
+    return stage

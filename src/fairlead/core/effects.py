@@ -103,7 +103,7 @@ def _for_nodes(p: Partition, allocations: Iterable[Allocation]) -> list[ForNode]
     launches: dict[int, list[Launch]] = {}
     stops: dict[int, list[Stop]] = {}
     for allocation in allocations:
-        if allocation.stage.job.spec.manager:
+        if allocation.stage.job.manager:
             continue
         if allocation.state == "assigned":
             launches.setdefault(allocation.node, []).append(_launch(allocation))
@@ -133,18 +133,18 @@ def _launch(allocation: Allocation) -> Launch:
 
 def _stop(allocation: Allocation) -> Stop:
     stage = allocation.stage
-    return Stop(stage.job.id, stage.spec.name, allocation.indices, allocation.attempt, allocation.cause)
+    return Stop(stage.job.id, stage.name, allocation.indices, allocation.attempt, allocation.cause)
 
 
 def _events(p: Partition, change: Change, kept: Any) -> Iterator[tuple[str, Event]]:
     """What a resource manager hears of one change."""
     if isinstance(change, Placed):
         job = p.jobs.get(change.job)
-        if job is not None and job.spec.manager:
+        if job is not None and job.manager:
             ask = job.stages[change.stage].spec.name
             for part in change.parts:
                 yield (
-                    job.spec.manager,
+                    job.manager,
                     Event(
                         "allocated",
                         job.id,
@@ -158,14 +158,14 @@ def _events(p: Partition, change: Change, kept: Any) -> Iterator[tuple[str, Even
     elif isinstance(change, Stopped | Ended):
         allocation: Allocation = kept[0]
         job = allocation.stage.job
-        if job.spec.manager:
+        if job.manager:
             what, reason = ("release", change.cause) if isinstance(change, Stopped) else ("released", change.reason)
             yield (
-                job.spec.manager,
+                job.manager,
                 Event(
                     what,
                     job.id,
-                    allocation.stage.spec.name,
+                    allocation.stage.name,
                     change.indices,
                     allocation.attempt,
                     _node_name(p, allocation.node),

@@ -23,7 +23,7 @@ def why_no_room(p: Partition, stage: Stage, found: NoRoom) -> NoRoom:
     failed: dict[str, int] = {}
     nearest: tuple[int, int, str] | None = None
     for row in p.nodes.in_order():
-        if p.nodes.manager[row] != stage.job.spec.manager:
+        if p.nodes.manager[row] != stage.job.manager:
             continue
         lacks, short = _lacks(p, stage.shape, row)
         if not lacks:

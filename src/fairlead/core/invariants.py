@@ -12,7 +12,7 @@ from fairlead.core.model import Account, Allocation, Job, Stage
 from fairlead.core.ranges import Ranges, count, indices
 from fairlead.core.resources import GPU, Vector, add
 from fairlead.core.shape import WHOLE_DEVICE
-from fairlead.core.state import Partition
+from fairlead.core.state import Partition, is_short
 
 
 class Broken(AssertionError):
@@ -85,7 +85,7 @@ def _check_node(p: Partition, join: int) -> None:
             f"node {name}: {resource} does not add up",
         )
     _need(
-        sum(nodes.devices[row]) == nodes.used.get(GPU, [0] * (row + 1))[row],
+        sum(nodes.devices[row]) == (nodes.used[GPU][row] if GPU in nodes.used else 0),
         f"node {name}: its devices and its gpu disagree",
     )
     if nodes.placeable(row):
@@ -129,8 +129,7 @@ def _check_job(p: Partition, job: Job) -> None:
             (job.state == "running") == bool(live) or not any(stage.waiting() for stage in job.stages),
             f"job {job.id} is {job.state} with {len(live)} allocations",
         )
-    listed = job.queue.jobs.get(job.id) is job
-    _need(listed == (not job.over or job.allocations > 0), f"job {job.id} is listed wrongly with its queue")
+    _need(job.listed == (not job.over or job.allocations > 0), f"job {job.id} is counted wrongly with its queue")
 
 
 def _check_stage(p: Partition, stage: Stage) -> None:
@@ -148,7 +147,7 @@ def _check_stage(p: Partition, stage: Stage) -> None:
     except ValueError as problem:
         raise Broken(f"{name}: a task is in two places ({problem})") from None
     known = seen.flat()
-    if not stage.job.spec.manager:
+    if not stage.job.manager:
         _need(known == ((0, stage.count) if stage.count else ()), f"{name}: tasks {seen!r} of {stage.count}")
     _need(not known or known[-1] <= stage.count, f"{name}: tasks beyond its count {stage.count}")
     for index, allocation in (stage.live or {}).items():
@@ -181,7 +180,7 @@ def _check_allocations(p: Partition) -> None:
         if row is not None:
             _need(p.nodes.allocations[row].get(number) is allocation, f"allocation {number} is not on its node")
             _need(
-                p.nodes.manager[row] == allocation.stage.job.spec.manager,
+                p.nodes.manager[row] == allocation.stage.job.manager,
                 f"allocation {number} is on another manager's node",
             )
 
@@ -235,8 +234,8 @@ def _check_queues(p: Partition) -> None:
             f"queue {path} hangs nowhere",
         )
         _need((queue.state == "draining") == (path in p.draining), f"queue {path} drains unnoticed")
-        for job in queue.jobs.values():
-            _need(p.jobs.get(job.id) is job and job.queue is queue, f"queue {path} lists job {job.id} wrongly")
+        listed = sum(job.listed for job in p.jobs.values() if job.queue is queue)
+        _need(queue.jobs == listed, f"queue {path} counts {queue.jobs} jobs, has {listed}")
 
 
 def _check_lanes(p: Partition) -> None:
@@ -266,11 +265,21 @@ def _check_lanes(p: Partition) -> None:
 
 
 def _check_remembered(p: Partition) -> None:
+    short = {
+        (job.id, stage.position): stage.short_since
+        for job in p.jobs.values()
+        for stage in job.stages
+        if stage.short_since is not None and stage.terms.on_loss == "replace"
+    }
+    _need(short == p.short, f"stages with too few workers: {short}, listed: {p.short}")
+    for job_id, position in short:
+        stage = p.jobs[job_id].stages[position]
+        _need(is_short(stage), f"stage {stage.name} of {job_id} has enough workers, or is over")
     for (user, key), entry in p.keys.items():
         if entry.job:
             _need(p.key_of.get(entry.job) == (user, key), f"key {key} lost its job")
             _need(entry.job in p.jobs, f"key {key} outlives its job {entry.job}")
-    waiting = {(before, job.id) for job in p.jobs.values() if not job.over for before in job.spec.after}
+    waiting = {(before, job.id) for job in p.jobs.values() if not job.over for before in job.after}
     known = {(before, each) for before, followers in p.followers.items() for each in followers}
     _need(waiting == known, f"jobs after others: {waiting}, listed: {known}")
     ended = {job.id for job in p.jobs.values() if job.over}

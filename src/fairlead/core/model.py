@@ -62,6 +62,27 @@ class StageSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return ShapeKey(self.resources, self.selectors, self.tolerations, self.pool)
 
 
+class Terms(msgspec.Struct, frozen=True, gc=False):
+    """What deciding asks of a stage all the time; equal ones are one object."""
+
+    name: str
+    min: int
+    tries: int
+    on_loss: OnLoss
+    scaling: Scaling
+    estimate: Micros | None
+    time_limit: Micros | None
+
+
+@lru_cache(maxsize=10_000)
+def _same(terms: Terms) -> Terms:
+    return terms
+
+
+def terms_of(spec: StageSpec) -> Terms:
+    return _same(Terms(spec.name, spec.min, spec.tries, spec.on_loss, spec.scaling, spec.estimate, spec.time_limit))
+
+
 class JobSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One submission. `manager` names the resource manager whose job it is; empty for our own agents'."""
 
@@ -113,6 +134,10 @@ def all_pending(count: int) -> Pending:
     return (None, None, SharedRanges((0, count)) if count else None)
 
 
+Reservations = tuple["Reservation | None", ...]
+"""A place for each kind."""
+
+
 class Reservation(msgspec.Struct, eq=False):
     """An entry of demand: the pending tasks of one kind of a stage, wanted together.
 
@@ -143,10 +168,11 @@ class Stage(msgspec.Struct, eq=False):
     position: int
     own: StageSpec | None
     """Only of a stage that came after its job was submitted."""
+    terms: Terms
     shape: Shape
     count: int
     pending: Pending
-    reservations: list[Reservation | None]
+    reservations: Reservations = (None, None, None)
     live: dict[int, Allocation] | None = None
     ended: dict[str, Ranges] | None = None
     history: dict[int, History] | None = None
@@ -164,12 +190,16 @@ class Stage(msgspec.Struct, eq=False):
 
     @property
     def name(self) -> str:
-        return self.spec.name
+        return self.terms.name
 
     @property
     def min(self) -> int:
         """How many tasks must start together."""
-        return min(self.spec.min or self.count, self.count)
+        return min(self.terms.min or self.count, self.count)
+
+    def set_reservation(self, kind: int, reservation: Reservation | None) -> None:
+        before = self.reservations
+        self.reservations = tuple(reservation if at == kind else each for at, each in enumerate(before))
 
     def set_pending(self, kind: int, wanted: Ranges | None) -> None:
         self.pending = (*self.pending[:kind], wanted, *self.pending[kind + 1 :])
@@ -229,10 +259,14 @@ class Job(msgspec.Struct, eq=False):
     ended_at: Micros | None = None
     allocations: int = 0
     reason: str = ""
+    manager: str = ""
+    after: tuple[str, ...] = ()
+    listed: bool = False
+    """Whether its queue counts it."""
 
     @property
     def spec(self) -> JobSpec:
-        """What was submitted: unpacked when asked for, the specifications of late kept at hand."""
+        """What was submitted: unpacked when asked for. What is asked for all the time stands beside it."""
         return unpack_spec(self.packed)
 
     def stage(self, name: str) -> Stage | None:
@@ -316,10 +350,12 @@ class Queue(msgspec.Struct, eq=False):
     account: Account
     state: QueueState = "active"
     children: dict[str, Queue] = msgspec.field(default_factory=dict)
-    jobs: dict[str, Job] = msgspec.field(default_factory=dict)
-    """The jobs of a leaf that want something, or still use something."""
+    jobs: int = 0
+    """How many jobs of a leaf want something, or still use something."""
     users: dict[str, Account] = msgspec.field(default_factory=dict)
     groups: dict[str, Account] = msgspec.field(default_factory=dict)
+    tied: dict[tuple[str, tuple[str, ...]], tuple[Account, ...]] = msgspec.field(default_factory=dict)
+    """User and groups → every account their jobs here are booked on, root first; see `Partition.accounts_for`."""
 
     def line(self) -> list[Queue]:
         """The queue and those above it, root first."""

@@ -121,7 +121,7 @@ def fail(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str
     stage = allocation.stage
     again: list[int] = []
     for index in indices(block):
-        if not stage.job.over and stage.past(index).tries_used + 1 < stage.spec.tries:
+        if not stage.job.over and stage.past(index).tries_used + 1 < stage.terms.tries:
             again.append(index)
     retry = Ranges.from_indices(again).flat()
     final = difference(block, retry)
@@ -139,7 +139,7 @@ def fail_for_good(
 ) -> None:
     stage = allocation.stage
     plan.do(Ended(allocation.id, block, "failed", tried=True, reason=reason, exit_code=exit_code))
-    if not stage.job.over and stage.min == stage.count and not stage.job.spec.manager:
+    if not stage.job.over and stage.min == stage.count and not stage.job.manager:
         # A gang cannot go on without a member that will not come back; an array can.
         finish(plan, stage.job, "failed", f"task {stage.name}[{_first(block)}] failed: {reason}")
 
@@ -151,14 +151,14 @@ def lose(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str
     if allocation.state == "stopping":
         confirm_stop(plan, allocation, block, reason)
         return
-    if job.over or job.spec.manager:
+    if job.over or job.manager:
         plan.do(Ended(allocation.id, block, "lost", reason=reason))
-    elif stage.spec.on_loss == "fail":
+    elif stage.terms.on_loss == "fail":
         plan.do(Ended(allocation.id, block, "lost", reason=reason))
         finish(plan, job, "failed", f"task {stage.name}[{_first(block)}] was lost: {reason}")
     elif _unsettled(allocation):
         _take_gang_back(plan, allocation, block, "lost", reason)
-    elif stage.spec.on_loss == "restart":
+    elif stage.terms.on_loss == "restart":
         plan.do(Ended(allocation.id, block, "lost", NEW, reason=reason))
         restart(plan, stage)
     else:
@@ -295,7 +295,7 @@ def finish(plan: Plan, job: Job, state: JobState, reason: str = "") -> None:
 
 def settle(plan: Plan, job: Job) -> None:
     """If nothing of a job is left to do, it ends by what became of its tasks. A manager's job ends when told."""
-    if job.over or job.spec.manager or job.allocations or any(stage.waiting() for stage in job.stages):
+    if job.over or job.manager or job.allocations or any(stage.waiting() for stage in job.stages):
         return
     if any(stage.done() < stage.count for stage in job.stages):
         return

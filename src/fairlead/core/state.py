@@ -157,6 +157,9 @@ class Partition:
 
     def accounts_for(self, queue: Queue, user: str, groups: tuple[str, ...]) -> tuple[Account, ...]:
         """Every account that a job of this user in this queue is booked on, root first."""
+        known = queue.tied.get((user, groups))
+        if known is not None:
+            return known
         line = queue.line()
         group = _group_of(line, groups)
         accounts: list[Account] = []
@@ -168,12 +171,13 @@ class Partition:
             limits = dict(level.settings.groups).get(group) if group is not None else None
             if group is not None and limits is not None:
                 accounts.append(_account(level.groups, group, f"group {group} in queue {level.path}", limits))
-        return tuple(accounts)
+        tied = queue.tied[user, groups] = tuple(accounts)
+        return tied
 
     def retie(self) -> None:
         """Work out all accounts anew after limits of users or groups changed."""
         for queue in self.queues.values():
-            queue.users, queue.groups = {}, {}
+            queue.users, queue.groups, queue.tied = {}, {}, {}
             queue.account.used, queue.account.running = {}, 0
         for job in sorted(self.jobs.values(), key=lambda job: job.number):
             if job.over and not job.allocations:
@@ -212,7 +216,7 @@ class Partition:
 
     def add_reservation(self, reservation: Reservation) -> None:
         stage = reservation.stage
-        stage.reservations[reservation.kind] = reservation
+        stage.set_reservation(reservation.kind, reservation)
         key = (stage.job.queue.path, stage.shape.key)
         lane = self.lanes.get(key)
         if lane is None:
@@ -221,7 +225,7 @@ class Partition:
 
     def drop_reservation(self, reservation: Reservation) -> None:
         stage = reservation.stage
-        stage.reservations[reservation.kind] = None
+        stage.set_reservation(reservation.kind, None)
         key = (stage.job.queue.path, stage.shape.key)
         lane = self.lanes[key]
         lane.drop()
@@ -280,15 +284,21 @@ class Partition:
         """When an allocation has to be acknowledged, or to have ended."""
         if allocation.state == "assigned":
             return allocation.since + self.settings.launch_timeout
-        limit = allocation.stage.spec.time_limit
+        limit = allocation.stage.terms.time_limit
         if allocation.state == "running" and limit is not None and allocation.started is not None:
             return allocation.started + limit
         return None
 
+    def look_short(self, stage: Stage) -> None:
+        """See whether a stage has too few workers now."""
+        short = is_short(stage)
+        if short != (stage.short_since is not None):
+            self.mark_short(stage, self.now if short else None)
+
     def mark_short(self, stage: Stage, since: Micros | None) -> None:
         """Note since when a stage has had too few workers, or that it has enough."""
         stage.short_since = since
-        if since is None or stage.spec.on_loss != "replace":
+        if since is None or stage.terms.on_loss != "replace":
             self.short.pop((stage.job.id, stage.position), None)
         else:
             self.short[stage.job.id, stage.position] = since
@@ -302,11 +312,11 @@ class Partition:
                         self.lanes[job.queue.path, stage.shape.key].touch(reservation)
 
     def settle(self, job: Job) -> None:
-        """List a job with its queue while it wants or uses something there."""
-        if job.over and not job.allocations:
-            job.queue.jobs.pop(job.id, None)
-        else:
-            job.queue.jobs[job.id] = job
+        """Count a job with its queue while it wants or uses something there."""
+        listed = not job.over or job.allocations > 0
+        if listed != job.listed:
+            job.queue.jobs += 1 if listed else -1
+            job.listed = listed
 
     # -- what callers are remembered by --------------------------------------------------------------------------
 
@@ -326,7 +336,7 @@ class Partition:
 
     def unmet(self, job: Job) -> tuple[str, ...]:
         """The jobs it comes after that have not succeeded yet. One that is forgotten had succeeded."""
-        return tuple(name for name in job.spec.after if name in self.jobs and self.jobs[name].state != "succeeded")
+        return tuple(name for name in job.after if name in self.jobs and self.jobs[name].state != "succeeded")
 
     def known_resources(self) -> list[str]:
         """The resources that some node or pool has offered."""
@@ -334,6 +344,13 @@ class Partition:
         for pool in self.pools.values():
             known.update(name for name, _ in pool.settings.node)
         return sorted(known)
+
+
+def is_short(stage: Stage) -> bool:
+    """Whether a gang that started has fewer live tasks than it needs, and waits for others."""
+    if stage.terms.min == 1 or not stage.started or stage.job.over or stage.job.manager:
+        return False
+    return stage.running() < stage.min and stage.waiting() > 0
 
 
 def charge(job: Job, shape: Shape, tasks: int) -> None:

@@ -9,16 +9,15 @@ from fairlead.core.changes.base import Change
 from fairlead.core.lifecycle import JOB
 from fairlead.core.model import (
     NEW,
-    Account,
     Job,
     JobSpec,
     JobState,
-    Queue,
     Reservation,
     Stage,
     StageSpec,
     all_pending,
     pack_spec,
+    terms_of,
 )
 from fairlead.core.ranges import Ranges, count, difference
 from fairlead.core.state import Partition
@@ -35,11 +34,12 @@ class JobAdded(Change, frozen=True, tag="job added"):
         before = p.counters.job
         spec = self.spec
         queue = p.queues[spec.queue]
-        accounts = shared_accounts(queue, p.accounts_for(queue, spec.user, spec.groups))
+        accounts = p.accounts_for(queue, spec.user, spec.groups)
         job = Job(self.id, self.number, pack_spec(spec), p.now, queue, accounts, priority=spec.priority)
+        job.manager, job.after = spec.manager, spec.after
         job.stages = tuple(new_stage(p, job, position, stage) for position, stage in enumerate(spec.stages))
         p.jobs[self.id] = job
-        queue.jobs[self.id] = job
+        p.settle(job)
         follow(p, job)
         p.counters.job = max(before, self.number + 1)
         p.touched.jobs.add(self.id)
@@ -47,7 +47,7 @@ class JobAdded(Change, frozen=True, tag="job added"):
 
     def undo(self, p: Partition, kept: int) -> None:
         job = p.jobs.pop(self.id)
-        del job.queue.jobs[self.id]
+        job.queue.jobs -= 1
         unfollow(p, job)
         for stage in job.stages:
             p.leave_shape(stage.shape)
@@ -125,6 +125,7 @@ class StageScaled(Change, frozen=True, tag="stage scaled"):
         kept = (
             stage.count,
             stage.floor,
+            stage.short_since,
             tuple(None if ranges is None else ranges.copy() for ranges in stage.pending),
             list(stage.reservations),
             None if stage.ended is None else {name: ranges.copy() for name, ranges in stage.ended.items()},
@@ -139,13 +140,15 @@ class StageScaled(Change, frozen=True, tag="stage scaled"):
         else:
             _shrink(p, stage, self.count)
         stage.count = self.count
+        p.look_short(stage)
         p.wake()
         p.touched.jobs.add(self.job)
         return kept
 
     def undo(self, p: Partition, kept: tuple[Any, ...]) -> None:
         stage = p.jobs[self.job].stages[self.stage]
-        stage.count, stage.floor, stage.pending, reservations, stage.ended, stage.history = kept
+        stage.count, stage.floor, short_since, stage.pending, reservations, stage.ended, stage.history = kept
+        p.mark_short(stage, short_since)
         for reservation in reservations:
             if reservation is not None and stage.reservations[reservation.kind] is None:
                 p.add_reservation(reservation)
@@ -156,9 +159,9 @@ class JobMoved(Change, frozen=True, tag="job moved"):
     state: JobState
     reason: str = ""
 
-    def apply(self, p: Partition) -> tuple[JobState, str, int | None]:
+    def apply(self, p: Partition) -> tuple[JobState, str, int | None, list[int | None]]:
         job = p.jobs[self.job]
-        before = (job.state, job.reason, job.ended_at)
+        before = (job.state, job.reason, job.ended_at, [stage.short_since for stage in job.stages])
         JOB.check(job.state, self.state)
         job.state = self.state
         job.reason = self.reason
@@ -166,16 +169,20 @@ class JobMoved(Change, frozen=True, tag="job moved"):
             job.ended_at = p.now
             unfollow(p, job)
             heappush(p.forgetting, (p.now, job.number, job.id))
+            for stage in job.stages:
+                p.look_short(stage)
         p.settle(job)
         p.touched.jobs.add(self.job)
         return before
 
-    def undo(self, p: Partition, kept: tuple[JobState, str, int | None]) -> None:
+    def undo(self, p: Partition, kept: tuple[JobState, str, int | None, list[int | None]]) -> None:
         job = p.jobs[self.job]
         if job.over:
             job.ended_at = None
             follow(p, job)
-        job.state, job.reason, job.ended_at = kept
+        job.state, job.reason, job.ended_at, short = kept
+        for stage, since in zip(job.stages, short, strict=True):
+            p.mark_short(stage, since)
         p.settle(job)
 
 
@@ -223,15 +230,9 @@ class JobForgotten(Change, frozen=True, tag="job forgotten"):
             stage.shape = p.take_shape(stage.shape.key)
 
 
-def shared_accounts(queue: Queue, accounts: tuple[Account, ...]) -> tuple[Account, ...]:
-    """The tuple of the job that came before, if it has the same accounts: most have, and one will do."""
-    before = next(reversed(queue.jobs.values()), None)
-    return before.accounts if before is not None and before.accounts == accounts else accounts
-
-
 def new_stage(p: Partition, job: Job, position: int, spec: StageSpec, own: bool = False) -> Stage:
     shape = p.take_shape(spec.shape_key())
-    return Stage(job, position, spec if own else None, shape, spec.count, all_pending(spec.count), [None] * 3)
+    return Stage(job, position, spec if own else None, terms_of(spec), shape, spec.count, all_pending(spec.count))
 
 
 def grow(stage: Stage, kind: int, block: tuple[int, ...]) -> None:
@@ -266,12 +267,12 @@ def give_back(p: Partition, stage: Stage, kind: int, block: tuple[int, ...], res
 
 
 def follow(p: Partition, job: Job) -> None:
-    for name in job.spec.after:
+    for name in job.after:
         p.followers.setdefault(name, []).append(job.id)
 
 
 def unfollow(p: Partition, job: Job) -> None:
-    for name in job.spec.after:
+    for name in job.after:
         followers = p.followers.get(name)
         if followers is not None and job.id in followers:
             followers.remove(job.id)

@@ -48,7 +48,7 @@ class Placed(Change, frozen=True, tag="placed"):
         job = p.jobs[self.job]
         stage = job.stages[self.stage]
         kept_state = (job.state, stage.started, stage.top, stage.short_since, p.counters.allocation)
-        managed = bool(job.spec.manager)
+        managed = bool(job.manager)
         dropped: Reservation | None = None
         number = self.first
         for part in self.parts:
@@ -75,7 +75,7 @@ class Placed(Change, frozen=True, tag="placed"):
             job.state = "running"
         stage.started = True
         stage.top = max(stage.top, self.attempt)
-        _mark_short(p, stage)
+        p.look_short(stage)
         p.counters.allocation = max(p.counters.allocation, number)
         return (dropped, *kept_state)
 
@@ -159,7 +159,7 @@ class Ended(Change, frozen=True, tag="ended"):
         if self.again == NEW:
             # It comes back as it first came: its members have to start together once more.
             stage.started = False
-        _mark_short(p, stage)
+        p.look_short(stage)
         _return_job(stage)
         return (before, past, *kept)
 
@@ -209,18 +209,22 @@ class PendingEnded(Change, frozen=True, tag="pending ended"):
     indices: tuple[int, ...]
     outcome: Outcome
 
-    def apply(self, p: Partition) -> Reservation | None:
+    def apply(self, p: Partition) -> tuple[Reservation | None, Micros | None]:
         stage = p.jobs[self.job].stages[self.stage]
+        short_since = stage.short_since
         TASK.check("pending", self.outcome)
         dropped = take(p, stage, self.kind, self.indices)
         _end(stage, self.outcome, self.indices)
+        p.look_short(stage)
         p.touched.jobs.add(self.job)
-        return dropped
+        return dropped, short_since
 
-    def undo(self, p: Partition, kept: Reservation | None) -> None:
+    def undo(self, p: Partition, kept: tuple[Reservation | None, Micros | None]) -> None:
         stage = p.jobs[self.job].stages[self.stage]
+        dropped, short_since = kept
         _unend(stage, self.outcome, self.indices)
-        give_back(p, stage, self.kind, self.indices, kept)
+        give_back(p, stage, self.kind, self.indices, dropped)
+        p.mark_short(stage, short_since)
 
 
 class Requeued(Change, frozen=True, tag="requeued"):
@@ -232,22 +236,24 @@ class Requeued(Change, frozen=True, tag="requeued"):
     into: int
     indices: tuple[int, ...]
 
-    def apply(self, p: Partition) -> tuple[Reservation | None, bool]:
+    def apply(self, p: Partition) -> tuple[Reservation | None, bool, Micros | None]:
         stage = p.jobs[self.job].stages[self.stage]
-        started = stage.started
+        started, short_since = stage.started, stage.short_since
         dropped = take(p, stage, self.kind, self.indices)
         grow(stage, self.into, self.indices)
         if self.into == NEW:
             stage.started = False
+        p.look_short(stage)
         p.wake()
         p.touched.jobs.add(self.job)
-        return dropped, started
+        return dropped, started, short_since
 
-    def undo(self, p: Partition, kept: tuple[Reservation | None, bool]) -> None:
+    def undo(self, p: Partition, kept: tuple[Reservation | None, bool, Micros | None]) -> None:
         stage = p.jobs[self.job].stages[self.stage]
-        dropped, stage.started = kept
+        dropped, stage.started, short_since = kept
         _ungrow(stage, self.into, self.indices)
         give_back(p, stage, self.kind, self.indices, dropped)
+        p.mark_short(stage, short_since)
 
 
 class Revived(Change, frozen=True, tag="revived"):
@@ -330,17 +336,6 @@ def _write_history(stage: Stage, entries: dict[int, History | None]) -> dict[int
             history[index] = entry
     stage.history = history or None
     return before
-
-
-def _mark_short(p: Partition, stage: Stage) -> None:
-    if stage.job.spec.manager or stage.spec.min == 1:
-        return
-    short = stage.started and stage.waiting() and stage.running() < stage.min
-    if not short:
-        if stage.short_since is not None:
-            p.mark_short(stage, None)
-    elif stage.short_since is None:
-        p.mark_short(stage, p.now)
 
 
 def _return_job(stage: Stage) -> None:

@@ -139,7 +139,7 @@ def _together(reservation: Reservation) -> int:
     stage = reservation.stage
     if reservation.kind == NEW:
         return 1 if stage.started else stage.min
-    if reservation.kind == SCALE and stage.spec.scaling == "strict" and not stage.spec.min:
+    if reservation.kind == SCALE and stage.terms.scaling == "strict" and not stage.terms.min:
         return reservation.count
     return 1
 
@@ -161,7 +161,7 @@ def _choose(plan: Plan, reservation: Reservation, most: int) -> tuple[list[Part]
     nodes, index = p.nodes, p.index
     stage = reservation.stage
     shape = stage.shape
-    manager = stage.job.spec.manager
+    manager = stage.job.manager
     block = stage.wanted(reservation.kind).first(most)
     index.add(shape)
     index.refresh()
@@ -193,7 +193,7 @@ def _choose(plan: Plan, reservation: Reservation, most: int) -> tuple[list[Part]
 
 def _no_room(p: Partition, reservation: Reservation, wanted: int, found: int) -> Reason:
     p.index.put_back()
-    most = most_ever(p, reservation.stage.shape, reservation.stage.job.spec.manager, wanted)
+    most = most_ever(p, reservation.stage.shape, reservation.stage.job.manager, wanted)
     return NeverFits(wanted, most) if most < wanted else NoRoom(wanted, found)
 
 

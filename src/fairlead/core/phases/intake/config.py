@@ -49,7 +49,7 @@ def _queues(plan: Plan, command: Configure) -> None:
         if parent is not None and not parent.children and parent.jobs:
             raise Refused(
                 f"queues.{path}",
-                f"queue {parent.path} has {len(parent.jobs)} jobs and cannot get queues below it; "
+                f"queue {parent.path} has {parent.jobs} jobs and cannot get queues below it; "
                 "wait until they ended, or kill them",
                 "conflict",
             )

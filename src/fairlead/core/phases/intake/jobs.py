@@ -150,8 +150,8 @@ def scale(plan: Plan, command: Scale) -> Accepted:
     count = parse_count(command.count, "count", 0, MAX_TASKS)
     if job.over:
         raise Refused("job", f"job {job.id} is over ({job.state}) and cannot be scaled; submit it again", "conflict")
-    if job.spec.manager:
-        raise Refused("job", f"job {job.id} belongs to {job.spec.manager}; scale it there", "conflict")
+    if job.manager:
+        raise Refused("job", f"job {job.id} belongs to {job.manager}; scale it there", "conflict")
     if count == stage.count:
         return Accepted(note="no change")
     rescale(plan, stage, count)

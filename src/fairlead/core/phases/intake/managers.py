@@ -138,7 +138,7 @@ def _job(plan: Plan, command: UpdateManager, read: Reader) -> str:
     )
     read.close()
     known = p.jobs.get(job_id)
-    if known is not None and known.spec.manager == command.name and not known.over:
+    if known is not None and known.manager == command.name and not known.over:
         return job_id  # replayed after a restart: it keeps its place and what it has
     add_job(plan, command, spec, job_id, "job")
     return job_id
@@ -195,7 +195,7 @@ def _release(plan: Plan, command: UpdateManager, read: Reader) -> str:
     index = read.optional_count("index", 0, MAX_TASKS)
     read.close()
     job = plan.partition.jobs.get(job_id)
-    if job is None or job.spec.manager != command.name:
+    if job is None or job.manager != command.name:
         return f"{job_id}/{name}"
     for stage in job.stages:
         if name in ("", stage.name):
@@ -289,7 +289,7 @@ def _withdraw(plan: Plan, stage: Stage, start: int, end: int) -> None:
 
 def _own_job(plan: Plan, command: UpdateManager, job_id: str) -> Job:
     job = find_job(plan.partition, job_id)
-    if job.spec.manager != command.name:
+    if job.manager != command.name:
         raise Refused("job", f"job {job_id} is not one of {command.name}'s; name one that is", "forbidden")
     if job.over:
         raise Refused("job", f"job {job_id} is over ({job.state}); add it again under another id", "conflict")
