@@ -84,8 +84,9 @@ def effects_of(p: Partition, done: Done) -> list[Effect]:
             fresh.update(range(change.first, change.first + len(change.parts)))
         elif isinstance(change, Stopped):
             fresh.add(change.into or change.allocation)
-        for manager, event in _events(p, change, kept):
-            events.setdefault(manager, []).append(event)
+        if p.managers:
+            for manager, event in _events(p, change, kept):
+                events.setdefault(manager, []).append(event)
     effects: list[Effect] = list(_for_nodes(p, (p.allocations[n] for n in sorted(fresh) if n in p.allocations)))
     effects += [ForManager(manager, tuple(events[manager])) for manager in sorted(events)]
     return effects

@@ -27,7 +27,7 @@ def why_no_room(p: Partition, stage: Stage, found: NoRoom) -> NoRoom:
             continue
         lacks, short = _lacks(p, stage.shape, row)
         if not lacks:
-            lacks = "has room, but not for all of the gang"
+            lacks = "not for all"
         failed[lacks] = failed.get(lacks, 0) + 1
         if short and (nearest is None or short < nearest[0]):
             nearest = (short, p.nodes.join[row], p.nodes.name[row])

@@ -20,13 +20,13 @@ class Broken(AssertionError):
 
 
 def check_touched(p: Partition) -> None:
-    """What the open plan reached: its nodes and jobs, and the accounts of those jobs against their queues."""
+    """What the open plan reached: its nodes from their allocations up, and that its jobs' tasks add up."""
     for join in sorted(p.touched.nodes):
         if join in p.nodes:
             _check_node(p, join)
     for job_id in sorted(p.touched.jobs):
         if job_id in p.jobs:
-            _check_job(p, p.jobs[job_id])
+            _check_counts(p, p.jobs[job_id])
 
 
 def check_all(p: Partition) -> None:
@@ -60,39 +60,32 @@ def _check_node(p: Partition, join: int) -> None:
     for allocation in nodes.allocations[row].values():
         shape = allocation.stage.shape
         tasks = count(allocation.indices)
-        _need(
-            allocation.node == join,
-            f"allocation {allocation.id} is listed on node {name} but lives elsewhere",
-        )
-        add(used, shape.resources, tasks)
-        _need(
-            len(allocation.devices) == tasks * shape.devices,
-            f"allocation {allocation.id} has {len(allocation.devices)} devices for {tasks} tasks",
-        )
+        for resource, amount in shape.amounts:
+            used[resource] = used.get(resource, 0) + amount * tasks
         for device in allocation.devices:
             devices[device] = devices.get(device, 0) + shape.device_milli
-    _need(used == nodes.used_by(row), f"node {name}: used {nodes.used_by(row)}, its allocations use {used}")
+        if allocation.node != join:
+            raise Broken(f"allocation {allocation.id} is listed on node {name} but lives elsewhere")
+        if len(allocation.devices) != tasks * shape.devices:
+            raise Broken(f"allocation {allocation.id} has {len(allocation.devices)} devices for {tasks} tasks")
     booked = {device: milli for device, milli in enumerate(nodes.devices[row]) if milli}
-    _need(devices == booked, f"node {name}: devices used {booked}, its allocations use {devices}")
-    _need(nodes.state[row] in NODE.states, f"node {name} is {nodes.state[row]}")
-    # used + free = capacity + over, and nothing of it negative.
-    free, over = nodes.free(row), nodes.over(row)
-    for resource in nodes.capacity:
-        have, taken = nodes.capacity[resource][row], nodes.used[resource][row]
-        _need(have >= 0 and taken >= 0, f"node {name}: negative {resource}")
-        _need(
-            taken + free.get(resource, 0) == have + over.get(resource, 0),
-            f"node {name}: {resource} does not add up",
-        )
-    _need(
-        sum(nodes.devices[row]) == (nodes.used[GPU][row] if GPU in nodes.used else 0),
-        f"node {name}: its devices and its gpu disagree",
-    )
-    if nodes.placeable(row):
-        _need(
-            all(milli <= WHOLE_DEVICE for milli in nodes.devices[row]) and not over,
-            f"node {name} takes work though it is over",
-        )
+    if devices != booked:
+        raise Broken(f"node {name}: devices used {booked}, its allocations use {devices}")
+    over = False
+    for resource, column in nodes.used.items():
+        # used + free = capacity + over holds by their definition; what can go wrong is the use itself.
+        taken, have = column[row], nodes.capacity[resource][row]
+        if taken != used.get(resource, 0) or taken < 0 or have < 0:
+            raise Broken(f"node {name}: {resource} used {taken} of {have}, its allocations use {used}")
+        over |= taken > have
+    if used.get(GPU, 0) != sum(booked.values()):
+        raise Broken(f"node {name}: its devices and its gpu disagree")
+    over |= any(milli > WHOLE_DEVICE for milli in nodes.devices[row])
+    over |= len(nodes.devices[row]) > nodes.device_count(row)
+    if over != (row in nodes.over_rows) or (over and nodes.placeable(row)):
+        raise Broken(f"node {name} is {'' if over else 'not '}over, and takes work as if it were the opposite")
+    if nodes.state[row] not in NODE.states:
+        raise Broken(f"node {name} is {nodes.state[row]}")
 
 
 def _check_table(p: Partition) -> None:
@@ -114,6 +107,22 @@ def _check_table(p: Partition) -> None:
 
 
 # -- jobs, tasks, allocations ------------------------------------------------------------------------------------
+
+
+def _check_counts(p: Partition, job: Job) -> None:
+    """The cheap half of `_check_job`: numbers, not sets."""
+    live = False
+    for stage in job.stages:
+        pending, reservations = stage.pending, stage.reservations
+        for kind in range(3):
+            if (pending[kind] is None) != (reservations[kind] is None) and (reservations[kind] or not p.unmet(job)):
+                raise Broken(f"job {job.id} stage {stage.name}: tasks wait that nobody asks for, or nobody waits")
+        known = stage.waiting() + stage.done() + stage.running()
+        if known < stage.count or (known > stage.count and stage.running() == 0):
+            raise Broken(f"job {job.id} stage {stage.name}: {known} tasks of {stage.count}")
+        live |= stage.running() > 0
+    if live != (job.allocations > 0) or job.over != JOB.terminal(job.state):
+        raise Broken(f"job {job.id} is {job.state} with {job.allocations} allocations")
 
 
 def _check_job(p: Partition, job: Job) -> None:

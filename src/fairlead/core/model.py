@@ -199,7 +199,7 @@ class Stage(msgspec.Struct, eq=False):
 
     def set_reservation(self, kind: int, reservation: Reservation | None) -> None:
         before = self.reservations
-        self.reservations = tuple(reservation if at == kind else each for at, each in enumerate(before))
+        self.reservations = (*before[:kind], reservation, *before[kind + 1 :])
 
     def set_pending(self, kind: int, wanted: Ranges | None) -> None:
         self.pending = (*self.pending[:kind], wanted, *self.pending[kind + 1 :])

@@ -35,6 +35,10 @@ class NodeTable:
         """How many launches in a row went wrong there."""
         self.avoided: dict[int, int] = {}
         """The nodes, by join number, that get no work until a time, because launches went wrong there."""
+        self.over_rows: set[int] = set()
+        """The rows that use more than they have, of a resource or a device: nothing new lands there."""
+        self.gpus: list[int] = []
+        """How many devices each row has."""
         self.changed: set[int] = set()
         """The join numbers of nodes that changed since the index of fitting nodes last looked."""
         self.version = 0
@@ -86,6 +90,7 @@ class NodeTable:
         self._count(row, -1)
         self._set_capacity(row, {})
         self.devices[row] = []
+        self.over_rows.discard(row)
         self.failures[row] = 0
         self.avoided.pop(join, None)
         self.join[row] = VACANT
@@ -137,12 +142,16 @@ class NodeTable:
             if column is None:
                 column = self._add_column(name)
             column[row] += amount * tasks
+            if column[row] > self.capacity[name][row]:
+                self.over_rows.add(row)
         if devices:
             used = self.devices[row]
             for device in devices:
                 while device >= len(used):
                     used.append(0)
                 used[device] += shape.device_milli
+                if used[device] > WHOLE_DEVICE or device >= self.gpus[row]:
+                    self.over_rows.add(row)
         self.allocations[row][allocation.id] = allocation
         self.changed.add(allocation.node)
 
@@ -156,6 +165,8 @@ class NodeTable:
             for device in devices:
                 used[device] -= shape.device_milli
             self._trim_devices(row)
+        if row in self.over_rows:
+            self._look_over(row)
         if gone:
             del self.allocations[row][allocation.id]
         self.changed.add(allocation.node)
@@ -194,19 +205,11 @@ class NodeTable:
         }
 
     def device_count(self, row: int) -> int:
-        column = self.capacity.get(GPU)
-        return column[row] // WHOLE_DEVICE if column else 0
+        return self.gpus[row]
 
     def placeable(self, row: int) -> bool:
         """Whether new work may land there at all: up, not avoided, and not over in any resource or device."""
-        if self.state[row] != "up" or self.join[row] in self.avoided:
-            return False
-        for name, column in self.used.items():
-            if column[row] > self.capacity[name][row]:
-                return False
-        devices = self.devices[row]
-        count = self.device_count(row)
-        return len(devices) <= count and all(used <= WHOLE_DEVICE for used in devices)
+        return self.state[row] == "up" and row not in self.over_rows and self.join[row] not in self.avoided
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -225,6 +228,7 @@ class NodeTable:
         self.devices.append([])
         self.allocations.append({})
         self.failures.append(0)
+        self.gpus.append(0)
         for column in self.capacity.values():
             column.append(0)
         for column in self.used.values():
@@ -242,14 +246,27 @@ class NodeTable:
                 self._add_column(name)
         for name, column in self.capacity.items():
             column[row] = capacity.get(name, 0)
+        self.gpus[row] = capacity.get(GPU, 0) // WHOLE_DEVICE
         devices = self.devices[row]
-        devices.extend([0] * (self.device_count(row) - len(devices)))
+        devices.extend([0] * (self.gpus[row] - len(devices)))
         self._trim_devices(row)
+        self._look_over(row)
+
+    def _look_over(self, row: int) -> None:
+        devices = self.devices[row]
+        if (
+            any(column[row] > self.capacity[name][row] for name, column in self.used.items())
+            or len(devices) > self.gpus[row]
+            or any(used > WHOLE_DEVICE for used in devices)
+        ):
+            self.over_rows.add(row)
+        else:
+            self.over_rows.discard(row)
 
     def _trim_devices(self, row: int) -> None:
         # A device that was taken away stays listed while it is used: its excess is what `over` means for devices.
         devices = self.devices[row]
-        while len(devices) > self.device_count(row) and not devices[-1]:
+        while len(devices) > self.gpus[row] and not devices[-1]:
             devices.pop()
 
     def _count(self, row: int, sign: int) -> None:

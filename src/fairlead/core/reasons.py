@@ -45,9 +45,8 @@ class NoRoom(msgspec.Struct, frozen=True, tag="no room"):
     """The node that misses least."""
 
     def __str__(self) -> str:
-        why = ", ".join(f"{count} nodes: {what}" for what, count in self.failed)
-        near = f"; {self.nearest} misses least" if self.nearest else ""
-        return f"room for {self.room} of {self.wanted}" + (f" ({why}{near})" if why else "")
+        why = ", ".join(f"{count} {what}" for what, count in self.failed)
+        return f"room for {self.room} of {self.wanted}" + (f" (nodes: {why})" if why else "")
 
 
 class NeverFits(msgspec.Struct, frozen=True, tag="never fits"):

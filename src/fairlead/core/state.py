@@ -98,6 +98,8 @@ class Partition:
         """A heap of when an allocation is to be looked at: unacknowledged, or over its time limit."""
         self.short: dict[tuple[str, int], Micros] = {}
         """(Job, stage) → since when a stage that may be replaced has had too few workers."""
+        self.stopped: set[str] = set()
+        """The queues that start nothing."""
         self.draining: set[str] = set()
         """The queues that go when they are empty."""
         self.forgetting: list[tuple[Micros, int, str]] = []
@@ -131,6 +133,7 @@ class Partition:
     def remove_queue(self, path: str) -> Queue:
         queue = self.queues.pop(path)
         self.draining.discard(path)
+        self.stopped.discard(path)
         if queue.parent is not None:
             del queue.parent.children[queue.name]
         return queue
@@ -145,10 +148,11 @@ class Partition:
     def move_queue(self, path: str, state: QueueState) -> None:
         self.queues[path].state = state
         self.wake()
-        if state == "draining":
-            self.draining.add(path)
-        else:
-            self.draining.discard(path)
+        for listed, name in ((self.draining, "draining"), (self.stopped, "stopped")):
+            if state == name:
+                listed.add(path)
+            else:
+                listed.discard(path)
 
     def leaves(self) -> Iterator[Queue]:
         for path in sorted(self.queues):
@@ -246,7 +250,10 @@ class Partition:
         self.nodes.book(allocation, stage.shape, tasks, allocation.devices)
         if stage.live is None:
             stage.live = {}
-        stage.live.update(dict.fromkeys(indices(allocation.indices), allocation))
+        if tasks == 1:
+            stage.live[allocation.indices[0]] = allocation
+        else:
+            stage.live.update(dict.fromkeys(indices(allocation.indices), allocation))
         if not job.allocations:
             for account in job.accounts:
                 account.running += 1

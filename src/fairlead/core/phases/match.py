@@ -7,12 +7,13 @@ a limit may have opened. A cycle places at most `max_placed` tasks, or one gang.
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 
 from fairlead.core.changes import Part, Placed
 from fairlead.core.explain import most_ever
 from fairlead.core.lanes import Lane
-from fairlead.core.model import NEW, SCALE, Queue, Reservation
+from fairlead.core.model import NEW, SCALE, Job, Queue, Reservation
+from fairlead.core.nodes import NodeTable
 from fairlead.core.plan import Plan
 from fairlead.core.policy.fit import choose_devices, room
 from fairlead.core.policy.limits import allowed, may_run, tasks_allowed
@@ -20,6 +21,7 @@ from fairlead.core.policy.order import Key
 from fairlead.core.ranges import split
 from fairlead.core.reasons import NeverFits, NoRoom, NotActive, NotReady, OverLimit, Reason
 from fairlead.core.resources import GPU, scale
+from fairlead.core.shape import Shape
 from fairlead.core.state import Partition
 
 
@@ -31,6 +33,10 @@ def match(plan: Plan) -> None:
             for lane in lanes:
                 _say(plan, lane.head(), NotReady())
         return
+    for lanes in awake.values():
+        for lane in lanes:
+            p.index.add(lane.shape)
+    p.index.refresh()
     left = p.settings.max_placed
     for path in sorted(awake):
         left = _serve_leaf(plan, p.queues[path], awake[path], left)
@@ -49,26 +55,24 @@ def _awake(p: Partition) -> dict[str, list[Lane]]:
     return awake
 
 
+Turn = tuple[Key, str, Lane, Reservation]
+
+
 def _serve_leaf(plan: Plan, leaf: Queue, lanes: list[Lane], left: int) -> int:
     """Give turns until every lane is closed, or as many tasks as may be are placed. Returns how many may still be."""
-    turns: list[tuple[Key, str, Lane]] = []
+    turns: list[Turn] = []
     passed: dict[int, None] = {}
     for lane in lanes:
         _queue_up(plan, turns, lane, passed)
-    heapify(turns)
-    quantum = leaf.settings.order != "fair"
+    fair = leaf.settings.order == "fair"
     while turns and left > 0:
-        key, _, lane = heappop(turns)
-        found = lane.after(passed)
-        if found is None:
-            _close(plan, lane)
+        key, _, lane, reservation = heappop(turns)
+        if fair and lane.after(passed) != (key, reservation):
+            # Its job runs more or less than before, and somebody else has this place now.
+            _queue_up(plan, turns, lane, passed)
             continue
-        now, reservation = found
-        if now != key:
-            # Its job runs more or less than before, and it has another place under `fair`.
-            heappush(turns, (now, lane.shape.text, lane))
-            continue
-        placed, reason = _take_turn(plan, reservation, left if quantum or (not turns and lane.size == 1) else 1)
+        alone = not turns and lane.size == 1
+        placed, reason = _take_turn(plan, reservation, left if alone or not fair else 1)
         left -= placed
         if reason is not None:
             _say(plan, reservation, reason)
@@ -80,12 +84,12 @@ def _serve_leaf(plan: Plan, leaf: Queue, lanes: list[Lane], left: int) -> int:
     return left
 
 
-def _queue_up(plan: Plan, turns: list[tuple[Key, str, Lane]], lane: Lane, passed: dict[int, None]) -> None:
+def _queue_up(plan: Plan, turns: list[Turn], lane: Lane, passed: dict[int, None]) -> None:
     found = lane.after(passed)
     if found is None:
         _close(plan, lane)
     else:
-        heappush(turns, (found[0], lane.shape.text, lane))
+        heappush(turns, (found[0], lane.shape.text, lane, found[1]))
 
 
 def _close(plan: Plan, lane: Lane) -> None:
@@ -107,14 +111,16 @@ def _take_turn(plan: Plan, reservation: Reservation, most: int) -> tuple[int, Re
     wanted = reservation.count
     if wanted < together or (stage.running() and not stage.started):
         return 0, NoRoom(together, 0, (("members of the gang still stop", 1),))
-    reason = _admit(reservation)
+    reason = _admit(plan.partition, stage.job)
     if reason is not None:
         return 0, reason
-    accounts = [(each.name, each.limit, each.used) for each in stage.job.accounts if each.limit is not None]
-    reason = allowed(accounts, scale(stage.shape.resources, together))
-    if reason is not None:
-        return 0, reason
-    most = together if together > 1 else tasks_allowed(accounts, stage.shape.resources, min(most, wanted))
+    most = together if together > 1 else min(most, wanted)
+    limited = [(each.name, each.limit, each.used) for each in stage.job.accounts if each.limit is not None]
+    if limited:
+        reason = allowed(limited, scale(stage.shape.resources, together))
+        if reason is not None:
+            return 0, reason
+        most = tasks_allowed(limited, stage.shape.resources, most)
     parts, placed = _choose(plan, reservation, most)
     if placed < together:
         return 0, _no_room(plan.partition, reservation, together, placed)
@@ -144,15 +150,16 @@ def _together(reservation: Reservation) -> int:
     return 1
 
 
-def _admit(reservation: Reservation) -> Reason | None:
+def _admit(p: Partition, job: Job) -> Reason | None:
     """Whether the job may start, or go on, at all."""
-    job = reservation.stage.job
-    for queue in job.queue.line():
-        if queue.state == "stopped":
-            return NotActive(queue.path)
+    if p.stopped:
+        for queue in job.queue.line():
+            if queue.state == "stopped":
+                return NotActive(queue.path)
     if job.allocations:
         return None
-    return may_run((each.name, each.max_jobs, each.running) for each in job.accounts)
+    bounded = [(each.name, each.max_jobs, each.running) for each in job.accounts if each.max_jobs is not None]
+    return may_run(bounded) if bounded else None
 
 
 def _choose(plan: Plan, reservation: Reservation, most: int) -> tuple[list[Part], int]:
@@ -163,32 +170,34 @@ def _choose(plan: Plan, reservation: Reservation, most: int) -> tuple[list[Part]
     shape = stage.shape
     manager = stage.job.manager
     block = stage.wanted(reservation.kind).first(most)
-    index.add(shape)
-    index.refresh()
     parts: list[Part] = []
     left = most
     while left:
         row = index.take(shape, manager)
         if row is None:
             break
-        fitting = room(
-            [
-                (nodes.capacity[name][row] - nodes.used[name][row], amount)
-                for name, amount in shape.amounts
-                if name != GPU
-            ],
-            left,
-        )
+        # The index says that one fits; only more need a look.
+        fitting = 1 if left == 1 else _room(nodes, shape, row, left)
         devices: tuple[int, ...] = ()
         if shape.devices:
             devices = choose_devices(
                 nodes.devices[row], nodes.device_count(row), shape.devices, shape.device_milli, fitting
             )
             fitting = len(devices) // shape.devices
-        taken, block = split(block, fitting)
+        if fitting < left:
+            taken, block = split(block, fitting)
+        else:
+            taken = block
         parts.append(Part(nodes.join[row], taken, devices))
         left -= fitting
     return parts, most - left
+
+
+def _room(nodes: NodeTable, shape: Shape, row: int, most: int) -> int:
+    return room(
+        [(nodes.capacity[name][row] - nodes.used[name][row], amount) for name, amount in shape.amounts if name != GPU],
+        most,
+    )
 
 
 def _no_room(p: Partition, reservation: Reservation, wanted: int, found: int) -> Reason:
