@@ -126,6 +126,7 @@ ARRAY = {
     "stages": [{"name": "a", "count": 30, "min": 1, "resources": {"cpu": 1}, "tries": 2}],
 }
 
+RING = {**ARRAY, "name": "ring", "stages": [{"count": 2, "resources": {"cpu": 4}}]}
 PART = {**ARRAY, "stages": [{"count": 3, "resources": {"cpu": 1}}]}
 
 
@@ -186,6 +187,15 @@ def play(s: Script) -> None:
         node("c0", resources={"cpu": 4, "licence/x": 3}),
         node("c1", resources={"cpu": 4}),
     )
+    # A gang that could not replace a lost worker in time is taken back whole.
+    s.turn(submit("ring", RING))
+    s.turn(*s.report("ring", "main", "running"))
+    s.turn(MoveNode(name="c1", action="lose", operator=True))
+    s.turn(after=HOUR)
+    s.keep()
+    s.turn(*s.report("ring", "main", "stopped"), MoveNode(name="c1", action="enable", operator=True))
+    s.turn(Kill(job="ring", operator=True))
+    s.turn(*s.report("ring", "main", "stopped"))
     s.turn(submit("train", GANG, key="k1"), submit("part", PART))
     s.turn(Scale(job="part", stage="main", count=2, operator=True))  # one task of an allocation stops
     s.turn(submit("lint", ARRAY), submit("next", {**ARRAY, "after": ["train"]}))
