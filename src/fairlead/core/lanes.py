@@ -1,24 +1,38 @@
 """Lanes: the ordered reservations of one leaf queue and one shape. Only the head of a lane is tried.
 
-A lane is derived from the reservations of the stages: a heap whose dead entries are dropped when they come up.
+A lane is derived from the reservations of the stages. It is kept in runs: reservations that differ only in the last
+part of their key (mostly when they were asked for) stand in one list, and since they arrive in that order, adding one
+is an append and costs eight bytes. A reservation that left its stage, or has another place now, stays in its run until
+the run is passed over or cleared out.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Iterator
-from heapq import heapify, heappop, heappush
-from typing import Any, cast
 
 from fairlead.core.model import NEW, SCALE, Queue, Reservation
 from fairlead.core.policy.order import ORDERS, Key, Place
 from fairlead.core.shape import Shape
 
-# So many dead entries are left alone, however short the lane.
-_SLACK = 16
+# A run is cleared of what was passed over when that is more than half of it, and at least so much.
+_SLACK = 32
+
+
+class Run:
+    """Reservations that share all of their key but its last part, in the order of that and of their numbers."""
+
+    __slots__ = ("items", "prefix", "start")
+
+    def __init__(self, prefix: Key) -> None:
+        self.prefix = prefix
+        self.items: list[Reservation] = []
+        self.start = 0
+        """What stands before this has left or moved."""
 
 
 class Lane:
-    __slots__ = ("_heap", "queue", "shape", "size", "slept")
+    __slots__ = ("_runs", "queue", "shape", "size", "slept")
 
     def __init__(self, queue: Queue, shape: Shape) -> None:
         self.queue = queue
@@ -26,87 +40,99 @@ class Lane:
         self.size = 0
         self.slept: tuple[int, int] | None = None
         """What the lane saw when nothing of it could be placed: it sleeps while that stands."""
-        self._heap: list[tuple[Any, ...]] = []
-        """Flat, because very many may wait: the key, and last the reservation."""
+        self._runs: list[Run] = []
 
     def add(self, reservation: Reservation) -> None:
         self.touch(reservation)
         self.size += 1
 
-    def touch(self, reservation: Reservation) -> None:
-        """Give a reservation the place it has now. Under `fair` that changes with what its job runs."""
-        if len(self._heap) > 2 * self.size + _SLACK:
-            self._clear_out()
-        heappush(self._heap, (*self._key(reservation), reservation))
-        self.slept = None
-
     def drop(self) -> None:
-        """Say that one reservation has left its stage; its entry goes when it comes up."""
+        """Say that one reservation has left its stage; its entry goes when it is passed over."""
         self.size -= 1
 
+    def touch(self, reservation: Reservation) -> None:
+        """Give a reservation the place it has now. Under `fair` that changes with what its job runs."""
+        self.slept = None
+        key = self.key(reservation)
+        run = self._run(key[:-2])
+        items = run.items
+        if not items or self._within(items[-1]) < key[-2:]:
+            items.append(reservation)
+            return
+        at = bisect_left(items, key[-2:], key=self._within)
+        run.start = min(run.start, at)
+        # One that was dropped and is back, as after a rollback, never lost its entry. Beside it may stand one that is
+        # gone for good and had the same number.
+        while at < len(items) and self._within(items[at]) == key[-2:]:
+            if items[at] is reservation:
+                return
+            at += 1
+        items.insert(at, reservation)
+
     def head(self) -> Reservation | None:
-        heap = self._heap
-        while heap:
-            if self._counts(heap[0]):
-                return cast(Reservation, heap[0][-1])
-            heappop(heap)
+        runs = self._runs
+        while runs:
+            run = runs[0]
+            items, start = run.items, run.start
+            while start < len(items):
+                if self._counts(run, items[start]):
+                    run.start = start
+                    if start > _SLACK and 2 * start > len(items):
+                        del items[:start]
+                        run.start = 0
+                    return items[run.start]
+                start += 1
+            del runs[0]
         return None
 
     def after(self, passed: Collection[int]) -> tuple[Key, Reservation] | None:
         """The first reservation that is not among those passed over, and its place."""
         if not passed:
             head = self.head()
-            return None if head is None else (cast(Key, self._heap[0][:-1]), head)
-        # The heap in its order without disturbing it: a child comes up only after its parent did.
-        heap = self._heap
-        coming = [(heap[0], 0)] if heap else []
-        while coming:
-            entry, at = heappop(coming)
-            if id(entry[-1]) not in passed and self._counts(entry):
-                return cast(Key, entry[:-1]), cast(Reservation, entry[-1])
-            for child in (2 * at + 1, 2 * at + 2):
-                if child < len(heap):
-                    heappush(coming, (heap[child], child))
+            return None if head is None else (self.key(head), head)
+        for reservation in self:
+            if id(reservation) not in passed:
+                return self.key(reservation), reservation
         return None
 
     def resort(self) -> None:
         """Take up a new order of the queue, or a new priority of a job."""
-        standing = {id(entry[-1]): entry[-1] for entry in self._heap if _stands(entry[-1])}
-        self._heap = [(*self._key(each), each) for each in standing.values()]
-        heapify(self._heap)
+        standing = {id(each): each for run in self._runs for each in run.items if _stands(each)}
+        self._runs = []
+        for each in sorted(standing.values(), key=self.key):
+            self.touch(each)
         self.slept = None
 
     def __iter__(self) -> Iterator[Reservation]:
         """The reservations in order."""
-        for entry in self._live():
-            yield entry[-1]
+        for run in self._runs:
+            for at in range(run.start, len(run.items)):
+                if self._counts(run, run.items[at]):
+                    yield run.items[at]
 
-    def _live(self) -> list[tuple[Any, ...]]:
-        """The entries that count, in order: of a reservation that was dropped and put back, the first."""
-        entries: dict[int, tuple[Any, ...]] = {}
-        for entry in sorted(self._heap):
-            if self._counts(entry):
-                entries.setdefault(id(entry[-1]), entry)
-        return list(entries.values())
-
-    def _counts(self, entry: tuple[Any, ...]) -> bool:
-        """Whether an entry is of a reservation that stands, and at the place it has now."""
-        reservation: Reservation = entry[-1]
-        if not _stands(reservation):
-            return False
-        return self.queue.settings.order != "fair" or entry[:-1] == self._key(reservation)
-
-    def _clear_out(self) -> None:
-        """Drop the dead entries that never came up, so that the heap grows with what waits and not with time."""
-        self._heap = self._live()
-
-    def _key(self, reservation: Reservation) -> Key:
+    def key(self, reservation: Reservation) -> Key:
+        """The place of a reservation, to compare with others of the same queue; the lowest goes first."""
         job = reservation.stage.job
         settings = self.queue.settings
         kind = NEW if reservation.kind == SCALE and not settings.scale_first else reservation.kind
         place = Place(kind, job.priority, job.running(), reservation.asked)
         # Who was brought to the front goes first in its round, the last one brought before the others.
         return (reservation.round, -reservation.front, *ORDERS[settings.order](place), reservation.seq)
+
+    def _within(self, reservation: Reservation) -> Key:
+        return self.key(reservation)[-2:]
+
+    def _run(self, prefix: Key) -> Run:
+        at = bisect_left(self._runs, prefix, key=lambda run: run.prefix)
+        if at == len(self._runs) or self._runs[at].prefix != prefix:
+            self._runs.insert(at, Run(prefix))
+        return self._runs[at]
+
+    def _counts(self, run: Run, reservation: Reservation) -> bool:
+        """Whether an entry is of a reservation that stands, and at the place it has now."""
+        if not _stands(reservation):
+            return False
+        return self.queue.settings.order != "fair" or self.key(reservation)[:-2] == run.prefix
 
 
 def _stands(reservation: Reservation) -> bool:

@@ -152,10 +152,6 @@ class Reservation(msgspec.Struct, eq=False):
     round: int = 0
     front: int = 0
 
-    def __lt__(self, other: Reservation) -> bool:
-        """Asked only where a dead entry of a lane has the same key and number: it was rolled back."""
-        return self.seq < other.seq
-
     @property
     def count(self) -> int:
         return len(self.stage.wanted(self.kind))
