@@ -302,10 +302,6 @@ class Interrupted(MemoryJournal):
             raise KeyboardInterrupt
 
 
-NOT_YET = pytest.mark.xfail(strict=False, reason="the writer stops only for a JournalError")
-
-
-@NOT_YET
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_an_interrupted_write(when: str) -> None:
     """Nobody knows whether it was written, so the writer must not go on as if it were, or were not."""
@@ -322,7 +318,6 @@ def test_an_interrupted_write(when: str) -> None:
     assert "later" not in state.jobs
 
 
-@NOT_YET
 def test_a_cycle_that_cannot_be_encoded() -> None:
     journal = MemoryJournal()
     driver = started(journal)
@@ -354,7 +349,6 @@ def test_a_record_that_does_not_replay(tmp_path: Path, what: str) -> None:
             Writer(journal, PARTITION)
 
 
-@pytest.mark.xfail(strict=False, reason="codec.restore takes only NotADump for damage")
 def test_a_snapshot_that_does_not_load() -> None:
     journal = MemoryJournal()
     driver = started(journal)

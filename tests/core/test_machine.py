@@ -6,10 +6,12 @@ to the byte; after it, the journal alone must give the same bytes.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import hypothesis.strategies as st
-from hypothesis import Phase, settings
+import pytest
+from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from fairlead.core import cycle
@@ -143,10 +145,8 @@ class Machine(RuleBasedStateMachine):
         )
 
     def _submit(self, **document: Any) -> None:
-        try:
+        with suppress(Refused):  # more needed together than there are
             self.submitted.append(self.w.submit(**document))
-        except Refused:
-            pass  # more needed together than there are
 
     @rule(data=st.data(), stage=stages, count=st.integers(0, 6))
     def scale(self, data: Any, stage: str, count: int) -> None:
@@ -288,10 +288,8 @@ class Machine(RuleBasedStateMachine):
             self._step(self.w.cycle)
 
     def _step(self, act: Any) -> None:
-        try:
+        with suppress(Refused):  # a configuration that cannot be followed; nothing of it was
             act()
-        except Refused:
-            pass  # a configuration that cannot be followed; nothing of it was
         p = self.w.partition()
         check_all(p)
         live = dump(p)
@@ -353,6 +351,9 @@ def _fits(p: Partition, shape: Shape, row: int) -> bool:
 SETTINGS = {"keep_ended": "20s", "keep_keys": "30s", "lease": "5s", "heartbeat": "1s"}
 
 TestMachine = Machine.TestCase
-TestMachine.settings = settings(
-    max_examples=150, stateful_step_count=50, deadline=None, phases=[Phase.generate], report_multiple_bugs=False
-)
+TestMachine.settings = settings(max_examples=120, stateful_step_count=40, deadline=None, report_multiple_bugs=False)
+
+
+@pytest.mark.long
+class TestMachineForLong(Machine.TestCase):
+    settings = settings(max_examples=3000, stateful_step_count=60, deadline=None, report_multiple_bugs=False)

@@ -133,7 +133,7 @@ def _check_job(p: Partition, job: Job) -> None:
         _check_stage(p, stage)
         live.update((each.id, each) for each in (stage.live or {}).values())
     _need(len(live) == job.allocations, f"job {job.id} counts {job.allocations} allocations, has {len(live)}")
-    if not job.over:
+    if not job.over and not job.manager:
         _need(
             (job.state == "running") == bool(live) or not any(stage.waiting() for stage in job.stages),
             f"job {job.id} is {job.state} with {len(live)} allocations",

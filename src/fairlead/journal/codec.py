@@ -76,6 +76,8 @@ def restore(journal: Journal, partition: str) -> tuple[Partition, int]:
             p, seq = load(snapshot.payload), snapshot.seq
         except NotADump as problem:
             raise Damaged(f"snapshot {snapshot.seq} of {stream}", str(problem)) from None
+        except Exception as problem:
+            raise Damaged(f"snapshot {snapshot.seq} of {stream}", f"it contradicts itself ({problem!r})") from problem
     for record in journal.read(stream, seq):
         replay(p, record.payload, f"record {record.seq} of {stream}")
         seq = record.seq

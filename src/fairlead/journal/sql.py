@@ -56,7 +56,7 @@ _APPEND = (
 _GENESIS = bytes(16)
 _KEPT_SNAPSHOTS = 2
 _READ_BYTES = 4 << 20  # a read transaction ends after about so much, so that it never holds up a checkpoint
-_PRUNED_AT_ONCE = 32
+_PRUNED_AT_ONCE = 256
 _PRUNE_PAUSE = 0.003  # seconds, at least
 
 

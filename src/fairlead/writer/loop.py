@@ -63,12 +63,21 @@ class Writer:
 
     def _commit(self, decided: Cycle, now: Micros) -> None:
         try:
-            self.journal.append(self.stream, self.epoch, self.seq + 1, encode(now, decided.changes))
+            payload = encode(now, decided.changes)
+        except BaseException:
+            decided.plan.abandon()
+            raise
+        try:
+            self.journal.append(self.stream, self.epoch, self.seq + 1, payload)
         except UnknownOutcome as problem:
             self._stop(f"it is not known whether cycle {self.seq + 1} was written: {problem}", problem)
         except JournalError as problem:
             decided.plan.abandon()
             self._stop(f"cycle {self.seq + 1} was not written: {problem}", problem)
+        except BaseException as problem:
+            # Interrupted in the middle: nobody can say what was written.
+            self._stopped = f"writing cycle {self.seq + 1} was interrupted: {problem!r}"
+            raise
         self.seq += 1
 
     def _stop(self, why: str, cause: Exception) -> None:

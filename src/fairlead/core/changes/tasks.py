@@ -339,8 +339,10 @@ def _write_history(stage: Stage, entries: dict[int, History | None]) -> dict[int
 
 
 def _return_job(stage: Stage) -> None:
-    """A job whose last live task went back to waiting waits again itself."""
+    """A job whose last live task went back to waiting waits again itself. A manager's runs until it is removed."""
     job = stage.job
+    if job.manager:
+        return
     if job.state == "running" and not job.allocations and any(each.waiting() for each in job.stages):
         JOB.check(job.state, "pending")
         job.state = "pending"

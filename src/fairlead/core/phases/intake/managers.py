@@ -283,8 +283,9 @@ def _recover(plan: Plan, command: UpdateManager, read: Reader) -> str:
 
 def _withdraw(plan: Plan, stage: Stage, start: int, end: int) -> None:
     """Tasks that come into being only because a later one is recovered are not wanted until asked for."""
-    if start < end:
-        plan.do(PendingEnded(stage.job.id, stage.position, NEW, (start, end), "killed"))
+    block = stage.wanted(NEW).overlap((start, end)) if start < end else ()
+    if block:
+        plan.do(PendingEnded(stage.job.id, stage.position, NEW, block, "killed"))
 
 
 def _own_job(plan: Plan, command: UpdateManager, job_id: str) -> Job:

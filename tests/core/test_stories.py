@@ -1,0 +1,498 @@
+"""Small worlds and what must come of them: gangs, launches and losses, lanes, keys. Many were bugs once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fairlead.core.commands import Accepted, Kill, MarkReady, Rejected
+from fairlead.core.reasons import NeverFits, NoRoom, OverLimit
+from fairlead.journal.memory import MemoryJournal
+from fairlead.testing import World
+
+
+def world(nodes: int = 2, cpu: int = 4, **config: Any) -> World:
+    w = World(config)
+    w.nodes(nodes, cpu=cpu)
+    w.cycle()
+    return w
+
+
+def stage(count: int, cpu: float = 1, **rest: Any) -> list[dict[str, Any]]:
+    return [{"name": "w", "count": count, "resources": {"cpu": cpu}, **rest}]
+
+
+def states(w: World, job: str, count: int) -> list[str]:
+    return [w.task(job, "w", index).state for index in range(count)]
+
+
+# -- gangs -------------------------------------------------------------------------------------------------------
+
+
+def test_a_gang_starts_whole_or_not_at_all() -> None:
+    w = world(nodes=2, cpu=4)
+    other = w.submit(stages=stage(1))
+    w.cycle()
+    gang = w.submit(stages=stage(8))
+    w.cycle()
+    assert w.placements(gang) == {}
+    w.finish(other)
+    w.cycle()
+    assert len(w.placements(gang)) == 8
+
+
+def test_min_starts_together_and_the_rest_as_room_comes() -> None:
+    w = world(nodes=1, cpu=4)
+    job = w.submit(stages=stage(6, min=4, duration=10))
+    w.cycle()
+    assert len(w.placements(job)) == 4
+    w.advance(11)  # the first four ended: the last two need not be four again
+    assert len(w.placements(job)) == 2
+    w.advance(11)
+    assert w.job(job).state == "succeeded"
+
+
+def test_a_refused_launch_takes_the_gang_back_whole() -> None:
+    w = world(nodes=2, cpu=4)
+    w.refuse_launches("n1")
+    gang = w.submit(stages=stage(8))
+    w.advance(0)
+    assert w.placements(gang) == {}
+    assert w.job(gang).state == "pending"
+    assert w.job(gang).waiting_since == 0
+    w.return_node("n1")
+    w.advance(5)
+    assert states(w, gang, 8) == ["running"] * 8
+    assert w.task(gang, "w", 7).attempt == 2
+
+
+def test_only_the_refused_tasks_of_an_array_return() -> None:
+    w = world(nodes=2, cpu=4)
+    w.refuse_launches("n1")
+    job = w.submit(stages=stage(8, min=1))
+    w.cycle()
+    w.cycle()
+    assert sorted(states(w, job, 8)) == ["pending"] * 4 + ["running"] * 4
+
+
+def test_an_unacknowledged_launch_is_taken_back() -> None:
+    w = world(nodes=2, cpu=4, launch_timeout="60s")
+    w.hold_acks("n0")
+    job = w.submit(stages=stage(1))
+    w.cycle()
+    assert w.placements(job) == {("w", 0): "n0"}
+    w.advance(59)
+    assert w.task(job, "w", 0).state == "assigned"
+    w.advance(2)
+    assert w.placements(job) == {("w", 0): "n1"}  # the silent node is left alone for a while
+    assert w.task(job, "w", 0).attempt == 2
+
+
+def test_a_task_that_cannot_be_launched_fails_in_the_end() -> None:
+    w = world(nodes=1, max_launch_tries=3)
+    w.refuse_launches("n0")
+    job = w.submit(stages=stage(1))
+    w.advance(60)
+    assert w.job(job).state == "failed"
+    assert w.task(job, "w", 0).reason == "node n0 refused the launch"
+
+
+def test_refusals_without_end_do_not_stop_the_clock() -> None:
+    w = world(nodes=1, max_launch_tries=1000)
+    w.refuse_launches("n0")
+    job = w.submit(stages=stage(1))
+    w.advance(600)
+    assert w.job(job).state == "pending"
+
+
+def test_a_node_lost_before_all_were_acknowledged_takes_the_gang_back() -> None:
+    w = world(nodes=2, cpu=4)
+    w.hold_acks("n1")
+    gang = w.submit(stages=stage(8))
+    w.cycle()
+    w.cycle()
+    assert states(w, gang, 8) == ["running"] * 4 + ["assigned"] * 4
+    w.fail_node("n1")
+    w.advance(0)
+    assert states(w, gang, 8) == ["pending"] * 8
+
+
+@pytest.mark.parametrize(
+    ("on_loss", "expected"),
+    [("replace", ["running"] * 4 + ["pending"] * 4), ("restart", ["pending"] * 8), ("fail", ["killed"] * 4)],
+)
+def test_a_lost_node(on_loss: str, expected: list[str]) -> None:
+    w = world(nodes=2, cpu=4)
+    gang = w.submit(stages=stage(8, on_loss=on_loss))
+    w.advance(0)
+    w.fail_node("n1")
+    w.advance(1)
+    assert states(w, gang, len(expected)) == expected
+    assert w.job(gang).state == {"replace": "running", "restart": "pending", "fail": "failed"}[on_loss]
+
+
+def test_restart_waits_until_all_have_stopped() -> None:
+    w = world(nodes=3, cpu=4)
+    gang = w.submit(stages=stage(8, on_loss="restart"))
+    w.advance(0)
+    w.fail_node("n1")
+    w.cycle()
+    assert "assigned" not in states(w, gang, 8)
+    w.advance(1)
+    assert states(w, gang, 8) == ["running"] * 8
+    assert {w.task(gang, "w", index).attempt for index in range(8)} == {2}
+
+
+def test_a_stage_short_for_too_long_is_taken_back_whole() -> None:
+    w = world(nodes=2, cpu=4, replace_within="5min")
+    gang = w.submit(stages=stage(8))
+    w.advance(0)
+    w.fail_node("n1")
+    w.advance(299)
+    assert states(w, gang, 8) == ["running"] * 4 + ["pending"] * 4
+    w.advance(2)
+    assert states(w, gang, 8) == ["pending"] * 8
+    assert w.job(gang).waiting_since == 0
+    w.restart()
+    w.return_node("n1")
+    w.advance(1)
+    assert states(w, gang, 8) == ["running"] * 8
+
+
+def test_a_short_stage_of_a_job_that_ended_is_forgotten_with_it() -> None:
+    w = world(nodes=2, cpu=4, replace_within="10s", keep_ended="1s")
+    gang = w.submit(stages=stage(8))
+    w.advance(0)
+    w.fail_node("n1")
+    w.advance(1)
+    w.kill(gang)
+    w.advance(60)
+    assert gang not in w.partition().jobs
+
+
+def test_a_time_limit_stops_the_task() -> None:
+    w = world()
+    job = w.submit(stages=stage(1, time_limit="30s"))
+    w.advance(29)
+    assert w.task(job, "w", 0).state == "running"
+    w.advance(2)
+    assert (w.job(job).state, w.task(job, "w", 0).reason) == ("failed", "time limit")
+
+
+def test_tries_are_a_budget_and_attempts_grow() -> None:
+    w = world()
+    job = w.submit(stages=stage(1, tries=3))
+    w.advance(0)
+    for attempt in (1, 2, 3):
+        assert w.task(job, "w", 0).attempt == attempt
+        w.finish(job, "w", 0, exit_code=2)
+        w.advance(0)
+    assert w.job(job).state == "failed"
+    assert w.task(job, "w", 0).tries_used == 3
+
+
+def test_a_task_scaled_away_and_back_is_never_the_same_attempt() -> None:
+    w = world()
+    job = w.submit(stages=stage(2, min=1))
+    w.advance(0)
+    w.scale(job, "w", 1)
+    w.advance(0)
+    w.scale(job, "w", 2)
+    w.advance(0)
+    assert [w.task(job, "w", index).attempt for index in (0, 1)] == [1, 2]
+
+
+def test_a_scale_up_while_the_old_task_still_stops_waits_for_it() -> None:
+    w = world()
+    job = w.submit(stages=stage(2, min=1))
+    w.advance(0)
+    w.scale(job, "w", 1)
+    w.scale(job, "w", 2)
+    w.cycle()
+    assert w.task(job, "w", 1).state == "stopping"
+    w.advance(0)
+    assert (w.task(job, "w", 1).state, w.task(job, "w", 1).attempt) == ("running", 2)
+
+
+# -- lanes and limits --------------------------------------------------------------------------------------------
+
+
+def test_the_first_head_over_all_lanes_of_a_queue_goes_first() -> None:
+    w = world(nodes=1, cpu=4)
+    filler = w.submit(stages=stage(4))
+    w.cycle()
+    late = w.submit(name="late", stages=stage(1, cpu=1))
+    urgent = w.submit(name="urgent", stages=stage(1, cpu=4), priority=5)
+    w.cycle()
+    w.finish(filler)
+    w.cycle()
+    assert (w.placements(urgent) != {}, w.placements(late)) == (True, {})
+
+
+def test_a_head_without_room_holds_up_its_own_lane_only() -> None:
+    w = world(nodes=1, cpu=4)
+    big = w.submit(name="big", stages=stage(5, cpu=1, min=4))
+    w.cycle()
+    behind = w.submit(name="behind", stages=stage(1, cpu=1))
+    beside = w.submit(name="beside", stages=stage(1, cpu=0))
+    w.cycle()
+    assert len(w.placements(big)) == 4
+    assert w.placements(behind) == {}
+    assert len(w.placements(beside)) == 1
+
+
+def test_a_head_that_is_not_allowed_is_passed_over_and_keeps_its_place() -> None:
+    w = World()
+    w.queue("root.a", users={"ann": {"limit": {"cpu": 1}}})
+    w.nodes(1, cpu=4)
+    first = w.submit(name="first", queue="root.a", user="ann", stages=stage(2, cpu=1))
+    second = w.submit(name="second", queue="root.a", user="bob", stages=stage(1, cpu=1))
+    w.cycle()
+    assert (w.placements(first), len(w.placements(second))) == ({}, 1)
+    assert isinstance(w.explain(first)[0].reason, OverLimit)
+    assert w.explain(first)[0].position == 0
+    w.queue("root.a")
+    w.cycle()
+    assert len(w.placements(first)) == 2
+
+
+def test_what_never_fits_is_told_apart_from_what_does_not_fit_now() -> None:
+    w = world(nodes=2, cpu=4)
+    filler = w.submit(name="filler", stages=stage(4, cpu=1, min=1))
+    w.cycle()
+    huge = w.submit(name="huge", stages=stage(1, cpu=5))
+    many = w.submit(name="many", stages=stage(9, cpu=1))
+    now = w.submit(name="now", stages=stage(2, cpu=4))
+    w.cycle()
+    assert w.explain(huge)[0].reason == NeverFits(1, 0)
+    assert w.explain(many)[0].reason == NeverFits(9, 8)
+    assert w.explain(now)[0].reason == NoRoom(2, 1, (("missing cpu", 1), ("not for all", 1)), "n0")
+    w.node("n2", cpu=8)
+    w.cycle()
+    assert len(w.placements(huge)) == 1
+    assert filler
+
+
+def test_fair_gives_the_turn_to_the_job_with_fewest_running_also_after_a_restart() -> None:
+    w = World()
+    w.queue("root.a", order="fair")
+    w.node("n0", cpu=2)
+    many = w.submit(name="many", queue="root.a", stages=stage(100, min=1))
+    few = w.submit(name="few", queue="root.a", stages=stage(3, min=1))
+    w.cycle()
+    assert (len(w.placements(many)), len(w.placements(few))) == (1, 1)
+    w.restart()
+    w.node("n1", cpu=4)
+    w.cycle()
+    assert (len(w.placements(many)), len(w.placements(few))) == (3, 3)
+
+
+def test_pack_fills_a_node_before_it_opens_another_and_spares_gpus() -> None:
+    w = World()
+    w.node("gpu", cpu=4, gpu=2)
+    w.node("plain", cpu=4)
+    w.node("spare", cpu=4)
+    first = w.submit(name="first", stages=stage(1))
+    w.cycle()
+    second = w.submit(name="second", stages=stage(1))
+    part = w.submit(name="part", stages=[{"name": "w", "count": 2, "resources": {"gpu": "0.5"}}])
+    w.cycle()
+    assert set(w.placements(first).values()) | set(w.placements(second).values()) == {"plain"}
+    assert [w.task(part, "w", index).devices for index in (0, 1)] == [(0,), (0,)]
+
+
+# -- callers -----------------------------------------------------------------------------------------------------
+
+
+def test_the_same_key_again_is_the_same_job() -> None:
+    w = world()
+    first = w.submit(name="job", key="k", stages=stage(1))
+    again = w.submit(name="job", key="k", stages=stage(1))
+    other = w.submit(name="job", key="k", stages=stage(2))
+    w.cycle()
+    assert first == again == other
+    one, two, three = w.answers()[-3:]
+    assert one == two == Accepted(job=first)
+    assert isinstance(three, Rejected)
+    assert three.code == "conflict"
+
+
+def test_a_key_on_a_kill_is_not_the_jobs_own() -> None:
+    w = world()
+    job = w.submit(key="k", stages=stage(1))
+    w.cycle()
+    w._send("default", Kill(job=job, user="user", key="other"))
+    w.advance(1)
+    assert w.job(job).state == "killed"
+    assert w.partition().key_of[job] == ("user", "k")
+
+
+def test_ready_is_heard_again_after_a_restart_whatever_its_key() -> None:
+    w = world()
+    for _ in range(2):
+        w._send("default", MarkReady(operator=True, key="k"))
+        w.cycle()
+        assert w.partition().reign.ready
+        w.restart(ready=False)
+
+
+def test_nothing_is_placed_before_ready() -> None:
+    w = world()
+    w.restart(ready=False)
+    job = w.submit(stages=stage(1))
+    w.advance(100)
+    assert w.placements(job) == {}
+    w.mark_ready()
+    w.cycle()
+    assert len(w.placements(job)) == 1
+
+
+def test_a_stale_report_ends_nothing() -> None:
+    w = world()
+    job = w.submit(stages=stage(1, tries=2, duration=100))
+    w.advance(0)
+    w.finish(job, exit_code=1)
+    w.advance(0)
+    w.report(job, "w", 0, attempt=1, state="succeeded", node="n0")
+    w.advance(0)
+    assert (w.task(job, "w", 0).state, w.task(job, "w", 0).attempt) == ("running", 2)
+    w.advance(101)
+    assert w.job(job).state == "succeeded"
+
+
+def test_a_report_of_an_attempt_that_the_journal_never_had_is_an_alarm() -> None:
+    w = world()
+    job = w.submit(stages=stage(1))
+    w.advance(0)
+    w.report(job, "w", 0, attempt=7, state="running")
+    w.cycle()
+    answer = w.answers()[-1]
+    assert isinstance(answer, Rejected)
+    assert answer.code == "alarm"
+    assert w.task(job, "w", 0).state == "running"
+
+
+def test_a_draining_queue_is_kept_only_by_the_configuration() -> None:
+    w = World()
+    w.queue("root.a")
+    w.nodes(1, cpu=1)
+    job = w.submit(queue="root.a", stages=stage(1))
+    w.cycle()
+    w.configure({"queues": {"root": {"b": {}}}})
+    w.start_queue("root.a")
+    w.cycle()
+    assert str(w.answers()[-1]).startswith("queue: root.a left the configuration")
+    w.finish(job)
+    w.cycle()
+    assert "root.a" not in w.partition().queues
+    assert w.job(job).state == "succeeded"
+
+
+def test_a_world_goes_on_with_a_used_journal() -> None:
+    journal = MemoryJournal()
+    first = World(journal=journal)
+    first.nodes(1, cpu=1)
+    first.advance(10)
+    job = first.submit(stages=stage(1))
+    first.advance(0)
+    assert World(journal=journal).job(job).state == "running"
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_an_unknown_outcome_is_settled_by_the_journal(written: bool) -> None:
+    w = world()
+    w.break_journal("unknown", written)
+    job = w.submit(stages=stage(1))
+    w.cycle()
+    assert (job in w.partition().jobs) == written
+    w.advance(1)
+    if written:
+        assert w.task(job, "w", 0).state == "running"
+
+
+# -- resource managers -------------------------------------------------------------------------------------------
+
+
+def managed() -> World:
+    w = World()
+    w.rm("k8s").register()
+    w.rm("k8s").update(
+        nodes=[{"name": "m0", "resources": {"cpu": 2}}], jobs=[{"job": "app", "user": "ann", "queue": "root.default"}]
+    )
+    w.cycle()
+    return w
+
+
+def ask(name: str, count: int) -> dict[str, Any]:
+    return {"job": "app", "ask": name, "count": count, "min": 1, "resources": {"cpu": 1}}
+
+
+def test_a_manager_asks_is_told_and_releases() -> None:
+    w = managed()
+    rm = w.rm("k8s")
+    rm.events()
+    rm.update(asks=[ask("x", 3)])
+    w.cycle()
+    events = [(each.what, each.indices, each.node) for each in rm.events()]
+    assert events == [("accepted", (), ""), ("allocated", (0, 2), "m0")]
+    rm.update(releases=[{"job": "app", "ask": "x", "index": 0}])
+    w.cycle()
+    assert [each.what for each in rm.events()] == ["accepted", "released", "allocated"]
+
+
+def test_a_manager_that_restarts_replays_without_doubling() -> None:
+    w = managed()
+    rm = w.rm("k8s")
+    rm.update(asks=[ask("x", 3)])
+    w.cycle()
+    before = w.dump()
+    w.restart()
+    for _ in range(2):
+        rm.update(
+            nodes=[{"name": "m0", "resources": {"cpu": 2}}],
+            jobs=[{"job": "app", "user": "ann", "queue": "root.default"}],
+            recover=[
+                {"job": "app", "ask": "x", "node": "m0", "index": index, "resources": {"cpu": 1}} for index in (0, 1)
+            ],
+            asks=[ask("x", 3)],
+        )
+        w.cycle()
+    assert w.dump() == before
+
+
+def test_a_recovered_allocation_is_booked_above_limit_and_capacity() -> None:
+    w = managed()
+    w.queue("root.default", limit={"cpu": 1})
+    recover = {"job": "app", "ask": "x", "node": "m0", "resources": {"cpu": 3}}
+    w.rm("k8s").update(recover=[recover])
+    w.cycle()
+    assert w.usage("root.default") == {"cpu": 3}
+    nodes = w.partition().nodes
+    assert nodes.over(nodes.rows[nodes.joins["m0"]]) == {"cpu": 1000}
+    w.rm("k8s").update(asks=[ask("y", 1)])
+    w.cycle()
+    assert list(w.placements("app")) == [("x", 0)]
+
+
+def test_a_managers_job_goes_on_when_all_is_released_and_more_is_asked() -> None:
+    w = managed()
+    w.rm("k8s").update(asks=[ask("x", 2)])
+    w.cycle()
+    w.rm("k8s").update(releases=[{"job": "app"}])
+    w.cycle()
+    w.rm("k8s").update(asks=[{**ask("y", 1), "resources": {"cpu": 8}}])
+    w.cycle()
+    assert w.job("app").state == "running"
+
+
+def test_a_manager_recovers_an_index_that_a_smaller_ask_still_stops() -> None:
+    w = managed()
+    rm = w.rm("k8s")
+    rm.update(asks=[ask("x", 2)])
+    w.cycle()
+    rm.update(asks=[ask("x", 1)])
+    w.cycle()
+    rm.update(recover=[{"job": "app", "ask": "x", "node": "m0", "index": 3, "min": 1, "resources": {"cpu": 1}}])
+    w.cycle()
+    assert {index for _, index in w.placements("app")} >= {0, 3}
