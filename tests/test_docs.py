@@ -252,10 +252,9 @@ def paths_in(text: str) -> set[str]:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name != "settings.md"], ids=name_of)
 def test_paths_exist(page: Path) -> None:
-    planned = {"app.py"}  # named as "not yet"
     missing = {
         path
-        for path in paths_in(page.read_text(encoding="utf-8")) - planned
+        for path in paths_in(page.read_text(encoding="utf-8"))
         if not (ROOT / path).exists() and not (ROOT / "src" / "fairlead" / path).exists()
     }
     assert not missing
@@ -263,8 +262,21 @@ def test_paths_exist(page: Path) -> None:
 
 def test_the_map_names_every_package() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    packages = {path.parent for path in (ROOT / "src" / "fairlead").glob("*/__init__.py")}
-    assert {f"src/fairlead/{package.name}/" for package in packages} <= paths_in(text.partition("## Map")[2])
+    source = ROOT / "src" / "fairlead"
+    wanted = {f"src/fairlead/{path.parent.name}/" for path in source.glob("*/__init__.py")}
+    wanted |= {f"src/fairlead/{path.name}" for path in source.glob("*.py") if path.name != "__init__.py"}
+    assert wanted <= paths_in(text.partition("## Map")[2])
+
+
+def test_the_architecture_is_one_sitting() -> None:
+    assert len((ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").splitlines()) < 300
+
+
+def test_commands_that_pages_name_exist() -> None:
+    for page in PAGES:
+        for group, command in re.findall(r"fairlead (config|journal) ([a-z]+)", page.read_text(encoding="utf-8")):
+            words = [sys.executable, "-c", "from fairlead.cli import main; main()", group, command, "--help"]
+            assert subprocess.run(words, capture_output=True, timeout=60, check=False).returncode == 0, (group, command)
 
 
 def test_every_decision_is_listed() -> None:

@@ -1,37 +1,30 @@
 """The journal on SQLite: PATH (records, reigns), PATH-snapshots and PATH-head, which tells a cut from an end.
 
-From the bottom up: digests, one SQLite file with its transactions, the head file, the journal on top of them.
+`sqlitefile` has one SQLite file with its transactions, `headfile` the head; here is the journal on top of them.
 Every record's digest covers the one before it, so what is missing, moved or altered is found when it is read.
 """
 
-import contextlib
 import hashlib
 import os
-import sqlite3
-import struct
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self
-from urllib.parse import quote
 
 from fairlead.journal.base import (
     Damaged,
     Fenced,
     JournalError,
-    Locked,
     NotWritten,
     Pruned,
     Record,
     Snapshot,
-    TooNew,
-    UnknownOutcome,
 )
+from fairlead.journal.headfile import HeadFile, Mark
+from fairlead.journal.sqlitefile import File
 
 Synchronous = Literal["full", "normal", "off"]
 
-_VERSION = 1
 _RECORDS_ID = 0x464C4A31  # PRAGMA application_id of the two files: "FLJ1", "FLS1"
 _SNAPSHOTS_ID = 0x464C5331
 # The payload comes last, so that the digest is read without walking through a large record.
@@ -66,244 +59,6 @@ def _digest(kind: bytes, before: bytes, stream: str, numbers: tuple[object, ...]
     return hashlib.blake2b(b"".join((before, head, payload)), digest_size=16, person=kind).digest()
 
 
-class _File:
-    """One SQLite file: opened, checked, and used in explicit transactions whose errors say what happened."""
-
-    def __init__(
-        self,
-        path: str,
-        application: int,
-        schema: dict[str, str],
-        pragmas: dict[str, str],
-        busy_ms: int,
-        read_only: bool = False,
-        fresh: bool = True,
-    ) -> None:
-        self.path = path
-        self._in_doubt = False
-        mode = "ro" if read_only else "rwc"
-        try:
-            self._db = sqlite3.connect(
-                f"file:{quote(path)}?mode={mode}", uri=True, isolation_level=None, check_same_thread=False
-            )
-        except sqlite3.Error as error:
-            raise self._explain(error, "opening", writing=False) from error
-        try:
-            self.run(f"PRAGMA busy_timeout = {busy_ms}")
-            self.run("PRAGMA secure_delete = off")  # some builds overwrite, and so log, all that is deleted
-            new = self._check(application, schema)
-            if new and not fresh:
-                raise Damaged(path, "the file holds nothing, though its head does")
-            if new and read_only:
-                raise JournalError(f"{path}: no journal yet; open it for writing first")
-            if not read_only:
-                for name, value in pragmas.items():
-                    self.run(f"PRAGMA {name} = {value}")
-            if new:
-                self._create(application, schema)
-        except sqlite3.Error as error:
-            self._db.close()
-            raise self._explain(error, "opening", writing=False) from error
-        except JournalError:
-            self._db.close()
-            raise
-
-    def _check(self, application: int, schema: dict[str, str]) -> bool:
-        """Whether the file is new; what is neither new nor ours raises."""
-        [(found,)] = self.run("PRAGMA application_id")
-        [(version,)] = self.run("PRAGMA user_version")
-        tables = dict(self.run("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall())
-        if not found and not version and not tables:
-            return True
-        if found != application:
-            raise Damaged(self.path, f"not a file of a Fairlead journal (application id {found:#x})", "name another")
-        if version > _VERSION:
-            raise TooNew(f"{self.path}: schema {version} is newer than this program's {_VERSION}; upgrade Fairlead")
-        if version != _VERSION or any(tables.get(name) != sql for name, sql in schema.items()):
-            raise Damaged(self.path, f"its tables are not those of schema {_VERSION} (it says {version})")
-        return False
-
-    def _create(self, application: int, schema: dict[str, str]) -> None:
-        with self.writing("creating the tables"):
-            if self._check(application, schema):  # another process may have been first
-                for sql in schema.values():
-                    self.run(sql)
-                self.run(f"PRAGMA application_id = {application}")
-                self.run(f"PRAGMA user_version = {_VERSION}")
-
-    def run(self, sql: str, values: tuple[object, ...] = ()) -> sqlite3.Cursor:
-        return self._db.execute(sql, values)
-
-    @contextlib.contextmanager
-    def reading(self, doing: str) -> Iterator[None]:
-        """One unchanging view of the file."""
-        try:
-            self.run("BEGIN")
-            yield
-        except sqlite3.Error as error:
-            raise self._explain(error, doing, writing=False) from error
-        finally:
-            self._roll_back()
-
-    @contextlib.contextmanager
-    def writing(self, doing: str) -> Iterator[None]:
-        """One durable transaction: on return it is committed, on NotWritten it left no trace."""
-        if self._in_doubt:
-            raise UnknownOutcome(
-                f"{self.path}: {doing}: refused after a write of unknown outcome; open the journal again"
-            )
-        try:
-            self.run("BEGIN IMMEDIATE")
-            yield
-        except BaseException as error:
-            self._in_doubt = not self._roll_back()
-            if isinstance(error, sqlite3.Error):
-                raise self._explain(error, doing, writing=True) from error
-            raise
-        try:
-            self.run("COMMIT")
-        except sqlite3.Error as error:
-            if self._commit_left_nothing(error):
-                raise self._explain(error, doing, writing=True) from error
-            self._in_doubt = True
-            raise UnknownOutcome(
-                f"{self.path}: {doing}: the commit failed and may yet have happened ({error}); "
-                "stop, open the journal again and recover from it"
-            ) from error
-
-    def _roll_back(self) -> bool:
-        with contextlib.suppress(sqlite3.Error):
-            if self._db.in_transaction:  # SQLite itself ends it after some errors
-                self.run("ROLLBACK")
-            return True
-        return False
-
-    def _commit_left_nothing(self, error: sqlite3.Error) -> bool:
-        if self._db.in_transaction:
-            return self._roll_back()
-        code = getattr(error, "sqlite_errorcode", 0)
-        if code == sqlite3.SQLITE_FULL:
-            return True  # no room for a frame, and the last frame is the one that commits
-        if code != sqlite3.SQLITE_IOERR_WRITE:
-            return False  # above all a failed sync: the frames may survive it or not
-        # A failed write may have left its bytes all the same: another commit takes their place in the log.
-        with contextlib.suppress(sqlite3.Error):
-            self.run("BEGIN IMMEDIATE")
-            self.run(f"PRAGMA user_version = {_VERSION}")
-            self.run("COMMIT")
-            return True
-        self._roll_back()
-        return False
-
-    def _explain(self, error: sqlite3.Error, doing: str, writing: bool) -> JournalError:
-        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
-        what = f"{doing}: {error}"
-        if isinstance(error, sqlite3.ProgrammingError):  # the object was closed
-            return JournalError(f"{self.path}: {what}; open the journal again")
-        match code & 0xFF:
-            case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
-                return Locked(f"{self.path}: {what}; another process holds it, find and end that one or try again")
-            case sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_PERM | sqlite3.SQLITE_AUTH:
-                return JournalError(f"{self.path}: {what}; check that it and its directory exist and allow access")
-            case sqlite3.SQLITE_FULL | sqlite3.SQLITE_READONLY | sqlite3.SQLITE_TOOBIG if writing:
-                return NotWritten(f"{self.path}: {what}; nothing was written")
-            case sqlite3.SQLITE_CONSTRAINT if writing:
-                return NotWritten(f"{self.path}: {what}; another object writes under this epoch, nothing was written")
-            case sqlite3.SQLITE_IOERR if writing:
-                return NotWritten(f"{self.path}: {what}; nothing was written, check the disk")
-            case sqlite3.SQLITE_IOERR | sqlite3.SQLITE_READONLY:
-                return JournalError(f"{self.path}: {what}; check the disk and the rights on the file")
-            case _:
-                return Damaged(self.path, what)
-
-    def close(self) -> None:
-        self._db.close()
-
-
-class _Mark(NamedTuple):
-    seq: int
-    epoch: int
-    digest: bytes
-
-
-class _Head:
-    """What was committed last, a slot a stream, written behind each commit and never synced.
-
-    SQLite silently ends a damaged write-ahead log early; a head beyond the last record tells. It may lag
-    (a crash of the machine) and may be missing, but it never leads, except where `synchronous` is not full.
-    """
-
-    _SLOT = struct.Struct(">4s16sQQ16s12s")  # stays inside one sector, so that a crash does not tear it
-    _PAGE = 4096
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self._fd = -1
-
-    @staticmethod
-    def key(stream: str) -> bytes:
-        return hashlib.blake2b(
-            stream.encode(errors="surrogatepass"), digest_size=16, person=b"fairlead-stream"
-        ).digest()
-
-    @staticmethod
-    def _check(body: bytes) -> bytes:
-        return hashlib.blake2b(body, digest_size=12, person=b"fairlead-head").digest()
-
-    def marks(self) -> dict[bytes, _Mark]:
-        """All marks by stream key. Read it before the file it speaks of, for that may move on meanwhile."""
-        before = None
-        while True:
-            try:
-                content = Path(self.path).read_bytes()
-            except FileNotFoundError:
-                return {}
-            except OSError as error:
-                raise JournalError(f"{self.path}: {error.strerror}; check the rights on the file") from error
-            marks, wrong = self._parse(content)
-            if not wrong:
-                return marks
-            if content == before:  # what was merely read in the middle of a write is another the next time
-                raise Damaged(self.path, wrong, "if the journal itself verifies, delete this file to go on without it")
-            before = content
-
-    def _parse(self, content: bytes) -> tuple[dict[bytes, _Mark], str]:
-        marks: dict[bytes, _Mark] = {}
-        if len(content) % self._PAGE:
-            return marks, f"cut to {len(content)} bytes"
-        for at in range(0, len(content), self._SLOT.size):
-            slot = content[at : at + self._SLOT.size]
-            if any(slot):
-                magic, key, seq, epoch, digest, check = self._SLOT.unpack(slot)
-                if magic != b"FLH1" or check != self._check(slot[:-12]):
-                    return marks, f"the mark at byte {at} does not match its checksum"
-                marks[key] = _Mark(seq, epoch, digest)
-        return marks, ""
-
-    def reserve(self, slot: int) -> None:
-        """Open the file with room for `slot`, so that a mark written later is never cut short."""
-        try:
-            if self._fd < 0:
-                self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
-            size = os.fstat(self._fd).st_size
-            wanted = -(-(slot + 1) * self._SLOT.size // self._PAGE) * self._PAGE
-            if wanted > size and os.pwrite(self._fd, bytes(wanted - size), size) != wanted - size:
-                os.ftruncate(self._fd, size)
-                raise NotWritten(f"{self.path}: no room for the mark of a stream; free some disk")
-        except OSError as error:
-            raise NotWritten(f"{self.path}: {error.strerror}; check the disk and the rights on the file") from error
-
-    def write(self, slot: int, stream: str, mark: _Mark) -> None:
-        body = self._SLOT.pack(b"FLH1", self.key(stream), mark.seq, mark.epoch, mark.digest, bytes(12))[:-12]
-        with contextlib.suppress(OSError):  # the commit stands: a head that lags is allowed, a false error is not
-            os.pwrite(self._fd, body + self._check(body), slot * self._SLOT.size)
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-
 class _Reign(NamedTuple):
     """A row of `reigns`, without its seal; as it is by default, a stream that never was."""
 
@@ -330,9 +85,9 @@ class SqliteJournal:
         self.path = os.path.abspath(path)
         self._busy_ms = int(busy_timeout * 1000)
         self._synchronous = synchronous
-        self._head = _Head(self.path + "-head")
-        self._snapshots: _File | None = None
-        self._tails: dict[str, tuple[int, _Mark]] = {}  # by stream: the slot and the last record of our own reign
+        self._head = HeadFile(self.path + "-head")
+        self._snapshots: File | None = None
+        self._tails: dict[str, tuple[int, Mark]] = {}  # by stream: the slot and the last record of our own reign
         if os.path.isdir(self.path):
             raise JournalError(f"{self.path}: a directory; name a file in it")
         if not os.path.exists(self.path) or not os.path.getsize(self.path):
@@ -347,7 +102,7 @@ class SqliteJournal:
                 pass  # whatever else it is, opening for writing mends it or says it better
         marks = self._head.marks()
         pragmas = {"journal_mode": "WAL", "synchronous": synchronous}
-        self._file = _File(self.path, _RECORDS_ID, _RECORDS_SCHEMA, pragmas, self._busy_ms, read_only, fresh=not marks)
+        self._file = File(self.path, _RECORDS_ID, _RECORDS_SCHEMA, pragmas, self._busy_ms, read_only, fresh=not marks)
         try:
             with self._file.reading("opening"):
                 names = [name for (name,) in self._file.run("SELECT stream FROM reigns")]
@@ -395,7 +150,7 @@ class SqliteJournal:
             written = self._file.run(_APPEND, (stream, seq, epoch, digest, payload)).rowcount
         if not written:
             raise self._refusal(stream, epoch, seq)
-        mark = _Mark(seq, epoch, digest)
+        mark = Mark(seq, epoch, digest)
         self._tails[stream] = (slot, mark)
         self._head.write(slot, stream, mark)
 
@@ -415,7 +170,7 @@ class SqliteJournal:
 
     # Reading
 
-    def _standing(self, stream: str) -> tuple[_Reign, _Mark]:
+    def _standing(self, stream: str) -> tuple[_Reign, Mark]:
         """The reign of a stream and its last record, agreeing with the head; read first in a transaction."""
         head = self._head.marks().get(self._head.key(stream))
         found = self._file.run(
@@ -429,7 +184,7 @@ class SqliteJournal:
             raise self._damage(stream, "its reign is missing")
         if found and (type(row.base_digest) is not bytes or found[5] != row.seal(stream)):
             raise self._damage(stream, "its reign does not match its digest")
-        tail = _Mark(*last) if last else _Mark(row.base, row.epoch, row.base_digest)
+        tail = Mark(*last) if last else Mark(row.base, row.epoch, row.base_digest)
         if head and head.epoch >= row.born:
             if head.seq > tail.seq:
                 raise self._cut(stream, f"the last record is {tail.seq}, but {head.seq} was written")
@@ -516,7 +271,7 @@ class SqliteJournal:
 
     # Snapshots, pruning, dropping
 
-    def _snapshot_file(self) -> _File:
+    def _snapshot_file(self) -> File:
         """Opened when first needed: most journals are read and written long before there is one."""
         if not self._snapshots:
             # Not a WAL: a snapshot is written once, and what a damaged log silently drops cannot be told from
@@ -526,7 +281,7 @@ class SqliteJournal:
                 "synchronous": "off" if self._synchronous == "off" else "extra",
             }
             path = self.path + "-snapshots"
-            self._snapshots = _File(path, _SNAPSHOTS_ID, _SNAPSHOTS_SCHEMA, pragmas, self._busy_ms)
+            self._snapshots = File(path, _SNAPSHOTS_ID, _SNAPSHOTS_SCHEMA, pragmas, self._busy_ms)
         return self._snapshots
 
     def snapshot(self, stream: str) -> Snapshot | None:
@@ -642,7 +397,7 @@ class SqliteJournal:
             self._file.run("DELETE FROM records WHERE stream = ?", (stream,))
             self._put(stream, row)
         self._tails.pop(stream, None)
-        self._head.write(row.slot, stream, _Mark(0, row.epoch, _GENESIS))
+        self._head.write(row.slot, stream, Mark(0, row.epoch, _GENESIS))
         if self._saved(stream):  # a crash before this leaves snapshots of an earlier birth, which nobody reads
             file = self._snapshot_file()
             with file.writing(f"stream {stream!r}: dropping its snapshots"):

@@ -1,0 +1,33 @@
+"""A node that refuses launches is left alone for a while, and its tasks run elsewhere.
+
+The first node is full of good will and cannot start anything. The task waits again at the tail of its lane, and the
+launch that went wrong uses none of its tries.
+
+Prints:
+    on n0: assigned, attempt 1
+    pending: node n0 refused the launch
+    main: 1 new waiting, number 1 in its lane: room for 0 of 1 (nodes: 1 backed off)
+    on n1: running, attempt 2, 0 tries used
+"""
+
+from fairlead.testing import World
+
+w = World()
+w.node("n0", cpu=1)
+w.refuse_launches("n0")
+job = w.submit(stages=[{"resources": {"cpu": 1}}])
+
+w.cycle()
+task = w.task(job, "main", 0)
+print(f"on {task.node}: {task.state}, attempt {task.attempt}")
+
+w.cycle()
+task = w.task(job, "main", 0)
+print(f"{task.state}: {task.reason}")
+for waiting in w.explain(job):
+    print(waiting)
+
+w.node("n1", cpu=1)
+w.advance(0.5)
+task = w.task(job, "main", 0)
+print(f"on {task.node}: {task.state}, attempt {task.attempt}, {task.tries_used} tries used")

@@ -1,0 +1,164 @@
+"""One SQLite file: opened, checked, and used in explicit transactions whose errors say what happened."""
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from urllib.parse import quote
+
+from fairlead.journal.base import Damaged, JournalError, Locked, NotWritten, TooNew, UnknownOutcome
+
+_VERSION = 1
+
+
+class File:
+    """One SQLite file: opened, checked, and used in explicit transactions whose errors say what happened."""
+
+    def __init__(
+        self,
+        path: str,
+        application: int,
+        schema: dict[str, str],
+        pragmas: dict[str, str],
+        busy_ms: int,
+        read_only: bool = False,
+        fresh: bool = True,
+    ) -> None:
+        self.path = path
+        self._in_doubt = False
+        mode = "ro" if read_only else "rwc"
+        try:
+            self._db = sqlite3.connect(
+                f"file:{quote(path)}?mode={mode}", uri=True, isolation_level=None, check_same_thread=False
+            )
+        except sqlite3.Error as error:
+            raise self._explain(error, "opening", writing=False) from error
+        try:
+            self.run(f"PRAGMA busy_timeout = {busy_ms}")
+            self.run("PRAGMA secure_delete = off")  # some builds overwrite, and so log, all that is deleted
+            new = self._check(application, schema)
+            if new and not fresh:
+                raise Damaged(path, "the file holds nothing, though its head does")
+            if new and read_only:
+                raise JournalError(f"{path}: no journal yet; open it for writing first")
+            if not read_only:
+                for name, value in pragmas.items():
+                    self.run(f"PRAGMA {name} = {value}")
+            if new:
+                self._create(application, schema)
+        except sqlite3.Error as error:
+            self._db.close()
+            raise self._explain(error, "opening", writing=False) from error
+        except JournalError:
+            self._db.close()
+            raise
+
+    def _check(self, application: int, schema: dict[str, str]) -> bool:
+        """Whether the file is new; what is neither new nor ours raises."""
+        [(found,)] = self.run("PRAGMA application_id")
+        [(version,)] = self.run("PRAGMA user_version")
+        tables = dict(self.run("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall())
+        if not found and not version and not tables:
+            return True
+        if found != application:
+            raise Damaged(self.path, f"not a file of a Fairlead journal (application id {found:#x})", "name another")
+        if version > _VERSION:
+            raise TooNew(f"{self.path}: schema {version} is newer than this program's {_VERSION}; upgrade Fairlead")
+        if version != _VERSION or any(tables.get(name) != sql for name, sql in schema.items()):
+            raise Damaged(self.path, f"its tables are not those of schema {_VERSION} (it says {version})")
+        return False
+
+    def _create(self, application: int, schema: dict[str, str]) -> None:
+        with self.writing("creating the tables"):
+            if self._check(application, schema):  # another process may have been first
+                for sql in schema.values():
+                    self.run(sql)
+                self.run(f"PRAGMA application_id = {application}")
+                self.run(f"PRAGMA user_version = {_VERSION}")
+
+    def run(self, sql: str, values: tuple[object, ...] = ()) -> sqlite3.Cursor:
+        return self._db.execute(sql, values)
+
+    @contextlib.contextmanager
+    def reading(self, doing: str) -> Iterator[None]:
+        """One unchanging view of the file."""
+        try:
+            self.run("BEGIN")
+            yield
+        except sqlite3.Error as error:
+            raise self._explain(error, doing, writing=False) from error
+        finally:
+            self._roll_back()
+
+    @contextlib.contextmanager
+    def writing(self, doing: str) -> Iterator[None]:
+        """One durable transaction: on return it is committed, on NotWritten it left no trace."""
+        if self._in_doubt:
+            raise UnknownOutcome(
+                f"{self.path}: {doing}: refused after a write of unknown outcome; open the journal again"
+            )
+        try:
+            self.run("BEGIN IMMEDIATE")
+            yield
+        except BaseException as error:
+            self._in_doubt = not self._roll_back()
+            if isinstance(error, sqlite3.Error):
+                raise self._explain(error, doing, writing=True) from error
+            raise
+        try:
+            self.run("COMMIT")
+        except sqlite3.Error as error:
+            if self._commit_left_nothing(error):
+                raise self._explain(error, doing, writing=True) from error
+            self._in_doubt = True
+            raise UnknownOutcome(
+                f"{self.path}: {doing}: the commit failed and may yet have happened ({error}); "
+                "stop, open the journal again and recover from it"
+            ) from error
+
+    def _roll_back(self) -> bool:
+        with contextlib.suppress(sqlite3.Error):
+            if self._db.in_transaction:  # SQLite itself ends it after some errors
+                self.run("ROLLBACK")
+            return True
+        return False
+
+    def _commit_left_nothing(self, error: sqlite3.Error) -> bool:
+        if self._db.in_transaction:
+            return self._roll_back()
+        code = getattr(error, "sqlite_errorcode", 0)
+        if code == sqlite3.SQLITE_FULL:
+            return True  # no room for a frame, and the last frame is the one that commits
+        if code != sqlite3.SQLITE_IOERR_WRITE:
+            return False  # above all a failed sync: the frames may survive it or not
+        # A failed write may have left its bytes all the same: another commit takes their place in the log.
+        with contextlib.suppress(sqlite3.Error):
+            self.run("BEGIN IMMEDIATE")
+            self.run(f"PRAGMA user_version = {_VERSION}")
+            self.run("COMMIT")
+            return True
+        self._roll_back()
+        return False
+
+    def _explain(self, error: sqlite3.Error, doing: str, writing: bool) -> JournalError:
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
+        what = f"{doing}: {error}"
+        if isinstance(error, sqlite3.ProgrammingError):  # the object was closed
+            return JournalError(f"{self.path}: {what}; open the journal again")
+        match code & 0xFF:
+            case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+                return Locked(f"{self.path}: {what}; another process holds it, find and end that one or try again")
+            case sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_PERM | sqlite3.SQLITE_AUTH:
+                return JournalError(f"{self.path}: {what}; check that it and its directory exist and allow access")
+            case sqlite3.SQLITE_FULL | sqlite3.SQLITE_READONLY | sqlite3.SQLITE_TOOBIG if writing:
+                return NotWritten(f"{self.path}: {what}; nothing was written")
+            case sqlite3.SQLITE_CONSTRAINT if writing:
+                return NotWritten(f"{self.path}: {what}; another object writes under this epoch, nothing was written")
+            case sqlite3.SQLITE_IOERR if writing:
+                return NotWritten(f"{self.path}: {what}; nothing was written, check the disk")
+            case sqlite3.SQLITE_IOERR | sqlite3.SQLITE_READONLY:
+                return JournalError(f"{self.path}: {what}; check the disk and the rights on the file")
+            case _:
+                return Damaged(self.path, what)
+
+    def close(self) -> None:
+        self._db.close()
