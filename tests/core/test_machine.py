@@ -315,7 +315,6 @@ class Machine(RuleBasedStateMachine):
     def _the_index_is_exact(self, p: Partition) -> None:
         """The index finds a node for a shape just where looking at every node finds one."""
         for shape in list(p.shapes.values()):
-            p.index.add(shape)
             p.index.refresh()
             fitting = {row for row in p.nodes.rows.values() if not p.nodes.manager[row] and _fits(p, shape, row)}
             found = p.index.take(shape, "")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from fairlead.core.commands import Accepted, Kill, MarkReady, Rejected
+from fairlead.core.effects import ForNode
 from fairlead.core.reasons import NeverFits, NoRoom, OverLimit
 from fairlead.journal.memory import MemoryJournal
 from fairlead.testing import World
@@ -171,6 +172,78 @@ def test_a_short_stage_of_a_job_that_ended_is_forgotten_with_it() -> None:
     assert gang not in w.partition().jobs
 
 
+@pytest.mark.parametrize("on_loss", ["restart", "replace"])
+def test_a_gang_of_which_some_succeeded_is_taken_back_without_them(on_loss: str) -> None:
+    w = world(nodes=3, cpu=1, replace_within="10s")
+    gang = w.submit(stages=stage(3, on_loss=on_loss))
+    w.advance(0)
+    w.finish(gang, "w", 0)
+    w.fail_node(w.placements(gang)["w", 2])
+    w.remove_node("n0")
+    w.advance(60)
+    w.nodes(2, prefix="new", cpu=1)
+    w.advance(1)
+    assert states(w, gang, 3) == ["succeeded", "running", "running"]
+
+
+def test_a_stage_that_waits_to_grow_is_not_short() -> None:
+    w = world(nodes=1, cpu=4, replace_within="10s")
+    gang = w.submit(stages=stage(4))
+    w.advance(0)
+    w.scale(gang, "w", 6)
+    w.advance(60)
+    assert states(w, gang, 6) == ["running"] * 4 + ["pending"] * 2
+
+
+def test_one_that_cannot_be_launched_takes_a_partial_gang_back() -> None:
+    w = world(nodes=2, cpu=2, max_launch_tries=1)
+    w.refuse_launches("n1")
+    gang = w.submit(stages=stage(4, min=3))
+    w.advance(0)
+    w.return_node("n1")
+    w.advance(5)
+    assert states(w, gang, 4) == ["running", "running", "failed", "failed"]
+    assert [w.task(gang, "w", index).attempt for index in (0, 1)] == [2, 2]
+
+
+def test_who_starts_too_late_is_told_to_stop() -> None:
+    w = world(nodes=2, cpu=1, launch_timeout="10s")
+    w.hold_acks("n0")
+    job = w.submit(stages=stage(1))
+    w.advance(11)
+    assert w.placements(job) == {("w", 0): "n1"}
+    w.effects()
+    w.release_acks("n0")
+    w.advance(1)
+    stops = [stop for effect in w.effects() if isinstance(effect, ForNode) for stop in effect.stops]
+    assert [(stop.attempt, stop.cause) for stop in stops] == [(1, "stale")]
+    assert (w.task(job, "w", 0).state, w.task(job, "w", 0).attempt) == ("running", 2)
+
+
+def test_a_shorter_launch_timeout_reaches_launches_under_way() -> None:
+    w = world(nodes=2, cpu=1, launch_timeout="1h")
+    w.hold_acks("n0")
+    job = w.submit(stages=stage(1))
+    w.cycle()
+    w.configure({"launch_timeout": "10s"})
+    w.advance(11)
+    assert w.placements(job) == {("w", 0): "n1"}
+
+
+def test_the_clocks_of_silence_start_again_at_ready() -> None:
+    w = world(nodes=2, cpu=1, launch_timeout="10s")
+    w.hold_acks("n0")
+    job = w.submit(stages=stage(1))
+    w.cycle()
+    w.restart(ready=False)
+    w.advance(100)
+    w.mark_ready()
+    w.advance(9)
+    assert w.placements(job) == {("w", 0): "n0"}
+    w.advance(2)
+    assert w.placements(job) == {("w", 0): "n1"}
+
+
 def test_a_time_limit_stops_the_task() -> None:
     w = world()
     job = w.submit(stages=stage(1, time_limit="30s"))
@@ -272,6 +345,52 @@ def test_what_never_fits_is_told_apart_from_what_does_not_fit_now() -> None:
     w.cycle()
     assert len(w.placements(huge)) == 1
     assert filler
+
+
+def test_a_gang_is_not_called_too_large_because_a_single_was_looked_at_first() -> None:
+    w = world(nodes=1, cpu=4)
+    first = w.submit(name="first", stages=stage(4))
+    w.cycle()
+    single = w.submit(name="single", stages=stage(1))
+    w.cycle()
+    assert isinstance(w.explain(single)[0].reason, NoRoom)
+    w.kill(single)
+    gang = w.submit(name="gang", stages=stage(4))
+    w.advance(1)
+    assert isinstance(w.explain(gang)[0].reason, NoRoom)
+    w.finish(first)
+    w.advance(1)
+    assert len(w.placements(gang)) == 4
+
+
+def test_where_a_job_lands_does_not_depend_on_what_was_there_before() -> None:
+    placed = []
+    for restart in (False, True):
+        w = World({"keep_ended": "1s"})
+        w.node("n0", cpu=8, memory="8Gi")
+        w.node("n1", cpu=6, memory="16Gi")
+        odd = w.submit(name="odd", stages=[{"name": "w", "resources": {"cpu": 7, "memory": "3Gi"}, "duration": 1}])
+        w.advance(10)
+        assert odd not in w.partition().jobs
+        if restart:
+            w.restart()
+        job = w.submit(name="next", stages=stage(1))
+        w.cycle()
+        placed.append(w.placements(job))
+    assert placed[0] == placed[1]
+
+
+def test_a_lane_does_not_grow_with_what_passed_through_it() -> None:
+    w = World()
+    w.queue("root.a", users={"ann": {"limit": {"cpu": 0}}})
+    w.nodes(1, cpu=4)
+    w.submit(name="parked", queue="root.a", user="ann", priority=9, stages=stage(1))
+    for number in range(200):
+        w.submit(name=f"j{number}", queue="root.a", user="bob", stages=stage(1, duration=1))
+        w.advance(2)
+    (lane,) = w.partition().lanes.values()
+    assert lane.size == 1
+    assert lane._entries < 50
 
 
 def test_fair_gives_the_turn_to_the_job_with_fewest_running_also_after_a_restart() -> None:

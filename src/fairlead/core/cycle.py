@@ -49,5 +49,5 @@ def run(partition: Partition, commands: Sequence[AnyCommand], now: Micros) -> Cy
         plan.abandon()
         raise
     done: list[tuple[Change, Any]] = plan.done
-    effects = effects_of(partition, done)
+    effects = effects_of(partition, done, plan.strays)
     return Cycle(plan, plan.seal(), answers, effects, plan.reasons, plan.notes, plan.more)

@@ -33,6 +33,7 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
     """Stop these tasks and confirm."""
 
     job: str
+    number: int
     stage: str
     indices: tuple[int, ...]
     attempt: int
@@ -75,8 +76,11 @@ Done = Iterable[tuple[Change, Any]]
 """Changes with what their `apply` returned."""
 
 
-def effects_of(p: Partition, done: Done) -> list[Effect]:
-    """What follows from a cycle's changes: a message a node and a message a manager."""
+def effects_of(p: Partition, done: Done, strays: Iterable[tuple[str, Stop]] = ()) -> list[Effect]:
+    """What follows from a cycle's changes: a message a node and a message a manager.
+
+    `strays` are attempts that some node runs though they were given up; it is told to stop them.
+    """
     fresh: set[int] = set()
     events: dict[str, list[Event]] = {}
     for change, kept in done:
@@ -88,6 +92,7 @@ def effects_of(p: Partition, done: Done) -> list[Effect]:
             for manager, event in _events(p, change, kept):
                 events.setdefault(manager, []).append(event)
     effects: list[Effect] = list(_for_nodes(p, (p.allocations[n] for n in sorted(fresh) if n in p.allocations)))
+    effects += [ForNode(node, stops=(stop,)) for node, stop in strays]
     effects += [ForManager(manager, tuple(events[manager])) for manager in sorted(events)]
     return effects
 
@@ -134,7 +139,7 @@ def _launch(allocation: Allocation) -> Launch:
 
 def _stop(allocation: Allocation) -> Stop:
     stage = allocation.stage
-    return Stop(stage.job.id, stage.name, allocation.indices, allocation.attempt, allocation.cause)
+    return Stop(stage.job.id, stage.job.number, stage.name, allocation.indices, allocation.attempt, allocation.cause)
 
 
 def _events(p: Partition, change: Change, kept: Any) -> Iterator[tuple[str, Event]]:

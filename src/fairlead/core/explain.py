@@ -1,7 +1,7 @@
 """Why not here: what each node lacks for a shape, counted; and whether it could ever fit at all.
 
-Matching only notes that there was no room, which costs nothing. The detail is worked out when somebody asks, from
-the same state.
+Matching only notes that there was no room. The detail is worked out when somebody asks, from the same state; whether
+a shape could ever fit is counted once and again only after nodes or pools changed.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from fairlead.core.reasons import NoRoom
 from fairlead.core.resources import GPU
 from fairlead.core.shape import WHOLE_DEVICE, Shape
 from fairlead.core.state import Partition
+
+MANY = 2**40
+"""More tasks than there can be: what asks for nothing fits that often."""
 
 
 def why_no_room(p: Partition, stage: Stage, found: NoRoom) -> NoRoom:
@@ -71,18 +74,18 @@ def most_ever(p: Partition, shape: Shape, manager: str, enough: int) -> int:
             whole = False
             break
         if nodes.manager[row] == manager and shape.accepts(nodes.labels[row], nodes.taints[row], nodes.pool[row]):
-            most += _slots({name: column[row] for name, column in nodes.capacity.items()}, shape, enough)
+            most += _slots({name: column[row] for name, column in nodes.capacity.items()}, shape)
     for pool in p.pools.values() if not manager else ():
         settings = pool.settings
         if shape.accepts(dict(settings.labels), settings.taints, pool.name):
-            each = _slots(dict(settings.node), shape, enough)
+            each = _slots(dict(settings.node), shape)
             most += each * (enough if settings.max is None else settings.max)
     shape.ever = ((nodes.version, p.pools_version, manager), most, whole)
     return most
 
 
-def _slots(capacity: Mapping[str, int], shape: Shape, most: int) -> int:
-    fitting = room([(capacity.get(name, 0), amount) for name, amount in shape.amounts if name != GPU], most)
+def _slots(capacity: Mapping[str, int], shape: Shape) -> int:
+    fitting = room([(capacity.get(name, 0), amount) for name, amount in shape.amounts if name != GPU], MANY)
     if shape.devices:
         count = capacity.get(GPU, 0) // WHOLE_DEVICE
         per_device = WHOLE_DEVICE // shape.device_milli

@@ -13,6 +13,7 @@ The index is derived and rebuilt at will; nothing about it is ever written down.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 from heapq import heappop, heappush
 
 from fairlead.core.nodes import NodeTable
@@ -71,7 +72,9 @@ class FitIndex:
     def __init__(self, nodes: NodeTable) -> None:
         self.nodes = nodes
         self._shapes: dict[Shape, Bucket] = {}
-        """The shapes that were asked for, with the bucket each needs at least."""
+        """The shapes that some stage has, with the bucket each needs at least."""
+        self._asked: dict[tuple[str, int], int] = {}
+        """(Resource, threshold) → how many of the shapes ask for it; a label with 0 → how many select by it."""
         self._names: list[str] = []
         self._levels: dict[str, list[int]] = {}
         self._parts: list[int] = []
@@ -82,49 +85,43 @@ class FitIndex:
         self._at: dict[int, tuple[Kind, Bucket]] = {}
         """Join number → where the node stands now."""
         self._taken: list[int] = []
+        self._pushes = 0
         self._stale = True
 
+    def add(self, shape: Shape) -> None:
+        """A stage has this shape. The buckets depend on all shapes that are known, and on nothing that was before."""
+        self._shapes[shape] = ()
+        new = False
+        for threshold in _thresholds(shape):
+            self._asked[threshold] = self._asked.get(threshold, 0) + 1
+            new |= self._asked[threshold] == 1
+        if new or self._stale:
+            self._stale = True
+        else:
+            self._shapes[shape] = self._need(shape)
+
     def forget(self, shape: Shape) -> None:
-        """No stage has this shape any more. Its thresholds stay until the next rebuild."""
-        if self._shapes.pop(shape, None) is not None:
-            self._accepted.pop(shape, None)
-            for kind in self._kinds.values():
-                kind.masks.pop(shape, None)
+        """No stage has this shape any more."""
+        del self._shapes[shape]
+        self._accepted.pop(shape, None)
+        for kind in self._kinds.values():
+            kind.masks.pop(shape, None)
+        for threshold in _thresholds(shape):
+            self._asked[threshold] -= 1
+            if not self._asked[threshold]:
+                del self._asked[threshold]
+                self._stale = True
 
     def refresh(self) -> None:
         """Take in what changed on the nodes since the last look, and the thresholds of new shapes."""
-        if self._stale:
+        # Entries of nodes that moved on may never come up; now and then all of them are cleared away.
+        if self._stale or self._pushes > 16 * len(self._at) + 1_000:
             self._rebuild()
             return
         if self.nodes.changed:
             for join in sorted(self.nodes.changed):
                 self._place(join)
             self.nodes.changed.clear()
-
-    def add(self, shape: Shape) -> None:
-        """See that a shape's thresholds are known."""
-        if shape in self._shapes:
-            return
-        new = False
-        for name, amount in shape.amounts:
-            levels = self._parts if name == GPU else self._levels.get(name)
-            if name == GPU and shape.device_milli == WHOLE_DEVICE:
-                continue
-            if levels is None:
-                levels = self._levels[name] = []
-                self._names.append(name)
-            if amount not in levels:
-                levels.insert(bisect_left(levels, amount), amount)
-                new = True
-        for label, _ in shape.key.selectors:
-            if label not in self._labels:
-                self._labels.append(label)
-                new = True
-        self._shapes[shape] = ()
-        if new:
-            self._stale = True
-        else:
-            self._shapes[shape] = self._need(shape)
 
     def bucket_fits(self, bucket: Bucket, shape: Shape) -> bool:
         need = self._shapes[shape]
@@ -136,12 +133,14 @@ class FitIndex:
 
     def take(self, shape: Shape, manager: str) -> int | None:
         """The row of the fullest node that fits one task of a shape. It is out of the index until put back."""
-        row = self._first(shape, manager)
-        if row is not None:
-            join = self.nodes.join[row]
-            del self._at[join]
-            self._taken.append(join)
-        return row
+        found = self._first(shape, manager)
+        if found is None:
+            return None
+        heap, join = found
+        heappop(heap)
+        del self._at[join]
+        self._taken.append(join)
+        return self.nodes.rows[join]
 
     def put_back(self) -> None:
         """What was taken stands in the index again, where it belongs by now."""
@@ -151,8 +150,10 @@ class FitIndex:
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _first(self, shape: Shape, manager: str) -> int | None:
+    def _first(self, shape: Shape, manager: str) -> tuple[list[int], int] | None:
+        """The heap at whose top the fullest node that fits stands, and its join number."""
         best: tuple[bool, Bucket, int] | None = None
+        heap: list[int] = []
         for kind in self._kinds_for(shape):
             if kind.key[0] != manager:
                 continue
@@ -171,9 +172,9 @@ class FitIndex:
                     continue
                 found = (wasteful, kind.buckets[at], join)
                 if best is None or found < best:
-                    best = found
+                    best, heap = found, kind.heaps[at]
                 break
-        return None if best is None else self.nodes.rows[best[2]]
+        return None if best is None else (heap, best[2])
 
     def _top(self, kind: Kind, at: int) -> int:
         heap = kind.heaps[at]
@@ -221,6 +222,7 @@ class FitIndex:
         self._at[join] = (kind, bucket)
         at = kind.position(bucket, self)
         heappush(kind.heaps[at], join)
+        self._pushes += 1
         kind.filled |= 1 << at
 
     def _bucket(self, row: int) -> Bucket:
@@ -251,11 +253,29 @@ class FitIndex:
 
     def _rebuild(self) -> None:
         self._stale = False
+        self._pushes = 0
         self._kinds.clear()
         self._accepted.clear()
         self._at.clear()
         self.nodes.changed.clear()
+        self._labels = sorted(name[1:] for name, _ in self._asked if name.startswith(LABEL))
+        self._names = sorted({name for name, _ in self._asked if not name.startswith(LABEL) and name != GPU})
+        self._levels = {name: sorted(amount for each, amount in self._asked if each == name) for name in self._names}
+        self._parts = sorted(amount for name, amount in self._asked if name == GPU)
         for shape in self._shapes:
             self._shapes[shape] = self._need(shape)
         for join in sorted(self.nodes.rows):
             self._place(join)
+
+
+LABEL = "="
+"""Stands before a label's name, so that it is never taken for a resource's."""
+
+
+def _thresholds(shape: Shape) -> Iterator[tuple[str, int]]:
+    """What a shape makes the index tell apart: amounts, parts of a GPU, and labels."""
+    for name, amount in shape.amounts:
+        if name != GPU or shape.device_milli < WHOLE_DEVICE:
+            yield name, amount
+    for label, _ in shape.key.selectors:
+        yield LABEL + label, 0

@@ -15,7 +15,7 @@ from fairlead.core.model import NEW, SCALE, Queue, Reservation
 from fairlead.core.policy.order import ORDERS, Key, Place
 from fairlead.core.shape import Shape
 
-# A run is cleared of what was passed over when that is more than half of it, and at least so much.
+# A lane is cleared of dead entries when they are more than half of it, and at least so many.
 _SLACK = 32
 
 
@@ -32,7 +32,7 @@ class Run:
 
 
 class Lane:
-    __slots__ = ("_runs", "queue", "shape", "size", "slept")
+    __slots__ = ("_entries", "_runs", "queue", "shape", "size", "slept")
 
     def __init__(self, queue: Queue, shape: Shape) -> None:
         self.queue = queue
@@ -41,6 +41,7 @@ class Lane:
         self.slept: tuple[int, int] | None = None
         """What the lane saw when nothing of it could be placed: it sleeps while that stands."""
         self._runs: list[Run] = []
+        self._entries = 0
 
     def add(self, reservation: Reservation) -> None:
         self.touch(reservation)
@@ -53,11 +54,14 @@ class Lane:
     def touch(self, reservation: Reservation) -> None:
         """Give a reservation the place it has now. Under `fair` that changes with what its job runs."""
         self.slept = None
+        if self._entries > 2 * self.size + _SLACK:
+            self._clear_out()
         key = self.key(reservation)
         run = self._run(key[:-2])
         items = run.items
         if not items or self._within(items[-1]) < key[-2:]:
             items.append(reservation)
+            self._entries += 1
             return
         at = bisect_left(items, key[-2:], key=self._within)
         run.start = min(run.start, at)
@@ -68,6 +72,7 @@ class Lane:
                 return
             at += 1
         items.insert(at, reservation)
+        self._entries += 1
 
     def head(self) -> Reservation | None:
         runs = self._runs
@@ -77,11 +82,9 @@ class Lane:
             while start < len(items):
                 if self._counts(run, items[start]):
                     run.start = start
-                    if start > _SLACK and 2 * start > len(items):
-                        del items[:start]
-                        run.start = 0
-                    return items[run.start]
+                    return items[start]
                 start += 1
+            self._entries -= len(items)
             del runs[0]
         return None
 
@@ -98,7 +101,7 @@ class Lane:
     def resort(self) -> None:
         """Take up a new order of the queue, or a new priority of a job."""
         standing = {id(each): each for run in self._runs for each in run.items if _stands(each)}
-        self._runs = []
+        self._runs, self._entries = [], 0
         for each in sorted(standing.values(), key=self.key):
             self.touch(each)
         self.slept = None
@@ -109,6 +112,14 @@ class Lane:
             for at in range(run.start, len(run.items)):
                 if self._counts(run, run.items[at]):
                     yield run.items[at]
+
+    def _clear_out(self) -> None:
+        """Drop what left or moved but was never passed over, so that a lane grows with what waits and not with time."""
+        for run in self._runs:
+            run.items = [each for each in run.items if self._counts(run, each)]
+            run.start = 0
+        self._runs = [run for run in self._runs if run.items]
+        self._entries = sum(len(run.items) for run in self._runs)
 
     def key(self, reservation: Reservation) -> Key:
         """The place of a reservation, to compare with others of the same queue; the lowest goes first."""

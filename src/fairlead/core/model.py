@@ -23,7 +23,7 @@ JobState = Literal["pending", "running", "succeeded", "failed", "killed"]
 AllocationState = Literal["assigned", "running", "stopping"]
 Outcome = Literal["succeeded", "failed", "lost", "preempted", "killed"]
 """How an attempt ends."""
-StopCause = Literal["", "kill", "scale", "time limit", "preempt", "gang", "stale"]
+StopCause = Literal["", "kill", "scale", "time limit", "preempt", "gang"]
 NodeState = Literal["up", "draining", "disabled", "lost"]
 QueueState = Literal["active", "draining", "stopped"]
 OnLoss = Literal["replace", "restart", "fail"]
@@ -192,6 +192,11 @@ class Stage(msgspec.Struct, eq=False):
     def min(self) -> int:
         """How many tasks must start together."""
         return min(self.terms.min or self.count, self.count)
+
+    @property
+    def needed(self) -> int:
+        """How many must be at work at once, counting only tasks that are not over."""
+        return min(self.min, self.count - self.done())
 
     def set_reservation(self, kind: int, reservation: Reservation | None) -> None:
         before = self.reservations

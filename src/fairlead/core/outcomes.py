@@ -6,7 +6,6 @@ Intake, expiry and the later phases all come here, so that a lost worker means t
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
 
 from fairlead.core.changes import Asked, Ended, JobMoved, NodeAvoided, PendingEnded, Requeued, Stopped
 from fairlead.core.model import (
@@ -157,7 +156,9 @@ def lose(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str
         plan.do(Ended(allocation.id, block, "lost", reason=reason))
         finish(plan, job, "failed", f"task {stage.name}[{_first(block)}] was lost: {reason}")
     elif _unsettled(allocation):
-        _take_gang_back(plan, allocation, block, "lost", reason)
+        plan.do(Ended(allocation.id, block, "lost", allocation.kind, reason=reason))
+        _stop_gang(plan, stage, allocation.group)
+        to_tail(plan, stage, allocation.kind, _waited(stage, allocation.kind))
     elif stage.terms.on_loss == "restart":
         plan.do(Ended(allocation.id, block, "lost", NEW, reason=reason))
         restart(plan, stage)
@@ -191,20 +192,17 @@ def take_back(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason
     """A launch was refused or never acknowledged: the room is free, the tasks wait again, at the tail."""
     stage = allocation.stage
     join = allocation.node
+    # One that cannot be started anywhere will not be: it has failed, with what the last node said.
     out = _out_of_launches(plan, stage, block)
-    if stage.job.over:
-        plan.do(Ended(allocation.id, block, "killed", launch_failed=True, reason=reason))
-    elif out:
-        # One that cannot be started anywhere will not be: it has failed, with what the last node said.
+    if out:
         fail_for_good(plan, allocation, out, reason)
-        rest = difference(block, out)
-        if rest and allocation.id in plan.partition.allocations:
-            take_back(plan, plan.partition.allocations[allocation.id], rest, reason)
-            return
-    elif allocation.group:
-        _take_gang_back(plan, allocation, block, "pending", reason)
-    else:
+        block = difference(block, out)
+    if block and not stage.job.over:
+        allocation = plan.partition.allocations[allocation.id]
         plan.do(Ended(allocation.id, block, "pending", allocation.kind, launch_failed=True, reason=reason))
+    if not stage.job.over:
+        if allocation.group:
+            _stop_gang(plan, stage, allocation.group)
         to_tail(plan, stage, allocation.kind, _waited(stage, allocation.kind))
     avoid(plan, join)
     settle(plan, stage.job)
@@ -226,16 +224,11 @@ def _unsettled(allocation: Allocation) -> bool:
     return bool(group) and any(each.group == group and each.state == "assigned" for each in live_of(allocation.stage))
 
 
-def _take_gang_back(
-    plan: Plan, allocation: Allocation, block: tuple[int, ...], outcome: Outcome | Literal["pending"], reason: str
-) -> None:
+def _stop_gang(plan: Plan, stage: Stage, group: int) -> None:
     """A member failed before all were acknowledged: the others are stopped, and all wait together again."""
-    stage, kind, group = allocation.stage, allocation.kind, allocation.group
-    plan.do(Ended(allocation.id, block, outcome, kind, launch_failed=outcome == "pending", reason=reason))
     for each in live_of(stage):
         if each.group == group:
             stop(plan, each, each.indices, "gang")
-    to_tail(plan, stage, kind, _waited(stage, kind))
 
 
 def _out_of_launches(plan: Plan, stage: Stage, block: tuple[int, ...]) -> tuple[int, ...]:

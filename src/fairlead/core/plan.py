@@ -9,8 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from fairlead.core.changes import Change
+from fairlead.core.effects import Stop
 from fairlead.core.model import Micros
 from fairlead.core.reasons import Reason
+from fairlead.core.shape import ShapeKey
 from fairlead.core.state import Partition, Touched
 
 
@@ -27,6 +29,10 @@ class Plan:
         """What happened without altering anything, counted: for metrics, never for decisions."""
         self.reasons: dict[tuple[str, str, int], Reason] = {}
         """Why the head of a lane was not placed, by job, stage and kind."""
+        self.strays: list[tuple[str, Stop]] = []
+        """Attempts that run on a node though they were given up: its agent is told to stop them."""
+        self.looked: set[tuple[str, ShapeKey]] = set()
+        """The lanes that were looked at: what was said of them before does not hold any more."""
         self.more = False
         """Whether work was left that another cycle at the same time can do."""
         partition.now = now

@@ -14,6 +14,8 @@ import msgspec
 from fairlead.core.fitindex import FitIndex
 from fairlead.core.lanes import Lane
 from fairlead.core.model import (
+    REPLACE,
+    SCALE,
     Account,
     Allocation,
     Job,
@@ -53,10 +55,12 @@ class Reign:
     It is the one part of the state that is not journaled and not altered through a plan.
     """
 
-    __slots__ = ("ready", "reported")
+    __slots__ = ("ready", "ready_at", "reported")
 
     def __init__(self) -> None:
         self.ready = False
+        self.ready_at: Micros = 0
+        """The clocks of silence start again here: nobody could be heard before."""
         self.reported: set[str] = set()
         """The resource managers that have replayed what they know."""
 
@@ -64,13 +68,11 @@ class Reign:
 class Touched:
     """What a cycle's changes reached, so that its checks and effects cost what changed."""
 
-    __slots__ = ("accounts", "jobs", "nodes")
+    __slots__ = ("jobs", "nodes")
 
     def __init__(self) -> None:
         self.nodes: set[int] = set()
         self.jobs: set[str] = set()
-        self.accounts = False
-        """Whether queues or limits themselves changed."""
 
 
 class Partition:
@@ -193,7 +195,6 @@ class Partition:
         for allocation in self.allocations.values():
             stage = allocation.stage
             charge(stage.job, stage.shape, count(allocation.indices))
-        self.touched.accounts = True
 
     # -- shapes and lanes ----------------------------------------------------------------------------------------
 
@@ -202,6 +203,7 @@ class Partition:
         shape = self.shapes.get(key)
         if shape is None:
             shape = self.shapes[key] = Shape(key)
+            self.index.add(shape)
         shape.stages += 1
         return shape
 
@@ -290,11 +292,16 @@ class Partition:
     def deadline(self, allocation: Allocation) -> Micros | None:
         """When an allocation has to be acknowledged, or to have ended."""
         if allocation.state == "assigned":
-            return allocation.since + self.settings.launch_timeout
+            return max(allocation.since, self.reign.ready_at) + self.settings.launch_timeout
         limit = allocation.stage.terms.time_limit
         if allocation.state == "running" and limit is not None and allocation.started is not None:
             return allocation.started + limit
         return None
+
+    def retime(self) -> None:
+        """Work out all deadlines anew, after a setting they depend on changed."""
+        times = ((self.deadline(each), each.id) for each in self.allocations.values())
+        self.timers = sorted((when, number) for when, number in times if when is not None)
 
     def look_short(self, stage: Stage) -> None:
         """See whether a stage has too few workers now."""
@@ -354,10 +361,10 @@ class Partition:
 
 
 def is_short(stage: Stage) -> bool:
-    """Whether a gang that started has fewer live tasks than it needs, and waits for others."""
-    if stage.terms.min == 1 or not stage.started or stage.job.over or stage.job.manager:
+    """Whether a gang that started lost workers and has fewer than it needs. What it wants to grow by is no loss."""
+    if stage.pending[REPLACE] is None or not stage.started or stage.job.over or stage.job.manager:
         return False
-    return stage.running() < stage.min and stage.waiting() > 0
+    return stage.running() < stage.needed - len(stage.wanted(SCALE))
 
 
 def charge(job: Job, shape: Shape, tasks: int) -> None:

@@ -139,7 +139,7 @@ class Fleet:
             self._at(now + duration, running.report("succeeded", 0))
 
     def _stop(self, node: str, stop: Stop, now: Micros) -> None:
-        stopping = Running(node, stop.job, stop.stage, stop.attempt, stop.indices)
+        stopping = Running(node, stop.job, stop.stage, stop.attempt, stop.indices, stop.number)
         if node in self._held:
             key = (stop.job, stop.stage, stop.attempt)
             self._held[node] = [each for each in self._held[node] if (each.job, each.stage, each.attempt) != key]

@@ -56,10 +56,16 @@ class Writer:
 
     def _remember(self, decided: Cycle) -> None:
         # A lane that sleeps is not looked at, and what was said of its head still holds.
-        jobs = self.state.jobs
-        standing = {key: reason for key, reason in self.reasons.items() if key[0] in jobs}
+        standing = {key: reason for key, reason in self.reasons.items() if self._still_holds(decided, *key)}
         self.reasons = standing | decided.reasons
         self.more = decided.more
+
+    def _still_holds(self, decided: Cycle, job_id: str, stage_name: str, kind: int) -> bool:
+        job = self.state.jobs.get(job_id)
+        stage = job.stage(stage_name) if job is not None else None
+        if job is None or stage is None or stage.reservations[kind] is None:
+            return False
+        return (job.queue.path, stage.shape.key) not in decided.plan.looked
 
     def _commit(self, decided: Cycle, now: Micros) -> None:
         try:

@@ -17,11 +17,13 @@ class SettingsSet(Change, frozen=True, tag="settings set"):
     def apply(self, p: Partition) -> PartitionSettings:
         before = p.settings
         p.settings = self.settings
+        p.retime()
         p.wake()
         return before
 
     def undo(self, p: Partition, kept: PartitionSettings) -> None:
         p.settings = kept
+        p.retime()
         p.wake()
 
 
@@ -47,7 +49,6 @@ class QueuesAdded(Change, frozen=True, tag="queues added"):
     def apply(self, p: Partition) -> None:
         for path, settings in self.queues:
             p.add_queue(path, settings)
-        p.touched.accounts = True
 
     def undo(self, p: Partition, kept: None) -> None:
         for path, _ in reversed(self.queues):
@@ -92,7 +93,6 @@ class QueuesRemoved(Change, frozen=True, tag="queues removed"):
             queue = p.queues[path]
             if queue.jobs or any(child.path not in self.queues for child in queue.children.values()):
                 raise ValueError(f"queue {path} is not empty")
-        p.touched.accounts = True
         return [p.remove_queue(path) for path in self.queues]
 
     def undo(self, p: Partition, kept: list[Queue]) -> None:
@@ -146,7 +146,6 @@ def _set_queues(p: Partition, queues: tuple[tuple[str, QueueSettings], ...]) -> 
     if untied:
         p.retie()
     p.wake()
-    p.touched.accounts = True
 
 
 CHANGES: tuple[type[Any], ...] = (

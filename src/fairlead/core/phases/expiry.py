@@ -39,7 +39,7 @@ def due(p: Partition) -> Micros | None:
     if p.reign.ready:
         if p.timers:
             times.append(p.timers[0][0])
-        times += [since + p.settings.replace_within for since in p.short.values()]
+        times += [_short_until(p, since) for since in p.short.values()]
     return min(times, default=None)
 
 
@@ -68,12 +68,16 @@ def _meet_deadlines(plan: Plan) -> None:
             stop(plan, allocation, allocation.indices, "time limit")
 
 
+def _short_until(p: Partition, since: Micros) -> Micros:
+    return max(since, p.reign.ready_at) + p.settings.replace_within
+
+
 def _give_up_short_stages(plan: Plan) -> None:
     """A stage that had too few workers for too long is taken back whole, and asks again with its old age."""
     p = plan.partition
     if not p.reign.ready:
         return
-    late = [key for key, since in p.short.items() if since + p.settings.replace_within <= plan.now]
+    late = [key for key, since in p.short.items() if _short_until(p, since) <= plan.now]
     for job_id, position in sorted(late, key=lambda key: (p.jobs[key[0]].number, key[1])):
         restart(plan, p.jobs[job_id].stages[position])
 

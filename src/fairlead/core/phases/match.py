@@ -27,16 +27,14 @@ from fairlead.core.state import Partition
 
 def match(plan: Plan) -> None:
     p = plan.partition
-    awake = _awake(p)
+    awake = _awake(plan)
     if not p.reign.ready:
         for lanes in awake.values():
             for lane in lanes:
                 _say(plan, lane.head(), NotReady())
         return
-    for lanes in awake.values():
-        for lane in lanes:
-            p.index.add(lane.shape)
-    p.index.refresh()
+    if awake:
+        p.index.refresh()
     left = p.settings.max_placed
     for path in sorted(awake):
         left = _serve_leaf(plan, p.queues[path], awake[path], left)
@@ -45,13 +43,15 @@ def match(plan: Plan) -> None:
             return
 
 
-def _awake(p: Partition) -> dict[str, list[Lane]]:
+def _awake(plan: Plan) -> dict[str, list[Lane]]:
     """The lanes that may have something to place, by queue."""
+    p = plan.partition
     seen = (p.room, p.nodes.version)
     awake: dict[str, list[Lane]] = {}
-    for lane in p.lanes.values():
+    for key, lane in p.lanes.items():
         if lane.slept != seen:
             awake.setdefault(lane.queue.path, []).append(lane)
+            plan.looked.add(key)
     return awake
 
 
@@ -144,7 +144,7 @@ def _together(reservation: Reservation) -> int:
     """How many tasks have to start at once."""
     stage = reservation.stage
     if reservation.kind == NEW:
-        return 1 if stage.started else stage.min
+        return 1 if stage.started else max(1, stage.needed)
     if reservation.kind == SCALE and stage.terms.scaling == "strict" and not stage.terms.min:
         return reservation.count
     return 1

@@ -120,6 +120,8 @@ def mark_ready(plan: Plan, command: MarkReady) -> Accepted:
     if plan.partition.reign.ready:
         return Accepted(note="no change")
     plan.partition.reign.ready = True
+    plan.partition.reign.ready_at = plan.now
+    plan.partition.retime()
     return Accepted()
 
 

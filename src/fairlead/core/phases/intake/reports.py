@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import chain
 from typing import NoReturn, get_args
 
 from fairlead.core.changes import Acknowledged
 from fairlead.core.commands import Accepted, Report, ReportState
 from fairlead.core.documents import MAX_TASKS
+from fairlead.core.effects import Stop
 from fairlead.core.errors import Refused
 from fairlead.core.model import Allocation, Stage
 from fairlead.core.outcomes import confirm_stop, fail, lose, succeed, take_back, trust
 from fairlead.core.plan import Plan
-from fairlead.core.ranges import Ranges, check_flat
+from fairlead.core.ranges import Ranges, check_flat, difference, indices
 from fairlead.core.resources import parse_count, printable, shown
 
 MAX_NUMBER = 2**53
@@ -26,12 +29,25 @@ def report(plan: Plan, command: Report) -> Accepted:
     stage = job.stage(command.stage) if job is not None else None
     if stage is None or command.number not in (0, stage.job.number):
         plan.note(STALE)
+        _stop_stray(plan, command, command.indices)
         return Accepted(note="stale: the job is not known any more")
     blocks = _live(plan, stage, command)
     reason = printable(" ".join(command.reason[: 10 * MAX_REASON].split()), MAX_REASON)
+    _stop_stray(plan, command, difference(command.indices, Ranges.from_indices(_all(blocks)).flat()))
     for allocation, block in blocks:
         _take(plan, allocation, block, command, reason)
     return Accepted(note="" if blocks else "stale: none of these attempts is live")
+
+
+def _all(blocks: list[tuple[Allocation, tuple[int, ...]]]) -> Iterator[int]:
+    return chain.from_iterable(indices(block) for _, block in blocks)
+
+
+def _stop_stray(plan: Plan, command: Report, block: tuple[int, ...]) -> None:
+    """Whoever runs an attempt that was given up, such as one acknowledged too late, is told to stop it."""
+    if block and command.state == "running":
+        stop = Stop(command.job, command.number, command.stage, block, command.attempt, "stale")
+        plan.strays.append((command.node, stop))
 
 
 def _check(command: Report) -> None:
