@@ -215,14 +215,26 @@ STORIES: list[tuple[str, str]] = [
     ("nobody passes the head of a lane", "a 1:K:3 | b 1:K:1 | room 2 | = K a/1:3 b/1:1 | ! a/1"),
     ("but a head that could never fit", "a 1:K:400 | b 1:K:1 | room 2 | = K a/1:400 | !"),
     # Moving.
-    ("to the front", "a 1:K:1 ^5 | b 1:K:1 | c 1:K:1 | front c/1 | front b/1 | = K b/1:1 c/1:1 a/1:1 | room 1 | = K c/1:1 a/1:1"),
+    (
+        "to the front",
+        "a 1:K:1 ^5 | b 1:K:1 | c 1:K:1 | front c/1 | front b/1 | = K b/1:1 c/1:1 a/1:1 | room 1 | = K c/1:1 a/1:1",
+    ),
     ("a stuck head to the tail", "a 1:K:3 ^5 | b 1:K:1 | room 1 | = K a/1:3 b/1:1 | tail a | = K a/1:3"),
     ("arrivals join the head's round", "a 1:K:3 ^5 | b 1:K:2 | tail a | c 1:K:1 ^1 | = K c/1:1 b/1:2 a/1:3"),
+    ("who was behind a head that was cancelled", "a 1:K:3 | b 1:K:1 | room 2 | = K a/1:3 b/1:1 | cancel a/1 | ="),
+    ("who was behind a head that was killed", "a 1:K:3 | b 1:K:1 | room 2 | = K a/1:3 b/1:1 | kill a | ="),
     ("cancelling one stage leaves the others", "a 1:K:1 2:K:2 3:A:1 | cancel a/2 | = A a/3:1; K a/1:1 | ! a/1 a/3"),
 ]
 
+ASLEEP = pytest.mark.xfail(strict=True, reason="a lane sleeps on when its blocked head is cancelled or killed")
+WRONG = {
+    "registry-09": ASLEEP,
+    "who was behind a head that was cancelled": ASLEEP,
+    "who was behind a head that was killed": ASLEEP,
+}
 
-@pytest.mark.parametrize("steps", [row[1] for row in STORIES], ids=[row[0] for row in STORIES])
+
+@pytest.mark.parametrize("steps", [pytest.param(row[1], id=row[0], marks=WRONG.get(row[0], ())) for row in STORIES])
 def test_lanes(steps: str) -> None:
     w = Story().tell(each.strip() for each in steps.split("|"))
     assert all(isinstance(answer, Accepted) for answer in w.answers())

@@ -45,8 +45,10 @@ def _lacks(p: Partition, shape: Shape, row: int) -> tuple[str, int]:
         return nodes.state[row], 0
     if nodes.join[row] in nodes.avoided:
         return "backed off", 0
-    if not shape.accepts(nodes.labels[row], nodes.taints[row], nodes.pool[row]):
+    if not shape.accepts(nodes.labels[row], (), nodes.pool[row]):
         return "selector", 0
+    if not shape.accepts(nodes.labels[row], nodes.taints[row], nodes.pool[row]):
+        return "taint", 0
     if not nodes.placeable(row):
         return "over its capacity", 0
     for name, amount in shape.amounts:

@@ -57,7 +57,7 @@ class Turns:
         return asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     async def alone(self, work: Callable[[], Result]) -> Result:
-        """Do something while no writer has its turn, such as to follow a configuration. `LiveWriter.look` afterwards."""
+        """Do something while no writer has its turn, such as following a configuration; `look()` comes after it."""
         async with self.lock:
             future = self.start(work)
             cancelled = await _ended(future)
@@ -128,6 +128,8 @@ class LiveWriter:
         A cancellation ends it after the turn that is under way, and a fault of ours ends it at once; both are raised.
         However it ends, everybody who waits gets a reply.
         """
+        if self._over.is_set():
+            return self.stopped
         self._running = True
         why = "the writer was closed"
         try:
