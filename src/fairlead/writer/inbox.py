@@ -73,7 +73,8 @@ class Inbox:
     def waiting_reports(self) -> int:
         return len(self._reports)
 
-    def __len__(self) -> int:
+    @property
+    def waiting(self) -> int:
         return len(self._commands) + len(self._reports)
 
     def listen(self, arrived: Callable[[], None]) -> None:

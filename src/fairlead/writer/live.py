@@ -183,17 +183,17 @@ class LiveWriter:
         """Sleep until a cycle should start; False if the loop is to end instead."""
         while not self._closing:
             enough = self._settings.max_batch
-            if self.writer.more or self._looked_for or len(self.inbox) >= enough:
+            if self.writer.more or self._looked_for or self.inbox.waiting >= enough:
                 return True
             rest = self._not_before - monotonic()
             timer = self._until_timer()
-            if self.inbox or (timer is not None and timer <= 0):
+            if self.inbox.waiting or (timer is not None and timer <= 0):
                 if rest <= 0:
                     return True
                 await self._sleep(rest, enough)
             else:
                 await self._sleep(timer, 1)
-        return bool(self.inbox)
+        return self.inbox.waiting > 0
 
     def _until_timer(self) -> float | None:
         if self._due is None:
@@ -215,7 +215,7 @@ class LiveWriter:
 
     def _arrived(self) -> None:
         # While others gather nobody is woken for each of them.
-        if len(self.inbox) >= self._enough:
+        if self.inbox.waiting >= self._enough:
             self._wake.set()
 
     # -- one pass ------------------------------------------------------------------------------------------------
