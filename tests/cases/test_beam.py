@@ -37,12 +37,6 @@ MI = 2**20
 
 Amounts = tuple[int, ...]
 """CPU, memory, GPUs."""
-SAME_BUCKET = pytest.mark.xfail(
-    strict=True, reason="nodes that reach the same thresholds count as equally full, and the first to join is taken"
-)
-STALLED = pytest.mark.xfail(
-    strict=True, reason="one launch that is taken back makes its stage count as not started: the rest waits for it"
-)
 
 
 def amounts(cpu: int, memory: int, gpu: int = 0) -> dict[str, Any]:
@@ -125,12 +119,11 @@ BATCHES: list[tuple[str, dict[str, Amounts], list[Amounts], list[str | None], li
         [(1000, 1000), (100, 875)],
     ),
 ]
-WRONG = {"batch-13": SAME_BUCKET, "the fuller node before the idle one": SAME_BUCKET}
 
 
 @pytest.mark.parametrize(
     ("nodes", "requests", "placed", "left"),
-    [pytest.param(*row[1:], id=row[0], marks=WRONG.get(row[0], ())) for row in BATCHES],
+    [pytest.param(*row[1:], id=row[0]) for row in BATCHES],
 )
 def test_batch(
     nodes: dict[str, Amounts],
@@ -193,7 +186,6 @@ def test_a_failed_placement_goes_back_with_its_counter_raised() -> None:
     assert w.task(jobs[3], "w", 0).attempt == 3 and free(w)["w2"] == (200, 250, 0)
 
 
-@STALLED
 def test_the_failed_ones_of_an_array_are_placed_while_the_others_run() -> None:
     w = world({"w1": (200, 250), "w2": (200, 250)})
     w.refuse_launches("w2")
@@ -205,7 +197,6 @@ def test_the_failed_ones_of_an_array_are_placed_while_the_others_run() -> None:
     assert set(w.placements(job).values()) == {"w1", "w3"}
 
 
-@STALLED
 def test_what_comes_after_a_gang_is_placed_again_when_its_launch_failed() -> None:
     w = world({"w1": (200, 250)})
     job = submit(w, *TINY, count=3, min=2)

@@ -226,15 +226,8 @@ STORIES: list[tuple[str, str]] = [
     ("cancelling one stage leaves the others", "a 1:K:1 2:K:2 3:A:1 | cancel a/2 | = A a/3:1; K a/1:1 | ! a/1 a/3"),
 ]
 
-ASLEEP = pytest.mark.xfail(strict=True, reason="a lane sleeps on when its blocked head is cancelled or killed")
-WRONG = {
-    "registry-09": ASLEEP,
-    "who was behind a head that was cancelled": ASLEEP,
-    "who was behind a head that was killed": ASLEEP,
-}
 
-
-@pytest.mark.parametrize("steps", [pytest.param(row[1], id=row[0], marks=WRONG.get(row[0], ())) for row in STORIES])
+@pytest.mark.parametrize("steps", [pytest.param(row[1], id=row[0]) for row in STORIES])
 def test_lanes(steps: str) -> None:
     w = Story().tell(each.strip() for each in steps.split("|"))
     assert all(isinstance(answer, Accepted) for answer in w.answers())

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from fairlead.core.commands import Accepted, Kill, MarkReady, Rejected
+from fairlead.core.commands import Accepted, Kill, MarkReady, Rejected, Report, Submit
+from fairlead.core.documents import parse_job
 from fairlead.core.effects import ForNode
 from fairlead.core.reasons import NeverFits, NoRoom, OverLimit
 from fairlead.journal.memory import MemoryJournal
@@ -202,7 +203,7 @@ def test_one_that_cannot_be_launched_takes_a_partial_gang_back() -> None:
     w.advance(0)
     w.return_node("n1")
     w.advance(5)
-    assert states(w, gang, 4) == ["running", "running", "failed", "failed"]
+    assert states(w, gang, 4) == ["running", "running", "failed", "running"]
     assert [w.task(gang, "w", index).attempt for index in (0, 1)] == [2, 2]
 
 
@@ -231,7 +232,7 @@ def test_a_shorter_launch_timeout_reaches_launches_under_way() -> None:
 
 
 def test_the_clocks_of_silence_start_again_at_ready() -> None:
-    w = world(nodes=2, cpu=1, launch_timeout="10s")
+    w = world(nodes=2, cpu=1, launch_timeout="10s", ready_after="1h")
     w.hold_acks("n0")
     job = w.submit(stages=stage(1))
     w.cycle()
@@ -286,6 +287,106 @@ def test_a_scale_up_while_the_old_task_still_stops_waits_for_it() -> None:
     assert w.task(job, "w", 1).state == "stopping"
     w.advance(0)
     assert (w.task(job, "w", 1).state, w.task(job, "w", 1).attempt) == ("running", 2)
+
+
+def test_one_refusal_does_not_hold_up_the_rest_of_an_array() -> None:
+    w = World()
+    w.node("n1", cpu=3)
+    w.node("n2", cpu=1)
+    w.refuse_launches("n2")
+    job = w.submit(stages=stage(4, min=1))
+    w.advance(0)
+    w.node("n3", cpu=4)
+    w.advance(1)
+    assert states(w, job, 4) == ["running"] * 4
+
+
+def test_those_added_to_the_minimum_go_back_with_it() -> None:
+    w = World()
+    w.node("n1", cpu=1)
+    w.node("n2", cpu=1)
+    w.node("n3", cpu=3)
+    w.refuse_launches("n2")
+    job = w.submit(stages=stage(5, min=2))
+    w.advance(0)
+    w.return_node("n2")
+    w.advance(5)
+    assert states(w, job, 5) == ["running"] * 5
+
+
+def test_a_strict_scale_up_is_never_launched_in_part() -> None:
+    w = world(nodes=2, cpu=1)
+    job = w.submit(stages=stage(2))
+    w.advance(0)
+    w.nodes(3, prefix="m", cpu=1)
+    w.refuse_launches("m1")
+    w.scale(job, "w", 4)
+    for _ in range(4):
+        w.cycle()
+        added = [w.task(job, "w", index).state in ("assigned", "running") for index in (2, 3)]
+        assert added[0] == added[1]
+    w.advance(5)
+    assert states(w, job, 4) == ["running"] * 4
+
+
+def test_a_scaled_gang_restarts_as_one() -> None:
+    w = world(nodes=4, cpu=1)
+    job = w.submit(stages=stage(2, on_loss="restart"))
+    w.advance(0)
+    w.scale(job, "w", 4)
+    w.advance(0)
+    w.fail_node("n0")
+    w.advance(5)
+    assert states(w, job, 4) == ["pending"] * 4
+    w.node("n9", cpu=1)
+    w.advance(1)
+    assert states(w, job, 4) == ["running"] * 4
+
+
+def test_a_gang_that_waits_for_its_own_stops_holds_up_nobody() -> None:
+    w = world(nodes=3, cpu=1, lease="1h")
+    gang = w.submit(stages=stage(2, on_loss="restart"))
+    w.advance(0)
+    w.silence("n1")
+    w.fail_node("n0")
+    w.cycle()
+    other = w.submit(name="other", stages=stage(1))
+    w.cycle()
+    assert list(w.placements(other).values()) == ["n2"]
+    assert gang
+
+
+def test_launch_tries_count_across_a_gang_that_is_taken_back() -> None:
+    w = world(nodes=2, cpu=1, max_launch_tries=3)
+    w.refuse_launches("n0")
+    w.refuse_launches("n1")
+    gang = w.submit(stages=stage(2))
+    w.advance(600)
+    assert w.job(gang).state == "failed"
+
+
+def test_a_drained_node_that_was_lost_comes_back_drained() -> None:
+    w = world(nodes=1)
+    w.drain("n0")
+    w.cycle()
+    w.fail_node("n0")
+    w.cycle()
+    w.restart()
+    w.return_node("n0")
+    w.cycle()
+    nodes = w.partition().nodes
+    assert nodes.state[nodes.rows[nodes.joins["n0"]]] == "draining"
+
+
+def test_what_runs_on_a_removed_node_is_told_to_stop() -> None:
+    w = world(nodes=1)
+    w.submit(stages=stage(1))
+    w.advance(0)
+    w.effects()
+    w.remove_node("n0")
+    w.cycle()
+    stops = [stop for effect in w.effects() if isinstance(effect, ForNode) for stop in effect.stops]
+    assert [(stop.job, stop.attempt) for stop in stops] == [("job", 1)]
 
 
 # -- lanes and limits --------------------------------------------------------------------------------------------
@@ -457,13 +558,21 @@ def test_ready_is_heard_again_after_a_restart_whatever_its_key() -> None:
 
 
 def test_nothing_is_placed_before_ready() -> None:
-    w = world()
+    w = world(ready_after="30s")
     w.restart(ready=False)
     job = w.submit(stages=stage(1))
-    w.advance(100)
+    w.advance(29)
     assert w.placements(job) == {}
     w.mark_ready()
     w.cycle()
+    assert len(w.placements(job)) == 1
+
+
+def test_readiness_does_not_wait_for_ever() -> None:
+    w = world(ready_after="30s")
+    w.restart(ready=False)
+    job = w.submit(stages=stage(1))
+    w.advance(31)
     assert len(w.placements(job)) == 1
 
 
@@ -490,6 +599,40 @@ def test_a_report_of_an_attempt_that_the_journal_never_had_is_an_alarm() -> None
     assert isinstance(answer, Rejected)
     assert answer.code == "alarm"
     assert w.task(job, "w", 0).state == "running"
+
+
+def test_an_agent_that_knows_jobs_this_journal_never_had_is_an_alarm() -> None:
+    w = world()
+    w._send("default", Report(node="n0", job="x", stage="w", indices=(0, 1), attempt=3, state="running", number=4711))
+    w.cycle()
+    answer = w.answers()[-1]
+    assert isinstance(answer, Rejected)
+    assert answer.code == "alarm"
+    assert w.effects() == []
+
+
+def test_an_id_is_free_again_when_its_job_and_key_are_forgotten() -> None:
+    w = world(keep_ended="10s", keep_keys="20s")
+    spec = parse_job({"stages": stage(1)})
+    for key in ("k", "", ""):
+        w._send("default", Submit(spec=spec, id="a", user="anonymous", key=key))
+        w.advance(1)
+        w.finish("a")
+        w.advance(40)
+        assert "a" not in w.partition().jobs
+    assert w.partition().key_of == {}
+
+
+def test_a_job_that_others_come_after_is_kept_until_they_are_over() -> None:
+    w = world(nodes=1, cpu=1, keep_ended="0s")
+    first = w.submit(name="first", stages=stage(1, duration=1))
+    blocker = w.submit(name="blocker", stages=stage(1, duration=50))
+    last = w.submit(name="last", stages=stage(1), after=[first, blocker])
+    w.advance(10)
+    assert first in w.partition().jobs
+    w.kill(last)
+    w.advance(1)
+    assert first not in w.partition().jobs
 
 
 def test_a_draining_queue_is_kept_only_by_the_configuration() -> None:
@@ -528,6 +671,18 @@ def test_an_unknown_outcome_is_settled_by_the_journal(written: bool) -> None:
     w.advance(1)
     if written:
         assert w.task(job, "w", 0).state == "running"
+
+
+def test_a_reset_that_cancels_spares_the_other_kinds() -> None:
+    w = world(nodes=1, cpu=2)
+    job = w.submit(stages=stage(3, min=1, tries=2))
+    w.advance(0)
+    w.drain("n0")
+    w.finish(job, "w", 0, exit_code=1)
+    w.advance(0)
+    w.reset_lane("root.default", job, cancel=True)
+    w.advance(0)
+    assert states(w, job, 3) == ["killed", "running", "pending"]
 
 
 # -- resource managers -------------------------------------------------------------------------------------------
@@ -615,3 +770,13 @@ def test_a_manager_recovers_an_index_that_a_smaller_ask_still_stops() -> None:
     rm.update(recover=[{"job": "app", "ask": "x", "node": "m0", "index": 3, "min": 1, "resources": {"cpu": 1}}])
     w.cycle()
     assert {index for _, index in w.placements("app")} >= {0, 3}
+
+
+def test_a_managers_head_holds_up_nobody_elses_lane() -> None:
+    w = managed()
+    w.node("n0", cpu=4)
+    w.rm("k8s").update(asks=[ask("x", 3)])
+    w.cycle()
+    own = w.submit(name="own", stages=stage(1))
+    w.cycle()
+    assert list(w.placements(own).values()) == ["n0"]

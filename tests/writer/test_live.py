@@ -424,14 +424,15 @@ def test_work_outside_of_the_loop(tmp_path: Path) -> None:
             live = Live(journal, turns=turns)
             other = LiveWriter(Writer(journal, "other"), Inbox(), lambda _: None, lambda _: None, turns=turns)
             task = asyncio.create_task(other.run())
-            await live.ask(configure(max_placed=1), MarkReady(operator=True), add_node("n0"))
+            await live.ask(configure(launch_timeout="20ms"), MarkReady(operator=True), add_node("n0"))
             await other.offer(configure())
             await other.offer(add_node("n0"))
             writer = live.loop.writer
             slots = [other.offer(submit(f"o{at}")) for at in range(5)]
-            await turns.alone(lambda: writer.turn([submit("a", count=3, min=1)], writer.partition.now + 1))
+            await turns.alone(lambda: writer.turn([submit("a")], writer.partition.now + 1))
             live.loop.look()
-            await live.until(lambda: len(live.launches()) >= 2)  # the first launch was that of the work outside
+            await live.until(live.launches)  # the loop heard of the timer, took the launch back and launched again
+            assert live.launches()[0][1].attempt == 2
             assert [await slot for slot in slots] == [Accepted(job=f"o{at}") for at in range(5)]
             await live.loop.close()
             await other.close()

@@ -12,7 +12,7 @@ from typing import cast
 
 import msgspec
 
-from fairlead.core.changes import NodeAdded, NodeAvoided, spec_of
+from fairlead.core.changes import NodeAdded, NodeAvoided, as_added
 from fairlead.core.model import (
     NEW,
     Account,
@@ -154,7 +154,7 @@ def dump(p: Partition) -> bytes:
             p.counters,
             tuple(_Queue(path, p.queues[path].settings, p.queues[path].state) for path in sorted(p.queues)),
             tuple((name, p.pools[name].settings) for name in sorted(p.pools)),
-            _packed(_dump_node(p, join) for join in sorted(p.nodes.rows)),
+            _packed(as_added(p, join) for join in sorted(p.nodes.rows)),
             _packed(_dump_job(job) for job in sorted(p.jobs.values(), key=lambda job: job.number)),
             _packed(_dump_allocation(p.allocations[number]) for number in sorted(p.allocations)),
             tuple(_Manager(name, p.managers[name].registered) for name in sorted(p.managers)),
@@ -181,11 +181,6 @@ def load(data: bytes) -> Partition:
 
 def _packed(records: Iterable[msgspec.Struct]) -> tuple[msgspec.Raw, ...]:
     return tuple(msgspec.Raw(_encoder.encode(record)) for record in records)
-
-
-def _dump_node(p: Partition, join: int) -> NodeAdded:
-    row = p.nodes.rows[join]
-    return NodeAdded(join, p.nodes.name[row], spec_of(p, join), p.nodes.manager[row], p.nodes.state[row])
 
 
 def _dump_job(job: Job) -> _Job:
@@ -325,7 +320,7 @@ def _load_stage(p: Partition, job: Job, spec: JobSpec, position: int, each: _Sta
         position,
         each.spec,
         terms_of(asked),
-        p.take_shape(asked.shape_key()),
+        p.take_shape(asked.shape_key(spec.manager)),
         each.count,
         _load_pending(each.pending),
         (None, None, None),

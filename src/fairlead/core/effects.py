@@ -92,9 +92,21 @@ def effects_of(p: Partition, done: Done, strays: Iterable[tuple[str, Stop]] = ()
             for manager, event in _events(p, change, kept):
                 events.setdefault(manager, []).append(event)
     effects: list[Effect] = list(_for_nodes(p, (p.allocations[n] for n in sorted(fresh) if n in p.allocations)))
-    effects += [ForNode(node, stops=(stop,)) for node, stop in strays]
+    effects = _with_strays(effects, strays)
     effects += [ForManager(manager, tuple(events[manager])) for manager in sorted(events)]
     return effects
+
+
+def _with_strays(effects: list[Effect], strays: Iterable[tuple[str, Stop]]) -> list[Effect]:
+    """Still one message a node."""
+    stops: dict[str, tuple[Stop, ...]] = {}
+    for node, stop in strays:
+        stops[node] = (*stops.get(node, ()), stop)
+    merged: list[Effect] = [
+        ForNode(each.node, each.launches, each.stops + stops.pop(each.node, ())) if isinstance(each, ForNode) else each
+        for each in effects
+    ]
+    return merged + [ForNode(node, stops=stops[node]) for node in sorted(stops)]
 
 
 def standing_effects(p: Partition, node: int | None = None) -> list[ForNode]:
@@ -114,7 +126,7 @@ def _for_nodes(p: Partition, allocations: Iterable[Allocation]) -> list[ForNode]
         if allocation.state == "assigned":
             launches.setdefault(allocation.node, []).append(_launch(allocation))
         elif allocation.state == "stopping":
-            stops.setdefault(allocation.node, []).append(_stop(allocation))
+            stops.setdefault(allocation.node, []).append(stop_of(allocation))
     return [
         ForNode(p.nodes.name[p.nodes.rows[join]], tuple(launches.get(join, ())), tuple(stops.get(join, ())))
         for join in sorted(launches.keys() | stops.keys())
@@ -137,7 +149,7 @@ def _launch(allocation: Allocation) -> Launch:
     )
 
 
-def _stop(allocation: Allocation) -> Stop:
+def stop_of(allocation: Allocation) -> Stop:
     stage = allocation.stage
     return Stop(stage.job.id, stage.job.number, stage.name, allocation.indices, allocation.attempt, allocation.cause)
 

@@ -26,7 +26,8 @@ Bucket = tuple[int, ...]
 KindKey = tuple[str, str, tuple[str, ...], tuple[str | None, ...], bool]
 """Manager, pool, taints, the selected labels' values, and whether it has GPUs at all."""
 
-GONE = -1
+Entry = tuple[tuple[int, ...], int]
+"""What is free on a node, exactly, and its join number."""
 
 
 class Kind:
@@ -37,8 +38,8 @@ class Kind:
     def __init__(self, key: KindKey) -> None:
         self.key = key
         self.buckets: list[Bucket] = []
-        self.heaps: list[list[int]] = []
-        """Join numbers by bucket, the lowest first; those that moved on are dropped when they come up."""
+        self.heaps: list[list[Entry]] = []
+        """The nodes of each bucket, the fullest first; those that moved on are dropped when they come up."""
         self.filled = 0
         """The buckets that may hold nodes, as bits."""
         self.masks: dict[Shape, int] = {}
@@ -82,7 +83,7 @@ class FitIndex:
         self._labels: list[str] = []
         self._kinds: dict[KindKey, Kind] = {}
         self._accepted: dict[Shape, list[Kind]] = {}
-        self._at: dict[int, tuple[Kind, Bucket]] = {}
+        self._at: dict[int, tuple[Kind, Bucket, Entry]] = {}
         """Join number → where the node stands now."""
         self._taken: list[int] = []
         self._pushes = 0
@@ -150,10 +151,10 @@ class FitIndex:
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _first(self, shape: Shape, manager: str) -> tuple[list[int], int] | None:
+    def _first(self, shape: Shape, manager: str) -> tuple[list[Entry], int] | None:
         """The heap at whose top the fullest node that fits stands, and its join number."""
-        best: tuple[bool, Bucket, int] | None = None
-        heap: list[int] = []
+        best: tuple[bool, Bucket, Entry] | None = None
+        heap: list[Entry] = []
         for kind in self._kinds_for(shape):
             if kind.key[0] != manager:
                 continue
@@ -166,25 +167,25 @@ class FitIndex:
                 if not fitting:
                     break
                 at = (fitting & -fitting).bit_length() - 1
-                join = self._top(kind, at)
-                if join == GONE:
+                entry = self._top(kind, at)
+                if entry is None:
                     kind.filled &= ~(1 << at)
                     continue
-                found = (wasteful, kind.buckets[at], join)
+                found = (wasteful, kind.buckets[at], entry)
                 if best is None or found < best:
                     best, heap = found, kind.heaps[at]
                 break
-        return None if best is None else (heap, best[2])
+        return None if best is None else (heap, best[2][1])
 
-    def _top(self, kind: Kind, at: int) -> int:
+    def _top(self, kind: Kind, at: int) -> Entry | None:
         heap = kind.heaps[at]
         bucket = kind.buckets[at]
         while heap:
-            where = self._at.get(heap[0])
-            if where is not None and where[0] is kind and where[1] == bucket:
+            where = self._at.get(heap[0][1])
+            if where is not None and where[0] is kind and where[1] == bucket and where[2] == heap[0]:
                 return heap[0]
             heappop(heap)
-        return GONE
+        return None
 
     def _kinds_for(self, shape: Shape) -> list[Kind]:
         kinds = self._accepted.get(shape)
@@ -215,33 +216,35 @@ class FitIndex:
         if kind is None:
             kind = self._kinds[key] = Kind(key)
             self._accepted.clear()
-        bucket = self._bucket(row)
+        bucket, free = self._bucket(row)
+        entry = (free, join)
         before = self._at.get(join)
-        if before is not None and before[0] is kind and before[1] == bucket:
+        if before is not None and before[0] is kind and before[1] == bucket and before[2] == entry:
             return
-        self._at[join] = (kind, bucket)
+        self._at[join] = (kind, bucket, entry)
         at = kind.position(bucket, self)
-        heappush(kind.heaps[at], join)
+        heappush(kind.heaps[at], entry)
         self._pushes += 1
         kind.filled |= 1 << at
 
-    def _bucket(self, row: int) -> Bucket:
+    def _bucket(self, row: int) -> tuple[Bucket, tuple[int, ...]]:
+        """Where a node belongs, and what is free on it in the same order."""
         nodes = self.nodes
-        count = nodes.device_count(row)
         whole = part = 0
-        if count:
+        if nodes.gpus[row]:
             for used in nodes.devices[row]:
                 if not used:
                     whole += 1
                 elif used < WHOLE_DEVICE:
                     part = max(part, WHOLE_DEVICE - used)
-            part = bisect_right(self._parts, part)
-        levels: list[int] = [whole, part]
+        levels = [whole, bisect_right(self._parts, part)]
+        frees = [whole, part]
         for name in self._names:
             column = nodes.capacity.get(name)
             free = column[row] - nodes.used[name][row] if column is not None else 0
             levels.append(bisect_right(self._levels[name], free))
-        return tuple(levels)
+            frees.append(free)
+        return tuple(levels), tuple(frees)
 
     def _need(self, shape: Shape) -> Bucket:
         amounts = dict(shape.amounts)

@@ -284,6 +284,8 @@ def _check_remembered(p: Partition) -> None:
     for job_id, position in short:
         stage = p.jobs[job_id].stages[position]
         _need(is_short(stage), f"stage {stage.name} of {job_id} has enough workers, or is over")
+    owners = {entry.job: key for key, entry in p.keys.items() if entry.job}
+    _need(owners == p.key_of, f"jobs' keys: {owners}, listed: {p.key_of}")
     for (user, key), entry in p.keys.items():
         if entry.job:
             _need(p.key_of.get(entry.job) == (user, key), f"key {key} lost its job")
@@ -291,5 +293,5 @@ def _check_remembered(p: Partition) -> None:
     waiting = {(before, job.id) for job in p.jobs.values() if not job.over for before in job.after}
     known = {(before, each) for before, followers in p.followers.items() for each in followers}
     _need(waiting == known, f"jobs after others: {waiting}, listed: {known}")
-    ended = {job.id for job in p.jobs.values() if job.over}
+    ended = {job.id for job in p.jobs.values() if job.over and not job.allocations and job.id not in p.followers}
     _need(ended <= {job_id for _, _, job_id in p.forgetting}, "an ended job would never be forgotten")

@@ -50,6 +50,7 @@ class Lane:
     def drop(self) -> None:
         """Say that one reservation has left its stage; its entry goes when it is passed over."""
         self.size -= 1
+        self.slept = None
 
     def touch(self, reservation: Reservation) -> None:
         """Give a reservation the place it has now. Under `fair` that changes with what its job runs."""

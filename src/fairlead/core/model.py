@@ -58,8 +58,8 @@ class StageSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     on_loss: OnLoss = "replace"
     scaling: Scaling = "strict"
 
-    def shape_key(self) -> ShapeKey:
-        return ShapeKey(self.resources, self.selectors, self.tolerations, self.pool)
+    def shape_key(self, manager: str) -> ShapeKey:
+        return ShapeKey(self.resources, self.selectors, self.tolerations, self.pool, manager)
 
 
 class Terms(msgspec.Struct, frozen=True, gc=False):

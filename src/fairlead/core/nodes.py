@@ -31,6 +31,8 @@ class NodeTable:
         self.used: dict[str, list[int]] = {}
         self.devices: list[list[int]] = []
         self.allocations: list[dict[int, Allocation]] = []
+        self.lost_from: dict[int, NodeState] = {}
+        """The state that a lost node, by join number, goes back to when it returns; up if it is not here."""
         self.failures: list[int] = []
         """How many launches in a row went wrong there."""
         self.avoided: dict[int, int] = {}
@@ -43,6 +45,8 @@ class NodeTable:
         """The join numbers of nodes that changed since the index of fitting nodes last looked."""
         self.version = 0
         """Grows whenever nodes come, go or change what they are, but not with their use."""
+        self.offered: dict[str, int] = {}
+        """Resource → how many nodes have some of it."""
         self.total: Vector = {}
         """The capacity of the nodes that are up or draining: what shares are shares of."""
         self._vacant: list[int] = []
@@ -93,6 +97,7 @@ class NodeTable:
         self.over_rows.discard(row)
         self.failures[row] = 0
         self.avoided.pop(join, None)
+        self.lost_from.pop(join, None)
         self.join[row] = VACANT
         del self.joins[self.name[row]]
         del self.rows[join]
@@ -116,8 +121,12 @@ class NodeTable:
         self.pool[row] = pool
         self._alter(join)
 
-    def set_state(self, join: int, state: NodeState) -> None:
+    def set_state(self, join: int, state: NodeState, lost_from: NodeState = "up") -> None:
         row = self.rows[join]
+        if state == "lost" and lost_from != "up":
+            self.lost_from[join] = lost_from
+        else:
+            self.lost_from.pop(join, None)
         self._count(row, -1)
         self.state[row] = state
         self._count(row, 1)
@@ -245,7 +254,9 @@ class NodeTable:
             if name not in self.capacity:
                 self._add_column(name)
         for name, column in self.capacity.items():
-            column[row] = capacity.get(name, 0)
+            before, column[row] = column[row], capacity.get(name, 0)
+            if bool(before) != bool(column[row]):
+                self.offered[name] = self.offered.get(name, 0) + (1 if column[row] else -1)
         self.gpus[row] = capacity.get(GPU, 0) // WHOLE_DEVICE
         devices = self.devices[row]
         devices.extend([0] * (self.gpus[row] - len(devices)))

@@ -9,7 +9,6 @@ from collections.abc import Iterable
 
 from fairlead.core.changes import Asked, Ended, JobMoved, NodeAvoided, PendingEnded, Requeued, Stopped
 from fairlead.core.model import (
-    KINDS,
     NEW,
     REPLACE,
     SCALE,
@@ -156,11 +155,11 @@ def lose(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str
         plan.do(Ended(allocation.id, block, "lost", reason=reason))
         finish(plan, job, "failed", f"task {stage.name}[{_first(block)}] was lost: {reason}")
     elif _unsettled(allocation):
-        plan.do(Ended(allocation.id, block, "lost", allocation.kind, reason=reason))
-        _stop_gang(plan, stage, allocation.group)
+        plan.do(Ended(allocation.id, block, "lost", allocation.kind, reason=reason, regroup=allocation.kind == NEW))
+        _stop_gang(plan, allocation)
         to_tail(plan, stage, allocation.kind, _waited(stage, allocation.kind))
     elif stage.terms.on_loss == "restart":
-        plan.do(Ended(allocation.id, block, "lost", NEW, reason=reason))
+        plan.do(Ended(allocation.id, block, "lost", NEW, reason=reason, regroup=True))
         restart(plan, stage)
     else:
         plan.do(Ended(allocation.id, block, "lost", REPLACE, reason=reason))
@@ -182,8 +181,8 @@ def confirm_stop(plan: Plan, allocation: Allocation, block: tuple[int, ...], rea
         return
     else:
         # A gang comes back the way it came; who was preempted comes back before those that never ran.
-        kind = REPLACE if cause != "gang" else allocation.kind if allocation.group else NEW
-        plan.do(Ended(allocation.id, block, "preempted", kind, reason=why))
+        kind = REPLACE if cause != "gang" else SCALE if allocation.kind == SCALE and stage.started else NEW
+        plan.do(Ended(allocation.id, block, "preempted", kind, reason=why, regroup=kind == NEW))
         ask(plan, stage, kind)
     settle(plan, stage.job)
 
@@ -199,10 +198,13 @@ def take_back(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason
         block = difference(block, out)
     if block and not stage.job.over:
         allocation = plan.partition.allocations[allocation.id]
-        plan.do(Ended(allocation.id, block, "pending", allocation.kind, launch_failed=True, reason=reason))
+        regroup = bool(allocation.group) and allocation.kind == NEW
+        plan.do(
+            Ended(allocation.id, block, "pending", allocation.kind, launch_failed=True, reason=reason, regroup=regroup)
+        )
     if not stage.job.over:
         if allocation.group:
-            _stop_gang(plan, stage, allocation.group)
+            _stop_gang(plan, allocation)
         to_tail(plan, stage, allocation.kind, _waited(stage, allocation.kind))
     avoid(plan, join)
     settle(plan, stage.job)
@@ -224,10 +226,13 @@ def _unsettled(allocation: Allocation) -> bool:
     return bool(group) and any(each.group == group and each.state == "assigned" for each in live_of(allocation.stage))
 
 
-def _stop_gang(plan: Plan, stage: Stage, group: int) -> None:
-    """A member failed before all were acknowledged: the others are stopped, and all wait together again."""
-    for each in live_of(stage):
-        if each.group == group:
+def _stop_gang(plan: Plan, member: Allocation) -> None:
+    """A member failed before all were acknowledged: the others are stopped, and all wait together again.
+
+    With a new gang those go too that came one by one when it had its minimum; with one that was added, only it.
+    """
+    for each in live_of(member.stage):
+        if each.group == member.group or member.kind == NEW:
             stop(plan, each, each.indices, "gang")
 
 
@@ -258,9 +263,9 @@ def trust(plan: Plan, join: int) -> None:
         plan.do(NodeAvoided(join, 0, 0))
 
 
-def end_pending(plan: Plan, stage: Stage, outcome: Outcome) -> None:
-    """Give up all tasks of a stage that wait."""
-    for kind in range(len(KINDS)):
+def end_pending(plan: Plan, stage: Stage, outcome: Outcome, kinds: Iterable[int] = (REPLACE, SCALE, NEW)) -> None:
+    """Give up the tasks of a stage that wait."""
+    for kind in kinds:
         wanted = stage.pending[kind]
         if wanted is not None:
             plan.do(PendingEnded(stage.job.id, stage.position, kind, wanted.flat(), outcome))
@@ -329,8 +334,9 @@ def _confirm_scaled(plan: Plan, allocation: Allocation, block: tuple[int, ...], 
     if gone:
         plan.do(Ended(allocation.id, gone, "killed", reason=why))
     if back:
-        plan.do(Ended(allocation.id, back, "preempted", SCALE, reason=why))
-        ask(plan, stage, SCALE)
+        kind = SCALE if stage.started else NEW
+        plan.do(Ended(allocation.id, back, "preempted", kind, reason=why))
+        ask(plan, stage, kind)
 
 
 def _first(block: Iterable[int]) -> int:

@@ -49,6 +49,13 @@ class NoRoom(msgspec.Struct, frozen=True, tag="no room"):
         return f"room for {self.room} of {self.wanted}" + (f" (nodes: {why})" if why else "")
 
 
+class StillStopping(msgspec.Struct, frozen=True, tag="still stopping"):
+    """Members of the gang are still being stopped; it starts again when all are back."""
+
+    def __str__(self) -> str:
+        return "members of the gang still stop"
+
+
 class NeverFits(msgspec.Struct, frozen=True, tag="never fits"):
     """No nodes or pools that are known could ever take so many at once, however empty."""
 
@@ -86,7 +93,7 @@ class NotReady(msgspec.Struct, frozen=True, tag="not ready"):
         return "the partition is not ready yet"
 
 
-Reason = OverLimit | TooManyJobs | NoRoom | NeverFits | AfterUnmet | NotActive | NotReady
+Reason = OverLimit | TooManyJobs | NoRoom | StillStopping | NeverFits | AfterUnmet | NotActive | NotReady
 
 
 def first_over(limit: Mapping[str, int], used: Mapping[str, int], asked: Mapping[str, int]) -> str | None:

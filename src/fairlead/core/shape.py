@@ -21,6 +21,8 @@ class ShapeKey(msgspec.Struct, frozen=True, array_like=True):
     selectors: Selectors = ()
     tolerations: tuple[str, ...] = ()
     pool: str = ""
+    manager: str = ""
+    """Whose nodes: a resource manager's, or our own."""
 
     @classmethod
     def of(

@@ -55,9 +55,11 @@ class Reign:
     It is the one part of the state that is not journaled and not altered through a plan.
     """
 
-    __slots__ = ("ready", "ready_at", "reported")
+    __slots__ = ("began", "ready", "ready_at", "reported")
 
     def __init__(self) -> None:
+        self.began: Micros | None = None
+        """The time of its first cycle: `ready_after` counts from here."""
         self.ready = False
         self.ready_at: Micros = 0
         """The clocks of silence start again here: nobody could be heard before."""
@@ -105,7 +107,7 @@ class Partition:
         self.draining: set[str] = set()
         """The queues that go when they are empty."""
         self.forgetting: list[tuple[Micros, int, str]] = []
-        """A heap of ended jobs by when they were looked at last; entries of jobs that are gone are passed over."""
+        """A heap of ended jobs that nothing keeps, by their end; entries of jobs that are gone are passed over."""
         self.expiring: list[tuple[Micros, str, str]] = []
         """A heap of idempotency keys by expiry; entries that changed are passed over."""
         self.key_of: dict[str, tuple[str, str]] = {}
@@ -249,6 +251,8 @@ class Partition:
         when = self.deadline(allocation)
         if when is not None:
             heappush(self.timers, (when, allocation.id))
+            if len(self.timers) > 2 * len(self.allocations) + 1_000:
+                self.retime()  # what ended long before its time would stay until then
         self.nodes.book(allocation, stage.shape, tasks, allocation.devices)
         if stage.live is None:
             stage.live = {}
@@ -266,13 +270,14 @@ class Partition:
         self.touched.nodes.add(allocation.node)
         self.touched.jobs.add(job.id)
 
-    def unbook(self, allocation: Allocation) -> None:
-        """The reverse of `book`: the whole allocation leaves."""
+    def unbook(self, allocation: Allocation, moves: bool = False) -> None:
+        """The reverse of `book`: the whole allocation leaves. If it only moves on to another state, no room opens."""
         stage = allocation.stage
         job = stage.job
         tasks = count(allocation.indices)
         del self.allocations[allocation.id]
-        self.room += 1
+        if not moves:
+            self.room += 1
         self.nodes.unbook(allocation, stage.shape, tasks, allocation.devices, gone=True)
         assert stage.live is not None
         for index in indices(allocation.indices):
@@ -297,6 +302,11 @@ class Partition:
         if allocation.state == "running" and limit is not None and allocation.started is not None:
             return allocation.started + limit
         return None
+
+    def become_ready(self) -> None:
+        self.reign.ready = True
+        self.reign.ready_at = self.now
+        self.retime()
 
     def retime(self) -> None:
         """Work out all deadlines anew, after a setting they depend on changed."""
@@ -331,10 +341,20 @@ class Partition:
         if listed != job.listed:
             job.queue.jobs += 1 if listed else -1
             job.listed = listed
+            if not listed:
+                self.may_forget(job)
+
+    def may_forget(self, job: Job) -> None:
+        """A job that ended, and that nothing keeps any more, is forgotten when its time has come."""
+        if job.ended_at is not None and not job.allocations and job.id not in self.followers:
+            heappush(self.forgetting, (job.ended_at, job.number, job.id))
 
     # -- what callers are remembered by --------------------------------------------------------------------------
 
     def keep_key(self, user: str, key: str, entry: KeptKey) -> None:
+        before = self.keys.get((user, key))
+        if before is not None and before.job:
+            self.key_of.pop(before.job, None)
         self.keys[user, key] = entry
         if entry.job:
             self.key_of[entry.job] = (user, key)
@@ -353,8 +373,8 @@ class Partition:
         return tuple(name for name in job.after if name in self.jobs and self.jobs[name].state != "succeeded")
 
     def known_resources(self) -> list[str]:
-        """The resources that some node or pool has offered."""
-        known = set(BUILT_IN) | set(self.nodes.capacity)
+        """The resources that some node or pool has."""
+        known = {*BUILT_IN, *(name for name, nodes in self.nodes.offered.items() if nodes)}
         for pool in self.pools.values():
             known.update(name for name, _ in pool.settings.node)
         return sorted(known)

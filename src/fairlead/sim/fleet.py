@@ -7,7 +7,7 @@ Reports come out as commands, in the order in which they fell due.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 import msgspec
 
@@ -79,12 +79,15 @@ class Fleet:
         self.silence(node, now)
         self._running = [each for each in self._running if each.node != node]
 
-    def return_node(self, node: str) -> None:
-        """The agent is back. Attempts that the server gave up are stopped before new work is taken."""
+    def return_node(self, node: str, now: Micros) -> None:
+        """The agent is back and has stopped what it ran; a server that still counts on it hears that it is lost."""
         self._silent.discard(node)
         self._refusing.discard(node)
-        self._running = [each for each in self._running if each.node != node]
         self._due = [entry for entry in self._due if not _is_about(entry[2], node)]
+        heapify(self._due)
+        for each in [each for each in self._running if each.node == node]:
+            self._running.remove(each)
+            self._at(now, each.report("lost", reason=f"node {node} came back without it"))
 
     # -- work ----------------------------------------------------------------------------------------------------
 
@@ -142,7 +145,13 @@ class Fleet:
         stopping = Running(node, stop.job, stop.stage, stop.attempt, stop.indices, stop.number)
         if node in self._held:
             key = (stop.job, stop.stage, stop.attempt)
-            self._held[node] = [each for each in self._held[node] if (each.job, each.stage, each.attempt) != key]
+            held = [
+                each
+                if (each.job, each.stage, each.attempt) != key
+                else msgspec.structs.replace(each, indices=difference(each.indices, stop.indices))
+                for each in self._held[node]
+            ]
+            self._held[node] = [each for each in held if each.indices]
         for each in list(self._running):
             if each.key() == stopping.key():
                 self._drop(each, Ranges(each.indices).overlap(stop.indices))

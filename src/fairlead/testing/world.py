@@ -280,7 +280,7 @@ class World:
 
     def return_node(self, node: str) -> None:
         where = self._home[node]
-        self.fleets[where].return_node(node)
+        self.fleets[where].return_node(node, self.now)
         _, spec = parse_node(self._nodes[where, node])
         self._send(where, AddNode(name=node, spec=spec, operator=True))
 

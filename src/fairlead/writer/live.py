@@ -76,8 +76,7 @@ class LiveWriter:
     is served by the same pass. An idle loop sleeps, and the first message starts a cycle at once. After a cycle of two
     messages or more the writer counts as busy, and lets others gather: the next one starts when `max_batch` messages
     wait, or a fifth of `batch_window` after the last one started. Where turns are slow, so that they would take more
-    than half of the time, it waits for twice as long as the last turn took, but never for more than `batch_window`.
-    Work that a cycle left because it reached its bounds is never waited for.
+    than half of the time, it waits for twice as long as turns take, but never for more than `batch_window`. Work that a cycle left because it reached its bounds is never waited for.
 
     **Threads.** A turn, core and durable write together, is made in a thread of its own, and what arrives meanwhile is
     the next batch. Nobody else may look at the state meanwhile. `publish` and `dispatch` are called in the loop's
@@ -239,19 +238,21 @@ class LiveWriter:
             _refuse(batch, problem)
             raise
         ended = monotonic()
+        # One turn may stall; two in a row are slow.
+        slow = min(self.turn.last, turned - began)
         self.turn.add(turned - began)
         self.after_turn.add(ended - turned)
         self._settings = self.writer.partition.settings
-        self._not_before = began + self._pause(len(batch), turned - began)
+        self._not_before = began + self._pause(len(batch), slow)
         # A timer may ask again at once for what cannot be done yet.
         self._timers_not_before = 0.0 if batch or decided.changes else ended + TIMER_PAUSE
 
-    def _pause(self, messages: int, turn: float) -> float:
+    def _pause(self, messages: int, turns: float) -> float:
         """How long after the start of a cycle the next should start, as the class says."""
         if messages <= 1:
             return 0.0
         window = self._settings.batch_window / SECOND
-        return min(window, max(window / FRACTION, 2 * turn))
+        return min(window, max(window / FRACTION, 2 * turns))
 
     def _turn(self, batch: Sequence[Message]) -> tuple[Cycle, Micros | None]:
         decided = self.writer.turn([message.command for message in batch], self._clock())

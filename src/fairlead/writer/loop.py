@@ -56,8 +56,9 @@ class Writer:
 
     def _remember(self, decided: Cycle) -> None:
         # A lane that sleeps is not looked at, and what was said of its head still holds.
-        standing = {key: reason for key, reason in self.reasons.items() if self._still_holds(decided, *key)}
-        self.reasons = standing | decided.reasons
+        if decided.changes or decided.plan.looked:
+            standing = {key: reason for key, reason in self.reasons.items() if self._still_holds(decided, *key)}
+            self.reasons = standing | decided.reasons
         self.more = decided.more
 
     def _still_holds(self, decided: Cycle, job_id: str, stage_name: str, kind: int) -> bool:

@@ -28,7 +28,16 @@ from fairlead.core.changes.jobs import (
     StageScaled,
 )
 from fairlead.core.changes.ledger import KeyKept, KeysForgotten, ManagerRegistered
-from fairlead.core.changes.nodes import NodeAdded, NodeAvoided, NodeMoved, NodeRemoved, NodeSet, NodeSpec, spec_of
+from fairlead.core.changes.nodes import (
+    NodeAdded,
+    NodeAvoided,
+    NodeMoved,
+    NodeRemoved,
+    NodeSet,
+    NodeSpec,
+    as_added,
+    spec_of,
+)
 from fairlead.core.changes.tasks import (
     NOT_AGAIN,
     Acknowledged,
@@ -85,5 +94,6 @@ __all__ = [
     "StageAdded",
     "StageScaled",
     "Stopped",
+    "as_added",
     "spec_of",
 ]

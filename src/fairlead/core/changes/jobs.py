@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from heapq import heappush
 from typing import Any
 
 from fairlead.core.changes.base import Change
@@ -168,7 +167,6 @@ class JobMoved(Change, frozen=True, tag="job moved"):
         if JOB.terminal(self.state):
             job.ended_at = p.now
             unfollow(p, job)
-            heappush(p.forgetting, (p.now, job.number, job.id))
             for stage in job.stages:
                 p.look_short(stage)
         p.settle(job)
@@ -225,13 +223,13 @@ class JobForgotten(Change, frozen=True, tag="job forgotten"):
 
     def undo(self, p: Partition, kept: Job) -> None:
         p.jobs[self.job] = kept
-        heappush(p.forgetting, (kept.ended_at or 0, kept.number, kept.id))
+        p.may_forget(kept)
         for stage in kept.stages:
             stage.shape = p.take_shape(stage.shape.key)
 
 
 def new_stage(p: Partition, job: Job, position: int, spec: StageSpec, own: bool = False) -> Stage:
-    shape = p.take_shape(spec.shape_key())
+    shape = p.take_shape(spec.shape_key(job.manager))
     return Stage(job, position, spec if own else None, terms_of(spec), shape, spec.count, all_pending(spec.count))
 
 
@@ -278,6 +276,8 @@ def unfollow(p: Partition, job: Job) -> None:
             followers.remove(job.id)
             if not followers:
                 del p.followers[name]
+                if name in p.jobs:
+                    p.may_forget(p.jobs[name])
 
 
 def _shrink(p: Partition, stage: Stage, count: int) -> None:

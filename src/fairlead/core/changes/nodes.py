@@ -27,6 +27,7 @@ class NodeAdded(Change, frozen=True, tag="node added"):
     spec: NodeSpec
     manager: str = ""
     state: NodeState = "up"
+    lost_from: NodeState = "up"
 
     def apply(self, p: Partition) -> int:
         before = p.counters.join
@@ -41,6 +42,8 @@ class NodeAdded(Change, frozen=True, tag="node added"):
             self.manager,
             self.state,
         )
+        if self.lost_from != "up":
+            p.nodes.set_state(self.join, self.state, self.lost_from)
         p.counters.join = max(before, self.join + 1)
         p.touched.nodes.add(self.join)
         return before
@@ -71,15 +74,16 @@ class NodeMoved(Change, frozen=True, tag="node moved"):
     join: int
     state: NodeState
 
-    def apply(self, p: Partition) -> NodeState:
+    def apply(self, p: Partition) -> tuple[NodeState, NodeState]:
         before = p.nodes.state[p.nodes.rows[self.join]]
+        lost_from = p.nodes.lost_from.get(self.join, "up")
         NODE.check(before, self.state)
-        p.nodes.set_state(self.join, self.state)
+        p.nodes.set_state(self.join, self.state, before)
         p.touched.nodes.add(self.join)
-        return before
+        return before, lost_from
 
-    def undo(self, p: Partition, kept: NodeState) -> None:
-        p.nodes.set_state(self.join, kept)
+    def undo(self, p: Partition, kept: tuple[NodeState, NodeState]) -> None:
+        p.nodes.set_state(self.join, *kept)
 
 
 class NodeAvoided(Change, frozen=True, tag="node avoided"):
@@ -106,9 +110,7 @@ class NodeRemoved(Change, frozen=True, tag="node removed"):
     def apply(self, p: Partition) -> tuple[NodeAdded, int, int]:
         row = p.nodes.rows[self.join]
         avoided = (p.nodes.failures[row], p.nodes.avoided.get(self.join, 0))
-        before = NodeAdded(
-            self.join, p.nodes.name[row], spec_of(p, self.join), p.nodes.manager[row], p.nodes.state[row]
-        )
+        before = as_added(p, self.join)
         p.nodes.remove(self.join)
         p.touched.nodes.discard(self.join)
         return (before, *avoided)
@@ -117,6 +119,19 @@ class NodeRemoved(Change, frozen=True, tag="node removed"):
         before, failures, until = kept
         before.apply(p)
         p.nodes.avoid(self.join, failures, until)
+
+
+def as_added(p: Partition, join: int) -> NodeAdded:
+    """A node as it is now, as the change that would bring it."""
+    row = p.nodes.rows[join]
+    return NodeAdded(
+        join,
+        p.nodes.name[row],
+        spec_of(p, join),
+        p.nodes.manager[row],
+        p.nodes.state[row],
+        p.nodes.lost_from.get(join, "up"),
+    )
 
 
 def spec_of(p: Partition, join: int) -> NodeSpec:

@@ -137,6 +137,8 @@ class Ended(Change, frozen=True, tag="ended"):
     launch_failed: bool = False
     reason: str = ""
     exit_code: int | None = None
+    regroup: bool = False
+    """Whether the stage comes back as it first came: its members have to start together once more."""
 
     def apply(self, p: Partition) -> tuple[Allocation, dict[int, History | None], JobState, bool, Micros | None]:
         before = p.allocations[self.allocation]
@@ -149,15 +151,14 @@ class Ended(Change, frozen=True, tag="ended"):
         p.unbook(before)
         if rest:
             p.book(_part(before, rest, before.id, before.state, before.since, before.started, before.cause))
-        past = _write_history(stage, self._histories(stage, before.attempt))
+        past = _write_history(stage, self._histories(stage, before))
         # A removed task (see StageScaled) leaves no trace but the floor of the stage's attempts.
         known = _below(self.indices, stage.count)
         if known and self.again != NOT_AGAIN:
             grow(stage, self.again, known)
         elif known:
             _end(stage, self.outcome, known)
-        if self.again == NEW:
-            # It comes back as it first came: its members have to start together once more.
+        if self.regroup:
             stage.started = False
         p.look_short(stage)
         _return_job(stage)
@@ -180,19 +181,22 @@ class Ended(Change, frozen=True, tag="ended"):
             p.unbook(p.allocations[before.id])
         p.book(before)
 
-    def _histories(self, stage: Stage, attempt: int) -> dict[int, History | None]:
+    def _histories(self, stage: Stage, before: Allocation) -> dict[int, History | None]:
         # Most tasks succeed at their first attempt, and of those nothing needs to be kept.
-        if self.outcome == "succeeded" and attempt == 1 and not stage.history:
-            return {}
-        return {index: self._history(stage, index, attempt) for index in indices(self.indices)}
+        known = stage.history or {}
+        plain = self.outcome == "succeeded" and before.attempt == 1
+        return {
+            index: self._history(stage, index, before) for index in indices(self.indices) if not plain or index in known
+        }
 
-    def _history(self, stage: Stage, index: int, attempt: int) -> History | None:
+    def _history(self, stage: Stage, index: int, before: Allocation) -> History | None:
         if index >= stage.count:
             return None
         past = stage.past(index)
-        launches = past.launches_failed if self.outcome == "pending" else 0
+        # Only an acknowledgement shows that the task can be launched.
+        launches = past.launches_failed if before.started is None else 0
         return History(
-            attempt,
+            before.attempt,
             past.tries_used + self.tried,
             launches + self.launch_failed,
             self.reason,
@@ -304,7 +308,7 @@ def _move(
 ) -> tuple[Allocation, int]:
     counter = p.counters.allocation
     started = p.now if state == "running" else before.started
-    p.unbook(before)
+    p.unbook(before, moves=True)
     rest = difference(before.indices, block)
     if rest:
         p.book(_part(before, rest, before.id, before.state, before.since, before.started, before.cause))
@@ -318,8 +322,8 @@ def _move(
 def _move_back(p: Partition, number: int, into: int, kept: tuple[Allocation, int]) -> None:
     before, p.counters.allocation = kept
     if into:
-        p.unbook(p.allocations[into])
-    p.unbook(p.allocations[number])
+        p.unbook(p.allocations[into], moves=True)
+    p.unbook(p.allocations[number], moves=True)
     p.book(before)
 
 

@@ -19,6 +19,7 @@ MOST = 1_000
 
 
 def expiry(plan: Plan) -> None:
+    _become_ready(plan)
     _forget_jobs(plan)
     _forget_keys(plan)
     _end_pauses(plan)
@@ -36,11 +37,22 @@ def due(p: Partition) -> Micros | None:
     if p.expiring:
         times.append(p.expiring[0][0])
     times += p.nodes.avoided.values()
-    if p.reign.ready:
+    if not p.reign.ready:
+        times.append((p.now if p.reign.began is None else p.reign.began) + p.settings.ready_after)
+    else:
         if p.timers:
             times.append(p.timers[0][0])
         times += [_short_until(p, since) for since in p.short.values()]
     return min(times, default=None)
+
+
+def _become_ready(plan: Plan) -> None:
+    """Whoever has not reported by now is not waited for any longer."""
+    p = plan.partition
+    if p.reign.began is None:
+        p.reign.began = plan.now
+    if not p.reign.ready and plan.now >= p.reign.began + p.settings.ready_after:
+        p.become_ready()
 
 
 def _end_pauses(plan: Plan) -> None:
@@ -89,13 +101,13 @@ def _forget_jobs(plan: Plan) -> None:
             return
         _, number, job_id = heappop(p.forgetting)
         job = p.jobs.get(job_id)
-        if job is None or job.ended_at is None or job.number != number:
-            continue
-        if job.allocations or job_id in p.followers:
-            # It still stops somewhere, or somebody still comes after it: look again later.
-            heappush(p.forgetting, (plan.now + 1, number, job_id))
-        else:
+        # One that still stops somewhere, or that somebody still comes after, is entered again when that is over.
+        if job is not None and job.ended_at is not None and job.number == number and _is_free(p, job):
             _forget(plan, job, job.ended_at)
+
+
+def _is_free(p: Partition, job: Job) -> bool:
+    return not job.allocations and job.id not in p.followers
 
 
 def _forget(plan: Plan, job: Job, ended_at: Micros) -> None:

@@ -7,6 +7,7 @@ a limit may have opened. A cycle places at most `max_placed` tasks, or one gang.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from heapq import heappop, heappush
 
 from fairlead.core.changes import Part, Placed
@@ -19,7 +20,7 @@ from fairlead.core.policy.fit import choose_devices, room
 from fairlead.core.policy.limits import allowed, may_run, tasks_allowed
 from fairlead.core.policy.order import Key
 from fairlead.core.ranges import split
-from fairlead.core.reasons import NeverFits, NoRoom, NotActive, NotReady, OverLimit, Reason
+from fairlead.core.reasons import NeverFits, NoRoom, NotActive, NotReady, OverLimit, Reason, StillStopping
 from fairlead.core.resources import GPU, scale
 from fairlead.core.shape import Shape
 from fairlead.core.state import Partition
@@ -55,41 +56,73 @@ def _awake(plan: Plan) -> dict[str, list[Lane]]:
     return awake
 
 
-Turn = tuple[Key, str, Lane, Reservation]
+class Turns:
+    """The next reservation of each open lane of a leaf, first the one whose turn it is."""
+
+    def __init__(self, plan: Plan, leaf: Queue) -> None:
+        self.plan = plan
+        self.fair = leaf.settings.order == "fair"
+        self._heap: list[tuple[Key, str, Lane, Reservation]] = []
+        self._walks: dict[int, Iterator[Reservation]] = {}
+        self._passed: dict[int, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def open(self, lane: Lane) -> None:
+        self._walks[id(lane)] = iter(lane)
+        self.go_on(lane, None)
+
+    def next(self) -> tuple[Lane, Reservation]:
+        while True:
+            key, _, lane, reservation = heappop(self._heap)
+            if not self.fair or lane.key(reservation) == key or not self._heap:
+                return lane, reservation
+            # Its job runs more than before, and somebody else has this place now.
+            heappush(self._heap, (lane.key(reservation), lane.shape.text, lane, reservation))
+
+    def pass_over(self, lane: Lane, reservation: Reservation) -> None:
+        """It keeps its place, and the next one of its lane is tried."""
+        self._passed[id(reservation)] = None
+        self.go_on(lane, None)
+
+    def go_on(self, lane: Lane, after: Reservation | None) -> None:
+        """Queue a lane up again, with the reservation that just had a turn if it wants more."""
+        following = after
+        if self.fair:
+            # Places move with every task that starts: look from the beginning, past those that were passed over.
+            found = lane.after(self._passed)
+            following = None if found is None else found[1]
+        elif after is None or after.stage.reservations[after.kind] is not after:
+            following = next(self._walks[id(lane)], None)
+        if following is None:
+            _close(self.plan, lane)
+        else:
+            heappush(self._heap, (lane.key(following), lane.shape.text, lane, following))
 
 
 def _serve_leaf(plan: Plan, leaf: Queue, lanes: list[Lane], left: int) -> int:
     """Give turns until every lane is closed, or as many tasks as may be are placed. Returns how many may still be."""
-    turns: list[Turn] = []
-    passed: dict[int, None] = {}
+    turns = Turns(plan, leaf)
+    most = plan.partition.settings.max_placed
     for lane in lanes:
-        _queue_up(plan, turns, lane, passed)
-    fair = leaf.settings.order == "fair"
+        turns.open(lane)
     while turns and left > 0:
-        key, _, lane, reservation = heappop(turns)
-        if fair and lane.after(passed) != (key, reservation):
-            # Its job runs more or less than before, and somebody else has this place now.
-            _queue_up(plan, turns, lane, passed)
-            continue
+        lane, reservation = turns.next()
+        if left < most and _together(reservation) > left:
+            return 0  # a gang that is too large for what is left of this cycle opens the next one
         alone = not turns and lane.size == 1
-        placed, reason = _take_turn(plan, reservation, left if alone or not fair else 1)
+        placed, reason = _take_turn(plan, reservation, left if alone or not turns.fair else 1)
         left -= placed
-        if reason is not None:
-            _say(plan, reservation, reason)
-            if isinstance(reason, NoRoom) or _blocks_all(reservation, reason):
-                _close(plan, lane)
-                continue
-            passed[id(reservation)] = None
-        _queue_up(plan, turns, lane, passed)
+        if reason is None:
+            turns.go_on(lane, reservation)
+            continue
+        _say(plan, reservation, reason)
+        if isinstance(reason, NoRoom) or _blocks_all(reservation, reason):
+            _close(plan, lane)
+        else:
+            turns.pass_over(lane, reservation)
     return left
-
-
-def _queue_up(plan: Plan, turns: list[Turn], lane: Lane, passed: dict[int, None]) -> None:
-    found = lane.after(passed)
-    if found is None:
-        _close(plan, lane)
-    else:
-        heappush(turns, (found[0], lane.shape.text, lane, found[1]))
 
 
 def _close(plan: Plan, lane: Lane) -> None:
@@ -109,8 +142,8 @@ def _take_turn(plan: Plan, reservation: Reservation, most: int) -> tuple[int, Re
     stage = reservation.stage
     together = _together(reservation)
     wanted = reservation.count
-    if wanted < together or (stage.running() and not stage.started):
-        return 0, NoRoom(together, 0, (("members of the gang still stop", 1),))
+    if _still_stopping(reservation) or wanted < together:
+        return 0, StillStopping()
     reason = _admit(plan.partition, stage.job)
     if reason is not None:
         return 0, reason
@@ -138,6 +171,14 @@ def _take_turn(plan: Plan, reservation: Reservation, most: int) -> tuple[int, Re
     )
     plan.partition.index.put_back()
     return placed, None
+
+
+def _still_stopping(reservation: Reservation) -> bool:
+    """Whether members of the same gang have yet to come back."""
+    stage = reservation.stage
+    if not stage.live or (stage.started and reservation.kind != SCALE):
+        return False
+    return any(each.cause == "gang" for each in stage.live.values())
 
 
 def _together(reservation: Reservation) -> int:

@@ -19,6 +19,7 @@ from fairlead.core.errors import Refused
 from fairlead.core.model import Queue
 from fairlead.core.outcomes import finish
 from fairlead.core.phases.intake.access import need_operator
+from fairlead.core.phases.intake.nodes import tell_to_stop
 from fairlead.core.plan import Plan
 from fairlead.core.reader import suggestion
 from fairlead.core.resources import shown
@@ -119,9 +120,7 @@ def mark_ready(plan: Plan, command: MarkReady) -> Accepted:
     need_operator(command, "mark the partition ready")
     if plan.partition.reign.ready:
         return Accepted(note="no change")
-    plan.partition.reign.ready = True
-    plan.partition.reign.ready_at = plan.now
-    plan.partition.retime()
+    plan.partition.become_ready()
     return Accepted()
 
 
@@ -129,6 +128,8 @@ def remove_partition(plan: Plan, command: RemovePartition) -> Accepted:
     """Everything under the partition is released at once: jobs, allocations, nodes."""
     need_operator(command, "remove a partition")
     p = plan.partition
+    for join in sorted(p.nodes.rows):
+        tell_to_stop(plan, join)
     for job in sorted(p.jobs.values(), key=lambda job: job.number):
         if not job.over:
             finish(plan, job, "killed", f"partition {p.name} was removed")

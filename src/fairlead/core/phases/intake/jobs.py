@@ -249,7 +249,7 @@ def reset_lane(plan: Plan, command: ResetLane) -> Accepted:
     ]
     for reservation in heads:
         if command.cancel:
-            end_pending(plan, reservation.stage, "killed")
+            end_pending(plan, reservation.stage, "killed", (reservation.kind,))
         else:
             to_tail(plan, reservation.stage, reservation.kind)
     settle(plan, job)

@@ -26,7 +26,7 @@ from fairlead.core.documents import MAX_PRIORITY, MAX_TASKS, parse_node, parse_s
 from fairlead.core.errors import Refused
 from fairlead.core.lifecycle import IllegalTransition
 from fairlead.core.model import NEW, Job, JobSpec, Stage
-from fairlead.core.outcomes import ask, end_pending, finish
+from fairlead.core.outcomes import ask, confirm_stop, end_pending, finish
 from fairlead.core.phases.intake import nodes
 from fairlead.core.phases.intake.access import need_operator
 from fairlead.core.phases.intake.jobs import add_job, check_resources, find_job, rescale
@@ -217,7 +217,11 @@ def _release_stage(plan: Plan, stage: Stage, index: int | None) -> None:
             by_allocation.setdefault(allocation.id, []).append(each)
     for number in sorted(by_allocation):
         block = Ranges.from_indices(by_allocation[number]).flat()
-        plan.do(Ended(number, block, "succeeded", reason="released"))
+        allocation = plan.partition.allocations[number]
+        if allocation.state == "stopping":
+            confirm_stop(plan, allocation, block, "released")
+        else:
+            plan.do(Ended(number, block, "succeeded", reason="released"))
 
 
 def _recover(plan: Plan, command: UpdateManager, read: Reader) -> str:

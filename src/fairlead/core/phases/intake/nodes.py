@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fairlead.core.changes import NodeAdded, NodeMoved, NodeRemoved, NodeSet, NodeSpec, spec_of
 from fairlead.core.commands import Accepted, AddNode, MoveNode, RemoveNode, UpdateNode
+from fairlead.core.effects import stop_of
 from fairlead.core.errors import Refused
 from fairlead.core.model import NodeState
 from fairlead.core.outcomes import lose
@@ -37,7 +38,7 @@ def join(plan: Plan, name: str, spec: NodeSpec, manager: str) -> Accepted:
     if spec_of(p, known) != spec:
         plan.do(NodeSet(known, spec))
     if p.nodes.state[row] == "lost":
-        plan.do(NodeMoved(known, "up"))
+        plan.do(NodeMoved(known, p.nodes.lost_from.get(known, "up")))
     return Accepted(note="" if plan.mark() > before else "no change")
 
 
@@ -76,8 +77,19 @@ def remove(plan: Plan, command: RemoveNode) -> Accepted:
 
 def leave(plan: Plan, name: str) -> None:
     known = find(plan, name)
+    tell_to_stop(plan, known)
     release(plan, known, f"node {name} was removed")
     plan.do(NodeRemoved(known))
+
+
+def tell_to_stop(plan: Plan, join: int) -> None:
+    """What runs on a node that leaves is given up here at once; its agent, if it still listens, is to end it."""
+    nodes = plan.partition.nodes
+    row = nodes.rows[join]
+    for number in sorted(nodes.allocations[row]):
+        allocation = nodes.allocations[row][number]
+        if not allocation.stage.job.manager:
+            plan.strays.append((nodes.name[row], stop_of(allocation)))
 
 
 def release(plan: Plan, join: int, reason: str) -> None:

@@ -44,8 +44,13 @@ def _all(blocks: list[tuple[Allocation, tuple[int, ...]]]) -> Iterator[int]:
 
 
 def _stop_stray(plan: Plan, command: Report, block: tuple[int, ...]) -> None:
-    """Whoever runs an attempt that was given up, such as one acknowledged too late, is told to stop it."""
-    if block and command.state == "running":
+    """Whoever runs an attempt that was given up, such as one acknowledged too late, is told to stop it.
+
+    Only what this journal once numbered: an agent that knows jobs it never had may be talking to the wrong one.
+    """
+    if command.number >= plan.partition.counters.job:
+        _alarm(plan, command, 0, 0)
+    if block and command.state == "running" and command.number:
         stop = Stop(command.job, command.number, command.stage, block, command.attempt, "stale")
         plan.strays.append((command.node, stop))
 
