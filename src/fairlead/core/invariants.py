@@ -132,6 +132,8 @@ def _check_job(p: Partition, job: Job) -> None:
     for stage in job.stages:
         _check_stage(p, stage)
         live.update((each.id, each) for each in (stage.live or {}).values())
+    tasks = sum(stage.running() for stage in job.stages)
+    _need(tasks == job.live, f"job {job.id} counts {job.live} live tasks, has {tasks}")
     _need(len(live) == job.allocations, f"job {job.id} counts {job.allocations} allocations, has {len(live)}")
     if not job.over and not job.manager:
         _need(

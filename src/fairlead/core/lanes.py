@@ -66,10 +66,11 @@ class Lane:
             return
         at = bisect_left(items, key[-2:], key=self._within)
         run.start = min(run.start, at)
-        # One that was dropped and is back, as after a rollback, never lost its entry. Beside it may stand one that is
-        # gone for good and had the same number.
+        # One that was dropped and is back, as after a rollback, never lost its entry; and one that was rolled back for
+        # good leaves its number, and its entry, to the next.
         while at < len(items) and self._within(items[at]) == key[-2:]:
-            if items[at] is reservation:
+            if items[at] is reservation or not _stands(items[at]):
+                items[at] = reservation
                 return
             at += 1
         items.insert(at, reservation)
@@ -127,7 +128,7 @@ class Lane:
         job = reservation.stage.job
         settings = self.queue.settings
         kind = NEW if reservation.kind == SCALE and not settings.scale_first else reservation.kind
-        place = Place(kind, job.priority, job.running(), reservation.asked)
+        place = Place(kind, job.priority, job.live, reservation.asked)
         # Who was brought to the front goes first in its round, the last one brought before the others.
         return (reservation.round, -reservation.front, *ORDERS[settings.order](place), reservation.seq)
 

@@ -259,6 +259,8 @@ class Job(msgspec.Struct, eq=False):
     priority: int = 0
     ended_at: Micros | None = None
     allocations: int = 0
+    live: int = 0
+    """How many of its tasks have a live attempt."""
     reason: str = ""
     manager: str = ""
     after: tuple[str, ...] = ()
@@ -275,10 +277,6 @@ class Job(msgspec.Struct, eq=False):
             if stage.name == name:
                 return stage
         return None
-
-    def running(self) -> int:
-        """How many of its tasks have a live attempt."""
-        return sum(stage.running() for stage in self.stages)
 
     @property
     def over(self) -> bool:

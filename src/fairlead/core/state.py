@@ -264,6 +264,7 @@ class Partition:
             for account in job.accounts:
                 account.running += 1
         job.allocations += 1
+        job.live += tasks
         charge(job, stage.shape, tasks)
         self.settle(job)
         self._resort(job)
@@ -285,6 +286,7 @@ class Partition:
         if not stage.live:
             stage.live = None
         job.allocations -= 1
+        job.live -= tasks
         if not job.allocations:
             for account in job.accounts:
                 account.running -= 1

@@ -76,7 +76,8 @@ class LiveWriter:
     is served by the same pass. An idle loop sleeps, and the first message starts a cycle at once. After a cycle of two
     messages or more the writer counts as busy, and lets others gather: the next one starts when `max_batch` messages
     wait, or a fifth of `batch_window` after the last one started. Where turns are slow, so that they would take more
-    than half of the time, it waits for twice as long as turns take, but never for more than `batch_window`. Work that a cycle left because it reached its bounds is never waited for.
+    than half of the time, it waits for twice as long as turns take, but never for more than `batch_window`. Work that
+    a cycle left because it reached its bounds is never waited for.
 
     **Threads.** A turn, core and durable write together, is made in a thread of its own, and what arrives meanwhile is
     the next batch. Nobody else may look at the state meanwhile. `publish` and `dispatch` are called in the loop's
