@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from bench.deciding import deciding
 from bench.durable import durable
 from bench.harness import Row
 from bench.joining import joining
@@ -17,4 +18,5 @@ CATALOGUE: dict[str, Callable[[float], Iterator[Row]]] = {
     "recovery": recovery,
     "durable": durable,
     "steps": steps,
+    "deciding": deciding,
 }

@@ -24,14 +24,14 @@ def _rows(what: str, jobs: int, tasks: int, goal: float) -> Iterator[Row]:
     documents = sum(len(job_text(at, tasks)) for at in range(jobs))
     with tempfile.TemporaryDirectory() as folder:
         found = [
-            ("memory", in_child(submitted, folder, jobs, tasks)),
-            ("memory after recovery", in_child(recovered, folder)),
+            ("memory", in_child(submitted, folder, jobs, tasks), goal),
+            ("memory after recovery", in_child(recovered, folder), None),
         ]
-    for which, result in found:
+    for which, result, most in found:
         used = result["used"]
         note = f"{used / jobs:,.0f} bytes a job, highest on the way {result['peak'] / MEGABYTE:,.0f} MB"
         yield Row(
-            f"{which}, {what}", used / MEGABYTE, "MB", goal, ratio=used / documents, against="their JSON", note=note
+            f"{which}, {what}", used / MEGABYTE, "MB", most, ratio=used / documents, against="their JSON", note=note
         )
 
 

@@ -385,6 +385,18 @@ def test_ended_jobs_are_forgotten_by_time_alone(journal: Gated) -> None:
     play(story())
 
 
+def test_a_restarted_partition_becomes_ready_by_time_alone(journal: Gated) -> None:
+    async def story() -> None:
+        async with started(journal, ready_after="10ms"):
+            pass
+        live = Live(journal)
+        await live.ask(submit("a"))
+        await live.until(live.launches)
+        await live.loop.close()
+
+    play(story())
+
+
 def test_a_timer_that_cannot_be_served_does_not_spin(journal: Gated, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the core ever said again and again that something is due, and did nothing, nobody should pay for it."""
     monkeypatch.setattr("fairlead.writer.live.due", lambda p: p.now)
