@@ -33,6 +33,8 @@ def verify(
     Prints a line for each stream. Nothing is written; a running server is not disturbed.
     Exit code: 0 if all is sound, 1 if something is damaged, 2 if there is no such file.
     """
+    if not path.name:
+        need_file(path)  # a directory such as `.`, beside which nothing can stand
     if not any(path.with_name(path.name + beside).exists() for beside in ("-wal", "-head", "-snapshots")):
         need_file(path)  # else it is not a wrong name: the journal itself is missing
     from fairlead.app import Failed, verify_journal

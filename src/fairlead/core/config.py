@@ -24,6 +24,7 @@ from fairlead.core.resources import format_quantity, parse_capacity, parse_limit
 from fairlead.core.settings import DEFAULT_QUEUES, Fence, PartitionConfig, PartitionSettings, Requestor
 
 QUEUE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_@+-]{0,62}")
+PARTITION_KEYS = (*PartitionSettings.__struct_fields__, "queues", "pools")
 QUEUE_KEYS = QueueSettings.__struct_fields__
 LOOK_ALIKES = ("users", "groups")
 """Settings that read like a queue with queues below it, so that a slip in their names would pass for one."""
@@ -47,6 +48,9 @@ PLACEMENTS = (
 def parse_config(doc: object) -> dict[str, PartitionConfig]:
     """A whole configuration, by partition."""
     read = Reader(doc, "", "a configuration")
+    for key in read.doc:
+        if key in PARTITION_KEYS:
+            raise Refused(key, "it belongs to a partition; write it below partitions.default")
     partitions = Reader(read.get("partitions", {"default": {}}), "partitions", "the list of partitions")
     configs: dict[str, PartitionConfig] = {}
     for name in partitions.doc:

@@ -186,12 +186,25 @@ def parse_request(doc: object, field: str) -> Vector:
 
 def parse_capacity(doc: object, field: str) -> Vector:
     """What a node, or each node of a pool, has; sparse."""
+    _refuse_near_misses(doc, field)
     return {name: amount for name, amount in _parse(doc, field, _parse_gpu_capacity).items() if amount}
 
 
 def parse_limits(doc: object, field: str) -> Vector:
     """A limit or a guarantee; an explicit 0 is kept, because leaving a type out means something else."""
+    _refuse_near_misses(doc, field)
     return _parse(doc, field, None)
+
+
+_NEAR_MISSES = {"cpus": CPU, "core": CPU, "cores": CPU, "gpus": GPU, "mem": MEMORY, "ram": MEMORY}
+
+
+def _refuse_near_misses(doc: object, field: str) -> None:
+    # A request for what nobody has is refused later. A limit on it would pass, and limit nothing.
+    for name in doc if isinstance(doc, Mapping) else ():
+        if isinstance(name, str) and name in _NEAR_MISSES:
+            inner = f"{field}.{name}" if field else name
+            raise Refused(inner, f"there is no resource {name}; write {_NEAR_MISSES[name]}")
 
 
 def _parse(doc: object, field: str, gpu: Callable[[object, str], int] | None) -> Vector:

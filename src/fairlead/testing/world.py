@@ -200,6 +200,8 @@ class World:
         where = partition or self._default
         job_id = self._id(name, user, key)
         documents: list[dict[str, Any]] = []
+        if isinstance(stages, Mapping):
+            raise Refused("stages", "a mapping is one stage; write a list of stages")
         for stage in stages:
             document = dict(stage)
             duration = document.pop("duration", None)
@@ -315,6 +317,8 @@ class World:
 
     def advance(self, seconds: float) -> None:
         """Move the clock and run the cycles that fall due on the way."""
+        if not seconds >= 0:
+            raise ValueError(f"the clock cannot move by {seconds} s; give a number of seconds from 0 on")
         target = self.now + round(seconds * SECOND)
         while True:
             when = self._next_due()
@@ -361,7 +365,10 @@ class World:
         )
 
     def task(self, job: str, stage: str, index: int) -> TaskView:
-        return task_view(self.partition(self._where(job)), self._stage(job, stage), index)
+        known = self._stage(job, stage)
+        if not 0 <= index < known.count and index not in (known.live or {}):
+            raise KeyError(f"stage {stage} of job {job} has no task {index}; it has {known.count}")
+        return task_view(self.partition(self._where(job)), known, index)
 
     def lanes(self, partition: str | None = None) -> dict[tuple[str, str], list[ReservationView]]:
         return {
@@ -374,6 +381,8 @@ class World:
 
     def usage(self, queue: str, partition: str | None = None) -> dict[str, float]:
         """What a queue uses, in the units people write: CPUs, bytes, GPUs."""
+        if queue not in self.partition(partition).queues:
+            raise KeyError(f"there is no queue {queue}")
         used = usage_view(self.partition(partition), queue)
         return {name: _units(name, amount) for name, amount in used.items()}
 
@@ -491,6 +500,8 @@ class World:
         return self._home.get(job, self._default)
 
     def _fleet_of(self, node: str) -> Fleet:
+        if node not in self._home:
+            raise KeyError(f"there is no node {node}; add it with node()")
         return self.fleets[self._home[node]]
 
     def _job(self, job: str) -> Job:

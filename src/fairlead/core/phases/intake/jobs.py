@@ -44,6 +44,8 @@ def submit(plan: Plan, command: Submit) -> Accepted:
     spec = command.spec
     if not command.operator and command.user and spec.user != command.user:
         raise Refused("user", f"{command.user} cannot submit as {spec.user}; leave the field out", "forbidden")
+    if spec.gang == "job":
+        raise Refused("gang", "job is not built yet: each stage starts together for itself; write stage", "unsupported")
     # Groups decide limits and access: they are what the caller was found to belong to, not what a document says.
     if not command.operator:
         spec = msgspec.structs.replace(spec, groups=command.groups)
