@@ -459,6 +459,14 @@ CONFIGS: dict[str, tuple[object, str]] = {
         "partitions.default.queues.root.q0.q0.q0.q0.q0.q0.q0.q0.q0.q1.q4.q4.q8.q2.q3: the tree has more "
         "than 100000 queues; write fewer",
     ),
+    "a setting at the top": (
+        {"keep_ended": "1h"},
+        "keep_ended: it belongs to a partition; write it below partitions.default",
+    ),
+    "a limit on a near miss": (
+        tree(a={"limit": {"cpus": 4}}),
+        "partitions.default.queues.root.a.limit.cpus: there is no resource cpus; write cpu",
+    ),
     "a queue with a dot": (tree(**{"a.b": {}}), f'partitions.default.queues.root.a.b: "a.b" {NOT_A_QUEUE}'),
     "a queue with a path": (tree(**{"../x": {}}), f'partitions.default.queues.root.../x: "../x" {NOT_A_QUEUE}'),
     "a queue over two lines": (tree(**{"a\nb": {}}), f'partitions.default.queues.root.a?b: "a?b" {NOT_A_QUEUE}'),

@@ -9,6 +9,7 @@ import pytest
 from fairlead.core.commands import Accepted, Kill, MarkReady, Rejected, Report, Submit
 from fairlead.core.documents import parse_job
 from fairlead.core.effects import ForNode
+from fairlead.core.errors import Refused
 from fairlead.core.reasons import NeverFits, NoRoom, OverLimit
 from fairlead.journal.memory import MemoryJournal
 from fairlead.testing import World
@@ -649,6 +650,30 @@ def test_a_draining_queue_is_kept_only_by_the_configuration() -> None:
     w.cycle()
     assert "root.a" not in w.partition().queues
     assert w.job(job).state == "succeeded"
+
+
+def test_a_gang_over_all_stages_is_refused_until_it_is_built() -> None:
+    w = world()
+    w.submit(stages=stage(1), gang="job")
+    w.cycle()
+    assert str(w.answers()[-1]).startswith("gang: job is not built yet")
+
+
+def test_odd_calls_of_a_world_are_refused_and_leave_it_as_it_was() -> None:
+    w = world()
+    job = w.submit(stages=stage(2))
+    w.cycle()
+    for call, problem in [
+        (lambda: w.advance(-1), "the clock cannot move by -1 s"),
+        (lambda: w.task(job, "w", 2), "has no task 2; it has 2"),
+        (lambda: w.fail_node("zz"), "there is no node zz"),
+        (lambda: w.usage("root.zz"), "there is no queue root.zz"),
+        (lambda: w.submit(stages={"count": 1}), "stages: a mapping is one stage"),  # type: ignore[arg-type]
+    ]:
+        with pytest.raises((KeyError, ValueError, Refused), match=problem):
+            call()
+    w.advance(1)
+    assert w.job(job).state == "running"
 
 
 def test_a_world_goes_on_with_a_used_journal() -> None:
