@@ -21,12 +21,9 @@ from fairlead.core.resources import (
     SECOND,
     Vector,
     add,
-    fits,
     format_duration,
     format_quantity,
     format_vector,
-    minimum,
-    missing,
     parse_capacity,
     parse_count,
     parse_duration,
@@ -35,7 +32,6 @@ from fairlead.core.resources import (
     parse_quantity,
     parse_request,
     scale,
-    subtract,
 )
 
 Ki, Mi, Gi, Ti = 2**10, 2**20, 2**30, 2**40
@@ -320,29 +316,12 @@ def test_without_a_field_the_resource_is_the_field() -> None:
 
 
 @given(vectors, vectors, st.integers(-3, 3))
-def test_add_and_subtract_are_inverse_and_sparse(a: Vector, b: Vector, times: int) -> None:
+def test_adding_and_taking_away_are_inverse_and_sparse(a: Vector, b: Vector, times: int) -> None:
     total = dict(a)
     add(total, b, times)
     assert total == {n: v for n in a | b if (v := a.get(n, 0) + times * b.get(n, 0))}
-    subtract(total, b, times)
+    add(total, b, -times)
     assert total == a
-
-
-@given(vectors, vectors)
-def test_a_request_fits_exactly_when_nothing_is_missing(request: Vector, free: Vector) -> None:
-    short = missing(request, free)
-    assert fits(request, free) == (not short)
-    topped = dict(free)
-    add(topped, short)
-    assert fits(request, topped)
-    assert all(topped[name] == request[name] for name in short)
-
-
-def test_the_minimum_of_limits_takes_absent_as_unlimited_and_keeps_zero() -> None:
-    a, b = {"cpu": 5, "gpu": 0}, {"cpu": 7, "memory": 3, "gpu": 9}
-    assert minimum(a, b) == minimum(b, a) == {"cpu": 5, "gpu": 0, "memory": 3}
-    assert minimum({}, a) == a
-    assert a == {"cpu": 5, "gpu": 0}
 
 
 def test_scale() -> None:

@@ -17,8 +17,5 @@ class ClusterConfigured(msgspec.Struct, frozen=True, array_like=True, tag="clust
     version: int
     partitions: tuple[tuple[str, PartitionConfig], ...]
 
-    def config_of(self, partition: str) -> PartitionConfig | None:
-        return dict(self.partitions).get(partition)
-
 
 NOTHING = ClusterConfigured(0, ())

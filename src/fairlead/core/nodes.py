@@ -164,8 +164,8 @@ class NodeTable:
         self.allocations[row][allocation.id] = allocation
         self.changed.add(allocation.node)
 
-    def unbook(self, allocation: Allocation, shape: Shape, tasks: int, devices: tuple[int, ...], gone: bool) -> None:
-        """Give back what `tasks` of an allocation used; `gone` when nothing of it is left."""
+    def unbook(self, allocation: Allocation, shape: Shape, tasks: int, devices: tuple[int, ...]) -> None:
+        """The reverse of `book`."""
         row = self.rows[allocation.node]
         for name, amount in shape.amounts:
             self.used[name][row] -= amount * tasks
@@ -176,8 +176,7 @@ class NodeTable:
             self._trim_devices(row)
         if row in self.over_rows:
             self._look_over(row)
-        if gone:
-            del self.allocations[row][allocation.id]
+        del self.allocations[row][allocation.id]
         self.changed.add(allocation.node)
 
     # -- questions -----------------------------------------------------------------------------------------------

@@ -76,11 +76,6 @@ class Ranges:
             raise ValueError("no first index: the ranges are empty")
         return self._bounds[0]
 
-    def last_index(self) -> int:
-        if not self._bounds:
-            raise ValueError("no last index: the ranges are empty")
-        return self._bounds[-1] - 1
-
     def first(self, k: int) -> Flat:
         """The `k` lowest indices, or all there are; nothing is removed."""
         bounds = self._bounds
@@ -218,21 +213,6 @@ def split(flat: Sequence[int], k: int) -> tuple[Flat, Flat]:
     if not head or head[-1] == flat[at - 1]:
         return head, tuple(flat[at:])
     return head, (head[-1], *flat[at - 1 :])
-
-
-def union(a: Flat, b: Flat) -> Flat:
-    """Both together; ValueError when they share an index."""
-    if not a or not b:
-        return a or b
-    if b[-1] <= a[0]:
-        a, b = b, a
-    if a[-1] < b[0]:
-        return a + b
-    if a[-1] == b[0]:
-        return a[:-1] + b[1:]
-    both = Ranges(a)
-    both.add(b)
-    return both.flat()
 
 
 def difference(a: Flat, b: Flat) -> Flat:

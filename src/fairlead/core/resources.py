@@ -32,7 +32,7 @@ Vector: TypeAlias = dict[str, int]
 """Amounts by resource name. Sparse: a type that is absent is 0, and a 0 is not stored.
 
 Limits and guarantees are the exception. There an absent type is unlimited or not guaranteed, so an explicit
-0 means something and is kept; only `minimum` and `scale` are meant for those.
+0 means something and is kept; only `scale` is meant for those.
 """
 
 _LONGEST = 40
@@ -269,30 +269,6 @@ def add(into: Vector, vector: Vector, times: int = 1) -> None:
             into[name] = total
         else:
             into.pop(name, None)
-
-
-def subtract(into: Vector, vector: Vector, times: int = 1) -> None:
-    add(into, vector, -times)
-
-
-def fits(request: Vector, free: Vector) -> bool:
-    for name, amount in request.items():  # noqa: SIM110  a generator would double the time
-        if amount > free.get(name, 0):
-            return False
-    return True
-
-
-def missing(request: Vector, free: Vector) -> Vector:
-    """How much more of each type `free` would need for `request` to fit; empty when it fits."""
-    return {name: amount - have for name, amount in request.items() if amount > (have := free.get(name, 0))}
-
-
-def minimum(a: Vector, b: Vector) -> Vector:
-    """The tighter of two limits, type by type; a type that is absent is unlimited."""
-    tighter = dict(a)
-    for name, amount in b.items():
-        tighter[name] = min(amount, tighter.get(name, amount))
-    return tighter
 
 
 def scale(vector: Vector, k: int) -> Vector:

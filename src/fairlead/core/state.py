@@ -279,7 +279,7 @@ class Partition:
         del self.allocations[allocation.id]
         if not moves:
             self.room += 1
-        self.nodes.unbook(allocation, stage.shape, tasks, allocation.devices, gone=True)
+        self.nodes.unbook(allocation, stage.shape, tasks, allocation.devices)
         assert stage.live is not None
         for index in indices(allocation.indices):
             del stage.live[index]
