@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from fairlead.core import cycle
 from fairlead.core.changes import Placed
+from fairlead.core.commands import RemovePartition
 from fairlead.core.dump import dump, load
 from fairlead.core.errors import Refused
 from fairlead.core.invariants import check_all
@@ -283,6 +284,12 @@ class Machine(RuleBasedStateMachine):
         decided.plan.abandon()
         assert dump(p) == before
         check_all(p)
+        # Removing the partition releases everything under it, whatever that is, and can be taken back as well.
+        removed = cycle.run(p, [*commands, RemovePartition(operator=True)], self.w.now)
+        assert p.removed and not p.allocations and not p.nodes.rows
+        check_all(p)
+        removed.plan.abandon()
+        assert dump(p) == before
         self.rules += 1
         if self.rules % self.rhythm == 0:
             self._step(self.w.cycle)

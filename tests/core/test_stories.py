@@ -805,3 +805,12 @@ def test_a_managers_head_holds_up_nobody_elses_lane() -> None:
     own = w.submit(name="own", stages=stage(1))
     w.cycle()
     assert list(w.placements(own).values()) == ["n0"]
+
+
+def test_a_command_for_an_unknown_partition_disturbs_no_other() -> None:
+    w = world()
+    good = w.submit(name="good", stages=stage(1))
+    w._send("nowhere", Kill(job=good, operator=True))
+    w.cycle()
+    assert any(str(answer) == "partition: there is no partition nowhere; name one of default" for answer in w.answers())
+    assert len(w.placements(good)) == 1

@@ -55,7 +55,7 @@ class Reign:
     It is the one part of the state that is not journaled and not altered through a plan.
     """
 
-    __slots__ = ("began", "ready", "ready_at", "reported")
+    __slots__ = ("began", "ready", "ready_at")
 
     def __init__(self) -> None:
         self.began: Micros | None = None
@@ -63,8 +63,6 @@ class Reign:
         self.ready = False
         self.ready_at: Micros = 0
         """The clocks of silence start again here: nobody could be heard before."""
-        self.reported: set[str] = set()
-        """The resource managers that have replayed what they know."""
 
 
 class Touched:

@@ -440,9 +440,13 @@ class World:
     def _turn(self, batch: list[tuple[str, AnyCommand]]) -> None:
         by_partition: dict[str, list[AnyCommand]] = {name: [] for name in self.cluster.writers}
         for where, command in batch:
-            if where not in by_partition:
-                raise Refused("partition", f"there is no partition {where}", "unknown")
-            by_partition[where].append(command)
+            if where in by_partition:
+                by_partition[where].append(command)
+            else:
+                known = ", ".join(by_partition)
+                self._answers.append(
+                    Rejected("partition", f"there is no partition {where}; name one of {known}", "unknown")
+                )
         for name, commands in by_partition.items():
             reports = self.fleets[name].reports(self.now)
             writer: Writer = self.cluster.writers[name]

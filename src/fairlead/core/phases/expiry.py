@@ -6,10 +6,9 @@ from heapq import heappop, heappush
 
 import msgspec
 
-from fairlead.core.changes import JobForgotten, KeyKept, KeysForgotten, NodeAvoided
-from fairlead.core.model import Job, Micros
+from fairlead.core.changes import JobForgotten, KeyKept, KeysForgotten, NodeAvoided, QueuesRemoved
+from fairlead.core.model import Job, Micros, Queue
 from fairlead.core.outcomes import restart, stop, take_back
-from fairlead.core.phases.intake.config import remove_drained
 from fairlead.core.plan import Plan
 from fairlead.core.resources import format_duration
 from fairlead.core.state import Partition
@@ -26,7 +25,7 @@ def expiry(plan: Plan) -> None:
     _meet_deadlines(plan)
     _give_up_short_stages(plan)
     if plan.partition.draining:
-        remove_drained(plan)
+        _remove_drained(plan)
 
 
 def due(p: Partition) -> Micros | None:
@@ -129,3 +128,19 @@ def _forget_keys(plan: Plan) -> None:
             gone[user, key] = None
     if gone:
         plan.do(KeysForgotten(tuple(gone)))
+
+
+def _remove_drained(plan: Plan) -> None:
+    """Queues that left the configuration go when they are empty, children first."""
+    p = plan.partition
+    going: list[str] = []
+    for path in sorted(p.draining, reverse=True):
+        queue = p.queues[path]
+        if _empty(queue, going):
+            going.append(path)
+    if going:
+        plan.do(QueuesRemoved(tuple(going)))
+
+
+def _empty(queue: Queue, going: list[str]) -> bool:
+    return not queue.jobs and all(child.path in going for child in queue.children.values())

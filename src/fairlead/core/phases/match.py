@@ -69,7 +69,7 @@ class Turns:
     def __len__(self) -> int:
         return len(self._heap)
 
-    def open(self, lane: Lane) -> None:
+    def enter(self, lane: Lane) -> None:
         self._walks[id(lane)] = iter(lane)
         self.go_on(lane, None)
 
@@ -106,7 +106,7 @@ def _serve_leaf(plan: Plan, leaf: Queue, lanes: list[Lane], left: int) -> int:
     turns = Turns(plan, leaf)
     most = plan.partition.settings.max_placed
     for lane in lanes:
-        turns.open(lane)
+        turns.enter(lane)
     while turns and left > 0:
         lane, reservation = turns.next()
         if left < most and _together(reservation) > left:

@@ -10,13 +10,11 @@ from fairlead.core.changes import (
     PoolsSet,
     QueueMoved,
     QueuesAdded,
-    QueuesRemoved,
     QueuesSet,
     SettingsSet,
 )
 from fairlead.core.commands import Accepted, Configure, MarkReady, MoveQueue, RemovePartition
 from fairlead.core.errors import Refused
-from fairlead.core.model import Queue
 from fairlead.core.outcomes import finish
 from fairlead.core.phases.intake.access import need_operator
 from fairlead.core.phases.intake.nodes import tell_to_stop
@@ -74,23 +72,6 @@ def _queues(plan: Plan, command: Configure) -> None:
             )
         if queue.state == "active":
             plan.do(QueueMoved(path, "draining"))
-    remove_drained(plan)
-
-
-def remove_drained(plan: Plan) -> None:
-    """Queues that left the configuration go when they are empty, children first."""
-    p = plan.partition
-    going: list[str] = []
-    for path in sorted(p.draining, reverse=True):
-        queue = p.queues[path]
-        if _empty(queue, going):
-            going.append(path)
-    if going:
-        plan.do(QueuesRemoved(tuple(going)))
-
-
-def _empty(queue: Queue, going: list[str]) -> bool:
-    return not queue.jobs and all(child.path in going for child in queue.children.values())
 
 
 def move_queue(plan: Plan, command: MoveQueue) -> Accepted:

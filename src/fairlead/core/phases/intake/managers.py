@@ -44,7 +44,6 @@ def register(plan: Plan, command: RegisterManager) -> Accepted:
     need_operator(command, "register a resource manager")
     name = check_name(command.name, "name")
     plan.do(ManagerRegistered(name))
-    plan.partition.reign.reported.discard(name)
     return Accepted()
 
 
@@ -64,7 +63,6 @@ def update(plan: Plan, command: UpdateManager) -> Accepted:
         ("release", command.releases, _release),
     ):
         items += [_item(plan, command, what, at, doc, take) for at, doc in enumerate(documents)]
-    plan.partition.reign.reported.add(command.name)
     return Accepted(items=tuple(items))
 
 
