@@ -316,15 +316,21 @@ class Machine(RuleBasedStateMachine):
         for change in decided.changes:
             if isinstance(change, Placed):
                 job = p.jobs[change.job]
-                assert (job.queue.path, job.stages[change.stage].shape.key) not in asleep
+                assert (job.queue.path, job.stages[change.stage].shape) not in asleep
         decided.plan.abandon()
 
     def _the_index_is_exact(self, p: Partition) -> None:
         """The index finds a node for a shape just where looking at every node finds one."""
         for shape in list(p.shapes.values()):
             p.index.refresh()
-            fitting = {row for row in p.nodes.rows.values() if not p.nodes.manager[row] and _fits(p, shape, row)}
-            found = p.index.take(shape, "")
+            fitting = {
+                join
+                for join, row in p.nodes.rows.items()
+                if p.nodes.manager[row] == shape.key.manager and _fits(p, shape, row)
+            }
+            assert (p.index.first(shape) in fitting) if fitting else p.index.first(shape) is None
+            found = p.index.take(shape)
+            assert found != p.index.first(shape) or found is None
             p.index.put_back()
             assert (found in fitting) if fitting else found is None
 

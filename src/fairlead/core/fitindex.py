@@ -33,11 +33,14 @@ Entry = tuple[tuple[int, ...], int]
 class Kind:
     """The buckets of the nodes of one kind."""
 
-    __slots__ = ("buckets", "filled", "heaps", "key", "masks")
+    __slots__ = ("at", "buckets", "filled", "gpus", "heaps", "key", "masks")
 
     def __init__(self, key: KindKey) -> None:
         self.key = key
+        self.gpus = key[4]
         self.buckets: list[Bucket] = []
+        self.at: dict[Bucket, int] = {}
+        """Bucket → where it stands."""
         self.heaps: list[list[Entry]] = []
         """The nodes of each bucket, the fullest first; those that moved on are dropped when they come up."""
         self.filled = 0
@@ -45,13 +48,12 @@ class Kind:
         self.masks: dict[Shape, int] = {}
         """The buckets that fit a shape, as bits."""
 
-    def position(self, bucket: Bucket, index: FitIndex) -> int:
-        """Where a bucket stands; it is opened if need be, and those behind it move up by one."""
+    def open(self, bucket: Bucket, index: FitIndex) -> int:
+        """Make a new bucket; those behind it move up by one."""
         at = bisect_left(self.buckets, bucket)
-        if at < len(self.buckets) and self.buckets[at] == bucket:
-            return at
         self.buckets.insert(at, bucket)
         self.heaps.insert(at, [])
+        self.at = {each: position for position, each in enumerate(self.buckets)}
         below = (1 << at) - 1
         self.filled = (self.filled & below) | ((self.filled & ~below) << 1)
         for shape, mask in self.masks.items():
@@ -60,12 +62,10 @@ class Kind:
         return at
 
     def mask_of(self, shape: Shape, index: FitIndex) -> int:
-        mask = self.masks.get(shape)
-        if mask is None:
-            mask = 0
-            for at, bucket in enumerate(self.buckets):
-                mask |= index.bucket_fits(bucket, shape) << at
-            self.masks[shape] = mask
+        mask = 0
+        for at, bucket in enumerate(self.buckets):
+            mask |= index.bucket_fits(bucket, shape) << at
+        self.masks[shape] = mask
         return mask
 
 
@@ -77,14 +77,15 @@ class FitIndex:
         self._asked: dict[tuple[str, int], int] = {}
         """(Resource, threshold) → how many of the shapes ask for it; a label with 0 → how many select by it."""
         self._names: list[str] = []
-        self._levels: dict[str, list[int]] = {}
+        self._columns: list[tuple[list[int], list[int], list[int]]] = []
+        """Of each resource by name: thresholds, capacities, and what is used."""
         self._parts: list[int] = []
-        """Thresholds of the resources by name, and of parts of a GPU."""
+        """Thresholds of parts of a GPU."""
         self._labels: list[str] = []
         self._kinds: dict[KindKey, Kind] = {}
         self._accepted: dict[Shape, list[Kind]] = {}
         self._at: dict[int, tuple[Kind, Bucket, Entry]] = {}
-        """Join number → where the node stands now."""
+        """Join number → where the node stands now. An entry of a heap counts if it is the very one named here."""
         self._taken: list[int] = []
         self._pushes = 0
         self._stale = True
@@ -119,10 +120,15 @@ class FitIndex:
         if self._stale or self._pushes > 16 * len(self._at) + 1_000:
             self._rebuild()
             return
-        if self.nodes.changed:
-            for join in sorted(self.nodes.changed):
-                self._place(join)
-            self.nodes.changed.clear()
+        nodes = self.nodes
+        if nodes.altered_since:
+            for join in nodes.altered_since:
+                self._enter(join)
+            nodes.altered_since.clear()
+        if nodes.used_since:
+            for join in nodes.used_since:
+                self._move(join)
+            nodes.used_since.clear()
 
     def bucket_fits(self, bucket: Bucket, shape: Shape) -> bool:
         need = self._shapes[shape]
@@ -132,74 +138,72 @@ class FitIndex:
             return False
         return all(bucket[at] >= need[at] for at in range(2, len(need)))
 
-    def take(self, shape: Shape, manager: str) -> int | None:
-        """The row of the fullest node that fits one task of a shape. It is out of the index until put back."""
-        found = self._first(shape, manager)
+    def first(self, shape: Shape) -> int | None:
+        """The join number of the fullest node that fits one task of a shape."""
+        found = self._first(shape)
+        return None if found is None else found[0][1]
+
+    def take(self, shape: Shape) -> int | None:
+        """The same, and the node is out of the index until put back."""
+        found = self._first(shape)
         if found is None:
             return None
-        heap, join = found
+        (_, join), heap = found
         heappop(heap)
-        del self._at[join]
         self._taken.append(join)
-        return self.nodes.rows[join]
+        return join
 
     def put_back(self) -> None:
         """What was taken stands in the index again, where it belongs by now."""
-        self.nodes.changed.update(self._taken)
+        self.nodes.used_since.update(dict.fromkeys(self._taken))
         self._taken.clear()
         self.refresh()
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _first(self, shape: Shape, manager: str) -> tuple[list[Entry], int] | None:
-        """The heap at whose top the fullest node that fits stands, and its join number."""
+    def _first(self, shape: Shape) -> tuple[Entry, list[Entry]] | None:
+        """The entry of the fullest node that fits, and the heap at whose top it stands."""
         best: tuple[bool, Bucket, Entry] | None = None
         heap: list[Entry] = []
-        for kind in self._kinds_for(shape):
-            if kind.key[0] != manager:
-                continue
+        stands = self._at
+        for kind in self._accepted.get(shape) or self._kinds_for(shape):
             # Work that asks for no GPU goes where there are none, if it can.
-            wasteful = kind.key[4] and not shape.devices
+            wasteful = kind.gpus and not shape.devices
             if best is not None and wasteful and not best[0]:
                 continue
-            while True:
-                fitting = kind.filled & kind.mask_of(shape, self)
-                if not fitting:
-                    break
+            mask = kind.masks.get(shape)
+            if mask is None:
+                mask = kind.mask_of(shape, self)
+            fitting = kind.filled & mask
+            while fitting:
                 at = (fitting & -fitting).bit_length() - 1
-                entry = self._top(kind, at)
-                if entry is None:
+                entries = kind.heaps[at]
+                while entries:
+                    where = stands.get(entries[0][1])
+                    if where is not None and where[2] is entries[0]:
+                        break
+                    heappop(entries)
+                else:
                     kind.filled &= ~(1 << at)
+                    fitting = kind.filled & mask
                     continue
-                found = (wasteful, kind.buckets[at], entry)
+                found = (wasteful, kind.buckets[at], entries[0])
                 if best is None or found < best:
-                    best, heap = found, kind.heaps[at]
+                    best, heap = found, entries
                 break
-        return None if best is None else (heap, best[2][1])
-
-    def _top(self, kind: Kind, at: int) -> Entry | None:
-        heap = kind.heaps[at]
-        bucket = kind.buckets[at]
-        while heap:
-            where = self._at.get(heap[0][1])
-            if where is not None and where[0] is kind and where[1] == bucket and where[2] == heap[0]:
-                return heap[0]
-            heappop(heap)
-        return None
+        return None if best is None else (best[2], heap)
 
     def _kinds_for(self, shape: Shape) -> list[Kind]:
-        kinds = self._accepted.get(shape)
-        if kinds is None:
-            kinds = self._accepted[shape] = [kind for key, kind in self._kinds.items() if self._accepts(shape, key)]
+        kinds = self._accepted[shape] = [kind for key, kind in self._kinds.items() if self._accepts(shape, key)]
         return kinds
 
     def _accepts(self, shape: Shape, key: KindKey) -> bool:
-        _, pool, taints, values, _ = key
+        manager, pool, taints, values, _ = key
         labels = {label: value for label, value in zip(self._labels, values, strict=True) if value is not None}
-        return shape.accepts(labels, taints, pool)
+        return manager == shape.key.manager and shape.accepts(labels, taints, pool)
 
-    def _place(self, join: int) -> None:
-        """Put a node where it belongs now."""
+    def _enter(self, join: int) -> None:
+        """Look at a node anew: of which kind it is, and where it belongs."""
         nodes = self.nodes
         row = nodes.rows.get(join)
         if row is None or not nodes.placeable(row):
@@ -209,49 +213,52 @@ class FitIndex:
             nodes.manager[row],
             nodes.pool[row],
             nodes.taints[row],
-            tuple(nodes.labels[row].get(label) for label in self._labels),
+            tuple([nodes.labels[row].get(label) for label in self._labels]),
             nodes.device_count(row) > 0,
         )
         kind = self._kinds.get(key)
         if kind is None:
             kind = self._kinds[key] = Kind(key)
             self._accepted.clear()
-        bucket, free = self._bucket(row)
-        entry = (free, join)
-        before = self._at.get(join)
-        if before is not None and before[0] is kind and before[1] == bucket and before[2] == entry:
+        self._place(join, row, kind)
+
+    def _move(self, join: int) -> None:
+        """Follow a node whose use changed; its kind is the same as before."""
+        where = self._at.get(join)
+        if where is None:
+            self._enter(join)
             return
+        row = self.nodes.rows[join]
+        if row in self.nodes.over_rows:
+            del self._at[join]
+        else:
+            self._place(join, row, where[0])
+
+    def _place(self, join: int, row: int, kind: Kind) -> None:
+        whole, part = self.nodes.whole_part[row]
+        levels = [whole, bisect_right(self._parts, part) if part else 0]
+        frees = [whole, part]
+        for thresholds, capacity, used in self._columns:
+            free = capacity[row] - used[row]
+            levels.append(bisect_right(thresholds, free))
+            frees.append(free)
+        bucket = tuple(levels)
+        entry = (tuple(frees), join)
         self._at[join] = (kind, bucket, entry)
-        at = kind.position(bucket, self)
+        at = kind.at.get(bucket)
+        if at is None:
+            at = kind.open(bucket, self)
         heappush(kind.heaps[at], entry)
         self._pushes += 1
         kind.filled |= 1 << at
-
-    def _bucket(self, row: int) -> tuple[Bucket, tuple[int, ...]]:
-        """Where a node belongs, and what is free on it in the same order."""
-        nodes = self.nodes
-        whole = part = 0
-        if nodes.gpus[row]:
-            for used in nodes.devices[row]:
-                if not used:
-                    whole += 1
-                elif used < WHOLE_DEVICE:
-                    part = max(part, WHOLE_DEVICE - used)
-        levels = [whole, bisect_right(self._parts, part)]
-        frees = [whole, part]
-        for name in self._names:
-            column = nodes.capacity.get(name)
-            free = column[row] - nodes.used[name][row] if column is not None else 0
-            levels.append(bisect_right(self._levels[name], free))
-            frees.append(free)
-        return tuple(levels), tuple(frees)
 
     def _need(self, shape: Shape) -> Bucket:
         amounts = dict(shape.amounts)
         gpu = amounts.pop(GPU, 0)
         part = 0 if not gpu or shape.device_milli == WHOLE_DEVICE else bisect_right(self._parts, gpu)
         levels = [shape.devices if shape.device_milli == WHOLE_DEVICE else 0, part]
-        levels += [bisect_right(self._levels[name], amounts[name]) if name in amounts else 0 for name in self._names]
+        for name, (thresholds, _, _) in zip(self._names, self._columns, strict=True):
+            levels.append(bisect_right(thresholds, amounts[name]) if name in amounts else 0)
         return tuple(levels)
 
     def _rebuild(self) -> None:
@@ -260,15 +267,19 @@ class FitIndex:
         self._kinds.clear()
         self._accepted.clear()
         self._at.clear()
-        self.nodes.changed.clear()
+        self.nodes.altered_since.clear()
+        self.nodes.used_since.clear()
         self._labels = sorted(name[1:] for name, _ in self._asked if name.startswith(LABEL))
         self._names = sorted({name for name, _ in self._asked if not name.startswith(LABEL) and name != GPU})
-        self._levels = {name: sorted(amount for each, amount in self._asked if each == name) for name in self._names}
+        self._columns = [
+            (sorted(amount for each, amount in self._asked if each == name), *self.nodes.columns(name))
+            for name in self._names
+        ]
         self._parts = sorted(amount for name, amount in self._asked if name == GPU)
         for shape in self._shapes:
             self._shapes[shape] = self._need(shape)
-        for join in sorted(self.nodes.rows):
-            self._place(join)
+        for join in self.nodes.rows:
+            self._enter(join)
 
 
 LABEL = "="

@@ -256,7 +256,7 @@ def _check_lanes(p: Partition) -> None:
             _need(p.shapes.get(stage.shape.key) is stage.shape, f"the shape of {job.id} is not interned")
             for reservation in stage.reservations:
                 if reservation is not None:
-                    key = (job.queue.path, stage.shape.key)
+                    key = (job.queue.path, stage.shape)
                     sizes[key] = sizes.get(key, 0) + 1
                     _need(
                         reservation.seq < p.counters.reservation,

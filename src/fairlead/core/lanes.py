@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterator
 
 from fairlead.core.model import NEW, SCALE, Queue, Reservation
-from fairlead.core.policy.order import ORDERS, Key, Place
+from fairlead.core.policy.order import ORDERS, Key
 from fairlead.core.shape import Shape
 
 # A lane is cleared of dead entries when they are more than half of it, and at least so many.
@@ -128,9 +128,9 @@ class Lane:
         job = reservation.stage.job
         settings = self.queue.settings
         kind = NEW if reservation.kind == SCALE and not settings.scale_first else reservation.kind
-        place = Place(kind, job.priority, job.live, reservation.asked)
+        place = ORDERS[settings.order](kind, job.priority, job.live, reservation.asked)
         # Who was brought to the front goes first in its round, the last one brought before the others.
-        return (reservation.round, -reservation.front, *ORDERS[settings.order](place), reservation.seq)
+        return (reservation.round, -reservation.front, *place, reservation.seq)
 
     def _within(self, reservation: Reservation) -> Key:
         return self.key(reservation)[-2:]

@@ -41,8 +41,12 @@ class NodeTable:
         """The rows that use more than they have, of a resource or a device: nothing new lands there."""
         self.gpus: list[int] = []
         """How many devices each row has."""
-        self.changed: set[int] = set()
-        """The join numbers of nodes that changed since the index of fitting nodes last looked."""
+        self.whole_part: list[tuple[int, int]] = []
+        """Of each row: how many devices are wholly free, and how much is free on the best of the split ones."""
+        self.used_since: dict[int, None] = {}
+        """The join numbers of nodes whose use changed since the index of fitting nodes last looked."""
+        self.altered_since: dict[int, None] = {}
+        """Likewise, of nodes that came, went or changed what they are."""
         self.version = 0
         """Grows whenever nodes come, go or change what they are, but not with their use."""
         self.offered: dict[str, int] = {}
@@ -94,6 +98,7 @@ class NodeTable:
         self._count(row, -1)
         self._set_capacity(row, {})
         self.devices[row] = []
+        self.whole_part[row] = (0, 0)
         self.over_rows.discard(row)
         self.failures[row] = 0
         self.avoided.pop(join, None)
@@ -161,8 +166,9 @@ class NodeTable:
                 used[device] += shape.device_milli
                 if used[device] > WHOLE_DEVICE or device >= self.gpus[row]:
                     self.over_rows.add(row)
+            self._look_free(row)
         self.allocations[row][allocation.id] = allocation
-        self.changed.add(allocation.node)
+        self.used_since[allocation.node] = None
 
     def unbook(self, allocation: Allocation, shape: Shape, tasks: int, devices: tuple[int, ...]) -> None:
         """The reverse of `book`."""
@@ -174,10 +180,11 @@ class NodeTable:
             for device in devices:
                 used[device] -= shape.device_milli
             self._trim_devices(row)
+            self._look_free(row)
         if row in self.over_rows:
             self._look_over(row)
         del self.allocations[row][allocation.id]
-        self.changed.add(allocation.node)
+        self.used_since[allocation.node] = None
 
     # -- questions -----------------------------------------------------------------------------------------------
 
@@ -189,6 +196,12 @@ class NodeTable:
     def find(self, name: str) -> int | None:
         """The join number of the node of that name."""
         return self.joins.get(name)
+
+    def columns(self, name: str) -> tuple[list[int], list[int]]:
+        """Capacity and use of a resource by row, kept up to date for good."""
+        if name not in self.capacity:
+            self._add_column(name)
+        return self.capacity[name], self.used[name]
 
     def capacity_of(self, row: int) -> Vector:
         return {name: column[row] for name, column in sorted(self.capacity.items()) if column[row]}
@@ -222,7 +235,7 @@ class NodeTable:
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _alter(self, join: int) -> None:
-        self.changed.add(join)
+        self.altered_since[join] = None
         self.version += 1
 
     def _grow(self) -> int:
@@ -237,6 +250,7 @@ class NodeTable:
         self.allocations.append({})
         self.failures.append(0)
         self.gpus.append(0)
+        self.whole_part.append((0, 0))
         for column in self.capacity.values():
             column.append(0)
         for column in self.used.values():
@@ -260,7 +274,17 @@ class NodeTable:
         devices = self.devices[row]
         devices.extend([0] * (self.gpus[row] - len(devices)))
         self._trim_devices(row)
+        self._look_free(row)
         self._look_over(row)
+
+    def _look_free(self, row: int) -> None:
+        whole = part = 0
+        for used in self.devices[row]:
+            if not used:
+                whole += 1
+            elif used < WHOLE_DEVICE:
+                part = max(part, WHOLE_DEVICE - used)
+        self.whole_part[row] = (whole, part)
 
     def _look_over(self, row: int) -> None:
         devices = self.devices[row]

@@ -89,7 +89,7 @@ class Partition:
         self.nodes = NodeTable()
         self.jobs: dict[str, Job] = {}
         self.allocations: dict[int, Allocation] = {}
-        self.lanes: dict[tuple[str, ShapeKey], Lane] = {}
+        self.lanes: dict[tuple[str, Shape], Lane] = {}
         self.pools: dict[str, Pool] = {}
         self.managers: dict[str, Manager] = {}
         self.keys: dict[tuple[str, str], KeptKey] = {}
@@ -218,12 +218,12 @@ class Partition:
         self.room += 1
 
     def lane_of(self, stage: Stage) -> Lane | None:
-        return self.lanes.get((stage.job.queue.path, stage.shape.key))
+        return self.lanes.get((stage.job.queue.path, stage.shape))
 
     def add_reservation(self, reservation: Reservation) -> None:
         stage = reservation.stage
         stage.set_reservation(reservation.kind, reservation)
-        key = (stage.job.queue.path, stage.shape.key)
+        key = (stage.job.queue.path, stage.shape)
         lane = self.lanes.get(key)
         if lane is None:
             lane = self.lanes[key] = Lane(stage.job.queue, stage.shape)
@@ -232,7 +232,7 @@ class Partition:
     def drop_reservation(self, reservation: Reservation) -> None:
         stage = reservation.stage
         stage.set_reservation(reservation.kind, None)
-        key = (stage.job.queue.path, stage.shape.key)
+        key = (stage.job.queue.path, stage.shape)
         lane = self.lanes[key]
         lane.drop()
         if not lane.size:
@@ -333,7 +333,7 @@ class Partition:
             for stage in job.stages:
                 for reservation in stage.reservations:
                     if reservation is not None:
-                        self.lanes[job.queue.path, stage.shape.key].touch(reservation)
+                        self.lanes[job.queue.path, stage.shape].touch(reservation)
 
     def settle(self, job: Job) -> None:
         """Count a job with its queue while it wants or uses something there."""

@@ -66,7 +66,7 @@ class Writer:
         stage = job.stage(stage_name) if job is not None else None
         if job is None or stage is None or stage.reservations[kind] is None:
             return False
-        return (job.queue.path, stage.shape.key) not in decided.plan.looked
+        return (job.queue.path, stage.shape) not in decided.plan.looked
 
     def _commit(self, decided: Cycle, now: Micros) -> None:
         try:

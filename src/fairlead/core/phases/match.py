@@ -209,14 +209,14 @@ def _choose(plan: Plan, reservation: Reservation, most: int) -> tuple[list[Part]
     nodes, index = p.nodes, p.index
     stage = reservation.stage
     shape = stage.shape
-    manager = stage.job.manager
     block = stage.wanted(reservation.kind).first(most)
     parts: list[Part] = []
     left = most
     while left:
-        row = index.take(shape, manager)
-        if row is None:
+        join = index.take(shape)
+        if join is None:
             break
+        row = nodes.rows[join]
         # The index says that one fits; only more need a look.
         fitting = 1 if left == 1 else _room(nodes, shape, row, left)
         devices: tuple[int, ...] = ()
@@ -229,7 +229,7 @@ def _choose(plan: Plan, reservation: Reservation, most: int) -> tuple[list[Part]
             taken, block = split(block, fitting)
         else:
             taken = block
-        parts.append(Part(nodes.join[row], taken, devices))
+        parts.append(Part(join, taken, devices))
         left -= fitting
     return parts, most - left
 
