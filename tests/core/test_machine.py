@@ -331,7 +331,7 @@ class Machine(RuleBasedStateMachine):
             assert (p.index.first(shape) in fitting) if fitting else p.index.first(shape) is None
             found = p.index.take(shape)
             assert found != p.index.first(shape) or found is None
-            p.index.put_back()
+            p.index.put_all_back()
             assert (found in fitting) if fitting else found is None
 
     def _on_job(self, data: Any, act: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from fairlead.core.changes import Change, Ended, NodeAdded, NodeMoved, NodeRemoved, Placed, Stopped
+from fairlead.core.changes import Change, Ended, NodeAdded, NodeMoved, NodeRemoved, Placed, SinglesPlaced, Stopped
 from fairlead.core.model import Allocation
 from fairlead.core.state import Partition
 
@@ -86,6 +86,8 @@ def effects_of(p: Partition, done: Done, strays: Iterable[tuple[str, Stop]] = ()
     for change, kept in done:
         if isinstance(change, Placed):
             fresh.update(range(change.first, change.first + len(change.parts)))
+        elif isinstance(change, SinglesPlaced):
+            fresh.update(range(change.first, change.first + len(change.tasks)))
         elif isinstance(change, Stopped):
             fresh.add(change.into or change.allocation)
         if p.managers:

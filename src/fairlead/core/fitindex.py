@@ -13,7 +13,7 @@ The index is derived and rebuilt at will; nothing about it is ever written down.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 
 from fairlead.core.nodes import NodeTable
@@ -86,7 +86,8 @@ class FitIndex:
         self._accepted: dict[Shape, list[Kind]] = {}
         self._at: dict[int, tuple[Kind, Bucket, Entry]] = {}
         """Join number → where the node stands now. An entry of a heap counts if it is the very one named here."""
-        self._taken: list[int] = []
+        self._out: dict[int, None] = {}
+        """The nodes that were taken and not put back yet."""
         self._pushes = 0
         self._stale = True
 
@@ -150,14 +151,18 @@ class FitIndex:
             return None
         (_, join), heap = found
         heappop(heap)
-        self._taken.append(join)
+        self._out[join] = None
         return join
 
-    def put_back(self) -> None:
-        """What was taken stands in the index again, where it belongs by now."""
-        self.nodes.used_since.update(dict.fromkeys(self._taken))
-        self._taken.clear()
+    def put_back(self, joins: Iterable[int]) -> None:
+        """Nodes that were taken stand in the index again, where they belong by now."""
+        for join in joins:
+            self._out.pop(join, None)
+            self.nodes.used_since[join] = None
         self.refresh()
+
+    def put_all_back(self) -> None:
+        self.put_back(list(self._out))
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -235,6 +240,8 @@ class FitIndex:
             self._place(join, row, where[0])
 
     def _place(self, join: int, row: int, kind: Kind) -> None:
+        if join in self._out:
+            return
         whole, part = self.nodes.whole_part[row]
         levels = [whole, bisect_right(self._parts, part) if part else 0]
         frees = [whole, part]

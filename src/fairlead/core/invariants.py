@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fairlead.core.lifecycle import JOB, NODE, QUEUE
-from fairlead.core.model import Account, Allocation, Job, Stage
+from fairlead.core.model import NO_RESERVATIONS, NOTHING_PENDING, Account, Allocation, Job, Stage
 from fairlead.core.ranges import Ranges, count, indices
 from fairlead.core.resources import GPU, Vector, add
 from fairlead.core.shape import WHOLE_DEVICE
@@ -111,17 +111,20 @@ def _check_table(p: Partition) -> None:
 
 def _check_counts(p: Partition, job: Job) -> None:
     """The cheap half of `_check_job`: numbers, not sets."""
-    live = False
+    live = 0
     for stage in job.stages:
         pending, reservations = stage.pending, stage.reservations
-        for kind in range(3):
-            if (pending[kind] is None) != (reservations[kind] is None) and (reservations[kind] or not p.unmet(job)):
-                raise Broken(f"job {job.id} stage {stage.name}: tasks wait that nobody asks for, or nobody waits")
-        known = stage.waiting() + stage.done() + stage.running()
-        if known < stage.count or (known > stage.count and stage.running() == 0):
+        running = len(stage.live) if stage.live else 0
+        known = running + (stage.done() if stage.ended else 0)
+        if pending is not NOTHING_PENDING or reservations is not NO_RESERVATIONS:
+            known += stage.waiting()
+            for kind in range(3):
+                if (pending[kind] is None) != (reservations[kind] is None) and (reservations[kind] or not p.unmet(job)):
+                    raise Broken(f"job {job.id} stage {stage.name}: tasks wait that nobody asks for, or nobody waits")
+        if known != stage.count and (known < stage.count or not running):
             raise Broken(f"job {job.id} stage {stage.name}: {known} tasks of {stage.count}")
-        live |= stage.running() > 0
-    if live != (job.allocations > 0) or job.over != JOB.terminal(job.state):
+        live += running
+    if bool(live) != (job.allocations > 0) or (job.ended_at is not None) != JOB.terminal(job.state):
         raise Broken(f"job {job.id} is {job.state} with {job.allocations} allocations")
 
 

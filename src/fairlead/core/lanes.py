@@ -47,9 +47,9 @@ class Lane:
         self.touch(reservation)
         self.size += 1
 
-    def drop(self) -> None:
-        """Say that one reservation has left its stage; its entry goes when it is passed over."""
-        self.size -= 1
+    def drop(self, reservations: int = 1) -> None:
+        """Say that so many reservations have left their stages; their entries go when they are passed over."""
+        self.size -= reservations
         self.slept = None
 
     def touch(self, reservation: Reservation) -> None:
@@ -110,10 +110,13 @@ class Lane:
 
     def __iter__(self) -> Iterator[Reservation]:
         """The reservations in order."""
+        moves = self.queue.settings.order == "fair"
         for run in self._runs:
-            for at in range(run.start, len(run.items)):
-                if self._counts(run, run.items[at]):
-                    yield run.items[at]
+            items = run.items
+            for at in range(run.start, len(items)):
+                each = items[at]
+                if each.stage.reservations[each.kind] is each and (not moves or self._counts(run, each)):
+                    yield each
 
     def _clear_out(self) -> None:
         """Drop what left or moved but was never passed over, so that a lane grows with what waits and not with time."""

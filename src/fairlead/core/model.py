@@ -128,6 +128,9 @@ Pending = tuple[Ranges | None, ...]
 """The pending tasks of a stage by kind."""
 
 
+NOTHING_PENDING: Pending = (None, None, None)
+
+
 @lru_cache(maxsize=1_000)
 def all_pending(count: int) -> Pending:
     """What is pending of a stage that has just arrived: one object for all stages of that size."""
@@ -136,6 +139,8 @@ def all_pending(count: int) -> Pending:
 
 Reservations = tuple["Reservation | None", ...]
 """A place for each kind."""
+
+NO_RESERVATIONS: Reservations = (None, None, None)
 
 
 class Reservation(msgspec.Struct, eq=False):
@@ -168,7 +173,7 @@ class Stage(msgspec.Struct, eq=False):
     shape: Shape
     count: int
     pending: Pending
-    reservations: Reservations = (None, None, None)
+    reservations: Reservations = NO_RESERVATIONS
     live: dict[int, Allocation] | None = None
     ended: dict[str, Ranges] | None = None
     history: dict[int, History] | None = None

@@ -7,7 +7,7 @@ list a resource. `devices` holds what is used of each GPU, in milli-GPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from fairlead.core.model import Allocation, NodeState
 from fairlead.core.resources import GPU, Vector
@@ -150,7 +150,18 @@ class NodeTable:
 
     def book(self, allocation: Allocation, shape: Shape, tasks: int, devices: tuple[int, ...]) -> None:
         """Use room for that many tasks of a shape, on these devices; beyond the capacity too, if so told."""
-        row = self.rows[allocation.node]
+        row = self._use(allocation.node, shape, tasks, devices)
+        self.allocations[row][allocation.id] = allocation
+
+    def book_all(
+        self, join: int, allocations: Iterable[Allocation], shape: Shape, tasks: int, devices: tuple[int, ...]
+    ) -> None:
+        """The same for several allocations of one shape on one node, with the tasks and devices of all of them."""
+        row = self._use(join, shape, tasks, devices)
+        self.allocations[row].update({each.id: each for each in allocations})
+
+    def _use(self, join: int, shape: Shape, tasks: int, devices: tuple[int, ...]) -> int:
+        row = self.rows[join]
         for name, amount in shape.amounts:
             column = self.used.get(name)
             if column is None:
@@ -167,8 +178,8 @@ class NodeTable:
                 if used[device] > WHOLE_DEVICE or device >= self.gpus[row]:
                     self.over_rows.add(row)
             self._look_free(row)
-        self.allocations[row][allocation.id] = allocation
-        self.used_since[allocation.node] = None
+        self.used_since[join] = None
+        return row
 
     def unbook(self, allocation: Allocation, shape: Shape, tasks: int, devices: tuple[int, ...]) -> None:
         """The reverse of `book`."""

@@ -238,6 +238,13 @@ class Partition:
         if not lane.size:
             del self.lanes[key]
 
+    def drop_new(self, queue: Queue, shape: Shape, reservations: int) -> None:
+        """The same for several reservations of one lane that have left their stages already."""
+        lane = self.lanes[queue.path, shape]
+        lane.drop(reservations)
+        if not lane.size:
+            del self.lanes[queue.path, shape]
+
     # -- allocations ---------------------------------------------------------------------------------------------
 
     def book(self, allocation: Allocation) -> None:
@@ -264,10 +271,41 @@ class Partition:
         job.allocations += 1
         job.live += tasks
         charge(job, stage.shape, tasks)
-        self.settle(job)
-        self._resort(job)
+        if not job.listed or job.over:
+            self.settle(job)
+        if job.queue.settings.order == "fair":
+            self._resort(job)
         self.touched.nodes.add(allocation.node)
         self.touched.jobs.add(job.id)
+
+    def book_singles(self, allocations: list[Allocation], devices: tuple[int, ...]) -> None:
+        """Like `book`, for the first allocations of many jobs: one task each, of one shape, on one node."""
+        shape, join = allocations[0].stage.shape, allocations[0].node
+        when = self.deadline(allocations[0])
+        self.nodes.book_all(join, allocations, shape, len(allocations), devices)
+        self.touched.nodes.add(join)
+        charged: dict[int, list[Job]] = {}
+        for allocation in allocations:
+            stage = allocation.stage
+            job = stage.job
+            self.allocations[allocation.id] = allocation
+            if when is not None:
+                heappush(self.timers, (when, allocation.id))
+            if stage.live is None:
+                stage.live = {0: allocation}
+            else:
+                stage.live[0] = allocation
+            if not job.allocations:
+                for account in job.accounts:
+                    account.running += 1
+            job.allocations += 1
+            job.live += 1
+            charged.setdefault(id(job.accounts), []).append(job)
+            if job.queue.settings.order == "fair":
+                self._resort(job)
+            self.touched.jobs.add(job.id)
+        for jobs in charged.values():
+            charge(jobs[0], shape, len(jobs))
 
     def unbook(self, allocation: Allocation, moves: bool = False) -> None:
         """The reverse of `book`: the whole allocation leaves. If it only moves on to another state, no room opens."""

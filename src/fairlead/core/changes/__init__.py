@@ -47,6 +47,7 @@ from fairlead.core.changes.tasks import (
     Placed,
     Requeued,
     Revived,
+    SinglesPlaced,
     Stopped,
 )
 
@@ -91,6 +92,7 @@ __all__ = [
     "Requeued",
     "Revived",
     "SettingsSet",
+    "SinglesPlaced",
     "StageAdded",
     "StageScaled",
     "Stopped",

@@ -13,9 +13,25 @@ import msgspec
 from fairlead.core.changes.base import Change
 from fairlead.core.changes.jobs import give_back, grow, take
 from fairlead.core.lifecycle import JOB, TASK
-from fairlead.core.model import NEW, Allocation, History, JobState, Micros, Outcome, Reservation, Stage, StopCause
+from fairlead.core.model import (
+    NEW,
+    NO_RESERVATIONS,
+    NOTHING_PENDING,
+    Allocation,
+    History,
+    JobState,
+    Micros,
+    Outcome,
+    Reservation,
+    Stage,
+    StopCause,
+    all_pending,
+)
 from fairlead.core.ranges import Ranges, count, difference, indices, split
 from fairlead.core.state import Partition
+
+ONLY = (0, 1)
+"""The block of the only task of a stage."""
 
 NOT_AGAIN = -1
 """In place of a kind: the task is not asked for again."""
@@ -88,6 +104,58 @@ class Placed(Change, frozen=True, tag="placed"):
             p.unbook(p.allocations[self.first + offset])
             give_back(p, stage, self.kind, part.indices, dropped)
             dropped = None
+
+
+class SinglesPlaced(Change, frozen=True, tag="singles placed"):
+    """The only tasks of stages that never started, all of one lane, are assigned to one node: a change for many jobs.
+
+    Allocations are numbered from `first`; the attempts are the first ones.
+    """
+
+    node: int
+    first: int
+    tasks: tuple[tuple[str, int], ...]
+    """Job and position of the stage."""
+    devices: tuple[int, ...] = ()
+
+    def apply(self, p: Partition) -> tuple[list[tuple[Reservation, JobState]], int]:
+        kept: list[tuple[Reservation, JobState]] = []
+        allocations: list[Allocation] = []
+        number, now, node, jobs = self.first, p.now, self.node, p.jobs
+        devices: tuple[int, ...] = ()
+        per_task = len(self.devices) // len(self.tasks)
+        for job_id, position in self.tasks:
+            job = jobs[job_id]
+            stage = job.stages[position]
+            reservation = stage.reservations[NEW]
+            assert reservation is not None
+            kept.append((reservation, job.state))
+            stage.reservations = NO_RESERVATIONS
+            stage.pending = NOTHING_PENDING
+            stage.started = True
+            stage.top = 1
+            job.state = "running"
+            if per_task:
+                at = (number - self.first) * per_task
+                devices = self.devices[at : at + per_task]
+            allocations.append(Allocation(number, stage, node, ONLY, 1, devices, "assigned", now))
+            number += 1
+        p.drop_new(job.queue, stage.shape, len(kept))
+        p.book_singles(allocations, self.devices)
+        before = p.counters.allocation
+        p.counters.allocation = max(before, number)
+        return kept, before
+
+    def undo(self, p: Partition, kept: tuple[list[tuple[Reservation, JobState]], int]) -> None:
+        placed, p.counters.allocation = kept
+        for offset in reversed(range(len(self.tasks))):
+            reservation, state = placed[offset]
+            stage = reservation.stage
+            p.unbook(p.allocations[self.first + offset])
+            stage.job.state = state
+            stage.started, stage.top = False, 0
+            stage.pending = all_pending(1)
+            p.add_reservation(reservation)
 
 
 class Acknowledged(Change, frozen=True, tag="acknowledged"):
@@ -386,4 +454,4 @@ def _ungrow(stage: Stage, kind: int, block: tuple[int, ...]) -> None:
         stage.set_pending(kind, None)
 
 
-CHANGES: tuple[type[Any], ...] = (Placed, Acknowledged, Stopped, Ended, PendingEnded, Requeued, Revived)
+CHANGES: tuple[type[Any], ...] = (Placed, SinglesPlaced, Acknowledged, Stopped, Ended, PendingEnded, Requeued, Revived)

@@ -8,20 +8,19 @@ a limit may have opened. A cycle places at most `max_placed` tasks, or one gang.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from heapq import heappop, heappush
+from heapq import heappop, heappush, heapreplace
 
 from fairlead.core.changes import Part, Placed
 from fairlead.core.explain import most_ever
 from fairlead.core.lanes import Lane
 from fairlead.core.model import NEW, SCALE, Job, Queue, Reservation
-from fairlead.core.nodes import NodeTable
+from fairlead.core.phases.hands import Hands, room_on
 from fairlead.core.plan import Plan
-from fairlead.core.policy.fit import choose_devices, room
 from fairlead.core.policy.limits import allowed, may_run, tasks_allowed
 from fairlead.core.policy.order import Key
 from fairlead.core.ranges import split
 from fairlead.core.reasons import NeverFits, NoRoom, NotActive, NotReady, OverLimit, Reason, StillStopping
-from fairlead.core.resources import GPU, scale
+from fairlead.core.resources import scale
 from fairlead.core.shape import Shape
 from fairlead.core.state import Partition
 
@@ -35,7 +34,7 @@ def match(plan: Plan) -> None:
                 _say(plan, lane.head(), NotReady())
         return
     if awake:
-        p.index.refresh()
+        p.index.put_all_back()
     left = p.settings.max_placed
     for path in sorted(awake):
         left = _serve_leaf(plan, p.queues[path], awake[path], left)
@@ -59,74 +58,88 @@ def _awake(plan: Plan) -> dict[str, list[Lane]]:
 class Turns:
     """The next reservation of each open lane of a leaf, first the one whose turn it is."""
 
-    def __init__(self, plan: Plan, leaf: Queue) -> None:
+    def __init__(self, plan: Plan, leaf: Queue, lanes: list[Lane]) -> None:
         self.plan = plan
         self.fair = leaf.settings.order == "fair"
         self._heap: list[tuple[Key, str, Lane, Reservation]] = []
-        self._walks: dict[int, Iterator[Reservation]] = {}
+        self._walks: dict[Lane, Iterator[Reservation]] = {}
         self._passed: dict[int, None] = {}
+        for lane in lanes:
+            head = lane.head()
+            if head is not None:
+                self._walks[lane] = walk = iter(lane)
+                heappush(self._heap, (lane.key(head), lane.shape.text, lane, next(walk)))
 
     def __len__(self) -> int:
         return len(self._heap)
 
-    def enter(self, lane: Lane) -> None:
-        self._walks[id(lane)] = iter(lane)
-        self.go_on(lane, None)
+    def current(self) -> tuple[Lane, Reservation]:
+        """Whose turn it is, until its lane goes on or is closed."""
+        heap = self._heap
+        while self.fair:
+            key, text, lane, reservation = heap[0]
+            place = lane.key(reservation)
+            if place == key:
+                break
+            heapreplace(heap, (place, text, lane, reservation))  # its job runs more than before
+        return heap[0][2], heap[0][3]
 
-    def next(self) -> tuple[Lane, Reservation]:
-        while True:
-            key, _, lane, reservation = heappop(self._heap)
-            if not self.fair or lane.key(reservation) == key or not self._heap:
-                return lane, reservation
-            # Its job runs more than before, and somebody else has this place now.
-            heappush(self._heap, (lane.key(reservation), lane.shape.text, lane, reservation))
-
-    def pass_over(self, lane: Lane, reservation: Reservation) -> None:
-        """It keeps its place, and the next one of its lane is tried."""
-        self._passed[id(reservation)] = None
-        self.go_on(lane, None)
-
-    def go_on(self, lane: Lane, after: Reservation | None) -> None:
-        """Queue a lane up again, with the reservation that just had a turn if it wants more."""
+    def go_on(self, after: Reservation | None = None) -> None:
+        """The turn is over. The lane queues up again, with the reservation that had it if that wants more."""
+        lane = self._heap[0][2]
         following = after
         if self.fair:
             # Places move with every task that starts: look from the beginning, past those that were passed over.
             found = lane.after(self._passed)
             following = None if found is None else found[1]
         elif after is None or after.stage.reservations[after.kind] is not after:
-            following = next(self._walks[id(lane)], None)
+            following = next(self._walks[lane], None)
         if following is None:
-            _close(self.plan, lane)
+            self.close()
         else:
-            heappush(self._heap, (lane.key(following), lane.shape.text, lane, following))
+            heapreplace(self._heap, (lane.key(following), lane.shape.text, lane, following))
+
+    def pass_over(self) -> None:
+        """It keeps its place, and the next one of its lane is tried."""
+        self._passed[id(self._heap[0][3])] = None
+        self.go_on()
+
+    def close(self) -> None:
+        """Nothing more of this lane in this cycle: it sleeps until something changes for it."""
+        lane = heappop(self._heap)[2]
+        lane.slept = (self.plan.partition.room, self.plan.partition.nodes.version)
 
 
 def _serve_leaf(plan: Plan, leaf: Queue, lanes: list[Lane], left: int) -> int:
     """Give turns until every lane is closed, or as many tasks as may be are placed. Returns how many may still be."""
-    turns = Turns(plan, leaf)
+    turns, hands = Turns(plan, leaf, lanes), Hands(plan)
     most = plan.partition.settings.max_placed
-    for lane in lanes:
-        turns.enter(lane)
     while turns and left > 0:
-        lane, reservation = turns.next()
-        if left < most and _together(reservation) > left:
-            return 0  # a gang that is too large for what is left of this cycle opens the next one
-        alone = not turns and lane.size == 1
-        placed, reason = _take_turn(plan, reservation, left if alone or not turns.fair else 1)
+        lane, reservation = turns.current()
+        # Under `fair` places move with every task that starts, so that each start has to be seen at once.
+        if not turns.fair and hands.give(lane, reservation):
+            left -= 1
+            turns.go_on()
+            continue
+        together = _together(reservation)
+        if together > left and left < most:
+            left = 0  # a gang that is too large for what is left of this cycle opens the next one
+            break
+        alone = len(turns) == 1 and lane.size == 1
+        placed, reason = _take_turn(plan, reservation, together, left if alone or not turns.fair else 1)
         left -= placed
         if reason is None:
-            turns.go_on(lane, reservation)
-            continue
-        _say(plan, reservation, reason)
-        if isinstance(reason, NoRoom) or _blocks_all(reservation, reason):
-            _close(plan, lane)
+            turns.go_on(reservation)
+        elif isinstance(reason, NoRoom) and hands.empty():
+            continue  # there is more room than it seemed: the same one is tried again
         else:
-            turns.pass_over(lane, reservation)
+            _say(plan, reservation, reason)
+            if isinstance(reason, NoRoom) or _blocks_all(reservation, reason):
+                turns.close()
+            else:
+                turns.pass_over()
+    hands.empty()
     return left
-
-
-def _close(plan: Plan, lane: Lane) -> None:
-    lane.slept = (plan.partition.room, plan.partition.nodes.version)
 
 
 def _blocks_all(reservation: Reservation, reason: Reason) -> bool:
@@ -137,53 +150,50 @@ def _blocks_all(reservation: Reservation, reason: Reason) -> bool:
     return isinstance(reason, NotActive) or (isinstance(reason, NeverFits) and reason.most == 0)
 
 
-def _take_turn(plan: Plan, reservation: Reservation, most: int) -> tuple[int, Reason | None]:
+def _take_turn(plan: Plan, reservation: Reservation, together: int, most: int) -> tuple[int, Reason | None]:
     """One gang, or single tasks up to a number. Returns how many were placed, and why no more could be."""
-    stage = reservation.stage
-    together = _together(reservation)
-    wanted = reservation.count
-    if _still_stopping(reservation) or wanted < together:
+    stage, kind = reservation.stage, reservation.kind
+    wanted = stage.pending[kind]
+    p, job = plan.partition, stage.job
+    if wanted is None or len(wanted) < together or (stage.live and _still_stopping(reservation)):
         return 0, StillStopping()
-    reason = _admit(plan.partition, stage.job)
+    reason = _admit(p, job)
     if reason is not None:
         return 0, reason
-    most = together if together > 1 else min(most, wanted)
-    limited = [(each.name, each.limit, each.used) for each in stage.job.accounts if each.limit is not None]
+    most = together if together > 1 else min(most, len(wanted))
+    limited = [(each.name, each.limit, each.used) for each in job.accounts if each.limit is not None]
     if limited:
         reason = allowed(limited, scale(stage.shape.resources, together))
         if reason is not None:
             return 0, reason
         most = tasks_allowed(limited, stage.shape.resources, most)
-    parts, placed = _choose(plan, reservation, most)
+    block = wanted.first(most)
+    parts, placed = _choose(p, stage.shape, block, most)
+    taken = [part.node for part in parts]
     if placed < together:
-        return 0, _no_room(plan.partition, reservation, together, placed)
-    block = stage.wanted(reservation.kind).first(placed)
-    plan.do(
-        Placed(
-            stage.job.id,
-            stage.position,
-            reservation.kind,
-            stage.next_attempt(block),
-            plan.partition.counters.allocation,
-            tuple(parts),
-            together > 1,
-        )
-    )
-    plan.partition.index.put_back()
+        p.index.put_back(taken)
+        return 0, _no_room(p, reservation, together, placed)
+    if placed < most:
+        block = wanted.first(placed)
+    attempt = stage.next_attempt(block) if stage.history else stage.floor + 1
+    plan.do(Placed(job.id, stage.position, kind, attempt, p.counters.allocation, tuple(parts), together > 1))
+    p.index.put_back(taken)
     return placed, None
 
 
 def _still_stopping(reservation: Reservation) -> bool:
     """Whether members of the same gang have yet to come back."""
     stage = reservation.stage
-    if not stage.live or (stage.started and reservation.kind != SCALE):
+    if stage.started and reservation.kind != SCALE:
         return False
-    return any(each.cause == "gang" for each in stage.live.values())
+    return any(each.cause == "gang" for each in (stage.live or {}).values())
 
 
 def _together(reservation: Reservation) -> int:
     """How many tasks have to start at once."""
     stage = reservation.stage
+    if stage.count == 1:
+        return 1
     if reservation.kind == NEW:
         return 1 if stage.started else max(1, stage.needed)
     if reservation.kind == SCALE and stage.terms.scaling == "strict" and not stage.terms.min:
@@ -203,28 +213,19 @@ def _admit(p: Partition, job: Job) -> Reason | None:
     return may_run(bounded) if bounded else None
 
 
-def _choose(plan: Plan, reservation: Reservation, most: int) -> tuple[list[Part], int]:
-    """Nodes for up to that many tasks, the fullest that fit first. They are out of the index until put back."""
-    p = plan.partition
+def _choose(p: Partition, shape: Shape, block: tuple[int, ...], most: int) -> tuple[list[Part], int]:
+    """Nodes for up to that many tasks of a block, the fullest that fit first; out of the index until put back."""
     nodes, index = p.nodes, p.index
-    stage = reservation.stage
-    shape = stage.shape
-    block = stage.wanted(reservation.kind).first(most)
     parts: list[Part] = []
     left = most
     while left:
-        join = index.take(shape)
+        # The last one may stay where it is: nobody looks for another.
+        join = index.first(shape) if left == 1 else index.take(shape)
         if join is None:
             break
         row = nodes.rows[join]
         # The index says that one fits; only more need a look.
-        fitting = 1 if left == 1 else _room(nodes, shape, row, left)
-        devices: tuple[int, ...] = ()
-        if shape.devices:
-            devices = choose_devices(
-                nodes.devices[row], nodes.device_count(row), shape.devices, shape.device_milli, fitting
-            )
-            fitting = len(devices) // shape.devices
+        fitting, devices = (1, ()) if left == 1 and not shape.devices else room_on(p, shape, row, left)
         if fitting < left:
             taken, block = split(block, fitting)
         else:
@@ -234,15 +235,7 @@ def _choose(plan: Plan, reservation: Reservation, most: int) -> tuple[list[Part]
     return parts, most - left
 
 
-def _room(nodes: NodeTable, shape: Shape, row: int, most: int) -> int:
-    return room(
-        [(nodes.capacity[name][row] - nodes.used[name][row], amount) for name, amount in shape.amounts if name != GPU],
-        most,
-    )
-
-
 def _no_room(p: Partition, reservation: Reservation, wanted: int, found: int) -> Reason:
-    p.index.put_back()
     most = most_ever(p, reservation.stage.shape, reservation.stage.job.manager, wanted)
     return NeverFits(wanted, most) if most < wanted else NoRoom(wanted, found)
 
