@@ -1,55 +1,142 @@
-"""How fast cycles decide: gangs and single tasks from a backlog, matched, checked and written durably."""
+"""How fast cycles decide: gangs, single tasks and a mix from a backlog, steady state, nothing to do, and growth.
+
+Everything goes through the writer: commands, plan, checks, effects, and a durable record a cycle.
+"""
 
 from __future__ import annotations
 
 import gc
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from bench.harness import Row, loop_seconds, timed
 from bench.worlds import open_writer
-from fairlead.core.commands import AddNode, AnyCommand, MarkReady, Submit
+from fairlead.core.changes import NodeSpec
+from fairlead.core.commands import AddNode, AnyCommand, MarkReady, Report, Submit
 from fairlead.core.documents import parse_job, parse_node
+from fairlead.core.effects import Effect, ForNode
 from fairlead.core.model import JobSpec
 from fairlead.writer.loop import Writer
+
+ENDS = 1_000
+"""How many tasks end, and are replaced, in one cycle of the steady state."""
+
+GANG = [parse_job({"stages": [{"count": 64, "resources": {"cpu": 1}}]})]
+SINGLES = [
+    parse_job({"stages": [{"resources": {"cpu": 1 + at % 5, "memory": f"{1 + at // 5}Gi"}}]}) for at in range(20)
+]
+MIX = [
+    *SINGLES[:10],
+    *(parse_job({"stages": [{"resources": {"cpu": 2, "gpu": gpu}}]}) for gpu in ("0.25", "0.5", 1, 2)),
+    *(parse_job({"stages": [{"resources": {"cpu": 1}, "selectors": {"zone": zone}}]}) for zone in ("z0", "z1", "z2")),
+    *(parse_job({"stages": [{"resources": {"gpu": "0.5"}, "selectors": {"zone": z}}]}) for z in (["z0", "z1"], "z3")),
+    parse_job({"stages": [{"count": 8, "resources": {"cpu": 1, "gpu": 1}}]}),
+]
 
 
 def deciding(scale: float) -> Iterator[Row]:
     nodes = max(10, round(10_000 * scale))
-    gang = [parse_job({"stages": [{"count": 64, "resources": {"cpu": 1}}]})]
-    shapes = [
-        parse_job({"stages": [{"resources": {"cpu": 1 + at % 5, "memory": f"{1 + at // 5}Gi"}}]}) for at in range(20)
-    ]
     loop = loop_seconds()
-    yield _row("gangs of 64 from a backlog", nodes, gang, max(2, round(2_000 * scale)), 64, 400_000, loop)
-    yield _row(
-        "single tasks of 20 shapes from a backlog", nodes, shapes, max(20, round(50_000 * scale)), 1, 80_000, loop
+    yield _backlog("gangs of 64 from a backlog", nodes, GANG, max(2, round(2_000 * scale)), 400_000, loop)
+    yield _backlog(
+        "single tasks of 20 shapes from a backlog", nodes, SINGLES, max(20, round(1e5 * scale)), 80_000, loop
     )
+    yield _backlog("a mix with selectors and parts of GPUs", nodes, MIX, max(20, round(20_000 * scale)), 50_000, loop)
+    yield _steady(nodes, max(60, round(100_000 * scale)), loop)
+    yield _idle(nodes, max(1, round(1_000 * scale)), loop)
+    for what, specs, jobs in (("gangs", GANG, 100), ("single tasks", SINGLES, 5_000)):
+        yield _growth(what, specs, max(20, round(jobs * scale)), max(10, round(1_000 * scale)))
 
 
-def _row(what: str, nodes: int, specs: list[JobSpec], jobs: int, tasks: int, goal: float, loop: float) -> Row:
-    with tempfile.TemporaryDirectory() as folder:
-        writer = open_writer(Path(folder))
-        _prepare(writer, nodes, specs, jobs)
-        gc.freeze()  # as a server would after its start: what waits is not walked through again and again
+def _backlog(what: str, nodes: int, specs: list[JobSpec], jobs: int, goal: float, loop: float) -> Row:
+    with _waiting(nodes, specs, jobs) as writer:
         took, busy = timed(lambda: _decide(writer))
-        gc.unfreeze()
         placed = sum(job.live for job in writer.partition.jobs.values())
-        writer.journal.close()
-    note = f"{busy / placed * 1_000_000:.1f} µs of CPU each"
+    note = f"{placed:,} tasks, {busy / placed * 1_000_000:.1f} µs of CPU each"
     return Row(what, placed / took, "/s", goal, True, took / loop, "plain loop", note)
 
 
-def _prepare(writer: Writer, nodes: int, specs: list[JobSpec], jobs: int) -> None:
-    _, spec = parse_node({"name": "n", "resources": {"cpu": 64, "memory": "512Gi", "gpu": 8}})
-    commands: list[AnyCommand] = [AddNode(name=f"n{at}", spec=spec, operator=True) for at in range(nodes)]
-    commands += [Submit(spec=specs[at % len(specs)], operator=True) for at in range(jobs)]
-    for at in range(0, len(commands), 1_000):
-        writer.turn(commands[at : at + 1_000], 1)
+def _steady(nodes: int, jobs: int, loop: float) -> Row:
+    """A full machine: every task that ends makes room for one that waits."""
+    with _waiting(max(1, nodes // 10), SINGLES, jobs) as writer:
+        ends = list(_ends(_decide(writer)))[: 20 * ENDS]
+        batches = [ends[at : at + ENDS] for at in range(0, len(ends), ENDS)]
+        took, busy = timed(lambda: [writer.turn(batch, 3) for batch in batches])
+    note = f"{ENDS:,} ends a cycle, {busy / len(ends) * 1_000_000:.1f} µs of CPU for an end and a start"
+    what = "single tasks in steady state, one end a start"
+    return Row(what, len(ends) / took, "/s", 30_000, True, took / loop, "plain loop", note)
 
 
-def _decide(writer: Writer) -> None:
-    writer.turn([MarkReady(operator=True)], 2)
+def _idle(nodes: int, jobs: int, loop: float) -> Row:
+    """Nothing changes while very much waits for room."""
+    large = [parse_job({"stages": [{"count": 1_000, "min": 1, "resources": {"cpu": 40}}]})]
+    with _waiting(max(1, nodes // 100), large, jobs) as writer:
+        _decide(writer)
+        waiting = sum(stage.waiting() for job in writer.partition.jobs.values() for stage in job.stages)
+        took, _ = timed(lambda: [writer.turn([], 3) for _ in range(100)])
+    note = f"{waiting:,} tasks wait"
+    what = "a cycle that changes nothing"
+    return Row(what, took / 100 * 1_000, "ms", 5, False, took / 100 / loop, "plain loop", note)
+
+
+def _growth(what: str, specs: list[JobSpec], jobs: int, nodes: int) -> Row:
+    """The same work on a hundred times as many nodes."""
+    times = []
+    for factor in (1, 100):
+        with _waiting(nodes * factor, specs, jobs) as writer:
+            writer.partition.index.refresh()  # made once for all shapes, when they are first seen
+            times.append(timed(lambda: _decide(writer))[1])
+    note = f"{nodes:,} to {100 * nodes:,} nodes, {times[0] * 1_000:.0f} to {times[1] * 1_000:.0f} ms of CPU"
+    return Row(
+        f"growth with the nodes, {what}", times[1] / times[0], "times", 4, False, times[1] / times[0], "few", note
+    )
+
+
+# -- worlds ------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _waiting(nodes: int, specs: list[JobSpec], jobs: int) -> Iterator[Writer]:
+    """A writer that is not ready yet, with nodes in four zones and jobs that wait."""
+    with tempfile.TemporaryDirectory() as folder:
+        writer = open_writer(Path(folder))
+        commands: list[AnyCommand] = [AddNode(name=f"n{at}", spec=_node(at % 4), operator=True) for at in range(nodes)]
+        commands += [Submit(spec=specs[at % len(specs)], operator=True) for at in range(jobs)]
+        for at in range(0, len(commands), 1_000):
+            writer.turn(commands[at : at + 1_000], 1)
+        gc.freeze()  # as a server would after its start: what waits is not walked through again and again
+        yield writer
+        gc.unfreeze()
+        writer.journal.close()
+
+
+def _node(zone: int) -> NodeSpec:
+    document = {"name": "n", "resources": {"cpu": 64, "memory": "512Gi", "gpu": 8}, "labels": {"zone": f"z{zone}"}}
+    return parse_node(document)[1]
+
+
+def _decide(writer: Writer) -> list[Effect]:
+    """Become ready and place until nothing more fits. Returns all effects."""
+    effects = writer.turn([MarkReady(operator=True)], 2).effects
     while writer.more:
-        writer.turn([], 2)
+        effects += writer.turn([], 2).effects
+    return effects
+
+
+def _ends(effects: list[Effect]) -> Iterator[Report]:
+    """What agents say when everything that was launched has ended well."""
+    for effect in effects:
+        if isinstance(effect, ForNode):
+            for each in effect.launches:
+                yield Report(
+                    node=effect.node,
+                    job=each.job,
+                    number=each.number,
+                    stage=each.stage,
+                    indices=each.indices,
+                    attempt=each.attempt,
+                    state="succeeded",
+                    exit_code=0,
+                )
