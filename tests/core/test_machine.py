@@ -20,6 +20,7 @@ from fairlead.core.commands import RemovePartition
 from fairlead.core.dump import dump, load
 from fairlead.core.errors import Refused
 from fairlead.core.invariants import check_all
+from fairlead.core.phases import hands
 from fairlead.core.policy.fit import choose_devices
 from fairlead.core.shape import Shape
 from fairlead.core.state import Partition
@@ -27,6 +28,7 @@ from fairlead.journal.codec import restore
 from fairlead.testing import World
 
 NODES = [f"n{number}" for number in range(5)]
+FEW = hands.FEW
 JOBS = [f"j{number}" for number in range(8)]
 QUEUES = ["root.a", "root.b.x", "root.b.y"]
 STAGES = ["s", "t"]
@@ -79,6 +81,7 @@ queue_settings = st.fixed_dictionaries(
 class Machine(RuleBasedStateMachine):
     @initialize(rhythm=st.integers(1, 4), first=st.lists(stage_documents, min_size=1, max_size=4))
     def start(self, rhythm: int, first: list[Any]) -> None:
+        hands.FEW = 1  # so that lanes as short as these get nodes in hand too
         self.rhythm = rhythm
         self.rules = 0
         self.w = World({"keep_ended": "20s", "keep_keys": "30s", "lease": "5s", "heartbeat": "1s"})
@@ -91,10 +94,14 @@ class Machine(RuleBasedStateMachine):
             nodes=[{"name": "m0", "resources": {"cpu": 4}}], jobs=[{"job": "r1", "queue": "root.a", "user": "ann"}]
         )
         self.submitted: list[str] = []
+        self.floods = 0
         self.w.cycle()
         for number, document in enumerate(first):
             self._submit(name=f"f{number}", queue=QUEUES[number % 3], user="ann", stages=[{**document, "name": "s"}])
         self.w.cycle()
+
+    def teardown(self) -> None:
+        hands.FEW = FEW
 
     # -- nodes
 
@@ -120,6 +127,15 @@ class Machine(RuleBasedStateMachine):
             getattr(self.w, action)(name)
 
     # -- jobs
+
+    @rule(queue=queues, resources=resources, count=st.integers(1, 6))
+    def flood(self, queue: str, resources: Any, count: int) -> None:
+        """Jobs of one task each, all alike."""
+        for _ in range(count):
+            self.floods += 1
+            self._submit(
+                name=f"x{self.floods}", queue=queue, user="bob", stages=[{"name": "s", "resources": resources}]
+            )
 
     @rule(
         name=jobs,

@@ -235,6 +235,15 @@ def play(s: Script) -> None:
     s.turn(after=30 * HOUR)
     s.turn(submit("last", ARRAY | {"queue": "root.ci"}), MoveNode(name="c0", action="enable", operator=True))
     s.keep()
+    # Single tasks of many jobs, as many as fill a node or more.
+    s.turn(node("c2", resources={"cpu": 8, "gpu": 4}), Kill(job="last", operator=True))
+    s.turn(
+        *(
+            submit(f"unit{at}", {**ARRAY, "queue": "root.ml", "stages": [{"resources": {"gpu": "0.5"}}]})
+            for at in range(9)
+        )
+    )
+    s.keep()
     s.turn(RemovePartition(operator=True))
     s.keep()
 

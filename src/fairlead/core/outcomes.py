@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from fairlead.core.changes import Asked, Ended, JobMoved, NodeAvoided, PendingEnded, Requeued, Stopped
 from fairlead.core.model import (
     NEW,
+    NOTHING_PENDING,
     REPLACE,
     SCALE,
     Allocation,
@@ -293,10 +294,11 @@ def finish(plan: Plan, job: Job, state: JobState, reason: str = "") -> None:
 
 def settle(plan: Plan, job: Job) -> None:
     """If nothing of a job is left to do, it ends by what became of its tasks. A manager's job ends when told."""
-    if job.over or job.manager or job.allocations or any(stage.waiting() for stage in job.stages):
+    if job.allocations or job.over or job.manager:
         return
-    if any(stage.done() < stage.count for stage in job.stages):
-        return
+    for stage in job.stages:
+        if stage.pending != NOTHING_PENDING or stage.done() < stage.count:
+            return
     outcomes = {name for stage in job.stages for name in stage.ended or ()}
     if outcomes & {"failed", "lost"}:
         finish(plan, job, "failed", _failure_of(job))
@@ -311,6 +313,8 @@ def settle(plan: Plan, job: Job) -> None:
 
 def _followers(plan: Plan, job: Job) -> list[Job]:
     p = plan.partition
+    if job.id not in p.followers:
+        return []
     known = (p.jobs[name] for name in p.followers.get(job.id, ()) if name in p.jobs)
     return sorted((each for each in known if not each.over), key=lambda each: each.number)
 

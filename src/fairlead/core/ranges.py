@@ -217,6 +217,8 @@ def split(flat: Sequence[int], k: int) -> tuple[Flat, Flat]:
 
 def difference(a: Flat, b: Flat) -> Flat:
     """What is in `a` and not in `b`."""
+    if a == b:
+        return ()
     shared = _intersection(a, b)
     if not shared:
         return a

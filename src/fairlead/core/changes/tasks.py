@@ -253,6 +253,8 @@ class Ended(Change, frozen=True, tag="ended"):
         # Most tasks succeed at their first attempt, and of those nothing needs to be kept.
         known = stage.history or {}
         plain = self.outcome == "succeeded" and before.attempt == 1
+        if plain and not known:
+            return {}
         return {
             index: self._history(stage, index, before) for index in indices(self.indices) if not plain or index in known
         }
@@ -415,7 +417,9 @@ def _return_job(stage: Stage) -> None:
     job = stage.job
     if job.manager:
         return
-    if job.state == "running" and not job.allocations and any(each.waiting() for each in job.stages):
+    if job.state != "running" or job.allocations:
+        return
+    if any(each.pending != NOTHING_PENDING for each in job.stages):
         JOB.check(job.state, "pending")
         job.state = "pending"
 

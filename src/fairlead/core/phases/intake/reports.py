@@ -17,6 +17,7 @@ from fairlead.core.plan import Plan
 from fairlead.core.ranges import Ranges, check_flat, difference, indices
 from fairlead.core.resources import parse_count, printable, shown
 
+STATES = get_args(ReportState)
 MAX_NUMBER = 2**53
 MAX_REASON = 1_000
 STALE = "stale reports"
@@ -31,12 +32,25 @@ def report(plan: Plan, command: Report) -> Accepted:
         plan.note(STALE)
         _stop_stray(plan, command, command.indices)
         return Accepted(note="stale: the job is not known any more")
+    reason = printable(" ".join(command.reason[: 10 * MAX_REASON].split()), MAX_REASON) if command.reason else ""
+    whole = (stage.live or {}).get(command.indices[0]) if command.indices else None
+    if whole is not None and _is_whole(plan, whole, command):
+        _take(plan, whole, whole.indices, command, reason)
+        return Accepted()
     blocks = _live(plan, stage, command)
-    reason = printable(" ".join(command.reason[: 10 * MAX_REASON].split()), MAX_REASON)
     _stop_stray(plan, command, difference(command.indices, Ranges.from_indices(_all(blocks)).flat()))
     for allocation, block in blocks:
         _take(plan, allocation, block, command, reason)
     return Accepted(note="" if blocks else "stale: none of these attempts is live")
+
+
+def _is_whole(plan: Plan, allocation: Allocation, command: Report) -> bool:
+    """Whether a report speaks of just the tasks of one allocation, as nearly all do."""
+    return (
+        allocation.indices == command.indices
+        and allocation.attempt == command.attempt
+        and _node(plan, allocation) == command.node
+    )
 
 
 def _all(blocks: list[tuple[Allocation, tuple[int, ...]]]) -> Iterator[int]:
@@ -62,8 +76,8 @@ def _check(command: Report) -> None:
     parse_count(command.attempt, "attempt", 0, MAX_NUMBER)
     if command.exit_code is not None:
         parse_count(command.exit_code, "exit_code", -MAX_NUMBER, MAX_NUMBER)
-    if command.state not in get_args(ReportState):
-        raise Refused("state", f"{shown(command.state)} is not one of {', '.join(get_args(ReportState))}; write one")
+    if command.state not in STATES:
+        raise Refused("state", f"{shown(command.state)} is not one of {', '.join(STATES)}; write one")
 
 
 def _live(plan: Plan, stage: Stage, command: Report) -> list[tuple[Allocation, tuple[int, ...]]]:
