@@ -46,7 +46,7 @@ NOT_A_NAME = (
 NOT_A_QUEUE = "is not a queue's name; use 1 to 63 letters, digits or _ @ + - and no dots"
 JOB_KEYS = "it has after, gang, groups, labels, name, preemptible, priority, queue, stages, user"
 STAGE_KEYS = (
-    "it has command, count, environment, estimate, min, name, on_loss, pool, resources, scaling, "
+    "it has apart, command, count, environment, estimate, min, name, near, on_loss, pool, resources, scaling, "
     "selectors, time_limit, tolerations, tries"
 )
 NODE_KEYS = "it has labels, name, pool, resources, taints"
@@ -54,7 +54,7 @@ PARTITION_KEYS = (
     "it has backfill, batch_window, chain, fence, heartbeat, held_nodes_percent, hold_for, hold_large, "
     "keep_ended, keep_keys, launch_timeout, lease, max_batch, max_launch_tries, max_orders, max_placed, "
     "place, pool_pause, pools, preempt_grace, promise_for, queues, ready_after, rebalance_after, "
-    "rebalance_threshold, replace_within, requestors, starving_after, unit"
+    "rebalance_threshold, replace_within, requestors, seed, starving_after, unit"
 )
 QUEUE_KEYS = (
     "it has share, guarantee, limit, max_jobs, order, scale_first, preemptible, submit, admin, users, "

@@ -22,6 +22,7 @@ from fairlead.core.errors import Refused
 from fairlead.core.invariants import check_all
 from fairlead.core.phases import hands
 from fairlead.core.policy.fit import choose_devices
+from fairlead.core.policy.placement import PLACEMENTS
 from fairlead.core.shape import Shape
 from fairlead.core.state import Partition
 from fairlead.journal.codec import restore
@@ -29,6 +30,7 @@ from fairlead.testing import World
 
 NODES = [f"n{number}" for number in range(5)]
 FEW = hands.FEW
+PLACES = ["pack"] * len(PLACEMENTS) + sorted(PLACEMENTS)
 JOBS = [f"j{number}" for number in range(8)]
 QUEUES = ["root.a", "root.b.x", "root.b.y"]
 STAGES = ["s", "t"]
@@ -59,6 +61,8 @@ stage_documents = st.fixed_dictionaries(
         "scaling": st.sampled_from(["strict", "partial"]),
         "duration": st.integers(0, 5),
         "selectors": st.just({"zone": "a"}),
+        "near": st.just("zone"),
+        "apart": st.just(True),
     },
 )
 limits = st.fixed_dictionaries({}, optional={"cpu": st.integers(0, 8), "gpu": st.integers(0, 4)})
@@ -79,12 +83,14 @@ queue_settings = st.fixed_dictionaries(
 
 
 class Machine(RuleBasedStateMachine):
-    @initialize(rhythm=st.integers(1, 4), first=st.lists(stage_documents, min_size=1, max_size=4))
-    def start(self, rhythm: int, first: list[Any]) -> None:
+    @initialize(
+        rhythm=st.integers(1, 4), place=st.sampled_from(PLACES), first=st.lists(stage_documents, min_size=1, max_size=4)
+    )
+    def start(self, rhythm: int, place: str, first: list[Any]) -> None:
         hands.FEW = 1  # so that lanes as short as these get nodes in hand too
         self.rhythm = rhythm
         self.rules = 0
-        self.w = World({"keep_ended": "20s", "keep_keys": "30s", "lease": "5s", "heartbeat": "1s"})
+        self.w = World({"keep_ended": "20s", "keep_keys": "30s", "lease": "5s", "heartbeat": "1s", "place": place})
         for path in QUEUES:
             self.w.queue(path, share=10)
         self.w.node("n0", cpu=4, memory="4Gi", gpu=2, disk=2, labels={"zone": "a"})
@@ -344,11 +350,9 @@ class Machine(RuleBasedStateMachine):
                 for join, row in p.nodes.rows.items()
                 if p.nodes.manager[row] == shape.key.manager and _fits(p, shape, row)
             }
-            assert (p.index.first(shape) in fitting) if fitting else p.index.first(shape) is None
-            found = p.index.take(shape)
-            assert found != p.index.first(shape) or found is None
-            p.index.put_all_back()
-            assert (found in fitting) if fitting else found is None
+            found = [each.join for each in p.index.choose(shape, 1, 0)]
+            p.index.put_back(found)
+            assert set(found) <= fitting and bool(found) == bool(fitting)
 
     def _on_job(self, data: Any, act: Any) -> None:
         if self.submitted:

@@ -54,6 +54,7 @@ PARTITION = "golden"
 
 FIRST = {
     "unit": "slots",
+    "seed": 3,
     "max_batch": 7,
     "lease": "90s",
     "backfill": True,
@@ -116,8 +117,9 @@ GANG = {
             "time_limit": "3h",
             "tries": 3,
             "on_loss": "restart",
+            "near": "rack",
         },
-        {"name": "ps", "count": 2, "min": 1, "resources": {"cpu": 0.5}, "scaling": "partial"},
+        {"name": "ps", "count": 2, "min": 1, "resources": {"cpu": 0.5}, "scaling": "partial", "apart": True},
     ],
 }
 ARRAY = {

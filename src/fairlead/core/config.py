@@ -19,6 +19,7 @@ import msgspec
 
 from fairlead.core.errors import Refused
 from fairlead.core.model import Amounts, Limits, Order, PoolSettings, QueueSettings, Unit
+from fairlead.core.policy.placement import PLACEMENTS
 from fairlead.core.reader import Reader, check_entries, check_name, check_text, suggestion
 from fairlead.core.resources import format_quantity, parse_capacity, parse_limits, printable, shown
 from fairlead.core.settings import DEFAULT_QUEUES, Fence, PartitionConfig, PartitionSettings, Requestor
@@ -33,16 +34,7 @@ MAX_PATH = 1_000
 MAX_QUEUES = 100_000
 MAX_REQUESTORS = 10_000
 MAX_PROVIDER = 1_000
-PLACEMENTS = (
-    "pack",
-    "spread",
-    "bestfit",
-    "random",
-    "dotprod",
-    "gpu_packing",
-    "gpu_clustering",
-    "fgd",
-)
+PLACEMENT_NAMES = ("pack", *PLACEMENTS)
 
 
 def parse_config(doc: object) -> dict[str, PartitionConfig]:
@@ -74,7 +66,8 @@ def parse_partition(doc: object, field: str) -> PartitionConfig:
     default = PartitionSettings()
     settings = PartitionSettings(
         unit=cast(Unit, read.choice("unit", ("dominant", "slots"), default.unit)),
-        place=read.choice("place", PLACEMENTS, default.place),
+        place=read.choice("place", PLACEMENT_NAMES, default.place),
+        seed=read.count("seed", default.seed, 0),
         max_batch=read.count("max_batch", default.max_batch, 1, 1_000_000),
         batch_window=read.duration("batch_window", default.batch_window),
         max_placed=read.count("max_placed", default.max_placed, 1),

@@ -77,6 +77,8 @@ def parse_stage(doc: object, field: str) -> StageSpec:
         tries=read.count("tries", 1, 1, 1_000),
         on_loss=cast(OnLoss, read.choice("on_loss", ("replace", "restart", "fail"), "replace")),
         scaling=cast(Scaling, read.choice("scaling", ("strict", "partial"), "strict")),
+        near=check_label(read.get("near"), read.at("near")) if read.get("near") is not None else "",
+        apart=read.flag("apart", False),
     )
     if stage.time_limit == 0:
         raise Refused(read.at("time_limit"), "0 would end every task at once; leave it out for no limit")

@@ -239,7 +239,7 @@ def _load(document: _Document) -> Partition:
     p.now = document.now
     p.config_version = document.config_version
     p.removed = document.removed
-    p.settings = document.settings
+    p.set_settings(document.settings)
     for queue in document.queues:
         p.add_queue(queue.path, queue.settings)
         p.move_queue(queue.path, queue.state)

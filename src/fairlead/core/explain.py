@@ -92,4 +92,4 @@ def _slots(capacity: Mapping[str, int], shape: Shape) -> int:
         count = capacity.get(GPU, 0) // WHOLE_DEVICE
         per_device = WHOLE_DEVICE // shape.device_milli
         fitting = min(fitting, count // shape.devices if shape.devices > 1 else count * per_device)
-    return fitting
+    return min(fitting, 1) if shape.key.apart else fitting

@@ -57,9 +57,11 @@ class StageSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     tries: int = 1
     on_loss: OnLoss = "replace"
     scaling: Scaling = "strict"
+    near: str = ""
+    apart: bool = False
 
     def shape_key(self, manager: str) -> ShapeKey:
-        return ShapeKey(self.resources, self.selectors, self.tolerations, self.pool, manager)
+        return ShapeKey(self.resources, self.selectors, self.tolerations, self.pool, manager, self.near, self.apart)
 
 
 class Terms(msgspec.Struct, frozen=True, gc=False):

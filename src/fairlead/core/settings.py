@@ -24,6 +24,7 @@ class PartitionSettings(msgspec.Struct, frozen=True, array_like=True):
 
     unit: Unit = "dominant"
     place: str = "pack"
+    seed: int = 0
     max_batch: int = 100
     batch_window: Micros = 50_000
     max_placed: int = 5000

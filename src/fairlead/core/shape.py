@@ -23,6 +23,10 @@ class ShapeKey(msgspec.Struct, frozen=True, array_like=True):
     pool: str = ""
     manager: str = ""
     """Whose nodes: a resource manager's, or our own."""
+    near: str = ""
+    """The label by whose values its tasks gather, if any: a gang on nodes with as few of them as can be."""
+    apart: bool = False
+    """Whether no two tasks of a stage share a node."""
 
     @classmethod
     def of(
@@ -82,4 +86,8 @@ def _text(key: ShapeKey) -> str:
     parts += [f"tolerates {taint}" for taint in key.tolerations]
     if key.pool:
         parts.append(f"pool {key.pool}")
+    if key.near:
+        parts.append(f"near {key.near}")
+    if key.apart:
+        parts.append("apart")
     return "; ".join(parts)

@@ -33,6 +33,7 @@ from fairlead.core.model import (
 from fairlead.core.nodes import NodeTable
 from fairlead.core.ranges import count, indices
 from fairlead.core.resources import BUILT_IN, Vector
+from fairlead.core.scoreindex import ScoreIndex
 from fairlead.core.settings import PartitionSettings
 from fairlead.core.shape import Shape, ShapeKey
 
@@ -110,11 +111,21 @@ class Partition:
         """A heap of idempotency keys by expiry; entries that changed are passed over."""
         self.key_of: dict[str, tuple[str, str]] = {}
         """Job → the key it was submitted with."""
-        self.index = FitIndex(self.nodes)
+        self.index: FitIndex | ScoreIndex = FitIndex(self.nodes)
         self.pools_version = 0
         self.room = 0
         """Grows when room or a limit may have opened; a lane sleeps while it stands."""
         self.touched = Touched()
+
+    def set_settings(self, settings: PartitionSettings) -> None:
+        if (settings.place, settings.seed) != (self.settings.place, self.settings.seed):
+            pack = settings.place == "pack"
+            self.index = FitIndex(self.nodes) if pack else ScoreIndex(self.nodes, settings.place, settings.seed)
+            for shape in self.shapes.values():
+                self.index.add(shape)
+        self.settings = settings
+        self.retime()
+        self.wake()
 
     # -- queues and accounts -------------------------------------------------------------------------------------
 

@@ -16,15 +16,11 @@ class SettingsSet(Change, frozen=True, tag="settings set"):
 
     def apply(self, p: Partition) -> PartitionSettings:
         before = p.settings
-        p.settings = self.settings
-        p.retime()
-        p.wake()
+        p.set_settings(self.settings)
         return before
 
     def undo(self, p: Partition, kept: PartitionSettings) -> None:
-        p.settings = kept
-        p.retime()
-        p.wake()
+        p.set_settings(kept)
 
 
 class ConfigVersioned(Change, frozen=True, tag="config versioned"):

@@ -9,13 +9,10 @@ not used is there for everybody.
 from __future__ import annotations
 
 from fairlead.core.changes import SinglesPlaced
+from fairlead.core.fitindex import FitIndex
 from fairlead.core.lanes import Lane
 from fairlead.core.model import NEW, Account, Reservation
 from fairlead.core.plan import Plan
-from fairlead.core.policy.fit import choose_devices, room
-from fairlead.core.resources import GPU
-from fairlead.core.shape import Shape
-from fairlead.core.state import Partition
 
 FEW = 8
 """A lane with fewer reservations is not worth a node of its own."""
@@ -34,8 +31,9 @@ class Hand:
 
 
 class Hands:
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, index: FitIndex) -> None:
         self.plan = plan
+        self.index = index
         self._hands: dict[Lane, Hand | None] = {}
         """None for a lane that is too short for the nodes it would get."""
         self._unlimited: dict[int, bool] = {}
@@ -78,13 +76,12 @@ class Hands:
         return known
 
     def _take(self, lane: Lane) -> Hand | None:
-        p = self.plan.partition
-        join = p.index.take(lane.shape)
+        join = self.index.take(lane.shape)
         if join is None:
             return None
-        fitting, devices = room_on(p, lane.shape, p.nodes.rows[join], lane.size + 1)
+        fitting, devices = self.index.room_on(join, lane.shape, lane.size + 1)
         if fitting > lane.size:
-            p.index.put_back((join,))
+            self.index.put_back((join,))
             return None
         return Hand(join, fitting, devices)
 
@@ -94,15 +91,4 @@ class Hands:
         tasks = tuple([(each.stage.job.id, each.stage.position) for each in hand.reservations])
         devices = hand.devices[: per_task * len(tasks)]
         self.plan.do(SinglesPlaced(hand.join, p.counters.allocation, tasks, devices))
-        p.index.put_back((hand.join,))
-
-
-def room_on(p: Partition, shape: Shape, row: int, most: int) -> tuple[int, tuple[int, ...]]:
-    """How many tasks of a shape fit a node, up to a number, and the devices they get."""
-    nodes = p.nodes
-    free = [(nodes.capacity[name][row] - nodes.used[name][row], each) for name, each in shape.amounts if name != GPU]
-    fitting = room(free, most)
-    if not shape.devices:
-        return fitting, ()
-    devices = choose_devices(nodes.devices[row], nodes.device_count(row), shape.devices, shape.device_milli, fitting)
-    return len(devices) // shape.devices, devices
+        self.index.put_back((hand.join,))

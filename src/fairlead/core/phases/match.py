@@ -12,16 +12,18 @@ from heapq import heappop, heappush, heapreplace
 
 from fairlead.core.changes import Part, Placed
 from fairlead.core.explain import most_ever
+from fairlead.core.fitindex import FitIndex
 from fairlead.core.lanes import Lane
-from fairlead.core.model import NEW, SCALE, Job, Queue, Reservation
-from fairlead.core.phases.hands import Hands, room_on
+from fairlead.core.model import NEW, SCALE, Job, Queue, Reservation, Stage
+from fairlead.core.nodeindex import Choice
+from fairlead.core.phases.hands import Hands
+from fairlead.core.phases.topology import gather
 from fairlead.core.plan import Plan
 from fairlead.core.policy.limits import allowed, may_run, tasks_allowed
 from fairlead.core.policy.order import Key
 from fairlead.core.ranges import split
 from fairlead.core.reasons import NeverFits, NoRoom, NotActive, NotReady, OverLimit, Reason, StillStopping
 from fairlead.core.resources import scale
-from fairlead.core.shape import Shape
 from fairlead.core.state import Partition
 
 
@@ -112,12 +114,13 @@ class Turns:
 
 def _serve_leaf(plan: Plan, leaf: Queue, lanes: list[Lane], left: int) -> int:
     """Give turns until every lane is closed, or as many tasks as may be are placed. Returns how many may still be."""
-    turns, hands = Turns(plan, leaf, lanes), Hands(plan)
-    most = plan.partition.settings.max_placed
+    p = plan.partition
+    turns, most = Turns(plan, leaf, lanes), p.settings.max_placed
+    # Under `fair` places move with every task that starts, so that each start has to be seen at once.
+    hands = Hands(plan, p.index) if isinstance(p.index, FitIndex) and not turns.fair else None
     while turns and left > 0:
         lane, reservation = turns.current()
-        # Under `fair` places move with every task that starts, so that each start has to be seen at once.
-        if not turns.fair and hands.give(lane, reservation):
+        if hands and hands.give(lane, reservation):
             left -= 1
             turns.go_on()
             continue
@@ -130,7 +133,7 @@ def _serve_leaf(plan: Plan, leaf: Queue, lanes: list[Lane], left: int) -> int:
         left -= placed
         if reason is None:
             turns.go_on(reservation)
-        elif isinstance(reason, NoRoom) and hands.empty():
+        elif isinstance(reason, NoRoom) and hands and hands.empty():
             continue  # there is more room than it seemed: the same one is tried again
         else:
             _say(plan, reservation, reason)
@@ -138,7 +141,8 @@ def _serve_leaf(plan: Plan, leaf: Queue, lanes: list[Lane], left: int) -> int:
                 turns.close()
             else:
                 turns.pass_over()
-    hands.empty()
+    if hands:
+        hands.empty()
     return left
 
 
@@ -167,17 +171,18 @@ def _take_turn(plan: Plan, reservation: Reservation, together: int, most: int) -
         if reason is not None:
             return 0, reason
         most = tasks_allowed(limited, stage.shape.resources, most)
-    block = wanted.first(most)
-    parts, placed = _choose(p, stage.shape, block, most)
-    taken = [part.node for part in parts]
-    if placed < together:
-        p.index.put_back(taken)
-        return 0, _no_room(p, reservation, together, placed)
-    if placed < most:
+    chosen = _choose(p, stage, most)
+    placed = sum([each.tasks for each in chosen])
+    if placed >= together:
         block = wanted.first(placed)
-    attempt = stage.next_attempt(block) if stage.history else stage.floor + 1
-    plan.do(Placed(job.id, stage.position, kind, attempt, p.counters.allocation, tuple(parts), together > 1))
-    p.index.put_back(taken)
+        attempt = stage.next_attempt(block) if stage.history else stage.floor + 1
+        parts = (Part(chosen[0].join, block, chosen[0].devices),) if len(chosen) == 1 else tuple(_parts(chosen, block))
+        plan.do(Placed(job.id, stage.position, kind, attempt, p.counters.allocation, parts, together > 1))
+    if stage.shape.key.apart:
+        p.index.put_all_back()
+    p.index.put_back([each.join for each in chosen])
+    if placed < together:
+        return 0, _no_room(p, reservation, together, placed)
     return placed, None
 
 
@@ -213,26 +218,21 @@ def _admit(p: Partition, job: Job) -> Reason | None:
     return may_run(bounded) if bounded else None
 
 
-def _choose(p: Partition, shape: Shape, block: tuple[int, ...], most: int) -> tuple[list[Part], int]:
-    """Nodes for up to that many tasks of a block, the fullest that fit first; out of the index until put back."""
-    nodes, index = p.nodes, p.index
-    parts: list[Part] = []
-    left = most
-    while left:
-        # The last one may stay where it is: nobody looks for another.
-        join = index.first(shape) if left == 1 else index.take(shape)
-        if join is None:
-            break
-        row = nodes.rows[join]
-        # The index says that one fits; only more need a look.
-        fitting, devices = (1, ()) if left == 1 and not shape.devices else room_on(p, shape, row, left)
-        if fitting < left:
-            taken, block = split(block, fitting)
-        else:
-            taken = block
-        parts.append(Part(join, taken, devices))
-        left -= fitting
-    return parts, most - left
+def _choose(p: Partition, stage: Stage, most: int) -> list[Choice]:
+    """Nodes for up to that many tasks of a stage. They have to be put back into the index."""
+    shape, number = stage.shape, p.counters.allocation
+    if shape.key.apart and stage.live:
+        p.index.withdraw(sorted({each.node for each in stage.live.values()}))
+    if shape.key.near and (most > 1 or stage.live):
+        rows = [p.nodes.rows[each.node] for each in (stage.live or {}).values()]
+        return gather(p.index, shape, most, number, {p.nodes.labels[row].get(shape.key.near, "") for row in rows})
+    return p.index.choose(shape, most, number)
+
+
+def _parts(chosen: list[Choice], block: tuple[int, ...]) -> Iterator[Part]:
+    for join, tasks, devices in chosen:
+        taken, block = split(block, tasks)
+        yield Part(join, taken, devices)
 
 
 def _no_room(p: Partition, reservation: Reservation, wanted: int, found: int) -> Reason:
