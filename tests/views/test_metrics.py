@@ -13,7 +13,6 @@ from fairlead.core.config import parse_config
 from fairlead.core.documents import parse_job, parse_node
 from fairlead.journal import MemoryJournal
 from fairlead.testing import World
-from fairlead.views.lanefigures import LaneFigures
 from fairlead.views.metrics import LANES, Metrics
 from fairlead.writer.loop import Stopped, Writer
 
@@ -80,15 +79,55 @@ def test_reservations_and_pending_tasks_by_lane() -> None:
     assert "lane_pending_tasks" not in figures(w.metrics)
 
 
+def test_pending_tasks_follow_scaling_and_forgetting() -> None:
+    w = Watched({"keep_ended": 0})
+    job = w.tasks(5)
+    w.cycle()
+    for count in (9, 2):
+        w.scale(job, "w", count)
+        w.cycle()
+        assert w.figures("lane_pending_tasks") == {"root.default, cpu=1": count}
+    short = w.tasks(4)
+    w.scale(job, "w", 3)
+    w.scale(job, "w", 6)
+    w.kill(short)
+    w.cycle()  # it came, ended and was forgotten in one cycle
+    assert short not in w.partition().jobs
+    assert w.figures("lane_pending_tasks") == {"root.default, cpu=1": 6}
+
+
+def test_a_gang_that_comes_back_after_a_scale_down() -> None:
+    w = Watched()
+    w.nodes(3, cpu=1)
+    w.refuse_launches("n0")
+    job = w.tasks(3)
+    w.cycle()
+    assert w.placements(job)["w", 0] == "n0"
+    w.scale(job, "w", 2)
+    w.cycle()  # the first is refused, the others are told to stop, and the last of them is not wanted any more
+    assert w.figures("lane_pending_tasks") == {"root.default, cpu=1": 1}
+    w.drain("n1")
+    w.cycle()
+    assert w.figures("lane_pending_tasks") == {"root.default, cpu=1": 2}
+
+
 def test_lanes_of_a_manager_read_like_ours() -> None:
     w = Watched()
     w.rm("k8s").register()
-    w.rm("k8s").update(
-        jobs=[{"job": "theirs"}], asks=[{"job": "theirs", "ask": "w", "count": 2, "min": 1, "resources": {"cpu": 1}}]
-    )
+    ask = {"job": "theirs", "ask": "w", "count": 2, "min": 1, "resources": {"cpu": 1}}
+    w.rm("k8s").update(jobs=[{"job": "theirs"}])
+    w.cycle()
+    w.rm("k8s").update(asks=[ask])
     w.tasks(3)
     w.cycle()
     assert len(w.partition().lanes) == 2
+    assert w.figures("lane_reservations") == {"root.default, cpu=1": 2}
+    assert w.figures("lane_pending_tasks") == {"root.default, cpu=1": 5}
+    w.rm("k8s").update(asks=[{"job": "theirs", "ask": "w", "withdraw": True}])
+    w.cycle()
+    assert w.figures("lane_pending_tasks") == {"root.default, cpu=1": 3}
+    w.rm("k8s").update(asks=[ask])
+    w.cycle()
     assert w.figures("lane_reservations") == {"root.default, cpu=1": 2}
     assert w.figures("lane_pending_tasks") == {"root.default, cpu=1": 5}
 
@@ -104,33 +143,30 @@ def test_only_the_lanes_where_most_wait_are_shown() -> None:
     assert w.figures("lane_reservations")["other, other"] == 3
 
 
-def test_a_cycle_does_not_look_at_all_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
-    w = Watched()
-    w.tasks(1, resources={"cpu": 1})
-    w.tasks(2, resources={"cpu": 2})
-    w.cycle()
-    monkeypatch.setattr(LaneFigures, "begin", None)
-    seen: list[str] = []
-    w.partition().lanes = Spied(w.partition().lanes, seen)  # type: ignore[assignment]
-    [metrics] = w._observers
-    w.tasks(4, resources={"cpu": 2})
-    w._queue, commands = [], [each[1] for each in w._queue if isinstance(each, tuple)]
-    decided = w.cluster.writers["default"].turn(commands, w.now)
-    seen.clear()
-    metrics.cycle(decided, {})
-    assert seen == ["cpu=2"]
-
-
 class Spied(dict[Any, Any]):
-    """Lanes that say who was asked for, and refuse to be walked."""
+    """Lanes that remember which were asked for. They can be walked by nobody."""
 
-    def __init__(self, lanes: Any, seen: list[str]) -> None:
+    def __init__(self, lanes: Any) -> None:
         super().__init__(lanes)
-        self.seen = seen
+        self.asked: list[str] = []
 
     def get(self, key: Any, default: Any = None) -> Any:
-        self.seen.append(key[1].text)
+        self.asked.append(key[1].text)
         return super().get(key, default)
+
+    __iter__ = items = values = keys = None  # type: ignore[assignment]
+
+
+def test_a_cycle_does_not_look_at_all_lanes() -> None:
+    metrics = Metrics()
+    writer = writer_with(metrics, MemoryJournal())
+    writer.turn([submission(20), submission(20, cpu=2)], 2)
+    writer._observers = []
+    decided = writer.turn([submission(5, cpu=2)], 3)
+    spied = writer.state.lanes = Spied(writer.state.lanes)
+    metrics.cycle(decided, {})
+    assert spied.asked == ["cpu=2"]
+    assert figures(metrics)["lane_pending_tasks"] == {"root.default, cpu=1": 20, "root.default, cpu=2": 25}
 
 
 # -- reservations ------------------------------------------------------------------------------------------------
@@ -379,8 +415,8 @@ def writer_with(metrics: Metrics, journal: MemoryJournal) -> Writer:
     return writer
 
 
-def submission(count: int) -> Submit:
-    return Submit(spec=parse_job({"user": "ann", "stages": [{"count": count, "resources": {"cpu": 1}}]}), user="ann")
+def submission(count: int, cpu: int = 1) -> Submit:
+    return Submit(spec=parse_job({"user": "ann", "stages": [{"count": count, "resources": {"cpu": cpu}}]}), user="ann")
 
 
 @pytest.mark.parametrize("how", ["failed", "unknown"])
@@ -419,8 +455,10 @@ def test_partitions_are_counted_apart_and_go() -> None:
     w.cycle()
     assert figures(w.metrics)["lane_pending_tasks"] == {"root.default, cpu=1": 3}
     assert figures(w.metrics, "second")["lane_pending_tasks"] == {"root.default, cpu=1": 4}
+    writer = w.cluster.writers["second"]
     w.configure({"partitions": {"default": {}}})
     w.cycle()
+    writer.turn([submission(1)], w.now)  # refused, and nothing new is told of it
     gone = figures(w.metrics, "second")
     assert "lane_pending_tasks" not in gone and "ready" not in gone
     assert gone["reservations_ended_total"] == {"completed": 0, "cancelled": 1}

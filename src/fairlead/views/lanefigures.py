@@ -59,10 +59,9 @@ class LaneFigures:
         """Add what a cycle changed."""
         p = decided.plan.partition
         grown: dict[tuple[str, Shape], int] = {}
-        for past in _before(decided):
-            stage = past.stage
+        for stage, before in _before(decided).items():
             lane = (stage.job.queue.path, stage.shape)
-            grown[lane] = grown.get(lane, 0) + stage.waiting() - past.waiting
+            grown[lane] = grown.get(lane, 0) + stage.waiting() - before
         with self._lock:
             for lane, more in grown.items():
                 known = self._lanes.pop(lane, None)
@@ -94,59 +93,59 @@ def _sums(parts: Iterable[tuple[tuple[str, str], Figures]]) -> dict[tuple[str, s
     return sums
 
 
-class _Past:
-    """How many tasks of a stage were pending, and how many there were, at some point of a cycle."""
-
-    __slots__ = ("count", "stage", "waiting")
-
-    def __init__(self, stage: Stage) -> None:
-        self.stage = stage
-        self.waiting = stage.waiting()
-        self.count = stage.count
+def placed_tasks(change: Placed) -> int:
+    parts = change.parts
+    return count(parts[0].indices) if len(parts) == 1 else sum(count(part.indices) for part in parts)
 
 
-def _before(decided: Cycle) -> Iterable[_Past]:
-    """The stages whose demand a cycle changed, as they were before it: from the state back through its changes."""
-    jobs: dict[str, Job] = decided.plan.partition.jobs
+def _before(decided: Cycle) -> dict[Stage, int]:
+    """The stages whose demand a cycle changed, each with how many of its tasks were pending before.
+
+    Only the state after the cycle is there: from it the way leads back through the changes, the last one first.
+    """
+    jobs = decided.plan.partition.jobs
     forgotten: dict[str, Job] = {}
-    pasts: dict[int, _Past] = {}
-
-    def past(stage: Stage) -> _Past:
-        known = pasts.get(id(stage))
-        if known is None:
-            known = pasts[id(stage)] = _Past(stage)
-        return known
+    pending: dict[Stage, int] = {}
+    counts: dict[Stage, int] = {}
 
     def job_of(name: str) -> Job:
         return forgotten[name] if name in forgotten else jobs[name]
 
+    def stage_of(job: str, position: int) -> Stage:
+        return job_of(job).stages[position]
+
+    def add(stage: Stage, tasks: int) -> None:
+        known = pending.get(stage)
+        pending[stage] = (stage.waiting() if known is None else known) + tasks
+
     for change, kept in reversed(decided.plan.done):
         if isinstance(change, Placed):
-            past(job_of(change.job).stages[change.stage]).waiting += sum(count(part.indices) for part in change.parts)
-        elif isinstance(change, Asked | Requeued):
-            past(job_of(change.job).stages[change.stage])
+            add(stage_of(change.job, change.stage), placed_tasks(change))
+        elif isinstance(change, Asked):
+            add(stage_of(change.job, change.stage), 0)
+        elif isinstance(change, JobAdded):
+            pending.update(dict.fromkeys(job_of(change.id).stages, 0))
         elif isinstance(change, Ended):
             if change.again >= 0:
-                ended = past(kept[0].stage)
-                ended.waiting -= _below(change.indices, ended.count)
+                stage = kept[0].stage
+                add(stage, -_below(change.indices, counts.get(stage, stage.count)))
         elif isinstance(change, PendingEnded):
-            past(job_of(change.job).stages[change.stage]).waiting += count(change.indices)
+            add(stage_of(change.job, change.stage), count(change.indices))
+        elif isinstance(change, Requeued):
+            add(stage_of(change.job, change.stage), 0)
         elif isinstance(change, Revived):
-            past(job_of(change.job).stages[change.stage]).waiting -= count(change.indices)
+            add(stage_of(change.job, change.stage), -count(change.indices))
         elif isinstance(change, StageScaled):
-            scaled = past(job_of(change.job).stages[change.stage])
-            scaled.count = kept[0]
-            scaled.waiting = sum(len(wanted) for wanted in kept[3] if wanted is not None)
-        elif isinstance(change, JobAdded):
-            for stage in job_of(change.id).stages:
-                past(stage).waiting = 0
+            stage = stage_of(change.job, change.stage)
+            counts[stage] = kept[0]
+            pending[stage] = sum(len(wanted) for wanted in kept[3] if wanted is not None)
         elif isinstance(change, StageAdded):
             added = job_of(change.job).stage(change.spec.name)
             assert added is not None
-            past(added).waiting = 0
+            pending[added] = 0
         elif isinstance(change, JobForgotten):
             forgotten[change.job] = kept
-    return pasts.values()
+    return pending
 
 
 def _below(block: tuple[int, ...], limit: int) -> int:

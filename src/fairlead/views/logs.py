@@ -37,6 +37,7 @@ from fairlead.core.model import KINDS, Allocation, Job, Stage
 from fairlead.core.ranges import count
 from fairlead.core.resources import SECOND, format_duration
 from fairlead.core.state import Partition
+from fairlead.views.lanefigures import placed_tasks
 
 Line = tuple[int, str, dict[str, Any]]
 """Its level, its event and its fields."""
@@ -49,6 +50,7 @@ class Logs:
     def __init__(self, logger: FilteringBoundLogger) -> None:
         self._logger = logger
         self._ready: dict[str, bool] = {}
+        """Partition → whether its readiness was told."""
 
     def began(self, partition: Partition) -> None:
         self._ready[partition.name] = partition.reign.ready
@@ -66,25 +68,25 @@ class Logs:
 
     def _lines(self, decided: Cycle) -> Iterator[Line]:
         partition = decided.plan.partition
-        ready = partition.reign.ready
-        if ready != self._ready[partition.name]:
-            self._ready[partition.name] = ready
-            yield INFO, "partition ready" if ready else "partition not ready", {}
-        yield from lines(decided)
+        if partition.reign.ready and not self._ready[partition.name]:
+            self._ready[partition.name] = True
+            yield INFO, "partition ready", {}
+        yield from lines(decided, self._logger.is_enabled_for(INFO))
         if self._logger.is_enabled_for(DEBUG):
             for (job, stage, kind), reason in decided.reasons.items():
                 yield DEBUG, "not placed", {"job": job, "stage": stage, "kind": KINDS[kind], "reason": str(reason)}
 
 
-def lines(decided: Cycle) -> Iterator[Line]:
-    """What a cycle decided, in the order in which it did."""
+def lines(decided: Cycle, all_of_them: bool) -> Iterator[Line]:
+    """What a cycle decided, in the order in which it did; perhaps only what may need somebody's care."""
     names = _Names(decided)
+    tellers = TELLERS if all_of_them else CAREFUL
     for answer in decided.answers:
         if isinstance(answer, Rejected) and answer.code == "alarm":
             yield ERROR, "unknown attempt", {"reason": str(answer)}
     yield from _configuration(decided)
     for change, kept in decided.plan.done:
-        teller = TELLERS.get(type(change))
+        teller = tellers.get(type(change))
         if teller is not None:
             yield from teller(names, change, kept)
     yield from _gangs(decided)
@@ -139,7 +141,7 @@ def _placed(names: _Names, change: Placed, kept: Any) -> Iterator[Line]:
             "stage": job.stages[change.stage].name,
             "kind": KINDS[change.kind],
             "attempt": change.attempt,
-            "tasks": sum(count(part.indices) for part in change.parts),
+            "tasks": placed_tasks(change),
             "gang": change.together,
             "nodes": len({part.node for part in change.parts}),
             "on": [names.node(part.node) for part in change.parts[:NAMED]],
@@ -196,15 +198,20 @@ def _partition_removed(names: _Names, change: PartitionRemoved, kept: Any) -> It
     yield WARNING, "partition removed", {}
 
 
-TELLERS: dict[type[Change], Callable[[_Names, Any, Any], Iterator[Line]]] = {
-    JobAdded: _submitted,
-    Placed: _placed,
+Tellers = dict[type[Change], Callable[[_Names, Any, Any], Iterator[Line]]]
+
+CAREFUL: Tellers = {
     Ended: _ended,
     JobMoved: _over,
     NodeAvoided: _avoided,
     NodeMoved: _moved,
-    QueueMoved: _queue_moved,
     PartitionRemoved: _partition_removed,
+}
+TELLERS: Tellers = {
+    **CAREFUL,
+    JobAdded: _submitted,
+    Placed: _placed,
+    QueueMoved: _queue_moved,
 }
 
 CONFIGURATION = {

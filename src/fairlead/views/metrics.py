@@ -21,7 +21,7 @@ from fairlead.core.cycle import Cycle
 from fairlead.core.ranges import count
 from fairlead.core.resources import SECOND
 from fairlead.core.state import Partition
-from fairlead.views.lanefigures import LaneFigures
+from fairlead.views.lanefigures import LaneFigures, placed_tasks
 
 LANES = 50
 """So many lanes of a partition have series of their own."""
@@ -143,8 +143,9 @@ class Metrics:
                 metric.labels(name, value)
             if not values:
                 metric.labels(name)
-        self._lanes.figures[name] = LaneFigures()
-        self._lanes.figures[name].begin(partition)
+        figures = LaneFigures()
+        figures.begin(partition)
+        self._lanes.figures[name] = figures
         self._waits.add(name, [])
         self._see(name, partition.reign.ready)
 
@@ -158,8 +159,7 @@ class Metrics:
             (self._journal.labels(name) if part == "journal" else self._cycle.labels(name, part)).observe(taken)
         self._see(name, partition.reign.ready)
         if partition.removed:
-            del self._lanes.figures[name], self._known[name]
-            self._ready.remove(name)
+            self._ready.remove(name)  # nobody should wait for it; of its lanes there is nothing left
 
     def stopped(self, partition: Partition, why: str) -> None:
         self._see(partition.name, False)
@@ -211,7 +211,7 @@ def _tally(decided: Cycle) -> tuple[Tally[str], list[int]]:
     waits: list[int] = []
     for change, kept in decided.plan.done:
         if isinstance(change, Placed):
-            tally["placed"] += sum(count(part.indices) for part in change.parts)
+            tally["placed"] += placed_tasks(change)
             if kept[0] is not None:
                 waits.append(now - kept[0].waiting_since)
         elif isinstance(change, Asked):
