@@ -91,6 +91,21 @@ def test_a_job_from_its_start_to_its_end() -> None:
     assert (line["event"], line["state"], line["reason"]) == ("job over", "killed", "killed by user")
 
 
+def test_single_tasks_have_a_line_each() -> None:
+    w = Logged()
+    w.nodes(2, cpu=3)
+    w.cycle()
+    w.lines()
+    jobs = [w.tasks(1) for _ in range(5)]
+    w.cycle()
+    lines = w.lines("tasks placed")
+    assert [line["job"] for line in lines] == jobs
+    assert {(line["tasks"], line["waited_seconds"], line["attempt"], line["gang"]) for line in lines} == {
+        (1, 0, 1, False)
+    }
+    assert [line["on"] for line in lines] == [[w.placements(job)["w", 0]] for job in jobs]
+
+
 def test_a_part_says_that_more_wait() -> None:
     w = Logged()
     w.node("n1", cpu=2)

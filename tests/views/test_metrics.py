@@ -259,6 +259,20 @@ def test_reservations_to_the_tail() -> None:
     assert w.figures("upserts_total") == {"inserted": 3, "replaced": 0, "ignored": 0}
 
 
+def test_many_single_tasks() -> None:
+    w = Watched()
+    jobs = [w.tasks(1) for _ in range(9)]
+    w.cycle()
+    w.advance(3)
+    w.nodes(3, cpu=2)
+    w.cycle()
+    assert sum(1 for job in jobs if w.placements(job)) == 6
+    assert w.figure("tasks_placed_total") == 6
+    assert w.figures("reservations_ended_total") == {"completed": 6, "cancelled": 0}
+    assert w.figure("head_of_lane_latency_seconds_sum") == 18
+    assert w.figures("lane_reservations") == w.figures("lane_pending_tasks") == {"root.default, cpu=1": 3}
+
+
 def test_head_of_lane_latency() -> None:
     w = Watched()
     w.node("n1", cpu=1)

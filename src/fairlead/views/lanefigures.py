@@ -16,6 +16,7 @@ from fairlead.core.changes import (
     Placed,
     Requeued,
     Revived,
+    SinglesPlaced,
     StageAdded,
     StageScaled,
 )
@@ -121,6 +122,9 @@ def _before(decided: Cycle) -> dict[Stage, int]:
     for change, kept in reversed(decided.plan.done):
         if isinstance(change, Placed):
             add(stage_of(change.job, change.stage), placed_tasks(change))
+        elif isinstance(change, SinglesPlaced):
+            for reservation, _ in kept[0]:
+                add(reservation.stage, 1)
         elif isinstance(change, Asked):
             add(stage_of(change.job, change.stage), 0)
         elif isinstance(change, JobAdded):

@@ -29,11 +29,12 @@ from fairlead.core.changes import (
     QueuesAdded,
     QueuesSet,
     SettingsSet,
+    SinglesPlaced,
     Stopped,
 )
 from fairlead.core.commands import Rejected
 from fairlead.core.cycle import Cycle
-from fairlead.core.model import KINDS, Allocation, Job, Stage
+from fairlead.core.model import KINDS, Allocation, Job, Reservation, Stage
 from fairlead.core.ranges import count
 from fairlead.core.resources import SECOND, format_duration
 from fairlead.core.state import Partition
@@ -131,23 +132,39 @@ def _submitted(names: _Names, change: JobAdded, kept: Any) -> Iterator[Line]:
 
 
 def _placed(names: _Names, change: Placed, kept: Any) -> Iterator[Line]:
-    job = names.job(change.job)
-    completed = kept[0]
-    yield (
-        INFO,
-        "tasks placed",
-        {
-            "job": job.id,
-            "stage": job.stages[change.stage].name,
-            "kind": KINDS[change.kind],
-            "attempt": change.attempt,
-            "tasks": placed_tasks(change),
-            "gang": change.together,
-            "nodes": len({part.node for part in change.parts}),
-            "on": [names.node(part.node) for part in change.parts[:NAMED]],
-            "waited_seconds": None if completed is None else (names.now - completed.waiting_since) / SECOND,
-        },
-    )
+    stage = names.job(change.job).stages[change.stage]
+    nodes = list(dict.fromkeys(part.node for part in change.parts))
+    tasks = placed_tasks(change)
+    yield _placement(names, stage, change.kind, change.attempt, tasks, change.together, nodes, kept[0])
+
+
+def _singles_placed(names: _Names, change: SinglesPlaced, kept: Any) -> Iterator[Line]:
+    for reservation, _ in kept[0]:
+        yield _placement(names, reservation.stage, reservation.kind, 1, 1, False, [change.node], reservation)
+
+
+def _placement(
+    names: _Names,
+    stage: Stage,
+    kind: int,
+    attempt: int,
+    tasks: int,
+    gang: bool,
+    nodes: list[int],
+    completed: Reservation | None,
+) -> Line:
+    fields = {
+        "job": stage.job.id,
+        "stage": stage.name,
+        "kind": KINDS[kind],
+        "attempt": attempt,
+        "tasks": tasks,
+        "gang": gang,
+        "nodes": len(nodes),
+        "on": [names.node(join) for join in nodes[:NAMED]],
+        "waited_seconds": None if completed is None else (names.now - completed.waiting_since) / SECOND,
+    }
+    return INFO, "tasks placed", fields
 
 
 def _ended(names: _Names, change: Ended, kept: Any) -> Iterator[Line]:
@@ -211,6 +228,7 @@ TELLERS: Tellers = {
     **CAREFUL,
     JobAdded: _submitted,
     Placed: _placed,
+    SinglesPlaced: _singles_placed,
     QueueMoved: _queue_moved,
 }
 

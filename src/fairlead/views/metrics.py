@@ -16,7 +16,17 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from fairlead.core.changes import Acknowledged, Asked, Change, Ended, PendingEnded, Placed, Requeued, StageScaled
+from fairlead.core.changes import (
+    Acknowledged,
+    Asked,
+    Change,
+    Ended,
+    PendingEnded,
+    Placed,
+    Requeued,
+    SinglesPlaced,
+    StageScaled,
+)
 from fairlead.core.cycle import Cycle
 from fairlead.core.ranges import count
 from fairlead.core.resources import SECOND
@@ -214,6 +224,9 @@ def _tally(decided: Cycle) -> tuple[Tally[str], list[int]]:
             tally["placed"] += placed_tasks(change)
             if kept[0] is not None:
                 waits.append(now - kept[0].waiting_since)
+        elif isinstance(change, SinglesPlaced):
+            tally["placed"] += len(change.tasks)
+            waits += [now - reservation.waiting_since for reservation, _ in kept[0]]
         elif isinstance(change, Asked):
             before = kept[0]
             if before is None:
