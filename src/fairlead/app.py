@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from fairlead.core.config import parse_config
 from fairlead.core.errors import Refused
@@ -13,7 +13,10 @@ from fairlead.journal.sql import SqliteJournal
 from fairlead.journal.verify import Progress, StreamReport, verify
 from fairlead.views.config import config_view
 
-__all__ = ["Failed", "Progress", "StreamReport", "understood", "verify_journal"]
+if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
+
+__all__ = ["Failed", "Progress", "StreamReport", "logger_to", "understood", "verify_journal"]
 
 
 class Failed(Exception):
@@ -43,3 +46,21 @@ def understood(document: object, defaults: bool) -> dict[str, Any]:
         return config_view(parse_config(document), defaults)
     except Refused as refusal:
         raise Failed(refusal.problem, refusal.field) from refusal
+
+
+def logger_to(
+    out: TextIO, form: Literal["json", "console"], level: Literal["debug", "info", "warning", "error"] = "info"
+) -> FilteringBoundLogger:
+    """A logger for `views.logs`, for machines to read or for people. Nothing global is set by it."""
+    import structlog  # takes a while, and most commands log nothing
+
+    render: Any = structlog.processors.JSONRenderer()
+    if form == "console":
+        render = structlog.dev.ConsoleRenderer(colors=out.isatty())
+    logger: FilteringBoundLogger = structlog.wrap_logger(
+        structlog.WriteLogger(out),
+        [structlog.processors.add_log_level, structlog.processors.TimeStamper(fmt="iso", utc=True), render],
+        structlog.make_filtering_bound_logger(level),
+        dict,
+    )
+    return logger

@@ -27,6 +27,7 @@ from fairlead.core.shape import Shape
 from fairlead.core.state import Partition
 from fairlead.journal.codec import restore
 from fairlead.testing import World
+from fairlead.views.metrics import Metrics
 
 NODES = [f"n{number}" for number in range(5)]
 FEW = hands.FEW
@@ -90,7 +91,9 @@ class Machine(RuleBasedStateMachine):
         hands.FEW = 1  # so that lanes as short as these get nodes in hand too
         self.rhythm = rhythm
         self.rules = 0
-        self.w = World({"keep_ended": "20s", "keep_keys": "30s", "lease": "5s", "heartbeat": "1s", "place": place})
+        self.metrics = Metrics()
+        self.balance = Balance(self.metrics)
+        self.w = World({**SETTINGS, "place": place}, observers=[self.metrics, self.balance])
         for path in QUEUES:
             self.w.queue(path, share=10)
         self.w.node("n0", cpu=4, memory="4Gi", gpu=2, disk=2, labels={"zone": "a"})
@@ -327,8 +330,25 @@ class Machine(RuleBasedStateMachine):
         check_all(restored)
         assert dump(restored) == live
 
+        self._the_metrics_agree(p)
         self._nothing_was_overlooked(p)
         self._the_index_is_exact(p)
+
+    def _the_metrics_agree(self, p: Partition) -> None:
+        """What was counted change by change is what is there."""
+        expected: dict[tuple[str, str], tuple[int, int]] = {}
+        for job in p.jobs.values():
+            for stage in job.stages:
+                lane = (job.queue.path, stage.shape.text)
+                asked, waiting = expected.get(lane, (0, 0))
+                asked += sum(1 for reservation in stage.reservations if reservation is not None)
+                expected[lane] = (asked, waiting + stage.waiting())
+        counted = self.metrics.registry.get_sample_value
+        for (queue, shape), figures in expected.items():
+            labels = {"partition": p.name, "queue": queue, "shape": shape}
+            names = ("fairlead_lane_reservations", "fairlead_lane_pending_tasks")
+            assert figures == tuple(counted(name, labels) or 0 for name in names)
+        assert self.balance.came() == sum(asked for asked, _ in expected.values())
 
     def _nothing_was_overlooked(self, p: Partition) -> None:
         """A lane that sleeps has nothing that could be placed: woken, it places nothing."""
@@ -367,6 +387,31 @@ class Machine(RuleBasedStateMachine):
             for stage in job.stages
             for index in sorted(stage.live or ())
         ]
+
+
+class Balance:
+    """Reservations that came less those that went, as metrics count them, from what a writer found when it began."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.metrics = metrics
+        self.found = 0
+
+    def began(self, partition: Partition) -> None:
+        self.found += sum(lane.size for lane in partition.lanes.values()) - self.came()
+
+    def came(self) -> int:
+        def counted(name: str, **label: str) -> int:
+            labels = {"partition": "default", **label}
+            return int(self.metrics.registry.get_sample_value(f"fairlead_{name}_total", labels) or 0)
+
+        went = counted("reservations_ended", how="completed") + counted("reservations_ended", how="cancelled")
+        return self.found + counted("upserts", result="inserted") - went
+
+    def cycle(self, decided: cycle.Cycle, seconds: object) -> None:
+        pass
+
+    def stopped(self, partition: Partition, why: str) -> None:
+        pass
 
 
 def _fits(p: Partition, shape: Shape, row: int) -> bool:

@@ -21,6 +21,7 @@ from fairlead.core.effects import Effect, ForNode, Launch
 from fairlead.core.invariants import Broken, check_all
 from fairlead.journal import NotWritten, SqliteJournal, UnknownOutcome
 from fairlead.journal.codec import restore
+from fairlead.views.metrics import Metrics
 from fairlead.writer.inbox import Full, Inbox, Reply, Slot, Unavailable
 from fairlead.writer.live import TIMER_PAUSE, LiveWriter, Turns
 from fairlead.writer.loop import Writer
@@ -627,6 +628,29 @@ def test_closed_before_it_ran(journal: Gated) -> None:
         await live.loop.close()
         assert isinstance(await slot, Unavailable)
         assert await live.task == ""
+
+    play(story())
+
+
+def test_metrics_follow_the_loop(journal: Gated) -> None:
+    async def story() -> None:
+        async with started(journal) as live:
+            metrics = Metrics()
+            metrics.began(live.state)
+            live.loop.writer._observers = [metrics]
+            records, cycles = live.records, live.loop.turn.count
+            for at in range(3):
+                await live.ask(submit(f"j{at}"), submit(f"k{at}"))
+                labels = {"partition": PARTITION, "result": "inserted"}
+                # Who has an answer finds it counted.
+                assert metrics.registry.get_sample_value("fairlead_upserts_total", labels) == 2 * at + 2
+            await live.loop.close()
+            labels = {"partition": PARTITION}
+            found = {
+                name: metrics.registry.get_sample_value(f"fairlead_{name}", labels)
+                for name in ("batch_size_sum", "batch_size_count", "journal_append_seconds_count")
+            }
+            assert list(found.values()) == [6, live.loop.turn.count - cycles, live.records - records]
 
     play(story())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -15,11 +15,14 @@ from fairlead.core.model import Micros
 from fairlead.core.phases.expiry import due, expiry
 from fairlead.core.phases.intake import intake
 from fairlead.core.phases.match import match
-from fairlead.core.plan import Plan
+from fairlead.core.plan import Note, Plan
 from fairlead.core.reasons import Reason
 from fairlead.core.state import Partition
 
-__all__ = ["Cycle", "due", "run"]
+__all__ = ["Cycle", "Watch", "due", "run"]
+
+Watch = Callable[[str], None]
+"""Called at the end of each phase with its name: the core has no clock, so whoever wants to know has to look at one."""
 
 
 class Cycle(msgspec.Struct):
@@ -30,19 +33,22 @@ class Cycle(msgspec.Struct):
     answers: list[Answer]
     effects: list[Effect]
     reasons: dict[tuple[str, str, int], Reason]
-    notes: dict[str, int]
+    notes: dict[Note, int]
     more: bool
     """Whether it reached its bounds: the next cycle should follow at once."""
 
 
-def run(partition: Partition, commands: Sequence[AnyCommand], now: Micros) -> Cycle:
+def run(partition: Partition, commands: Sequence[AnyCommand], now: Micros, watch: Watch = lambda phase: None) -> Cycle:
     """Take the commands, let time pass, place what can be placed."""
     plan = Plan(partition, now)
     try:
         answers = intake(plan, commands)
+        watch("intake")
         if not partition.removed:
             expiry(plan)
+            watch("expiry")
             match(plan)
+            watch("match")
         invariants.check_touched(partition)
     except BaseException:
         # A fault of ours: the state is as it was, and the writer says so instead of writing half a truth.
@@ -50,4 +56,6 @@ def run(partition: Partition, commands: Sequence[AnyCommand], now: Micros) -> Cy
         raise
     done: list[tuple[Change, Any]] = plan.done
     effects = effects_of(partition, done, plan.strays)
-    return Cycle(plan, plan.seal(), answers, effects, plan.reasons, plan.notes, plan.more)
+    changes = plan.seal()
+    watch("seal")
+    return Cycle(plan, changes, answers, effects, plan.reasons, plan.notes, plan.more)

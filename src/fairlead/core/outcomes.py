@@ -60,6 +60,7 @@ def to_tail(plan: Plan, stage: Stage, kind: int, waiting_since: int | None = Non
     lane = p.lane_of(stage)
     last = max((each.round for each in lane), default=0) if lane is not None else 0
     since = before.waiting_since if before is not None else plan.now
+    plan.note("sent to the tail")
     plan.do(
         Asked(
             stage.job.id,

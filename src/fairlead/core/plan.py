@@ -6,7 +6,7 @@ gang, or a refused command, back. Sealing ends the plan: its changes are what th
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from fairlead.core.changes import Change
 from fairlead.core.effects import Stop
@@ -14,6 +14,16 @@ from fairlead.core.model import Micros
 from fairlead.core.reasons import Reason
 from fairlead.core.shape import Shape
 from fairlead.core.state import Partition, Touched
+
+Note = Literal[
+    "stale report",
+    "unknown attempt",
+    "launch refused",
+    "launch not acknowledged",
+    "sent to the tail",
+    "asked for again",
+]
+"""What changes do not tell, or do not tell apart. The last is demand that was known already and altered nothing."""
 
 
 class Plan:
@@ -25,8 +35,8 @@ class Plan:
         self._before = partition.now
         self._done: list[tuple[Change, Any]] = []
         self._sealed = False
-        self.notes: dict[str, int] = {}
-        """What happened without altering anything, counted: for metrics, never for decisions."""
+        self.notes: dict[Note, int] = {}
+        """What happened beside the changes, counted: for metrics, never for decisions."""
         self.reasons: dict[tuple[str, str, int], Reason] = {}
         """Why the head of a lane was not placed, by job, stage and kind."""
         self.strays: list[tuple[str, Stop]] = []
@@ -52,8 +62,8 @@ class Plan:
             raise RuntimeError("the plan is sealed")
         self._done.append((change, change.apply(self.partition)))
 
-    def note(self, what: str) -> None:
-        self.notes[what] = self.notes.get(what, 0) + 1
+    def note(self, what: Note, times: int = 1) -> None:
+        self.notes[what] = self.notes.get(what, 0) + times
 
     def mark(self) -> int:
         return len(self._done)

@@ -68,6 +68,7 @@ from fairlead.views.documents import (
 )
 from fairlead.writer.cluster import Cluster
 from fairlead.writer.loop import Stopped, Writer
+from fairlead.writer.observer import Observer
 
 Where = Literal["failed", "unknown"]
 
@@ -81,10 +82,12 @@ class World:
         unit: str | None = None,
         partitions: Sequence[str] = ("default",),
         journal: Journal | None = None,
+        observers: Sequence[Observer] = (),
     ) -> None:
         """`config` is a document as in fairlead.yaml, or the settings of one partition, used for each of them."""
         self.now: Micros = 0
         self.journal = journal if journal is not None else MemoryJournal()
+        self._observers = observers
         self._config = _document(config or {}, unit, partitions)
         self._default: str = next(iter(self._config["partitions"]))
         self._queue: list[tuple[str, AnyCommand] | dict[str, Any]] = []
@@ -411,7 +414,7 @@ class World:
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        self.cluster = Cluster(self.journal)
+        self.cluster = Cluster(self.journal, self._observers)
         self.now = max(self.now, *(writer.partition.now for writer in self.cluster.writers.values()), 0)
         self.cluster.begin(self.now)
         for name, writer in self.cluster.writers.items():

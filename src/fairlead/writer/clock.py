@@ -1,9 +1,9 @@
-"""The time of cycles: it never steps back and never leaps, whatever the wall clock does."""
+"""The time of cycles, which never steps back and never leaps, whatever the wall clock does; and how long they take."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from time import monotonic_ns, time_ns
+from time import monotonic_ns, perf_counter, time_ns
 
 from fairlead.core.model import Micros
 
@@ -21,3 +21,16 @@ def cycle_clock(
         return start + (steady_ns() - began) // 1000
 
     return now
+
+
+class Stopwatch:
+    """How long each part of a turn took. Called with the name of the part that has just ended."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._since = perf_counter()
+
+    def __call__(self, part: str) -> None:
+        now = perf_counter()
+        self.seconds[part] = now - self._since
+        self._since = now

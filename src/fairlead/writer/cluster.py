@@ -6,6 +6,8 @@ followed by the partitions. Adding and removing partitions happens only here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fairlead.core.cluster import ClusterConfigured
 from fairlead.core.commands import Configure, Rejected, RemovePartition
 from fairlead.core.cycle import Cycle
@@ -18,21 +20,23 @@ from fairlead.core.state import Partition
 from fairlead.journal.base import Journal, JournalError
 from fairlead.journal.codec import CLUSTER_STREAM, encode_cluster, restore_cluster, stream_of
 from fairlead.writer.loop import Stopped, Writer
+from fairlead.writer.observer import Observer
 
 
 class Cluster:
     """All partitions under one control plane."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: Journal, observers: Sequence[Observer] = ()) -> None:
         self.journal = journal
+        self._observers = observers
         self.epoch = journal.reign(CLUSTER_STREAM)
         self.configured, self.seq = restore_cluster(journal)
-        self.writers: dict[str, Writer] = {name: Writer(journal, name) for name, _ in self.configured.partitions}
+        self.writers: dict[str, Writer] = {name: self._writer(name) for name, _ in self.configured.partitions}
 
     def begin(self, now: Micros) -> None:
         """Bring up the partitions that a crash left behind the configuration, and drop those that it left over."""
         for name in self._left_over():
-            self.writers[name] = Writer(self.journal, name)
+            self.writers[name] = self._writer(name)
             self._remove(name, now)
         for name, config in self.configured.partitions:
             writer = self.writers[name]
@@ -55,6 +59,9 @@ class Cluster:
         self.configured = configured
         return self._follow(now)
 
+    def _writer(self, name: str) -> Writer:
+        return Writer(self.journal, name, self._observers)
+
     def _try(self, name: str, config: PartitionConfig, now: Micros) -> None:
         """Configure and take it back, whatever comes of it: the partition is as it was."""
         p = self.writers[name].partition if name in self.writers else Partition(name)
@@ -70,7 +77,7 @@ class Cluster:
         cycles: dict[str, Cycle] = {}
         for name, config in self.configured.partitions:
             if name not in self.writers:
-                self.writers[name] = Writer(self.journal, name)
+                self.writers[name] = self._writer(name)
             command = Configure(config=config, version=self.configured.version, operator=True)
             cycles[name] = self.writers[name].turn([command], now)
         for name in sorted(set(self.writers) - set(dict(self.configured.partitions))):

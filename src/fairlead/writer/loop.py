@@ -16,6 +16,8 @@ from fairlead.core.reasons import Reason
 from fairlead.core.state import Partition
 from fairlead.journal.base import Journal, JournalError, UnknownOutcome
 from fairlead.journal.codec import encode, restore, stream_of
+from fairlead.writer.clock import Stopwatch
+from fairlead.writer.observer import Observer
 
 
 class Stopped(Exception):
@@ -25,7 +27,7 @@ class Stopped(Exception):
 class Writer:
     """Holds the state of a partition and is alone in altering it."""
 
-    def __init__(self, journal: Journal, partition: str) -> None:
+    def __init__(self, journal: Journal, partition: str, observers: Sequence[Observer] = ()) -> None:
         """Take over the partition: from here on any earlier writer's appends are refused."""
         self.journal = journal
         self.stream = stream_of(partition)
@@ -36,6 +38,9 @@ class Writer:
         self.more = False
         """Whether the last cycle reached its bounds, so that the next should follow at once."""
         self._stopped: str = ""
+        self._observers = observers
+        for observer in observers:
+            observer.began(self.state)
 
     @property
     def partition(self) -> Partition:
@@ -46,12 +51,15 @@ class Writer:
         """One cycle. When it returns, everything in it is durable."""
         if self._stopped:
             raise Stopped(self._stopped)
-        decided = cycle.run(self.state, commands, now)
+        watch = Stopwatch()
+        decided = cycle.run(self.state, commands, now, watch)
         if not decided.changes:
             decided.plan.abandon()
         else:
-            self._commit(decided, now)
+            self._commit(decided, now, watch)
         self._remember(decided)
+        for observer in self._observers:
+            observer.cycle(decided, watch.seconds)
         return decided
 
     def _remember(self, decided: Cycle) -> None:
@@ -68,25 +76,30 @@ class Writer:
             return False
         return (job.queue.path, stage.shape) not in decided.plan.looked
 
-    def _commit(self, decided: Cycle, now: Micros) -> None:
+    def _commit(self, decided: Cycle, now: Micros, watch: Stopwatch) -> None:
         try:
             payload = encode(now, decided.changes)
         except BaseException:
             decided.plan.abandon()
             raise
+        watch("encode")
         try:
             self.journal.append(self.stream, self.epoch, self.seq + 1, payload)
         except UnknownOutcome as problem:
-            self._stop(f"it is not known whether cycle {self.seq + 1} was written: {problem}", problem)
+            why = f"it is not known whether cycle {self.seq + 1} was written: {problem}"
+            raise self._stop(why) from problem
         except JournalError as problem:
             decided.plan.abandon()
-            self._stop(f"cycle {self.seq + 1} was not written: {problem}", problem)
+            raise self._stop(f"cycle {self.seq + 1} was not written: {problem}") from problem
         except BaseException as problem:
             # Interrupted in the middle: nobody can say what was written.
-            self._stopped = f"writing cycle {self.seq + 1} was interrupted: {problem!r}"
+            self._stop(f"writing cycle {self.seq + 1} was interrupted: {problem!r}")
             raise
+        watch("journal")
         self.seq += 1
 
-    def _stop(self, why: str, cause: Exception) -> None:
+    def _stop(self, why: str) -> Stopped:
         self._stopped = why
-        raise Stopped(why) from cause
+        for observer in self._observers:
+            observer.stopped(self.state, why)
+        return Stopped(why)

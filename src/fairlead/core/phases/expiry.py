@@ -10,6 +10,7 @@ from fairlead.core.changes import JobForgotten, KeyKept, KeysForgotten, NodeAvoi
 from fairlead.core.model import Job, Micros, Queue
 from fairlead.core.outcomes import restart, stop, take_back
 from fairlead.core.plan import Plan
+from fairlead.core.ranges import count
 from fairlead.core.resources import format_duration
 from fairlead.core.state import Partition
 
@@ -74,6 +75,7 @@ def _meet_deadlines(plan: Plan) -> None:
             heappush(p.timers, (when, number))
         elif allocation.state == "assigned":
             timeout = format_duration(p.settings.launch_timeout)
+            plan.note("launch not acknowledged", count(allocation.indices))
             take_back(plan, allocation, allocation.indices, f"the launch was not acknowledged within {timeout}")
         else:
             stop(plan, allocation, allocation.indices, "time limit")

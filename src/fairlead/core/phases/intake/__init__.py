@@ -104,6 +104,8 @@ def _take_once(plan: Plan, command: AnyCommand) -> Answer:
     if kept is not None:
         if kept.digest != digest:
             raise Refused("key", "was used before with another body; use a new key for a new request", "conflict")
+        if isinstance(command, Submit | Scale):
+            plan.note("asked for again")
         return _decode_answer(kept.answer)
     answer = HANDLERS[type(command)](plan, command)
     # A submission's key lives with its job; any other key counts from now.

@@ -155,6 +155,7 @@ def scale(plan: Plan, command: Scale) -> Accepted:
     if job.manager:
         raise Refused("job", f"job {job.id} belongs to {job.manager}; scale it there", "conflict")
     if count == stage.count:
+        plan.note("asked for again")
         return Accepted(note="no change")
     rescale(plan, stage, count)
     return Accepted()

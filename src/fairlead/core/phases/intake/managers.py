@@ -176,6 +176,7 @@ def _same_ask(stage: Stage, spec: Any) -> bool:
 
 def _ask_again(plan: Plan, stage: Stage, count: int) -> None:
     """The same ask again keeps its place; another count scales it; what was withdrawn or is over starts afresh."""
+    before = plan.mark()
     withdrawn = stage.ended_as("killed").flat()
     if withdrawn:
         plan.do(Revived(stage.job.id, stage.position, NEW, withdrawn))
@@ -184,6 +185,8 @@ def _ask_again(plan: Plan, stage: Stage, count: int) -> None:
         plan.do(StageScaled(stage.job.id, stage.position, 0))
     if count != stage.count:
         rescale(plan, stage, count)
+    if plan.mark() == before:
+        plan.note("asked for again")
 
 
 def _release(plan: Plan, command: UpdateManager, read: Reader) -> str:

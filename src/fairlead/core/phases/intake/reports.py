@@ -14,14 +14,12 @@ from fairlead.core.errors import Refused
 from fairlead.core.model import Allocation, Stage
 from fairlead.core.outcomes import confirm_stop, fail, lose, succeed, take_back, trust
 from fairlead.core.plan import Plan
-from fairlead.core.ranges import Ranges, check_flat, difference, indices
+from fairlead.core.ranges import Ranges, check_flat, count, difference, indices
 from fairlead.core.resources import parse_count, printable, shown
 
 STATES = get_args(ReportState)
 MAX_NUMBER = 2**53
 MAX_REASON = 1_000
-STALE = "stale reports"
-UNKNOWN_ATTEMPT = "reports of attempts newer than the journal"
 
 
 def report(plan: Plan, command: Report) -> Accepted:
@@ -29,7 +27,7 @@ def report(plan: Plan, command: Report) -> Accepted:
     job = plan.partition.jobs.get(command.job)
     stage = job.stage(command.stage) if job is not None else None
     if stage is None or command.number not in (0, stage.job.number):
-        plan.note(STALE)
+        plan.note("stale report")
         _stop_stray(plan, command, command.indices)
         return Accepted(note="stale: the job is not known any more")
     reason = printable(" ".join(command.reason[: 10 * MAX_REASON].split()), MAX_REASON) if command.reason else ""
@@ -97,13 +95,13 @@ def _live(plan: Plan, stage: Stage, command: Report) -> list[tuple[Allocation, t
     if command.attempt > stage.top and reported:
         _alarm(plan, command, reported.first_index(), stage.top)
     if sum(map(len, found.values())) < len(reported):
-        plan.note(STALE)
+        plan.note("stale report")
     return [(plan.partition.allocations[number], Ranges.from_indices(found[number]).flat()) for number in sorted(found)]
 
 
 def _alarm(plan: Plan, command: Report, index: int, known: int) -> NoReturn:
     # Somebody runs what this journal never decided: an operator must look before anything is killed.
-    plan.note(UNKNOWN_ATTEMPT)
+    plan.note("unknown attempt")
     raise Refused(
         "attempt",
         f"{command.attempt} of {command.job} {command.stage}[{index}] is newer than the journal's {known}; "
@@ -128,6 +126,7 @@ def _take(plan: Plan, allocation: Allocation, block: tuple[int, ...], command: R
     elif state == "failed":
         fail(plan, allocation, block, reason or f"exit code {command.exit_code}", command.exit_code)
     elif state == "refused" and allocation.state == "assigned":
+        plan.note("launch refused", count(block))
         take_back(plan, allocation, block, reason or f"node {command.node} refused the launch")
     else:
         lose(plan, allocation, block, reason or f"node {command.node} lost it")

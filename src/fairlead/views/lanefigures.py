@@ -1,0 +1,157 @@
+"""Reservations and pending tasks by lane, kept up from sealed plans: a cycle costs what it changed, not what waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from heapq import nlargest
+from threading import Lock
+from typing import NamedTuple
+
+from fairlead.core.changes import (
+    Asked,
+    Ended,
+    JobAdded,
+    JobForgotten,
+    PendingEnded,
+    Placed,
+    Requeued,
+    Revived,
+    SinglesPlaced,
+    StageAdded,
+    StageScaled,
+)
+from fairlead.core.cycle import Cycle
+from fairlead.core.model import Job, Stage
+from fairlead.core.ranges import count, indices
+from fairlead.core.shape import Shape
+from fairlead.core.state import Partition
+
+OTHER = "other"
+"""The queue and the shape of what is not shown for itself. No queue has this path: all begin with root."""
+
+
+class Figures(NamedTuple):
+    reservations: int
+    tasks: int
+
+
+class LaneFigures:
+    """The figures of one partition. The writer's thread keeps them up; any thread may ask for them.
+
+    Pending tasks are those of all jobs, also of jobs that come after others and have no reservation yet.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._lanes: dict[tuple[str, Shape], Figures] = {}
+
+    def begin(self, p: Partition) -> None:
+        """Look at the whole state, once."""
+        tasks: dict[tuple[str, Shape], int] = {}
+        for job in p.jobs.values():
+            for stage in job.stages:
+                if stage.waiting():
+                    lane = (job.queue.path, stage.shape)
+                    tasks[lane] = tasks.get(lane, 0) + stage.waiting()
+        with self._lock:
+            self._lanes = {lane: Figures(_reservations(p, lane), waiting) for lane, waiting in tasks.items()}
+
+    def follow(self, decided: Cycle) -> None:
+        """Add what a cycle changed."""
+        p = decided.plan.partition
+        grown: dict[tuple[str, Shape], int] = {}
+        for stage, before in _before(decided).items():
+            lane = (stage.job.queue.path, stage.shape)
+            grown[lane] = grown.get(lane, 0) + stage.waiting() - before
+        with self._lock:
+            for lane, more in grown.items():
+                known = self._lanes.pop(lane, None)
+                tasks = more + (known.tasks if known is not None else 0)
+                if tasks:
+                    self._lanes[lane] = Figures(_reservations(p, lane), tasks)
+
+    def most(self, lanes: int) -> dict[tuple[str, str], Figures]:
+        """The lanes where most tasks wait, by queue and shape, and all others together as one."""
+        with self._lock:
+            known = list(self._lanes.items())
+        # A manager's nodes are not ours, and its lanes are others; their shapes read alike.
+        found = _sums(((queue, shape.text), figures) for (queue, shape), figures in known)
+        first = dict(nlargest(lanes, found.items(), key=lambda item: (item[1].tasks, item[0])))
+        rest = [((OTHER, OTHER), figures) for lane, figures in found.items() if lane not in first]
+        return first | _sums(rest)
+
+
+def _reservations(p: Partition, lane: tuple[str, Shape]) -> int:
+    known = p.lanes.get(lane)
+    return known.size if known is not None else 0
+
+
+def _sums(parts: Iterable[tuple[tuple[str, str], Figures]]) -> dict[tuple[str, str], Figures]:
+    sums: dict[tuple[str, str], Figures] = {}
+    for lane, figures in parts:
+        known = sums.get(lane, Figures(0, 0))
+        sums[lane] = Figures(known.reservations + figures.reservations, known.tasks + figures.tasks)
+    return sums
+
+
+def placed_tasks(change: Placed) -> int:
+    parts = change.parts
+    return count(parts[0].indices) if len(parts) == 1 else sum(count(part.indices) for part in parts)
+
+
+def _before(decided: Cycle) -> dict[Stage, int]:
+    """The stages whose demand a cycle changed, each with how many of its tasks were pending before.
+
+    Only the state after the cycle is there: from it the way leads back through the changes, the last one first.
+    """
+    jobs = decided.plan.partition.jobs
+    forgotten: dict[str, Job] = {}
+    pending: dict[Stage, int] = {}
+    counts: dict[Stage, int] = {}
+
+    def job_of(name: str) -> Job:
+        return forgotten[name] if name in forgotten else jobs[name]
+
+    def stage_of(job: str, position: int) -> Stage:
+        return job_of(job).stages[position]
+
+    def add(stage: Stage, tasks: int) -> None:
+        known = pending.get(stage)
+        pending[stage] = (stage.waiting() if known is None else known) + tasks
+
+    for change, kept in reversed(decided.plan.done):
+        if isinstance(change, Placed):
+            add(stage_of(change.job, change.stage), placed_tasks(change))
+        elif isinstance(change, SinglesPlaced):
+            for reservation, _ in kept[0]:
+                add(reservation.stage, 1)
+        elif isinstance(change, Asked):
+            add(stage_of(change.job, change.stage), 0)
+        elif isinstance(change, JobAdded):
+            pending.update(dict.fromkeys(job_of(change.id).stages, 0))
+        elif isinstance(change, Ended):
+            if change.again >= 0:
+                stage = kept[0].stage
+                add(stage, -_below(change.indices, counts.get(stage, stage.count)))
+        elif isinstance(change, PendingEnded):
+            add(stage_of(change.job, change.stage), count(change.indices))
+        elif isinstance(change, Requeued):
+            add(stage_of(change.job, change.stage), 0)
+        elif isinstance(change, Revived):
+            add(stage_of(change.job, change.stage), -count(change.indices))
+        elif isinstance(change, StageScaled):
+            stage = stage_of(change.job, change.stage)
+            counts[stage] = kept[0]
+            pending[stage] = sum(len(wanted) for wanted in kept[3] if wanted is not None)
+        elif isinstance(change, StageAdded):
+            added = job_of(change.job).stage(change.spec.name)
+            assert added is not None
+            pending[added] = 0
+        elif isinstance(change, JobForgotten):
+            forgotten[change.job] = kept
+    return pending
+
+
+def _below(block: tuple[int, ...], limit: int) -> int:
+    """How many of a block there still are: those that a scale-down removed are not asked for again."""
+    return count(block) if block[-1] <= limit else sum(1 for index in indices(block) if index < limit)

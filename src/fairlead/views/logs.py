@@ -1,0 +1,269 @@
+"""Logs: one line for each decision that a person would ask about, with its reason, made from sealed plans.
+
+`Logs` is an observer of writers. Nothing is configured here: whoever puts the program together makes the logger.
+docs/metrics.md says what each line has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from logging import DEBUG, ERROR, INFO, WARNING
+from typing import Any
+
+from structlog.typing import FilteringBoundLogger
+
+from fairlead.core.changes import (
+    Change,
+    ConfigVersioned,
+    Ended,
+    JobAdded,
+    JobForgotten,
+    JobMoved,
+    NodeAvoided,
+    NodeMoved,
+    NodeRemoved,
+    PartitionRemoved,
+    Placed,
+    PoolsSet,
+    QueueMoved,
+    QueuesAdded,
+    QueuesSet,
+    SettingsSet,
+    SinglesPlaced,
+    Stopped,
+)
+from fairlead.core.commands import Rejected
+from fairlead.core.cycle import Cycle
+from fairlead.core.model import KINDS, Allocation, Job, Reservation, Stage
+from fairlead.core.ranges import count
+from fairlead.core.resources import SECOND, format_duration
+from fairlead.core.state import Partition
+from fairlead.views.lanefigures import placed_tasks
+
+Line = tuple[int, str, dict[str, Any]]
+"""Its level, its event and its fields."""
+
+NAMED = 10
+"""So many nodes of a block are named."""
+
+
+class Logs:
+    def __init__(self, logger: FilteringBoundLogger) -> None:
+        self._logger = logger
+        self._ready: dict[str, bool] = {}
+        """Partition → whether its readiness was told."""
+
+    def began(self, partition: Partition) -> None:
+        self._ready[partition.name] = partition.reign.ready
+        fields = {"jobs": len(partition.jobs), "nodes": len(partition.nodes.rows), "ready": partition.reign.ready}
+        self._logger.info("writer began", partition=partition.name, at=partition.now / SECOND, **fields)
+
+    def cycle(self, decided: Cycle, seconds: Mapping[str, float]) -> None:
+        partition = decided.plan.partition
+        common = {"partition": partition.name, "at": decided.plan.now / SECOND}
+        for level, event, fields in self._lines(decided):
+            self._logger.log(level, event, **common, **fields)
+
+    def stopped(self, partition: Partition, why: str) -> None:
+        self._logger.error("writer stopped", partition=partition.name, at=partition.now / SECOND, reason=why)
+
+    def _lines(self, decided: Cycle) -> Iterator[Line]:
+        partition = decided.plan.partition
+        if partition.reign.ready and not self._ready[partition.name]:
+            self._ready[partition.name] = True
+            yield INFO, "partition ready", {}
+        yield from lines(decided, self._logger.is_enabled_for(INFO))
+        if self._logger.is_enabled_for(DEBUG):
+            for (job, stage, kind), reason in decided.reasons.items():
+                yield DEBUG, "not placed", {"job": job, "stage": stage, "kind": KINDS[kind], "reason": str(reason)}
+
+
+def lines(decided: Cycle, all_of_them: bool) -> Iterator[Line]:
+    """What a cycle decided, in the order in which it did; perhaps only what may need somebody's care."""
+    names = _Names(decided)
+    tellers = TELLERS if all_of_them else CAREFUL
+    for answer in decided.answers:
+        if isinstance(answer, Rejected) and answer.code == "alarm":
+            yield ERROR, "unknown attempt", {"reason": str(answer)}
+    yield from _configuration(decided)
+    for change, kept in decided.plan.done:
+        teller = tellers.get(type(change))
+        if teller is not None:
+            yield from teller(names, change, kept)
+    yield from _gangs(decided)
+
+
+class _Names:
+    """The jobs and nodes that a cycle speaks of, also those that left in it."""
+
+    def __init__(self, decided: Cycle) -> None:
+        self.now = decided.plan.now
+        self.partition = decided.plan.partition
+        self._forgotten: dict[str, Job] = {}
+        self._removed: dict[int, str] = {}
+        for change, kept in decided.plan.done:
+            if isinstance(change, JobForgotten):
+                self._forgotten[change.job] = kept
+            elif isinstance(change, NodeRemoved):
+                self._removed[change.join] = kept[0].name
+
+    def job(self, name: str) -> Job:
+        return self._forgotten[name] if name in self._forgotten else self.partition.jobs[name]
+
+    def node(self, join: int) -> str:
+        nodes = self.partition.nodes
+        return self._removed[join] if join in self._removed else nodes.name[nodes.rows[join]]
+
+
+def _submitted(names: _Names, change: JobAdded, kept: Any) -> Iterator[Line]:
+    spec = change.spec
+    yield (
+        INFO,
+        "job submitted",
+        {
+            "job": change.id,
+            "user": spec.user,
+            "queue": spec.queue,
+            "priority": spec.priority,
+            "tasks": sum(stage.count for stage in spec.stages),
+            "after": list(spec.after),
+        },
+    )
+
+
+def _placed(names: _Names, change: Placed, kept: Any) -> Iterator[Line]:
+    stage = names.job(change.job).stages[change.stage]
+    nodes = list(dict.fromkeys(part.node for part in change.parts))
+    tasks = placed_tasks(change)
+    yield _placement(names, stage, change.kind, change.attempt, tasks, change.together, nodes, kept[0])
+
+
+def _singles_placed(names: _Names, change: SinglesPlaced, kept: Any) -> Iterator[Line]:
+    for reservation, _ in kept[0]:
+        yield _placement(names, reservation.stage, reservation.kind, 1, 1, False, [change.node], reservation)
+
+
+def _placement(
+    names: _Names,
+    stage: Stage,
+    kind: int,
+    attempt: int,
+    tasks: int,
+    gang: bool,
+    nodes: list[int],
+    completed: Reservation | None,
+) -> Line:
+    fields = {
+        "job": stage.job.id,
+        "stage": stage.name,
+        "kind": KINDS[kind],
+        "attempt": attempt,
+        "tasks": tasks,
+        "gang": gang,
+        "nodes": len(nodes),
+        "on": [names.node(join) for join in nodes[:NAMED]],
+        "waited_seconds": None if completed is None else (names.now - completed.waiting_since) / SECOND,
+    }
+    return INFO, "tasks placed", fields
+
+
+def _ended(names: _Names, change: Ended, kept: Any) -> Iterator[Line]:
+    event = {"pending": "launch taken back", "lost": "tasks lost", "failed": "tasks failed"}.get(change.outcome)
+    if event is None:
+        return
+    before: Allocation = kept[0]
+    fields = {
+        "job": before.stage.job.id,
+        "stage": before.stage.name,
+        "attempt": before.attempt,
+        "tasks": count(change.indices),
+        "node": names.node(before.node),
+        "again": KINDS[change.again] if change.again >= 0 else None,
+        "reason": change.reason,
+    }
+    yield WARNING, event, fields
+
+
+def _over(names: _Names, change: JobMoved, kept: Any) -> Iterator[Line]:
+    job = names.job(change.job)
+    fields = {
+        "job": job.id,
+        "state": change.state,
+        "queue": job.queue.path,
+        "lasted_seconds": (names.now - job.submitted) / SECOND,
+        "reason": change.reason,
+    }
+    yield WARNING if change.state == "failed" else INFO, "job over", fields
+
+
+def _avoided(names: _Names, change: NodeAvoided, kept: Any) -> Iterator[Line]:
+    if change.until:
+        fields = {"failures": change.failures, "pause_seconds": (change.until - names.now) / SECOND}
+        yield WARNING, "node avoided", {"node": names.node(change.join), **fields}
+
+
+def _moved(names: _Names, change: NodeMoved, kept: Any) -> Iterator[Line]:
+    level = WARNING if change.state == "lost" else INFO
+    yield level, "node moved", {"node": names.node(change.join), "before": kept[0], "state": change.state}
+
+
+def _queue_moved(names: _Names, change: QueueMoved, kept: Any) -> Iterator[Line]:
+    yield INFO, "queue moved", {"queue": change.queue, "before": kept, "state": change.state}
+
+
+def _partition_removed(names: _Names, change: PartitionRemoved, kept: Any) -> Iterator[Line]:
+    yield WARNING, "partition removed", {}
+
+
+Tellers = dict[type[Change], Callable[[_Names, Any, Any], Iterator[Line]]]
+
+CAREFUL: Tellers = {
+    Ended: _ended,
+    JobMoved: _over,
+    NodeAvoided: _avoided,
+    NodeMoved: _moved,
+    PartitionRemoved: _partition_removed,
+}
+TELLERS: Tellers = {
+    **CAREFUL,
+    JobAdded: _submitted,
+    Placed: _placed,
+    SinglesPlaced: _singles_placed,
+    QueueMoved: _queue_moved,
+}
+
+CONFIGURATION = {
+    SettingsSet: "settings",
+    QueuesAdded: "queues",
+    QueuesSet: "queues",
+    PoolsSet: "pools",
+    ConfigVersioned: "",
+}
+
+
+def _configuration(decided: Cycle) -> Iterator[Line]:
+    """All that a cycle followed of a configuration is one decision."""
+    found = [CONFIGURATION[type(change)] for change in decided.changes if type(change) in CONFIGURATION]
+    if found:
+        changed = sorted({each for each in found if each})
+        version = decided.plan.partition.config_version
+        yield INFO, "configuration applied", {"version": version, "changed": changed}
+
+
+def _gangs(decided: Cycle) -> Iterator[Line]:
+    """A gang that is taken back is one decision, however many of its members are told to stop."""
+    reasons: dict[int, str] = {}
+    stopped: dict[int, tuple[Stage, str]] = {}
+    tasks: dict[int, int] = {}
+    for change, kept in decided.plan.done:
+        if isinstance(change, Ended):
+            reasons[id(kept[0].stage)] = change.reason
+        elif isinstance(change, Stopped) and change.cause == "gang":
+            stage: Stage = kept[0].stage
+            stopped.setdefault(id(stage), (stage, reasons.get(id(stage), "")))
+            tasks[id(stage)] = tasks.get(id(stage), 0) + count(change.indices)
+    within = format_duration(decided.plan.partition.settings.replace_within)
+    for key, (stage, reason) in stopped.items():
+        # Whoever was not lost in this cycle was short of workers for too long.
+        fields = {"tasks": tasks[key], "reason": reason or f"it was short of workers for {within}"}
+        yield WARNING, "gang taken back", {"job": stage.job.id, "stage": stage.name, **fields}

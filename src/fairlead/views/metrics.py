@@ -1,0 +1,303 @@
+"""Metrics: all of them, defined here and fed from sealed plans. docs/metrics.md is the same table for people.
+
+`Metrics` is an observer of writers. One serves all partitions of a process, and has a registry of its own, so that
+there can be many. A scrape never reads the state: it may come from any thread.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter as Tally
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
+from typing import Any, TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from fairlead.core.changes import (
+    Acknowledged,
+    Asked,
+    Change,
+    Ended,
+    PendingEnded,
+    Placed,
+    Requeued,
+    SinglesPlaced,
+    StageScaled,
+)
+from fairlead.core.cycle import Cycle
+from fairlead.core.ranges import count
+from fairlead.core.resources import SECOND
+from fairlead.core.state import Partition
+from fairlead.views.lanefigures import LaneFigures, placed_tasks
+
+LANES = 50
+"""So many lanes of a partition have series of their own."""
+
+# Bounds of histograms: seconds that a part of a cycle takes, seconds that a reservation waits, commands in a batch.
+TAKEN = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+WAITED = (0.01, 0.1, 1, 5, 15, 60, 300, 900, 3_600, 14_400, 43_200, 86_400, 172_800, 604_800)
+SIZES = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000)
+
+Series = TypeVar("Series", Counter, Gauge, Histogram)
+
+
+class Metrics:
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._defined: list[tuple[Counter | Gauge | Histogram, list[str]]] = []
+        define = self._define
+        self._lanes = _Lanes(
+            ("fairlead_lane_reservations", "Reservations in a lane."),
+            (
+                "fairlead_lane_pending_tasks",
+                "Pending tasks of a lane, also of jobs that come after others and have no reservation yet. "
+                f"The {LANES} lanes of a partition where most wait are shown, and the others together as other.",
+            ),
+        )
+        self._upserts = define(
+            Counter,
+            "fairlead_upserts_total",
+            "Demand that arrived or came back: it got a reservation (inserted), its reservation got another size or "
+            "place (replaced), or it was known already and changed nothing (ignored).",
+            result="inserted replaced ignored",
+        )
+        self._to_tail = define(
+            Counter,
+            "fairlead_reservations_to_tail_total",
+            "Reservations put behind everything that waits in their lane.",
+        )
+        self._ended = define(
+            Counter,
+            "fairlead_reservations_ended_total",
+            "Reservations that left their lane: all of their tasks were placed (completed), or given up or asked for "
+            "as another kind (cancelled).",
+            how="completed cancelled",
+        )
+        self._waits = _Waits(
+            "fairlead_head_of_lane_latency_seconds",
+            "How long a completed reservation had waited when its last task was placed; what is asked for again as new "
+            "has waited since its job was submitted.",
+        )
+        self._placed = define(Counter, "fairlead_tasks_placed_total", "Tasks that were assigned to a node.")
+        self._launches = define(
+            Counter,
+            "fairlead_launches_total",
+            "Placed tasks by what was heard of them first: that they run (acknowledged), that their node refused them, "
+            "nothing within launch_timeout (silent), or that they were lost.",
+            outcome="acknowledged refused silent lost",
+        )
+        self._attempts = define(
+            Counter,
+            "fairlead_attempts_ended_total",
+            "Attempts that ended: succeeded, failed, lost, preempted (also with their gang) or killed. Launches that "
+            "were taken back are not among them.",
+            outcome="succeeded failed lost preempted killed",
+        )
+        self._ready = define(
+            Gauge,
+            "fairlead_ready",
+            "Whether the partition is ready (1): before, it accepts everything and places nothing.",
+        )
+        self._transitions = define(
+            Counter,
+            "fairlead_readiness_transitions_total",
+            "How often the partition became ready, and how often not ready (not_ready): with each start, and when its "
+            "writer stopped.",
+            to="ready not_ready",
+        )
+        self._batch = define(
+            Histogram,
+            "fairlead_batch_size",
+            "Commands and reports that a cycle took; 0 if time or unfinished work started it.",
+            buckets=SIZES,
+        )
+        self._cycle = define(
+            Histogram,
+            "fairlead_cycle_seconds",
+            "Time of a cycle by phase: intake, expiry, match, seal (checks and effects) and encode. The journal is "
+            "apart.",
+            phase="intake expiry match seal encode",
+            buckets=TAKEN,
+        )
+        self._journal = define(
+            Histogram,
+            "fairlead_journal_append_seconds",
+            "Time that the journal took to make a cycle durable.",
+            buckets=TAKEN,
+        )
+        self._stale = define(Counter, "fairlead_stale_reports_total", "Reports of old attempts, which were ignored.")
+        self._unknown = define(
+            Counter,
+            "fairlead_unknown_attempts_total",
+            "Reports of attempts that this journal never gave; an operator must look at each.",
+        )
+        self.registry.register(self._lanes)
+        self.registry.register(self._waits)
+        self._known: dict[str, bool] = {}
+        """Partition → whether it was ready when last seen."""
+
+    def text(self) -> str:
+        """What a scrape gets, in Prometheus' text format."""
+        return generate_latest(self.registry).decode()
+
+    # -- what writers say ----------------------------------------------------------------------------------------
+
+    def began(self, partition: Partition) -> None:
+        name = partition.name
+        for metric, values in self._defined:
+            # A rate sees the first event only if there was a zero before it.
+            for value in values:
+                metric.labels(name, value)
+            if not values:
+                metric.labels(name)
+        figures = LaneFigures()
+        figures.begin(partition)
+        self._lanes.figures[name] = figures
+        self._waits.add(name, [])
+        self._see(name, partition.reign.ready)
+
+    def cycle(self, decided: Cycle, seconds: Mapping[str, float]) -> None:
+        partition = decided.plan.partition
+        name = partition.name
+        self._count(name, decided)
+        self._lanes.figures[name].follow(decided)
+        self._batch.labels(name).observe(len(decided.answers))
+        for part, taken in seconds.items():
+            (self._journal.labels(name) if part == "journal" else self._cycle.labels(name, part)).observe(taken)
+        self._see(name, partition.reign.ready)
+        if partition.removed:
+            self._ready.remove(name)  # nobody should wait for it; of its lanes there is nothing left
+
+    def stopped(self, partition: Partition, why: str) -> None:
+        self._see(partition.name, False)
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _define(self, kind: type[Series], name: str, meaning: str, buckets: Any = None, **label: str) -> Series:
+        """A metric by partition and at most one label more, with the values that this can have."""
+        more = {} if buckets is None else {"buckets": buckets}
+        metric = kind(name, meaning, ("partition", *label), registry=self.registry, **more)
+        self._defined.append((metric, " ".join(label.values()).split()))
+        return metric
+
+    def _see(self, name: str, ready: bool) -> None:
+        before = self._known.get(name)
+        self._known[name] = ready
+        self._ready.labels(name).set(ready)
+        if before is not None and before != ready:
+            self._transitions.labels(name, "ready" if ready else "not_ready").inc()
+
+    def _count(self, name: str, decided: Cycle) -> None:
+        tally, waits = _tally(decided)
+        self._waits.add(name, waits)
+        notes = decided.notes
+        for metric, value, number in (
+            (self._upserts, "inserted", tally["inserted"]),
+            (self._upserts, "replaced", tally["replaced"]),
+            (self._upserts, "ignored", notes.get("asked for again", 0)),
+            (self._ended, "completed", len(waits)),
+            (self._ended, "cancelled", tally["cancelled"]),
+            (self._to_tail, "", notes.get("sent to the tail", 0)),
+            (self._placed, "", tally["placed"]),
+            (self._launches, "acknowledged", tally["acknowledged"]),
+            (self._launches, "refused", notes.get("launch refused", 0)),
+            (self._launches, "silent", notes.get("launch not acknowledged", 0)),
+            (self._launches, "lost", tally["lost launch"]),
+            *((self._attempts, how, tally[how]) for how in ("succeeded", "failed", "lost", "preempted", "killed")),
+            (self._stale, "", notes.get("stale report", 0)),
+            (self._unknown, "", notes.get("unknown attempt", 0)),
+        ):
+            if number:
+                (metric.labels(name, value) if value else metric.labels(name)).inc(number)
+
+
+def _tally(decided: Cycle) -> tuple[Tally[str], list[int]]:
+    """What became of reservations and tasks in a cycle, and how long each reservation that it completed had waited."""
+    now = decided.plan.now
+    tally: Tally[str] = Tally()
+    waits: list[int] = []
+    for change, kept in decided.plan.done:
+        if isinstance(change, Placed):
+            tally["placed"] += placed_tasks(change)
+            if kept[0] is not None:
+                waits.append(now - kept[0].waiting_since)
+        elif isinstance(change, SinglesPlaced):
+            tally["placed"] += len(change.tasks)
+            waits += [now - reservation.waiting_since for reservation, _ in kept[0]]
+        elif isinstance(change, Asked):
+            before = kept[0]
+            if before is None:
+                tally["inserted"] += 1
+            elif change.round <= before.round:
+                tally["replaced"] += 1
+        elif isinstance(change, Acknowledged):
+            tally["acknowledged"] += count(change.indices)
+        elif isinstance(change, Ended):
+            tally[change.outcome] += count(change.indices)
+            if change.outcome == "lost" and kept[0].state == "assigned":
+                tally["lost launch"] += count(change.indices)
+        else:
+            tally["cancelled"] += _cancelled(change, kept)
+    return tally, waits
+
+
+def _cancelled(change: Change, kept: Any) -> int:
+    """How many reservations a change took away without placing their tasks."""
+    if isinstance(change, PendingEnded | Requeued):
+        return int(kept[0] is not None)
+    if isinstance(change, StageScaled):
+        wanted, reservations = kept[3], kept[4]
+        return sum(
+            1
+            for tasks, reservation in zip(wanted, reservations, strict=True)
+            if reservation is not None and tasks.first_index() >= change.count
+        )
+    return 0
+
+
+# -- series that are made when somebody asks ---------------------------------------------------------------------
+
+
+class _Lanes(Collector):
+    def __init__(self, reservations: tuple[str, str], tasks: tuple[str, str]) -> None:
+        self.figures: dict[str, LaneFigures] = {}
+        self._reservations, self._tasks = reservations, tasks
+
+    def collect(self) -> Iterator[Metric]:
+        labels = ("partition", "queue", "shape")
+        reservations = GaugeMetricFamily(*self._reservations, labels=labels)
+        tasks = GaugeMetricFamily(*self._tasks, labels=labels)
+        for partition, known in list(self.figures.items()):
+            for lane, figures in sorted(known.most(LANES).items()):
+                reservations.add_metric((partition, *lane), figures.reservations)
+                tasks.add_metric((partition, *lane), figures.tasks)
+        yield reservations
+        yield tasks
+
+
+class _Waits(Collector):
+    """A histogram that takes the values of a whole cycle at once: there may be thousands."""
+
+    def __init__(self, name: str, meaning: str) -> None:
+        self._name, self._meaning = name, meaning
+        self._bounds = [round(bound * SECOND) for bound in WAITED]
+        self._seen: dict[str, tuple[list[int], int]] = {}
+        """Partition → how many values are in each bucket, and their sum."""
+
+    def add(self, partition: str, waits: list[int]) -> None:
+        counts, total = self._seen.get(partition) or ([0] * (len(WAITED) + 1), 0)
+        counts = counts.copy()  # somebody may be reading them
+        for waited in waits:
+            counts[bisect_left(self._bounds, waited)] += 1
+        self._seen[partition] = (counts, total + sum(waits))
+
+    def collect(self) -> Iterator[Metric]:
+        family = HistogramMetricFamily(self._name, self._meaning, labels=("partition",))
+        bounds = [*map(str, map(float, WAITED)), "+Inf"]
+        for partition, (counts, total) in list(self._seen.items()):
+            buckets = list(zip(bounds, accumulate(counts), strict=True))
+            family.add_metric((partition,), buckets, total / SECOND)
+        yield family

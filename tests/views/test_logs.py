@@ -1,0 +1,284 @@
+"""What is logged, with its reason: small stories and the lines they leave."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from fairlead.app import logger_to
+from fairlead.testing import World
+from fairlead.views.logs import Logs
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "metrics.md"
+
+
+class Logged(World):
+    """A world with logs, and a way to read them."""
+
+    def __init__(self, config: Any = None, level: Any = "info", **rest: Any) -> None:
+        self.out = io.StringIO()
+        super().__init__(config, observers=[Logs(logger_to(self.out, "json", level))], **rest)
+
+    def lines(self, *events: str) -> list[dict[str, Any]]:
+        """The lines since the last call, without what all have; only those of some events, if any are named."""
+        lines = [json.loads(line) for line in self.out.getvalue().splitlines()]
+        self.out.truncate(self.out.seek(0))
+        for line in lines:
+            assert line.pop("partition") == "default"
+            assert line.pop("timestamp")
+        return [line for line in lines if not events or line["event"] in events]
+
+    def tasks(self, count: int, **rest: Any) -> str:
+        return self.submit(stages=[{"name": "w", "count": count, "resources": {"cpu": 1}, **rest}])
+
+
+def warning(event: str, at: float, **fields: Any) -> dict[str, Any]:
+    return {"level": "warning", "event": event, "at": at, **fields}
+
+
+def info(event: str, at: float, **fields: Any) -> dict[str, Any]:
+    return {**warning(event, at, **fields), "level": "info"}
+
+
+def test_a_start() -> None:
+    w = Logged()
+    assert w.lines() == [
+        info("writer began", 0, jobs=0, nodes=0, ready=False),
+        info("configuration applied", 0, version=1, changed=["queues"]),
+        info("partition ready", 0),
+    ]
+
+
+def test_a_job_from_its_start_to_its_end() -> None:
+    w = Logged()
+    w.nodes(2, cpu=2)
+    w.cycle()
+    w.lines()
+    job = w.submit(user="ann", priority=3, stages=[{"name": "w", "count": 3, "resources": {"cpu": 1}, "duration": 20}])
+    after = w.submit(after=[job], stages=[{"name": "w", "resources": {"cpu": 9}}])
+    w.advance(5)
+    submitted = {"queue": "root.default", "tasks": 3}
+    assert w.lines() == [
+        info("job submitted", 0, job=job, user="ann", priority=3, after=[], **submitted),
+        info("job submitted", 0, job=after, user="user", priority=0, after=[job], **{**submitted, "tasks": 1}),
+        info(
+            "tasks placed",
+            0,
+            job=job,
+            stage="w",
+            kind="new",
+            attempt=1,
+            tasks=3,
+            gang=True,
+            nodes=2,
+            on=["n0", "n1"],
+            waited_seconds=0,
+        ),
+    ]
+    w.advance(20)
+    assert w.lines() == [
+        info("job over", 20, job=job, state="succeeded", queue="root.default", lasted_seconds=20, reason="")
+    ]
+    w.kill(after, "user")
+    w.cycle()
+    [line] = w.lines()
+    assert (line["event"], line["state"], line["reason"]) == ("job over", "killed", "killed by user")
+
+
+def test_single_tasks_have_a_line_each() -> None:
+    w = Logged()
+    w.nodes(2, cpu=3)
+    w.cycle()
+    w.lines()
+    jobs = [w.tasks(1) for _ in range(5)]
+    w.cycle()
+    lines = w.lines("tasks placed")
+    assert [line["job"] for line in lines] == jobs
+    assert {(line["tasks"], line["waited_seconds"], line["attempt"], line["gang"]) for line in lines} == {
+        (1, 0, 1, False)
+    }
+    assert [line["on"] for line in lines] == [[w.placements(job)["w", 0]] for job in jobs]
+
+
+def test_a_part_says_that_more_wait() -> None:
+    w = Logged()
+    w.node("n1", cpu=2)
+    w.tasks(3, min=1)
+    w.cycle()
+    [line] = w.lines("tasks placed")
+    assert (line["tasks"], line["gang"], line["waited_seconds"]) == (2, False, None)
+
+
+def test_a_refused_launch() -> None:
+    w = Logged()
+    w.node("n1", cpu=2)
+    w.refuse_launches("n1")
+    job = w.tasks(1)
+    w.cycle()
+    w.lines()
+    w.cycle()
+    refused = {"stage": "w", "attempt": 1, "tasks": 1, "node": "n1", "reason": "node n1 refused the launch"}
+    assert w.lines() == [
+        warning("launch taken back", 0, job=job, again="new", **refused),
+        warning("node avoided", 0, node="n1", failures=1, pause_seconds=1),
+    ]
+
+
+def test_a_gang_whose_member_is_silent_is_one_line() -> None:
+    w = Logged()
+    w.nodes(3, cpu=1)
+    w.hold_acks("n2")
+    job = w.tasks(3)
+    w.cycle()
+    w.lines()
+    w.advance(60)
+    reason = "the launch was not acknowledged within 60s"
+    assert w.lines() == [
+        warning("launch taken back", 60, job=job, stage="w", attempt=1, tasks=1, node="n2", again="new", reason=reason),
+        warning("node avoided", 60, node="n2", failures=1, pause_seconds=1),
+        warning("gang taken back", 60, job=job, stage="w", tasks=2, reason=reason),
+    ]
+
+
+def test_lost_tasks_and_a_stage_that_is_short() -> None:
+    w = Logged({"replace_within": "10s"})
+    w.nodes(2, cpu=1)
+    job = w.tasks(2)
+    w.cycle()
+    w.cycle()
+    w.lines()
+    w.fail_node("n1")
+    w.cycle()
+    lost = {"stage": "w", "attempt": 1, "tasks": 1, "node": "n1", "again": "replace", "reason": "node n1 was lost"}
+    assert w.lines() == [
+        warning("node moved", 0, node="n1", before="up", state="lost"),
+        warning("tasks lost", 0, job=job, **lost),
+    ]
+    w.advance(10)
+    short = "it was short of workers for 10s"
+    assert w.lines() == [warning("gang taken back", 10, job=job, stage="w", tasks=1, reason=short)]
+
+
+def test_a_node_that_left_is_still_named() -> None:
+    w = Logged({"keep_ended": 0})
+    w.node("n1", cpu=1)
+    job = w.tasks(1, on_loss="fail")
+    w.cycle()
+    w.cycle()
+    w.lines()
+    w.remove_node("n1")
+    w.cycle()
+    assert not w.partition().jobs  # forgotten in the same cycle
+    lost, over = w.lines()
+    assert (lost["event"], lost["node"], lost["again"]) == ("tasks lost", "n1", None)
+    assert over == warning(
+        "job over",
+        0,
+        job=job,
+        state="failed",
+        queue="root.default",
+        lasted_seconds=0,
+        reason="task w[0] was lost: node n1 was removed",
+    )
+
+
+def test_failed_tasks_and_a_failed_job() -> None:
+    w = Logged()
+    w.node("n1", cpu=1)
+    w.tasks(1, tries=2)
+    w.cycle()
+    for _ in range(2):
+        w.finish("job", exit_code=3)
+        w.cycle()
+    failed, again, over = w.lines("tasks failed", "job over")
+    assert (failed["again"], failed["reason"]) == ("replace", "exit code 3")
+    assert (again["again"], again["attempt"]) == (None, 2)
+    assert (over["level"], over["reason"]) == ("warning", "task w[0] failed: exit code 3")
+
+
+def test_an_attempt_that_the_journal_never_gave() -> None:
+    w = Logged()
+    w.node("n1", cpu=1)
+    job = w.tasks(1)
+    w.cycle()
+    w.lines()
+    w.report(job, "w", 0, 9, "running")
+    w.cycle()
+    [line] = w.lines()
+    assert (line["level"], line["event"]) == ("error", "unknown attempt")
+    assert "newer than the journal's 1" in line["reason"]
+
+
+def test_configuration_and_queues() -> None:
+    w = Logged()
+    w.lines()
+    w.configure({"max_batch": 7, "queues": {"root": {"a": {}, "default": {}}}, "pools": {"p": {"node": {"cpu": 1}}}})
+    w.cycle()
+    w.stop_queue("root.a")
+    w.cycle()
+    assert w.lines() == [
+        info("configuration applied", 0, version=2, changed=["pools", "queues", "settings"]),
+        info("queue moved", 0, queue="root.a", before="active", state="stopped"),
+    ]
+
+
+@pytest.mark.parametrize("how", ["failed", "unknown"])
+def test_a_writer_that_stops_tells_why_and_nothing_of_its_cycle(how: Any) -> None:
+    w = Logged()
+    w.lines()
+    w.tasks(1)
+    w.break_journal(how)
+    w.cycle()
+    stopped, began = w.lines()
+    assert (stopped["level"], stopped["event"]) == ("error", "writer stopped")
+    assert "a fault was injected" in stopped["reason"]
+    assert (began["event"], began["jobs"]) == ("writer began", 0)
+
+
+def test_why_heads_wait_is_for_those_who_look_closely() -> None:
+    for level, expected in (("debug", ["room for 0 of 2"]), ("info", [])):
+        w = Logged(level=level)
+        w.nodes(2, cpu=1)
+        w.tasks(2)
+        w.cycle()
+        w.tasks(2)
+        w.cycle()
+        assert [line["reason"] for line in w.lines("not placed")] == expected
+
+
+def test_a_removed_partition() -> None:
+    out = io.StringIO()
+    w = World({"partitions": {"default": {}, "old": {}}}, observers=[Logs(logger_to(out, "json"))])
+    w.configure({"partitions": {"default": {}}})
+    w.cycle()
+    last = json.loads(out.getvalue().splitlines()[-1])
+    assert (last["event"], last["partition"]) == ("partition removed", "old")
+
+
+def test_levels_and_forms(capsys: pytest.CaptureFixture[str]) -> None:
+    before = structlog.get_config()
+    out = io.StringIO()
+    w = World(observers=[Logs(logger_to(out, "console", "warning"))])
+    w.node("n1", cpu=1)
+    w.cycle()
+    assert out.getvalue() == ""
+    w.fail_node("n1")
+    w.cycle()
+    assert re.search(r"\[warning *\] node moved .* state=lost", out.getvalue())
+    assert structlog.get_config() == before and not structlog.is_configured()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_the_page_has_every_line_and_no_other() -> None:
+    """An event is a text of several words in the module."""
+    source = (PAGE.parent.parent / "src" / "fairlead" / "views" / "logs.py").read_text(encoding="utf-8")
+    events = set(re.findall(r'"((?:[a-z]+ )+[a-z]+)"', source))
+    written = re.findall(r"^\| `([a-z ]+)` \| (?:debug|info|warning|error)", PAGE.read_text(encoding="utf-8"), re.M)
+    assert set(written) == events
+    assert len(written) == len(events)

@@ -1,0 +1,507 @@
+"""Small stories and the exact figures after them, read from what a scrape would get."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from fairlead.core.commands import AddNode, AnyCommand, Configure, Kill, MarkReady, Submit
+from fairlead.core.config import parse_config
+from fairlead.core.documents import parse_job, parse_node
+from fairlead.journal import MemoryJournal
+from fairlead.testing import World
+from fairlead.views.metrics import LANES, Metrics
+from fairlead.writer.loop import Stopped, Writer
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+class Watched(World):
+    """A world with metrics, and ways to read them."""
+
+    def __init__(self, config: Any = None, **rest: Any) -> None:
+        self.metrics = Metrics()
+        super().__init__(config, observers=[self.metrics], **rest)
+        self.start = figures(self.metrics)
+
+    def figures(self, name: str) -> dict[str, float]:
+        """The series of a metric by their labels but the partition, as they grew since the world began."""
+        now = figures(self.metrics)[name]
+        return {labels: value - self.start.get(name, {}).get(labels, 0) for labels, value in now.items()}
+
+    def figure(self, name: str) -> float:
+        [value] = self.figures(name).values()
+        return value
+
+    def tasks(self, count: int, **rest: Any) -> str:
+        stage = {"name": "w", "count": count, "resources": {"cpu": 1}}
+        job = {key: rest.pop(key) for key in ("queue", "user", "key", "after", "name", "partition") if key in rest}
+        return self.submit(stages=[{**stage, **rest}], **job)
+
+
+def figures(metrics: Metrics, partition: str = "default") -> dict[str, dict[str, float]]:
+    """Name without prefix → the values of the other labels → value."""
+    found: dict[str, dict[str, float]] = {}
+    for family in text_string_to_metric_families(metrics.text()):
+        for sample in family.samples:
+            if sample.labels["partition"] == partition:
+                labels = ", ".join(value for key, value in sorted(sample.labels.items()) if key != "partition")
+                found.setdefault(sample.name.removeprefix("fairlead_"), {})[labels] = sample.value
+    return found
+
+
+# -- lanes -------------------------------------------------------------------------------------------------------
+
+
+def test_reservations_and_pending_tasks_by_lane() -> None:
+    w = Watched()
+    w.queue("root.a")
+    w.queue("root.b")
+    w.node("n1", cpu=2)
+    first = w.tasks(5, queue="root.a", min=1)
+    w.tasks(3, queue="root.a")
+    w.tasks(4, queue="root.b", resources={"cpu": 1, "memory": "1Gi"})
+    w.tasks(7, queue="root.b", after=[first])
+    w.cycle()
+    assert w.figures("lane_reservations") == {"root.a, cpu=1": 2, "root.b, cpu=1": 0, "root.b, cpu=1 memory=1Gi": 1}
+    assert w.figures("lane_pending_tasks") == {"root.a, cpu=1": 6, "root.b, cpu=1": 7, "root.b, cpu=1 memory=1Gi": 4}
+    w.restart()
+    assert w.figures("lane_pending_tasks") == {"root.a, cpu=1": 6, "root.b, cpu=1": 7, "root.b, cpu=1 memory=1Gi": 4}
+    w.node("n2", cpu=100, memory="8Gi")
+    w.cycle()
+    assert w.figures("lane_reservations") == {"root.b, cpu=1": 0}
+    assert w.figures("lane_pending_tasks") == {"root.b, cpu=1": 7}
+    w.kill(first)
+    w.cycle()
+    assert "lane_pending_tasks" not in figures(w.metrics)
+
+
+def test_pending_tasks_follow_scaling_and_forgetting() -> None:
+    w = Watched({"keep_ended": 0})
+    job = w.tasks(5)
+    w.cycle()
+    for count in (9, 2):
+        w.scale(job, "w", count)
+        w.cycle()
+        assert w.figures("lane_pending_tasks") == {"root.default, cpu=1": count}
+    short = w.tasks(4)
+    w.scale(job, "w", 3)
+    w.scale(job, "w", 6)
+    w.kill(short)
+    w.cycle()  # it came, ended and was forgotten in one cycle
+    assert short not in w.partition().jobs
+    assert w.figures("lane_pending_tasks") == {"root.default, cpu=1": 6}
+
+
+def test_a_gang_that_comes_back_after_a_scale_down() -> None:
+    w = Watched()
+    w.nodes(3, cpu=1)
+    w.refuse_launches("n0")
+    job = w.tasks(3)
+    w.cycle()
+    assert w.placements(job)["w", 0] == "n0"
+    w.scale(job, "w", 2)
+    w.cycle()  # the first is refused, the others are told to stop, and the last of them is not wanted any more
+    assert w.figures("lane_pending_tasks") == {"root.default, cpu=1": 1}
+    w.drain("n1")
+    w.cycle()
+    assert w.figures("lane_pending_tasks") == {"root.default, cpu=1": 2}
+
+
+def test_lanes_of_a_manager_read_like_ours() -> None:
+    w = Watched()
+    w.rm("k8s").register()
+    ask = {"job": "theirs", "ask": "w", "count": 2, "min": 1, "resources": {"cpu": 1}}
+    w.rm("k8s").update(jobs=[{"job": "theirs"}])
+    w.cycle()
+    w.rm("k8s").update(asks=[ask])
+    w.tasks(3)
+    w.cycle()
+    assert len(w.partition().lanes) == 2
+    assert w.figures("lane_reservations") == {"root.default, cpu=1": 2}
+    assert w.figures("lane_pending_tasks") == {"root.default, cpu=1": 5}
+    w.rm("k8s").update(asks=[{"job": "theirs", "ask": "w", "withdraw": True}])
+    w.cycle()
+    assert w.figures("lane_pending_tasks") == {"root.default, cpu=1": 3}
+    w.rm("k8s").update(asks=[ask])
+    w.cycle()
+    assert w.figures("lane_reservations") == {"root.default, cpu=1": 2}
+    assert w.figures("lane_pending_tasks") == {"root.default, cpu=1": 5}
+
+
+def test_only_the_lanes_where_most_wait_are_shown() -> None:
+    w = Watched()
+    for cpu in range(1, LANES + 4):
+        w.tasks(cpu, resources={"cpu": cpu})
+    w.cycle()
+    shown = w.figures("lane_pending_tasks")
+    assert len(shown) == LANES + 1
+    assert shown["other, other"] == 1 + 2 + 3 and shown["root.default, cpu=4"] == 4
+    assert w.figures("lane_reservations")["other, other"] == 3
+
+
+class Spied(dict[Any, Any]):
+    """Lanes that remember which were asked for. They can be walked by nobody."""
+
+    def __init__(self, lanes: Any) -> None:
+        super().__init__(lanes)
+        self.asked: list[str] = []
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        self.asked.append(key[1].text)
+        return super().get(key, default)
+
+    __iter__ = items = values = keys = None  # type: ignore[assignment]
+
+
+def test_a_cycle_does_not_look_at_all_lanes() -> None:
+    metrics = Metrics()
+    writer = writer_with(metrics, MemoryJournal())
+    writer.turn([submission(20), submission(20, cpu=2)], 2)
+    writer._observers = []
+    decided = writer.turn([submission(5, cpu=2)], 3)
+    spied = writer.state.lanes = Spied(writer.state.lanes)
+    metrics.cycle(decided, {})
+    assert spied.asked == ["cpu=2"]
+    assert figures(metrics)["lane_pending_tasks"] == {"root.default, cpu=1": 20, "root.default, cpu=2": 25}
+
+
+# -- reservations ------------------------------------------------------------------------------------------------
+
+
+def test_upserts() -> None:
+    w = Watched()
+    w.rm("k8s").register()
+    w.rm("k8s").update(jobs=[{"job": "theirs"}])
+    ask = {"job": "theirs", "ask": "w", "count": 2, "min": 1, "resources": {"cpu": 1}}
+    w.rm("k8s").update(asks=[ask])
+    job = w.tasks(2, key="k", user="ann")
+    w.cycle()
+    assert w.figures("upserts_total") == {"inserted": 2, "replaced": 0, "ignored": 0}
+    w.scale(job, "w", 2)
+    w.rm("k8s").update(asks=[ask])
+    assert w.tasks(2, key="k", user="ann") == job
+    w.cycle()
+    assert w.figures("upserts_total") == {"inserted": 2, "replaced": 0, "ignored": 3}
+    w.scale(job, "w", 3)
+    w.cycle()
+    w.prioritise(job, "w")
+    w.cycle()
+    assert w.figures("upserts_total") == {"inserted": 2, "replaced": 2, "ignored": 3}
+    w.scale(job, "w", 1)  # keeps its place
+    w.cycle()
+    assert w.figures("upserts_total") == {"inserted": 2, "replaced": 2, "ignored": 3}
+
+
+def test_a_refused_command_counts_no_upsert() -> None:
+    w = Watched()
+    w.tasks(2, queue="root.none")
+    w.cycle()
+    assert w.figures("upserts_total") == {"inserted": 0, "replaced": 0, "ignored": 0}
+
+
+def test_completed_and_cancelled_reservations() -> None:
+    w = Watched()
+    w.node("n1", cpu=4)
+    placed = w.tasks(2)
+    part = w.tasks(3, min=1)
+    w.cycle()
+    assert w.figures("reservations_ended_total") == {"completed": 1, "cancelled": 0}  # two of three are placed
+    w.finish(placed)
+    w.cycle()
+    assert w.figures("reservations_ended_total") == {"completed": 2, "cancelled": 0}
+    killed, cut, withdrawn = w.tasks(9), w.tasks(9), w.tasks(9)
+    w.cycle()
+    w.kill(killed)
+    w.scale(cut, "w", 8)  # eight still wait
+    w.cycle()
+    assert w.figures("reservations_ended_total") == {"completed": 2, "cancelled": 1}
+    w.scale(cut, "w", 0)
+    w.cancel(withdrawn, "w")
+    w.cycle()
+    assert w.figures("reservations_ended_total") == {"completed": 2, "cancelled": 3}
+    assert w.job(part).state == "running"
+
+
+def test_a_reservation_that_becomes_another_kind_is_cancelled() -> None:
+    w = Watched({"replace_within": "10s"})
+    w.nodes(2, cpu=1)
+    w.tasks(2)
+    w.cycle()
+    w.cycle()
+    w.fail_node("n1")
+    w.cycle()
+    assert w.figures("lane_reservations") == {"root.default, cpu=1": 1}
+    assert w.figures("reservations_ended_total") == {"completed": 1, "cancelled": 0}
+    w.advance(15)
+    assert w.figures("lane_reservations") == {"root.default, cpu=1": 1}
+    assert w.figures("reservations_ended_total") == {"completed": 1, "cancelled": 1}
+
+
+def test_reservations_to_the_tail() -> None:
+    w = Watched()
+    w.node("n1", cpu=2)
+    w.tasks(1)
+    w.refuse_launches("n1")
+    w.cycle()
+    w.cycle()
+    # What a refused launch brings back has a reservation again, and it is the last.
+    assert w.figure("reservations_to_tail_total") == 1
+    assert w.figures("upserts_total") == {"inserted": 2, "replaced": 0, "ignored": 0}
+    stuck = w.tasks(9, resources={"cpu": 2})
+    w.cycle()
+    w.reset_lane("root.default", stuck)
+    w.cycle()
+    assert w.figure("reservations_to_tail_total") == 2
+    assert w.figures("upserts_total") == {"inserted": 3, "replaced": 0, "ignored": 0}
+
+
+def test_many_single_tasks() -> None:
+    w = Watched()
+    jobs = [w.tasks(1) for _ in range(9)]
+    w.cycle()
+    w.advance(3)
+    w.nodes(3, cpu=2)
+    w.cycle()
+    assert sum(1 for job in jobs if w.placements(job)) == 6
+    assert w.figure("tasks_placed_total") == 6
+    assert w.figures("reservations_ended_total") == {"completed": 6, "cancelled": 0}
+    assert w.figure("head_of_lane_latency_seconds_sum") == 18
+    assert w.figures("lane_reservations") == w.figures("lane_pending_tasks") == {"root.default, cpu=1": 3}
+
+
+def test_head_of_lane_latency() -> None:
+    w = Watched()
+    w.node("n1", cpu=1)
+    first = w.tasks(1)
+    second = w.tasks(1)
+    w.cycle()
+    assert w.figure("head_of_lane_latency_seconds_sum") == 0
+    assert w.figure("head_of_lane_latency_seconds_count") == 1
+    w.advance(90)
+    w.finish(first)
+    w.cycle()
+    assert w.placements(second)
+    assert w.figure("head_of_lane_latency_seconds_sum") == 90
+    buckets = w.figures("head_of_lane_latency_seconds_bucket")
+    assert (buckets["0.01"], buckets["60.0"], buckets["300.0"], buckets["+Inf"]) == (1, 1, 2, 2)
+
+
+# -- tasks -------------------------------------------------------------------------------------------------------
+
+
+def test_launch_outcomes() -> None:
+    w = Watched()
+    w.nodes(4, cpu=2)
+    w.hold_acks("n1")
+    w.refuse_launches("n2")
+    w.hold_acks("n3")
+    w.tasks(8, min=1)
+    w.cycle()
+    assert w.figure("tasks_placed_total") == 8
+    w.fail_node("n3")
+    w.cycle()
+    assert w.figures("launches_total") == {"acknowledged": 2, "refused": 2, "silent": 0, "lost": 2}
+    w.drain("n0")
+    w.drain("n2")
+    w.cycle()
+    w.advance(61)
+    assert w.figures("launches_total") == {"acknowledged": 2, "refused": 2, "silent": 2, "lost": 2}
+
+
+def test_the_last_refused_launch_counts_like_the_others() -> None:
+    w = Watched({"max_launch_tries": 2})
+    w.node("n1", cpu=2)
+    w.refuse_launches("n1")
+    job = w.tasks(2)
+    w.advance(10)
+    assert w.job(job).state == "failed"
+    assert w.figures("launches_total") == {"acknowledged": 0, "refused": 4, "silent": 0, "lost": 0}
+    assert w.figures("attempts_ended_total")["failed"] == 2
+
+
+def test_attempts_by_how_they_ended() -> None:
+    w = Watched()
+    w.nodes(3, cpu=2)
+    good, bad, ugly = w.tasks(2), w.tasks(2), w.tasks(2)
+    w.cycle()
+    w.cycle()
+    w.finish(good)
+    w.finish(bad, index=0, stage="w", exit_code=1)  # takes the other with it
+    w.fail_node(w.placements(ugly)["w", 0])
+    w.cycle()
+    w.cycle()
+    expected = {"succeeded": 2, "failed": 1, "lost": 2, "preempted": 0, "killed": 1}
+    assert w.figures("attempts_ended_total") == expected
+
+
+def test_a_gang_taken_back_is_preempted() -> None:
+    w = Watched()
+    w.nodes(2, cpu=1)
+    w.hold_acks("n1")
+    w.tasks(2)
+    w.advance(60)
+    assert w.figures("launches_total") == {"acknowledged": 1, "refused": 0, "silent": 1, "lost": 0}
+    assert w.figures("attempts_ended_total")["preempted"] == 1
+
+
+def test_stale_reports_and_unknown_attempts() -> None:
+    w = Watched()
+    w.node("n1", cpu=2)
+    job = w.tasks(1)
+    w.cycle()
+    w.report(job, "w", 0, 0, "succeeded")
+    w.report(job, "w", 0, 0, "failed")
+    w.report(job, "w", 0, 7, "running")
+    w.cycle()
+    assert w.figure("stale_reports_total") == 2
+    assert w.figure("unknown_attempts_total") == 1
+
+
+# -- the writer --------------------------------------------------------------------------------------------------
+
+
+def test_readiness() -> None:
+    w = Watched()
+    assert figures(w.metrics)["ready"] == {"": 1}
+    assert figures(w.metrics)["readiness_transitions_total"] == {"ready": 1, "not_ready": 0}
+    w.restart(ready=False)
+    assert figures(w.metrics)["ready"] == {"": 0}
+    w.mark_ready()
+    w.cycle()
+    assert figures(w.metrics)["ready"] == {"": 1}
+    assert figures(w.metrics)["readiness_transitions_total"] == {"ready": 2, "not_ready": 1}
+
+
+def test_batch_size() -> None:
+    w = Watched()
+    w.nodes(3, cpu=1)
+    w.cycle()
+    w.cycle()
+    assert w.figure("batch_size_count") == 2
+    assert w.figure("batch_size_sum") == 3
+    buckets = w.figures("batch_size_bucket")
+    assert (buckets["0.0"], buckets["2.0"], buckets["5.0"]) == (1, 1, 2)
+
+
+def test_cycle_time_by_phase_and_journal_latency() -> None:
+    w = Watched()
+    w.node("n1", cpu=1)
+    w.cycle()
+    once = {"intake": 1, "expiry": 1, "match": 1, "seal": 1, "encode": 1}
+    assert w.figures("cycle_seconds_count") == once
+    assert w.figure("journal_append_seconds_count") == 1
+    w.cycle()  # changes nothing, so that nothing is written
+    assert w.figures("cycle_seconds_count") == {"intake": 2, "expiry": 2, "match": 2, "seal": 2, "encode": 1}
+    assert w.figure("journal_append_seconds_count") == 1
+    assert all(value >= 0 for value in w.figures("cycle_seconds_sum").values())
+
+
+class Clockwork:
+    """A steady clock that moves by what it is told at each look."""
+
+    def __init__(self, *steps: float) -> None:
+        self.now, self.steps = 0.0, list(steps)
+
+    def __call__(self) -> float:
+        self.now += self.steps.pop(0)
+        return self.now
+
+
+def test_times_are_those_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = Watched()
+    w.node("n1", cpu=1)
+    monkeypatch.setattr("fairlead.writer.clock.perf_counter", Clockwork(100, 1, 2, 4, 8, 16, 32))
+    w.cycle()
+    taken = {labels: round(value) for labels, value in w.figures("cycle_seconds_sum").items()}
+    assert taken == {"intake": 1, "expiry": 2, "match": 4, "seal": 8, "encode": 16}
+    assert round(w.figure("journal_append_seconds_sum")) == 32
+
+
+def writer_with(metrics: Metrics, journal: MemoryJournal) -> Writer:
+    writer = Writer(journal, "default", [metrics])
+    config = parse_config({"partitions": {"default": {}}})["default"]
+    node = AddNode(name="n1", spec=parse_node({"name": "n1", "resources": {"cpu": 4}})[1], operator=True)
+    writer.turn([Configure(config=config, version=1, operator=True), MarkReady(operator=True), node], 1)
+    return writer
+
+
+def submission(count: int, cpu: int = 1) -> Submit:
+    return Submit(spec=parse_job({"user": "ann", "stages": [{"count": count, "resources": {"cpu": cpu}}]}), user="ann")
+
+
+@pytest.mark.parametrize("how", ["failed", "unknown"])
+def test_a_cycle_that_is_not_durable_counts_nothing(how: Any) -> None:
+    metrics, journal = Metrics(), MemoryJournal()
+    writer = writer_with(metrics, journal)
+    writer.turn([submission(2), submission(9)], 2)
+    before = figures(metrics)
+    journal.break_next(how)
+    commands: list[AnyCommand] = [submission(1), submission(20), Kill(job="2", operator=True)]
+    with pytest.raises(Stopped):
+        writer.turn(commands, 3)
+    after = figures(metrics)
+    # All that is told is that nobody works now.
+    assert after.pop("ready") == {"": 0} and before.pop("ready") == {"": 1}
+    assert after.pop("readiness_transitions_total") == {"ready": 1, "not_ready": 1}
+    assert before.pop("readiness_transitions_total") == {"ready": 1, "not_ready": 0}
+    assert after == before
+
+
+def test_what_was_written_in_doubt_shows_in_the_lanes() -> None:
+    w = Watched()
+    w.tasks(3)
+    w.cycle()
+    w.tasks(4)
+    w.break_journal("unknown", written=True)
+    w.cycle()
+    assert w.figures("lane_pending_tasks") == {"root.default, cpu=1": 7}
+    assert w.figures("upserts_total")["inserted"] == 1  # the other one was never heard of
+
+
+def test_partitions_are_counted_apart_and_go() -> None:
+    w = Watched({"partitions": {"default": {}, "second": {}}})
+    w.tasks(3)
+    w.tasks(4, partition="second")
+    w.cycle()
+    assert figures(w.metrics)["lane_pending_tasks"] == {"root.default, cpu=1": 3}
+    assert figures(w.metrics, "second")["lane_pending_tasks"] == {"root.default, cpu=1": 4}
+    writer = w.cluster.writers["second"]
+    w.configure({"partitions": {"default": {}}})
+    w.cycle()
+    writer.turn([submission(1)], w.now)  # refused, and nothing new is told of it
+    gone = figures(w.metrics, "second")
+    assert "lane_pending_tasks" not in gone and "ready" not in gone
+    assert gone["reservations_ended_total"] == {"completed": 0, "cancelled": 1}
+
+
+def test_each_has_a_registry_of_its_own() -> None:
+    one, other = Watched(), Watched()
+    one.tasks(1)
+    one.cycle()
+    assert one.figures("upserts_total")["inserted"] == 1
+    assert other.figures("upserts_total")["inserted"] == 0
+
+
+# -- the page ----------------------------------------------------------------------------------------------------
+
+
+def test_the_page_has_every_metric_and_no_other() -> None:
+    w = Watched()
+    w.tasks(1)
+    w.cycle()
+    defined = {}
+    for family in text_string_to_metric_families(w.metrics.text()):
+        if family.name.endswith("_created"):
+            continue
+        labels = sorted({label for sample in family.samples for label in sample.labels} - {"partition", "le"})
+        name = family.name + ("_total" if family.type == "counter" else "")
+        defined[name] = [family.type, ", ".join(labels), family.documentation]
+    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    lines = [line for line in page.replace("`", "").splitlines() if line.startswith("| fairlead_")]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert {name: rest for name, *rest in rows} == defined
+    assert len(rows) == len(defined)
