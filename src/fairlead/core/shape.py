@@ -82,4 +82,6 @@ def _text(key: ShapeKey) -> str:
     parts += [f"tolerates {taint}" for taint in key.tolerations]
     if key.pool:
         parts.append(f"pool {key.pool}")
+    if key.manager:
+        parts.append(f"nodes of {key.manager}")
     return "; ".join(parts)

@@ -54,6 +54,7 @@ class Fleet:
         self._refusing: set[str] = set()
         self._silent: set[str] = set()
         self._due: list[tuple[Micros, int, AnyCommand]] = []
+        self._unheard: list[AnyCommand] = []
         self._count = 0
 
     # -- misbehaviour --------------------------------------------------------------------------------------------
@@ -69,14 +70,14 @@ class Fleet:
     def refuse_launches(self, node: str) -> None:
         self._refusing.add(node)
 
-    def silence(self, node: str, lost_at: Micros) -> None:
-        """Nothing is heard of the agent any more; the server declares the node lost at that time."""
+    def silence(self, node: str) -> None:
+        """Nothing is heard of the agent any more, and nothing reaches it. When it is lost is for others to say."""
         self._silent.add(node)
-        self._at(lost_at, MoveNode(name=node, action="lose", operator=True))
 
     def fail(self, node: str, now: Micros) -> None:
         """The machine dies with everything on it, and that is noticed at once."""
-        self.silence(node, now)
+        self.silence(node)
+        self._at(now, MoveNode(name=node, action="lose", operator=True))
         self._running = [each for each in self._running if each.node != node]
 
     def return_node(self, node: str, now: Micros) -> None:
@@ -85,6 +86,7 @@ class Fleet:
         self._refusing.discard(node)
         self._due = [entry for entry in self._due if not _is_about(entry[2], node)]
         heapify(self._due)
+        self._unheard = [each for each in self._unheard if not _is_about(each, node)]
         for each in [each for each in self._running if each.node == node]:
             self._running.remove(each)
             self._at(now, each.report("lost", reason=f"node {node} came back without it"))
@@ -107,11 +109,14 @@ class Fleet:
                 self._drop(each, Ranges(each.indices).overlap((index, index + 1)))
 
     def next_due(self) -> Micros | None:
+        if self._unheard:
+            return 0
         return self._due[0][0] if self._due else None
 
     def reports(self, now: Micros) -> list[AnyCommand]:
         """What has fallen due by now."""
-        due: list[AnyCommand] = []
+        due = [each for each in self._unheard if not (isinstance(each, Report) and each.node in self._silent)]
+        self._unheard = []
         while self._due and self._due[0][0] <= now:
             command = heappop(self._due)[2]
             if isinstance(command, Report) and command.state == "succeeded":
@@ -122,6 +127,10 @@ class Fleet:
             if not (isinstance(command, Report) and command.node in self._silent):
                 due.append(command)
         return due
+
+    def send_again(self, reports: Iterable[AnyCommand]) -> None:
+        """The server ended before it had taken these. Agents send until they are heard."""
+        self._unheard += reports
 
     # -- inside --------------------------------------------------------------------------------------------------
 
