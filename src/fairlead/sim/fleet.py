@@ -79,6 +79,8 @@ class Fleet:
         self.silence(node)
         self._at(now, MoveNode(name=node, action="lose", operator=True))
         self._running = [each for each in self._running if each.node != node]
+        if node in self._held:
+            self._held[node] = []
 
     def return_node(self, node: str, now: Micros) -> None:
         """The agent is back and has stopped what it ran; a server that still counts on it hears that it is lost."""
@@ -87,8 +89,12 @@ class Fleet:
         self._due = [entry for entry in self._due if not _is_about(entry[2], node)]
         heapify(self._due)
         self._unheard = [each for each in self._unheard if not _is_about(each, node)]
-        for each in [each for each in self._running if each.node == node]:
-            self._running.remove(each)
+        had = [each for each in self._running if each.node == node]
+        self._running = [each for each in self._running if each.node != node]
+        if node in self._held:
+            had += [_running(node, launch) for launch in self._held[node]]
+            self._held[node] = []
+        for each in had:
             self._at(now, each.report("lost", reason=f"node {node} came back without it"))
 
     # -- work ----------------------------------------------------------------------------------------------------
@@ -138,11 +144,11 @@ class Fleet:
         if node in self._held:
             self._held[node].append(launch)
             return
-        running = Running(node, launch.job, launch.stage, launch.attempt, launch.indices, launch.number)
+        running = _running(node, launch)
         if node in self._refusing:
             self._at(now, running.report("refused", reason=f"node {node} refused the launch"))
             return
-        if any(_same(each, running) for each in self._running):
+        if any(_same(each, running) for each in self._running) or any(_is_of(each, running) for each in self._unheard):
             return  # sent again: (task, attempt) is started once
         self._running.append(running)
         self._at(now, running.report("running"))
@@ -185,8 +191,21 @@ class Fleet:
         heappush(self._due, (when, self._count, command))
 
 
+def _running(node: str, launch: Launch) -> Running:
+    return Running(node, launch.job, launch.stage, launch.attempt, launch.indices, launch.number)
+
+
 def _same(one: Running, other: Running) -> bool:
     return one.key() == other.key() and bool(Ranges(one.indices).overlap(other.indices))
+
+
+def _is_of(command: AnyCommand, running: Running) -> bool:
+    """Whether a report is of that attempt: the agent has had it, and may be done with it."""
+    return (
+        isinstance(command, Report)
+        and command.state != "refused"
+        and (command.node, command.job, command.stage, command.attempt) == running.key()
+    )
 
 
 def _is_about(command: AnyCommand, node: str) -> bool:
