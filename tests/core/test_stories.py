@@ -417,6 +417,38 @@ def test_a_head_without_room_holds_up_its_own_lane_only() -> None:
     assert len(w.placements(beside)) == 1
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_head_without_room_that_its_limit_bars_by_now_holds_up_nobody(at_once: bool) -> None:
+    w = World()
+    w.queue("root.a", limit={"cpu": 4})
+    w.node("n0", cpu=3)
+    w.node("n1", cpu=2)
+    w.drain("n1")
+    gang = w.submit(name="gang", queue="root.a", stages=stage(2, cpu=2))
+    behind = w.submit(name="behind", queue="root.a", stages=stage(1, cpu=2))
+    if not at_once:
+        w.cycle()
+        assert w.placements(behind) == {}
+    beside = w.submit(name="beside", queue="root.a", stages=stage(1, cpu=1))
+    w.cycle()
+    assert (w.placements(gang), len(w.placements(beside)), len(w.placements(behind))) == ({}, 1, 1)
+
+
+def test_under_fair_a_job_that_started_elsewhere_gives_its_place_at_once() -> None:
+    w = World()
+    w.queue("root.a", order="fair")
+    w.node("n0", cpu=3)
+    w.node("n1", cpu=2)
+    w.drain("n1")
+    stages = [
+        {"name": name, "count": count, "resources": {"cpu": count}} for name, count in (("large", 2), ("small", 1))
+    ]
+    two = w.submit(name="two", queue="root.a", stages=stages)
+    one = w.submit(name="one", queue="root.a", stages=stage(1, cpu=2))
+    w.cycle()
+    assert (list(w.placements(two)), len(w.placements(one))) == ([("small", 0)], 1)
+
+
 def test_a_head_that_is_not_allowed_is_passed_over_and_keeps_its_place() -> None:
     w = World()
     w.queue("root.a", users={"ann": {"limit": {"cpu": 1}}})
