@@ -1,7 +1,8 @@
 """What the benchmarks are fed with: commands as they arrive from outside, and a large state made of changes.
 
 Job documents pass through JSON, so that no two jobs share a string that real submissions would not share.
-Partitions are never marked ready, so nothing is matched: placements are made here.
+Partitions are not ready, so nothing is matched: placements are made here. They wait for a resource manager, which
+registered and sends nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from fairlead.core.changes import (
     Part,
     Placed,
 )
-from fairlead.core.commands import AddNode, Configure, Report, ReportState, Submit
+from fairlead.core.commands import AddNode, Configure, RegisterManager, Report, ReportState, Submit
 from fairlead.core.documents import parse_job, parse_node
 from fairlead.core.model import NEW, JobSpec
 from fairlead.core.plan import Plan
@@ -50,9 +51,10 @@ def batches(items: Iterable[Item], size: int = BATCH) -> Iterator[list[Item]]:
 
 
 def open_writer(folder: Path, synchronous: Synchronous = "full") -> Writer:
-    """A writer on SQLite, its partition with the default queues and nothing else."""
+    """A writer on SQLite, its partition with the default queues and nothing else; not ready until it is marked so."""
     writer = Writer(SqliteJournal(folder / "journal", synchronous), PARTITION)
-    writer.turn([Configure(config=DEFAULT_CONFIG, operator=True)], 1)
+    waits = RegisterManager(name="never-heard", operator=True)
+    writer.turn([Configure(config=DEFAULT_CONFIG, operator=True), waits], 1)
     return writer
 
 

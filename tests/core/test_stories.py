@@ -70,7 +70,7 @@ def test_a_refused_launch_takes_the_gang_back_whole() -> None:
     assert w.task(gang, "w", 7).attempt == 2
 
 
-def test_only_the_refused_tasks_of_an_array_return() -> None:
+def test_partial_failure_only_the_refused_tasks_of_an_array_return() -> None:
     w = world(nodes=2, cpu=4)
     w.refuse_launches("n1")
     job = w.submit(stages=stage(8, min=1))
@@ -79,7 +79,7 @@ def test_only_the_refused_tasks_of_an_array_return() -> None:
     assert sorted(states(w, job, 8)) == ["pending"] * 4 + ["running"] * 4
 
 
-def test_an_unacknowledged_launch_is_taken_back() -> None:
+def test_launch_timeout_an_unacknowledged_launch_is_taken_back() -> None:
     w = world(nodes=2, cpu=4, launch_timeout="60s")
     w.hold_acks("n0")
     job = w.submit(stages=stage(1))
@@ -417,6 +417,38 @@ def test_a_head_without_room_holds_up_its_own_lane_only() -> None:
     assert len(w.placements(beside)) == 1
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_head_without_room_that_its_limit_bars_by_now_holds_up_nobody(at_once: bool) -> None:
+    w = World()
+    w.queue("root.a", limit={"cpu": 4})
+    w.node("n0", cpu=3)
+    w.node("n1", cpu=2)
+    w.drain("n1")
+    gang = w.submit(name="gang", queue="root.a", stages=stage(2, cpu=2))
+    behind = w.submit(name="behind", queue="root.a", stages=stage(1, cpu=2))
+    if not at_once:
+        w.cycle()
+        assert w.placements(behind) == {}
+    beside = w.submit(name="beside", queue="root.a", stages=stage(1, cpu=1))
+    w.cycle()
+    assert (w.placements(gang), len(w.placements(beside)), len(w.placements(behind))) == ({}, 1, 1)
+
+
+def test_under_fair_a_job_that_started_elsewhere_gives_its_place_at_once() -> None:
+    w = World()
+    w.queue("root.a", order="fair")
+    w.node("n0", cpu=3)
+    w.node("n1", cpu=2)
+    w.drain("n1")
+    stages = [
+        {"name": name, "count": count, "resources": {"cpu": count}} for name, count in (("large", 2), ("small", 1))
+    ]
+    two = w.submit(name="two", queue="root.a", stages=stages)
+    one = w.submit(name="one", queue="root.a", stages=stage(1, cpu=2))
+    w.cycle()
+    assert (list(w.placements(two)), len(w.placements(one))) == ([("small", 0)], 1)
+
+
 def test_a_head_that_is_not_allowed_is_passed_over_and_keeps_its_place() -> None:
     w = World()
     w.queue("root.a", users={"ann": {"limit": {"cpu": 1}}})
@@ -740,26 +772,6 @@ def test_a_manager_asks_is_told_and_releases() -> None:
     assert [each.what for each in rm.events()] == ["accepted", "released", "allocated"]
 
 
-def test_a_manager_that_restarts_replays_without_doubling() -> None:
-    w = managed()
-    rm = w.rm("k8s")
-    rm.update(asks=[ask("x", 3)])
-    w.cycle()
-    before = w.dump()
-    w.restart()
-    for _ in range(2):
-        rm.update(
-            nodes=[{"name": "m0", "resources": {"cpu": 2}}],
-            jobs=[{"job": "app", "user": "ann", "queue": "root.default"}],
-            recover=[
-                {"job": "app", "ask": "x", "node": "m0", "index": index, "resources": {"cpu": 1}} for index in (0, 1)
-            ],
-            asks=[ask("x", 3)],
-        )
-        w.cycle()
-    assert w.dump() == before
-
-
 def test_a_recovered_allocation_is_booked_above_limit_and_capacity() -> None:
     w = managed()
     w.queue("root.default", limit={"cpu": 1})
@@ -805,6 +817,16 @@ def test_a_managers_head_holds_up_nobody_elses_lane() -> None:
     own = w.submit(name="own", stages=stage(1))
     w.cycle()
     assert list(w.placements(own).values()) == ["n0"]
+
+
+def test_a_managers_lane_and_our_own_of_equal_resources_are_both_shown() -> None:
+    w = managed()
+    w.node("n0", cpu=2)
+    w.rm("k8s").update(asks=[ask("x", 3)])
+    own = w.submit(name="own", stages=stage(3))
+    w.cycle()
+    lanes = {shape: [each.job for each in lane] for (_, shape), lane in w.lanes().items()}
+    assert lanes == {"cpu=1": [own], "cpu=1; nodes of k8s": ["app"]}
 
 
 def test_a_command_for_an_unknown_partition_disturbs_no_other() -> None:

@@ -32,7 +32,7 @@ class Run:
 
 
 class Lane:
-    __slots__ = ("_entries", "_runs", "queue", "shape", "size", "slept")
+    __slots__ = ("_entries", "_runs", "blocked", "queue", "shape", "size", "slept")
 
     def __init__(self, queue: Queue, shape: Shape) -> None:
         self.queue = queue
@@ -40,6 +40,8 @@ class Lane:
         self.size = 0
         self.slept: tuple[int, int] | None = None
         """What the lane saw when nothing of it could be placed: it sleeps while that stands."""
+        self.blocked: Reservation | None = None
+        """Who found no room, and holds up those behind it only for as long as its limits would let it start."""
         self._runs: list[Run] = []
         self._entries = 0
 

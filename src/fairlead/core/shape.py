@@ -90,4 +90,6 @@ def _text(key: ShapeKey) -> str:
         parts.append(f"near {key.near}")
     if key.apart:
         parts.append("apart")
+    if key.manager:
+        parts.append(f"nodes of {key.manager}")
     return "; ".join(parts)

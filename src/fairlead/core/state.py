@@ -32,6 +32,7 @@ from fairlead.core.model import (
 )
 from fairlead.core.nodes import NodeTable
 from fairlead.core.ranges import count, indices
+from fairlead.core.reign import Reign
 from fairlead.core.resources import BUILT_IN, Vector
 from fairlead.core.scoreindex import ScoreIndex
 from fairlead.core.settings import PartitionSettings
@@ -48,22 +49,6 @@ class Counters(msgspec.Struct, array_like=True):
     allocation: int = 1
     reservation: int = 1
     front: int = 1
-
-
-class Reign:
-    """What belongs to the present writer's time and not to history: a start always begins like this.
-
-    It is the one part of the state that is not journaled and not altered through a plan.
-    """
-
-    __slots__ = ("began", "ready", "ready_at")
-
-    def __init__(self) -> None:
-        self.began: Micros | None = None
-        """The time of its first cycle: `ready_after` counts from here."""
-        self.ready = False
-        self.ready_at: Micros = 0
-        """The clocks of silence start again here: nobody could be heard before."""
 
 
 class Touched:

@@ -54,6 +54,7 @@ class Fleet:
         self._refusing: set[str] = set()
         self._silent: set[str] = set()
         self._due: list[tuple[Micros, int, AnyCommand]] = []
+        self._unheard: list[AnyCommand] = []
         self._count = 0
 
     # -- misbehaviour --------------------------------------------------------------------------------------------
@@ -69,15 +70,17 @@ class Fleet:
     def refuse_launches(self, node: str) -> None:
         self._refusing.add(node)
 
-    def silence(self, node: str, lost_at: Micros) -> None:
-        """Nothing is heard of the agent any more; the server declares the node lost at that time."""
+    def silence(self, node: str) -> None:
+        """Nothing is heard of the agent any more, and nothing reaches it. When it is lost is for others to say."""
         self._silent.add(node)
-        self._at(lost_at, MoveNode(name=node, action="lose", operator=True))
 
     def fail(self, node: str, now: Micros) -> None:
         """The machine dies with everything on it, and that is noticed at once."""
-        self.silence(node, now)
+        self.silence(node)
+        self._at(now, MoveNode(name=node, action="lose", operator=True))
         self._running = [each for each in self._running if each.node != node]
+        if node in self._held:
+            self._held[node] = []
 
     def return_node(self, node: str, now: Micros) -> None:
         """The agent is back and has stopped what it ran; a server that still counts on it hears that it is lost."""
@@ -85,8 +88,13 @@ class Fleet:
         self._refusing.discard(node)
         self._due = [entry for entry in self._due if not _is_about(entry[2], node)]
         heapify(self._due)
-        for each in [each for each in self._running if each.node == node]:
-            self._running.remove(each)
+        self._unheard = [each for each in self._unheard if not _is_about(each, node)]
+        had = [each for each in self._running if each.node == node]
+        self._running = [each for each in self._running if each.node != node]
+        if node in self._held:
+            had += [_running(node, launch) for launch in self._held[node]]
+            self._held[node] = []
+        for each in had:
             self._at(now, each.report("lost", reason=f"node {node} came back without it"))
 
     # -- work ----------------------------------------------------------------------------------------------------
@@ -107,11 +115,14 @@ class Fleet:
                 self._drop(each, Ranges(each.indices).overlap((index, index + 1)))
 
     def next_due(self) -> Micros | None:
+        if self._unheard:
+            return 0
         return self._due[0][0] if self._due else None
 
     def reports(self, now: Micros) -> list[AnyCommand]:
         """What has fallen due by now."""
-        due: list[AnyCommand] = []
+        due = [each for each in self._unheard if not (isinstance(each, Report) and each.node in self._silent)]
+        self._unheard = []
         while self._due and self._due[0][0] <= now:
             command = heappop(self._due)[2]
             if isinstance(command, Report) and command.state == "succeeded":
@@ -123,17 +134,21 @@ class Fleet:
                 due.append(command)
         return due
 
+    def send_again(self, reports: Iterable[AnyCommand]) -> None:
+        """The server ended before it had taken these. Agents send until they are heard."""
+        self._unheard += reports
+
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _launch(self, node: str, launch: Launch, now: Micros) -> None:
         if node in self._held:
             self._held[node].append(launch)
             return
-        running = Running(node, launch.job, launch.stage, launch.attempt, launch.indices, launch.number)
+        running = _running(node, launch)
         if node in self._refusing:
             self._at(now, running.report("refused", reason=f"node {node} refused the launch"))
             return
-        if any(_same(each, running) for each in self._running):
+        if any(_same(each, running) for each in self._running) or any(_is_of(each, running) for each in self._unheard):
             return  # sent again: (task, attempt) is started once
         self._running.append(running)
         self._at(now, running.report("running"))
@@ -176,8 +191,21 @@ class Fleet:
         heappush(self._due, (when, self._count, command))
 
 
+def _running(node: str, launch: Launch) -> Running:
+    return Running(node, launch.job, launch.stage, launch.attempt, launch.indices, launch.number)
+
+
 def _same(one: Running, other: Running) -> bool:
     return one.key() == other.key() and bool(Ranges(one.indices).overlap(other.indices))
+
+
+def _is_of(command: AnyCommand, running: Running) -> bool:
+    """Whether a report is of that attempt: the agent has had it, and may be done with it."""
+    return (
+        isinstance(command, Report)
+        and command.state != "refused"
+        and (command.node, command.job, command.stage, command.attempt) == running.key()
+    )
 
 
 def _is_about(command: AnyCommand, node: str) -> bool:

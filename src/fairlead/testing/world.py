@@ -97,6 +97,7 @@ class World:
         self._taken: set[str] = set()
         self._home: dict[str, str] = {}
         self._nodes: dict[tuple[str, str], dict[str, Any]] = {}
+        self._silent: dict[str, Micros] = {}
         self._managers: dict[tuple[str, str], ManagerHandle] = {}
         self.fleets: dict[str, Fleet] = {}
         self._accepted: dict[str, Any] = {}
@@ -277,14 +278,16 @@ class World:
 
     def silence(self, node: str) -> None:
         """Nothing is heard of the node any more; it is declared lost after the lease and a heartbeat of grace."""
-        settings = self.partition(self._home[node]).settings
-        self._fleet_of(node).silence(node, self.now + settings.lease + settings.heartbeat)
+        self._fleet_of(node).silence(node)
+        self._silent.setdefault(node, self.now)
 
     def fail_node(self, node: str) -> None:
         self._fleet_of(node).fail(node, self.now)
+        self._silent.pop(node, None)
 
     def return_node(self, node: str) -> None:
         where = self._home[node]
+        self._silent.pop(node, None)
         self.fleets[where].return_node(node, self.now)
         _, spec = parse_node(self._nodes[where, node])
         self._send(where, AddNode(name=node, spec=spec, operator=True))
@@ -336,12 +339,13 @@ class World:
             self._send(name, MarkReady(operator=True))
 
     def restart(self, ready: bool = True) -> None:
-        """Throw the control plane away and recover another from the journal. The agents live on."""
-        before = {name: writer.reasons for name, writer in self.cluster.writers.items()}
-        self._open()
-        for name, writer in self.cluster.writers.items():
-            writer.partition.reign.ready = ready
-            writer.reasons = before.get(name, {}) if ready else {}
+        """Throw the control plane away and recover another from the journal. The agents live on.
+
+        Ready, the new one goes on as if nothing had happened. Otherwise it waits as after any start: for
+        `mark_ready`, `ready_after`, or a report of every node that is up (`node` again, or of its tasks) and of every
+        resource manager (an update).
+        """
+        self._recover({name: ready for name in self.cluster.writers})
 
     def break_journal(self, how: Where, written: bool = False) -> None:
         """Let the next write fail, for certain or with an unknown outcome. The cycle recovers from it."""
@@ -420,22 +424,54 @@ class World:
         for name, writer in self.cluster.writers.items():
             self.fleets.setdefault(name, Fleet()).deliver(standing_effects(writer.partition), self.now)
 
+    def _readiness(self) -> dict[str, bool]:
+        return {name: writer.partition.reign.ready for name, writer in self.cluster.writers.items()}
+
+    def _recover(self, ready: Mapping[str, bool]) -> None:
+        before = self.cluster.writers
+        self._open()
+        for name, writer in self.cluster.writers.items():
+            if not ready.get(name, False):
+                continue
+            old = before[name]
+            if old.partition.reign.ready:
+                writer.partition.reign = old.partition.reign
+            else:
+                writer.partition.reign.ready, writer.partition.reign.ready_at = True, self.now
+            writer.partition.retime()
+            writer.reasons = old.reasons
+
+    def _losses(self, name: str) -> list[AnyCommand]:
+        """The server's clocks of silence: who is not heard for too long is lost."""
+        late = [node for node, since in self._silent.items() if self._home[node] == name and self._is_late(node, since)]
+        for node in late:
+            del self._silent[node]
+        return [MoveNode(name=node, action="lose", operator=True) for node in late]
+
+    def _is_late(self, node: str, since: Micros) -> bool:
+        when = self._lost_at(node, since)
+        return when is not None and when <= self.now
+
+    def _lost_at(self, node: str, since: Micros) -> Micros | None:
+        """When silence expires: not before the partition is ready, and its clock starts again then."""
+        writer = self.cluster.writers.get(self._home[node])
+        if writer is None or not writer.partition.reign.ready:
+            return None
+        settings = writer.partition.settings
+        return max(since, writer.partition.reign.ready_at) + settings.lease + settings.heartbeat
+
     def _apply(self, config: Mapping[str, Any]) -> None:
         for name in config["partitions"]:
             self.fleets.setdefault(name, Fleet())
-        ready = {name for name, writer in self.cluster.writers.items() if writer.partition.reign.ready}
         try:
             cycles = self.cluster.configure(parse_config(config), self.now)
         except Refused:
             self._config = self._accepted
             raise
         except Stopped:
-            self.restart()
+            self._recover(self._readiness())
             cycles = self.cluster.configure(parse_config(config), self.now)
         self._accepted = deepcopy(dict(config))
-        for name, writer in self.cluster.writers.items():
-            # A partition that is added to a ready cluster has nobody to wait for.
-            writer.partition.reign.ready = name in ready or bool(ready)
         for name, done in cycles.items():
             self._deliver(name, done)
         self.check()
@@ -451,13 +487,14 @@ class World:
                     Rejected("partition", f"there is no partition {where}; name one of {known}", "unknown")
                 )
         for name, commands in by_partition.items():
-            reports = self.fleets[name].reports(self.now)
+            reports = [*self.fleets[name].reports(self.now), *self._losses(name)]
             writer: Writer = self.cluster.writers[name]
             try:
                 done = writer.turn([*reports, *commands], self.now)
             except Stopped as stopped:
                 self._answers += [Rejected("", str(stopped), "unavailable") for _ in commands]
-                self.restart()
+                self.fleets[name].send_again(reports)
+                self._recover(self._readiness())
                 continue
             self._answers += done.answers[len(reports) :]
             for command, answer in zip(commands, done.answers[len(reports) :], strict=True):
@@ -481,6 +518,7 @@ class World:
             return self.now
         times = [fleet.next_due() for name, fleet in self.fleets.items() if name in self.cluster.writers]
         times += [due(writer.partition) for writer in self.cluster.writers.values()]
+        times += [self._lost_at(node, since) for node, since in self._silent.items()]
         return min((when for when in times if when is not None), default=None)
 
     def _send(self, where: str, command: AnyCommand) -> None:

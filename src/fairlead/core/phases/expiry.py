@@ -47,11 +47,13 @@ def due(p: Partition) -> Micros | None:
 
 
 def _become_ready(plan: Plan) -> None:
-    """Whoever has not reported by now is not waited for any longer."""
+    """When everybody who is known has reported; whoever has not by `ready_after` is not waited for any longer."""
     p = plan.partition
     if p.reign.began is None:
         p.reign.began = plan.now
-    if not p.reign.ready and plan.now >= p.reign.began + p.settings.ready_after:
+    if p.reign.ready:
+        return
+    if p.reign.heard_all(p.nodes, p.managers) or plan.now >= p.reign.began + p.settings.ready_after:
         p.become_ready()
 
 

@@ -38,11 +38,15 @@ def match(plan: Plan) -> None:
     if awake:
         p.index.put_all_back()
     left = p.settings.max_placed
-    for path in sorted(awake):
-        left = _serve_leaf(plan, p.queues[path], awake[path], left)
-        if left <= 0:
-            plan.more = True
-            return
+    while awake:
+        before = left
+        for path in sorted(awake):
+            left = _serve_leaf(plan, p.queues[path], awake[path], left)
+            if left <= 0:
+                plan.more = True
+                return
+        # What was placed may have moved others up in their lanes (`fair`), or barred a head that had no room.
+        awake = _awake(plan) if left < before else {}
 
 
 def _awake(plan: Plan) -> dict[str, list[Lane]]:
@@ -51,7 +55,7 @@ def _awake(plan: Plan) -> dict[str, list[Lane]]:
     seen = (p.room, p.nodes.version)
     awake: dict[str, list[Lane]] = {}
     for key, lane in p.lanes.items():
-        if lane.slept != seen:
+        if lane.slept != seen or (lane.blocked is not None and _barred(p, lane.blocked)):
             awake.setdefault(lane.queue.path, []).append(lane)
             plan.looked.add(key)
     return awake
@@ -106,9 +110,10 @@ class Turns:
         self._passed[id(self._heap[0][3])] = None
         self.go_on()
 
-    def close(self) -> None:
-        """Nothing more of this lane in this cycle: it sleeps until something changes for it."""
+    def close(self, blocked: Reservation | None = None) -> None:
+        """Nothing more of this lane: it sleeps until something changes for it, or for who found no room."""
         lane = heappop(self._heap)[2]
+        lane.blocked = blocked
         lane.slept = (self.plan.partition.room, self.plan.partition.nodes.version)
 
 
@@ -137,7 +142,9 @@ def _serve_leaf(plan: Plan, leaf: Queue, lanes: list[Lane], left: int) -> int:
             continue  # there is more room than it seemed: the same one is tried again
         else:
             _say(plan, reservation, reason)
-            if isinstance(reason, NoRoom) or _blocks_all(reservation, reason):
+            if isinstance(reason, NoRoom):
+                turns.close(reservation if _is_bounded(reservation.stage.job) else None)
+            elif _blocks_all(reservation, reason):
                 turns.close()
             else:
                 turns.pass_over()
@@ -216,6 +223,18 @@ def _admit(p: Partition, job: Job) -> Reason | None:
         return None
     bounded = [(each.name, each.max_jobs, each.running) for each in job.accounts if each.max_jobs is not None]
     return may_run(bounded) if bounded else None
+
+
+def _is_bounded(job: Job) -> bool:
+    return any(each.limit is not None or each.max_jobs is not None for each in job.accounts)
+
+
+def _barred(p: Partition, reservation: Reservation) -> bool:
+    """Whether who had no room is not even allowed any more. Then it is passed over, and the next one's turn comes."""
+    stage = reservation.stage
+    limited = [(each.name, each.limit, each.used) for each in stage.job.accounts if each.limit is not None]
+    asked = scale(stage.shape.resources, _together(reservation))
+    return _admit(p, stage.job) is not None or allowed(limited, asked) is not None
 
 
 def _choose(p: Partition, stage: Stage, most: int) -> list[Choice]:

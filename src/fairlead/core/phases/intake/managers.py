@@ -44,6 +44,7 @@ def register(plan: Plan, command: RegisterManager) -> Accepted:
     need_operator(command, "register a resource manager")
     name = check_name(command.name, "name")
     plan.do(ManagerRegistered(name))
+    plan.partition.reign.await_manager(name)
     return Accepted()
 
 
@@ -63,6 +64,7 @@ def update(plan: Plan, command: UpdateManager) -> Accepted:
         ("release", command.releases, _release),
     ):
         items += [_item(plan, command, what, at, doc, take) for at, doc in enumerate(documents)]
+    plan.partition.reign.hear_manager(command.name)
     return Accepted(items=tuple(items))
 
 

@@ -18,7 +18,9 @@ STATES: dict[str, NodeState] = {"drain": "draining", "disable": "disabled", "ena
 
 def add(plan: Plan, command: AddNode) -> Accepted:
     need_operator(command, "add a node")
-    return join(plan, command.name, command.spec, "")
+    answer = join(plan, command.name, command.spec, "")
+    plan.partition.reign.hear_node(find(plan, command.name))
+    return answer
 
 
 def join(plan: Plan, name: str, spec: NodeSpec, manager: str) -> Accepted:

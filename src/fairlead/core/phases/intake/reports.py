@@ -24,6 +24,14 @@ MAX_REASON = 1_000
 
 def report(plan: Plan, command: Report) -> Accepted:
     _check(command)
+    answer = _tell(plan, command)
+    join = plan.partition.nodes.find(command.node)
+    if join is not None:
+        plan.partition.reign.hear_node(join)
+    return answer
+
+
+def _tell(plan: Plan, command: Report) -> Accepted:
     job = plan.partition.jobs.get(command.job)
     stage = job.stage(command.stage) if job is not None else None
     if stage is None or command.number not in (0, stage.job.number):

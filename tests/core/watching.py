@@ -1,0 +1,376 @@
+"""Eyes that are not the code under test: agents that keep books of their own, and a search over all nodes by hand.
+
+`Watch` is a fleet that adds up what its nodes run, from the messages it gets. `Play` takes steps that somebody drew,
+does them in a World whose agents are watched, and looks at the end of every instant: what fits but was not started,
+and gangs of which only a part runs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from fairlead.core.commands import AnyCommand, Rejected, Report
+from fairlead.core.effects import ForNode, Launch
+from fairlead.core.model import NEW, SCALE, Reservation
+from fairlead.core.ranges import indices
+from fairlead.core.resources import SECOND
+from fairlead.core.state import Partition
+from fairlead.sim.fleet import Fleet
+from fairlead.testing import World
+
+Step = tuple[Any, ...]
+
+LAUNCH_TIMEOUT = 5 * SECOND
+REPLACE_WITHIN = 10 * SECOND
+SETTINGS: dict[str, Any] = {
+    "launch_timeout": "5s",
+    "replace_within": "10s",
+    "max_launch_tries": 1000,
+    "lease": "6s",
+    "heartbeat": "1s",
+    "ready_after": "1h",
+    "queues": {
+        "root": {
+            "limit": {"cpu": 11},
+            "a": {"users": {"ann": {"limit": {"cpu": 5}}}},
+            "b": {"order": "fair", "max_jobs": 3},
+        }
+    },
+}
+NODES: dict[str, dict[str, Any]] = {
+    "n0": {"cpu": 4},
+    "n1": {"cpu": 4, "gpu": 2},
+    "n2": {"cpu": 3, "labels": {"zone": "z"}},
+    "n3": {"cpu": 2, "gpu": 1},
+}
+
+
+class Wanted(msgspec.Struct):
+    """What a job asked for, as its submitter remembers it, and what its agents saw of it."""
+
+    count: int
+    least: int
+    cpu: int
+    gpu: int
+    """In thousandths, as one task has it."""
+    on_loss: str
+    loose: bool
+    """Whether it was scaled, or its tasks are tried again one by one: then parts of it may run."""
+    done: set[int] = msgspec.field(default_factory=set)
+    whole: bool = False
+    """Whether enough of it ran together, and it has not been given up since."""
+    short_since: int | None = None
+
+
+class Watch(Fleet):
+    """Agents that notice when a launch does not fit, or when a task runs in two places."""
+
+    def __init__(self, wanted: dict[str, Wanted], nodes: dict[str, dict[str, Any]]) -> None:
+        super().__init__()
+        self.wanted = wanted
+        self.nodes = nodes
+        self.devices: dict[tuple[str, int, int], tuple[int, ...]] = {}
+        """(Job, attempt, index) → the devices it was given."""
+        self.starts: Counter[tuple[str, int]] = Counter()
+        """(Job, index) → how often an agent was told to start it, other than by the same message again."""
+        self.unheard_launches: dict[tuple[str, int, int], tuple[str, int]] = {}
+        """(Job, attempt, index) → a silent node, and when."""
+
+    def deliver(self, effects: Iterable[object], now: int) -> None:
+        effects = list(effects)
+        for effect in effects:
+            if isinstance(effect, ForNode):
+                for launch in effect.launches:
+                    self._note(effect.node, launch, now)
+        super().deliver(effects, now)
+        for effect in effects:
+            if isinstance(effect, ForNode) and effect.launches and effect.node not in self._silent:
+                self._check_room(effect.node)
+
+    def reports(self, now: int) -> list[AnyCommand]:
+        due = super().reports(now)
+        for each in due:
+            if isinstance(each, Report) and each.state == "succeeded":
+                self.wanted[each.job].done.update(indices(each.indices))
+        return due
+
+    def on(self, node: str) -> list[tuple[str, int, int]]:
+        """What a node runs, or holds back: job, attempt, index."""
+        blocks = [(each.job, each.attempt, each.indices) for each in self._running if each.node == node]
+        blocks += [(each.job, each.attempt, each.indices) for each in self._held.get(node, ())]
+        return sorted({(job, attempt, index) for job, attempt, block in blocks for index in indices(block)})
+
+    def held(self) -> set[str]:
+        return {launch.job for launches in self._held.values() for launch in launches}
+
+    def is_silent(self, node: str) -> bool:
+        return node in self._silent
+
+    def _note(self, node: str, launch: Launch, now: int) -> None:
+        each_has = len(launch.devices) // max(1, len(list(indices(launch.indices))))
+        for at, index in enumerate(indices(launch.indices)):
+            key = (launch.job, launch.attempt, index)
+            if key not in self.devices:
+                self.starts[launch.job, index] += 1
+            self.devices[key] = launch.devices[at * each_has : (at + 1) * each_has]
+            if node in self._silent:
+                self.unheard_launches.setdefault(key, (node, now))
+            else:
+                self.unheard_launches.pop(key, None)
+
+    def _check_room(self, node: str) -> None:
+        cpu = 0
+        devices: Counter[int] = Counter()
+        for job, attempt, index in self.on(node):
+            wanted = self.wanted[job]
+            cpu += wanted.cpu
+            given = self.devices[job, attempt, index]
+            assert len(given) * 1000 == wanted.gpu if wanted.gpu >= 1000 else len(given) == bool(wanted.gpu)
+            for device in given:
+                devices[device] += min(wanted.gpu, 1000)
+        has = self.nodes[node]
+        assert cpu <= has["cpu"], f"{node} has {has['cpu']} cpu and was given {cpu}: {self.on(node)}"
+        assert all(device < has.get("gpu", 0) and used <= 1000 for device, used in devices.items()), (node, devices)
+
+
+class Play:
+    """A world, and steps that somebody drew for it. Jobs are chosen by number among all that were submitted."""
+
+    def __init__(self, *, restarts: bool = False, **settings: Any) -> None:
+        self.restarts = restarts
+        self.w = World({**SETTINGS, **settings})
+        self.jobs: dict[str, Wanted] = {}
+        self.nodes = {name: dict(has) for name, has in NODES.items()}
+        self.agents = self.w.fleets["default"] = Watch(self.jobs, self.nodes)
+        for name, has in self.nodes.items():
+            self.w.node(name, **has)
+        self.w.cycle()
+        self.w.answers()
+
+    def run(self, steps: Iterable[Step]) -> Play:
+        for step in steps:
+            self.do(*step)
+        return self
+
+    def do(self, name: str, *given: Any) -> None:
+        """One step, the cycles of its instant, and a look."""
+        getattr(self, f"_{name}")(*given)
+        self.w.advance(0)
+        if self.restarts:
+            self.w.restart()
+        self.look()
+
+    # -- steps ---------------------------------------------------------------------------------------------------
+
+    def _submit(self, document: dict[str, Any]) -> None:
+        document = dict(document)
+        stage = {key: document.pop(key) for key in STAGE_KEYS if key in document}
+        gpu = stage.pop("gpu", None)
+        cpu = stage.pop("cpu")
+        stage["resources"] = {"cpu": cpu, **({"gpu": gpu} if gpu is not None else {})}
+        job = self.w.submit(name="j", stages=[{"name": "w", **stage}], **document)
+        least = stage.get("min") or stage["count"]
+        loose = stage.get("tries", 1) > 1
+        on_loss = stage.get("on_loss", "replace")
+        milli = round(1000 * float(gpu or 0))
+        self.jobs[job] = Wanted(stage["count"], least, cpu, milli, on_loss, loose)
+        self.w.cycle()
+        if isinstance(self.w.answers()[-1], Rejected):  # the journal was broken; whether it is known is seen there
+            if job not in self.w.partition().jobs:
+                del self.jobs[job]
+
+    def _finish(self, number: int, code: int) -> None:
+        live = [
+            (job, index)
+            for job, wanted in self.jobs.items()
+            for _, _, index, node in self._running(job)
+            if not self.agents.is_silent(node) and index not in wanted.done and job not in self.agents.held()
+        ]
+        if live:
+            job, index = live[number % len(live)]
+            self.w.finish(job, "w", index, code)
+            wanted = self.jobs[job]
+            if code == 0 or not wanted.loose:
+                wanted.done.add(index)
+
+    def _kill(self, number: int) -> None:
+        if self.jobs:
+            self.w.kill([*self.jobs][number % len(self.jobs)])
+
+    def _scale(self, number: int, count: int) -> None:
+        if self.jobs:
+            job = [*self.jobs][number % len(self.jobs)]
+            self.jobs[job].loose = True
+            self.w.scale(job, "w", count)
+
+    def _agent(self, action: str, node: str) -> None:
+        """hold_acks, release_acks, refuse_launches, silence, fail_node, return_node, drain, enable, remove_node."""
+        if action == "hold_acks" and self.agents.is_silent(node):
+            return
+        getattr(self.w, action)(node)
+        if action == "remove_node":
+            self.w.cycle()
+            self.w.return_node(node)  # another machine of that name
+            self.w.node(node, **self.nodes[node])
+
+    def _resize(self, node: str, cpu: int) -> None:
+        self.nodes[node]["cpu"] = cpu
+        self.w.update_node(node, cpu=cpu)
+
+    def _limit(self, queue: str, cpu: int | None) -> None:
+        self.w.queue(f"root.{queue}", **({} if cpu is None else {"limit": {"cpu": cpu}}))
+
+    def _break(self, how: str, document: dict[str, Any]) -> None:
+        kind, _, written = how.partition(", ")
+        self.w.break_journal(kind, bool(written))  # type: ignore[arg-type]
+        self._submit(document)
+
+    def _restart(self) -> None:
+        self.w.restart()
+
+    def _advance(self, seconds: int) -> None:
+        # Who starts what was taken back meanwhile is told to stop, and overlaps for a moment: that is a story, not this.
+        for node in self.nodes:
+            self.w.release_acks(node)
+        self.w.advance(seconds)
+
+    # -- looking -------------------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        missed = overlooked(self.w.partition())
+        assert not missed, f"room was left for {missed}"
+        for job, wanted in self.jobs.items():
+            self._look_at(job, wanted)
+
+    def _look_at(self, job: str, wanted: Wanted) -> None:
+        running = self._running(job)
+        here = [index for _, _, index, node in running if not self.agents.is_silent(node)]
+        assert len(here) == len(set(here)), f"{job} runs twice: {running}"
+        state = self.w.job(job).state if job in self.w.partition().jobs else "forgotten"
+        if state not in ("pending", "running"):
+            assert not here, f"{job} is over ({state}) and runs: {running}"
+            return
+        if wanted.loose:
+            return
+        away = {index for _, _, index, node in running if self.agents.is_silent(node) and self._counts_on(node)}
+        away |= {
+            index
+            for (other, _, index), (node, when) in self.agents.unheard_launches.items()
+            if other == job and self._counts_on(node) and self.w.now < when + LAUNCH_TIMEOUT
+        }
+        need = min(wanted.least, wanted.count - len(wanted.done))
+        enough = len({*here, *away} - wanted.done) >= need
+        if enough and here:
+            wanted.whole = wanted.whole or job not in self.agents.held() and not away
+            wanted.short_since = None
+        elif wanted.short_since is None:
+            wanted.short_since = self.w.now
+        elif self.w.now - wanted.short_since >= REPLACE_WITHIN:
+            wanted.whole = False
+        replaced = wanted.whole and wanted.on_loss == "replace"
+        assert enough or not here or replaced, f"{job} needs {need} together, and agents run {running}, away {away}"
+
+    def _running(self, job: str) -> list[tuple[str, int, int, str]]:
+        return [(*each, node) for node in self.nodes for each in self.agents.on(node) if each[0] == job]
+
+    def _counts_on(self, node: str) -> bool:
+        """Whether the server still thinks that a node is there."""
+        nodes = self.w.partition().nodes
+        join = nodes.find(node)
+        return join is not None and nodes.state[nodes.rows[join]] != "lost"
+
+
+STAGE_KEYS = ("count", "min", "cpu", "gpu", "on_loss", "duration", "tries", "selectors")
+
+
+# -- a search by hand --------------------------------------------------------------------------------------------
+
+
+def overlooked(p: Partition) -> list[str]:
+    """Heads of lanes that are allowed and would fit, found by trying every node. There must be none."""
+    if not p.reign.ready:
+        return []
+    return [found for lane in p.lanes.values() for found in _overlooked_in(p, lane)]
+
+
+def _overlooked_in(p: Partition, lane: Iterable[Reservation]) -> list[str]:
+    for reservation in lane:
+        stage = reservation.stage
+        together = _together(reservation)
+        if not _allowed(p, reservation, together) or slots(p, reservation, empty=True) < together:
+            continue  # passed over; it keeps its place and holds up nobody
+        if slots(p, reservation, empty=False) < together:
+            return []
+        return [f"{together} of {stage.job.id} {stage.name}"]
+    return []
+
+
+def _together(reservation: Reservation) -> int:
+    stage = reservation.stage
+    if reservation.kind == NEW and not stage.started:
+        over = sum(len(ranges) for ranges in (stage.ended or {}).values())
+        return max(1, min(stage.terms.min or stage.count, stage.count, stage.count - over))
+    if reservation.kind == SCALE and not stage.terms.min and stage.terms.scaling == "strict":
+        return reservation.count
+    return 1
+
+
+def _allowed(p: Partition, reservation: Reservation, together: int) -> bool:
+    stage = reservation.stage
+    job = stage.job
+    first = not stage.started or reservation.kind == SCALE
+    if first and any(each.cause == "gang" for each in (stage.live or {}).values()):
+        return False  # members of it have yet to stop
+    if reservation.count < together or any(queue.state == "stopped" for queue in job.queue.line()):
+        return False
+    for account in job.accounts:
+        own = [each for each in p.allocations.values() if account in each.stage.job.accounts]
+        jobs = {each.stage.job.id for each in own}
+        if account.max_jobs is not None and job.id not in jobs and len(jobs) >= account.max_jobs:
+            return False
+        for name, most in (account.limit or {}).items():
+            used = sum(dict(each.stage.shape.amounts).get(name, 0) * len(list(indices(each.indices))) for each in own)
+            asked = dict(stage.shape.amounts).get(name, 0)
+            if asked and used + together * asked > most:
+                return False
+    return True
+
+
+def slots(p: Partition, reservation: Reservation, empty: bool) -> int:
+    """How many of its tasks fit: now on the nodes that take work, or ever, if all nodes were empty."""
+    shape, manager = reservation.stage.shape, reservation.stage.job.manager
+    nodes = p.nodes
+    total = 0
+    for join, row in nodes.rows.items():
+        if nodes.manager[row] != manager or not shape.accepts(nodes.labels[row], nodes.taints[row], nodes.pool[row]):
+            continue
+        there = [] if empty else [each for each in p.allocations.values() if each.node == join]
+        if not empty and (nodes.state[row] != "up" or join in nodes.avoided):
+            continue
+        total += _slots_on(nodes.capacity_of(row), there, dict(shape.amounts))
+    return total
+
+
+def _slots_on(capacity: dict[str, int], there: list[Any], asked: dict[str, int]) -> int:
+    free = dict(capacity)
+    devices = [1000] * (capacity.get("gpu", 0) // 1000)
+    for each in there:
+        for name, amount in each.stage.shape.amounts:
+            free[name] = free.get(name, 0) - amount * len(list(indices(each.indices)))
+        for device in each.devices:
+            if device >= len(devices):
+                return 0  # a device that the node has no more
+            devices[device] -= min(1000, dict(each.stage.shape.amounts)["gpu"])
+    if min(free.values(), default=0) < 0 or min(devices, default=0) < 0:
+        return 0  # over: nothing lands there until that is gone
+    fitting = [free.get(name, 0) // amount for name, amount in asked.items() if name != "gpu"]
+    gpu = asked.get("gpu", 0)
+    if gpu >= 1000:
+        fitting.append(devices.count(1000) // (gpu // 1000))
+    elif gpu:
+        fitting.append(sum(left // gpu for left in devices))
+    return min(fitting, default=1_000_000)
