@@ -20,12 +20,13 @@ from fairlead.core.commands import RemovePartition
 from fairlead.core.dump import dump, load
 from fairlead.core.errors import Refused
 from fairlead.core.invariants import check_all
+from fairlead.core.lanes import whole_key
 from fairlead.core.phases import hands
 from fairlead.core.policy.fit import choose_devices
 from fairlead.core.shape import Shape
 from fairlead.core.state import Partition
 from fairlead.journal.codec import restore
-from fairlead.testing import World
+from tests.core.gang_watch import WatchedWorld
 
 NODES = [f"n{number}" for number in range(5)]
 FEW = hands.FEW
@@ -84,7 +85,7 @@ class Machine(RuleBasedStateMachine):
         hands.FEW = 1  # so that lanes as short as these get nodes in hand too
         self.rhythm = rhythm
         self.rules = 0
-        self.w = World({"keep_ended": "20s", "keep_keys": "30s", "lease": "5s", "heartbeat": "1s"})
+        self.w = WatchedWorld({"keep_ended": "20s", "keep_keys": "30s", "lease": "5s", "heartbeat": "1s"})
         for path in QUEUES:
             self.w.queue(path, share=10)
         self.w.node("n0", cpu=4, memory="4Gi", gpu=2, disk=2, labels={"zone": "a"})
@@ -98,6 +99,8 @@ class Machine(RuleBasedStateMachine):
         self.w.cycle()
         for number, document in enumerate(first):
             self._submit(name=f"f{number}", queue=QUEUES[number % 3], user="ann", stages=[{**document, "name": "s"}])
+        both = [{**document, "name": name} for name, document in zip(STAGES, first, strict=False)]
+        self._submit(name="whole", queue="root.a", user="bob", stages=both, gang="job")
         self.w.cycle()
 
     def teardown(self) -> None:
@@ -146,9 +149,10 @@ class Machine(RuleBasedStateMachine):
         priority=st.integers(-1, 2),
         after=st.none() | st.none() | st.none() | jobs,
         key=st.none() | st.sampled_from(["k1", "k2"]),
+        gang=st.sampled_from(["stage", "job"]),
     )
     def submit(
-        self, name: str, queue: str, user: str, one: Any, other: Any, priority: int, after: Any, key: Any
+        self, name: str, queue: str, user: str, one: Any, other: Any, priority: int, after: Any, key: Any, gang: str
     ) -> None:
         self._submit(
             name=name,
@@ -159,6 +163,7 @@ class Machine(RuleBasedStateMachine):
             priority=priority,
             after=[after] if after else [],
             key=key,
+            gang=gang,
         )
 
     def _submit(self, **document: Any) -> None:
@@ -328,11 +333,13 @@ class Machine(RuleBasedStateMachine):
         """A lane that sleeps has nothing that could be placed: woken, it places nothing."""
         asleep = {key for key, lane in p.lanes.items() if lane.slept == (p.room, p.nodes.version)}
         p.wake()
+        yet_to_start = {job.id for job in p.jobs.values() if job.whole and not job.stages[0].started}
         decided = cycle.run(p, [], self.w.now)
         for change in decided.changes:
             if isinstance(change, Placed):
                 job = p.jobs[change.job]
-                assert (job.queue.path, job.stages[change.stage].shape) not in asleep
+                own = (job.queue.path, job.stages[change.stage].shape)
+                assert (whole_key(job) if job.id in yet_to_start else own) not in asleep
         decided.plan.abandon()
 
     def _the_index_is_exact(self, p: Partition) -> None:

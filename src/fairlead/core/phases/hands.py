@@ -47,7 +47,12 @@ class Hands:
         # The only task of a stage, asked for the first time, under no limit that would have to be looked at.
         if stage.count != 1 or stage.started or reservation.kind != NEW or stage.history or stage.floor:
             return False
-        if stage.job.manager or self.plan.partition.stopped or not self._is_unlimited(stage.job.accounts):
+        if (
+            reservation.whole
+            or stage.job.manager
+            or self.plan.partition.stopped
+            or not self._is_unlimited(stage.job.accounts)
+        ):
             return False
         hand = self._hands.get(lane)
         if hand is None:
@@ -79,10 +84,11 @@ class Hands:
 
     def _take(self, lane: Lane) -> Hand | None:
         p = self.plan.partition
-        join = p.index.take(lane.shape)
+        (shape,) = lane.shapes
+        join = p.index.take(shape)
         if join is None:
             return None
-        fitting, devices = room_on(p, lane.shape, p.nodes.rows[join], lane.size + 1)
+        fitting, devices = room_on(p, shape, p.nodes.rows[join], lane.size + 1)
         if fitting > lane.size:
             p.index.put_back((join,))
             return None

@@ -2,7 +2,8 @@
 
 A head for which there is no room closes its lane for this cycle; one that is not allowed (a limit, a stopped queue,
 too large for any node) is passed over and keeps its place. A lane in which nothing can be placed sleeps until room or
-a limit may have opened. A cycle places at most `max_placed` tasks, or one gang.
+a limit may have opened. A cycle places at most `max_placed` tasks, or one gang. A job that starts whole is one gang
+over all its stages.
 """
 
 from __future__ import annotations
@@ -10,17 +11,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from heapq import heappop, heappush, heapreplace
 
-from fairlead.core.changes import Part, Placed
-from fairlead.core.explain import most_ever
+from fairlead.core.changes import Began, Part, Placed
+from fairlead.core.explain import most_ever, never_whole
 from fairlead.core.lanes import Lane
-from fairlead.core.model import NEW, SCALE, Job, Queue, Reservation
+from fairlead.core.model import NEW, SCALE, Job, Queue, Reservation, Stage
+from fairlead.core.outcomes import ask_for_rest
 from fairlead.core.phases.hands import Hands, room_on
 from fairlead.core.plan import Plan
 from fairlead.core.policy.limits import allowed, may_run, tasks_allowed
 from fairlead.core.policy.order import Key
 from fairlead.core.ranges import split
 from fairlead.core.reasons import NeverFits, NoRoom, NotActive, NotReady, OverLimit, Reason, StillStopping
-from fairlead.core.resources import scale
+from fairlead.core.resources import CPU, GPU, MEMORY, Vector, add, scale
 from fairlead.core.shape import Shape
 from fairlead.core.state import Partition
 
@@ -68,7 +70,7 @@ class Turns:
             head = lane.head()
             if head is not None:
                 self._walks[lane] = walk = iter(lane)
-                heappush(self._heap, (lane.key(head), lane.shape.text, lane, next(walk)))
+                heappush(self._heap, (lane.key(head), lane.text, lane, next(walk)))
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -97,7 +99,7 @@ class Turns:
         if following is None:
             self.close()
         else:
-            heapreplace(self._heap, (lane.key(following), lane.shape.text, lane, following))
+            heapreplace(self._heap, (lane.key(following), lane.text, lane, following))
 
     def pass_over(self) -> None:
         """It keeps its place, and the next one of its lane is tried."""
@@ -114,6 +116,7 @@ def _serve_leaf(plan: Plan, leaf: Queue, lanes: list[Lane], left: int) -> int:
     """Give turns until every lane is closed, or as many tasks as may be are placed. Returns how many may still be."""
     turns, hands = Turns(plan, leaf, lanes), Hands(plan)
     most = plan.partition.settings.max_placed
+    begun: list[Reservation] = []
     while turns and left > 0:
         lane, reservation = turns.current()
         # Under `fair` places move with every task that starts, so that each start has to be seen at once.
@@ -129,6 +132,8 @@ def _serve_leaf(plan: Plan, leaf: Queue, lanes: list[Lane], left: int) -> int:
         placed, reason = _take_turn(plan, reservation, together, left if alone or not turns.fair else 1)
         left -= placed
         if reason is None:
+            if reservation.whole:
+                begun.append(reservation)
             turns.go_on(reservation)
         elif isinstance(reason, NoRoom) and hands.empty():
             continue  # there is more room than it seemed: the same one is tried again
@@ -139,6 +144,9 @@ def _serve_leaf(plan: Plan, leaf: Queue, lanes: list[Lane], left: int) -> int:
             else:
                 turns.pass_over()
     hands.empty()
+    for whole in begun:
+        # The lanes that they go to now may have had their turns; another cycle looks at them.
+        plan.more |= ask_for_rest(plan, whole)
     return left
 
 
@@ -147,11 +155,15 @@ def _blocks_all(reservation: Reservation, reason: Reason) -> bool:
     if isinstance(reason, OverLimit):
         shared = (level.account.name for level in reservation.stage.job.queue.line())
         return _together(reservation) == 1 and reason.account in shared
-    return isinstance(reason, NotActive) or (isinstance(reason, NeverFits) and reason.most == 0)
+    if isinstance(reason, NeverFits):
+        return reason.most == 0 and not reservation.whole
+    return isinstance(reason, NotActive)
 
 
 def _take_turn(plan: Plan, reservation: Reservation, together: int, most: int) -> tuple[int, Reason | None]:
     """One gang, or single tasks up to a number. Returns how many were placed, and why no more could be."""
+    if reservation.whole:
+        return _start_whole(plan, reservation, together)
     stage, kind = reservation.stage, reservation.kind
     wanted = stage.pending[kind]
     p, job = plan.partition, stage.job
@@ -176,13 +188,70 @@ def _take_turn(plan: Plan, reservation: Reservation, together: int, most: int) -
     if placed < most:
         block = wanted.first(placed)
     attempt = stage.next_attempt(block) if stage.history else stage.floor + 1
-    plan.do(Placed(job.id, stage.position, kind, attempt, p.counters.allocation, tuple(parts), together > 1))
+    number = p.counters.allocation
+    plan.do(Placed(job.id, stage.position, kind, attempt, number, tuple(parts), number if together > 1 else 0))
     p.index.put_back(taken)
     return placed, None
 
 
+def _start_whole(plan: Plan, reservation: Reservation, together: int) -> tuple[int, Reason | None]:
+    """What a job needs of every stage, at once or not at all. Returns how many tasks were placed, or why none was."""
+    p = plan.partition
+    job = reservation.stage.job
+    needs = _needs(job)
+    if any(len(stage.wanted(NEW)) < needed for stage, needed in needs) or _still_stopping(reservation):
+        return 0, StillStopping()
+    reason = _admit(p, job) or _over_limit(job, needs)
+    if reason is not None:
+        return 0, reason
+    mark, room = plan.mark(), p.room
+    group = p.counters.allocation if together > 1 else 0
+    tried: list[tuple[str, int, int]] = []
+    for stage, needed in needs:
+        block = stage.wanted(NEW).first(needed)
+        parts, placed = _choose(p, stage.shape, block, needed)
+        tried.append((stage.name, needed, placed))
+        if placed == needed:
+            attempt = stage.next_attempt(block)
+            plan.do(Placed(job.id, stage.position, NEW, attempt, p.counters.allocation, tuple(parts), group))
+        else:
+            plan.rollback(mark)
+            p.room = room  # what is free again was only tried: nobody else need look
+        p.index.put_back([part.node for part in parts])
+        if placed < needed:
+            found = sum(placed for _, _, placed in tried)
+            return 0, never_whole(p, needs) or NoRoom(together, found, stages=tuple(tried))
+    plan.do(Began(job.id))
+    return together, None
+
+
+def _needs(job: Job) -> list[tuple[Stage, int]]:
+    """How much of each stage has to start, those first that are the hardest to find room for.
+
+    Small tasks that may go anywhere would otherwise stand where alone the large and choosy ones fit.
+    """
+
+    def ease(stage: Stage) -> tuple[int, ...]:
+        key = stage.shape.key
+        asked = dict(key.resources)
+        choosy = len(key.selectors) + bool(key.pool)
+        return (-asked.get(GPU, 0), -choosy, -asked.get(CPU, 0), -asked.get(MEMORY, 0), stage.position)
+
+    return [(stage, stage.needed) for stage in sorted(job.stages, key=ease) if stage.needed]
+
+
+def _over_limit(job: Job, needs: list[tuple[Stage, int]]) -> OverLimit | None:
+    """A limit that all of it together would exceed."""
+    asked: Vector = {}
+    for stage, needed in needs:
+        add(asked, stage.shape.resources, needed)
+    return allowed(((each.name, each.limit, each.used) for each in job.accounts), asked)
+
+
 def _still_stopping(reservation: Reservation) -> bool:
     """Whether members of the same gang have yet to come back."""
+    if reservation.whole:
+        return any(each.cause == "gang" for stage in reservation.stages for each in (stage.live or {}).values())
     stage = reservation.stage
     if stage.started and reservation.kind != SCALE:
         return False
@@ -191,6 +260,8 @@ def _still_stopping(reservation: Reservation) -> bool:
 
 def _together(reservation: Reservation) -> int:
     """How many tasks have to start at once."""
+    if reservation.whole:
+        return sum(stage.needed for stage in reservation.stages)
     stage = reservation.stage
     if stage.count == 1:
         return 1
@@ -242,4 +313,5 @@ def _no_room(p: Partition, reservation: Reservation, wanted: int, found: int) ->
 
 def _say(plan: Plan, reservation: Reservation | None, reason: Reason) -> None:
     if reservation is not None:
-        plan.reasons[reservation.stage.job.id, reservation.stage.name, reservation.kind] = reason
+        for stage in reservation.stages:
+            plan.reasons[stage.job.id, stage.name, reservation.kind] = reason
