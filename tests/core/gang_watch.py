@@ -96,10 +96,14 @@ class WatchedWorld(World):
         again = gang is not None and (gang.taken_back or any(member in gang.silent for member in attempts))
         if unit in self.started and not again:
             return
+        members: dict[tuple[str, int], int] = {}
         for stage in _stages(p, unit):
-            found = sum(name == stage.name for name, _ in attempts)
-            assert found >= stage.needed, f"job {stage.job.id} has {found} of {stage.needed} {stage.name} launched"
-        self.gangs[unit] = Gang(attempts)
+            found = sorted(index for name, index in attempts if name == stage.name)
+            what = f"{len(found)} of {stage.needed} {stage.name} of job {stage.job.id}"
+            assert len(found) >= stage.needed, f"{what} are launched"
+            # Those beyond what is needed came one by one, in the same cycle.
+            members |= {(stage.name, index): attempts[stage.name, index] for index in found[: stage.needed]}
+        self.gangs[unit] = Gang(members)
 
     def _look(self, p: Partition) -> None:
         """Who has started by now."""
