@@ -53,6 +53,41 @@ def gang(w: World) -> Steps:
 
 
 @scene
+def whole_jobs(w: World) -> Steps:
+    w.nodes(2, cpu=4)
+    stages = [
+        {"name": "a", "count": 3, "min": 1, "resources": CPU},
+        {"name": "b", "count": 2, "resources": {"cpu": 2}, "on_loss": "restart"},
+    ]
+    jobs = [w.submit(name=f"whole{at}", gang="job", stages=stages) for at in range(3)]
+    w.cycle()
+    yield
+    w.prioritise(jobs[2], "b")
+    w.scale(jobs[1], "a", 2)
+    w.cycle()
+    assert [each.job for each in w.lanes()["root.default", "cpu=1 + cpu=2"]] == [jobs[2], jobs[1]]
+    yield
+    w.cycle()
+    w.fail_node(w.placements(jobs[0])["b", 1])
+    w.cycle()
+    yield  # one stage is lost, the others still stop
+    w.cycle()
+    assert [each.job for each in w.lanes()["root.default", "cpu=1 + cpu=2"]] == [jobs[2], jobs[1], jobs[0]]
+    yield
+    w.node("n2", cpu=8)
+    w.refuse_launches("n2")
+    w.cycle()
+    yield
+    w.cycle()
+    yield
+    w.return_node("n2")
+    w.cancel(jobs[1], "a")
+    w.advance(10)
+    assert [w.job(job).state for job in jobs] == ["running", "killed", "running"]
+    yield
+
+
+@scene
 def arrays(w: World) -> Steps:
     w.nodes(3, cpu=2)
     job = w.submit(stages=[{"name": "a", "count": 1000, "min": 1, "resources": CPU, "duration": 7}])

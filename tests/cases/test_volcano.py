@@ -25,7 +25,6 @@ PREEMPTION = "victims and who may take them come with preemption"
 HOLDS = "starving gangs, their nodes and the scores of those come with holds"
 SHARES = "turns between queues by use over share come with shares"
 NOT_OURS = {
-    "allocate-03": "all stages of a job together is `gang: job`, which is still to come (the rows `as allocate-03`)",
     "allocate-05": SHARES,
     "gang-05": "`min` is 1 at least; a stage scaled to no tasks is complete (`test_nothing_to_start_is_complete`)",
     "gang-releasing-04": "a task withdrawn before it was placed is over at once, and nothing is left to say of it",
@@ -178,6 +177,7 @@ MASTERS = {"n1": node(2, "2Gi", "master"), "n2": node(2, "2Gi", "worker")}
 
 ALLOCATE: list[tuple[str, dict[str, Any], list[dict[str, Any]], dict[tuple[str, int], str]]] = [
     ("allocate-01", {"n1": node(2, "4Gi", "worker")}, [role("master", 1), role("worker", 1)], {("worker", 0): "n1"}),
+    ("allocate-03", TWO_ROLES, [role("master", 2), role("worker", 2, min=1)], {}),
     (
         "as allocate-03: each stage is a gang of its own",
         TWO_ROLES,
@@ -211,14 +211,18 @@ ALLOCATE: list[tuple[str, dict[str, Any], list[dict[str, Any]], dict[tuple[str, 
 ]
 
 
-@pytest.mark.parametrize(
-    ("nodes", "stages", "expected"), [row[1:] for row in ALLOCATE], ids=[row[0] for row in ALLOCATE]
-)
-def test_allocate(nodes: dict[str, Any], stages: list[dict[str, Any]], expected: dict[tuple[str, int], str]) -> None:
+WHOLE = {"allocate-03"}
+"""Where all roles of a job start together: the published minima are the job's there."""
+
+
+@pytest.mark.parametrize(("case", "nodes", "stages", "expected"), ALLOCATE, ids=[row[0] for row in ALLOCATE])
+def test_allocate(
+    case: str, nodes: dict[str, Any], stages: list[dict[str, Any]], expected: dict[tuple[str, int], str]
+) -> None:
     w = World()
     for name, properties in nodes.items():
         w.node(name, **properties)
-    job = w.submit(stages=stages)
+    job = w.submit(stages=stages, gang="job" if case in WHOLE else "stage")
     w.cycle()
     assert w.placements(job) == expected
     # Whoever did not start says why: its stage is larger than all nodes of its kind.

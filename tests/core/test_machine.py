@@ -20,14 +20,15 @@ from fairlead.core.commands import RemovePartition
 from fairlead.core.dump import dump, load
 from fairlead.core.errors import Refused
 from fairlead.core.invariants import check_all
+from fairlead.core.lanes import lane_key, text_of, whole_key
 from fairlead.core.phases import hands
 from fairlead.core.policy.fit import choose_devices
 from fairlead.core.policy.placement import PLACEMENTS
 from fairlead.core.shape import Shape
 from fairlead.core.state import Partition
 from fairlead.journal.codec import restore
-from fairlead.testing import World
 from fairlead.views.metrics import Metrics
+from tests.core.gang_watch import WatchedWorld
 
 NODES = [f"n{number}" for number in range(5)]
 FEW = hands.FEW
@@ -93,7 +94,7 @@ class Machine(RuleBasedStateMachine):
         self.rules = 0
         self.metrics = Metrics()
         self.balance = Balance(self.metrics)
-        self.w = World({**SETTINGS, "place": place}, observers=[self.metrics, self.balance])
+        self.w = WatchedWorld({**SETTINGS, "place": place}, observers=[self.metrics, self.balance])
         for path in QUEUES:
             self.w.queue(path, share=10)
         self.w.node("n0", cpu=4, memory="4Gi", gpu=2, disk=2, labels={"zone": "a"})
@@ -107,6 +108,8 @@ class Machine(RuleBasedStateMachine):
         self.w.cycle()
         for number, document in enumerate(first):
             self._submit(name=f"f{number}", queue=QUEUES[number % 3], user="ann", stages=[{**document, "name": "s"}])
+        both = [{**document, "name": name} for name, document in zip(STAGES, first, strict=False)]
+        self._submit(name="whole", queue="root.a", user="bob", stages=both, gang="job")
         self.w.cycle()
 
     def teardown(self) -> None:
@@ -155,9 +158,10 @@ class Machine(RuleBasedStateMachine):
         priority=st.integers(-1, 2),
         after=st.none() | st.none() | st.none() | jobs,
         key=st.none() | st.sampled_from(["k1", "k2"]),
+        gang=st.sampled_from(["stage", "job"]),
     )
     def submit(
-        self, name: str, queue: str, user: str, one: Any, other: Any, priority: int, after: Any, key: Any
+        self, name: str, queue: str, user: str, one: Any, other: Any, priority: int, after: Any, key: Any, gang: str
     ) -> None:
         self._submit(
             name=name,
@@ -168,6 +172,7 @@ class Machine(RuleBasedStateMachine):
             priority=priority,
             after=[after] if after else [],
             key=key,
+            gang=gang,
         )
 
     def _submit(self, **document: Any) -> None:
@@ -341,8 +346,12 @@ class Machine(RuleBasedStateMachine):
             for stage in job.stages:
                 lane = (job.queue.path, stage.shape.text)
                 asked, waiting = expected.get(lane, (0, 0))
-                asked += sum(1 for reservation in stage.reservations if reservation is not None)
                 expected[lane] = (asked, waiting + stage.waiting())
+                for reservation in stage.reservations:
+                    if reservation is not None and reservation.stage is stage:
+                        lane = (job.queue.path, text_of(lane_key(reservation)[1]))
+                        asked, waiting = expected.get(lane, (0, 0))
+                        expected[lane] = (asked + 1, waiting)
         counted = self.metrics.registry.get_sample_value
         for (queue, shape), figures in expected.items():
             labels = {"partition": p.name, "queue": queue, "shape": shape}
@@ -354,11 +363,13 @@ class Machine(RuleBasedStateMachine):
         """A lane that sleeps has nothing that could be placed: woken, it places nothing."""
         asleep = {key for key, lane in p.lanes.items() if lane.slept == (p.room, p.nodes.version)}
         p.wake()
+        yet_to_start = {job.id for job in p.jobs.values() if job.whole and not job.stages[0].started}
         decided = cycle.run(p, [], self.w.now)
         for change in decided.changes:
             if isinstance(change, Placed):
                 job = p.jobs[change.job]
-                assert (job.queue.path, job.stages[change.stage].shape) not in asleep
+                own = (job.queue.path, job.stages[change.stage].shape)
+                assert (whole_key(job) if job.id in yet_to_start else own) not in asleep
         decided.plan.abandon()
 
     def _the_index_is_exact(self, p: Partition) -> None:

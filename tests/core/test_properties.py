@@ -12,22 +12,13 @@ That undo is exact, replay equals live, and the index finds what fits, is checke
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from fairlead.core.commands import Accepted, Rejected, Submit
-from fairlead.core.documents import parse_job
-from fairlead.core.effects import ForNode
-from fairlead.core.ranges import indices
-from fairlead.testing import World
-from tests.core.watching import NODES, SETTINGS, Play, Step, Watch
+from tests.core.watching import NODES, Play, Step
 
 Steps = list[Step]
 

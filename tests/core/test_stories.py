@@ -109,6 +109,42 @@ def test_refusals_without_end_do_not_stop_the_clock() -> None:
     assert w.job(job).state == "pending"
 
 
+def test_one_that_failed_before_all_were_acknowledged_waits_with_the_gang() -> None:
+    w = world(nodes=2, cpu=2)
+    w.hold_acks("n1")
+    gang = w.submit(stages=stage(4, tries=2))
+    w.cycle()
+    w.cycle()
+    w.finish(gang, "w", 0, exit_code=1)
+    w.remove_node("n1")
+    w.advance(5)
+    assert states(w, gang, 4) == ["pending"] * 4  # not the failed one alone, which there is room for
+    w.node("n2", cpu=2)
+    w.advance(1)
+    assert states(w, gang, 4) == ["running"] * 4
+
+
+def test_one_over_its_time_limit_waits_with_a_gang_that_was_taken_back() -> None:
+    w = world(nodes=2, cpu=1, lease="20s", heartbeat="1s")
+    w.hold_acks("n1")
+    gang = w.submit(stages=stage(2, time_limit="10s", tries=2, on_loss="restart"))
+    w.advance(0)
+    w.silence("n0")
+    w.advance(5)
+    w.release_acks("n1")
+    w.advance(6)
+    assert states(w, gang, 2) == ["stopping", "running"]
+    w.fail_node("n1")
+    w.advance(30)
+    assert states(w, gang, 2) == ["pending"] * 2
+    w.node("n2", cpu=1)
+    w.advance(5)
+    assert states(w, gang, 2) == ["pending"] * 2
+    w.node("n3", cpu=1)
+    w.advance(5)
+    assert states(w, gang, 2) == ["running"] * 2
+
+
 def test_a_node_lost_before_all_were_acknowledged_takes_the_gang_back() -> None:
     w = world(nodes=2, cpu=4)
     w.hold_acks("n1")
@@ -682,13 +718,6 @@ def test_a_draining_queue_is_kept_only_by_the_configuration() -> None:
     w.cycle()
     assert "root.a" not in w.partition().queues
     assert w.job(job).state == "succeeded"
-
-
-def test_a_gang_over_all_stages_is_refused_until_it_is_built() -> None:
-    w = world()
-    w.submit(stages=stage(1), gang="job")
-    w.cycle()
-    assert str(w.answers()[-1]).startswith("gang: job is not built yet")
 
 
 def test_odd_calls_of_a_world_are_refused_and_leave_it_as_it_was() -> None:

@@ -265,7 +265,7 @@ class Play:
         need = min(wanted.least, wanted.count - len(wanted.done))
         enough = len({*here, *away} - wanted.done) >= need
         if enough and here:
-            wanted.whole = wanted.whole or job not in self.agents.held() and not away
+            wanted.whole = wanted.whole or (job not in self.agents.held() and not away)
             wanted.short_since = None
         elif wanted.short_since is None:
             wanted.short_since = self.w.now

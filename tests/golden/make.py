@@ -130,6 +130,14 @@ ARRAY = {
 
 RING = {**ARRAY, "name": "ring", "stages": [{"count": 2, "resources": {"cpu": 4}}]}
 PART = {**ARRAY, "stages": [{"count": 3, "resources": {"cpu": 1}}]}
+PAIR = {
+    **ARRAY,
+    "gang": "job",
+    "stages": [
+        {"name": "a", "count": 3, "min": 2, "resources": {"cpu": 2}},
+        {"name": "b", "count": 1, "resources": {"cpu": 4}},
+    ],
+}
 
 
 class Script:
@@ -198,6 +206,7 @@ def play(s: Script) -> None:
     s.turn(*s.report("ring", "main", "stopped"), MoveNode(name="c1", action="enable", operator=True))
     s.turn(Kill(job="ring", operator=True))
     s.turn(*s.report("ring", "main", "stopped"))
+    pair_up(s)
     s.turn(submit("train", GANG, key="k1"), submit("part", PART))
     s.turn(Scale(job="part", stage="main", count=2, operator=True))  # one task of an allocation stops
     s.turn(submit("lint", ARRAY), submit("next", {**ARRAY, "after": ["train"]}))
@@ -248,6 +257,23 @@ def play(s: Script) -> None:
     s.keep()
     s.turn(RemovePartition(operator=True))
     s.keep()
+
+
+def pair_up(s: Script) -> None:
+    """All stages of a job wait together, start together, are taken back together, and start once more."""
+    s.turn(MoveNode(name="c1", action="drain", operator=True))
+    s.turn(submit("pair", PAIR), submit("other", PAIR))
+    s.turn(BringToFront(job="pair", stage="b", operator=True), Scale(job="other", stage="a", count=2, operator=True))
+    s.keep()
+    s.turn(Kill(job="other", operator=True), MoveNode(name="c1", action="enable", operator=True))
+    s.turn(*s.report("pair", "b", "running"))
+    s.turn(*s.report("pair", "a", "refused"))
+    s.keep()
+    s.turn(*s.report("pair", "b", "stopped"), after=HOUR)
+    s.turn(*s.report("pair", "a", "running"), *s.report("pair", "b", "running"))
+    s.keep()
+    s.turn(Kill(job="pair", operator=True))
+    s.turn(*s.report("pair", "a", "stopped"), *s.report("pair", "b", "stopped"))
 
 
 def manage(s: Script) -> None:

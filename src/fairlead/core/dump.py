@@ -52,6 +52,8 @@ class _Reservation(msgspec.Struct, frozen=True, array_like=True):
     seq: int
     round: int
     front: int
+    whole: bool = False
+    """It speaks for all stages of the job, and is written with the first."""
 
 
 class _Stage(msgspec.Struct, frozen=True, array_like=True):
@@ -202,9 +204,9 @@ def _dump_stage(stage: Stage) -> _Stage:
         stage.count,
         tuple(() if ranges is None else ranges.flat() for ranges in stage.pending),
         tuple(
-            _Reservation(each.kind, each.asked, each.waiting_since, each.seq, each.round, each.front)
+            _Reservation(each.kind, each.asked, each.waiting_since, each.seq, each.round, each.front, each.whole)
             for each in stage.reservations
-            if each is not None
+            if each is not None and each.stage is stage
         ),
         tuple((name, stage.ended[name].flat()) for name in sorted(stage.ended)) if stage.ended else (),
         tuple(sorted(stage.history.items())) if stage.history else (),
@@ -289,7 +291,7 @@ def _load_job(p: Partition, each: _Job, times: dict[int, int]) -> None:
     accounts = p.accounts_for(queue, spec.user, spec.groups)
     submitted = times.setdefault(each.submitted, each.submitted)
     job = Job(each.id, each.number, pack_spec(spec), submitted, queue, accounts)
-    job.manager, job.after = spec.manager, spec.after
+    job.manager, job.after, job.whole = spec.manager, spec.after, spec.whole
     job.state, job.priority, job.ended_at, job.reason = each.state, each.priority, each.ended_at, each.reason
     job.stages = tuple(_load_stage(p, job, spec, position, stage) for position, stage in enumerate(each.stages))
     p.jobs[job.id] = job
@@ -297,7 +299,7 @@ def _load_job(p: Partition, each: _Job, times: dict[int, int]) -> None:
         for one in document.reservations:
             asked = times.setdefault(one.asked, one.asked)
             since = times.setdefault(one.waiting_since, one.waiting_since)
-            p.add_reservation(Reservation(stage, one.kind, asked, since, one.seq, one.round, one.front))
+            p.add_reservation(Reservation(stage, one.kind, asked, since, one.seq, one.round, one.front, one.whole))
     if job.ended_at is None:
         for name in spec.after:
             p.followers.setdefault(name, []).append(job.id)

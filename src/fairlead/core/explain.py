@@ -6,12 +6,14 @@ a shape could ever fit is counted once and again only after nodes or pools chang
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+import msgspec
 
 from fairlead.core.model import Stage
 from fairlead.core.policy.fit import choose_devices, room
-from fairlead.core.reasons import NoRoom
-from fairlead.core.resources import GPU
+from fairlead.core.reasons import NeverFits, NoRoom
+from fairlead.core.resources import GPU, Vector, add
 from fairlead.core.shape import WHOLE_DEVICE, Shape
 from fairlead.core.state import Partition
 
@@ -23,6 +25,8 @@ def why_no_room(p: Partition, stage: Stage, found: NoRoom) -> NoRoom:
     """The same reason with what failed on how many nodes, most frequent first, and the node that misses least."""
     if found.failed:
         return found
+    if found.stages:
+        stage = stage.job.stage(found.stages[-1][0]) or stage  # the one that keeps the others back
     failed: dict[str, int] = {}
     nearest: tuple[int, int, str] | None = None
     for row in p.nodes.in_order():
@@ -35,7 +39,7 @@ def why_no_room(p: Partition, stage: Stage, found: NoRoom) -> NoRoom:
         if short and (nearest is None or short < nearest[0]):
             nearest = (short, p.nodes.join[row], p.nodes.name[row])
     counted = tuple(sorted(failed.items(), key=lambda item: (-item[1], item[0])))
-    return NoRoom(found.wanted, found.room, counted, nearest[2] if nearest else "")
+    return msgspec.structs.replace(found, failed=counted, nearest=nearest[2] if nearest else "")
 
 
 def _lacks(p: Partition, shape: Shape, row: int) -> tuple[str, int]:
@@ -84,6 +88,44 @@ def most_ever(p: Partition, shape: Shape, manager: str, enough: int) -> int:
             most += each * (enough if settings.max is None else settings.max)
     shape.ever = ((nodes.version, p.pools_version, manager), most, whole)
     return most
+
+
+def never_whole(p: Partition, needs: Sequence[tuple[Stage, int]]) -> NeverFits | None:
+    """Why stages can never start together, as far as sums tell: by shape, and by resource over all of them."""
+    by_shape: dict[Shape, list[tuple[Stage, int]]] = {}
+    asked: Vector = {}
+    for stage, needed in needs:
+        by_shape.setdefault(stage.shape, []).append((stage, needed))
+        add(asked, stage.shape.resources, needed)
+    short: list[tuple[str, int, int]] = []
+    total = could = 0
+    for shape, stages in by_shape.items():
+        wanted = sum(needed for _, needed in stages)
+        most = most_ever(p, shape, "", wanted)
+        if most < wanted:
+            short.append((" and ".join(stage.name for stage, _ in stages), wanted, most))
+        total += wanted
+        could += min(most, wanted)
+    if short:
+        return NeverFits(total, could, tuple(short))
+    there = capacity_ever(p)
+    missing = next((name for name in sorted(asked) if asked[name] > there.get(name, 0)), "")
+    return NeverFits(total, could, missing=missing) if missing else None
+
+
+def capacity_ever(p: Partition) -> Vector:
+    """What our own nodes and pools have together if all of them were there; counted anew after one changed."""
+    version = (p.nodes.version, p.pools_version)
+    if p.ever is None or p.ever[0] != version:
+        there: Vector = {}
+        for row in p.nodes.rows.values():
+            if not p.nodes.manager[row]:
+                add(there, p.nodes.capacity_of(row))
+        for pool in p.pools.values():
+            most = pool.settings.max
+            add(there, dict(pool.settings.node), MANY if most is None else most)
+        p.ever = (version, there)
+    return p.ever[1]
 
 
 def _slots(capacity: Mapping[str, int], shape: Shape) -> int:

@@ -7,8 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from fairlead.core.lanes import lane_key
 from fairlead.core.lifecycle import JOB, NODE, QUEUE
-from fairlead.core.model import NO_RESERVATIONS, NOTHING_PENDING, Account, Allocation, Job, Stage
+from fairlead.core.model import (
+    NEW,
+    NO_RESERVATIONS,
+    NOTHING_PENDING,
+    REPLACE,
+    SCALE,
+    Account,
+    Allocation,
+    Job,
+    Stage,
+)
 from fairlead.core.ranges import Ranges, count, indices
 from fairlead.core.resources import GPU, Vector, add
 from fairlead.core.shape import WHOLE_DEVICE
@@ -112,13 +123,15 @@ def _check_table(p: Partition) -> None:
 def _check_counts(p: Partition, job: Job) -> None:
     """The cheap half of `_check_job`: numbers, not sets."""
     live = 0
+    # What all stages of a job ask for together is not in the hands of one of them.
+    kinds = _check_whole(p, job) if job.whole else (REPLACE, SCALE, NEW)
     for stage in job.stages:
         pending, reservations = stage.pending, stage.reservations
         running = len(stage.live) if stage.live else 0
         known = running + (stage.done() if stage.ended else 0)
         if pending is not NOTHING_PENDING or reservations is not NO_RESERVATIONS:
             known += stage.waiting()
-            for kind in range(3):
+            for kind in kinds:
                 if (pending[kind] is None) != (reservations[kind] is None) and (reservations[kind] or not p.unmet(job)):
                     raise Broken(f"job {job.id} stage {stage.name}: tasks wait that nobody asks for, or nobody waits")
         if known != stage.count and (known < stage.count or not running):
@@ -128,6 +141,26 @@ def _check_counts(p: Partition, job: Job) -> None:
         raise Broken(f"job {job.id} is {job.state} with {job.allocations} allocations")
 
 
+def _check_whole(p: Partition, job: Job) -> tuple[int, ...]:
+    """All stages of a whole job have started, or none has and they ask together. Returns what each asks for itself."""
+    started = job.stages[0].started
+    shared = job.stages[0].reservations[NEW]
+    for stage in job.stages:
+        own = stage.reservations[NEW]
+        if (
+            stage.started != started
+            or (own is not None and own.whole == started)
+            or (not started and own is not shared)
+        ):
+            raise Broken(f"job {job.id}: its stages have not started together, or do not ask together")
+    if started:
+        return (REPLACE, SCALE, NEW)
+    waits = any(stage.pending[NEW] is not None for stage in job.stages)
+    if waits != (shared is not None) and (shared is not None or not p.unmet(job)):
+        raise Broken(f"job {job.id}: tasks wait that nobody asks for, or nobody waits")
+    return (REPLACE, SCALE)
+
+
 def _check_job(p: Partition, job: Job) -> None:
     _need(job.state in JOB.states, f"job {job.id} is {job.state}")
     _need(job.over == JOB.terminal(job.state), f"job {job.id} is {job.state} but ended at {job.ended_at}")
@@ -135,6 +168,8 @@ def _check_job(p: Partition, job: Job) -> None:
     for stage in job.stages:
         _check_stage(p, stage)
         live.update((each.id, each) for each in (stage.live or {}).values())
+    if job.whole:
+        _check_whole(p, job)
     tasks = sum(stage.running() for stage in job.stages)
     _need(tasks == job.live, f"job {job.id} counts {job.live} live tasks, has {tasks}")
     _need(len(live) == job.allocations, f"job {job.id} counts {job.allocations} allocations, has {len(live)}")
@@ -170,10 +205,19 @@ def _check_stage(p: Partition, stage: Stage) -> None:
         _need(allocation.attempt > stage.past(index).attempt, f"{name}[{index}] reuses an attempt")
     for kind, reservation in enumerate(stage.reservations):
         if reservation is not None:
+            _need(stage in reservation.stages and reservation.kind == kind, f"{name}: a reservation is misplaced")
+        if stage.whole(kind):
+            continue
+        if reservation is not None:
             _need(stage.pending[kind] is not None, f"{name}: a reservation outlives its tasks")
-            _need(reservation.stage is stage and reservation.kind == kind, f"{name}: a reservation is misplaced")
         elif stage.pending[kind] is not None:
             _need(bool(p.unmet(stage.job)), f"{name}: tasks wait that nobody asks for")
+    if not stage.started and not stage.job.manager:
+        _need(
+            stage.pending[REPLACE] is stage.pending[SCALE] is None, f"{name} has not started and wants more than that"
+        )
+        states = {allocation.state for allocation in (stage.live or {}).values()}
+        _need(states <= {"stopping"}, f"{name} has not started and is {states}")
     if stage.job.over:
         _need(not stage.waiting(), f"{name}: its job has ended and tasks still wait")
 
@@ -259,7 +303,10 @@ def _check_lanes(p: Partition) -> None:
             _need(p.shapes.get(stage.shape.key) is stage.shape, f"the shape of {job.id} is not interned")
             for reservation in stage.reservations:
                 if reservation is not None:
-                    key = (job.queue.path, stage.shape)
+                    _need(not reservation.whole or job.whole, f"stage {stage.name} of {job.id} speaks for its job")
+                # What all stages of a job share stands with the first.
+                if reservation is not None and reservation.stage is stage:
+                    key = lane_key(reservation)
                     sizes[key] = sizes.get(key, 0) + 1
                     _need(
                         reservation.seq < p.counters.reservation,

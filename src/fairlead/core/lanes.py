@@ -1,5 +1,7 @@
 """Lanes: the ordered reservations of one leaf queue and one shape. Only the head of a lane is tried.
 
+A job that starts whole stands in the lane of its set of shapes.
+
 A lane is derived from the reservations of the stages. It is kept in runs: reservations that differ only in the last
 part of their key (mostly when they were asked for) stand in one list, and since they arrive in that order, adding one
 is an append and costs eight bytes. A reservation that left its stage, or has another place now, stays in its run until
@@ -11,12 +13,32 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Collection, Iterator
 
-from fairlead.core.model import NEW, SCALE, Queue, Reservation
+from fairlead.core.model import NEW, SCALE, Job, Queue, Reservation
 from fairlead.core.policy.order import ORDERS, Key
 from fairlead.core.shape import Shape
 
 # A lane is cleared of dead entries when they are more than half of it, and at least so many.
 _SLACK = 32
+
+
+LaneKey = tuple[str, Shape | tuple[Shape, ...]]
+"""The queue and the shape; or the shapes in their order, if there are several."""
+
+
+def lane_key(reservation: Reservation) -> LaneKey:
+    stage = reservation.stage
+    return whole_key(stage.job) if reservation.whole else (stage.job.queue.path, stage.shape)
+
+
+def whole_key(job: Job) -> LaneKey:
+    """Where a job that starts whole waits. If its stages have one shape, that is among all others of that shape."""
+    shapes = tuple(sorted({stage.shape for stage in job.stages}, key=lambda shape: shape.key))
+    return job.queue.path, shapes[0] if len(shapes) == 1 else shapes
+
+
+def text_of(shapes: Shape | tuple[Shape, ...]) -> str:
+    """What a lane is of, for people."""
+    return shapes.text if isinstance(shapes, Shape) else " + ".join(shape.text for shape in shapes)
 
 
 class Run:
@@ -32,11 +54,12 @@ class Run:
 
 
 class Lane:
-    __slots__ = ("_entries", "_runs", "blocked", "queue", "shape", "size", "slept")
+    __slots__ = ("_entries", "_runs", "blocked", "queue", "shapes", "size", "slept", "text")
 
-    def __init__(self, queue: Queue, shape: Shape) -> None:
+    def __init__(self, queue: Queue, shapes: tuple[Shape, ...]) -> None:
         self.queue = queue
-        self.shape = shape
+        self.shapes = shapes
+        self.text = text_of(shapes)
         self.size = 0
         self.slept: tuple[int, int] | None = None
         """What the lane saw when nothing of it could be placed: it sleeps while that stands."""

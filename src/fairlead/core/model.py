@@ -100,6 +100,11 @@ class JobSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     preemptible: bool = True
     manager: str = ""
 
+    @property
+    def whole(self) -> bool:
+        """Whether all stages start together. One stage alone starts together anyway."""
+        return self.gang == "job" and len(self.stages) > 1
+
 
 pack_spec = msgspec.msgpack.Encoder().encode
 """A specification as the bytes that the journal has too; about a tenth of the memory that the records take."""
@@ -149,6 +154,7 @@ class Reservation(msgspec.Struct, eq=False):
     """An entry of demand: the pending tasks of one kind of a stage, wanted together.
 
     It is replaced, never altered, when its place changes. `front` is above 0 when somebody brought it to the front.
+    A `whole` one speaks for all stages of a job that has yet to start: each has it as its own. `stage` is the first.
     """
 
     stage: Stage
@@ -158,9 +164,17 @@ class Reservation(msgspec.Struct, eq=False):
     seq: int
     round: int = 0
     front: int = 0
+    whole: bool = False
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages whose tasks it asks for."""
+        return self.stage.job.stages if self.whole else (self.stage,)
 
     @property
     def count(self) -> int:
+        if self.whole:
+            return sum(len(stage.wanted(self.kind)) for stage in self.stages)
         return len(self.stage.wanted(self.kind))
 
 
@@ -204,6 +218,14 @@ class Stage(msgspec.Struct, eq=False):
     def needed(self) -> int:
         """How many must be at work at once, counting only tasks that are not over."""
         return min(self.min, self.count - self.done())
+
+    def gang(self) -> tuple[Stage, ...]:
+        """The stages that start together with this one, and are taken back with it; it is one of them."""
+        return self.job.stages if self.job.whole else (self,)
+
+    def whole(self, kind: int) -> bool:
+        """Whether its tasks of a kind are asked for in one reservation with those of all other stages."""
+        return self.job.whole and kind == NEW and not self.started
 
     def set_reservation(self, kind: int, reservation: Reservation | None) -> None:
         before = self.reservations
@@ -271,6 +293,8 @@ class Job(msgspec.Struct, eq=False):
     reason: str = ""
     manager: str = ""
     after: tuple[str, ...] = ()
+    whole: bool = False
+    """Whether all its stages start together: either all of them have started, or none has."""
     listed: bool = False
     """Whether its queue counts it."""
 

@@ -79,11 +79,13 @@ class NodeIndex(Generic[K]):
         """
         raise NotImplementedError
 
-    def withdraw(self, joins: Iterable[int]) -> None:
-        """Take nodes out of the index until they are put back."""
-        for join in joins:
+    def withdraw(self, joins: Iterable[int]) -> list[int]:
+        """Take nodes out of the index until they are put back. Returns those that were not out already."""
+        gone = [join for join in joins if join not in self._out]
+        for join in gone:
             self._out[join] = None
             self._leave(join)
+        return gone
 
     def put_back(self, joins: Iterable[int]) -> None:
         """Nodes stand in the index again, where they belong by now."""

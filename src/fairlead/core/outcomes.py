@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fairlead.core.changes import Asked, Ended, JobMoved, NodeAvoided, PendingEnded, Requeued, Stopped
+from fairlead.core.changes import Asked, Ended, JobMoved, NodeAvoided, PendingEnded, Regrouped, Stopped
 from fairlead.core.model import (
     NEW,
     NOTHING_PENDING,
@@ -17,6 +17,7 @@ from fairlead.core.model import (
     Job,
     JobState,
     Outcome,
+    Reservation,
     Stage,
     StopCause,
 )
@@ -32,50 +33,54 @@ LONGEST_PAUSE = 5 * MINUTE
 
 def ask(plan: Plan, stage: Stage, kind: int, anew: bool = False, since: int | None = None) -> None:
     """See that the pending tasks of a kind have a place in their lane. One they have is kept, unless `anew`."""
-    p = plan.partition
-    if stage.pending[kind] is None or (stage.reservations[kind] is not None and not anew):
-        return
     before = stage.reservations[kind]
-    lane = p.lane_of(stage)
-    head = lane.head() if lane is not None else None
-    plan.do(
-        Asked(
-            stage.job.id,
-            stage.position,
-            kind,
-            asked=plan.now,
-            waiting_since=before.waiting_since if before is not None else plan.now if since is None else since,
-            seq=p.counters.reservation,
-            round=head.round if head is not None else 0,
-        )
-    )
+    whole = stage.whole(kind)
+    if (before is not None and not anew) or not _wants(stage, kind, whole):
+        return
+    since = before.waiting_since if before is not None else plan.now if since is None else since
+    _ask(plan, stage, kind, whole, plan.now, since)
+
+
+def ask_for_rest(plan: Plan, whole: Reservation) -> None:
+    """What a whole job wants beyond what it started with is asked for stage by stage, with the age it had together."""
+    for stage in whole.stages:
+        if stage.pending[NEW] is not None:
+            _ask(plan, stage, NEW, False, whole.asked, whole.waiting_since)
+
+
+def _ask(plan: Plan, stage: Stage, kind: int, whole: bool, asked: int, since: int, round: int | None = None) -> None:
+    """Take a place: behind those who came before, in the head's round if no other is given."""
+    p = plan.partition
+    if round is None:
+        lane = p.lane_of(stage, whole)
+        head = lane.head() if lane is not None else None
+        round = head.round if head is not None else 0
+    position = 0 if whole else stage.position
+    plan.do(Asked(stage.job.id, position, kind, asked, since, p.counters.reservation, round, whole=whole))
+
+
+def _wants(stage: Stage, kind: int, whole: bool) -> bool:
+    """Whether tasks of a kind wait: of the stage, or of its whole job."""
+    if whole:
+        return any(each.pending[kind] is not None for each in stage.job.stages)
+    return stage.pending[kind] is not None
 
 
 def to_tail(plan: Plan, stage: Stage, kind: int, waiting_since: int | None = None) -> None:
     """Put a stage's reservation behind everything that waits in its lane now; how long it has waited stays."""
-    p = plan.partition
     before = stage.reservations[kind]
-    if stage.pending[kind] is None:
+    whole = stage.whole(kind)
+    if not _wants(stage, kind, whole):
         return
-    lane = p.lane_of(stage)
+    lane = plan.partition.lane_of(stage, whole)
     last = max((each.round for each in lane), default=0) if lane is not None else 0
     since = before.waiting_since if before is not None else plan.now
     plan.note("sent to the tail")
-    plan.do(
-        Asked(
-            stage.job.id,
-            stage.position,
-            kind,
-            asked=plan.now,
-            waiting_since=since if waiting_since is None else waiting_since,
-            seq=p.counters.reservation,
-            round=last + 1,
-        )
-    )
+    _ask(plan, stage, kind, whole, plan.now, since if waiting_since is None else waiting_since, last + 1)
 
 
 def ask_for_job(plan: Plan, job: Job) -> None:
-    """The demand of a job that may start: one reservation a stage."""
+    """The demand of a job that may start: one reservation a stage, or one for all of them."""
     for stage in job.stages:
         ask(plan, stage, NEW)
 
@@ -127,8 +132,10 @@ def fail(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str
     final = difference(block, retry)
     number = allocation.id
     if retry:
-        plan.do(Ended(number, retry, "failed", REPLACE, tried=True, reason=reason, exit_code=exit_code))
-        ask(plan, stage, REPLACE)
+        # One of a gang that was taken back meanwhile has to start together with the others.
+        kind = REPLACE if stage.started else NEW
+        plan.do(Ended(number, retry, "failed", kind, tried=True, reason=reason, exit_code=exit_code))
+        ask(plan, stage, kind, since=_waited(stage, kind))
     if final:
         fail_for_good(plan, allocation, final, reason, exit_code)
     settle(plan, stage.job)
@@ -157,11 +164,11 @@ def lose(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str
         plan.do(Ended(allocation.id, block, "lost", reason=reason))
         finish(plan, job, "failed", f"task {stage.name}[{_first(block)}] was lost: {reason}")
     elif _unsettled(allocation):
-        plan.do(Ended(allocation.id, block, "lost", allocation.kind, reason=reason, regroup=allocation.kind == NEW))
-        _stop_gang(plan, allocation)
+        plan.do(Ended(allocation.id, block, "lost", allocation.kind, reason=reason))
+        _disband(plan, allocation)
         to_tail(plan, stage, allocation.kind, _waited(stage, allocation.kind))
     elif stage.terms.on_loss == "restart":
-        plan.do(Ended(allocation.id, block, "lost", NEW, reason=reason, regroup=True))
+        plan.do(Ended(allocation.id, block, "lost", NEW, reason=reason))
         restart(plan, stage)
     else:
         plan.do(Ended(allocation.id, block, "lost", REPLACE, reason=reason))
@@ -183,9 +190,9 @@ def confirm_stop(plan: Plan, allocation: Allocation, block: tuple[int, ...], rea
         return
     else:
         # A gang comes back the way it came; who was preempted comes back before those that never ran.
-        kind = REPLACE if cause != "gang" else SCALE if allocation.kind == SCALE and stage.started else NEW
-        plan.do(Ended(allocation.id, block, "preempted", kind, reason=why, regroup=kind == NEW))
-        ask(plan, stage, kind)
+        kind = NEW if not stage.started else SCALE if cause == "gang" else REPLACE
+        plan.do(Ended(allocation.id, block, "preempted", kind, reason=why))
+        ask(plan, stage, kind, since=_waited(stage, kind))
     settle(plan, stage.job)
 
 
@@ -200,41 +207,47 @@ def take_back(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason
         block = difference(block, out)
     if block and not stage.job.over:
         allocation = plan.partition.allocations[allocation.id]
-        regroup = bool(allocation.group) and allocation.kind == NEW
-        plan.do(
-            Ended(allocation.id, block, "pending", allocation.kind, launch_failed=True, reason=reason, regroup=regroup)
-        )
+        plan.do(Ended(allocation.id, block, "pending", allocation.kind, launch_failed=True, reason=reason))
     if not stage.job.over:
         if allocation.group:
-            _stop_gang(plan, allocation)
+            _disband(plan, allocation)
         to_tail(plan, stage, allocation.kind, _waited(stage, allocation.kind))
     avoid(plan, join)
     settle(plan, stage.job)
 
 
 def restart(plan: Plan, stage: Stage) -> None:
-    """Take a stage back whole: what runs is told to stop, and everything is asked for together, as at first."""
-    for kind in (REPLACE, SCALE):
-        wanted = stage.pending[kind]
-        if wanted is not None:
-            plan.do(Requeued(stage.job.id, stage.position, kind, NEW, wanted.flat()))
-    stop_stage(plan, stage, "gang")
+    """Take a stage, or its whole job, back: what runs is told to stop, and all is asked for together, as at first."""
+    _regroup(plan, stage)
     ask(plan, stage, NEW, since=_waited(stage, NEW))
+
+
+def _regroup(plan: Plan, stage: Stage) -> None:
+    plan.do(Regrouped(stage.job.id, stage.position))
+    for each in stage.gang():
+        stop_stage(plan, each, "gang")
 
 
 def _unsettled(allocation: Allocation) -> bool:
     """Whether an allocation belongs to a gang of which not every member has been acknowledged yet."""
     group = allocation.group
-    return bool(group) and any(each.group == group and each.state == "assigned" for each in live_of(allocation.stage))
+    if not group:
+        return False
+    # What was added to a stage is a gang of its own, also in a whole job.
+    stages = allocation.stage.gang() if allocation.kind == NEW else (allocation.stage,)
+    return any(each.group == group and each.state == "assigned" for stage in stages for each in live_of(stage))
 
 
-def _stop_gang(plan: Plan, member: Allocation) -> None:
+def _disband(plan: Plan, member: Allocation) -> None:
     """A member failed before all were acknowledged: the others are stopped, and all wait together again.
 
     With a new gang those go too that came one by one when it had its minimum; with one that was added, only it.
     """
+    if member.kind == NEW:
+        _regroup(plan, member.stage)
+        return
     for each in live_of(member.stage):
-        if each.group == member.group or member.kind == NEW:
+        if each.group == member.group:
             stop(plan, each, each.indices, "gang")
 
 

@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from fairlead.core.changes import Change
 from fairlead.core.effects import Stop
+from fairlead.core.lanes import LaneKey
 from fairlead.core.model import Micros
 from fairlead.core.reasons import Reason
-from fairlead.core.shape import Shape
 from fairlead.core.state import Partition, Touched
 
 Note = Literal[
@@ -41,7 +41,7 @@ class Plan:
         """Why the head of a lane was not placed, by job, stage and kind."""
         self.strays: list[tuple[str, Stop]] = []
         """Attempts that run on a node though they were given up: its agent is told to stop them."""
-        self.looked: set[tuple[str, Shape]] = set()
+        self.looked: set[LaneKey] = set()
         """The lanes that were looked at: what was said of them before does not hold any more."""
         self.more = False
         """Whether work was left that another cycle at the same time can do."""

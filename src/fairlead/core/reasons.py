@@ -43,10 +43,13 @@ class NoRoom(msgspec.Struct, frozen=True, tag="no room"):
     failed: tuple[tuple[str, int], ...] = ()
     nearest: str = ""
     """The node that misses least."""
+    stages: tuple[tuple[str, int, int], ...] = ()
+    """Of a job that starts whole: stage, wanted and room, as far as they were tried; the last one has too little."""
 
     def __str__(self) -> str:
         why = ", ".join(f"{count} {what}" for what, count in self.failed)
-        return f"room for {self.room} of {self.wanted}" + (f" (nodes: {why})" if why else "")
+        text = _by_stage("room for", self.wanted, self.room, self.stages)
+        return text + (f" (nodes: {why})" if why else "")
 
 
 class StillStopping(msgspec.Struct, frozen=True, tag="still stopping"):
@@ -61,11 +64,17 @@ class NeverFits(msgspec.Struct, frozen=True, tag="never fits"):
 
     wanted: int
     most: int
+    stages: tuple[tuple[str, int, int], ...] = ()
+    """Of a job that starts whole: the stages of one shape that never fit, how many are wanted, and the most."""
+    missing: str = ""
+    """Likewise: the resource of which its stages together ask for more than there is."""
 
     def __str__(self) -> str:
+        if self.missing:
+            return f"never fits: all stages together ask for more {self.missing} than all nodes and pools have"
         if not self.most:
             return "never fits: no node or pool has what one task asks for"
-        return f"never fits: all nodes and pools together take {self.most} of {self.wanted}"
+        return _by_stage("never fits: all nodes and pools together take", self.wanted, self.most, self.stages)
 
 
 class AfterUnmet(msgspec.Struct, frozen=True, tag="after unmet"):
@@ -94,6 +103,11 @@ class NotReady(msgspec.Struct, frozen=True, tag="not ready"):
 
 
 Reason = OverLimit | TooManyJobs | NoRoom | StillStopping | NeverFits | AfterUnmet | NotActive | NotReady
+
+
+def _by_stage(what: str, wanted: int, found: int, stages: tuple[tuple[str, int, int], ...]) -> str:
+    parts = ", ".join(f"{found} of {wanted} {name}" for name, wanted, found in stages)
+    return f"{what} {parts or f'{found} of {wanted}'}"
 
 
 def first_over(limit: Mapping[str, int], used: Mapping[str, int], asked: Mapping[str, int]) -> str | None:

@@ -14,7 +14,7 @@ Selectors = tuple[tuple[str, tuple[str, ...]], ...]
 """Label → the values that will do, sorted by label; `*` stands for any value."""
 
 
-class ShapeKey(msgspec.Struct, frozen=True, array_like=True):
+class ShapeKey(msgspec.Struct, frozen=True, array_like=True, order=True):
     """What makes two tasks alike to the scheduler. Hashable, so that a table can intern it."""
 
     resources: tuple[tuple[str, int], ...] = ()

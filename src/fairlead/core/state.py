@@ -12,7 +12,7 @@ from heapq import heappush
 import msgspec
 
 from fairlead.core.fitindex import FitIndex
-from fairlead.core.lanes import Lane
+from fairlead.core.lanes import Lane, LaneKey, lane_key, whole_key
 from fairlead.core.model import (
     REPLACE,
     SCALE,
@@ -75,7 +75,7 @@ class Partition:
         self.nodes = NodeTable()
         self.jobs: dict[str, Job] = {}
         self.allocations: dict[int, Allocation] = {}
-        self.lanes: dict[tuple[str, Shape], Lane] = {}
+        self.lanes: dict[LaneKey, Lane] = {}
         self.pools: dict[str, Pool] = {}
         self.managers: dict[str, Manager] = {}
         self.keys: dict[tuple[str, str], KeptKey] = {}
@@ -98,6 +98,8 @@ class Partition:
         """Job → the key it was submitted with."""
         self.index: FitIndex | ScoreIndex = FitIndex(self.nodes)
         self.pools_version = 0
+        self.ever: tuple[tuple[int, int], Vector] | None = None
+        """What `explain.capacity_ever` found, and for which nodes and pools."""
         self.room = 0
         """Grows when room or a limit may have opened; a lane sleeps while it stands."""
         self.touched = Touched()
@@ -213,22 +215,34 @@ class Partition:
         """Something other than room on a node changed that may let a waiting lane go on."""
         self.room += 1
 
-    def lane_of(self, stage: Stage) -> Lane | None:
-        return self.lanes.get((stage.job.queue.path, stage.shape))
+    def lane_of(self, stage: Stage, whole: bool = False) -> Lane | None:
+        """The lane in which a stage asks: for itself, or with its whole job."""
+        return self.lanes.get(whole_key(stage.job) if whole else (stage.job.queue.path, stage.shape))
 
     def add_reservation(self, reservation: Reservation) -> None:
         stage = reservation.stage
-        stage.set_reservation(reservation.kind, reservation)
-        key = (stage.job.queue.path, stage.shape)
+        key: LaneKey = (stage.job.queue.path, stage.shape)
+        if reservation.whole:
+            key = whole_key(stage.job)
+            for each in stage.job.stages:
+                each.set_reservation(reservation.kind, reservation)
+        else:
+            stage.set_reservation(reservation.kind, reservation)
         lane = self.lanes.get(key)
         if lane is None:
-            lane = self.lanes[key] = Lane(stage.job.queue, stage.shape)
+            shapes = key[1] if isinstance(key[1], tuple) else (key[1],)
+            lane = self.lanes[key] = Lane(stage.job.queue, shapes)
         lane.add(reservation)
 
     def drop_reservation(self, reservation: Reservation) -> None:
         stage = reservation.stage
-        stage.set_reservation(reservation.kind, None)
-        key = (stage.job.queue.path, stage.shape)
+        key: LaneKey = (stage.job.queue.path, stage.shape)
+        if reservation.whole:
+            key = whole_key(stage.job)
+            for each in stage.job.stages:
+                each.set_reservation(reservation.kind, None)
+        else:
+            stage.set_reservation(reservation.kind, None)
         lane = self.lanes[key]
         lane.drop()
         if not lane.size:
@@ -367,7 +381,7 @@ class Partition:
             for stage in job.stages:
                 for reservation in stage.reservations:
                     if reservation is not None:
-                        self.lanes[job.queue.path, stage.shape].touch(reservation)
+                        self.lanes[lane_key(reservation)].touch(reservation)
 
     def settle(self, job: Job) -> None:
         """Count a job with its queue while it wants or uses something there."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from fairlead.core.explain import why_no_room
+from fairlead.core.lanes import lane_key
 from fairlead.core.model import KINDS, Job, Reservation, Stage
 from fairlead.core.ranges import indices
 from fairlead.core.reasons import AfterUnmet, NoRoom, Reason
@@ -46,6 +47,8 @@ class TaskView(msgspec.Struct, frozen=True):
 
 
 class ReservationView(msgspec.Struct, frozen=True):
+    """`stage` is empty if it speaks for all stages of a job that starts whole."""
+
     job: str
     stage: str
     kind: str
@@ -114,7 +117,7 @@ def reservation_view(reservation: Reservation) -> ReservationView:
     stage = reservation.stage
     return ReservationView(
         stage.job.id,
-        stage.name,
+        "" if reservation.whole else stage.name,
         KINDS[reservation.kind],
         reservation.count,
         reservation.asked,
@@ -123,9 +126,9 @@ def reservation_view(reservation: Reservation) -> ReservationView:
 
 
 def lanes_view(p: Partition) -> dict[tuple[str, str], list[ReservationView]]:
-    """The lanes by queue and shape, each in its order."""
-    lanes = sorted(p.lanes.values(), key=lambda lane: (lane.queue.path, lane.shape.text))
-    return {(lane.queue.path, lane.shape.text): [reservation_view(each) for each in lane] for lane in lanes}
+    """The lanes by queue and shape, or set of shapes, each in its order."""
+    lanes = sorted(p.lanes.values(), key=lambda lane: (lane.queue.path, lane.text))
+    return {(lane.queue.path, lane.text): [reservation_view(each) for each in lane] for lane in lanes}
 
 
 def placements_view(p: Partition, job: Job) -> dict[tuple[str, int], str]:
@@ -150,10 +153,9 @@ def explain_view(p: Partition, job: Job, reasons: dict[tuple[str, str, int], Rea
             if wanted is None:
                 continue
             reservation = stage.reservations[kind]
-            lane = p.lane_of(stage)
             position: int | None = None
-            if reservation is not None and lane is not None:
-                position = list(lane).index(reservation)
+            if reservation is not None:
+                position = list(p.lanes[lane_key(reservation)]).index(reservation)
             reason = AfterUnmet(unmet) if unmet else reasons.get((job.id, stage.name, kind))
             if isinstance(reason, NoRoom):
                 reason = why_no_room(p, stage, reason)

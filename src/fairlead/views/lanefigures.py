@@ -9,21 +9,22 @@ from typing import NamedTuple
 
 from fairlead.core.changes import (
     Asked,
+    Began,
     Ended,
     JobAdded,
     JobForgotten,
     PendingEnded,
     Placed,
-    Requeued,
+    Regrouped,
     Revived,
     SinglesPlaced,
     StageAdded,
     StageScaled,
 )
 from fairlead.core.cycle import Cycle
+from fairlead.core.lanes import LaneKey, text_of, whole_key
 from fairlead.core.model import Job, Stage
 from fairlead.core.ranges import count, indices
-from fairlead.core.shape import Shape
 from fairlead.core.state import Partition
 
 OTHER = "other"
@@ -38,50 +39,54 @@ class Figures(NamedTuple):
 class LaneFigures:
     """The figures of one partition. The writer's thread keeps them up; any thread may ask for them.
 
-    Pending tasks are those of all jobs, also of jobs that come after others and have no reservation yet.
+    Pending tasks are those of all jobs, also of jobs that come after others and have no reservation yet. Those of a job
+    that starts whole are counted under their own shapes, and its one reservation under the set of them.
     """
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._lanes: dict[tuple[str, Shape], Figures] = {}
+        self._lanes: dict[LaneKey, Figures] = {}
 
     def begin(self, p: Partition) -> None:
         """Look at the whole state, once."""
-        tasks: dict[tuple[str, Shape], int] = {}
+        tasks: dict[LaneKey, int] = {}
         for job in p.jobs.values():
             for stage in job.stages:
                 if stage.waiting():
                     lane = (job.queue.path, stage.shape)
                     tasks[lane] = tasks.get(lane, 0) + stage.waiting()
         with self._lock:
-            self._lanes = {lane: Figures(_reservations(p, lane), waiting) for lane, waiting in tasks.items()}
+            self._lanes = {lane: Figures(_reservations(p, lane), tasks.get(lane, 0)) for lane in tasks | p.lanes}
 
     def follow(self, decided: Cycle) -> None:
         """Add what a cycle changed."""
         p = decided.plan.partition
-        grown: dict[tuple[str, Shape], int] = {}
+        grown: dict[LaneKey, int] = {}
         for stage, before in _before(decided).items():
-            lane = (stage.job.queue.path, stage.shape)
+            lane: LaneKey = (stage.job.queue.path, stage.shape)
             grown[lane] = grown.get(lane, 0) + stage.waiting() - before
+            if stage.job.whole:
+                grown.setdefault(whole_key(stage.job), 0)
         with self._lock:
             for lane, more in grown.items():
                 known = self._lanes.pop(lane, None)
                 tasks = more + (known.tasks if known is not None else 0)
-                if tasks:
-                    self._lanes[lane] = Figures(_reservations(p, lane), tasks)
+                figures = Figures(_reservations(p, lane), tasks)
+                if any(figures):
+                    self._lanes[lane] = figures
 
     def most(self, lanes: int) -> dict[tuple[str, str], Figures]:
         """The lanes where most tasks wait, by queue and shape, and all others together as one."""
         with self._lock:
             known = list(self._lanes.items())
         # A manager's nodes are not ours, and its lanes are others; their shapes read alike.
-        found = _sums(((queue, shape.text), figures) for (queue, shape), figures in known)
+        found = _sums(((queue, text_of(shapes)), figures) for (queue, shapes), figures in known)
         first = dict(nlargest(lanes, found.items(), key=lambda item: (item[1].tasks, item[0])))
         rest = [((OTHER, OTHER), figures) for lane, figures in found.items() if lane not in first]
         return first | _sums(rest)
 
 
-def _reservations(p: Partition, lane: tuple[str, Shape]) -> int:
+def _reservations(p: Partition, lane: LaneKey) -> int:
     known = p.lanes.get(lane)
     return known.size if known is not None else 0
 
@@ -135,14 +140,15 @@ def _before(decided: Cycle) -> dict[Stage, int]:
                 add(stage, -_below(change.indices, counts.get(stage, stage.count)))
         elif isinstance(change, PendingEnded):
             add(stage_of(change.job, change.stage), count(change.indices))
-        elif isinstance(change, Requeued):
-            add(stage_of(change.job, change.stage), 0)
+        elif isinstance(change, Began | Regrouped):
+            for stage in job_of(change.job).stages:
+                add(stage, 0)
         elif isinstance(change, Revived):
             add(stage_of(change.job, change.stage), -count(change.indices))
         elif isinstance(change, StageScaled):
             stage = stage_of(change.job, change.stage)
-            counts[stage] = kept[0]
-            pending[stage] = sum(len(wanted) for wanted in kept[3] if wanted is not None)
+            counts[stage] = kept[1]
+            pending[stage] = sum(len(wanted) for wanted in kept[4] if wanted is not None)
         elif isinstance(change, StageAdded):
             added = job_of(change.job).stage(change.spec.name)
             assert added is not None

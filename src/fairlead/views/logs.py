@@ -135,7 +135,7 @@ def _placed(names: _Names, change: Placed, kept: Any) -> Iterator[Line]:
     stage = names.job(change.job).stages[change.stage]
     nodes = list(dict.fromkeys(part.node for part in change.parts))
     tasks = placed_tasks(change)
-    yield _placement(names, stage, change.kind, change.attempt, tasks, change.together, nodes, kept[0])
+    yield _placement(names, stage, change.kind, change.attempt, tasks, change.group > 0, nodes, kept[0])
 
 
 def _singles_placed(names: _Names, change: SinglesPlaced, kept: Any) -> Iterator[Line]:
@@ -257,13 +257,14 @@ def _gangs(decided: Cycle) -> Iterator[Line]:
     tasks: dict[int, int] = {}
     for change, kept in decided.plan.done:
         if isinstance(change, Ended):
-            reasons[id(kept[0].stage)] = change.reason
+            reasons[id(kept[0].stage.gang()[0])] = change.reason
         elif isinstance(change, Stopped) and change.cause == "gang":
-            stage: Stage = kept[0].stage
+            stage: Stage = kept[0].stage.gang()[0]
             stopped.setdefault(id(stage), (stage, reasons.get(id(stage), "")))
             tasks[id(stage)] = tasks.get(id(stage), 0) + count(change.indices)
     within = format_duration(decided.plan.partition.settings.replace_within)
     for key, (stage, reason) in stopped.items():
         # Whoever was not lost in this cycle was short of workers for too long.
         fields = {"tasks": tasks[key], "reason": reason or f"it was short of workers for {within}"}
-        yield WARNING, "gang taken back", {"job": stage.job.id, "stage": stage.name, **fields}
+        name = "all" if stage.job.whole else stage.name
+        yield WARNING, "gang taken back", {"job": stage.job.id, "stage": name, **fields}

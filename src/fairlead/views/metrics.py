@@ -19,11 +19,12 @@ from prometheus_client.registry import Collector
 from fairlead.core.changes import (
     Acknowledged,
     Asked,
+    Began,
     Change,
     Ended,
     PendingEnded,
     Placed,
-    Requeued,
+    Regrouped,
     SinglesPlaced,
     StageScaled,
 )
@@ -227,6 +228,9 @@ def _tally(decided: Cycle) -> tuple[Tally[str], list[int]]:
         elif isinstance(change, SinglesPlaced):
             tally["placed"] += len(change.tasks)
             waits += [now - reservation.waiting_since for reservation, _ in kept[0]]
+        elif isinstance(change, Began):
+            if kept[0] is not None:
+                waits.append(now - kept[0].waiting_since)
         elif isinstance(change, Asked):
             before = kept[0]
             if before is None:
@@ -246,15 +250,10 @@ def _tally(decided: Cycle) -> tuple[Tally[str], list[int]]:
 
 def _cancelled(change: Change, kept: Any) -> int:
     """How many reservations a change took away without placing their tasks."""
-    if isinstance(change, PendingEnded | Requeued):
+    if isinstance(change, PendingEnded):
         return int(kept[0] is not None)
-    if isinstance(change, StageScaled):
-        wanted, reservations = kept[3], kept[4]
-        return sum(
-            1
-            for tasks, reservation in zip(wanted, reservations, strict=True)
-            if reservation is not None and tasks.first_index() >= change.count
-        )
+    if isinstance(change, StageScaled | Regrouped):
+        return int(kept[0])
     return 0
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from fairlead.core import cycle
 from fairlead.core.commands import AnyCommand
 from fairlead.core.cycle import Cycle
+from fairlead.core.lanes import lane_key
 from fairlead.core.model import Micros
 from fairlead.core.reasons import Reason
 from fairlead.core.state import Partition
@@ -72,9 +73,8 @@ class Writer:
     def _still_holds(self, decided: Cycle, job_id: str, stage_name: str, kind: int) -> bool:
         job = self.state.jobs.get(job_id)
         stage = job.stage(stage_name) if job is not None else None
-        if job is None or stage is None or stage.reservations[kind] is None:
-            return False
-        return (job.queue.path, stage.shape) not in decided.plan.looked
+        reservation = stage.reservations[kind] if stage is not None else None
+        return reservation is not None and lane_key(reservation) not in decided.plan.looked
 
     def _commit(self, decided: Cycle, now: Micros, watch: Stopwatch) -> None:
         try:

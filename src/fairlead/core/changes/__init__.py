@@ -6,7 +6,7 @@ format version rises.
 
 from __future__ import annotations
 
-from fairlead.core.changes import config, jobs, ledger, nodes, tasks
+from fairlead.core.changes import config, gangs, jobs, ledger, nodes, tasks
 from fairlead.core.changes.base import Change
 from fairlead.core.changes.config import (
     ConfigVersioned,
@@ -18,6 +18,7 @@ from fairlead.core.changes.config import (
     QueuesSet,
     SettingsSet,
 )
+from fairlead.core.changes.gangs import Began, Regrouped
 from fairlead.core.changes.jobs import (
     Asked,
     JobAdded,
@@ -45,7 +46,6 @@ from fairlead.core.changes.tasks import (
     Part,
     PendingEnded,
     Placed,
-    Requeued,
     Revived,
     SinglesPlaced,
     Stopped,
@@ -56,6 +56,7 @@ ALL_CHANGES: tuple[type[Change], ...] = (
     *nodes.CHANGES,
     *jobs.CHANGES,
     *tasks.CHANGES,
+    *gangs.CHANGES,
     *ledger.CHANGES,
 )
 
@@ -64,6 +65,7 @@ __all__ = [
     "NOT_AGAIN",
     "Acknowledged",
     "Asked",
+    "Began",
     "Change",
     "ConfigVersioned",
     "Ended",
@@ -89,7 +91,7 @@ __all__ = [
     "QueuesAdded",
     "QueuesRemoved",
     "QueuesSet",
-    "Requeued",
+    "Regrouped",
     "Revived",
     "SettingsSet",
     "SinglesPlaced",

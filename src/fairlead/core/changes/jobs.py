@@ -12,6 +12,7 @@ from fairlead.core.model import (
     JobSpec,
     JobState,
     Reservation,
+    Reservations,
     Stage,
     StageSpec,
     all_pending,
@@ -35,7 +36,7 @@ class JobAdded(Change, frozen=True, tag="job added"):
         queue = p.queues[spec.queue]
         accounts = p.accounts_for(queue, spec.user, spec.groups)
         job = Job(self.id, self.number, pack_spec(spec), p.now, queue, accounts, priority=spec.priority)
-        job.manager, job.after = spec.manager, spec.after
+        job.manager, job.after, job.whole = spec.manager, spec.after, spec.whole
         job.stages = tuple(new_stage(p, job, position, stage) for position, stage in enumerate(spec.stages))
         p.jobs[self.id] = job
         p.settle(job)
@@ -72,7 +73,7 @@ class StageAdded(Change, frozen=True, tag="stage added"):
 
 
 class Asked(Change, frozen=True, tag="asked"):
-    """The pending tasks of one kind of a stage take a place in their lane, or another place."""
+    """The pending tasks of one kind of a stage, or of a whole job, take a place in their lane, or another place."""
 
     job: str
     stage: int
@@ -82,6 +83,7 @@ class Asked(Change, frozen=True, tag="asked"):
     seq: int
     round: int = 0
     front: int = 0
+    whole: bool = False
 
     def apply(self, p: Partition) -> tuple[Reservation | None, int, int]:
         stage = p.jobs[self.job].stages[self.stage]
@@ -90,7 +92,7 @@ class Asked(Change, frozen=True, tag="asked"):
         if before is not None:
             p.drop_reservation(before)
         p.add_reservation(
-            Reservation(stage, self.kind, self.asked, self.waiting_since, self.seq, self.round, self.front)
+            Reservation(stage, self.kind, self.asked, self.waiting_since, self.seq, self.round, self.front, self.whole)
         )
         p.counters.reservation = max(p.counters.reservation, self.seq + 1)
         p.counters.front = max(p.counters.front, self.front + 1)
@@ -126,7 +128,7 @@ class StageScaled(Change, frozen=True, tag="stage scaled"):
             stage.floor,
             stage.short_since,
             tuple(None if ranges is None else ranges.copy() for ranges in stage.pending),
-            list(stage.reservations),
+            stage.reservations,
             None if stage.ended is None else {name: ranges.copy() for name, ranges in stage.ended.items()},
             None if stage.history is None else dict(stage.history),
         )
@@ -142,11 +144,11 @@ class StageScaled(Change, frozen=True, tag="stage scaled"):
         p.look_short(stage)
         p.wake()
         p.touched.jobs.add(self.job)
-        return kept
+        return dropped(kept[4], stage.reservations), *kept
 
     def undo(self, p: Partition, kept: tuple[Any, ...]) -> None:
         stage = p.jobs[self.job].stages[self.stage]
-        stage.count, stage.floor, short_since, stage.pending, reservations, stage.ended, stage.history = kept
+        _, stage.count, stage.floor, short_since, stage.pending, reservations, stage.ended, stage.history = kept
         p.mark_short(stage, short_since)
         for reservation in reservations:
             if reservation is not None and stage.reservations[reservation.kind] is None:
@@ -199,8 +201,10 @@ class JobPrioritised(Change, frozen=True, tag="job prioritised"):
     def _set(self, p: Partition, priority: int) -> None:
         job = p.jobs[self.job]
         job.priority = priority
-        for stage in job.stages:
-            lane = p.lane_of(stage)
+        lanes = [p.lane_of(stage) for stage in job.stages]
+        if job.whole:
+            lanes.append(p.lane_of(job.stages[0], whole=True))
+        for lane in lanes:
             if lane is not None:
                 lane.resort()
         p.touched.jobs.add(self.job)
@@ -252,9 +256,15 @@ def take(p: Partition, stage: Stage, kind: int, block: tuple[int, ...]) -> Reser
         return None
     stage.set_pending(kind, None)
     reservation = stage.reservations[kind]
-    if reservation is not None:
-        p.drop_reservation(reservation)
+    if reservation is None or (reservation.whole and _still_asks(reservation)):
+        return None
+    p.drop_reservation(reservation)
     return reservation
+
+
+def _still_asks(whole: Reservation) -> bool:
+    """Whether some stage of a job still wants something of the reservation that all of them share."""
+    return any(stage.pending[whole.kind] is not None for stage in whole.stages)
 
 
 def give_back(p: Partition, stage: Stage, kind: int, block: tuple[int, ...], reservation: Reservation | None) -> None:
@@ -262,6 +272,11 @@ def give_back(p: Partition, stage: Stage, kind: int, block: tuple[int, ...], res
     grow(stage, kind, block)
     if reservation is not None:
         p.add_reservation(reservation)
+
+
+def dropped(before: Reservations, now: Reservations) -> int:
+    """How many reservations of a stage there are no longer."""
+    return sum(1 for was, each in zip(before, now, strict=True) if was is not None and each is None)
 
 
 def follow(p: Partition, job: Job) -> None:
@@ -289,7 +304,7 @@ def _shrink(p: Partition, stage: Stage, count: int) -> None:
         if not wanted:
             stage.set_pending(kind, None)
             reservation = stage.reservations[kind]
-            if reservation is not None:
+            if reservation is not None and not (reservation.whole and _still_asks(reservation)):
                 p.drop_reservation(reservation)
     if stage.ended is not None:
         for ranges in stage.ended.values():

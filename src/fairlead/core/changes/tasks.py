@@ -57,8 +57,9 @@ class Placed(Change, frozen=True, tag="placed"):
     attempt: int
     first: int
     parts: tuple[Part, ...]
-    together: bool = False
-    """Whether they are a gang: until all are acknowledged, one that fails takes the others back with it."""
+    group: int = 0
+    """Of a gang, the number of its first allocation: until all are acknowledged, one that fails takes the others back
+    with it. A whole job is one gang, with a placement for each of its stages."""
 
     def apply(self, p: Partition) -> tuple[Any, ...]:
         job = p.jobs[self.job]
@@ -83,7 +84,7 @@ class Placed(Change, frozen=True, tag="placed"):
                     p.now if managed else None,
                     "",
                     self.kind,
-                    self.first if self.together else 0,
+                    self.group,
                 )
             )
             number += 1
@@ -205,13 +206,11 @@ class Ended(Change, frozen=True, tag="ended"):
     launch_failed: bool = False
     reason: str = ""
     exit_code: int | None = None
-    regroup: bool = False
-    """Whether the stage comes back as it first came: its members have to start together once more."""
 
-    def apply(self, p: Partition) -> tuple[Allocation, dict[int, History | None], JobState, bool, Micros | None]:
+    def apply(self, p: Partition) -> tuple[Allocation, dict[int, History | None], JobState, Micros | None]:
         before = p.allocations[self.allocation]
         stage = before.stage
-        kept = (stage.job.state, stage.started, stage.short_since)
+        kept = (stage.job.state, stage.short_since)
         TASK.check(before.state, self.outcome)
         if self.again != NOT_AGAIN and self.outcome != "pending":
             TASK.check(self.outcome, "pending")
@@ -226,18 +225,14 @@ class Ended(Change, frozen=True, tag="ended"):
             grow(stage, self.again, known)
         elif known:
             _end(stage, self.outcome, known)
-        if self.regroup:
-            stage.started = False
         p.look_short(stage)
         _return_job(stage)
         return (before, past, *kept)
 
-    def undo(
-        self, p: Partition, kept: tuple[Allocation, dict[int, History | None], JobState, bool, Micros | None]
-    ) -> None:
-        before, past, state, started, short_since = kept
+    def undo(self, p: Partition, kept: tuple[Allocation, dict[int, History | None], JobState, Micros | None]) -> None:
+        before, past, state, short_since = kept
         stage = before.stage
-        stage.job.state, stage.started = state, started
+        stage.job.state = state
         p.mark_short(stage, short_since)
         known = _below(self.indices, stage.count)
         if known and self.again != NOT_AGAIN:
@@ -297,35 +292,6 @@ class PendingEnded(Change, frozen=True, tag="pending ended"):
         stage = p.jobs[self.job].stages[self.stage]
         dropped, short_since = kept
         _unend(stage, self.outcome, self.indices)
-        give_back(p, stage, self.kind, self.indices, dropped)
-        p.mark_short(stage, short_since)
-
-
-class Requeued(Change, frozen=True, tag="requeued"):
-    """Pending tasks are wanted as another kind: a stage that is taken back whole asks for everything as new."""
-
-    job: str
-    stage: int
-    kind: int
-    into: int
-    indices: tuple[int, ...]
-
-    def apply(self, p: Partition) -> tuple[Reservation | None, bool, Micros | None]:
-        stage = p.jobs[self.job].stages[self.stage]
-        started, short_since = stage.started, stage.short_since
-        dropped = take(p, stage, self.kind, self.indices)
-        grow(stage, self.into, self.indices)
-        if self.into == NEW:
-            stage.started = False
-        p.look_short(stage)
-        p.wake()
-        p.touched.jobs.add(self.job)
-        return dropped, started, short_since
-
-    def undo(self, p: Partition, kept: tuple[Reservation | None, bool, Micros | None]) -> None:
-        stage = p.jobs[self.job].stages[self.stage]
-        dropped, stage.started, short_since = kept
-        _ungrow(stage, self.into, self.indices)
         give_back(p, stage, self.kind, self.indices, dropped)
         p.mark_short(stage, short_since)
 
@@ -458,4 +424,4 @@ def _ungrow(stage: Stage, kind: int, block: tuple[int, ...]) -> None:
         stage.set_pending(kind, None)
 
 
-CHANGES: tuple[type[Any], ...] = (Placed, SinglesPlaced, Acknowledged, Stopped, Ended, PendingEnded, Requeued, Revived)
+CHANGES: tuple[type[Any], ...] = (Placed, SinglesPlaced, Acknowledged, Stopped, Ended, PendingEnded, Revived)

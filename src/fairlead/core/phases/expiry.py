@@ -88,13 +88,14 @@ def _short_until(p: Partition, since: Micros) -> Micros:
 
 
 def _give_up_short_stages(plan: Plan) -> None:
-    """A stage that had too few workers for too long is taken back whole, and asks again with its old age."""
+    """A stage that had too few workers for too long is taken back with its gang, and asks again with its old age."""
     p = plan.partition
     if not p.reign.ready:
         return
     late = [key for key, since in p.short.items() if _short_until(p, since) <= plan.now]
     for job_id, position in sorted(late, key=lambda key: (p.jobs[key[0]].number, key[1])):
-        restart(plan, p.jobs[job_id].stages[position])
+        if (job_id, position) in p.short:  # else it was taken back with another stage of its job
+            restart(plan, p.jobs[job_id].stages[position])
 
 
 def _forget_jobs(plan: Plan) -> None:

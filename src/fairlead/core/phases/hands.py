@@ -45,7 +45,12 @@ class Hands:
         # The only task of a stage, asked for the first time, under no limit that would have to be looked at.
         if stage.count != 1 or stage.started or reservation.kind != NEW or stage.history or stage.floor:
             return False
-        if stage.job.manager or self.plan.partition.stopped or not self._is_unlimited(stage.job.accounts):
+        if (
+            reservation.whole
+            or stage.job.manager
+            or self.plan.partition.stopped
+            or not self._is_unlimited(stage.job.accounts)
+        ):
             return False
         hand = self._hands.get(lane)
         if hand is None:
@@ -76,10 +81,11 @@ class Hands:
         return known
 
     def _take(self, lane: Lane) -> Hand | None:
-        join = self.index.take(lane.shape)
+        (shape,) = lane.shapes
+        join = self.index.take(shape)
         if join is None:
             return None
-        fitting, devices = self.index.room_on(join, lane.shape, lane.size + 1)
+        fitting, devices = self.index.room_on(join, shape, lane.size + 1)
         if fitting > lane.size:
             self.index.put_back((join,))
             return None

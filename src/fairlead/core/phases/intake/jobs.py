@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 import msgspec
 
@@ -21,7 +22,8 @@ from fairlead.core.commands import (
 from fairlead.core.config import leaves_text
 from fairlead.core.documents import MAX_PRIORITY, MAX_TASKS
 from fairlead.core.errors import Refused
-from fairlead.core.model import NEW, SCALE, Job, JobSpec, Queue, Reservation, Stage, StageSpec
+from fairlead.core.lanes import lane_key
+from fairlead.core.model import NEW, REPLACE, SCALE, Job, JobSpec, Queue, Reservation, Stage, StageSpec
 from fairlead.core.outcomes import (
     ask,
     ask_for_job,
@@ -44,8 +46,6 @@ def submit(plan: Plan, command: Submit) -> Accepted:
     spec = command.spec
     if not command.operator and command.user and spec.user != command.user:
         raise Refused("user", f"{command.user} cannot submit as {spec.user}; leave the field out", "forbidden")
-    if spec.gang == "job":
-        raise Refused("gang", "job is not built yet: each stage starts together for itself; write stage", "unsupported")
     # Groups decide limits and access: they are what the caller was found to belong to, not what a document says.
     if not command.operator:
         spec = msgspec.structs.replace(spec, groups=command.groups)
@@ -204,19 +204,20 @@ def bring_to_front(plan: Plan, command: BringToFront) -> Accepted:
     stage = find_stage(find_job(p, command.job), command.stage)
     reservations = _reservations(stage)
     for reservation in reservations:
-        lane = p.lane_of(stage)
+        lane = p.lane_of(stage, reservation.whole)
         head = lane.head() if lane is not None else None
         if head is not None:
             plan.do(
                 Asked(
                     stage.job.id,
-                    stage.position,
+                    reservation.stage.position,
                     reservation.kind,
                     asked=reservation.asked,
                     waiting_since=reservation.waiting_since,
                     seq=reservation.seq,
                     round=head.round,
                     front=p.counters.front,
+                    whole=reservation.whole,
                 )
             )
     return Accepted(note="" if reservations else "no change")
@@ -226,11 +227,19 @@ def cancel(plan: Plan, command: CancelReservation) -> Accepted:
     job = find_job(plan.partition, command.job)
     need_owner(command, job, "cancel a reservation of")
     stage = find_stage(job, command.stage)
-    if not stage.waiting():
+    if not any(each.waiting() for each in (job.stages if stage.whole(NEW) else (stage,))):
         return Accepted(note="no change")
-    end_pending(plan, stage, "killed")
+    _withdraw(plan, stage)
     settle(plan, job)
     return Accepted()
+
+
+def _withdraw(plan: Plan, stage: Stage, kinds: Iterable[int] = (REPLACE, SCALE, NEW)) -> None:
+    """Give up what waits. A job that has yet to start whole never can without some of it: it is over."""
+    if stage.whole(NEW):
+        finish(plan, stage.job, "killed", "all its tasks were withdrawn")
+    else:
+        end_pending(plan, stage, "killed", kinds)
 
 
 def reset_lane(plan: Plan, command: ResetLane) -> Accepted:
@@ -248,11 +257,11 @@ def reset_lane(plan: Plan, command: ResetLane) -> Accepted:
         reservation
         for stage in job.stages
         for reservation in _reservations(stage)
-        if job.queue is queue and (lane := p.lane_of(stage)) is not None and lane.head() is reservation
+        if reservation.stage is stage and job.queue is queue and p.lanes[lane_key(reservation)].head() is reservation
     ]
     for reservation in heads:
         if command.cancel:
-            end_pending(plan, reservation.stage, "killed", (reservation.kind,))
+            _withdraw(plan, reservation.stage, (reservation.kind,))
         else:
             to_tail(plan, reservation.stage, reservation.kind)
     settle(plan, job)

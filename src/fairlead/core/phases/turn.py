@@ -1,0 +1,178 @@
+"""One turn: what a reservation gets, a gang whole or not at all, or why it gets nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fairlead.core.changes import Began, Part, Placed
+from fairlead.core.explain import most_ever, never_whole
+from fairlead.core.model import NEW, SCALE, Job, Reservation, Stage
+from fairlead.core.nodeindex import Choice
+from fairlead.core.phases.topology import gather
+from fairlead.core.plan import Plan
+from fairlead.core.policy.limits import allowed, may_run, tasks_allowed
+from fairlead.core.ranges import split
+from fairlead.core.reasons import NeverFits, NoRoom, NotActive, OverLimit, Reason, StillStopping
+from fairlead.core.resources import CPU, GPU, MEMORY, Vector, add, scale
+from fairlead.core.state import Partition
+
+
+def blocks_all(reservation: Reservation, reason: Reason) -> bool:
+    """Whether what keeps this one back keeps back its whole lane: equal tasks of the same queue."""
+    if isinstance(reason, OverLimit):
+        shared = (level.account.name for level in reservation.stage.job.queue.line())
+        return together_of(reservation) == 1 and reason.account in shared
+    if isinstance(reason, NeverFits):
+        return reason.most == 0 and not reservation.whole
+    return isinstance(reason, NotActive)
+
+
+def take_turn(plan: Plan, reservation: Reservation, together: int, most: int) -> tuple[int, Reason | None]:
+    """One gang, or single tasks up to a number. Returns how many were placed, and why no more could be."""
+    if reservation.whole:
+        return _start_whole(plan, reservation, together)
+    stage, kind = reservation.stage, reservation.kind
+    wanted = stage.pending[kind]
+    p, job = plan.partition, stage.job
+    if wanted is None or len(wanted) < together or (stage.live and _still_stopping(reservation)):
+        return 0, StillStopping()
+    reason = _admit(p, job)
+    if reason is not None:
+        return 0, reason
+    most = together if together > 1 else min(most, len(wanted))
+    limited = [(each.name, each.limit, each.used) for each in job.accounts if each.limit is not None]
+    if limited:
+        reason = allowed(limited, scale(stage.shape.resources, together))
+        if reason is not None:
+            return 0, reason
+        most = tasks_allowed(limited, stage.shape.resources, most)
+    placed = _place(plan, stage, kind, together, most, p.counters.allocation if together > 1 else 0)
+    return (0, _no_room(p, reservation, together, placed)) if placed < together else (placed, None)
+
+
+def _start_whole(plan: Plan, reservation: Reservation, together: int) -> tuple[int, Reason | None]:
+    """What a job needs of every stage, at once or not at all. Returns how many tasks were placed, or why none was."""
+    p = plan.partition
+    job = reservation.stage.job
+    needs = _needs(job)
+    if any(len(stage.wanted(NEW)) < needed for stage, needed in needs) or _still_stopping(reservation):
+        return 0, StillStopping()
+    reason = _admit(p, job) or _over_limit(job, needs)
+    if reason is not None:
+        return 0, reason
+    mark, room = plan.mark(), p.room
+    group = p.counters.allocation if together > 1 else 0
+    tried: list[tuple[str, int, int]] = []
+    for stage, needed in needs:
+        placed = _place(plan, stage, NEW, needed, needed, group)
+        tried.append((stage.name, needed, placed))
+        if placed < needed:
+            plan.rollback(mark)
+            p.room = room  # what is free again was only tried: nobody else need look
+            p.index.refresh()
+            found = sum(placed for _, _, placed in tried)
+            return 0, never_whole(p, needs) or NoRoom(together, found, stages=tuple(tried))
+    plan.do(Began(job.id))
+    return together, None
+
+
+def _needs(job: Job) -> list[tuple[Stage, int]]:
+    """How much of each stage has to start, those first that are the hardest to find room for.
+
+    Small tasks that may go anywhere would otherwise stand where alone the large and choosy ones fit.
+    """
+
+    def ease(stage: Stage) -> tuple[int, ...]:
+        key = stage.shape.key
+        asked = dict(key.resources)
+        choosy = len(key.selectors) + bool(key.pool)
+        return (-asked.get(GPU, 0), -choosy, -asked.get(CPU, 0), -asked.get(MEMORY, 0), stage.position)
+
+    return [(stage, stage.needed) for stage in sorted(job.stages, key=ease) if stage.needed]
+
+
+def _over_limit(job: Job, needs: list[tuple[Stage, int]]) -> OverLimit | None:
+    """A limit that all of it together would exceed."""
+    asked: Vector = {}
+    for stage, needed in needs:
+        add(asked, stage.shape.resources, needed)
+    return allowed(((each.name, each.limit, each.used) for each in job.accounts), asked)
+
+
+def _still_stopping(reservation: Reservation) -> bool:
+    """Whether members of the same gang have yet to come back."""
+    if reservation.whole:
+        return any(each.cause == "gang" for stage in reservation.stages for each in (stage.live or {}).values())
+    stage = reservation.stage
+    if stage.started and reservation.kind != SCALE:
+        return False
+    return any(each.cause == "gang" for each in (stage.live or {}).values())
+
+
+def together_of(reservation: Reservation) -> int:
+    """How many tasks have to start at once."""
+    if reservation.whole:
+        return sum(stage.needed for stage in reservation.stages)
+    stage = reservation.stage
+    if stage.count == 1:
+        return 1
+    if reservation.kind == NEW:
+        return 1 if stage.started else max(1, stage.needed)
+    if reservation.kind == SCALE and stage.terms.scaling == "strict" and not stage.terms.min:
+        return reservation.count
+    return 1
+
+
+def _admit(p: Partition, job: Job) -> Reason | None:
+    """Whether the job may start, or go on, at all."""
+    if p.stopped:
+        for queue in job.queue.line():
+            if queue.state == "stopped":
+                return NotActive(queue.path)
+    if job.allocations:
+        return None
+    bounded = [(each.name, each.max_jobs, each.running) for each in job.accounts if each.max_jobs is not None]
+    return may_run(bounded) if bounded else None
+
+
+def is_bounded(job: Job) -> bool:
+    return any(each.limit is not None or each.max_jobs is not None for each in job.accounts)
+
+
+def barred(p: Partition, reservation: Reservation) -> bool:
+    """Whether who had no room is not even allowed any more. Then it is passed over, and the next one's turn comes."""
+    stage = reservation.stage
+    limited = [(each.name, each.limit, each.used) for each in stage.job.accounts if each.limit is not None]
+    asked = scale(stage.shape.resources, together_of(reservation))
+    return _admit(p, stage.job) is not None or allowed(limited, asked) is not None
+
+
+def _place(plan: Plan, stage: Stage, kind: int, least: int, most: int, group: int) -> int:
+    """Place up to so many tasks, or none if fewer than the least found room. Returns how many found room."""
+    p, shape = plan.partition, stage.shape
+    away = p.index.withdraw({each.node: None for each in stage.live.values()}) if shape.key.apart and stage.live else []
+    if shape.key.near and (most > 1 or stage.live):
+        rows = [p.nodes.rows[each.node] for each in (stage.live or {}).values()]
+        home = {p.nodes.labels[row].get(shape.key.near, "") for row in rows}
+        chosen = gather(p.index, shape, most, p.counters.allocation, home)
+    else:
+        chosen = p.index.choose(shape, most, p.counters.allocation)
+    placed = sum([each.tasks for each in chosen])
+    if placed >= least:
+        block = stage.wanted(kind).first(placed)
+        attempt = stage.next_attempt(block) if stage.history else stage.floor + 1
+        parts = (Part(chosen[0].join, block, chosen[0].devices),) if len(chosen) == 1 else tuple(_parts(chosen, block))
+        plan.do(Placed(stage.job.id, stage.position, kind, attempt, p.counters.allocation, parts, group))
+    p.index.put_back([*away, *(each.join for each in chosen)])
+    return placed
+
+
+def _parts(chosen: list[Choice], block: tuple[int, ...]) -> Iterator[Part]:
+    for join, tasks, devices in chosen:
+        taken, block = split(block, tasks)
+        yield Part(join, taken, devices)
+
+
+def _no_room(p: Partition, reservation: Reservation, wanted: int, found: int) -> Reason:
+    most = most_ever(p, reservation.stage.shape, reservation.stage.job.manager, wanted)
+    return NeverFits(wanted, most) if most < wanted else NoRoom(wanted, found)

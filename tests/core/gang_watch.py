@@ -1,0 +1,128 @@
+"""Watches from the agents' side that gangs are launched whole or not at all: a stage, or all stages of a whole job.
+
+What it knows of a gang are messages: launches, stops, and what agents said. A gang that starts, or was taken back, has
+all that it needs launched in one cycle.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fairlead.core.commands import AnyCommand, Report
+from fairlead.core.cycle import Cycle
+from fairlead.core.effects import ForNode, Launch, Stop
+from fairlead.core.model import Stage
+from fairlead.core.ranges import indices
+from fairlead.core.state import Partition
+from fairlead.testing import World
+
+Unit = tuple[int, str]
+"""A job's number and the stage; no stage if the whole job is one gang."""
+
+
+class Gang:
+    """The launches with which a gang started."""
+
+    def __init__(self, members: dict[tuple[str, int], int]) -> None:
+        self.members = members
+        """(Stage, index) → the attempt."""
+        self.silent = dict(members) if len(members) > 1 else {}
+        """Those of which nothing was heard. A task that starts alone is no gang."""
+        self.taken_back = False
+
+    def told_to_stop(self, stop: Stop) -> None:
+        for index in indices(stop.indices):
+            if self.members.get((stop.stage, index)) == stop.attempt:
+                self.silent.pop((stop.stage, index), None)
+                self.taken_back |= stop.cause == "gang"
+
+    def heard_of(self, report: Report) -> None:
+        for index in indices(report.indices):
+            if self.silent.get((report.stage, index)) == report.attempt:
+                del self.silent[report.stage, index]
+
+
+class WatchedWorld(World):
+    """A world in which a gang that is launched in part fails the test."""
+
+    def __init__(self, *args: Any, **rest: Any) -> None:
+        self.gangs: dict[Unit, Gang] = {}
+        self.started: set[Unit] = set()
+        super().__init__(*args, **rest)
+        self._wrap_fleet()
+
+    def _wrap_fleet(self) -> None:
+        fleet = self.fleets["default"]
+        reports = fleet.reports
+
+        def heard(now: int) -> list[AnyCommand]:
+            commands = reports(now)
+            self._hear(commands)
+            return commands
+
+        fleet.reports = heard  # type: ignore[method-assign]
+
+    def _open(self) -> None:
+        super()._open()
+        # What left before a crash may have been delivered without being seen here.
+        self.gangs.clear()
+        for writer in self.cluster.writers.values():
+            self._look(writer.partition)
+
+    def _send(self, where: str, command: AnyCommand) -> None:
+        super()._send(where, command)
+        self._hear([command])
+
+    def _deliver(self, name: str, done: Cycle) -> None:
+        super()._deliver(name, done)
+        p = self.cluster.writers[name].partition
+        messages = [effect for effect in done.effects if isinstance(effect, ForNode)]
+        units = {job.number: job.whole for job in p.jobs.values()}
+        for stop in (stop for message in messages for stop in message.stops):
+            gang = self.gangs.get((stop.number, "" if units.get(stop.number) else stop.stage))
+            if gang is not None:
+                gang.told_to_stop(stop)
+        launches: dict[Unit, list[Launch]] = {}
+        for launch in (launch for message in messages for launch in message.launches):
+            unit = (launch.number, "" if units[launch.number] else launch.stage)
+            launches.setdefault(unit, []).append(launch)
+        for unit, launched in launches.items():
+            self._check(p, unit, launched)
+        self._look(p)
+
+    def _check(self, p: Partition, unit: Unit, launched: list[Launch]) -> None:
+        attempts = {(each.stage, index): each.attempt for each in launched for index in indices(each.indices)}
+        gang = self.gangs.get(unit)
+        again = gang is not None and (gang.taken_back or any(member in gang.silent for member in attempts))
+        if unit in self.started and not again:
+            return
+        members: dict[tuple[str, int], int] = {}
+        for stage in _stages(p, unit):
+            found = sorted(index for name, index in attempts if name == stage.name)
+            what = f"{len(found)} of {stage.needed} {stage.name} of job {stage.job.id}"
+            assert len(found) >= stage.needed, f"{what} are launched"
+            # Those beyond what is needed came one by one, in the same cycle.
+            members |= {(stage.name, index): attempts[stage.name, index] for index in found[: stage.needed]}
+        self.gangs[unit] = Gang(members)
+
+    def _look(self, p: Partition) -> None:
+        """Who has started by now."""
+        self.started = {
+            (job.number, "" if job.whole else stage.name)
+            for job in p.jobs.values()
+            for stage in job.stages
+            if stage.started
+        }
+
+    def _hear(self, commands: list[AnyCommand]) -> None:
+        for command in commands:
+            if isinstance(command, Report) and command.state in ("running", "succeeded", "failed"):
+                for (number, stage), gang in self.gangs.items():
+                    if command.number in (0, number) and stage in ("", command.stage):
+                        gang.heard_of(command)
+
+
+def _stages(p: Partition, unit: Unit) -> list[Stage]:
+    number, name = unit
+    job = next(job for job in p.jobs.values() if job.number == number)
+    return [stage for stage in job.stages if name in ("", stage.name)]

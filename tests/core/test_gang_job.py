@@ -1,0 +1,667 @@
+"""`gang: job`: all stages of a job start together or not at all. Every story is told twice, once with a restart after
+each cycle, which must change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fairlead.core.reasons import AfterUnmet, NeverFits, NoRoom, OverLimit, StillStopping
+from fairlead.testing import World
+from tests.core.gang_watch import WatchedWorld
+
+
+class Restarted(WatchedWorld):
+    """Every cycle that writes something is the last of its writer."""
+
+    def cycle(self) -> None:
+        before = self.cluster.writers["default"].seq
+        super().cycle()
+        if self.cluster.writers["default"].seq != before:
+            self.restart()
+
+
+MakeWorld = Callable[..., World]
+
+
+@pytest.fixture(params=[WatchedWorld, Restarted], ids=["", "restarted"])
+def make(request: pytest.FixtureRequest) -> MakeWorld:
+    """A world with some equal nodes."""
+
+    def make(nodes: int = 2, cpu: int = 4, **config: Any) -> World:
+        w: World = request.param(config)
+        w.nodes(nodes, cpu=cpu)
+        w.cycle()
+        return w
+
+    return make
+
+
+def stage(name: str, count: int, cpu: float = 1, **rest: Any) -> dict[str, Any]:
+    return {"name": name, "count": count, "resources": {"cpu": cpu}, **rest}
+
+
+def whole(w: World, *stages: dict[str, Any], name: str = "job", **rest: Any) -> str:
+    return w.submit(name=name, stages=stages, gang="job", **rest)
+
+
+def states(w: World, job: str) -> dict[str, str]:
+    """Of each stage the states of its tasks, by their first letters."""
+    found = w.partition().jobs[job].stages
+    return {each.name: "".join(w.task(job, each.name, index).state[0] for index in range(each.count)) for each in found}
+
+
+def lanes(w: World) -> dict[str, list[str]]:
+    """Who stands in which lane."""
+    return {shape: [f"{each.job}/{each.stage}" for each in lane] for (_, shape), lane in w.lanes().items()}
+
+
+def answer(w: World) -> str:
+    return str(w.answers()[-1])
+
+
+# -- starting ----------------------------------------------------------------------------------------------------
+
+
+def test_all_stages_start_at_once(make: MakeWorld) -> None:
+    w = make(nodes=2, cpu=4)
+    job = whole(w, stage("a", 4), stage("b", 2, cpu=2))
+    w.cycle()
+    assert states(w, job) == {"a": "aaaa", "b": "aa"}
+    assert {each.group for each in w.partition().allocations.values()} == {1}
+    w.cycle()
+    assert states(w, job) == {"a": "rrrr", "b": "rr"}
+    assert w.job(job).state == "running" and not w.lanes()
+
+
+def test_all_stages_wait_until_there_is_room_for_all(make: MakeWorld) -> None:
+    w = make(nodes=2, cpu=4)
+    other = w.submit(name="other", stages=[stage("w", 3)])
+    w.cycle()
+    job = whole(w, stage("a", 4), stage("b", 2, cpu=2))
+    for _ in range(3):
+        w.cycle()
+        assert states(w, job) == {"a": "pppp", "b": "pp"}
+    assert w.usage("root.default") == {"cpu": 3}
+    w.finish(other)
+    w.cycle()
+    assert states(w, job) == {"a": "aaaa", "b": "aa"}
+
+
+@pytest.mark.parametrize("order", [("fits", "lacks"), ("lacks", "fits")])
+def test_a_stage_that_fits_does_not_start_without_one_that_does_not(make: MakeWorld, order: tuple[str, str]) -> None:
+    w = make(nodes=2, cpu=4)
+    w.node("gpu", cpu=4, gpu=1)
+    w.submit(name="other", stages=[{"name": "w", "resources": {"gpu": 1}}])
+    w.cycle()
+    documents = {"fits": stage("fits", 8), "lacks": {"name": "lacks", "resources": {"gpu": 1}}}
+    job = whole(w, *(documents[name] for name in order))
+    beside = w.submit(name="beside", stages=[stage("w", 2, cpu=4)])  # it waits for nothing of the first
+    w.cycle()
+    assert not w.placements(job)
+    assert len(w.placements(beside)) == 2
+    said = {each.stage: str(each.reason) for each in w.explain(job)}
+    assert said == dict.fromkeys(order, "room for 0 of 1 lacks (nodes: 3 missing gpu)")
+
+
+def test_a_reason_says_what_each_stage_found(make: MakeWorld) -> None:
+    w = make(nodes=2, cpu=4)
+    w.submit(name="other", stages=[stage("w", 2)])
+    w.cycle()
+    job = whole(w, stage("small", 4), stage("large", 2, cpu=2))
+    w.cycle()
+    reason = w.explain(job)[0].reason
+    assert isinstance(reason, NoRoom)
+    assert str(reason).startswith("room for 2 of 2 large, 2 of 4 small (nodes:")
+    assert (reason.wanted, reason.room) == (6, 4)
+
+
+def test_the_minimum_of_each_stage_starts_together_and_the_rest_as_room_comes(make: MakeWorld) -> None:
+    w = make(nodes=1, cpu=4)
+    job = whole(w, stage("a", 4, min=2), stage("b", 3, min=1))
+    w.cycle()
+    assert states(w, job) == {"a": "aaap", "b": "app"}
+    w.cycle()
+    assert states(w, job) == {"a": "rrrp", "b": "rpp"}
+    assert lanes(w) == {"cpu=1": ["job/a", "job/b"]}
+    w.node("n1", cpu=4)
+    w.advance(1)
+    w.cycle()
+    assert states(w, job) == {"a": "rrrr", "b": "rrr"}
+
+
+def test_the_rest_keeps_the_age_of_the_whole(make: MakeWorld) -> None:
+    w = make(nodes=1, cpu=2)
+    filler = w.submit(name="filler", stages=[stage("w", 2)])
+    w.cycle()
+    job = whole(w, stage("a", 2, min=1), stage("b", 1))
+    w.advance(10)
+    late = w.submit(name="late", stages=[stage("w", 1)])
+    w.advance(10)
+    w.finish(filler)
+    w.cycle()
+    assert w.lanes()["root.default", "cpu=1"][0].job == job
+    assert [each.waiting_since for each in w.lanes()["root.default", "cpu=1"]] == [0, 10]
+    w.finish(job, "b")
+    w.cycle()
+    assert (states(w, job)["a"], w.placements(late)) == ("ra", {})
+
+
+def test_those_that_are_hard_to_place_go_first(make: MakeWorld) -> None:
+    w = World()
+    w.node("a", cpu=2, labels={"zone": "a"})
+    w.node("b", cpu=4)
+    w.node("c", cpu=8, gpu=1)
+    job = whole(w, stage("small", 4), stage("zone", 2, selectors={"zone": "a"}), stage("large", 1, cpu=4))
+    w.cycle()
+    assert len(w.placements(job)) == 7
+
+
+def test_a_whole_job_is_not_cut_for_max_placed(make: MakeWorld) -> None:
+    w = make(nodes=2, cpu=8, max_placed=4)
+    first = w.submit(name="first", stages=[stage("w", 2)])
+    job = whole(w, stage("a", 3), stage("b", 4))
+    w.cycle()
+    assert (len(w.placements(first)), w.placements(job)) == (2, {})
+    w.cycle()
+    assert len(w.placements(job)) == 7
+
+
+def test_one_stage_alone_is_an_ordinary_gang(make: MakeWorld) -> None:
+    w = make(nodes=1, cpu=4)
+    one = whole(w, stage("a", 5), name="one")
+    w.cycle()
+    assert lanes(w) == {"cpu=1": ["one/a"]}
+    assert w.explain(one)[0].reason == NeverFits(5, 4)
+
+
+def test_it_asks_when_what_it_comes_after_is_over(make: MakeWorld) -> None:
+    w = make(nodes=1, cpu=4)
+    first = w.submit(name="first", stages=[stage("w", 1, duration=10)])
+    job = whole(w, stage("a", 2), stage("b", 2), after=[first])
+    w.cycle()
+    assert not w.lanes()
+    assert [each.reason for each in w.explain(job)] == [AfterUnmet((first,))] * 2
+    w.advance(11)
+    assert len(w.placements(job)) == 4
+
+
+def test_what_ended_before_is_not_started_again(make: MakeWorld) -> None:
+    w = make(nodes=1, cpu=4)
+    job = whole(w, stage("a", 2, on_loss="restart"), stage("b", 2))
+    w.advance(0)
+    w.finish(job, "a")
+    w.finish(job, "b", 1)
+    w.cycle()
+    w.fail_node("n0")
+    w.advance(0)
+    w.return_node("n0")
+    w.advance(1)
+    w.cycle()
+    assert states(w, job) == {"a": "ss", "b": "rs"}
+
+
+# -- limits, and what can never be -------------------------------------------------------------------------------
+
+
+def test_limits_are_for_the_sum_of_all_stages(make: MakeWorld) -> None:
+    w = make(nodes=2, cpu=8)
+    w.queue("root.a", limit={"cpu": 7})
+    job = whole(w, stage("a", 4), stage("b", 2, cpu=2), queue="root.a")
+    beside = w.submit(name="beside", queue="root.a", stages=[stage("w", 7)])
+    w.cycle()
+    assert states(w, job) == {"a": "pppp", "b": "pp"}
+    assert [each.reason for each in w.explain(job)] == [OverLimit("queue root.a", "cpu", 7000, 0, 8000)] * 2
+    assert len(w.placements(beside)) == 7
+    w.queue("root.a", limit={"cpu": 15})
+    w.cycle()
+    assert len(w.placements(job)) == 6
+
+
+NEVER: dict[str, tuple[list[dict[str, Any]], str]] = {
+    "one stage": (
+        [stage("a", 1), stage("b", 1, cpu=5)],
+        "never fits: all nodes and pools together take 0 of 1 b",
+    ),
+    "stages of one shape": (
+        [stage("a", 1), stage("b", 3, cpu=3), stage("c", 2, cpu=3)],
+        "never fits: all nodes and pools together take 2 of 5 b and c",
+    ),
+    "two stages": (
+        [stage("a", 9), stage("b", 1, cpu=5), stage("c", 1)],
+        "never fits: all nodes and pools together take 0 of 1 b, 8 of 10 a and c",
+    ),
+    "all stages together": (
+        [stage("a", 5), stage("b", 2, cpu=2)],
+        "never fits: all stages together ask for more cpu than all nodes and pools have",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NEVER)
+def test_what_can_never_start_whole_is_passed_over(make: MakeWorld, case: str) -> None:
+    stages, said = NEVER[case]
+    w = make(nodes=2, cpu=4)
+    job = whole(w, *stages)
+    small = whole(w, *({**each, "count": 1} for each in stages if each["resources"]["cpu"] < 5), name="small")
+    w.cycle()
+    assert not w.placements(job)
+    assert {str(each.reason) for each in w.explain(job)} == {said}
+    assert w.placements(small)
+    w.pool("large", node={"cpu": 8})
+    w.cycle()
+    assert {type(each.reason) for each in w.explain(job)} == {NoRoom}  # a pool without a bound could take it
+    w.nodes(4, prefix="m", cpu=8)
+    w.cycle()
+    assert len(w.placements(job)) == sum(each["count"] for each in stages)
+
+
+# -- lanes -------------------------------------------------------------------------------------------------------
+
+
+def test_a_lane_is_one_set_of_shapes(make: MakeWorld) -> None:
+    w = make(nodes=1, cpu=4)
+    filler = w.submit(name="filler", stages=[stage("w", 1)])
+    w.cycle()
+    first = whole(w, stage("a", 2), stage("b", 1, cpu=2), name="first")
+    second = whole(w, stage("x", 1, cpu=2), stage("y", 1), stage("z", 1), name="second")
+    whole(w, stage("a", 2), stage("b", 1, cpu=3), name="other")
+    whole(w, stage("a", 2), stage("b", 2), name="same")
+    w.submit(name="plain", stages=[stage("w", 4)])
+    w.cycle()
+    assert lanes(w) == {
+        "cpu=1": ["same/", "plain/w"],
+        "cpu=1 + cpu=2": ["first/", "second/"],
+        "cpu=1 + cpu=3": ["other/"],
+    }
+    assert [each.position for each in w.explain(second)] == [1, 1, 1]
+    assert w.lanes()["root.default", "cpu=1 + cpu=2"][0].count == 3
+    w.finish(filler)
+    w.cycle()
+    assert (len(w.placements(first)), w.placements(second)) == (3, {})
+    for name in ("first", "second", "other", "same", "plain"):
+        w.kill(name)
+    w.advance(0)
+    assert not w.partition().lanes
+
+
+def test_only_the_head_is_tried(make: MakeWorld) -> None:
+    w = make(nodes=1, cpu=4)
+    w.submit(name="filler", stages=[stage("w", 1)])
+    w.cycle()
+    whole(w, stage("a", 2), stage("b", 1, cpu=2), name="first")
+    second = whole(w, stage("a", 1), stage("b", 1, cpu=2), name="second")
+    w.cycle()
+    assert not w.placements(second)
+    w.kill("first")
+    w.cycle()
+    assert len(w.placements(second)) == 2
+
+
+@pytest.mark.parametrize("named", ["a", "b", "none"])
+def test_any_stage_stands_for_the_whole(make: MakeWorld, named: str) -> None:
+    w = make(nodes=1, cpu=4)
+    filler = w.submit(name="filler", stages=[stage("w", 1)])
+    w.cycle()
+    shapes = stage("a", 2), stage("b", 1, cpu=2), stage("none", 1)
+    for name in ("first", "second"):
+        whole(w, *shapes, name=name)
+        w.scale(name, "none", 0)
+    w.prioritise("second", named)
+    w.cycle()
+    assert lanes(w) == {"cpu=1 + cpu=2": ["second/", "first/"]}
+    w.reset_lane("root.default", "second")
+    w.cycle()
+    assert lanes(w) == {"cpu=1 + cpu=2": ["first/", "second/"]}
+    w.prioritise("first", named)
+    w.reset_lane("root.default", "first")  # the others are in a lower round now
+    w.set_priority("second", 5)
+    w.cycle()
+    assert lanes(w) == {"cpu=1 + cpu=2": ["second/", "first/"]}
+    w.finish(filler)
+    w.cycle()
+    assert (len(w.placements("second")), w.placements("first")) == (3, {})
+
+
+def test_priority_and_fair_order_hold_for_whole_jobs(make: MakeWorld) -> None:
+    w = make(nodes=1, cpu=4)
+    w.queue("root.a", order="fair")
+    for name in ("x", "y"):
+        whole(w, stage("a", 1), stage("b", 1, cpu=2), name=name, queue="root.a", priority=3)
+    w.cycle()
+    assert (len(w.placements("x")), len(w.placements("y"))) == (2, 0)
+    w.queue("root.a", order="priority")
+    whole(w, stage("a", 1), stage("b", 1, cpu=2), name="z", queue="root.a", priority=7)
+    w.cycle()
+    assert lanes(w) == {"cpu=1 + cpu=2": ["z/", "y/"]}
+
+
+def test_a_whole_job_that_was_tried_in_vain_wakes_nobody() -> None:
+    w = World()
+    w.nodes(2, cpu=4)
+    w.submit(name="filler", stages=[stage("w", 1)])
+    w.submit(name="beside", stages=[stage("w", 2, cpu=4)])
+    whole(w, stage("a", 4), stage("b", 1, cpu=4))
+    w.cycle()
+    p = w.partition()
+    assert {lane.slept for lane in p.lanes.values()} == {(p.room, p.nodes.version)}
+    assert w.cluster.writers["default"].turn([], w.now).plan.looked == set()
+
+
+# -- launches ----------------------------------------------------------------------------------------------------
+
+
+def test_a_refused_launch_takes_all_stages_back(make: MakeWorld) -> None:
+    w = make(nodes=2, cpu=4)
+    w.refuse_launches("n1")
+    job = whole(w, stage("a", 4), stage("b", 2, cpu=2))
+    other = whole(w, stage("a", 4), stage("b", 2, cpu=2), name="other")
+    w.advance(0)
+    w.cycle()
+    assert states(w, job) == {"a": "pppp", "b": "pp"}
+    assert (w.job(job).state, w.job(job).waiting_since) == ("pending", 0)
+    assert lanes(w) == {"cpu=1 + cpu=2": ["other/", "job/"]}
+    w.kill(other)
+    w.return_node("n1")
+    w.advance(5)
+    assert states(w, job) == {"a": "rrrr", "b": "rr"}
+    assert {w.task(job, name, 0).attempt for name in ("a", "b")} == {2}
+
+
+def test_a_silent_launch_takes_all_stages_back(make: MakeWorld) -> None:
+    w = make(nodes=3, cpu=4, launch_timeout="10s")
+    w.hold_acks("n1")
+    job = whole(w, stage("a", 1, cpu=4), stage("b", 1, cpu=4))
+    w.advance(9)
+    assert states(w, job) == {"a": "r", "b": "a"}
+    w.advance(2)
+    w.cycle()
+    assert states(w, job) == {"a": "r", "b": "r"}  # elsewhere, both of them
+    assert {w.task(job, name, 0).attempt for name in ("a", "b")} == {2}
+    assert set(w.placements(job).values()) == {"n0", "n2"}
+
+
+def test_a_node_lost_before_all_were_acknowledged_takes_all_stages_back(make: MakeWorld) -> None:
+    w = make(nodes=2, cpu=4)
+    w.hold_acks("n1")
+    job = whole(w, stage("a", 1, cpu=4), stage("b", 1, cpu=4))
+    w.cycle()
+    w.cycle()
+    assert states(w, job) == {"a": "r", "b": "a"}
+    w.fail_node("n0")  # the one that was acknowledged
+    w.advance(0)
+    assert states(w, job) == {"a": "p", "b": "p"}
+    assert w.job(job).waiting_since == 0
+
+
+def test_those_beyond_the_minimum_go_back_with_it(make: MakeWorld) -> None:
+    w = make(nodes=3, cpu=2)
+    w.hold_acks("n0")
+    job = whole(w, stage("a", 1, cpu=2), stage("b", 3, min=1))
+    for _ in range(3):
+        w.cycle()
+    assert states(w, job) == {"a": "a", "b": "rrr"}
+    w.fail_node("n0")
+    w.cycle()
+    assert states(w, job) == {"a": "p", "b": "sss"}
+    assert lanes(w) == {"cpu=1 + cpu=2": ["job/"]}
+    w.cycle()
+    assert states(w, job) == {"a": "a", "b": "aap"}
+    w.advance(1)
+    w.cycle()
+    assert states(w, job) == {"a": "r", "b": "rrp"}
+
+
+def test_a_task_that_failed_meanwhile_goes_back_with_the_others(make: MakeWorld) -> None:
+    w = make(nodes=2, cpu=4)
+    w.hold_acks("n0")
+    job = whole(w, stage("a", 2, cpu=2, tries=2), stage("b", 1, cpu=4))
+    w.cycle()
+    w.cycle()
+    assert states(w, job) == {"a": "rr", "b": "a"}
+    w.finish(job, "a", 0, exit_code=1)
+    w.remove_node("n0")
+    w.advance(0)
+    assert (states(w, job), lanes(w)) == ({"a": "pp", "b": "p"}, {"cpu=2 + cpu=4": ["job/"]})
+    w.node("n2", cpu=2)
+    w.advance(1)
+    assert states(w, job) == {"a": "pp", "b": "p"}
+    w.node("n3", cpu=4)
+    w.advance(1)
+    w.cycle()
+    assert states(w, job) == {"a": "rr", "b": "r"}
+    assert w.task(job, "a", 0).tries_used == 1
+
+
+def test_who_cannot_be_launched_fails_the_job(make: MakeWorld) -> None:
+    w = make(nodes=2, cpu=4, max_launch_tries=2)
+    w.refuse_launches("n1")
+    job = whole(w, stage("a", 1, cpu=4), stage("b", 1, cpu=4))
+    w.advance(60)
+    w.advance(60)
+    assert (w.job(job).state, w.partition().allocations) == ("failed", {})
+
+
+# -- losses ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("on_loss", "expected", "state"),
+    [
+        ("replace", {"a": "rr", "b": "rrpp"}, "running"),
+        ("restart", {"a": "pp", "b": "pppp"}, "pending"),
+        ("fail", {"a": "kk", "b": "kkll"}, "failed"),
+    ],
+)
+def test_a_lost_node(make: MakeWorld, on_loss: str, expected: dict[str, str], state: str) -> None:
+    w = make(nodes=3, cpu=3)
+    job = whole(w, stage("a", 2), stage("b", 4, cpu=1.5, on_loss=on_loss))
+    w.advance(0)
+    lost = w.placements(job)["b", 2]
+    assert [key for key, node in w.placements(job).items() if node == lost] == [("b", 2), ("b", 3)]
+    w.fail_node(lost)
+    w.advance(1)
+    assert (states(w, job), w.job(job).state) == (expected, state)
+    w.return_node(lost)
+    w.advance(1)
+    w.cycle()
+    assert on_loss == "fail" or states(w, job) == {"a": "rr", "b": "rrrr"}
+
+
+def test_a_restart_waits_until_all_stages_have_stopped(make: MakeWorld) -> None:
+    w = make(nodes=4, cpu=4, lease="20s", heartbeat="1s")
+    job = whole(w, stage("a", 1, cpu=4), stage("b", 1, cpu=4, on_loss="restart"))
+    w.advance(0)
+    w.silence(w.placements(job)["a", 0])
+    w.fail_node(w.placements(job)["b", 0])
+    w.advance(15)
+    assert states(w, job) == {"a": "s", "b": "p"}
+    assert w.explain(job)[0].reason == StillStopping()
+    w.advance(10)
+    assert states(w, job) == {"a": "r", "b": "r"}
+
+
+def test_a_stage_short_for_too_long_takes_the_whole_job_back(make: MakeWorld) -> None:
+    w = make(nodes=3, cpu=4, replace_within="5min")
+    job = whole(w, stage("a", 1, cpu=4), stage("b", 1, cpu=4), stage("c", 1, cpu=4))
+    w.advance(0)
+    for name in ("b", "c"):  # two of them at once
+        w.fail_node(w.placements(job)[name, 0])
+    w.advance(299)
+    assert states(w, job) == {"a": "r", "b": "p", "c": "p"}
+    assert lanes(w) == {"cpu=4": ["job/b", "job/c"]}
+    w.advance(2)
+    assert states(w, job) == {"a": "p", "b": "p", "c": "p"}
+    assert (w.job(job).waiting_since, lanes(w)) == (0, {"cpu=4": ["job/"]})
+    w.nodes(2, prefix="m", cpu=4)
+    w.advance(1)
+    w.cycle()
+    assert states(w, job) == {"a": "r", "b": "r", "c": "r"}
+
+
+def test_a_restart_takes_growth_and_what_was_left_along(make: MakeWorld) -> None:
+    w = make(nodes=1, cpu=4)
+    job = whole(w, stage("a", 3, min=1), stage("b", 2, on_loss="restart"))
+    w.advance(0)
+    w.cycle()
+    w.scale(job, "b", 4)
+    w.cycle()
+    w.cycle()
+    assert (states(w, job), lanes(w)) == ({"a": "rrp", "b": "rrpp"}, {"cpu=1": ["job/b", "job/a"]})
+    w.fail_node("n0")
+    w.advance(1)
+    assert (states(w, job), lanes(w)) == ({"a": "ppp", "b": "pppp"}, {"cpu=1": ["job/"]})
+    w.node("n1", cpu=4)  # one of the first stage and all four of the second are needed
+    w.cycle()
+    assert not w.placements(job)
+    w.node("n2", cpu=1)
+    w.cycle()
+    assert len(w.placements(job)) == 5
+
+
+def test_a_task_over_its_time_limit_comes_back_with_a_restart(make: MakeWorld) -> None:
+    w = make(nodes=3, cpu=1, lease="20s", heartbeat="1s")
+    job = whole(w, stage("a", 1, time_limit="10s", tries=2), stage("b", 1, on_loss="restart"))
+    w.advance(0)
+    w.silence(w.placements(job)["a", 0])
+    w.advance(11)
+    assert states(w, job) == {"a": "s", "b": "r"}  # told to stop, and not heard
+    w.fail_node(w.placements(job)["b", 0])
+    w.advance(1)
+    assert states(w, job) == {"a": "s", "b": "p"}
+    w.advance(20)
+    assert states(w, job) == {"a": "p", "b": "p"}
+    w.node("n9", cpu=1)
+    w.advance(1)
+    w.cycle()
+    assert states(w, job) == {"a": "r", "b": "r"}
+
+
+# -- scaling, cancelling, killing --------------------------------------------------------------------------------
+
+
+def test_scaling_before_the_start_replaces_the_whole_reservation(make: MakeWorld) -> None:
+    w = make(nodes=1, cpu=4)
+    w.submit(name="filler", stages=[stage("w", 4)])
+    w.cycle()
+    shapes = stage("a", 2), stage("b", 1, cpu=2)
+    for name in ("first", "second", "third"):
+        whole(w, *shapes, name=name)
+        w.advance(1)
+    w.scale("first", "b", 2)  # larger: a new place
+    w.scale("second", "a", 1)  # smaller: the old one
+    w.advance(1)
+    (lane,) = w.lanes().values()
+    assert [(each.job, each.count, each.asked, each.waiting_since) for each in lane] == [
+        ("second", 2, 1, 1),
+        ("third", 3, 2, 2),
+        ("first", 4, 3, 0),
+    ]
+
+
+def test_a_stage_scaled_to_nothing_needs_nothing(make: MakeWorld) -> None:
+    w = make(nodes=1, cpu=4)
+    job = whole(w, stage("a", 2), stage("b", 2, cpu=4))
+    w.scale(job, "b", 0)
+    w.cycle()
+    assert states(w, job) == {"a": "aa", "b": ""}
+    w.cycle()
+    w.scale(job, "b", 2)  # it has started: this is growth of that stage
+    w.node("n1", cpu=4)
+    w.cycle()
+    assert (states(w, job), lanes(w)) == ({"a": "rr", "b": "pp"}, {"cpu=4": ["job/b"]})
+    w.node("n2", cpu=4)
+    w.cycle()
+    assert states(w, job) == {"a": "rr", "b": "aa"}
+
+
+def test_all_stages_scaled_to_nothing_are_complete(make: MakeWorld) -> None:
+    w = make(nodes=1, cpu=1)
+    job = whole(w, stage("a", 2), stage("b", 2))
+    w.cycle()
+    w.scale(job, "a", 0)
+    w.scale(job, "b", 0)
+    w.cycle()
+    assert (w.job(job).state, w.lanes()) == ("succeeded", {})
+
+
+def test_growth_after_the_start_is_a_gang_of_its_stage(make: MakeWorld) -> None:
+    w = make(nodes=2, cpu=2)
+    job = whole(w, stage("a", 2), stage("b", 1))
+    w.advance(0)
+    w.scale(job, "b", 3)
+    w.cycle()
+    assert states(w, job) == {"a": "rr", "b": "rpp"}
+    w.node("bad", cpu=1)
+    w.refuse_launches("bad")
+    w.advance(0)
+    w.cycle()
+    assert states(w, job) == {"a": "rr", "b": "rpp"}  # the refusal took back what was added, and nothing else
+    w.node("n2", cpu=1)
+    w.advance(5)
+    w.cycle()
+    assert states(w, job) == {"a": "rr", "b": "rrr"}
+
+
+@pytest.mark.parametrize("named", ["a", "b", "none"])
+@pytest.mark.parametrize("how", ["cancel", "reset", "before its turn"])
+def test_cancelling_before_the_start_ends_the_job(make: MakeWorld, named: str, how: str) -> None:
+    w = make(nodes=1, cpu=1)
+    first = w.submit(name="first", stages=[stage("w", 1)])
+    job = whole(w, stage("a", 1), stage("b", 2), stage("none", 1), after=[first] if how == "before its turn" else [])
+    w.scale(job, "none", 0)
+    w.cycle()
+    if how == "reset":
+        w.reset_lane("root.default", job, cancel=True)
+    else:
+        w.cancel(job, named)
+    w.cycle()
+    assert (w.job(job).state, w.job(job).reason) == ("killed", "all its tasks were withdrawn")
+    assert (states(w, job), w.lanes()) == ({"a": "k", "b": "kk", "none": ""}, {})
+
+
+def test_cancelling_while_others_of_the_job_still_stop_ends_it_too(make: MakeWorld) -> None:
+    w = make(nodes=2, cpu=4)
+    job = whole(w, stage("a", 1, cpu=4), stage("b", 1, cpu=4, on_loss="restart"))
+    w.advance(0)
+    w.silence("n0")
+    w.fail_node("n1")
+    w.cycle()
+    assert states(w, job) == {"a": "s", "b": "p"}
+    w.cancel(job, "a")
+    w.advance(300)
+    assert (w.job(job).state, states(w, job)) == ("killed", {"a": "k", "b": "k"})
+
+
+def test_cancelling_after_the_start_gives_up_the_rest_of_that_stage(make: MakeWorld) -> None:
+    w = make(nodes=1, cpu=2)
+    job = whole(w, stage("a", 3, min=1), stage("b", 3, min=1))
+    w.advance(0)
+    w.cycle()
+    w.cancel(job, "a")
+    w.cycle()
+    assert (states(w, job), lanes(w)) == ({"a": "rkk", "b": "rpp"}, {"cpu=1": ["job/b"]})
+
+
+def test_killing_before_and_after_the_start(make: MakeWorld) -> None:
+    w = make(nodes=1, cpu=4)
+    one = whole(w, stage("a", 2), stage("b", 1, cpu=2), name="one")
+    two = whole(w, stage("a", 2), stage("b", 1, cpu=2), name="two")
+    w.advance(0)
+    w.kill(one)
+    w.kill(two)
+    w.advance(0)
+    assert (w.job(one).state, w.job(two).state, w.lanes()) == ("killed", "killed", {})
+    assert not w.partition().allocations
+
+
+def test_a_resource_manager_cannot_ask_for_it() -> None:
+    w = World()
+    w.rm("k8s").register()
+    w.rm("k8s").update(jobs=[{"job": "app", "gang": "job"}])
+    w.cycle()
+    (rejected,) = [each for each in w.rm("k8s").events() if each.what == "rejected"]
+    assert rejected.reason.startswith("job[0].gang: a manager's job has no such key")
