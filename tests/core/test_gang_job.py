@@ -124,8 +124,8 @@ def test_the_minimum_of_each_stage_starts_together_and_the_rest_as_room_comes(ma
     job = whole(w, stage("a", 4, min=2), stage("b", 3, min=1))
     w.cycle()
     assert states(w, job) == {"a": "aaap", "b": "app"}
-    w.cycle()
-    assert states(w, job) == {"a": "rrrp", "b": "rpp"}
+    first, rest = sorted({each.group for each in w.partition().allocations.values()}, reverse=True)
+    assert (first, rest) == (1, 0)
     assert lanes(w) == {"cpu=1": ["job/a", "job/b"]}
     w.node("n1", cpu=4)
     w.advance(1)
@@ -168,6 +168,15 @@ def test_a_whole_job_is_not_cut_for_max_placed(make: MakeWorld) -> None:
     assert (len(w.placements(first)), w.placements(job)) == (2, {})
     w.cycle()
     assert len(w.placements(job)) == 7
+
+
+@pytest.mark.parametrize(("other", "starts"), [(1, 2), (0.5, 3)])
+def test_a_flood_of_small_whole_jobs_is_no_flood_of_single_tasks(make: MakeWorld, other: float, starts: int) -> None:
+    w = make(nodes=1, cpu=5)
+    for at in range(20):
+        whole(w, stage("a", 1), stage("b", 1, cpu=other), name=f"pair{at}")
+    w.cycle()
+    assert [len(w.placements(f"pair{at}")) for at in range(20)] == [2] * starts + [0] * (20 - starts)
 
 
 def test_one_stage_alone_is_an_ordinary_gang(make: MakeWorld) -> None:
@@ -259,6 +268,45 @@ def test_what_can_never_start_whole_is_passed_over(make: MakeWorld, case: str) -
     assert len(w.placements(job)) == sum(each["count"] for each in stages)
 
 
+def test_what_never_fits_holds_up_nobody_who_needs_less(make: MakeWorld) -> None:
+    w = make(nodes=1, cpu=4)
+    jobs = [whole(w, stage("small", 1), stage("huge", 1, cpu=5), name=name) for name in ("one", "two", "three")]
+    w.scale("one", "small", 0)
+    w.scale("three", "huge", 0)
+    w.cycle()
+    assert [len(w.placements(job)) for job in jobs] == [0, 0, 1]
+
+
+def test_stages_that_stay_apart_do_so_each_for_itself(make: MakeWorld) -> None:
+    w = make(nodes=3, cpu=2)
+    other = w.submit(name="other", stages=[stage("w", 1)])
+    w.cycle()
+    job = whole(w, *(stage(name, 3, apart=True) for name in ("a", "b")))
+    w.cycle()
+    assert isinstance(w.explain(job)[0].reason, NoRoom)
+    w.finish(other)
+    w.cycle()
+    assert sorted(w.placements(job).values()) == ["n0", "n0", "n1", "n1", "n2", "n2"]
+
+
+def test_a_whole_head_that_its_limit_bars_by_now_holds_up_nobody(make: MakeWorld) -> None:
+    w = make(nodes=1, cpu=4)
+    w.queue("root.a", users={"ann": {"limit": {"cpu": 5}}})
+    stages = stage("a", 1), stage("b", 1, cpu=3)
+    w.submit(name="filler", user="bob", queue="root.a", stages=[stage("w", 1)])
+    w.cycle()
+    head = whole(w, *stages, name="head", user="ann", queue="root.a")
+    behind = whole(w, *stages, name="behind", user="bob", queue="root.a")
+    w.scale(behind, "b", 0)
+    w.cycle()
+    assert (w.placements(head), w.placements(behind)) == ({}, {})
+    assert isinstance(w.explain(head)[0].reason, NoRoom)
+    w.submit(name="more", user="ann", queue="root.a", stages=[stage("w", 1, cpu=2)])
+    w.cycle()
+    assert isinstance(w.explain(head)[0].reason, OverLimit)
+    assert len(w.placements(behind)) == 1
+
+
 # -- lanes -------------------------------------------------------------------------------------------------------
 
 
@@ -324,6 +372,20 @@ def test_any_stage_stands_for_the_whole(make: MakeWorld, named: str) -> None:
     w.finish(filler)
     w.cycle()
     assert (len(w.placements("second")), w.placements("first")) == (3, {})
+
+
+def test_a_new_priority_moves_the_whole_job(make: MakeWorld) -> None:
+    w = make(nodes=1, cpu=4)
+    w.submit(name="filler", stages=[stage("w", 4)])
+    w.cycle()
+    jobs = [whole(w, stage("a", 1), stage("b", 1, cpu=2), name=name) for name in ("first", "second", "third")]
+    w.cycle()
+    assert [w.explain(job)[0].reason is None for job in jobs] == [False, True, True]
+    w.set_priority("second", 1)
+    w.set_priority("first", -1)
+    w.cycle()
+    assert lanes(w) == {"cpu=1 + cpu=2": ["second/", "third/", "first/"]}
+    assert [w.explain(job)[1].reason is None for job in jobs] == [True, False, True]  # only the head is tried
 
 
 def test_priority_and_fair_order_hold_for_whole_jobs(make: MakeWorld) -> None:
@@ -411,7 +473,6 @@ def test_those_beyond_the_minimum_go_back_with_it(make: MakeWorld) -> None:
     w.cycle()
     assert states(w, job) == {"a": "a", "b": "aap"}
     w.advance(1)
-    w.cycle()
     assert states(w, job) == {"a": "r", "b": "rrp"}
 
 
@@ -472,16 +533,18 @@ def test_a_lost_node(make: MakeWorld, on_loss: str, expected: dict[str, str], st
 
 
 def test_a_restart_waits_until_all_stages_have_stopped(make: MakeWorld) -> None:
-    w = make(nodes=4, cpu=4, lease="20s", heartbeat="1s")
-    job = whole(w, stage("a", 1, cpu=4), stage("b", 1, cpu=4, on_loss="restart"))
-    w.advance(0)
+    w = make(nodes=5, cpu=4, lease="20s", heartbeat="1s")
+    job = whole(w, stage("a", 2, cpu=4, min=1), stage("b", 1, cpu=4, on_loss="restart"))
+    w.advance(1)
+    w.cycle()
     w.silence(w.placements(job)["a", 0])
     w.fail_node(w.placements(job)["b", 0])
     w.advance(15)
-    assert states(w, job) == {"a": "s", "b": "p"}
+    assert states(w, job) == {"a": "sp", "b": "p"}  # there are as many back as it needs, but not all
     assert w.explain(job)[0].reason == StillStopping()
     w.advance(10)
-    assert states(w, job) == {"a": "r", "b": "r"}
+    w.cycle()
+    assert states(w, job) == {"a": "rr", "b": "r"}
 
 
 def test_a_stage_short_for_too_long_takes_the_whole_job_back(make: MakeWorld) -> None:
@@ -504,22 +567,21 @@ def test_a_stage_short_for_too_long_takes_the_whole_job_back(make: MakeWorld) ->
 
 def test_a_restart_takes_growth_and_what_was_left_along(make: MakeWorld) -> None:
     w = make(nodes=1, cpu=4)
-    job = whole(w, stage("a", 3, min=1), stage("b", 2, on_loss="restart"))
+    job = whole(w, stage("a", 2, min=1), stage("b", 2, on_loss="restart"), stage("c", 3, min=1))
     w.advance(0)
-    w.cycle()
     w.scale(job, "b", 4)
     w.cycle()
     w.cycle()
-    assert (states(w, job), lanes(w)) == ({"a": "rrp", "b": "rrpp"}, {"cpu=1": ["job/b", "job/a"]})
+    assert (states(w, job), lanes(w)) == ({"a": "rp", "b": "rrpp", "c": "rpp"}, {"cpu=1": ["job/b", "job/a", "job/c"]})
     w.fail_node("n0")
     w.advance(1)
-    assert (states(w, job), lanes(w)) == ({"a": "ppp", "b": "pppp"}, {"cpu=1": ["job/"]})
-    w.node("n1", cpu=4)  # one of the first stage and all four of the second are needed
+    assert (states(w, job), lanes(w)) == ({"a": "pp", "b": "pppp", "c": "ppp"}, {"cpu=1": ["job/"]})
+    w.node("n1", cpu=5)  # one of the first stage, all four of the second and one of the third are needed
     w.cycle()
     assert not w.placements(job)
     w.node("n2", cpu=1)
     w.cycle()
-    assert len(w.placements(job)) == 5
+    assert len(w.placements(job)) == 6
 
 
 def test_a_task_over_its_time_limit_comes_back_with_a_restart(make: MakeWorld) -> None:

@@ -146,6 +146,26 @@ def test_a_gang_whose_member_is_silent_is_one_line() -> None:
     ]
 
 
+def test_a_whole_job_that_is_taken_back_is_one_line_and_so_is_growth_of_one_stage() -> None:
+    w = Logged()
+    w.nodes(2, cpu=2)
+    w.refuse_launches("n1")
+    job = w.submit(gang="job", stages=[{"name": name, "resources": {"cpu": 2}} for name in ("a", "b")])
+    w.cycle()
+    w.cycle()
+    reason = "node n1 refused the launch"
+    assert w.lines("gang taken back") == [warning("gang taken back", 0, job=job, stage="all", tasks=1, reason=reason)]
+    w.return_node("n1")
+    w.advance(5)
+    w.nodes(2, prefix="m", cpu=2)
+    w.refuse_launches("m1")
+    w.scale(job, "b", 3)
+    w.cycle()
+    w.cycle()
+    reason = "node m1 refused the launch"
+    assert w.lines("gang taken back") == [warning("gang taken back", 5, job=job, stage="b", tasks=1, reason=reason)]
+
+
 def test_lost_tasks_and_a_stage_that_is_short() -> None:
     w = Logged({"replace_within": "10s"})
     w.nodes(2, cpu=1)

@@ -111,6 +111,33 @@ def test_a_gang_that_comes_back_after_a_scale_down() -> None:
     assert w.figures("lane_pending_tasks") == {"root.default, cpu=1": 2}
 
 
+def test_a_job_that_starts_whole_is_one_reservation_in_the_lane_of_its_shapes() -> None:
+    w = Watched()
+    w.nodes(2, cpu=2)
+    stages = [{"name": "a", "count": 3, "min": 1, "resources": {"cpu": 1}}, {"name": "b", "resources": {"cpu": 2}}]
+    jobs = [w.submit(name=name, gang="job", stages=stages) for name in ("one", "two")]
+    w.cycle()
+    one, two, both = (f"root.default, {shape}" for shape in ("cpu=1", "cpu=2", "cpu=1 + cpu=2"))
+    assert w.figures("lane_reservations") == {one: 1, two: 0, both: 1}
+    assert w.figures("lane_pending_tasks") == {one: 4, two: 1, both: 0}
+    w.cycle()
+    w.fail_node(w.placements(jobs[0])["b", 0])
+    w.cycle()
+    assert w.figures("lane_reservations") == {one: 1, two: 1, both: 1}
+    w.advance(300)  # it stays short, and is taken back whole
+    assert w.figures("lane_reservations") == {one: 0, two: 0, both: 2}
+    assert w.figures("lane_pending_tasks") == {one: 6, two: 2, both: 0}
+    w.scale(jobs[0], "a", 0)
+    w.scale(jobs[0], "b", 0)
+    w.cancel(jobs[1], "a")
+    w.cycle()
+    assert "lane_pending_tasks" not in figures(w.metrics)
+    # Inserted: two whole ones, a rest, a lost one, the whole again. Cancelled: all but the first, which began.
+    assert w.figures("upserts_total") == {"inserted": 5, "replaced": 0, "ignored": 0}
+    assert w.figures("reservations_ended_total") == {"completed": 1, "cancelled": 4}
+    assert w.figure("head_of_lane_latency_seconds_count") == 1
+
+
 def test_lanes_of_a_manager_read_like_ours() -> None:
     w = Watched()
     w.rm("k8s").register()

@@ -92,14 +92,16 @@ def most_ever(p: Partition, shape: Shape, manager: str, enough: int) -> int:
 
 def never_whole(p: Partition, needs: Sequence[tuple[Stage, int]]) -> NeverFits | None:
     """Why stages can never start together, as far as sums tell: by shape, and by resource over all of them."""
-    by_shape: dict[Shape, list[tuple[Stage, int]]] = {}
+    by_shape: dict[tuple[Shape, int | None], list[tuple[Stage, int]]] = {}
     asked: Vector = {}
     for stage, needed in needs:
-        by_shape.setdefault(stage.shape, []).append((stage, needed))
+        # Tasks that stay apart do so within their stage; those of another may share a node with them.
+        alone = stage.position if stage.shape.key.apart else None
+        by_shape.setdefault((stage.shape, alone), []).append((stage, needed))
         add(asked, stage.shape.resources, needed)
     short: list[tuple[str, int, int]] = []
     total = could = 0
-    for shape, stages in by_shape.items():
+    for (shape, _), stages in by_shape.items():
         wanted = sum(needed for _, needed in stages)
         most = most_ever(p, shape, "", wanted)
         if most < wanted:

@@ -28,6 +28,7 @@ from fairlead.core.changes import (
     QueueMoved,
     QueuesAdded,
     QueuesSet,
+    Regrouped,
     SettingsSet,
     SinglesPlaced,
     Stopped,
@@ -252,19 +253,22 @@ def _configuration(decided: Cycle) -> Iterator[Line]:
 
 def _gangs(decided: Cycle) -> Iterator[Line]:
     """A gang that is taken back is one decision, however many of its members are told to stop."""
-    reasons: dict[int, str] = {}
-    stopped: dict[int, tuple[Stage, str]] = {}
-    tasks: dict[int, int] = {}
+    regrouped = {change.job for change, _ in decided.plan.done if isinstance(change, Regrouped)}
+    reasons: dict[tuple[str, str], str] = {}
+    stopped: dict[tuple[str, str], str] = {}
+    tasks: dict[tuple[str, str], int] = {}
     for change, kept in decided.plan.done:
-        if isinstance(change, Ended):
-            reasons[id(kept[0].stage.gang()[0])] = change.reason
-        elif isinstance(change, Stopped) and change.cause == "gang":
-            stage: Stage = kept[0].stage.gang()[0]
-            stopped.setdefault(id(stage), (stage, reasons.get(id(stage), "")))
-            tasks[id(stage)] = tasks.get(id(stage), 0) + count(change.indices)
+        if isinstance(change, Ended | Stopped):
+            stage: Stage = kept[0].stage
+            # What was added to one stage of a whole job is a gang for itself.
+            gang = (stage.job.id, "all" if stage.job.whole and stage.job.id in regrouped else stage.name)
+            if isinstance(change, Ended):
+                reasons[gang] = change.reason
+            elif change.cause == "gang":
+                stopped.setdefault(gang, reasons.get(gang, ""))
+                tasks[gang] = tasks.get(gang, 0) + count(change.indices)
     within = format_duration(decided.plan.partition.settings.replace_within)
-    for key, (stage, reason) in stopped.items():
+    for (job, name), reason in stopped.items():
         # Whoever was not lost in this cycle was short of workers for too long.
-        fields = {"tasks": tasks[key], "reason": reason or f"it was short of workers for {within}"}
-        name = "all" if stage.job.whole else stage.name
-        yield WARNING, "gang taken back", {"job": stage.job.id, "stage": name, **fields}
+        fields = {"tasks": tasks[job, name], "reason": reason or f"it was short of workers for {within}"}
+        yield WARNING, "gang taken back", {"job": job, "stage": name, **fields}

@@ -85,7 +85,7 @@ def _needs(job: Job) -> list[tuple[Stage, int]]:
     def ease(stage: Stage) -> tuple[int, ...]:
         key = stage.shape.key
         asked = dict(key.resources)
-        choosy = len(key.selectors) + bool(key.pool)
+        choosy = len(key.selectors) + bool(key.pool) + key.apart
         return (-asked.get(GPU, 0), -choosy, -asked.get(CPU, 0), -asked.get(MEMORY, 0), stage.position)
 
     return [(stage, stage.needed) for stage in sorted(job.stages, key=ease) if stage.needed]
@@ -141,10 +141,9 @@ def is_bounded(job: Job) -> bool:
 
 def barred(p: Partition, reservation: Reservation) -> bool:
     """Whether who had no room is not even allowed any more. Then it is passed over, and the next one's turn comes."""
-    stage = reservation.stage
-    limited = [(each.name, each.limit, each.used) for each in stage.job.accounts if each.limit is not None]
-    asked = scale(stage.shape.resources, together_of(reservation))
-    return _admit(p, stage.job) is not None or allowed(limited, asked) is not None
+    job = reservation.stage.job
+    needs = _needs(job) if reservation.whole else [(reservation.stage, together_of(reservation))]
+    return _admit(p, job) is not None or _over_limit(job, needs) is not None
 
 
 def _place(plan: Plan, stage: Stage, kind: int, least: int, most: int, group: int) -> int:
