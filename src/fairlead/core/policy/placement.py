@@ -11,8 +11,10 @@ millionths, rounded down. `pack`, the default, is not here: the index of fitting
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
+from itertools import accumulate
 from operator import itemgetter, sub
 from typing import NamedTuple
 
@@ -154,12 +156,8 @@ def draw(seed: int, number: int, counts: Sequence[int]) -> int:
     on anything that a restart forgets.
     """
     drawn = blake2b(f"{seed} {number}".encode(), digest_size=8).digest()
-    left = int.from_bytes(drawn, "big") % sum(counts)
-    for group, count in enumerate(counts):
-        left -= count
-        if left < 0:
-            return group
-    raise AssertionError("unreachable: what was drawn is below the sum")
+    ends = list(accumulate(counts))
+    return bisect_right(ends, int.from_bytes(drawn, "big") % ends[-1])
 
 
 # ---- inside
