@@ -78,7 +78,7 @@ def dotprod(node: Node, task: Task, fleet: Fleet) -> Key:
     """The node with the smallest product of what is free and what is asked, in whole percents."""
     product = node.free[0] * task.amounts[0] * MILLION // max(1, fleet.cpu) ** 2
     product += node.gpu * task.gpu * MILLION // max(1, WHOLE * fleet.devices) ** 2
-    # Finer differences say less about a node than its place in the order does.
+    # Finer differences were measured to allocate less; see docs/placement.md.
     return (_wasteful(node, task), product * 100 // (2 * MILLION))
 
 
