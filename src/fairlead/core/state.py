@@ -327,10 +327,13 @@ class Partition:
             self.room += 1
         self.nodes.unbook(allocation, stage.shape, tasks, allocation.devices)
         assert stage.live is not None
-        for index in indices(allocation.indices):
-            del stage.live[index]
-        if not stage.live:
+        if tasks == len(stage.live):
             stage.live = None
+        elif tasks == 1:
+            del stage.live[allocation.indices[0]]
+        else:
+            for index in indices(allocation.indices):
+                del stage.live[index]
         job.allocations -= 1
         job.live -= tasks
         if not job.allocations:
