@@ -66,6 +66,7 @@ class _Stage(msgspec.Struct, frozen=True, array_like=True):
     spec: StageSpec | None = None
     """Only of a stage that came after the job was submitted."""
     short_since: int | None = None
+    ran: int | None = None
 
 
 class _Job(msgspec.Struct, frozen=True, array_like=True):
@@ -94,6 +95,8 @@ class _Allocation(msgspec.Struct, frozen=True, array_like=True):
     cause: StopCause
     kind: int
     group: int
+    chain: int = 0
+    rooms: int = 0
 
 
 class _Queue(msgspec.Struct, frozen=True, array_like=True):
@@ -213,6 +216,7 @@ def _dump_stage(stage: Stage) -> _Stage:
         stage.floor,
         stage.own,
         stage.short_since,
+        stage.ran,
     )
 
 
@@ -231,6 +235,8 @@ def _dump_allocation(each: Allocation) -> _Allocation:
         each.cause,
         each.kind,
         each.group,
+        each.chain,
+        each.rooms,
     )
 
 
@@ -268,6 +274,8 @@ def _load(document: _Document) -> Partition:
                 each.cause,
                 each.kind,
                 each.group,
+                each.chain,
+                each.rooms,
             )
         )
     for manager in document.managers:
@@ -332,4 +340,5 @@ def _load_stage(p: Partition, job: Job, spec: JobSpec, position: int, each: _Sta
         each.floor,
     )
     p.mark_short(stage, each.short_since)
+    stage.ran = each.ran
     return stage

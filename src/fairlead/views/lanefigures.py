@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from fairlead.core.changes import (
     Asked,
+    Chained,
     Ended,
     JobAdded,
     JobForgotten,
@@ -125,6 +126,8 @@ def _before(decided: Cycle) -> dict[Stage, int]:
         elif isinstance(change, SinglesPlaced):
             for reservation, _ in kept[0]:
                 add(reservation.stage, 1)
+        elif isinstance(change, Chained):
+            add(kept[1].stage, count(change.indices))
         elif isinstance(change, Asked):
             add(stage_of(change.job, change.stage), 0)
         elif isinstance(change, JobAdded):

@@ -6,8 +6,9 @@ format version rises.
 
 from __future__ import annotations
 
-from fairlead.core.changes import config, jobs, ledger, nodes, tasks
+from fairlead.core.changes import chains, config, jobs, ledger, nodes, tasks
 from fairlead.core.changes.base import Change
+from fairlead.core.changes.chains import CalledBack, Chained, Measured, RoomPassed
 from fairlead.core.changes.config import (
     ConfigVersioned,
     PartitionRemoved,
@@ -56,6 +57,7 @@ ALL_CHANGES: tuple[type[Change], ...] = (
     *nodes.CHANGES,
     *jobs.CHANGES,
     *tasks.CHANGES,
+    *chains.CHANGES,
     *ledger.CHANGES,
 )
 
@@ -64,6 +66,8 @@ __all__ = [
     "NOT_AGAIN",
     "Acknowledged",
     "Asked",
+    "CalledBack",
+    "Chained",
     "Change",
     "ConfigVersioned",
     "Ended",
@@ -74,6 +78,7 @@ __all__ = [
     "KeyKept",
     "KeysForgotten",
     "ManagerRegistered",
+    "Measured",
     "NodeAdded",
     "NodeAvoided",
     "NodeMoved",
@@ -91,6 +96,7 @@ __all__ = [
     "QueuesSet",
     "Requeued",
     "Revived",
+    "RoomPassed",
     "SettingsSet",
     "SinglesPlaced",
     "StageAdded",
