@@ -779,6 +779,14 @@ COMMANDS: dict[str, tuple[Any, str]] = {
         "exit_code: 1208925819614629174706176 is not accepted; write a whole number from "
         "-9007199254740992 to 9007199254740992",
     ),
+    "a report of a negative run time": (
+        report(state="succeeded", ran=-1),
+        "ran: -1 is not accepted; write a whole number from 0 to 9007199254740992",
+    ),
+    "a report of half a microsecond": (
+        report(state="succeeded", ran=0.5),
+        "ran: 0.5 is not accepted; write a whole number from 0 to 9007199254740992",
+    ),
     "a manager with a path": (RegisterManager(name="../k8s", **OP), f'name: "../k8s" {NOT_A_NAME}'),
     "a manager by a user": (
         RegisterManager(name="k9", **ANN),

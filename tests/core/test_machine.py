@@ -57,7 +57,7 @@ capacities = st.fixed_dictionaries(
 stage_documents = st.fixed_dictionaries(
     {"resources": resources, "count": st.integers(1, 5)},
     optional={
-        "min": st.sampled_from([1, 1, 2, 3]),
+        "min": st.sampled_from([1, 1, 1, 2, 3]),
         "tries": st.integers(1, 3),
         "on_loss": st.sampled_from(["replace", "restart", "fail"]),
         "scaling": st.sampled_from(["strict", "partial"]),
@@ -65,6 +65,7 @@ stage_documents = st.fixed_dictionaries(
         "selectors": st.just({"zone": "a"}),
         "near": st.just("zone"),
         "apart": st.just(True),
+        "time_limit": st.sampled_from(["2s", "20s"]),
     },
 )
 limits = st.fixed_dictionaries({}, optional={"cpu": st.integers(0, 8), "gpu": st.integers(0, 4)})
@@ -86,15 +87,19 @@ queue_settings = st.fixed_dictionaries(
 
 class Machine(RuleBasedStateMachine):
     @initialize(
-        rhythm=st.integers(1, 4), place=st.sampled_from(PLACES), first=st.lists(stage_documents, min_size=1, max_size=4)
+        rhythm=st.integers(1, 4),
+        place=st.sampled_from(PLACES),
+        first=st.lists(stage_documents, min_size=1, max_size=4),
+        chain=st.sampled_from([0, "5s", "20s"]),
     )
-    def start(self, rhythm: int, place: str, first: list[Any]) -> None:
+    def start(self, rhythm: int, place: str, first: list[Any], chain: Any) -> None:
         hands.FEW = 1  # so that lanes as short as these get nodes in hand too
         self.rhythm = rhythm
         self.rules = 0
         self.metrics = Metrics()
         self.balance = Balance(self.metrics)
-        self.w = WatchedWorld({**SETTINGS, "place": place}, observers=[self.metrics, self.balance])
+        self.settings = {**SETTINGS, "place": place, "chain": chain}
+        self.w = WatchedWorld(self.settings, observers=[self.metrics, self.balance])
         for path in QUEUES:
             self.w.queue(path, share=10)
         self.w.node("n0", cpu=4, memory="4Gi", gpu=2, disk=2, labels={"zone": "a"})
@@ -111,6 +116,10 @@ class Machine(RuleBasedStateMachine):
         both = [{**document, "name": name} for name, document in zip(STAGES, first, strict=False)]
         self._submit(name="whole", queue="root.a", user="bob", stages=both, gang="job")
         self.w.cycle()
+        if chain:
+            # Tasks of a second are quick by these settings: the rest of them are in chains now.
+            self.array("q0", QUEUES[0], 60, 1, "replace")
+            self.w.advance(1)
 
     def teardown(self) -> None:
         hands.FEW = FEW
@@ -174,6 +183,18 @@ class Machine(RuleBasedStateMachine):
             key=key,
             gang=gang,
         )
+
+    @rule(
+        name=jobs,
+        queue=queues,
+        count=st.integers(10, 60),
+        tries=st.integers(1, 2),
+        on_loss=st.sampled_from(["replace", "restart", "fail"]),
+    )
+    def array(self, name: str, queue: str, count: int, tries: int, on_loss: str) -> None:
+        """Many quick tasks, which go in chains where these are on."""
+        stage = {"count": count, "min": 1, "tries": tries, "on_loss": on_loss, "resources": {"cpu": 1}, "duration": 1}
+        self._submit(name=name, queue=queue, user="ann", stages=[{**stage, "name": "s"}])
 
     def _submit(self, **document: Any) -> None:
         with suppress(Refused):  # more needed together than there are
@@ -275,7 +296,7 @@ class Machine(RuleBasedStateMachine):
             place = tree
             for name in path.split("."):
                 place = place.setdefault(name, {})
-        self.w.configure({**SETTINGS, "queues": tree})
+        self.w.configure({**self.settings, "queues": tree})
 
     @rule(queue=queues, action=st.sampled_from(["stop_queue", "start_queue"]))
     def move_queue(self, queue: str, action: str) -> None:

@@ -101,7 +101,7 @@ class Watch(Fleet):
     def on(self, node: str) -> list[tuple[str, int, int]]:
         """What a node runs, or holds back: job, attempt, index."""
         blocks = [(each.job, each.attempt, each.indices) for each in self._running if each.node == node]
-        blocks += [(each.job, each.attempt, each.indices) for each in self._held.get(node, ())]
+        blocks += [(each.job, each.attempt, each.indices) for each in self._held.get(node, ()) if not each.rooms]
         return sorted({(job, attempt, index) for job, attempt, block in blocks for index in indices(block)})
 
     def held(self) -> set[str]:
@@ -328,7 +328,7 @@ def _allowed(p: Partition, reservation: Reservation, together: int) -> bool:
     if reservation.count < together or any(queue.state == "stopped" for queue in job.queue.line()):
         return False
     for account in job.accounts:
-        own = [each for each in p.allocations.values() if account in each.stage.job.accounts]
+        own = [each for each in p.allocations.values() if not each.rooms and account in each.stage.job.accounts]
         jobs = {each.stage.job.id for each in own}
         if account.max_jobs is not None and job.id not in jobs and len(jobs) >= account.max_jobs:
             return False
@@ -348,7 +348,7 @@ def slots(p: Partition, reservation: Reservation, empty: bool) -> int:
     for join, row in nodes.rows.items():
         if nodes.manager[row] != manager or not shape.accepts(nodes.labels[row], nodes.taints[row], nodes.pool[row]):
             continue
-        there = [] if empty else [each for each in p.allocations.values() if each.node == join]
+        there = [] if empty else [each for each in p.allocations.values() if each.node == join and not each.rooms]
         if not empty and (nodes.state[row] != "up" or join in nodes.avoided):
             continue
         total += _slots_on(nodes.capacity_of(row), there, dict(shape.amounts))

@@ -245,6 +245,11 @@ def play(s: Script) -> None:
     s.turn(after=30 * HOUR)
     s.turn(after=30 * HOUR)
     s.turn(submit("last", ARRAY | {"queue": "root.ci"}), MoveNode(name="c0", action="enable", operator=True))
+    # Quick tasks are sent ahead; one starts before its turn, and the rest are asked back.
+    s.turn(*s.report("last", "a", "succeeded", 4, ran=1_000))
+    s.keep()
+    s.turn(s.report("last", "a", "running")[6])
+    s.turn(MoveNode(name="c0", action="drain", operator=True))
     s.keep()
     # Single tasks of many jobs, as many as fill a node or more.
     s.turn(node("c2", resources={"cpu": 8, "gpu": 4}), Kill(job="last", operator=True))

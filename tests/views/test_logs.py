@@ -50,8 +50,8 @@ def test_a_start() -> None:
     w = Logged()
     assert w.lines() == [
         info("writer began", 0, jobs=0, nodes=0, ready=False),
-        info("configuration applied", 0, version=1, changed=["queues"]),
-        info("partition ready", 0),
+        info("partition ready", 0),  # nobody is known who would have to report
+        info("configuration applied", 0, version=1, changed=["queues", "settings"]),
     ]
 
 
@@ -270,6 +270,28 @@ def test_why_heads_wait_is_for_those_who_look_closely() -> None:
         w.tasks(2)
         w.cycle()
         assert [line["reason"] for line in w.lines("not placed")] == expected
+
+
+def test_a_chain_that_is_asked_back() -> None:
+    w = Logged({"chain": "100ms"})
+    w.node("n0", cpu=1)
+    job = w.tasks(4, min=1)
+    w.advance(0.02)
+    w.finish(job, "w", 0)
+    w.cycle()
+    w.lines()
+    w.drain("n0")
+    w.advance(0)
+    where = {"job": job, "stage": "w", "node": "n0"}
+    _, asked, returned = w.lines()
+    assert asked == info("tasks asked back", 0.02, tasks=2, **where)
+    reason = "node n0 did not start it"
+    assert returned == info("tasks returned", 0.02, tasks=2, attempt=1, again="new", reason=reason, **where)
+    w.enable("n0")
+    w.finish(job, "w", 1)
+    w.advance(0)
+    sent = {"kind": "new", "attempt": 2, "tasks": 1, "rooms": 1}
+    assert w.lines("tasks sent ahead") == [info("tasks sent ahead", 0.02, **sent, **where)]
 
 
 def test_a_removed_partition() -> None:

@@ -138,7 +138,7 @@ def test_a_job_that_starts_whole_is_one_reservation_in_the_lane_of_its_shapes() 
     assert w.figure("head_of_lane_latency_seconds_count") == 1
 
 
-def test_lanes_of_a_manager_read_like_ours() -> None:
+def test_lanes_of_a_manager_are_told_apart_from_ours() -> None:
     w = Watched()
     w.rm("k8s").register()
     ask = {"job": "theirs", "ask": "w", "count": 2, "min": 1, "resources": {"cpu": 1}}
@@ -148,15 +148,15 @@ def test_lanes_of_a_manager_read_like_ours() -> None:
     w.tasks(3)
     w.cycle()
     assert len(w.partition().lanes) == 2
-    assert w.figures("lane_reservations") == {"root.default, cpu=1": 2}
-    assert w.figures("lane_pending_tasks") == {"root.default, cpu=1": 5}
+    assert w.figures("lane_reservations") == {"root.default, cpu=1": 1, "root.default, cpu=1; nodes of k8s": 1}
+    assert w.figures("lane_pending_tasks") == {"root.default, cpu=1": 3, "root.default, cpu=1; nodes of k8s": 2}
     w.rm("k8s").update(asks=[{"job": "theirs", "ask": "w", "withdraw": True}])
     w.cycle()
     assert w.figures("lane_pending_tasks") == {"root.default, cpu=1": 3}
     w.rm("k8s").update(asks=[ask])
     w.cycle()
-    assert w.figures("lane_reservations") == {"root.default, cpu=1": 2}
-    assert w.figures("lane_pending_tasks") == {"root.default, cpu=1": 5}
+    assert w.figures("lane_reservations") == {"root.default, cpu=1": 1, "root.default, cpu=1; nodes of k8s": 1}
+    assert w.figures("lane_pending_tasks") == {"root.default, cpu=1": 3, "root.default, cpu=1; nodes of k8s": 2}
 
 
 def test_only_the_lanes_where_most_wait_are_shown() -> None:

@@ -140,6 +140,8 @@ class Report(Command, frozen=True, tag="report"):
     reason: str = ""
     number: int = 0
     """The job's number as the launch gave it; 0 where it is not known."""
+    ran: int = 0
+    """How long each of the tasks ran, on the average, in microseconds; 0 where it is not known."""
 
 
 # -- resource managers -------------------------------------------------------------------------------------------

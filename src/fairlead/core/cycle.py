@@ -12,6 +12,7 @@ from fairlead.core.changes import Change
 from fairlead.core.commands import Answer, AnyCommand
 from fairlead.core.effects import Effect, effects_of
 from fairlead.core.model import Micros
+from fairlead.core.phases.chains import chain, pass_rooms
 from fairlead.core.phases.expiry import due, expiry
 from fairlead.core.phases.intake import intake
 from fairlead.core.phases.match import match
@@ -46,8 +47,10 @@ def run(partition: Partition, commands: Sequence[AnyCommand], now: Micros, watch
         watch("intake")
         if not partition.removed:
             expiry(plan)
+            pass_rooms(plan)
             watch("expiry")
             match(plan)
+            chain(plan)
             watch("match")
         invariants.check_touched(partition)
     except BaseException:

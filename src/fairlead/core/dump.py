@@ -68,6 +68,7 @@ class _Stage(msgspec.Struct, frozen=True, array_like=True):
     spec: StageSpec | None = None
     """Only of a stage that came after the job was submitted."""
     short_since: int | None = None
+    ran: int | None = None
 
 
 class _Job(msgspec.Struct, frozen=True, array_like=True):
@@ -96,6 +97,8 @@ class _Allocation(msgspec.Struct, frozen=True, array_like=True):
     cause: StopCause
     kind: int
     group: int
+    chain: int = 0
+    rooms: int = 0
 
 
 class _Queue(msgspec.Struct, frozen=True, array_like=True):
@@ -215,6 +218,7 @@ def _dump_stage(stage: Stage) -> _Stage:
         stage.floor,
         stage.own,
         stage.short_since,
+        stage.ran,
     )
 
 
@@ -233,6 +237,8 @@ def _dump_allocation(each: Allocation) -> _Allocation:
         each.cause,
         each.kind,
         each.group,
+        each.chain,
+        each.rooms,
     )
 
 
@@ -270,6 +276,8 @@ def _load(document: _Document) -> Partition:
                 each.cause,
                 each.kind,
                 each.group,
+                each.chain,
+                each.rooms,
             )
         )
     for manager in document.managers:
@@ -334,4 +342,5 @@ def _load_stage(p: Partition, job: Job, spec: JobSpec, position: int, each: _Sta
         each.floor,
     )
     p.mark_short(stage, each.short_since)
+    stage.ran = each.ran
     return stage

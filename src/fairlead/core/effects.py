@@ -9,7 +9,18 @@ from typing import Any
 
 import msgspec
 
-from fairlead.core.changes import Change, Ended, NodeAdded, NodeMoved, NodeRemoved, Placed, SinglesPlaced, Stopped
+from fairlead.core.changes import (
+    CalledBack,
+    Chained,
+    Change,
+    Ended,
+    NodeAdded,
+    NodeMoved,
+    NodeRemoved,
+    Placed,
+    SinglesPlaced,
+    Stopped,
+)
 from fairlead.core.model import Allocation
 from fairlead.core.state import Partition
 
@@ -27,10 +38,14 @@ class Launch(msgspec.Struct, frozen=True, tag="launch"):
     command: tuple[str, ...]
     environment: tuple[tuple[str, str], ...]
     time_limit: int | None
+    chain: int = 0
+    """The number of their chain on this node, if they are in one."""
+    rooms: int = 0
+    """Above 0 they start as others of the chain end, the lowest index first, so that so many run at a time."""
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
-    """Stop these tasks and confirm."""
+    """Stop these tasks and confirm. With the cause `return`, only those that have not started."""
 
     job: str
     number: int
@@ -90,6 +105,10 @@ def effects_of(p: Partition, done: Done, strays: Iterable[tuple[str, Stop]] = ()
             fresh.update(range(change.first, change.first + len(change.tasks)))
         elif isinstance(change, Stopped):
             fresh.add(change.into or change.allocation)
+        elif isinstance(change, Chained):
+            fresh.add(change.into)
+        elif isinstance(change, CalledBack):
+            fresh.add(change.allocation)
         if p.managers:
             for manager, event in _events(p, change, kept):
                 events.setdefault(manager, []).append(event)
@@ -125,9 +144,9 @@ def _for_nodes(p: Partition, allocations: Iterable[Allocation]) -> list[ForNode]
     for allocation in allocations:
         if allocation.stage.job.manager:
             continue
-        if allocation.state == "assigned":
+        if allocation.state == "assigned" and not allocation.cause:
             launches.setdefault(allocation.node, []).append(_launch(allocation))
-        elif allocation.state == "stopping":
+        elif allocation.state != "running":
             stops.setdefault(allocation.node, []).append(stop_of(allocation))
     return [
         ForNode(p.nodes.name[p.nodes.rows[join]], tuple(launches.get(join, ())), tuple(stops.get(join, ())))
@@ -148,6 +167,8 @@ def _launch(allocation: Allocation) -> Launch:
         spec.command,
         spec.environment,
         spec.time_limit,
+        allocation.chain,
+        allocation.rooms,
     )
 
 

@@ -38,6 +38,9 @@ def check_touched(p: Partition) -> None:
     for job_id in sorted(p.touched.jobs):
         if job_id in p.jobs:
             _check_counts(p, p.jobs[job_id])
+    for number in sorted(p.touched.chains):
+        if number in p.chains:
+            _check_chain(p, number)
 
 
 def check_all(p: Partition) -> None:
@@ -48,6 +51,7 @@ def check_all(p: Partition) -> None:
     for job in p.jobs.values():
         _check_job(p, job)
     _check_allocations(p)
+    _check_chains(p)
     _check_accounts(p)
     _check_queues(p)
     _check_lanes(p)
@@ -70,7 +74,7 @@ def _check_node(p: Partition, join: int) -> None:
     devices: dict[int, int] = {}
     for allocation in nodes.allocations[row].values():
         shape = allocation.stage.shape
-        tasks = count(allocation.indices)
+        tasks = 0 if allocation.rooms else count(allocation.indices)
         for resource, amount in shape.amounts:
             used[resource] = used.get(resource, 0) + amount * tasks
         for device in allocation.devices:
@@ -170,8 +174,8 @@ def _check_job(p: Partition, job: Job) -> None:
         live.update((each.id, each) for each in (stage.live or {}).values())
     if job.whole:
         _check_whole(p, job)
-    tasks = sum(stage.running() for stage in job.stages)
-    _need(tasks == job.live, f"job {job.id} counts {job.live} live tasks, has {tasks}")
+    tasks = sum(count(each.indices) for each in live.values() if not each.rooms)
+    _need(tasks == job.live, f"job {job.id} counts {job.live} tasks with a room, has {tasks}")
     _need(len(live) == job.allocations, f"job {job.id} counts {job.allocations} allocations, has {len(live)}")
     if not job.over and not job.manager:
         _need(
@@ -243,6 +247,31 @@ def _check_allocations(p: Partition) -> None:
             )
 
 
+def _check_chain(p: Partition, number: int) -> None:
+    """Nobody waits for a room that is free, or behind somebody else's."""
+    chain = p.chains[number].values()
+    rooms = sum(count(each.indices) for each in chain if not each.rooms)
+    first = next(iter(chain))
+    for each in chain:
+        if each.rooms not in (0, rooms):
+            raise Broken(f"chain {number} has {rooms} rooms, and {each.rooms} for allocation {each.id}")
+        if each.stage is not first.stage or each.node != first.node or each.devices or each.group:
+            raise Broken(f"allocation {each.id} cannot be in chain {number}")
+
+
+def _check_chains(p: Partition) -> None:
+    known: dict[int, dict[int, Allocation]] = {}
+    for allocation in p.allocations.values():
+        if allocation.chain:
+            known.setdefault(allocation.chain, {})[allocation.id] = allocation
+        _need(not allocation.rooms or bool(allocation.chain), f"allocation {allocation.id} waits for nobody")
+        returns = allocation.cause == "return"
+        _need(not returns or allocation.state == "assigned", f"allocation {allocation.id} returns and was started")
+    _need(known == p.chains, "the chains are not those of the allocations")
+    for number in known:
+        _check_chain(p, number)
+
+
 # -- queues and accounts -----------------------------------------------------------------------------------------
 
 
@@ -260,7 +289,7 @@ def _check_accounts(p: Partition) -> None:
             if job.allocations:
                 running[id(account)] = running.get(id(account), 0) + 1
     for allocation in p.allocations.values():
-        for account in allocation.stage.job.accounts:
+        for account in () if allocation.rooms else allocation.stage.job.accounts:
             add(used.setdefault(id(account), {}), allocation.stage.shape.resources, count(allocation.indices))
     for account in _accounts(p):
         expected_use = used.get(id(account), {})

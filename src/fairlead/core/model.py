@@ -23,7 +23,8 @@ JobState = Literal["pending", "running", "succeeded", "failed", "killed"]
 AllocationState = Literal["assigned", "running", "stopping"]
 Outcome = Literal["succeeded", "failed", "lost", "preempted", "killed"]
 """How an attempt ends."""
-StopCause = Literal["", "kill", "scale", "time limit", "preempt", "gang"]
+StopCause = Literal["", "kill", "scale", "time limit", "preempt", "gang", "return"]
+"""Why tasks are told to stop. `return` is no stop: assigned tasks are asked back if they have not started."""
 NodeState = Literal["up", "draining", "disabled", "lost"]
 QueueState = Literal["active", "draining", "stopped"]
 OnLoss = Literal["replace", "restart", "fail"]
@@ -200,6 +201,8 @@ class Stage(msgspec.Struct, eq=False):
     """Attempts start above this: the highest of tasks that a scale-down removed, so that none is ever reused."""
     short_since: Micros | None = None
     """Since when a started stage has had fewer live tasks than it needs."""
+    ran: Micros | None = None
+    """About how long its tasks run, if they are quick enough for chains."""
 
     @property
     def spec(self) -> StageSpec:
@@ -289,7 +292,7 @@ class Job(msgspec.Struct, eq=False):
     ended_at: Micros | None = None
     allocations: int = 0
     live: int = 0
-    """How many of its tasks have a live attempt."""
+    """How many of its tasks have a room: all that are live, but for those that wait in a chain."""
     reason: str = ""
     manager: str = ""
     after: tuple[str, ...] = ()
@@ -334,6 +337,10 @@ class Allocation(msgspec.Struct, eq=False):
     """The kind of the reservation it was placed for; a launch that is taken back returns there."""
     group: int = 0
     """The number of the first allocation of the gang it was placed with; 0 for tasks that came one by one."""
+    chain: int = 0
+    """The number of the first allocation of its chain; 0 for none."""
+    rooms: int = 0
+    """Above 0 the tasks wait: they use no room, and start as others of their chain end, which has so many rooms."""
 
 
 class Account(msgspec.Struct, eq=False):

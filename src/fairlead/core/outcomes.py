@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fairlead.core.changes import Asked, Ended, JobMoved, NodeAvoided, PendingEnded, Regrouped, Stopped
+from fairlead.core.changes import Asked, CalledBack, Ended, JobMoved, NodeAvoided, PendingEnded, Regrouped, Stopped
 from fairlead.core.model import (
     NEW,
     NOTHING_PENDING,
@@ -31,14 +31,16 @@ LONGEST_PAUSE = 5 * MINUTE
 # -- asking ------------------------------------------------------------------------------------------------------
 
 
-def ask(plan: Plan, stage: Stage, kind: int, anew: bool = False, since: int | None = None) -> None:
+def ask(
+    plan: Plan, stage: Stage, kind: int, anew: bool = False, since: int | None = None, asked: int | None = None
+) -> None:
     """See that the pending tasks of a kind have a place in their lane. One they have is kept, unless `anew`."""
     before = stage.reservations[kind]
     whole = stage.whole(kind)
     if (before is not None and not anew) or not _wants(stage, kind, whole):
         return
     since = before.waiting_since if before is not None else plan.now if since is None else since
-    _ask(plan, stage, kind, whole, plan.now, since)
+    _ask(plan, stage, kind, whole, plan.now if asked is None else asked, since)
 
 
 def ask_for_rest(plan: Plan, whole: Reservation) -> None:
@@ -95,6 +97,16 @@ def stop(plan: Plan, allocation: Allocation, block: tuple[int, ...], cause: Stop
     whole = block == allocation.indices
     into = 0 if whole else plan.partition.counters.allocation
     plan.do(Stopped(allocation.id, block, cause, into))
+    if cause == "preempt" and allocation.chain:
+        # The room is wanted by somebody else.
+        call_back(plan, plan.partition.waiting_in(allocation.chain))
+
+
+def call_back(plan: Plan, allocations: Iterable[Allocation]) -> None:
+    """Ask tasks that wait in chains back. They are pending again when their agent says that it did not start them."""
+    for each in allocations:
+        if each.rooms and each.state == "assigned" and not each.cause:
+            plan.do(CalledBack(each.id))
 
 
 def stop_stage(plan: Plan, stage: Stage, cause: StopCause, start: int = 0) -> None:
@@ -158,6 +170,9 @@ def lose(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str
     if allocation.state == "stopping":
         confirm_stop(plan, allocation, block, reason)
         return
+    if allocation.rooms and allocation.state == "assigned":
+        hand_back(plan, allocation, block, reason)
+        return
     if job.over or job.manager:
         plan.do(Ended(allocation.id, block, "lost", reason=reason))
     elif stage.terms.on_loss == "fail":
@@ -213,6 +228,15 @@ def take_back(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason
             _disband(plan, allocation)
         to_tail(plan, stage, allocation.kind, _waited(stage, allocation.kind))
     avoid(plan, join)
+    settle(plan, stage.job)
+
+
+def hand_back(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str) -> None:
+    """Tasks of a chain were not started: they wait as they did before, and nobody is to blame."""
+    stage, kind = allocation.stage, allocation.kind
+    plan.do(Ended(allocation.id, block, "pending", kind, reason=reason))
+    # If all of its tasks had been sent ahead, its place is gone; they came with their job, and stand by that again.
+    ask(plan, stage, kind, since=_waited(stage, kind), asked=_waited(stage, kind))
     settle(plan, stage.job)
 
 

@@ -102,7 +102,16 @@ class NotReady(msgspec.Struct, frozen=True, tag="not ready"):
         return "the partition is not ready yet"
 
 
-Reason = OverLimit | TooManyJobs | NoRoom | StillStopping | NeverFits | AfterUnmet | NotActive | NotReady
+class InChain(msgspec.Struct, frozen=True, tag="in chain"):
+    """Quick tasks are assigned already, and start when others of their chain end."""
+
+    nodes: int
+
+    def __str__(self) -> str:
+        return f"sent ahead to {self.nodes} nodes, to start when quick tasks before them end"
+
+
+Reason = OverLimit | TooManyJobs | NoRoom | StillStopping | NeverFits | AfterUnmet | NotActive | NotReady | InChain
 
 
 def _by_stage(what: str, wanted: int, found: int, stages: tuple[tuple[str, int, int], ...]) -> str:

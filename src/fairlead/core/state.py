@@ -40,6 +40,9 @@ from fairlead.core.shape import Shape, ShapeKey
 
 WILDCARD = "*"
 
+PATIENCE = 10
+"""Who waits in a chain for so many times `chain` is asked back: whoever is before it is not as quick as was thought."""
+
 
 class Counters(msgspec.Struct, array_like=True):
     """The next number of each kind. They only grow, also when what was numbered is gone."""
@@ -54,11 +57,14 @@ class Counters(msgspec.Struct, array_like=True):
 class Touched:
     """What a cycle's changes reached, so that its checks and effects cost what changed."""
 
-    __slots__ = ("jobs", "nodes")
+    __slots__ = ("chains", "jobs", "nodes", "quick")
 
     def __init__(self) -> None:
         self.nodes: set[int] = set()
         self.jobs: set[str] = set()
+        self.chains: set[int] = set()
+        self.quick: list[int] = []
+        """The allocations that were placed of stages whose tasks are quick."""
 
 
 class Partition:
@@ -76,6 +82,8 @@ class Partition:
         self.jobs: dict[str, Job] = {}
         self.allocations: dict[int, Allocation] = {}
         self.lanes: dict[LaneKey, Lane] = {}
+        self.chains: dict[int, dict[int, Allocation]] = {}
+        """Chain → its allocations: those that have its rooms, and those that wait for one."""
         self.pools: dict[str, Pool] = {}
         self.managers: dict[str, Manager] = {}
         self.keys: dict[tuple[str, str], KeptKey] = {}
@@ -191,8 +199,8 @@ class Partition:
                 for account in job.accounts:
                     account.running += 1
         for allocation in self.allocations.values():
-            stage = allocation.stage
-            charge(stage.job, stage.shape, count(allocation.indices))
+            if not allocation.rooms:
+                charge(allocation.stage.job, allocation.stage.shape, count(allocation.indices))
 
     # -- shapes and lanes ----------------------------------------------------------------------------------------
 
@@ -268,7 +276,8 @@ class Partition:
             heappush(self.timers, (when, allocation.id))
             if len(self.timers) > 2 * len(self.allocations) + 1_000:
                 self.retime()  # what ended long before its time would stay until then
-        self.nodes.book(allocation, stage.shape, tasks, allocation.devices)
+        used = 0 if allocation.rooms else tasks
+        self.nodes.book(allocation, stage.shape, used, allocation.devices)
         if stage.live is None:
             stage.live = {}
         if tasks == 1:
@@ -279,8 +288,11 @@ class Partition:
             for account in job.accounts:
                 account.running += 1
         job.allocations += 1
-        job.live += tasks
-        charge(job, stage.shape, tasks)
+        job.live += used
+        if used:
+            charge(job, stage.shape, used)
+        if allocation.chain:
+            self.link(allocation)
         if not job.listed or job.over:
             self.settle(job)
         if job.queue.settings.order == "fair":
@@ -323,9 +335,10 @@ class Partition:
         job = stage.job
         tasks = count(allocation.indices)
         del self.allocations[allocation.id]
-        if not moves:
+        used = 0 if allocation.rooms else tasks
+        if used and not moves:
             self.room += 1
-        self.nodes.unbook(allocation, stage.shape, tasks, allocation.devices)
+        self.nodes.unbook(allocation, stage.shape, used, allocation.devices)
         assert stage.live is not None
         if tasks == len(stage.live):
             stage.live = None
@@ -335,20 +348,44 @@ class Partition:
             for index in indices(allocation.indices):
                 del stage.live[index]
         job.allocations -= 1
-        job.live -= tasks
+        job.live -= used
         if not job.allocations:
             for account in job.accounts:
                 account.running -= 1
-        charge(job, stage.shape, -tasks)
+        if used:
+            charge(job, stage.shape, -used)
+        if allocation.chain:
+            self.unlink(allocation)
         self.settle(job)
         self._resort(job)
         self.touched.nodes.add(allocation.node)
         self.touched.jobs.add(job.id)
 
+    def link(self, allocation: Allocation) -> None:
+        """Enter an allocation in its chain."""
+        self.chains.setdefault(allocation.chain, {})[allocation.id] = allocation
+        self.touched.chains.add(allocation.chain)
+
+    def unlink(self, allocation: Allocation) -> None:
+        chain = self.chains[allocation.chain]
+        del chain[allocation.id]
+        if not chain:
+            del self.chains[allocation.chain]
+        self.touched.chains.add(allocation.chain)
+
+    def waiting_in(self, chain: int) -> list[Allocation]:
+        """Those of a chain that wait for a room, the first first."""
+        known = self.chains.get(chain, {})
+        return [known[number] for number in sorted(known) if known[number].rooms]
+
     def deadline(self, allocation: Allocation) -> Micros | None:
-        """When an allocation has to be acknowledged, or to have ended."""
+        """When an allocation has to be acknowledged, to be back, to have got a room, or to have ended."""
         if allocation.state == "assigned":
-            return max(allocation.since, self.reign.ready_at) + self.settings.launch_timeout
+            settings = self.settings
+            patience = settings.launch_timeout
+            if allocation.rooms and not allocation.cause:
+                patience = PATIENCE * settings.chain
+            return max(allocation.since, self.reign.ready_at) + patience
         limit = allocation.stage.terms.time_limit
         if allocation.state == "running" and limit is not None and allocation.started is not None:
             return allocation.started + limit

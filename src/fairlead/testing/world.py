@@ -579,7 +579,7 @@ class World:
         live = stage.top if allocation is None else allocation.attempt
         attempt = live if attempt is None else attempt
         if state not in ("running", "refused") and attempt == live:
-            self.fleets[where].ended(job, stage.name, index)
+            self.fleets[where].ended(job, stage.name, index, self.now)
         self._send(
             where,
             Report(
@@ -599,7 +599,8 @@ def _document(config: Mapping[str, Any], unit: str | None, partitions: Sequence[
     document: dict[str, Any] = deepcopy(dict(config))
     if "partitions" not in document:
         document = {"partitions": {name: deepcopy(document) for name in partitions}}
-    document["partitions"] = {name: dict(doc or {}) for name, doc in document["partitions"].items()}
+    # Chains are off unless configured: with them, what runs when depends on what was measured.
+    document["partitions"] = {name: {"chain": 0, **(doc or {})} for name, doc in document["partitions"].items()}
     if unit is not None:
         for doc in document["partitions"].values():
             doc["unit"] = unit

@@ -6,9 +6,9 @@ import msgspec
 
 from fairlead.core.explain import why_no_room
 from fairlead.core.lanes import lane_key
-from fairlead.core.model import KINDS, Job, Reservation, Stage
-from fairlead.core.ranges import indices
-from fairlead.core.reasons import AfterUnmet, NoRoom, Reason
+from fairlead.core.model import KINDS, Allocation, Job, Reservation, Stage
+from fairlead.core.ranges import count, indices
+from fairlead.core.reasons import AfterUnmet, InChain, NoRoom, Reason
 from fairlead.core.resources import Vector
 from fairlead.core.state import Partition
 
@@ -44,6 +44,7 @@ class TaskView(msgspec.Struct, frozen=True):
     devices: tuple[int, ...]
     reason: str
     exit_code: int | None
+    note: str = ""
 
 
 class ReservationView(msgspec.Struct, frozen=True):
@@ -103,6 +104,7 @@ def task_view(p: Partition, stage: Stage, index: int) -> TaskView:
             allocation.devices[position * per_task : (position + 1) * per_task],
             past.reason,
             past.exit_code,
+            _note(allocation),
         )
     state = "pending"
     for outcome, ended in (stage.ended or {}).items():
@@ -111,6 +113,14 @@ def task_view(p: Partition, stage: Stage, index: int) -> TaskView:
     # A task without a history that is over was over at its first attempt.
     attempt = past.attempt or int(state == "succeeded")
     return TaskView(state, attempt, past.tries_used, None, (), past.reason, past.exit_code)
+
+
+def _note(allocation: Allocation) -> str:
+    if allocation.cause == "return":
+        return "asked back, if it has not started"
+    if allocation.rooms and allocation.state == "assigned":
+        return "starts when a task of its chain ends"
+    return ""
 
 
 def reservation_view(reservation: Reservation) -> ReservationView:
@@ -160,7 +170,20 @@ def explain_view(p: Partition, job: Job, reasons: dict[tuple[str, str, int], Rea
             if isinstance(reason, NoRoom):
                 reason = why_no_room(p, stage, reason)
             waiting.append(Waiting(stage.name, KINDS[kind], len(wanted), position, reason))
+        if p.chains:
+            waiting += _in_chains(stage)
     return waiting
+
+
+def _in_chains(stage: Stage) -> list[Waiting]:
+    """The tasks of a stage that were sent ahead, by kind."""
+    live = {each.id: each for each in (stage.live or {}).values() if each.rooms and each.state == "assigned"}
+    tasks: dict[int, int] = {}
+    nodes: dict[int, set[int]] = {}
+    for each in live.values():
+        tasks[each.kind] = tasks.get(each.kind, 0) + count(each.indices)
+        nodes.setdefault(each.kind, set()).add(each.node)
+    return [Waiting(stage.name, KINDS[kind], tasks[kind], None, InChain(len(nodes[kind]))) for kind in sorted(tasks)]
 
 
 def _stage_view(stage: Stage) -> StageView:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from heapq import nlargest
 from threading import Lock
 from typing import NamedTuple
@@ -10,6 +9,7 @@ from typing import NamedTuple
 from fairlead.core.changes import (
     Asked,
     Began,
+    Chained,
     Ended,
     JobAdded,
     JobForgotten,
@@ -79,24 +79,17 @@ class LaneFigures:
         """The lanes where most tasks wait, by queue and shape, and all others together as one."""
         with self._lock:
             known = list(self._lanes.items())
-        # A manager's nodes are not ours, and its lanes are others; their shapes read alike.
-        found = _sums(((queue, text_of(shapes)), figures) for (queue, shapes), figures in known)
+        found = {(queue, text_of(shapes)): figures for (queue, shapes), figures in known}
         first = dict(nlargest(lanes, found.items(), key=lambda item: (item[1].tasks, item[0])))
-        rest = [((OTHER, OTHER), figures) for lane, figures in found.items() if lane not in first]
-        return first | _sums(rest)
+        rest = [figures for lane, figures in found.items() if lane not in first]
+        if not rest:
+            return first
+        return first | {(OTHER, OTHER): Figures(*map(sum, zip(*rest, strict=True)))}
 
 
 def _reservations(p: Partition, lane: LaneKey) -> int:
     known = p.lanes.get(lane)
     return known.size if known is not None else 0
-
-
-def _sums(parts: Iterable[tuple[tuple[str, str], Figures]]) -> dict[tuple[str, str], Figures]:
-    sums: dict[tuple[str, str], Figures] = {}
-    for lane, figures in parts:
-        known = sums.get(lane, Figures(0, 0))
-        sums[lane] = Figures(known.reservations + figures.reservations, known.tasks + figures.tasks)
-    return sums
 
 
 def placed_tasks(change: Placed) -> int:
@@ -130,6 +123,8 @@ def _before(decided: Cycle) -> dict[Stage, int]:
         elif isinstance(change, SinglesPlaced):
             for reservation, _ in kept[0]:
                 add(reservation.stage, 1)
+        elif isinstance(change, Chained):
+            add(kept[1].stage, count(change.indices))
         elif isinstance(change, Asked):
             add(stage_of(change.job, change.stage), 0)
         elif isinstance(change, JobAdded):

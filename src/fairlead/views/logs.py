@@ -13,6 +13,8 @@ from typing import Any
 from structlog.typing import FilteringBoundLogger
 
 from fairlead.core.changes import (
+    CalledBack,
+    Chained,
     Change,
     ConfigVersioned,
     Ended,
@@ -168,10 +170,28 @@ def _placement(
     return INFO, "tasks placed", fields
 
 
+def _chained(names: _Names, change: Chained, kept: Any) -> Iterator[Line]:
+    front: Allocation = kept[1]
+    fields = {"kind": KINDS[change.kind], "attempt": change.attempt, "tasks": count(change.indices)}
+    yield INFO, "tasks sent ahead", {**_where(names, front), **fields, "rooms": change.rooms}
+
+
+def _called_back(names: _Names, change: CalledBack, before: Any) -> Iterator[Line]:
+    yield INFO, "tasks asked back", {**_where(names, before), "tasks": count(before.indices)}
+
+
+def _where(names: _Names, allocation: Allocation) -> dict[str, Any]:
+    stage = allocation.stage
+    return {"job": stage.job.id, "stage": stage.name, "node": names.node(allocation.node)}
+
+
 def _ended(names: _Names, change: Ended, kept: Any) -> Iterator[Line]:
     event = {"pending": "launch taken back", "lost": "tasks lost", "failed": "tasks failed"}.get(change.outcome)
     if event is None:
         return
+    level = WARNING
+    if change.outcome == "pending" and not change.launch_failed:
+        level, event = INFO, "tasks returned"  # of a chain: nothing went wrong with them
     before: Allocation = kept[0]
     fields = {
         "job": before.stage.job.id,
@@ -182,7 +202,7 @@ def _ended(names: _Names, change: Ended, kept: Any) -> Iterator[Line]:
         "again": KINDS[change.again] if change.again >= 0 else None,
         "reason": change.reason,
     }
-    yield WARNING, event, fields
+    yield level, event, fields
 
 
 def _over(names: _Names, change: JobMoved, kept: Any) -> Iterator[Line]:
@@ -230,6 +250,8 @@ TELLERS: Tellers = {
     JobAdded: _submitted,
     Placed: _placed,
     SinglesPlaced: _singles_placed,
+    Chained: _chained,
+    CalledBack: _called_back,
     QueueMoved: _queue_moved,
 }
 

@@ -20,6 +20,7 @@ from fairlead.core.changes import (
     Acknowledged,
     Asked,
     Began,
+    Chained,
     Change,
     Ended,
     PendingEnded,
@@ -223,6 +224,10 @@ def _tally(decided: Cycle) -> tuple[Tally[str], list[int]]:
     for change, kept in decided.plan.done:
         if isinstance(change, Placed):
             tally["placed"] += placed_tasks(change)
+            if kept[0] is not None:
+                waits.append(now - kept[0].waiting_since)
+        elif isinstance(change, Chained):
+            tally["placed"] += count(change.indices)
             if kept[0] is not None:
                 waits.append(now - kept[0].waiting_since)
         elif isinstance(change, SinglesPlaced):

@@ -6,8 +6,9 @@ format version rises.
 
 from __future__ import annotations
 
-from fairlead.core.changes import config, gangs, jobs, ledger, nodes, tasks
+from fairlead.core.changes import chains, config, gangs, jobs, ledger, nodes, tasks
 from fairlead.core.changes.base import Change
+from fairlead.core.changes.chains import CalledBack, Chained, Measured, RoomPassed
 from fairlead.core.changes.config import (
     ConfigVersioned,
     PartitionRemoved,
@@ -57,6 +58,7 @@ ALL_CHANGES: tuple[type[Change], ...] = (
     *jobs.CHANGES,
     *tasks.CHANGES,
     *gangs.CHANGES,
+    *chains.CHANGES,
     *ledger.CHANGES,
 )
 
@@ -66,6 +68,8 @@ __all__ = [
     "Acknowledged",
     "Asked",
     "Began",
+    "CalledBack",
+    "Chained",
     "Change",
     "ConfigVersioned",
     "Ended",
@@ -76,6 +80,7 @@ __all__ = [
     "KeyKept",
     "KeysForgotten",
     "ManagerRegistered",
+    "Measured",
     "NodeAdded",
     "NodeAvoided",
     "NodeMoved",
@@ -93,6 +98,7 @@ __all__ = [
     "QueuesSet",
     "Regrouped",
     "Revived",
+    "RoomPassed",
     "SettingsSet",
     "SinglesPlaced",
     "StageAdded",

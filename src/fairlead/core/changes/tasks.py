@@ -88,6 +88,8 @@ class Placed(Change, frozen=True, tag="placed"):
                 )
             )
             number += 1
+        if stage.ran is not None:
+            p.touched.quick += range(self.first, number)
         if job.state == "pending":
             job.state = "running"
         stage.started = True
@@ -335,7 +337,20 @@ def _part(
             if index in chosen:
                 devices += of.devices[position * per_task : (position + 1) * per_task]
     return Allocation(
-        number, of.stage, of.node, block, of.attempt, devices, state, since, started, cause, of.kind, of.group
+        number,
+        of.stage,
+        of.node,
+        block,
+        of.attempt,
+        devices,
+        state,
+        since,
+        started,
+        cause,
+        of.kind,
+        of.group,
+        of.chain,
+        of.rooms,
     )
 
 

@@ -6,9 +6,10 @@ from heapq import heappop, heappush
 
 import msgspec
 
-from fairlead.core.changes import JobForgotten, KeyKept, KeysForgotten, NodeAvoided, QueuesRemoved
-from fairlead.core.model import Job, Micros, Queue
-from fairlead.core.outcomes import restart, stop, take_back
+from fairlead.core.changes import JobForgotten, KeyKept, KeysForgotten, Measured, NodeAvoided, QueuesRemoved
+from fairlead.core.effects import Stop
+from fairlead.core.model import Allocation, Job, Micros, Queue
+from fairlead.core.outcomes import call_back, hand_back, restart, stop, take_back
 from fairlead.core.plan import Plan
 from fairlead.core.ranges import count
 from fairlead.core.resources import format_duration
@@ -76,11 +77,36 @@ def _meet_deadlines(plan: Plan) -> None:
         if when > plan.now:
             heappush(p.timers, (when, number))
         elif allocation.state == "assigned":
-            timeout = format_duration(p.settings.launch_timeout)
-            plan.note("launch not acknowledged", count(allocation.indices))
-            take_back(plan, allocation, allocation.indices, f"the launch was not acknowledged within {timeout}")
+            _give_up_waiting(plan, allocation)
         else:
             stop(plan, allocation, allocation.indices, "time limit")
+
+
+def _give_up_waiting(plan: Plan, allocation: Allocation) -> None:
+    """Tasks were not started in time: somebody before them is slow, or their agent says nothing."""
+    p = plan.partition
+    stage = allocation.stage
+    if allocation.rooms and not allocation.cause:
+        if stage.ran is not None:
+            plan.do(Measured(stage.job.id, stage.position, None))
+        call_back(plan, [allocation])
+        return
+    reason = f"the launch was not acknowledged within {format_duration(p.settings.launch_timeout)}"
+    for each in [allocation] if allocation.cause else p.waiting_in(allocation.chain):
+        if each.state == "assigned":
+            _leave(plan, each, reason)
+    if not allocation.cause:
+        plan.note("launch not acknowledged", count(allocation.indices))
+        take_back(plan, allocation, allocation.indices, reason)
+
+
+def _leave(plan: Plan, waiting: Allocation, reason: str) -> None:
+    """Tasks of a chain are given up without their agent's word; it is told to forget them."""
+    stage = waiting.stage
+    nodes = plan.partition.nodes
+    stop = Stop(stage.job.id, stage.job.number, stage.name, waiting.indices, waiting.attempt, "stale")
+    plan.strays.append((nodes.name[nodes.rows[waiting.node]], stop))
+    hand_back(plan, waiting, waiting.indices, reason)
 
 
 def _short_until(p: Partition, since: Micros) -> Micros:

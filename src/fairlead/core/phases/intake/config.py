@@ -15,7 +15,7 @@ from fairlead.core.changes import (
 )
 from fairlead.core.commands import Accepted, Configure, MarkReady, MoveQueue, RemovePartition
 from fairlead.core.errors import Refused
-from fairlead.core.outcomes import finish
+from fairlead.core.outcomes import call_back, finish
 from fairlead.core.phases.intake.access import need_operator
 from fairlead.core.phases.intake.nodes import tell_to_stop
 from fairlead.core.plan import Plan
@@ -94,6 +94,10 @@ def move_queue(plan: Plan, command: MoveQueue) -> Accepted:
             "queue", f"{queue.path} left the configuration and drains; put it back there to keep it", "conflict"
         )
     plan.do(QueueMoved(queue.path, "active" if command.action == "start" else "stopped"))
+    if command.action == "stop":
+        p = plan.partition
+        ahead = [each for number in sorted(p.chains) for each in p.waiting_in(number)]
+        call_back(plan, [each for each in ahead if queue in each.stage.job.queue.line()])
     return Accepted()
 
 

@@ -7,7 +7,7 @@ from fairlead.core.commands import Accepted, AddNode, MoveNode, RemoveNode, Upda
 from fairlead.core.effects import stop_of
 from fairlead.core.errors import Refused
 from fairlead.core.model import NodeState
-from fairlead.core.outcomes import lose
+from fairlead.core.outcomes import call_back, lose
 from fairlead.core.phases.intake.access import need_operator
 from fairlead.core.plan import Plan
 from fairlead.core.reader import check_name, suggestion
@@ -68,6 +68,9 @@ def move_to(plan: Plan, name: str, state: NodeState) -> Accepted:
     plan.do(NodeMoved(known, state))
     if state == "lost":
         release(plan, known, f"node {name} was lost")
+    elif state != "up":
+        allocations = plan.partition.nodes.allocations[plan.partition.nodes.rows[known]]
+        call_back(plan, [allocations[number] for number in sorted(allocations)])
     return Accepted()
 
 

@@ -6,14 +6,15 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import NoReturn, get_args
 
-from fairlead.core.changes import Acknowledged
+from fairlead.core.changes import Acknowledged, Measured
 from fairlead.core.commands import Accepted, Report, ReportState
 from fairlead.core.documents import MAX_TASKS
 from fairlead.core.effects import Stop
 from fairlead.core.errors import Refused
-from fairlead.core.model import Allocation, Stage
-from fairlead.core.outcomes import confirm_stop, fail, lose, succeed, take_back, trust
+from fairlead.core.model import Allocation, Micros, Stage
+from fairlead.core.outcomes import confirm_stop, fail, hand_back, lose, succeed, take_back, trust
 from fairlead.core.plan import Plan
+from fairlead.core.policy.chain import measured
 from fairlead.core.ranges import Ranges, check_flat, count, difference, indices
 from fairlead.core.resources import parse_count, printable, shown
 
@@ -63,6 +64,20 @@ def _all(blocks: list[tuple[Allocation, tuple[int, ...]]]) -> Iterator[int]:
     return chain.from_iterable(indices(block) for _, block in blocks)
 
 
+def _measure(plan: Plan, allocation: Allocation, ran: Micros) -> None:
+    """Note how long the tasks of a stage take, if more of them wait that could go in chains."""
+    stage = allocation.stage
+    if not ran and allocation.started is not None:
+        ran = plan.now - allocation.started  # as seen from here
+    setting = plan.partition.settings.chain
+    # Which GPU a task of a chain has would be the agent's choice; and what uses one is never that quick.
+    if not (setting and ran and stage.waiting()) or stage.shape.devices or stage.job.manager:
+        return
+    now = measured(stage.ran, ran, setting)
+    if now != stage.ran:
+        plan.do(Measured(stage.job.id, stage.position, now))
+
+
 def _stop_stray(plan: Plan, command: Report, block: tuple[int, ...]) -> None:
     """Whoever runs an attempt that was given up, such as one acknowledged too late, is told to stop it.
 
@@ -80,6 +95,8 @@ def _check(command: Report) -> None:
     if command.indices and command.indices[-1] > MAX_TASKS:
         raise Refused("indices", f"a stage has at most {MAX_TASKS} tasks; report those it has")
     parse_count(command.attempt, "attempt", 0, MAX_NUMBER)
+    if command.ran:
+        parse_count(command.ran, "ran", 0, MAX_NUMBER)
     if command.exit_code is not None:
         parse_count(command.exit_code, "exit_code", -MAX_NUMBER, MAX_NUMBER)
     if command.state not in STATES:
@@ -127,12 +144,16 @@ def _take(plan: Plan, allocation: Allocation, block: tuple[int, ...], command: R
             plan.do(Acknowledged(allocation.id, block, 0 if whole else plan.partition.counters.allocation))
             trust(plan, allocation.node)
     elif state == "succeeded":
+        if allocation.stage.terms.min == 1:
+            _measure(plan, allocation, command.ran)
         succeed(plan, allocation, block, command.exit_code)
     elif stopping:
         # Whatever it died of, it was told to stop and it has.
         confirm_stop(plan, allocation, block, reason)
     elif state == "failed":
         fail(plan, allocation, block, reason or f"exit code {command.exit_code}", command.exit_code)
+    elif allocation.state == "assigned" and (allocation.rooms or allocation.cause):
+        hand_back(plan, allocation, block, reason or f"node {command.node} did not start it")
     elif state == "refused" and allocation.state == "assigned":
         plan.note("launch refused", count(block))
         take_back(plan, allocation, block, reason or f"node {command.node} refused the launch")
