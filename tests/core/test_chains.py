@@ -381,6 +381,14 @@ def test_one_that_was_started_before_it_was_asked_back_goes_on() -> None:
     assert not w.placements(job)
 
 
+def test_a_node_that_shrinks_below_its_use_returns_the_rest() -> None:
+    w = world(nodes=1)
+    job = in_chain(w)
+    w.update_node("n0", cpu="500m")
+    w.advance(0.1)
+    assert states(w, job, 10) == ["succeeded", "running"] + ["pending"] * 8
+
+
 def test_a_stopped_queue_starts_nothing_more() -> None:
     w = world()
     job = in_chain(w)

@@ -38,7 +38,7 @@ def join(plan: Plan, name: str, spec: NodeSpec, manager: str) -> Accepted:
         raise Refused("name", f"node {name} belongs to {owner}; choose another name", "conflict")
     before = plan.mark()
     if spec_of(p, known) != spec:
-        plan.do(NodeSet(known, spec))
+        _set(plan, known, spec)
     if p.nodes.state[row] == "lost":
         plan.do(NodeMoved(known, p.nodes.lost_from.get(known, "up")))
     return Accepted(note="" if plan.mark() > before else "no change")
@@ -50,8 +50,21 @@ def update(plan: Plan, command: UpdateNode) -> Accepted:
     _check(command.spec)
     if spec_of(plan.partition, known) == command.spec:
         return Accepted(note="no change")
-    plan.do(NodeSet(known, command.spec))
+    _set(plan, known, command.spec)
     return Accepted()
+
+
+def _set(plan: Plan, join: int, spec: NodeSpec) -> None:
+    plan.do(NodeSet(join, spec))
+    _call_back(plan, join)
+
+
+def _call_back(plan: Plan, join: int) -> None:
+    """A node that takes no new work now returns what waits in chains there."""
+    nodes = plan.partition.nodes
+    row = nodes.rows[join]
+    if not nodes.placeable(row):
+        call_back(plan, [nodes.allocations[row][number] for number in sorted(nodes.allocations[row])])
 
 
 def move(plan: Plan, command: MoveNode) -> Accepted:
@@ -68,9 +81,8 @@ def move_to(plan: Plan, name: str, state: NodeState) -> Accepted:
     plan.do(NodeMoved(known, state))
     if state == "lost":
         release(plan, known, f"node {name} was lost")
-    elif state != "up":
-        allocations = plan.partition.nodes.allocations[plan.partition.nodes.rows[known]]
-        call_back(plan, [allocations[number] for number in sorted(allocations)])
+    else:
+        _call_back(plan, known)
     return Accepted()
 
 
