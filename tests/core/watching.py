@@ -262,7 +262,8 @@ class Play:
             for (other, _, index), (node, when) in self.agents.unheard_launches.items()
             if other == job and self._counts_on(node) and self.w.now < when + LAUNCH_TIMEOUT
         }
-        need = min(wanted.least, wanted.count - len(wanted.done))
+        # Members that succeed leave the others at work; those who would come on top of the minimum need not be there.
+        need = wanted.least - len(wanted.done) if wanted.whole else min(wanted.least, wanted.count - len(wanted.done))
         enough = len({*here, *away} - wanted.done) >= need
         if enough and here:
             wanted.whole = wanted.whole or (job not in self.agents.held() and not away)
