@@ -30,7 +30,7 @@ from fairlead.core.effects import ForNode
 from fairlead.core.ranges import count, indices
 from fairlead.sim.fleet import Fleet
 from fairlead.testing import World
-from tests.core.watching import NODES, SETTINGS, Play, Step, Wanted, Watch
+from tests.core.watching import NODES, Play, Step, Wanted, Watch, overlooked
 
 Steps = list[Step]
 
@@ -269,7 +269,7 @@ class Logged(Fleet):
         super().deliver(effects, now)
 
 
-def told_to(zones: Iterable[str], order: str, drawn: Steps, **more: Any) -> dict[str, list[Any]]:
+def told_to(zones: Iterable[str], order: str, drawn: Steps) -> dict[str, list[Any]]:
     """What the nodes of these zones are told if only the steps of these zones are done, at their times."""
     w = World({"launch_timeout": "4s", "lease": "4s", "heartbeat": "1s", "replace_within": "6s"})
     w.queue("root.q", order=order)
@@ -277,7 +277,7 @@ def told_to(zones: Iterable[str], order: str, drawn: Steps, **more: Any) -> dict
     jobs: dict[str, list[str]] = {zone: [] for zone in zones}
     for zone in jobs:
         for number, has in enumerate([{"cpu": 4}, {"cpu": 3, "gpu": 2}, {"cpu": 4}]):
-            w.node(f"{zone}{number}", labels={"zone": zone}, **has, **more)
+            w.node(f"{zone}{number}", labels={"zone": zone}, **has)
     w.cycle()
     for zone, name, given in drawn:
         if name == "advance":
@@ -289,7 +289,7 @@ def told_to(zones: Iterable[str], order: str, drawn: Steps, **more: Any) -> dict
         elif name == "submit":
             document = dict(given)
             priority = document.pop("priority", 0)
-            wanted = {key: document.pop(key) for key in ("cpu", "gpu", "memory") if key in document}
+            wanted = {key: document.pop(key) for key in ("cpu", "gpu") if key in document}
             stage = {"name": "w", "selectors": {"zone": zone}, "resources": wanted, **document}
             jobs[zone].append(w.submit(name=zone, queue="root.q", priority=priority, stages=[stage]))
         elif name == "kill":
@@ -317,3 +317,138 @@ def test_lanes_without_shared_nodes_never_influence_each_other(order: str, drawn
 @given(st.sampled_from(["priority", "fifo", "fair"]), zone_steps)
 def test_lanes_without_shared_nodes_never_influence_each_other_for_long(order: str, drawn: Steps) -> None:
     lanes_apart(order, drawn)
+
+
+@pytest.mark.xfail(reason="a shape's thresholds order the nodes of all others by levels, also of those it cannot use")
+def test_lanes_without_shared_nodes_never_influence_which_of_two_nodes_is_the_fuller() -> None:
+    """The one way that is known: more is free of one resource on one node, and of another on the other node."""
+    placed = []
+    for others in ([], ["other"]):
+        w = World()
+        w.node("x", cpu=5, memory="3Gi", labels={"zone": "a"})
+        w.node("y", cpu=4, memory="9Gi", labels={"zone": "a"})
+        w.node("z", cpu=4, memory="9Gi", labels={"zone": "b"})
+        for name in others:
+            asked = {"selectors": {"zone": "b"}, "resources": {"cpu": 1, "memory": "5Gi"}}
+            w.submit(name=name, stages=[asked])
+        job = w.submit(stages=[{"selectors": {"zone": "a"}, "resources": {"cpu": 1, "memory": "1Gi"}}])
+        w.cycle()
+        placed.append(w.placements(job))
+    assert placed[0] == placed[1]
+
+
+# -- 6: the same commands, the same bytes ------------------------------------------------------------------------
+
+CHILD = """
+from hashlib import blake2b
+from fairlead.core.dump import dump
+from fairlead.journal import MemoryJournal
+from fairlead.journal.codec import stream_of
+from fairlead.testing import World
+from tests.kill_child import PARTITION, Driver
+from tests.test_recovery import SCENES
+
+def say(*what):
+    print(blake2b(repr(what).encode()).hexdigest()[:16], what[0])
+
+for name, play in SCENES.items():
+    w = World()
+    for step, _ in enumerate(play(w)):
+        waiting = [str(why) for job in w.partition().jobs for why in w.explain(job)]
+        say(f"{name} {step}", w.effects(), w.lanes(), waiting, [w.dump(each) for each in w.cluster.writers])
+for seed in range(3):
+    driver = Driver(MemoryJournal(), seed)
+    driver.begin()
+    for _ in range(100):
+        driver.turn()
+    say(f"seed {seed}", dump(driver.state), [each.payload for each in driver.writer.journal.read(stream_of(PARTITION))])
+"""
+
+
+def test_the_same_commands_in_the_same_order_give_the_same_bytes() -> None:
+    """In two processes, which order their sets and hash their strings in different ways."""
+    root = Path(__file__).parents[2]
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", CHILD],
+            cwd=root,
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join([str(root), *sys.path])},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for seed in ("1", "2")
+    ]
+    said = [child.communicate(timeout=120)[0].splitlines() for child in children]
+    assert [child.returncode for child in children] == [0, 0]
+    assert len(said[0]) > 30
+    assert said[0] == said[1]
+
+
+# -- 7: restarts -------------------------------------------------------------------------------------------------
+
+
+def restarts_change_nothing(drawn: Steps) -> None:
+    """A control plane that starts anew after every single cycle, beside one that never does."""
+    plain, restarted = Play(looking=False), Play(looking=False, restarts=True)
+    for step in drawn:
+        plain.do(*step)
+        restarted.do(*step)
+        assert observed(restarted.w) == observed(plain.w)
+    assert restarted.agents.starts == plain.agents.starts
+
+
+def observed(w: World) -> tuple[Any, ...]:
+    """But for the reasons why something waits: they are as old as the last look at its lane, and a start looks anew."""
+    return w.dump(), w.effects(), w.lanes(), {job: (w.job(job), w.placements(job)) for job in w.partition().jobs}
+
+
+@settings(max_examples=30)
+@given(anything | trouble_with_gangs)
+def test_a_restart_between_any_two_steps_changes_nothing_observable(drawn: Steps) -> None:
+    restarts_change_nothing(drawn)
+
+
+@pytest.mark.long
+@settings(max_examples=1_500)
+@given(anything | trouble_with_gangs)
+def test_a_restart_between_any_two_steps_changes_nothing_observable_for_long(drawn: Steps) -> None:
+    restarts_change_nothing(drawn)
+
+
+while_not_ready = steps(
+    submit(documents), finish, kill, scale, limit, trouble, management, advance, advance, broken(documents), most=12
+)
+
+
+def nothing_until_ready(before: Steps, drawn: Steps) -> None:
+    play = Play(looking=False)
+    play.w.node("dark", cpu=8, taints=["dark"])  # its agent is never heard again, and nobody may run there
+    play.w.cycle()
+    play.run(before)
+    play.w.restart(ready=False)
+    play.w.effects()
+    for step in drawn:
+        live = play.live()
+        play.do(*step)
+        assert not play.w.partition().reign.ready
+        messages = [each for each in play.w.effects() if isinstance(each, ForNode)]
+        assert not [each for each in messages if each.launches], "something was placed"
+        if step[0] == "advance":
+            gone = {key: was for key, was in live.items() if play.live().get(key) != was and not play.is_done(*key)}
+            assert not gone, "something expired"
+    play.w.mark_ready()
+    play.w.advance(0)
+    assert play.w.partition().reign.ready and not overlooked(play.w.partition())
+
+
+@settings(max_examples=30)
+@given(anything, while_not_ready)
+def test_nothing_is_placed_or_expires_until_ready(before: Steps, drawn: Steps) -> None:
+    nothing_until_ready(before, drawn)
+
+
+@pytest.mark.long
+@settings(max_examples=1_500)
+@given(anything, while_not_ready)
+def test_nothing_is_placed_or_expires_until_ready_for_long(before: Steps, drawn: Steps) -> None:
+    nothing_until_ready(before, drawn)
