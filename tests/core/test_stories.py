@@ -577,6 +577,22 @@ def test_fair_gives_the_turn_to_the_job_with_fewest_running_also_after_a_restart
     assert (len(w.placements(many)), len(w.placements(few))) == (3, 3)
 
 
+def test_fair_starts_many_at_once_only_where_nobody_else_waits_whether_asleep_or_not() -> None:
+    told = []
+    for restart in (False, True):
+        w = World()
+        w.queue("root.a", order="fair")
+        w.node("n0", cpu=3)
+        w.submit(name="half", queue="root.a", stages=stage(2, cpu=2, min=1))
+        w.advance(0)
+        if restart:
+            w.restart()
+        w.submit(name="many", queue="root.a", stages=stage(2, cpu=0.5, min=1))
+        w.cycle()
+        told.append((w.effects(), w.dump()))
+    assert told[0] == told[1]
+
+
 def test_pack_fills_a_node_before_it_opens_another_and_spares_gpus() -> None:
     w = World()
     w.node("gpu", cpu=4, gpu=2)

@@ -82,14 +82,12 @@ class Watch(Fleet):
 
     def deliver(self, effects: Iterable[object], now: int) -> None:
         effects = list(effects)
-        for effect in effects:
-            if isinstance(effect, ForNode):
-                for launch in effect.launches:
-                    self._note(effect.node, launch, now)
+        messages = [effect for effect in effects if isinstance(effect, ForNode)]
+        new = [each.node for each in messages if any([self._note(each.node, one, now) for one in each.launches])]
         super().deliver(effects, now)
-        for effect in effects:
-            if isinstance(effect, ForNode) and effect.launches and effect.node not in self._silent:
-                self._check_room(effect.node)
+        for node in new:
+            if node not in self._silent:
+                self._check_room(node)
 
     def reports(self, now: int) -> list[AnyCommand]:
         due = super().reports(now)
@@ -110,17 +108,21 @@ class Watch(Fleet):
     def is_silent(self, node: str) -> bool:
         return node in self._silent
 
-    def _note(self, node: str, launch: Launch, now: int) -> None:
+    def _note(self, node: str, launch: Launch, now: int) -> bool:
+        """Write a launch down; says whether it is a new one. After a restart those that stand are sent again."""
+        new = False
         each_has = len(launch.devices) // max(1, len(list(indices(launch.indices))))
         for at, index in enumerate(indices(launch.indices)):
             key = (launch.job, launch.attempt, index)
             if key not in self.devices:
                 self.starts[launch.job, index] += 1
+                new = True
             self.devices[key] = launch.devices[at * each_has : (at + 1) * each_has]
             if node in self._silent:
                 self.unheard_launches.setdefault(key, (node, now))
             else:
                 self.unheard_launches.pop(key, None)
+        return new
 
     def _check_room(self, node: str) -> None:
         cpu = 0
@@ -138,11 +140,15 @@ class Watch(Fleet):
 
 
 class Play:
-    """A world, and steps that somebody drew for it. Jobs are chosen by number among all that were submitted."""
+    """A world, and steps that somebody drew for it. Jobs are chosen by number among all that were submitted.
 
-    def __init__(self, *, restarts: bool = False, **settings: Any) -> None:
+    With `restarts` the control plane starts anew after every cycle.
+    """
+
+    def __init__(self, *, looking: bool = True, restarts: bool = False) -> None:
+        self.looking = looking
         self.restarts = restarts
-        self.w = World({**SETTINGS, **settings})
+        self.w = World(SETTINGS)
         self.jobs: dict[str, Wanted] = {}
         self.nodes = {name: dict(has) for name, has in NODES.items()}
         self.agents = self.w.fleets["default"] = Watch(self.jobs, self.nodes)
@@ -159,10 +165,12 @@ class Play:
     def do(self, name: str, *given: Any) -> None:
         """One step, the cycles of its instant, and a look."""
         getattr(self, f"_{name}")(*given)
-        self.w.advance(0)
-        if self.restarts:
+        while self.restarts and self.w._next_due() in (0, self.w.now):
+            self.w.cycle()
             self.w.restart()
-        self.look()
+        self.w.advance(0)
+        if self.looking:
+            self.look()
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
@@ -246,6 +254,18 @@ class Play:
         for job, wanted in self.jobs.items():
             self._look_at(job, wanted)
 
+    def live(self) -> dict[tuple[str, int], tuple[int, str]]:
+        """Job and index of the tasks that the server counts on, with attempt and node."""
+        return {
+            (job, index): (self.w.task(job, "w", index).attempt, node)
+            for job in self.jobs
+            if job in self.w.partition().jobs
+            for (_, index), node in self.w.placements(job).items()
+        }
+
+    def is_done(self, job: str, index: int) -> bool:
+        return index in self.jobs[job].done
+
     def _look_at(self, job: str, wanted: Wanted) -> None:
         running = self._running(job)
         here = [index for _, _, index, node in running if not self.agents.is_silent(node)]
@@ -262,7 +282,8 @@ class Play:
             for (other, _, index), (node, when) in self.agents.unheard_launches.items()
             if other == job and self._counts_on(node) and self.w.now < when + LAUNCH_TIMEOUT
         }
-        need = min(wanted.least, wanted.count - len(wanted.done))
+        # Members that succeed leave the others at work; those who would come on top of the minimum need not be there.
+        need = wanted.least - len(wanted.done) if wanted.whole else min(wanted.least, wanted.count - len(wanted.done))
         enough = len({*here, *away} - wanted.done) >= need
         if enough and here:
             wanted.whole = wanted.whole or (job not in self.agents.held() and not away)
