@@ -279,24 +279,24 @@ def told_to(zones: Iterable[str], order: str, drawn: Steps) -> dict[str, list[An
         for number, has in enumerate([{"cpu": 4}, {"cpu": 3, "gpu": 2}, {"cpu": 4}]):
             w.node(f"{zone}{number}", labels={"zone": zone}, **has)
     w.cycle()
-    for zone, name, given in drawn:
+    for zone, name, value in drawn:
         if name == "advance":
-            w.advance(given)
+            w.advance(value)
         elif name == "restart":
             w.restart()
         elif zone not in jobs:
             continue
         elif name == "submit":
-            document = dict(given)
+            document = dict(value)
             priority = document.pop("priority", 0)
             wanted = {key: document.pop(key) for key in ("cpu", "gpu") if key in document}
             stage = {"name": "w", "selectors": {"zone": zone}, "resources": wanted, **document}
             jobs[zone].append(w.submit(name=zone, queue="root.q", priority=priority, stages=[stage]))
         elif name == "kill":
             if jobs[zone]:
-                w.kill(jobs[zone][given % len(jobs[zone])])
+                w.kill(jobs[zone][value % len(jobs[zone])])
         else:
-            getattr(w, name)(f"{zone}{given}")
+            getattr(w, name)(f"{zone}{value}")
         w.advance(0)
     w.advance(20)
     return agents.log

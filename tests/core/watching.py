@@ -187,9 +187,9 @@ class Play:
         milli = round(1000 * float(gpu or 0))
         self.jobs[job] = Wanted(stage["count"], least, cpu, milli, on_loss, loose)
         self.w.cycle()
-        if isinstance(self.w.answers()[-1], Rejected):  # the journal was broken; whether it is known is seen there
-            if job not in self.w.partition().jobs:
-                del self.jobs[job]
+        # If the journal was broken, whether the job is known is seen in the state.
+        if isinstance(self.w.answers()[-1], Rejected) and job not in self.w.partition().jobs:
+            del self.jobs[job]
 
     def _finish(self, number: int, code: int) -> None:
         live = [
@@ -241,7 +241,7 @@ class Play:
         self.w.restart()
 
     def _advance(self, seconds: int) -> None:
-        # Who starts what was taken back meanwhile is told to stop, and overlaps for a moment: that is a story, not this.
+        # Who starts what was taken back is told to stop, and overlaps for a moment: that is a story, not this.
         for node in self.nodes:
             self.w.release_acks(node)
         self.w.advance(seconds)

@@ -343,6 +343,11 @@ def _check_lanes(p: Partition) -> None:
                     )
     lanes = {key: lane.size for key, lane in p.lanes.items()}
     _need(sizes == lanes, f"lanes hold {lanes}, the stages ask for {sizes}")
+    asked: dict[str, int] = {}
+    for lane in p.lanes.values():
+        asked[lane.queue.path] = asked.get(lane.queue.path, 0) + lane.size
+    for path, queue in p.queues.items():
+        _need(queue.reservations == asked.get(path, 0), f"queue {path} counts {queue.reservations} reservations")
     for lane in p.lanes.values():
         _need(len(list(lane)) == lane.size, f"the lane of {lane.queue.path} lost a reservation")
         _need(lane.head() is next(iter(lane), None), f"the lane of {lane.queue.path} has a wrong head")

@@ -71,10 +71,12 @@ class Lane:
     def add(self, reservation: Reservation) -> None:
         self.touch(reservation)
         self.size += 1
+        self.queue.reservations += 1
 
     def drop(self, reservations: int = 1) -> None:
         """Say that so many reservations have left their stages; their entries go when they are passed over."""
         self.size -= reservations
+        self.queue.reservations -= reservations
         self.slept = None
 
     def touch(self, reservation: Reservation) -> None:

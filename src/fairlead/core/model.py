@@ -389,6 +389,8 @@ class Queue(msgspec.Struct, eq=False):
     children: dict[str, Queue] = msgspec.field(default_factory=dict)
     jobs: int = 0
     """How many jobs of a leaf want something, or still use something."""
+    reservations: int = 0
+    """How many there are in all lanes of a leaf."""
     users: dict[str, Account] = msgspec.field(default_factory=dict)
     groups: dict[str, Account] = msgspec.field(default_factory=dict)
     tied: dict[tuple[str, tuple[str, ...]], tuple[Account, ...]] = msgspec.field(default_factory=dict)

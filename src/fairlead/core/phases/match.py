@@ -120,8 +120,6 @@ def _serve_leaf(plan: Plan, leaf: Queue, lanes: list[Lane], left: int) -> int:
     begun: list[Reservation] = []
     # Under `fair` places move with every task that starts, so that each start has to be seen at once.
     hands = Hands(plan, p.index) if isinstance(p.index, FitIndex) and not turns.fair else None
-    # Who is alone may start many at once. That others sleep does not make it alone: after a restart nobody sleeps.
-    rivals = [lane for lane in p.lanes.values() if lane.queue is leaf] if turns.fair else []
     while turns and left > 0:
         lane, reservation = turns.current()
         if hands and hands.give(lane, reservation):
@@ -132,7 +130,8 @@ def _serve_leaf(plan: Plan, leaf: Queue, lanes: list[Lane], left: int) -> int:
         if together > left and left < most:
             left = 0  # a gang that is too large for what is left of this cycle opens the next one
             break
-        alone = not turns.fair or (lane.size == 1 and sum(each.size for each in rivals) == 1)
+        # Who is alone may start many at once. That others sleep does not make it alone: after a restart nobody sleeps.
+        alone = not turns.fair or leaf.reservations == 1
         placed, reason = take_turn(plan, reservation, together, left if alone else 1)
         left -= placed
         if reason is None:
