@@ -319,9 +319,8 @@ def test_lanes_without_shared_nodes_never_influence_each_other_for_long(order: s
     lanes_apart(order, drawn)
 
 
-@pytest.mark.xfail(reason="a shape's thresholds order the nodes of all others by levels, also of those it cannot use")
 def test_lanes_without_shared_nodes_never_influence_which_of_two_nodes_is_the_fuller() -> None:
-    """The one way that is known: more is free of one resource on one node, and of another on the other node."""
+    """More is free of one resource on one node, and of another on the other node."""
     placed = []
     for others in ([], ["other"]):
         w = World()

@@ -285,8 +285,8 @@ class Play:
         # Members that succeed leave the others at work; those who would come on top of the minimum need not be there.
         need = wanted.least - len(wanted.done) if wanted.whole else min(wanted.least, wanted.count - len(wanted.done))
         enough = len({*here, *away} - wanted.done) >= need
-        if enough and here:
-            wanted.whole = wanted.whole or (job not in self.agents.held() and not away)
+        if enough:
+            wanted.whole = wanted.whole or (bool(here) and job not in self.agents.held() and not away)
             wanted.short_since = None
         elif wanted.short_since is None:
             wanted.short_since = self.w.now

@@ -1,11 +1,14 @@
 """The index behind `pack`: which is the fullest node that fits? One for all shapes, touched where nodes changed.
 
-A node stands in a bucket: how many of its GPUs are wholly free, how much is left on the best split one, and how much
-of each other resource is free, counted in the thresholds that the shapes ask for, so that a bucket fits or does not,
-exactly. Nodes of one kind share a row of buckets, ordered from the fullest to the emptiest. The buckets that hold nodes
-are the bits of one integer, and so are those that fit a shape: the lowest common bit is the fullest node that fits.
-Buckets come into being when they are first needed, so that there are as many as there are different nodes, not as many
-as could be thought of.
+The fullest node is the one with the fewest wholly free GPUs, then the least CPU, then the least of the other resources
+by name, then the least on its best split GPU. That is a fact about the nodes alone: neither other shapes nor what was
+there before have a say.
+
+A node stands in a bucket: the same figures, counted in the thresholds that the shapes ask for, so that a bucket fits
+or does not, exactly. Nodes of one kind share a row of buckets, ordered from the fullest to the emptiest. The buckets
+that hold nodes are the bits of one integer, and so are those that fit a shape: where the lowest common bit leads, and
+in the buckets after it with as much of GPUs and CPU, is the fullest node that fits. Buckets come into being when they
+are first needed, so that there are as many as there are different nodes, not as many as could be thought of.
 """
 
 from __future__ import annotations
@@ -17,11 +20,11 @@ from heapq import heappop, heappush
 from fairlead.core.nodeindex import Choice, Kind, KindKey, NodeIndex
 from fairlead.core.nodes import NodeTable
 from fairlead.core.policy.fit import choose_devices, room
-from fairlead.core.resources import GPU
+from fairlead.core.resources import CPU, GPU
 from fairlead.core.shape import WHOLE_DEVICE, Shape
 
 Bucket = tuple[int, ...]
-"""Wholly free GPUs, the level of the best split GPU, then the level of each other resource."""
+"""Wholly free GPUs, the level of CPU, of each other resource by name, and of the best split GPU."""
 
 Entry = tuple[tuple[int, ...], int]
 """What is free on a node, exactly, and its join number. It counts if it is the very one that the index names."""
@@ -69,8 +72,8 @@ class Buckets(Kind):
 class FitIndex(NodeIndex[Buckets]):
     def __init__(self, nodes: NodeTable) -> None:
         super().__init__(nodes)
-        self._asked: dict[tuple[str, int], int] = {}
-        """(Resource, threshold) → how many of the shapes ask for it; a label with 0 → how many look at it."""
+        self._known: set[tuple[str, int]] = set()
+        """The thresholds by resource that the index tells apart, and the labels with 0; some that nobody needs now."""
         self._names: list[str] = []
         self._columns: list[tuple[list[int], list[int], list[int]]] = []
         """Of each resource by name: thresholds, capacities, and what is used."""
@@ -78,23 +81,20 @@ class FitIndex(NodeIndex[Buckets]):
         """Thresholds of parts of a GPU."""
 
     def add(self, shape: Shape) -> None:
-        new = self._stale
-        for threshold in _thresholds(shape):
-            self._asked[threshold] = self._asked.get(threshold, 0) + 1
-            new |= self._asked[threshold] == 1
-        self._stale = new
-        self._shapes[shape] = () if new else self._need(shape)
+        self._stale |= not self._known.issuperset(_thresholds(shape))
+        self._shapes[shape] = () if self._stale else self._need(shape)
 
     def forget(self, shape: Shape) -> None:
+        # Thresholds that are not needed do no harm; they go when the index is built anew.
         del self._shapes[shape]
         self._accepted.clear()
         for kind in self._kinds.values():
             kind.masks.pop(shape, None)
-        for threshold in _thresholds(shape):
-            self._asked[threshold] -= 1
-            if not self._asked[threshold]:
-                del self._asked[threshold]
-                self._stale = True
+
+    def refresh(self) -> None:
+        # A node that brings a resource nobody had before makes a column more.
+        self._stale |= len(self._names) < len(self.nodes.capacity) - (GPU in self.nodes.capacity)
+        super().refresh()
 
     def choose(self, shape: Shape, most: int, number: int, near: str | None = None) -> list[Choice]:
         chosen: list[Choice] = []
@@ -142,29 +142,35 @@ class FitIndex(NodeIndex[Buckets]):
     def bucket_fits(self, bucket: Bucket, shape: Shape) -> bool:
         need = self._shapes[shape]
         if shape.devices and not (
-            bucket[0] >= need[0] if shape.device_milli == WHOLE_DEVICE else (bucket[0] > 0 or bucket[1] >= need[1])
+            bucket[0] >= need[0] if shape.device_milli == WHOLE_DEVICE else (bucket[0] > 0 or bucket[-1] >= need[-1])
         ):
             return False
-        return all(bucket[at] >= need[at] for at in range(2, len(need)))
+        return all(bucket[at] >= need[at] for at in range(1, len(need) - 1))
 
     # -- inside
 
     def _first(self, shape: Shape, near: str | None) -> tuple[Entry, list[Entry]] | None:
         """The entry of the fullest node that fits, and the heap at whose top it stands."""
-        best: tuple[bool, Bucket, Entry] | None = None
+        best: Entry | None = None
         heap: list[Entry] = []
+        sparing = False
         stands = self._at
         for kind in self._accepted.get((shape, near)) or self._kinds_for(shape, near):
             # Work that asks for no GPU goes where there are none, if it can.
-            wasteful = kind.gpus and not shape.devices
-            if best is not None and wasteful and not best[0]:
+            spares = bool(shape.devices) or not kind.gpus
+            if sparing and not spares:
                 continue
             mask = kind.masks.get(shape)
             if mask is None:
                 mask = kind.mask_of(shape, self)
             fitting = kind.filled & mask
+            alike: Bucket | None = None
             while fitting:
-                at = (fitting & -fitting).bit_length() - 1
+                lowest = fitting & -fitting
+                fitting ^= lowest
+                at = lowest.bit_length() - 1
+                if alike is not None and kind.buckets[at][:2] != alike:
+                    break
                 entries = kind.heaps[at]
                 while entries:
                     where = stands.get(entries[0][1])
@@ -172,14 +178,12 @@ class FitIndex(NodeIndex[Buckets]):
                         break
                     heappop(entries)
                 else:
-                    kind.filled &= ~(1 << at)
-                    fitting = kind.filled & mask
+                    kind.filled ^= lowest
                     continue
-                found = (wasteful, kind.buckets[at], entries[0])
-                if best is None or found < best:
-                    best, heap = found, entries
-                break
-        return None if best is None else (best[2], heap)
+                alike = kind.buckets[at][:2]
+                if best is None or (spares and not sparing) or entries[0] < best:
+                    best, heap, sparing = entries[0], entries, spares
+        return None if best is None else (best, heap)
 
     def _kind(self, key: KindKey) -> Buckets:
         return Buckets(key)
@@ -188,12 +192,14 @@ class FitIndex(NodeIndex[Buckets]):
         if join in self._out:
             return
         whole, part = self.nodes.whole_part[row]
-        levels = [whole, bisect_right(self._parts, part) if part else 0]
-        frees = [whole, part]
+        levels = [whole]
+        frees = [whole]
         for thresholds, capacity, used in self._columns:
             free = capacity[row] - used[row]
             levels.append(bisect_right(thresholds, free))
             frees.append(free)
+        levels.append(bisect_right(self._parts, part) if part else 0)
+        frees.append(part)
         bucket = tuple(levels)
         entry = (tuple(frees), join)
         self._at[join] = (kind, bucket, entry)
@@ -209,18 +215,20 @@ class FitIndex(NodeIndex[Buckets]):
         amounts = dict(shape.amounts)
         gpu = amounts.pop(GPU, 0)
         part = 0 if not gpu or shape.device_milli == WHOLE_DEVICE else bisect_right(self._parts, gpu)
-        levels = [shape.devices if shape.device_milli == WHOLE_DEVICE else 0, part]
+        levels = [shape.devices if shape.device_milli == WHOLE_DEVICE else 0]
         for name, (thresholds, _, _) in zip(self._names, self._columns, strict=True):
             levels.append(bisect_right(thresholds, amounts[name]) if name in amounts else 0)
-        return tuple(levels)
+        return (*levels, part)
 
     def _learn_shapes(self) -> None:
-        self._names = sorted({name for name, _ in self._asked if not name.startswith(LABEL) and name != GPU})
-        self._columns = [
-            (sorted(amount for each, amount in self._asked if each == name), *self.nodes.columns(name))
-            for name in self._names
-        ]
-        self._parts = sorted(amount for name, amount in self._asked if name == GPU)
+        self._known = {threshold for shape in self._shapes for threshold in _thresholds(shape)}
+        amounts: dict[str, list[int]] = {CPU: [], GPU: [], **{name: [] for name in self.nodes.capacity}}
+        for name, amount in sorted(self._known):
+            if not name.startswith(LABEL):
+                amounts.setdefault(name, []).append(amount)
+        self._parts = amounts.pop(GPU)
+        self._names = sorted(amounts, key=lambda name: (name != CPU, name))
+        self._columns = [(amounts[name], *self.nodes.columns(name)) for name in self._names]
         for shape in self._shapes:
             self._shapes[shape] = self._need(shape)
 
