@@ -564,6 +564,48 @@ def test_a_preempted_room_passes_to_nobody_of_the_chain() -> None:
     plan.abandon()
 
 
+@pytest.mark.parametrize("gang", ["stage", "job"])
+def test_nothing_is_sent_ahead_of_a_gang_that_was_taken_back(gang: str) -> None:
+    w = world(nodes=2)
+    stages = [{**array(30, on_loss="restart")[0], "name": name} for name in ("w", "x")]
+    job = w.submit(gang=gang, stages=stages if gang == "job" else stages[:1])
+    w.advance(0.02)
+    w.finish(job)
+    w.advance(0)
+    assert ahead_of(w, job)
+    w.silence("n0")
+    w.fail_node("n1")
+    w.cycle()
+    live = w.partition().jobs[job].stages[0].live or {}
+    for index in ahead_of(w, job):  # who waited has stopped, and the one before has not yet
+        w.report(job, "w", index, live[index].attempt, "stopped", node="n0")
+    w.cycle()
+    live = w.partition().jobs[job].stages[0].live or {}
+    assert {each.state for each in live.values()} == {"stopping"}
+
+
+def test_what_a_job_was_given_in_vain_makes_no_chain_longer() -> None:
+    w = World({"chain": "100ms"})
+    w.node("n0", cpu=1, memory="8Gi")
+    w.node("n1", cpu=1)
+    pair = [
+        {"name": "a", "count": 30, "min": 1, "resources": {"cpu": 1, "memory": "1Gi"}},
+        {"name": "b", "resources": {"cpu": 1}, "on_loss": "restart"},
+    ]
+    whole = w.submit(name="whole", gang="job", priority=1, stages=pair)
+    w.advance(0.02)
+    w.finish(whole, "a", 0)
+    w.advance(0.02)
+    w.fail_node("n1")
+    w.advance(1)
+    job = w.submit(stages=[{**array(30)[0], "resources": {"cpu": 1, "memory": "2Gi"}}])
+    w.advance(0.02)
+    w.finish(job, "w", 0)
+    w.advance(0)
+    assert not w.placements(whole)
+    assert ahead_of(w, job) == [2, 3, 4, 5]
+
+
 # -- restarts and odd reports ------------------------------------------------------------------------------------
 
 

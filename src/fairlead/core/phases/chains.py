@@ -82,7 +82,8 @@ def _begin(plan: Plan, left: int) -> int:
     """Chains for what was placed in this cycle. Returns how many tasks may still be sent ahead."""
     p = plan.partition
     stages: dict[int, list[Allocation]] = {}
-    for number in p.touched.quick:
+    # What was tried for a whole job and taken back left its numbers to others.
+    for number in dict.fromkeys(p.touched.quick):
         placed = p.allocations.get(number)
         if placed is not None and placed.state == "assigned":
             stages.setdefault(id(placed.stage), []).append(placed)
@@ -106,7 +107,8 @@ def _lengthen(plan: Plan, number: int, most: int) -> int:
     front = min(fronts, key=lambda each: each.id)
     stage = front.stage
     enough = ahead(stage.ran, p.settings.chain)
-    if not enough or not stage.waiting() or not _may_grow(p, stage, front.node):
+    # A gang that was taken back comes together, or not at all.
+    if not enough or not stage.started or not stage.waiting() or not _may_grow(p, stage, front.node):
         return 0
     rooms = _rooms(p, number)
     known = sum(count(each.indices) for each in p.waiting_in(number))
