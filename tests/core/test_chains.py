@@ -154,6 +154,25 @@ def test_others_are_never_sent_ahead(stage: dict[str, Any]) -> None:
         assert not w.partition().chains
 
 
+def test_what_starts_with_its_whole_job_has_nobody_behind_it() -> None:
+    w = world(cpu=2)
+    stages = [*array(30, on_loss="restart"), {"name": "p", "resources": {"cpu": 1}}]
+    job = w.submit(gang="job", stages=stages)
+    w.advance(0.02)
+    w.finish(job, "w", 0)
+    w.advance(0)
+    assert ahead_of(w, job)  # once it has started, the tasks beyond the minimum are independent
+    w.fail_node("n0")
+    w.cycle()
+    w.return_node("n0")
+    w.cycle()
+    assert len(w.placements(job)) == 2 and not ahead_of(w, job)
+    w.advance(0.02)
+    w.finish(job, "w", 1)
+    w.advance(0)
+    assert ahead_of(w, job)
+
+
 def test_tasks_that_take_their_time_are_not() -> None:
     w = world()
     job = w.submit(stages=array(20, duration=0.051))
