@@ -19,6 +19,21 @@ from fairlead.core.policy.chain import MOST, ahead, measured
 from fairlead.core.ranges import count, indices
 from fairlead.core.reasons import InChain
 from fairlead.testing import World
+from tests.core.test_properties import (
+    advance,
+    broken,
+    documents,
+    finish,
+    kill,
+    limit,
+    management,
+    restart,
+    scale,
+    steps,
+    submit,
+    trouble,
+)
+from tests.core.watching import Play, Step
 
 
 def world(nodes: int = 1, cpu: int = 1, **config: Any) -> World:
@@ -764,6 +779,34 @@ def test_agents_never_run_more_than_there_is_room_for(steps: list[tuple[str, Any
     for action in (w.mark_ready, lambda: w.enable("n0"), lambda: w.advance(20)):
         action()
     assert all(w.job(job).state in ("succeeded", "killed") for job in jobs)
+
+
+quick = st.fixed_dictionaries(
+    {
+        "count": st.integers(5, 30),
+        "min": st.just(1),
+        "cpu": st.integers(1, 2),
+        "duration": st.sampled_from([1, 2]),
+        "queue": st.sampled_from(["root.a", "root.b"]),
+    },
+    optional={
+        "on_loss": st.sampled_from(["replace", "restart", "fail"]),
+        "tries": st.integers(1, 2),
+        "user": st.sampled_from(["ann", "bob"]),
+    },
+)
+
+
+@settings(max_examples=60)
+@given(
+    steps(
+        submit(quick), submit(quick), submit(documents), finish, kill, scale, limit, trouble, management, advance,
+        advance, advance, restart, broken(quick),
+    ),
+    st.sampled_from(["5s", "20s"]),
+)  # fmt: skip
+def test_no_overcommit_under_any_trouble(drawn: list[Step], chain: str) -> None:
+    Play(chain=chain).run(drawn)
 
 
 def test_a_chain_that_lost_a_room_is_noticed() -> None:
