@@ -19,6 +19,21 @@ from fairlead.core.policy.chain import MOST, ahead, measured
 from fairlead.core.ranges import count, indices
 from fairlead.core.reasons import InChain
 from fairlead.testing import World
+from tests.core.test_properties import (
+    advance,
+    broken,
+    documents,
+    finish,
+    kill,
+    limit,
+    management,
+    restart,
+    scale,
+    steps,
+    submit,
+    trouble,
+)
+from tests.core.watching import Play, Step
 
 
 def world(nodes: int = 1, cpu: int = 1, **config: Any) -> World:
@@ -152,6 +167,25 @@ def test_others_are_never_sent_ahead(stage: dict[str, Any]) -> None:
         w.advance(0.001)
         w.scale(job, "w", 30)
         assert not w.partition().chains
+
+
+def test_what_starts_with_its_whole_job_has_nobody_behind_it() -> None:
+    w = world(cpu=2)
+    stages = [*array(30, on_loss="restart"), {"name": "p", "resources": {"cpu": 1}}]
+    job = w.submit(gang="job", stages=stages)
+    w.advance(0.02)
+    w.finish(job, "w", 0)
+    w.advance(0)
+    assert ahead_of(w, job)  # once it has started, the tasks beyond the minimum are independent
+    w.fail_node("n0")
+    w.cycle()
+    w.return_node("n0")
+    w.cycle()
+    assert len(w.placements(job)) == 2 and not ahead_of(w, job)
+    w.advance(0.02)
+    w.finish(job, "w", 1)
+    w.advance(0)
+    assert ahead_of(w, job)
 
 
 def test_tasks_that_take_their_time_are_not() -> None:
@@ -787,6 +821,34 @@ def test_agents_never_run_more_than_there_is_room_for(steps: list[tuple[str, Any
     for action in (w.mark_ready, lambda: w.enable("n0"), lambda: w.advance(20)):
         action()
     assert all(w.job(job).state in ("succeeded", "killed") for job in jobs)
+
+
+quick = st.fixed_dictionaries(
+    {
+        "count": st.integers(5, 30),
+        "min": st.just(1),
+        "cpu": st.integers(1, 2),
+        "duration": st.sampled_from([1, 2]),
+        "queue": st.sampled_from(["root.a", "root.b"]),
+    },
+    optional={
+        "on_loss": st.sampled_from(["replace", "restart", "fail"]),
+        "tries": st.integers(1, 2),
+        "user": st.sampled_from(["ann", "bob"]),
+    },
+)
+
+
+@settings(max_examples=60)
+@given(
+    steps(
+        submit(quick), submit(quick), submit(documents), finish, kill, scale, limit, trouble, management, advance,
+        advance, advance, restart, broken(quick),
+    ),
+    st.sampled_from(["5s", "20s"]),
+)  # fmt: skip
+def test_no_overcommit_under_any_trouble(drawn: list[Step], chain: str) -> None:
+    Play(chain=chain).run(drawn)
 
 
 def test_a_chain_that_lost_a_room_is_noticed() -> None:

@@ -145,10 +145,10 @@ class Play:
     With `restarts` the control plane starts anew after every cycle.
     """
 
-    def __init__(self, *, looking: bool = True, restarts: bool = False) -> None:
+    def __init__(self, *, looking: bool = True, restarts: bool = False, **settings: Any) -> None:
         self.looking = looking
         self.restarts = restarts
-        self.w = World(SETTINGS)
+        self.w = World({**SETTINGS, **settings})
         self.jobs: dict[str, Wanted] = {}
         self.nodes = {name: dict(has) for name, has in NODES.items()}
         self.agents = self.w.fleets["default"] = Watch(self.jobs, self.nodes)

@@ -85,7 +85,8 @@ def _begin(plan: Plan, left: int) -> int:
     # What was tried for a whole job and taken back left its numbers to others.
     for number in dict.fromkeys(p.touched.quick):
         placed = p.allocations.get(number)
-        if placed is not None and placed.state == "assigned":
+        # Members of a gang are not independent until all are acknowledged.
+        if placed is not None and placed.state == "assigned" and not placed.group:
             stages.setdefault(id(placed.stage), []).append(placed)
     for fronts in stages.values():
         stage = fronts[0].stage
