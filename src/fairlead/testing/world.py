@@ -500,6 +500,9 @@ class World:
             for command, answer in zip(commands, done.answers[len(reports) :], strict=True):
                 self._tell_manager(name, command, answer)
             self._deliver(name, done)
+            for command in commands:
+                if isinstance(command, AddNode):
+                    self._tell_agent(name, command.name)
         self.check()
 
     def _deliver(self, name: str, done: Cycle) -> None:
@@ -512,6 +515,13 @@ class World:
     def _tell_manager(self, where: str, command: AnyCommand, answer: Answer) -> None:
         if isinstance(command, UpdateManager | RegisterManager):
             self.rm(command.name, where).answered(answer)
+
+    def _tell_agent(self, where: str, node: str) -> None:
+        """Who registers is told all that it should be doing: what was sent before may have been lost."""
+        p = self.partition(where)
+        join = p.nodes.find(node)
+        if join is not None:
+            self.fleets[where].deliver(standing_effects(p, join), self.now)
 
     def _next_due(self) -> Micros | None:
         if self._queue or any(writer.more for writer in self.cluster.writers.values()):
