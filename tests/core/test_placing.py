@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
+from fairlead.core.nodes import NodeTable
 from fairlead.core.policy.placement import PLACEMENTS
 from fairlead.core.reasons import NeverFits, NoRoom
+from fairlead.core.scoreindex import ScoreIndex
+from fairlead.core.shape import Shape, ShapeKey
 from fairlead.testing import World
 
 
@@ -98,6 +101,20 @@ def test_another_placement_takes_effect_in_the_next_cycle() -> None:
     w.configure({"partitions": {"default": {"place": "spread"}}})
     single(w, "b", cpu=1)
     assert nodes_of(w, "a", "b") == ["n0", "n1"]
+
+
+def test_fgd_does_not_weigh_what_is_forgotten() -> None:
+    nodes = NodeTable()
+    nodes.add(1, "n", {"cpu": 4000, "gpu": 1000}, {}, (), "", "")
+    index = ScoreIndex(nodes, "fgd", 0)
+    here, gone = Shape(ShapeKey.of({"cpu": 1000})), Shape(ShapeKey.of({"cpu": 2000}))
+    for shape in (here, gone):
+        shape.stages = 1
+        index.add(shape)
+    index.put_all_back()
+    index.forget(gone)
+    index.refresh()
+    assert [each.join for each in index.choose(here, 1, 0)] == [1]
 
 
 # -- topology

@@ -50,6 +50,10 @@ class ScoreIndex(NodeIndex[Groups]):
         self._largest: tuple[int, int, int] = (-1, 0, 0)
         """For which version of the nodes: the most CPU and the most devices that one has."""
 
+    def forget(self, shape: Shape) -> None:
+        super().forget(shape)
+        self._weights.pop(shape, None)
+
     def choose(self, shape: Shape, most: int, number: int, near: str | None = None) -> list[Choice]:
         task = self._shapes[shape]
         chosen: dict[int, tuple[int, tuple[int, ...]]] = {}
