@@ -290,10 +290,15 @@ class Play:
             wanted.short_since = None
         elif wanted.short_since is None:
             wanted.short_since = self.w.now
-        elif self.w.now - wanted.short_since >= REPLACE_WITHIN:
+        elif self._patience_ends(wanted.short_since) <= self.w.now:
             wanted.whole = False
         replaced = wanted.whole and wanted.on_loss == "replace"
         assert enough or not here or replaced, f"{job} needs {need} together, and agents run {running}, away {away}"
+
+    def _patience_ends(self, since: int) -> int:
+        """When a gang without a replacement is taken back; that clock starts again with a control plane that is ready."""
+        reign = self.w.partition().reign
+        return max(since, reign.ready_at if reign.ready else self.w.now) + REPLACE_WITHIN
 
     def _running(self, job: str) -> list[tuple[str, int, int, str]]:
         return [(*each, node) for node in self.nodes for each in self.agents.on(node) if each[0] == job]
