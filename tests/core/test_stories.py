@@ -881,3 +881,17 @@ def test_a_command_for_an_unknown_partition_disturbs_no_other() -> None:
     w.cycle()
     assert any(str(answer) == "partition: there is no partition nowhere; name one of default" for answer in w.answers())
     assert len(w.placements(good)) == 1
+
+
+def test_a_node_that_refuses_every_replacement_does_not_keep_a_gang_short_for_ever() -> None:
+    w = world(nodes=2, cpu=1, replace_within="10s", max_launch_tries=1000)
+    job = w.submit(name="g", stages=[{"name": "w", "count": 2, "resources": {"cpu": 1}}])
+    w.cycle()
+    w.cycle()
+    w.node("bad", cpu=1)
+    w.refuse_launches("bad")
+    w.fail_node("n1")
+    w.advance(9)
+    assert w.job(job).state == "running" and w.task(job, "w", 0).state == "running"
+    w.advance(1)
+    assert w.task(job, "w", 0).state != "running", "short for 10 s, however often somebody was asked meanwhile"

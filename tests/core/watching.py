@@ -296,7 +296,7 @@ class Play:
         assert enough or not here or replaced, f"{job} needs {need} together, and agents run {running}, away {away}"
 
     def _patience_ends(self, since: int) -> int:
-        """When a gang without a replacement is taken back; that clock starts again with a control plane that is ready."""
+        """When a gang without a replacement is taken back. That clock starts again when a control plane is ready."""
         reign = self.w.partition().reign
         return max(since, reign.ready_at if reign.ready else self.w.now) + REPLACE_WITHIN
 

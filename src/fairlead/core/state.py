@@ -469,10 +469,21 @@ class Partition:
 
 
 def is_short(stage: Stage) -> bool:
-    """Whether a gang that started lost workers and has fewer than it needs. What it wants to grow by is no loss."""
-    if stage.pending[REPLACE] is None or not stage.started or stage.job.over or stage.job.manager:
+    """Whether a gang that started lost workers and has fewer than it needs. What it wants to grow by is no loss.
+
+    A stage that is short stays so until those who replace the lost ones are acknowledged: a node that refuses each of
+    them would keep it short for ever.
+    """
+    if stage.pending[REPLACE] is None and stage.short_since is None:
         return False
-    return stage.running() < stage.needed - len(stage.wanted(SCALE))
+    if not stage.started or stage.job.over or stage.job.manager:
+        return False
+    coming = 0
+    if stage.short_since is not None and stage.live:
+        coming = sum(1 for each in stage.live.values() if each.kind == REPLACE and each.state == "assigned")
+        if not coming and stage.pending[REPLACE] is None:
+            return False
+    return stage.running() - coming < stage.needed - len(stage.wanted(SCALE))
 
 
 def charge(job: Job, shape: Shape, tasks: int) -> None:

@@ -168,13 +168,19 @@ class Acknowledged(Change, frozen=True, tag="acknowledged"):
     indices: tuple[int, ...]
     into: int = 0
 
-    def apply(self, p: Partition) -> tuple[Allocation, int]:
+    def apply(self, p: Partition) -> tuple[Allocation, int, Micros | None]:
         before = p.allocations[self.allocation]
+        short_since = before.stage.short_since
         TASK.check(before.state, "running")
-        return _move(p, before, self.indices, self.into, "running", "")
+        kept = _move(p, before, self.indices, self.into, "running", "")
+        if short_since is not None:
+            p.look_short(before.stage)
+        return (*kept, short_since)
 
-    def undo(self, p: Partition, kept: tuple[Allocation, int]) -> None:
-        _move_back(p, self.allocation, self.into, kept)
+    def undo(self, p: Partition, kept: tuple[Allocation, int, Micros | None]) -> None:
+        before, counter, short_since = kept
+        _move_back(p, self.allocation, self.into, (before, counter))
+        p.mark_short(before.stage, short_since)
 
 
 class Stopped(Change, frozen=True, tag="stopped"):
