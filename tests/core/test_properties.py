@@ -218,11 +218,18 @@ def test_no_request_is_lost_or_doubled_under_retries_for_long(drawn: Steps) -> N
 # -- 5: lanes that share no node ---------------------------------------------------------------------------------
 
 ZONES = ("a", "b")
+OF_A_ZONE: list[dict[str, Any]] = [
+    {"cpu": 4, "memory": "6Gi", "disk": 2},
+    {"cpu": 3, "memory": "9Gi", "gpu": 2},
+    {"cpu": 5, "memory": "4Gi", "disk": 3},
+]
 alone_jobs = st.fixed_dictionaries(
     {"count": st.integers(1, 4), "cpu": st.integers(1, 3)},
     optional={
         "min": st.just(1),
-        "gpu": st.integers(1, 2),
+        "gpu": st.sampled_from(["0.25", "0.5", 1, 2]),
+        "memory": st.sampled_from(["1Gi", "2Gi", "5Gi"]),
+        "disk": st.integers(1, 2),
         "on_loss": st.sampled_from(["replace", "restart", "fail"]),
         "duration": st.sampled_from([1, 5]),
         "priority": st.integers(0, 2),
@@ -276,7 +283,7 @@ def told_to(zones: Iterable[str], order: str, drawn: Steps) -> dict[str, list[An
     agents = w.fleets["default"] = Logged()
     jobs: dict[str, list[str]] = {zone: [] for zone in zones}
     for zone in jobs:
-        for number, has in enumerate([{"cpu": 4}, {"cpu": 3, "gpu": 2}, {"cpu": 4}]):
+        for number, has in enumerate(OF_A_ZONE):
             w.node(f"{zone}{number}", labels={"zone": zone}, **has)
     w.cycle()
     for zone, name, value in drawn:
@@ -289,7 +296,7 @@ def told_to(zones: Iterable[str], order: str, drawn: Steps) -> dict[str, list[An
         elif name == "submit":
             document = dict(value)
             priority = document.pop("priority", 0)
-            wanted = {key: document.pop(key) for key in ("cpu", "gpu") if key in document}
+            wanted = {key: document.pop(key) for key in ("cpu", "gpu", "memory", "disk") if key in document}
             stage = {"name": "w", "selectors": {"zone": zone}, "resources": wanted, **document}
             jobs[zone].append(w.submit(name=zone, queue="root.q", priority=priority, stages=[stage]))
         elif name == "kill":
