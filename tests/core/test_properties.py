@@ -30,7 +30,7 @@ from fairlead.core.effects import ForNode
 from fairlead.core.ranges import count, indices
 from fairlead.sim.fleet import Fleet
 from fairlead.testing import World
-from tests.core.watching import NODES, Play, Step, Wanted, Watch, overlooked
+from tests.core.watching import NODES, UNLIMITED, Play, Step, Wanted, Watch, overlooked
 
 Steps = list[Step]
 
@@ -73,6 +73,12 @@ def broken(job: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[Step]:
     return st.tuples(st.just("break"), st.sampled_from(["failed", "unknown", "unknown, written"]), job)
 
 
+def flood(cpu: int) -> st.SearchStrategy[Step]:
+    """Many jobs of one task at once: where nothing limits them, they are placed a node at a time."""
+    job = {"count": 1, "cpu": cpu, "queue": "root.a", "user": "bob"}
+    return st.tuples(st.just("submit"), st.sampled_from([job, {**job, "gpu": "0.5"}]), st.integers(8, 20))
+
+
 def steps(*kinds: st.SearchStrategy[Any], most: int = 25) -> st.SearchStrategy[Steps]:
     return st.lists(st.one_of(*kinds), min_size=10, max_size=most)
 
@@ -85,15 +91,24 @@ trouble_with_gangs = steps(
     submit(gangs), submit(gangs), trouble, trouble, trouble, finish, kill, advance, restart, broken(gangs), management
 )
 crowds = steps(submit(documents), submit(documents), submit(documents), finish, finish, scale, resize, limit, most=35)
+unlimited_crowds = steps(
+    submit(documents), submit(documents), finish, finish, finish, kill, resize, flood(1), flood(2), trouble, management
+)
 
 
 # -- 1, 2, 4: over-commit, gangs, work left over -----------------------------------------------------------------
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(anything)
 def test_no_overcommit_ever(drawn: Steps) -> None:
     Play().run(drawn)
+
+
+@settings(max_examples=20)
+@given(unlimited_crowds)
+def test_no_overcommit_ever_in_a_flood_without_limits(drawn: Steps) -> None:
+    Play(**UNLIMITED).run(drawn)
 
 
 @settings(max_examples=60)
@@ -106,6 +121,13 @@ def test_gangs_are_atomic_under_any_trouble(drawn: Steps) -> None:
 @given(crowds)
 def test_work_conserving(drawn: Steps) -> None:
     Play().run(drawn)
+
+
+@pytest.mark.long
+@settings(max_examples=3_000)
+@given(unlimited_crowds)
+def test_no_overcommit_ever_in_a_flood_without_limits_for_long(drawn: Steps) -> None:
+    Play(**UNLIMITED).run(drawn)
 
 
 @pytest.mark.long
