@@ -30,7 +30,7 @@ from fairlead.core.effects import ForNode
 from fairlead.core.ranges import count, indices
 from fairlead.sim.fleet import Fleet
 from fairlead.testing import World
-from tests.core.watching import NODES, Play, Step, Wanted, Watch, overlooked
+from tests.core.watching import NODES, UNLIMITED, Play, Step, Wanted, Watch, overlooked
 
 Steps = list[Step]
 
@@ -73,6 +73,12 @@ def broken(job: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[Step]:
     return st.tuples(st.just("break"), st.sampled_from(["failed", "unknown", "unknown, written"]), job)
 
 
+def flood(cpu: int) -> st.SearchStrategy[Step]:
+    """Many jobs of one task at once: where nothing limits them, they are placed a node at a time."""
+    job = {"count": 1, "cpu": cpu, "queue": "root.a", "user": "bob"}
+    return st.tuples(st.just("submit"), st.sampled_from([job, {**job, "gpu": "0.5"}]), st.integers(8, 20))
+
+
 def steps(*kinds: st.SearchStrategy[Any], most: int = 25) -> st.SearchStrategy[Steps]:
     return st.lists(st.one_of(*kinds), min_size=10, max_size=most)
 
@@ -85,15 +91,24 @@ trouble_with_gangs = steps(
     submit(gangs), submit(gangs), trouble, trouble, trouble, finish, kill, advance, restart, broken(gangs), management
 )
 crowds = steps(submit(documents), submit(documents), submit(documents), finish, finish, scale, resize, limit, most=35)
+unlimited_crowds = steps(
+    submit(documents), submit(documents), finish, finish, finish, kill, resize, flood(1), flood(2), trouble, management
+)
 
 
 # -- 1, 2, 4: over-commit, gangs, work left over -----------------------------------------------------------------
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(anything)
 def test_no_overcommit_ever(drawn: Steps) -> None:
     Play().run(drawn)
+
+
+@settings(max_examples=20)
+@given(unlimited_crowds)
+def test_no_overcommit_ever_in_a_flood_without_limits(drawn: Steps) -> None:
+    Play(**UNLIMITED).run(drawn)
 
 
 @settings(max_examples=60)
@@ -106,6 +121,13 @@ def test_gangs_are_atomic_under_any_trouble(drawn: Steps) -> None:
 @given(crowds)
 def test_work_conserving(drawn: Steps) -> None:
     Play().run(drawn)
+
+
+@pytest.mark.long
+@settings(max_examples=3_000)
+@given(unlimited_crowds)
+def test_no_overcommit_ever_in_a_flood_without_limits_for_long(drawn: Steps) -> None:
+    Play(**UNLIMITED).run(drawn)
 
 
 @pytest.mark.long
@@ -218,11 +240,18 @@ def test_no_request_is_lost_or_doubled_under_retries_for_long(drawn: Steps) -> N
 # -- 5: lanes that share no node ---------------------------------------------------------------------------------
 
 ZONES = ("a", "b")
+OF_A_ZONE: list[dict[str, Any]] = [
+    {"cpu": 4, "memory": "6Gi", "disk": 2},
+    {"cpu": 3, "memory": "9Gi", "gpu": 2},
+    {"cpu": 5, "memory": "4Gi", "disk": 3},
+]
 alone_jobs = st.fixed_dictionaries(
     {"count": st.integers(1, 4), "cpu": st.integers(1, 3)},
     optional={
         "min": st.just(1),
-        "gpu": st.integers(1, 2),
+        "gpu": st.sampled_from(["0.25", "0.5", 1, 2]),
+        "memory": st.sampled_from(["1Gi", "2Gi", "5Gi"]),
+        "disk": st.integers(1, 2),
         "on_loss": st.sampled_from(["replace", "restart", "fail"]),
         "duration": st.sampled_from([1, 5]),
         "priority": st.integers(0, 2),
@@ -276,7 +305,7 @@ def told_to(zones: Iterable[str], order: str, drawn: Steps) -> dict[str, list[An
     agents = w.fleets["default"] = Logged()
     jobs: dict[str, list[str]] = {zone: [] for zone in zones}
     for zone in jobs:
-        for number, has in enumerate([{"cpu": 4}, {"cpu": 3, "gpu": 2}, {"cpu": 4}]):
+        for number, has in enumerate(OF_A_ZONE):
             w.node(f"{zone}{number}", labels={"zone": zone}, **has)
     w.cycle()
     for zone, name, value in drawn:
@@ -289,7 +318,7 @@ def told_to(zones: Iterable[str], order: str, drawn: Steps) -> dict[str, list[An
         elif name == "submit":
             document = dict(value)
             priority = document.pop("priority", 0)
-            wanted = {key: document.pop(key) for key in ("cpu", "gpu") if key in document}
+            wanted = {key: document.pop(key) for key in ("cpu", "gpu", "memory", "disk") if key in document}
             stage = {"name": "w", "selectors": {"zone": zone}, "resources": wanted, **document}
             jobs[zone].append(w.submit(name=zone, queue="root.q", priority=priority, stages=[stage]))
         elif name == "kill":

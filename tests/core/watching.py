@@ -41,6 +41,7 @@ SETTINGS: dict[str, Any] = {
         }
     },
 }
+UNLIMITED: dict[str, Any] = {"queues": {"root": {"a": {}, "b": {"order": "fair"}}}}
 NODES: dict[str, dict[str, Any]] = {
     "n0": {"cpu": 4},
     "n1": {"cpu": 4, "gpu": 2},
@@ -174,7 +175,15 @@ class Play:
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
-    def _submit(self, document: dict[str, Any]) -> None:
+    def _submit(self, document: dict[str, Any], times: int = 1) -> None:
+        asked = [self._ask(document) for _ in range(times)]
+        self.w.cycle()
+        # If the journal was broken, whether a job is known is seen in the state.
+        for job, answer in zip(asked, self.w.answers()[-times:], strict=True):
+            if isinstance(answer, Rejected) and job not in self.w.partition().jobs:
+                del self.jobs[job]
+
+    def _ask(self, document: dict[str, Any]) -> str:
         document = dict(document)
         stage = {key: document.pop(key) for key in STAGE_KEYS if key in document}
         gpu = stage.pop("gpu", None)
@@ -186,10 +195,7 @@ class Play:
         on_loss = stage.get("on_loss", "replace")
         milli = round(1000 * float(gpu or 0))
         self.jobs[job] = Wanted(stage["count"], least, cpu, milli, on_loss, loose)
-        self.w.cycle()
-        # If the journal was broken, whether the job is known is seen in the state.
-        if isinstance(self.w.answers()[-1], Rejected) and job not in self.w.partition().jobs:
-            del self.jobs[job]
+        return job
 
     def _finish(self, number: int, code: int) -> None:
         live = [
