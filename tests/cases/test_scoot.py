@@ -123,6 +123,7 @@ STARTS: list[tuple[str, int, int, str]] = [
         1001,
         "a 40 0 999 401 | b 20 0 999 200 | c 20 0 999 200 | d 20 0 999 200",
     ),
+    ("of equal ones the first by name", 10, 1, "b 50 0 9 0 | a 50 0 9 1"),
     ("nothing idle", 10, 0, "a 50 5 9 0 | b 50 5 9 0"),
     ("more idle than waits", 10, 10, "a 50 0 3 3 | b 50 0 2 2"),
     ("no classes with a share", 10, 10, "a 0 0 3 0 | b 0 0 2 0"),

@@ -205,7 +205,10 @@ def _rows(total: int, claims: Sequence[Claim]) -> list[_Row]:
 
 
 def _entitle(rows: Sequence[_Row], idle: int) -> int:
-    """Idle slots to the classes below their entitlement, by what each lacks; what is left over."""
+    """Idle slots to the classes below their entitlement, by what each lacks; what is left over.
+
+    It ends: of at most `FEW` classes one lacks a tenth of all that is lacking, and a tenth is rounded up.
+    """
     while idle:
         unused = [row.unused() for row in rows]
         whole = sum(unused)
