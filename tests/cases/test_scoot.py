@@ -124,6 +124,7 @@ STARTS: list[tuple[str, int, int, str]] = [
         "a 40 0 999 401 | b 20 0 999 200 | c 20 0 999 200 | d 20 0 999 200",
     ),
     ("of equal ones the first by name", 10, 1, "b 50 0 9 0 | a 50 0 9 1"),
+    ("shares below a percent have what the others leave", 1000, 1000, "a 1000 0 10 10 | b 1 0 999 330 | c 2 0 999 660"),
     ("nothing idle", 10, 0, "a 50 5 9 0 | b 50 5 9 0"),
     ("more idle than waits", 10, 10, "a 50 0 3 3 | b 50 0 2 2"),
     ("no classes with a share", 10, 10, "a 0 0 3 0 | b 0 0 2 0"),

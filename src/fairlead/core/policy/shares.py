@@ -185,8 +185,11 @@ class _Row(msgspec.Struct, eq=False):
         self.started += count
         self.waiting -= count
 
+    def use(self) -> int:
+        return self.running + self.started
+
     def key(self) -> Key:
-        return turn_key(self.running + self.started, self.share, self.entitled, self.name)
+        return turn_key(self.use(), self.share, self.entitled, self.name)
 
 
 def _rows(total: int, claims: Sequence[Claim]) -> list[_Row]:
@@ -256,19 +259,45 @@ def _hand_out(rows: Sequence[_Row], slots: int, percents: Sequence[int], most: S
 
 def _take_turns(rows: Sequence[_Row], slots: int) -> None:
     """One slot after another to the class whose turn it is."""
-    if slots >= sum(row.waiting for row in rows):
-        for row in rows:
-            row.start(row.waiting)
-        return
-    heap = [(row.key(), row) for row in rows if row.waiting]
+    slots -= _fill(rows, slots, [min(row.waiting, row.unused()) for row in rows])
+    _fill(rows, slots, [row.waiting for row in rows])
+
+
+def _fill(rows: Sequence[_Row], slots: int, most: Sequence[int]) -> int:
+    """One slot after another to the class lowest in use ÷ share, up to a number each; how many were taken."""
+    slots = min(slots, sum(most))
+    if not slots:
+        return 0
+    counts = most if slots == sum(most) else _at_once(rows, slots, most)
+    for row, count in zip(rows, counts, strict=True):
+        row.start(count)
+    open_rows = [(row, limit - count) for row, limit, count in zip(rows, most, counts, strict=True) if limit > count]
+    heap = [(row.key(), left, row) for row, left in open_rows]
     heapq.heapify(heap)
-    for _ in range(slots):
-        row = heap[0][1]
+    for _ in range(slots - sum(counts)):
+        _, left, row = heapq.heappop(heap)
         row.start(1)
-        if row.waiting:
-            heapq.heapreplace(heap, (row.key(), row))
+        if left > 1:
+            heapq.heappush(heap, (row.key(), left - 1, row))
+    return slots
+
+
+def _at_once(rows: Sequence[_Row], slots: int, most: Sequence[int]) -> list[int]:
+    """The turns of each class, but for the last few, at most as many as there are classes.
+
+    The level that so many turns fill the classes to is found by halving, so that many slots cost no more than few.
+    """
+    counts = [0] * len(rows)
+    low, high = 0, 1 + max((row.use() + limit) * FINE // row.share for row, limit in zip(rows, most, strict=True))
+    while slots - sum(counts) > len(rows):
+        level = (low + high) // 2
+        below = [-(-level * row.share // FINE) - row.use() for row in rows]
+        below = [max(0, min(count, limit)) for count, limit in zip(below, most, strict=True)]
+        if sum(below) > slots:
+            high = level
         else:
-            heapq.heappop(heap)
+            low, counts = level, below
+    return counts
 
 
 def _divide(total: int, weights: Mapping[str, int]) -> dict[str, int]:
