@@ -481,8 +481,8 @@ def is_short(stage: Stage) -> bool:
     coming = 0
     if stage.short_since is not None and stage.live:
         coming = sum(1 for each in stage.live.values() if each.kind == REPLACE and each.state == "assigned")
-        if not coming and stage.pending[REPLACE] is None:
-            return False
+    if not coming and stage.pending[REPLACE] is None:
+        return False
     return stage.running() - coming < stage.needed - len(stage.wanted(SCALE))
 
 

@@ -46,11 +46,11 @@ class Chained(Change, frozen=True, tag="chained"):
     rooms: int
     """How many the chain has."""
 
-    def apply(self, p: Partition) -> tuple[Reservation | None, Allocation, bool, int, int]:
+    def apply(self, p: Partition) -> tuple[Reservation | None, Allocation, bool, int, Micros | None, int]:
         front = p.allocations[self.allocation]
         stage = front.stage
         begins = not front.chain
-        kept = (front, begins, stage.top, p.counters.allocation)
+        kept = (front, begins, stage.top, stage.short_since, p.counters.allocation)
         TASK.check("pending", "assigned")
         if begins:
             front.chain = front.id
@@ -73,11 +73,13 @@ class Chained(Change, frozen=True, tag="chained"):
         )
         stage.top = max(stage.top, self.attempt)
         p.counters.allocation = max(p.counters.allocation, self.into + 1)
+        p.look_short(stage)
         return (dropped, *kept)
 
-    def undo(self, p: Partition, kept: tuple[Reservation | None, Allocation, bool, int, int]) -> None:
-        dropped, front, begins, top, p.counters.allocation = kept
+    def undo(self, p: Partition, kept: tuple[Reservation | None, Allocation, bool, int, Micros | None, int]) -> None:
+        dropped, front, begins, top, short_since, p.counters.allocation = kept
         front.stage.top = top
+        p.mark_short(front.stage, short_since)
         p.unbook(p.allocations[self.into], moves=True)
         give_back(p, front.stage, self.kind, self.indices, dropped)
         if begins:

@@ -33,6 +33,9 @@ from fairlead.core.state import Partition
 ONLY = (0, 1)
 """The block of the only task of a stage."""
 
+Moved = tuple[Allocation, int, Micros | None]
+"""What was before tasks moved on: their allocation, the next number of one, and since when the stage was short."""
+
 NOT_AGAIN = -1
 """In place of a kind: the task is not asked for again."""
 
@@ -168,19 +171,13 @@ class Acknowledged(Change, frozen=True, tag="acknowledged"):
     indices: tuple[int, ...]
     into: int = 0
 
-    def apply(self, p: Partition) -> tuple[Allocation, int, Micros | None]:
+    def apply(self, p: Partition) -> Moved:
         before = p.allocations[self.allocation]
-        short_since = before.stage.short_since
         TASK.check(before.state, "running")
-        kept = _move(p, before, self.indices, self.into, "running", "")
-        if short_since is not None:
-            p.look_short(before.stage)
-        return (*kept, short_since)
+        return _move(p, before, self.indices, self.into, "running", "")
 
-    def undo(self, p: Partition, kept: tuple[Allocation, int, Micros | None]) -> None:
-        before, counter, short_since = kept
-        _move_back(p, self.allocation, self.into, (before, counter))
-        p.mark_short(before.stage, short_since)
+    def undo(self, p: Partition, kept: Moved) -> None:
+        _move_back(p, self.allocation, self.into, kept)
 
 
 class Stopped(Change, frozen=True, tag="stopped"):
@@ -191,12 +188,12 @@ class Stopped(Change, frozen=True, tag="stopped"):
     cause: StopCause
     into: int = 0
 
-    def apply(self, p: Partition) -> tuple[Allocation, int]:
+    def apply(self, p: Partition) -> Moved:
         before = p.allocations[self.allocation]
         TASK.check(before.state, "stopping")
         return _move(p, before, self.indices, self.into, "stopping", self.cause)
 
-    def undo(self, p: Partition, kept: tuple[Allocation, int]) -> None:
+    def undo(self, p: Partition, kept: Moved) -> None:
         _move_back(p, self.allocation, self.into, kept)
 
 
@@ -360,10 +357,8 @@ def _part(
     )
 
 
-def _move(
-    p: Partition, before: Allocation, block: tuple[int, ...], into: int, state: Any, cause: StopCause
-) -> tuple[Allocation, int]:
-    counter = p.counters.allocation
+def _move(p: Partition, before: Allocation, block: tuple[int, ...], into: int, state: Any, cause: StopCause) -> Moved:
+    counter, short_since = p.counters.allocation, before.stage.short_since
     started = p.now if state == "running" else before.started
     p.unbook(before, moves=True)
     rest = difference(before.indices, block)
@@ -373,11 +368,13 @@ def _move(
         p.counters.allocation = max(counter, into + 1)
     else:
         p.book(_part(before, block, before.id, state, p.now, started, cause))
-    return before, counter
+    p.look_short(before.stage)
+    return before, counter, short_since
 
 
-def _move_back(p: Partition, number: int, into: int, kept: tuple[Allocation, int]) -> None:
-    before, p.counters.allocation = kept
+def _move_back(p: Partition, number: int, into: int, kept: Moved) -> None:
+    before, p.counters.allocation, short_since = kept
+    p.mark_short(before.stage, short_since)
     if into:
         p.unbook(p.allocations[into], moves=True)
     p.unbook(p.allocations[number], moves=True)
