@@ -4,7 +4,7 @@ from what is assigned (launch) and what is stopping (stop), so that a restart lo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -99,23 +99,29 @@ def effects_of(p: Partition, done: Done, strays: Iterable[tuple[str, Stop]] = ()
     fresh: set[int] = set()
     events: dict[str, list[Event]] = {}
     for change, kept in done:
-        if isinstance(change, Placed):
-            fresh.update(range(change.first, change.first + len(change.parts)))
-        elif isinstance(change, SinglesPlaced):
-            fresh.update(range(change.first, change.first + len(change.tasks)))
-        elif isinstance(change, Stopped):
-            fresh.add(change.into or change.allocation)
-        elif isinstance(change, Chained):
-            fresh.add(change.into)
-        elif isinstance(change, CalledBack):
-            fresh.add(change.allocation)
-        if p.managers:
+        numbers = FRESH.get(type(change))
+        if numbers is not None:
+            fresh.update(numbers(change))
+        if p.managers and isinstance(change, TOLD):
             for manager, event in _events(p, change, kept):
                 events.setdefault(manager, []).append(event)
     effects: list[Effect] = list(_for_nodes(p, (p.allocations[n] for n in sorted(fresh) if n in p.allocations)))
     effects = _with_strays(effects, strays)
     effects += [ForManager(manager, tuple(events[manager])) for manager in sorted(events)]
     return effects
+
+
+FRESH: dict[type[Any], Callable[[Any], Iterable[int]]] = {
+    Placed: lambda change: range(change.first, change.first + len(change.parts)),
+    SinglesPlaced: lambda change: range(change.first, change.first + len(change.tasks)),
+    Stopped: lambda change: (change.into or change.allocation,),
+    Chained: lambda change: (change.into,),
+    CalledBack: lambda change: (change.allocation,),
+}
+"""The changes that agents hear of → the numbers of the allocations they are about."""
+
+TOLD = (Placed, Stopped, Ended, NodeAdded, NodeMoved, NodeRemoved)
+"""The changes that a resource manager may hear of."""
 
 
 def _with_strays(effects: list[Effect], strays: Iterable[tuple[str, Stop]]) -> list[Effect]:
