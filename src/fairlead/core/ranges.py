@@ -235,6 +235,8 @@ def text(flat: Sequence[int]) -> str:
 
 def check_flat(flat: object, field: str) -> None:
     """Refuse what is not a flat; for input from outside."""
+    if type(flat) is tuple and len(flat) == 2 and type(flat[0]) is type(flat[1]) is int and 0 <= flat[0] < flat[1]:
+        return  # one span, as nearly always
     if not isinstance(flat, tuple | list):
         raise Refused(field, "ranges must be a list of numbers: write [start, end, …]")
     if len(flat) % 2:

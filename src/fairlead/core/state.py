@@ -356,8 +356,10 @@ class Partition:
             charge(job, stage.shape, -used)
         if allocation.chain:
             self.unlink(allocation)
-        self.settle(job)
-        self._resort(job)
+        if job.over:
+            self.settle(job)
+        if job.queue.settings.order == "fair":
+            self._resort(job)
         self.touched.nodes.add(allocation.node)
         self.touched.jobs.add(job.id)
 
@@ -403,6 +405,8 @@ class Partition:
 
     def look_short(self, stage: Stage) -> None:
         """See whether a stage has too few workers now."""
+        if stage.short_since is None and stage.pending[REPLACE] is None:
+            return
         short = is_short(stage)
         if short != (stage.short_since is not None):
             self.mark_short(stage, self.now if short else None)
@@ -416,12 +420,11 @@ class Partition:
             self.short[stage.job.id, stage.position] = since
 
     def _resort(self, job: Job) -> None:
-        # Only `fair` looks at what runs; the other orders stand.
-        if job.queue.settings.order == "fair":
-            for stage in job.stages:
-                for reservation in stage.reservations:
-                    if reservation is not None:
-                        self.lanes[lane_key(reservation)].touch(reservation)
+        """Only `fair` looks at what runs; in the other orders everybody keeps its place."""
+        for stage in job.stages:
+            for reservation in stage.reservations:
+                if reservation is not None:
+                    self.lanes[lane_key(reservation)].touch(reservation)
 
     def settle(self, job: Job) -> None:
         """Count a job with its queue while it wants or uses something there."""

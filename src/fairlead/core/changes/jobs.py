@@ -168,7 +168,8 @@ class JobMoved(Change, frozen=True, tag="job moved"):
         job.reason = self.reason
         if JOB.terminal(self.state):
             job.ended_at = p.now
-            unfollow(p, job)
+            if job.after:
+                unfollow(p, job)
             for stage in job.stages:
                 p.look_short(stage)
         p.settle(job)
