@@ -19,6 +19,7 @@ from fairlead.core.documents import parse_job, parse_node
 from fairlead.core.effects import Effect, ForNode
 from fairlead.core.model import JobSpec
 from fairlead.writer.loop import Writer
+from fairlead.writer.memory import spare_the_collector
 
 ENDS = 1_000
 """How many tasks end, and are replaced, in one cycle of the steady state."""
@@ -106,9 +107,11 @@ def _waiting(nodes: int, specs: list[JobSpec], jobs: int) -> Iterator[Writer]:
         commands += [Submit(spec=specs[at % len(specs)], operator=True) for at in range(jobs)]
         for at in range(0, len(commands), 1_000):
             writer.turn(commands[at : at + 1_000], 1)
-        gc.freeze()  # as a server would after its start: what waits is not walked through again and again
+        usual = gc.get_threshold()
+        spare_the_collector()  # as a server does after its start
         yield writer
         gc.unfreeze()
+        gc.set_threshold(*usual)
         writer.journal.close()
 
 

@@ -260,6 +260,8 @@ def play(s: Script) -> None:
         )
     )
     s.keep()
+    s.turn(*s.report("unit0", "main", "succeeded"), *s.report("unit1", "main", "succeeded", ran=1_000))
+    s.keep()
     s.turn(RemovePartition(operator=True))
     s.keep()
 

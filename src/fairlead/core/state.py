@@ -271,11 +271,7 @@ class Partition:
         job = stage.job
         tasks = count(allocation.indices)
         self.allocations[allocation.id] = allocation
-        when = self.deadline(allocation)
-        if when is not None:
-            heappush(self.timers, (when, allocation.id))
-            if len(self.timers) > 2 * len(self.allocations) + 1_000:
-                self.retime()  # what ended long before its time would stay until then
+        self._arm(allocation)
         used = 0 if allocation.rooms else tasks
         self.nodes.book(allocation, stage.shape, used, allocation.devices)
         if stage.live is None:
@@ -362,6 +358,47 @@ class Partition:
             self._resort(job)
         self.touched.nodes.add(allocation.node)
         self.touched.jobs.add(job.id)
+
+    def unbook_singles(self, allocations: list[Allocation]) -> None:
+        """Like `unbook`, for the only allocations of many jobs that are asked for no more."""
+        charged: dict[tuple[int, Shape], list[Job]] = {}
+        touched = self.touched
+        for allocation in allocations:
+            stage = allocation.stage
+            job = stage.job
+            del self.allocations[allocation.id]
+            self.nodes.unbook(allocation, stage.shape, 1, allocation.devices)
+            stage.live = None
+            job.allocations = job.live = 0
+            charged.setdefault((id(job.accounts), stage.shape), []).append(job)
+            touched.nodes.add(allocation.node)
+            touched.jobs.add(job.id)
+        for (_, shape), jobs in charged.items():
+            for account in jobs[0].accounts:
+                account.running -= len(jobs)
+            charge(jobs[0], shape, -len(jobs))
+        self.room += 1
+
+    def exchange(self, after: Allocation) -> None:
+        """Tasks move on to another state in the same room: the allocation takes the place of the one of its number."""
+        stage = after.stage
+        self.allocations[after.id] = after
+        self._arm(after)
+        self.nodes.allocations[self.nodes.rows[after.node]][after.id] = after
+        assert stage.live is not None
+        for index in indices(after.indices):
+            stage.live[index] = after
+        if after.chain:
+            self.link(after)
+        self.touched.nodes.add(after.node)
+        self.touched.jobs.add(stage.job.id)
+
+    def _arm(self, allocation: Allocation) -> None:
+        when = self.deadline(allocation)
+        if when is not None:
+            heappush(self.timers, (when, allocation.id))
+            if len(self.timers) > 2 * len(self.allocations) + 1_000:
+                self.retime()  # what ended long before its time would stay until then
 
     def link(self, allocation: Allocation) -> None:
         """Enter an allocation in its chain."""

@@ -23,7 +23,7 @@ from fairlead.core.changes import (
 )
 from fairlead.core.cycle import Cycle
 from fairlead.core.lanes import LaneKey, text_of, whole_key
-from fairlead.core.model import Job, Stage
+from fairlead.core.model import Stage
 from fairlead.core.ranges import count, indices
 from fairlead.core.state import Partition
 
@@ -103,15 +103,15 @@ def _before(decided: Cycle) -> dict[Stage, int]:
     Only the state after the cycle is there: from it the way leads back through the changes, the last one first.
     """
     jobs = decided.plan.partition.jobs
-    forgotten: dict[str, Job] = {}
+    forgotten: dict[str, tuple[Stage, ...]] = {}
     pending: dict[Stage, int] = {}
     counts: dict[Stage, int] = {}
 
-    def job_of(name: str) -> Job:
-        return forgotten[name] if name in forgotten else jobs[name]
+    def stages_of(job: str) -> tuple[Stage, ...]:
+        return forgotten[job] if job in forgotten else jobs[job].stages
 
     def stage_of(job: str, position: int) -> Stage:
-        return job_of(job).stages[position]
+        return stages_of(job)[position]
 
     def add(stage: Stage, tasks: int) -> None:
         known = pending.get(stage)
@@ -128,7 +128,7 @@ def _before(decided: Cycle) -> dict[Stage, int]:
         elif isinstance(change, Asked):
             add(stage_of(change.job, change.stage), 0)
         elif isinstance(change, JobAdded):
-            pending.update(dict.fromkeys(job_of(change.id).stages, 0))
+            pending.update(dict.fromkeys(stages_of(change.id), 0))
         elif isinstance(change, Ended):
             if change.again >= 0:
                 stage = kept[0].stage
@@ -136,7 +136,7 @@ def _before(decided: Cycle) -> dict[Stage, int]:
         elif isinstance(change, PendingEnded):
             add(stage_of(change.job, change.stage), count(change.indices))
         elif isinstance(change, Began | Regrouped):
-            for stage in job_of(change.job).stages:
+            for stage in stages_of(change.job):
                 add(stage, 0)
         elif isinstance(change, Revived):
             add(stage_of(change.job, change.stage), -count(change.indices))
@@ -145,11 +145,9 @@ def _before(decided: Cycle) -> dict[Stage, int]:
             counts[stage] = kept[1]
             pending[stage] = sum(len(wanted) for wanted in kept[4] if wanted is not None)
         elif isinstance(change, StageAdded):
-            added = job_of(change.job).stage(change.spec.name)
-            assert added is not None
-            pending[added] = 0
+            pending.update((stage, 0) for stage in stages_of(change.job) if stage.name == change.spec.name)
         elif isinstance(change, JobForgotten):
-            forgotten[change.job] = kept
+            forgotten[change.job] = kept[1]
     return pending
 
 

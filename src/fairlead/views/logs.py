@@ -32,12 +32,13 @@ from fairlead.core.changes import (
     QueuesSet,
     Regrouped,
     SettingsSet,
+    SinglesEnded,
     SinglesPlaced,
     Stopped,
 )
 from fairlead.core.commands import Rejected
 from fairlead.core.cycle import Cycle
-from fairlead.core.model import KINDS, Allocation, Job, Reservation, Stage
+from fairlead.core.model import KINDS, Allocation, Job, JobState, Reservation, Stage
 from fairlead.core.ranges import count
 from fairlead.core.resources import SECOND, format_duration
 from fairlead.core.state import Partition
@@ -106,7 +107,7 @@ class _Names:
         self._removed: dict[int, str] = {}
         for change, kept in decided.plan.done:
             if isinstance(change, JobForgotten):
-                self._forgotten[change.job] = kept
+                self._forgotten[change.job] = kept[0]
             elif isinstance(change, NodeRemoved):
                 self._removed[change.join] = kept[0].name
 
@@ -206,15 +207,23 @@ def _ended(names: _Names, change: Ended, kept: Any) -> Iterator[Line]:
 
 
 def _over(names: _Names, change: JobMoved, kept: Any) -> Iterator[Line]:
-    job = names.job(change.job)
+    yield _job_over(names, names.job(change.job), change.state, change.reason)
+
+
+def _singles_ended(names: _Names, change: SinglesEnded, kept: Any) -> Iterator[Line]:
+    for before in kept:
+        yield _job_over(names, before.stage.job, "succeeded", "")
+
+
+def _job_over(names: _Names, job: Job, state: JobState, reason: str) -> Line:
     fields = {
         "job": job.id,
-        "state": change.state,
+        "state": state,
         "queue": job.queue.path,
         "lasted_seconds": (names.now - job.submitted) / SECOND,
-        "reason": change.reason,
+        "reason": reason,
     }
-    yield WARNING if change.state == "failed" else INFO, "job over", fields
+    return WARNING if state == "failed" else INFO, "job over", fields
 
 
 def _avoided(names: _Names, change: NodeAvoided, kept: Any) -> Iterator[Line]:
@@ -250,6 +259,7 @@ TELLERS: Tellers = {
     JobAdded: _submitted,
     Placed: _placed,
     SinglesPlaced: _singles_placed,
+    SinglesEnded: _singles_ended,
     Chained: _chained,
     CalledBack: _called_back,
     QueueMoved: _queue_moved,

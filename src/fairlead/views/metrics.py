@@ -26,6 +26,7 @@ from fairlead.core.changes import (
     PendingEnded,
     Placed,
     Regrouped,
+    SinglesEnded,
     SinglesPlaced,
     StageScaled,
 )
@@ -233,6 +234,8 @@ def _tally(decided: Cycle) -> tuple[Tally[str], list[int]]:
         elif isinstance(change, SinglesPlaced):
             tally["placed"] += len(change.tasks)
             waits += [now - reservation.waiting_since for reservation, _ in kept[0]]
+        elif isinstance(change, SinglesEnded):
+            tally["succeeded"] += len(change.allocations)
         elif isinstance(change, Began):
             if kept[0] is not None:
                 waits.append(now - kept[0].waiting_since)

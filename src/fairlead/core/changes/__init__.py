@@ -6,7 +6,7 @@ format version rises.
 
 from __future__ import annotations
 
-from fairlead.core.changes import chains, config, gangs, jobs, ledger, nodes, tasks
+from fairlead.core.changes import chains, config, gangs, jobs, ledger, nodes, singles, tasks
 from fairlead.core.changes.base import Change
 from fairlead.core.changes.chains import CalledBack, Chained, Measured, RoomPassed
 from fairlead.core.changes.config import (
@@ -40,6 +40,7 @@ from fairlead.core.changes.nodes import (
     as_added,
     spec_of,
 )
+from fairlead.core.changes.singles import SinglesEnded, SinglesPlaced
 from fairlead.core.changes.tasks import (
     NOT_AGAIN,
     Acknowledged,
@@ -48,7 +49,6 @@ from fairlead.core.changes.tasks import (
     PendingEnded,
     Placed,
     Revived,
-    SinglesPlaced,
     Stopped,
 )
 
@@ -57,6 +57,7 @@ ALL_CHANGES: tuple[type[Change], ...] = (
     *nodes.CHANGES,
     *jobs.CHANGES,
     *tasks.CHANGES,
+    *singles.CHANGES,
     *gangs.CHANGES,
     *chains.CHANGES,
     *ledger.CHANGES,
@@ -100,6 +101,7 @@ __all__ = [
     "Revived",
     "RoomPassed",
     "SettingsSet",
+    "SinglesEnded",
     "SinglesPlaced",
     "StageAdded",
     "StageScaled",

@@ -216,20 +216,23 @@ class JobForgotten(Change, frozen=True, tag="job forgotten"):
 
     job: str
 
-    def apply(self, p: Partition) -> Job:
-        job = p.jobs[self.job]
+    def apply(self, p: Partition) -> tuple[Job, tuple[Stage, ...]]:
+        job, stages = p.jobs[self.job], p.jobs[self.job].stages
         if not job.over or job.allocations:
             raise ValueError(f"job {self.job} has not ended")
         del p.jobs[self.job]
-        for stage in job.stages:
+        for stage in stages:
             p.leave_shape(stage.shape)
         p.touched.jobs.discard(self.job)
-        return job
+        job.stages = ()  # the two know each other: like this nobody has to look for what refers only to itself
+        return job, stages
 
-    def undo(self, p: Partition, kept: Job) -> None:
-        p.jobs[self.job] = kept
-        p.may_forget(kept)
-        for stage in kept.stages:
+    def undo(self, p: Partition, kept: tuple[Job, tuple[Stage, ...]]) -> None:
+        job, stages = kept
+        job.stages = stages
+        p.jobs[self.job] = job
+        p.may_forget(job)
+        for stage in job.stages:
             stage.shape = p.take_shape(stage.shape.key)
 
 

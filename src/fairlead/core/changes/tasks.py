@@ -6,6 +6,7 @@ get a new one (`into`).
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any, Literal
 
 import msgspec
@@ -14,8 +15,6 @@ from fairlead.core.changes.base import Change
 from fairlead.core.changes.jobs import give_back, grow, take
 from fairlead.core.lifecycle import JOB, TASK
 from fairlead.core.model import (
-    NEW,
-    NO_RESERVATIONS,
     NOTHING_PENDING,
     Allocation,
     History,
@@ -25,13 +24,9 @@ from fairlead.core.model import (
     Reservation,
     Stage,
     StopCause,
-    all_pending,
 )
 from fairlead.core.ranges import Ranges, count, difference, indices, split
 from fairlead.core.state import Partition
-
-ONLY = (0, 1)
-"""The block of the only task of a stage."""
 
 Moved = tuple[Allocation, int, Micros | None]
 """What was before tasks moved on: their allocation, the next number of one, and since when the stage was short."""
@@ -110,58 +105,6 @@ class Placed(Change, frozen=True, tag="placed"):
             p.unbook(p.allocations[self.first + offset])
             give_back(p, stage, self.kind, part.indices, dropped)
             dropped = None
-
-
-class SinglesPlaced(Change, frozen=True, tag="singles placed"):
-    """The only tasks of stages that never started, all of one lane, are assigned to one node: a change for many jobs.
-
-    Allocations are numbered from `first`; the attempts are the first ones.
-    """
-
-    node: int
-    first: int
-    tasks: tuple[tuple[str, int], ...]
-    """Job and position of the stage."""
-    devices: tuple[int, ...] = ()
-
-    def apply(self, p: Partition) -> tuple[list[tuple[Reservation, JobState]], int]:
-        kept: list[tuple[Reservation, JobState]] = []
-        allocations: list[Allocation] = []
-        number, now, node, jobs = self.first, p.now, self.node, p.jobs
-        devices: tuple[int, ...] = ()
-        per_task = len(self.devices) // len(self.tasks)
-        for job_id, position in self.tasks:
-            job = jobs[job_id]
-            stage = job.stages[position]
-            reservation = stage.reservations[NEW]
-            assert reservation is not None
-            kept.append((reservation, job.state))
-            stage.reservations = NO_RESERVATIONS
-            stage.pending = NOTHING_PENDING
-            stage.started = True
-            stage.top = 1
-            job.state = "running"
-            if per_task:
-                at = (number - self.first) * per_task
-                devices = self.devices[at : at + per_task]
-            allocations.append(Allocation(number, stage, node, ONLY, 1, devices, "assigned", now))
-            number += 1
-        p.drop_new(job.queue, stage.shape, len(kept))
-        p.book_singles(allocations, self.devices)
-        before = p.counters.allocation
-        p.counters.allocation = max(before, number)
-        return kept, before
-
-    def undo(self, p: Partition, kept: tuple[list[tuple[Reservation, JobState]], int]) -> None:
-        placed, p.counters.allocation = kept
-        for offset in reversed(range(len(self.tasks))):
-            reservation, state = placed[offset]
-            stage = reservation.stage
-            p.unbook(p.allocations[self.first + offset])
-            stage.job.state = state
-            stage.started, stage.top = False, 0
-            stage.pending = all_pending(1)
-            p.add_reservation(reservation)
 
 
 class Acknowledged(Change, frozen=True, tag="acknowledged"):
@@ -360,14 +303,16 @@ def _part(
 def _move(p: Partition, before: Allocation, block: tuple[int, ...], into: int, state: Any, cause: StopCause) -> Moved:
     counter, short_since = p.counters.allocation, before.stage.short_since
     started = p.now if state == "running" else before.started
-    p.unbook(before, moves=True)
-    rest = difference(before.indices, block)
-    if rest:
+    if block == before.indices:
+        after = copy(before)
+        after.state, after.since, after.started, after.cause = state, p.now, started, cause
+        p.exchange(after)
+    else:
+        p.unbook(before, moves=True)
+        rest = difference(before.indices, block)
         p.book(_part(before, rest, before.id, before.state, before.since, before.started, before.cause))
         p.book(_part(before, block, into, state, p.now, started, cause))
         p.counters.allocation = max(counter, into + 1)
-    else:
-        p.book(_part(before, block, before.id, state, p.now, started, cause))
     p.look_short(before.stage)
     return before, counter, short_since
 
@@ -375,8 +320,10 @@ def _move(p: Partition, before: Allocation, block: tuple[int, ...], into: int, s
 def _move_back(p: Partition, number: int, into: int, kept: Moved) -> None:
     before, p.counters.allocation, short_since = kept
     p.mark_short(before.stage, short_since)
-    if into:
-        p.unbook(p.allocations[into], moves=True)
+    if not into:
+        p.exchange(before)
+        return
+    p.unbook(p.allocations[into], moves=True)
     p.unbook(p.allocations[number], moves=True)
     p.book(before)
 
@@ -442,4 +389,4 @@ def _ungrow(stage: Stage, kind: int, block: tuple[int, ...]) -> None:
         stage.set_pending(kind, None)
 
 
-CHANGES: tuple[type[Any], ...] = (Placed, SinglesPlaced, Acknowledged, Stopped, Ended, PendingEnded, Revived)
+CHANGES: tuple[type[Any], ...] = (Placed, Acknowledged, Stopped, Ended, PendingEnded, Revived)

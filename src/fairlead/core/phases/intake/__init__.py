@@ -40,6 +40,7 @@ from fairlead.core.errors import Refused
 from fairlead.core.lifecycle import IllegalTransition
 from fairlead.core.model import KeptKey
 from fairlead.core.phases.intake import config, jobs, managers, nodes, reports
+from fairlead.core.phases.intake.ends import Ends
 from fairlead.core.plan import Plan
 from fairlead.core.reader import check_text
 from fairlead.core.resources import printable
@@ -71,13 +72,24 @@ HANDLERS: dict[type[Any], Callable[[Plan, Any], Accepted]] = {
 # Sent twice these do no more than sent once, and after a restart they must be heard again: their keys say nothing.
 REPEATABLE = (Configure, MarkReady, Report, RegisterManager, UpdateManager)
 
+DONE = Accepted()
+
 _encode = msgspec.msgpack.Encoder(order="deterministic").encode
 _decode_answer = msgspec.msgpack.Decoder(Accepted).decode
 
 
 def intake(plan: Plan, commands: Iterable[AnyCommand]) -> list[Answer]:
     """Take the commands in their order; the answers are in the same order."""
-    return [_take(plan, command) for command in commands]
+    answers: list[Answer] = []
+    ends = Ends(plan)
+    for command in commands:
+        if isinstance(command, Report) and ends.take(command):
+            answers.append(DONE)
+        else:
+            ends.make()
+            answers.append(_take(plan, command))
+    ends.make()
+    return answers
 
 
 def _take(plan: Plan, command: AnyCommand) -> Answer:
