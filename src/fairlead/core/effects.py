@@ -25,7 +25,7 @@ from fairlead.core.model import Allocation
 from fairlead.core.state import Partition
 
 
-class Launch(msgspec.Struct, frozen=True, tag="launch"):
+class Launch(msgspec.Struct, frozen=True, gc=False, tag="launch"):
     """Start these tasks. The devices are those of the first task, then of the second, and so on."""
 
     job: str
@@ -44,7 +44,7 @@ class Launch(msgspec.Struct, frozen=True, tag="launch"):
     """Above 0 they start as others of the chain end, the lowest index first, so that so many run at a time."""
 
 
-class Stop(msgspec.Struct, frozen=True, tag="stop"):
+class Stop(msgspec.Struct, frozen=True, gc=False, tag="stop"):
     """Stop these tasks and confirm. With the cause `return`, only those that have not started."""
 
     job: str
@@ -55,7 +55,7 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
     cause: str
 
 
-class ForNode(msgspec.Struct, frozen=True, tag="for node"):
+class ForNode(msgspec.Struct, frozen=True, gc=False, tag="for node"):
     """One message a node a cycle."""
 
     node: str
@@ -63,7 +63,7 @@ class ForNode(msgspec.Struct, frozen=True, tag="for node"):
     stops: tuple[Stop, ...] = ()
 
 
-class Event(msgspec.Struct, frozen=True):
+class Event(msgspec.Struct, frozen=True, gc=False):
     """News for a resource manager: `what` is allocated, release (please stop), released, node, accepted or rejected.
 
     The last two answer an item of an update, of the sort that `item` names.
@@ -80,7 +80,7 @@ class Event(msgspec.Struct, frozen=True):
     item: str = ""
 
 
-class ForManager(msgspec.Struct, frozen=True, tag="for manager"):
+class ForManager(msgspec.Struct, frozen=True, gc=False, tag="for manager"):
     manager: str
     events: tuple[Event, ...]
 

@@ -35,7 +35,7 @@ def check_touched(p: Partition) -> None:
     for join in sorted(p.touched.nodes):
         if join in p.nodes:
             _check_node(p, join)
-    for job_id in sorted(p.touched.jobs):
+    for job_id in p.touched.jobs:
         if job_id in p.jobs:
             _check_counts(p, p.jobs[job_id])
     for number in sorted(p.touched.chains):

@@ -61,7 +61,7 @@ class Touched:
 
     def __init__(self) -> None:
         self.nodes: set[int] = set()
-        self.jobs: set[str] = set()
+        self.jobs: dict[str, None] = {}
         self.chains: set[int] = set()
         self.quick: list[int] = []
         """The allocations that were placed of stages whose tasks are quick."""
@@ -294,7 +294,7 @@ class Partition:
         if job.queue.settings.order == "fair":
             self._resort(job)
         self.touched.nodes.add(allocation.node)
-        self.touched.jobs.add(job.id)
+        self.touched.jobs[job.id] = None
 
     def book_singles(self, allocations: list[Allocation], devices: tuple[int, ...]) -> None:
         """Like `book`, for the first allocations of many jobs: one task each, of one shape, on one node."""
@@ -303,25 +303,24 @@ class Partition:
         self.nodes.book_all(join, allocations, shape, len(allocations), devices)
         self.touched.nodes.add(join)
         charged: dict[int, list[Job]] = {}
+        known, timers, touched = self.allocations, self.timers, self.touched.jobs
+        fair = allocations[0].stage.job.queue.settings.order == "fair"
         for allocation in allocations:
             stage = allocation.stage
             job = stage.job
-            self.allocations[allocation.id] = allocation
+            known[allocation.id] = allocation
             if when is not None:
-                heappush(self.timers, (when, allocation.id))
-            if stage.live is None:
-                stage.live = {0: allocation}
-            else:
-                stage.live[0] = allocation
+                heappush(timers, (when, allocation.id))
+            stage.live = {0: allocation}
             if not job.allocations:
                 for account in job.accounts:
                     account.running += 1
             job.allocations += 1
             job.live += 1
             charged.setdefault(id(job.accounts), []).append(job)
-            if job.queue.settings.order == "fair":
+            touched[job.id] = None
+            if fair:
                 self._resort(job)
-            self.touched.jobs.add(job.id)
         for jobs in charged.values():
             charge(jobs[0], shape, len(jobs))
 
@@ -357,7 +356,7 @@ class Partition:
         if job.queue.settings.order == "fair":
             self._resort(job)
         self.touched.nodes.add(allocation.node)
-        self.touched.jobs.add(job.id)
+        self.touched.jobs[job.id] = None
 
     def unbook_singles(self, allocations: list[Allocation]) -> None:
         """Like `unbook`, for the only allocations of many jobs that are asked for no more."""
@@ -372,7 +371,7 @@ class Partition:
             job.allocations = job.live = 0
             charged.setdefault((id(job.accounts), stage.shape), []).append(job)
             touched.nodes.add(allocation.node)
-            touched.jobs.add(job.id)
+            touched.jobs[job.id] = None
         for (_, shape), jobs in charged.items():
             for account in jobs[0].accounts:
                 account.running -= len(jobs)
@@ -391,7 +390,7 @@ class Partition:
         if after.chain:
             self.link(after)
         self.touched.nodes.add(after.node)
-        self.touched.jobs.add(stage.job.id)
+        self.touched.jobs[stage.job.id] = None
 
     def _arm(self, allocation: Allocation) -> None:
         when = self.deadline(allocation)

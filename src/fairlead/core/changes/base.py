@@ -13,7 +13,7 @@ import msgspec
 from fairlead.core.state import Partition
 
 
-class Change(msgspec.Struct, frozen=True, array_like=True):
+class Change(msgspec.Struct, frozen=True, array_like=True, gc=False):
     def apply(self, p: Partition) -> Any:
         raise NotImplementedError
 

@@ -26,7 +26,7 @@ class Began(Change, frozen=True, tag="began"):
             p.drop_reservation(whole)
         for stage in job.stages:
             stage.started = True
-        p.touched.jobs.add(self.job)
+        p.touched.jobs[self.job] = None
         return whole, started
 
     def undo(self, p: Partition, kept: tuple[Reservation | None, list[bool]]) -> None:
@@ -67,7 +67,7 @@ class Regrouped(Change, frozen=True, tag="regrouped"):
             gone += dropped(kept[-1][1], stage.reservations)
             p.look_short(stage)
         p.wake()
-        p.touched.jobs.add(self.job)
+        p.touched.jobs[self.job] = None
         return gone, kept
 
     def undo(self, p: Partition, kept: tuple[int, list[tuple[Pending, Reservations, bool, int | None]]]) -> None:

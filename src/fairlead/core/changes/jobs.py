@@ -42,7 +42,7 @@ class JobAdded(Change, frozen=True, tag="job added"):
         p.settle(job)
         follow(p, job)
         p.counters.job = max(before, self.number + 1)
-        p.touched.jobs.add(self.id)
+        p.touched.jobs[self.id] = None
         return before
 
     def undo(self, p: Partition, kept: int) -> None:
@@ -52,7 +52,7 @@ class JobAdded(Change, frozen=True, tag="job added"):
         for stage in job.stages:
             p.leave_shape(stage.shape)
         p.counters.job = kept
-        p.touched.jobs.discard(self.id)
+        p.touched.jobs.pop(self.id, None)
 
 
 class StageAdded(Change, frozen=True, tag="stage added"):
@@ -64,7 +64,7 @@ class StageAdded(Change, frozen=True, tag="stage added"):
     def apply(self, p: Partition) -> None:
         job = p.jobs[self.job]
         job.stages = (*job.stages, new_stage(p, job, len(job.stages), self.spec, own=True))
-        p.touched.jobs.add(self.job)
+        p.touched.jobs[self.job] = None
 
     def undo(self, p: Partition, kept: None) -> None:
         job = p.jobs[self.job]
@@ -96,7 +96,7 @@ class Asked(Change, frozen=True, tag="asked"):
         )
         p.counters.reservation = max(p.counters.reservation, self.seq + 1)
         p.counters.front = max(p.counters.front, self.front + 1)
-        p.touched.jobs.add(self.job)
+        p.touched.jobs[self.job] = None
         return kept
 
     def undo(self, p: Partition, kept: tuple[Reservation | None, int, int]) -> None:
@@ -143,7 +143,7 @@ class StageScaled(Change, frozen=True, tag="stage scaled"):
         stage.count = self.count
         p.look_short(stage)
         p.wake()
-        p.touched.jobs.add(self.job)
+        p.touched.jobs[self.job] = None
         return dropped(kept[4], stage.reservations), *kept
 
     def undo(self, p: Partition, kept: tuple[Any, ...]) -> None:
@@ -173,7 +173,7 @@ class JobMoved(Change, frozen=True, tag="job moved"):
             for stage in job.stages:
                 p.look_short(stage)
         p.settle(job)
-        p.touched.jobs.add(self.job)
+        p.touched.jobs[self.job] = None
         return before
 
     def undo(self, p: Partition, kept: tuple[JobState, str, int | None, list[int | None]]) -> None:
@@ -208,7 +208,7 @@ class JobPrioritised(Change, frozen=True, tag="job prioritised"):
         for lane in lanes:
             if lane is not None:
                 lane.resort()
-        p.touched.jobs.add(self.job)
+        p.touched.jobs[self.job] = None
 
 
 class JobForgotten(Change, frozen=True, tag="job forgotten"):
@@ -223,7 +223,7 @@ class JobForgotten(Change, frozen=True, tag="job forgotten"):
         del p.jobs[self.job]
         for stage in stages:
             p.leave_shape(stage.shape)
-        p.touched.jobs.discard(self.job)
+        p.touched.jobs.pop(self.job, None)
         job.stages = ()  # the two know each other: like this nobody has to look for what refers only to itself
         return job, stages
 

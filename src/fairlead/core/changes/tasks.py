@@ -35,7 +35,7 @@ NOT_AGAIN = -1
 """In place of a kind: the task is not asked for again."""
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True):
+class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The tasks of a block that go to one node, with the devices of each in turn."""
 
     node: int
@@ -233,7 +233,7 @@ class PendingEnded(Change, frozen=True, tag="pending ended"):
         dropped = take(p, stage, self.kind, self.indices)
         _end(stage, self.outcome, self.indices)
         p.look_short(stage)
-        p.touched.jobs.add(self.job)
+        p.touched.jobs[self.job] = None
         return dropped, short_since
 
     def undo(self, p: Partition, kept: tuple[Reservation | None, Micros | None]) -> None:
@@ -257,7 +257,7 @@ class Revived(Change, frozen=True, tag="revived"):
         _unend(stage, "killed", self.indices)
         grow(stage, self.kind, self.indices)
         p.wake()
-        p.touched.jobs.add(self.job)
+        p.touched.jobs[self.job] = None
 
     def undo(self, p: Partition, kept: None) -> None:
         stage = p.jobs[self.job].stages[self.stage]

@@ -42,15 +42,13 @@ class Hands:
     def give(self, lane: Lane, reservation: Reservation) -> bool:
         """Set a head down on the node that its lane has in hand, if it is such a lane and such a head."""
         stage = reservation.stage
+        job = stage.job
         # The only task of a stage, asked for the first time, under no limit that would have to be looked at.
         if stage.count != 1 or stage.started or reservation.kind != NEW or stage.history or stage.floor:
             return False
-        if (
-            reservation.whole
-            or stage.job.manager
-            or self.plan.partition.stopped
-            or not self._is_unlimited(stage.job.accounts)
-        ):
+        if reservation.whole or job.manager or self.plan.partition.stopped:
+            return False
+        if not (self._unlimited.get(id(job.accounts)) or self._is_unlimited(job.accounts)):
             return False
         hand = self._hands.get(lane)
         if hand is None:
