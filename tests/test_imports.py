@@ -53,7 +53,7 @@ ROOT_NAMES = ("__version__",)
 PURE = ("core",)
 PURE_IMPORTS = frozenset(
     "__future__ abc array bisect collections contextlib copy dataclasses decimal difflib enum fractions functools "
-    "hashlib heapq itertools math numbers operator re string struct types typing msgspec numpy".split()
+    "hashlib heapq itertools math numbers operator re string struct types typing msgspec numpy re2".split()
 )
 IMPURE_PARTS = ("numpy.random",)
 IMPURE_CALLS = frozenset("__import__ breakpoint eval exec input open print".split())

@@ -113,6 +113,8 @@ def _check_table(p: Partition) -> None:
         if nodes.state[row] in ("up", "draining"):
             add(total, nodes.capacity_of(row))
     _need(len(nodes.joins) == len(nodes.rows), "names and rows of nodes differ")
+    up = sum(nodes.state[row] in ("up", "draining") for row in nodes.rows.values())
+    _need(up == nodes.many, f"{up} nodes are up, the table says {nodes.many}")
     _need(total == nodes.total, f"the nodes have {total} together, the table says {nodes.total}")
     for row, join in enumerate(nodes.join):
         if nodes.rows.get(join) != row:
@@ -277,6 +279,7 @@ def _check_chains(p: Partition) -> None:
 
 def _check_accounts(p: Partition) -> None:
     used: dict[int, Vector] = {}
+    tasks: dict[int, int] = {}
     running: dict[int, int] = {}
     for job in p.jobs.values():
         if not job.over or job.allocations:
@@ -291,9 +294,11 @@ def _check_accounts(p: Partition) -> None:
     for allocation in p.allocations.values():
         for account in () if allocation.rooms else allocation.stage.job.accounts:
             add(used.setdefault(id(account), {}), allocation.stage.shape.resources, count(allocation.indices))
+            tasks[id(account)] = tasks.get(id(account), 0) + count(allocation.indices)
     for account in _accounts(p):
         expected_use = used.get(id(account), {})
         _need(account.used == expected_use, f"{account.name}: used {account.used}, should be {expected_use}")
+        _need(account.tasks == tasks.get(id(account), 0), f"{account.name}: its tasks do not add up")
         _need(account.running == running.get(id(account), 0), f"{account.name}: running jobs do not add up")
         _need(all(amount > 0 for amount in account.used.values()), f"{account.name}: use is not positive")
     for queue in p.queues.values():

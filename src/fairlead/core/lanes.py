@@ -54,7 +54,7 @@ class Run:
 
 
 class Lane:
-    __slots__ = ("_entries", "_runs", "blocked", "queue", "shapes", "size", "slept", "text")
+    __slots__ = ("_entries", "_runs", "blocked", "full", "queue", "shapes", "size", "slept", "text")
 
     def __init__(self, queue: Queue, shapes: tuple[Shape, ...]) -> None:
         self.queue = queue
@@ -63,6 +63,8 @@ class Lane:
         self.size = 0
         self.slept: tuple[int, int] | None = None
         """What the lane saw when nothing of it could be placed: it sleeps while that stands."""
+        self.full = False
+        """Whether it sleeps because there was no room: then only more room can wake it."""
         self.blocked: Reservation | None = None
         """Who found no room, and holds up those behind it only for as long as its limits would let it start."""
         self._runs: list[Run] = []

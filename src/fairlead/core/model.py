@@ -100,6 +100,8 @@ class JobSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     gang: Gang = "stage"
     preemptible: bool = True
     manager: str = ""
+    matched: str = ""
+    """The requestor pattern that chose the queue, if one did."""
 
     @property
     def whole(self) -> bool:
@@ -350,6 +352,8 @@ class Account(msgspec.Struct, eq=False):
     limit: Vector | None = None
     max_jobs: int | None = None
     used: Vector = msgspec.field(default_factory=dict)
+    tasks: int = 0
+    """How many tasks have a room here."""
     running: int = 0
     """How many jobs have a live allocation here."""
 

@@ -79,6 +79,10 @@ class NodeIndex(Generic[K]):
         """
         raise NotImplementedError
 
+    def fits(self, shape: Shape) -> bool:
+        """Whether some node has room for one task."""
+        raise NotImplementedError
+
     def withdraw(self, joins: Iterable[int]) -> list[int]:
         """Take nodes out of the index until they are put back. Returns those that were not out already."""
         gone = [join for join in joins if join not in self._out]

@@ -51,6 +51,8 @@ class NodeTable:
         """Grows whenever nodes come, go or change what they are, but not with their use."""
         self.offered: dict[str, int] = {}
         """Resource → how many nodes have some of it."""
+        self.many = 0
+        """How many nodes are up or draining."""
         self.total: Vector = {}
         """The capacity of the nodes that are up or draining: what shares are shares of."""
         self._vacant: list[int] = []
@@ -317,6 +319,7 @@ class NodeTable:
     def _count(self, row: int, sign: int) -> None:
         if self.state[row] not in ("up", "draining"):
             return
+        self.many += sign
         for name, column in self.capacity.items():
             if column[row]:
                 total = self.total.get(name, 0) + sign * column[row]

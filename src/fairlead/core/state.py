@@ -11,6 +11,7 @@ from heapq import heappush
 
 import msgspec
 
+from fairlead.core.entitlement import Entitlements
 from fairlead.core.fitindex import FitIndex
 from fairlead.core.lanes import Lane, LaneKey, lane_key, whole_key
 from fairlead.core.model import (
@@ -33,6 +34,7 @@ from fairlead.core.model import (
 from fairlead.core.nodes import NodeTable
 from fairlead.core.ranges import count, indices
 from fairlead.core.reign import Reign
+from fairlead.core.requestors import Requestors
 from fairlead.core.resources import BUILT_IN, Vector
 from fairlead.core.scoreindex import ScoreIndex
 from fairlead.core.settings import PartitionSettings
@@ -71,6 +73,7 @@ class Partition:
     def __init__(self, name: str) -> None:
         self.name = name
         self.settings = PartitionSettings()
+        self.requestors = Requestors(())
         self.config_version = 0
         self.now: Micros = 0
         """The time of the last journaled cycle, or of the plan that is open."""
@@ -78,6 +81,9 @@ class Partition:
         self.removed = False
         self.counters = Counters()
         self.queues: dict[str, Queue] = {}
+        self.tree = 0
+        """Grows when a queue comes, goes, or has other settings."""
+        self._entitlements: tuple[int, Entitlements] | None = None
         self.nodes = NodeTable()
         self.jobs: dict[str, Job] = {}
         self.allocations: dict[int, Allocation] = {}
@@ -118,6 +124,8 @@ class Partition:
             self.index = FitIndex(self.nodes) if pack else ScoreIndex(self.nodes, settings.place, settings.seed)
             for shape in self.shapes.values():
                 self.index.add(shape)
+        if settings.requestors != self.settings.requestors:
+            self.requestors = Requestors(settings.requestors)
         self.settings = settings
         self.retime()
         self.wake()
@@ -134,12 +142,14 @@ class Partition:
         account = Account(f"queue {path}", None if settings.limit is None else dict(settings.limit), settings.max_jobs)
         queue = Queue(path, name, parent, settings, account)
         self.queues[path] = queue
+        self.tree += 1
         if parent is not None:
             parent.children[name] = queue
         return queue
 
     def remove_queue(self, path: str) -> Queue:
         queue = self.queues.pop(path)
+        self.tree += 1
         self.draining.discard(path)
         self.stopped.discard(path)
         if queue.parent is not None:
@@ -148,6 +158,7 @@ class Partition:
 
     def restore_queue(self, queue: Queue) -> None:
         self.queues[queue.path] = queue
+        self.tree += 1
         if queue.state == "draining":
             self.draining.add(queue.path)
         if queue.parent is not None:
@@ -166,6 +177,18 @@ class Partition:
         for path in sorted(self.queues):
             if not self.queues[path].children:
                 yield self.queues[path]
+
+    def entitlements(self) -> Entitlements:
+        """What each queue may call its own, as of now."""
+        nodes, unit = self.nodes, self.settings.unit
+        if self._entitlements is not None:
+            tree, known = self._entitlements
+            same = tree == self.tree and known.slots == (unit == "slots")
+            if same and known.nodes == nodes.many and known.capacity == nodes.total:
+                return known
+        fresh = Entitlements(unit, nodes.total, nodes.many)
+        self._entitlements = (self.tree, fresh)
+        return fresh
 
     def accounts_for(self, queue: Queue, user: str, groups: tuple[str, ...]) -> tuple[Account, ...]:
         """Every account that a job of this user in this queue is booked on, root first."""
@@ -190,7 +213,7 @@ class Partition:
         """Work out all accounts anew after limits of users or groups changed."""
         for queue in self.queues.values():
             queue.users, queue.groups, queue.tied = {}, {}, {}
-            queue.account.used, queue.account.running = {}, 0
+            queue.account.used, queue.account.tasks, queue.account.running = {}, 0, 0
         for job in sorted(self.jobs.values(), key=lambda job: job.number):
             if job.over and not job.allocations:
                 continue
@@ -528,6 +551,7 @@ def is_short(stage: Stage) -> bool:
 def charge(job: Job, shape: Shape, tasks: int) -> None:
     """Add the use of so many tasks (or take it away, below 0) on every account of a job."""
     for account in job.accounts:
+        account.tasks += tasks
         used = account.used
         for name, amount in shape.amounts:
             now = used.get(name, 0) + amount * tasks

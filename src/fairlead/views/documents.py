@@ -27,6 +27,8 @@ class JobView(msgspec.Struct, frozen=True):
     name: str
     user: str
     queue: str
+    matched: str
+    """The requestor pattern that chose the queue; empty if the job named it, or it is the default."""
     state: str
     priority: int
     submitted: float
@@ -79,6 +81,7 @@ def job_view(job: Job) -> JobView:
         job.spec.name,
         job.spec.user,
         job.queue.path,
+        job.spec.matched,
         job.state,
         job.priority,
         job.submitted,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from fairlead.core.changes import Began, Part, Placed
 from fairlead.core.explain import most_ever, never_whole
@@ -14,6 +14,7 @@ from fairlead.core.policy.limits import allowed, may_run, tasks_allowed
 from fairlead.core.ranges import split
 from fairlead.core.reasons import NeverFits, NoRoom, NotActive, OverLimit, Reason, StillStopping
 from fairlead.core.resources import CPU, GPU, MEMORY, Vector, add, scale
+from fairlead.core.shape import Shape
 from fairlead.core.state import Partition
 
 
@@ -27,8 +28,13 @@ def blocks_all(reservation: Reservation, reason: Reason) -> bool:
     return isinstance(reason, NotActive)
 
 
-def take_turn(plan: Plan, reservation: Reservation, together: int, most: int) -> tuple[int, Reason | None]:
-    """One gang, or single tasks up to a number. Returns how many were placed, and why no more could be."""
+def take_turn(
+    plan: Plan, reservation: Reservation, together: int, most: int, full: Mapping[Shape, Reason]
+) -> tuple[int, Reason | None]:
+    """One gang, or single tasks up to a number. Returns how many were placed, and why no more could be.
+
+    `full` are shapes of which not one task has room: they need not be tried again.
+    """
     if reservation.whole:
         return _start_whole(plan, reservation, together)
     stage, kind = reservation.stage, reservation.kind
@@ -46,6 +52,8 @@ def take_turn(plan: Plan, reservation: Reservation, together: int, most: int) ->
         if reason is not None:
             return 0, reason
         most = tasks_allowed(limited, stage.shape.resources, most)
+    if together == 1 and stage.shape in full:
+        return 0, full[stage.shape]
     placed = _place(plan, stage, kind, together, most, p.counters.allocation if together > 1 else 0)
     return (0, _no_room(p, reservation, together, placed)) if placed < together else (placed, None)
 
