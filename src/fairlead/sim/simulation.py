@@ -32,12 +32,12 @@ class Simulation:
         """The first arrival that has not come."""
         self._open()
 
-    def run(self, until: Micros | None = None, pause: Callable[[], bool] = lambda: False) -> bool:
+    def run(self, until: Micros | None = None, stop: Callable[[Simulation], bool] = lambda simulation: False) -> bool:
         """Until all jobs have ended, nothing can happen any more, or it is that late. Returns whether it got there.
 
-        Before each cycle `pause` is asked: if it says so, this returns at once and may be called again.
+        Before each cycle `stop` is asked: if it says so, this returns at once and may be called again.
         """
-        while not pause():
+        while not stop(self):
             when = self._next_due()
             if self.record.is_over or when is None or (until is not None and when > until):
                 return True

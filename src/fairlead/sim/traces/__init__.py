@@ -29,9 +29,10 @@ def read_traces(
     overrun: Overrun = "extend",
     nodes: Sequence[tuple[str, NodeSpec]] | None = None,
     jobs: int | None = None,
+    seed: int | None = None,
 ) -> Trace:
     """One trace out of all files. Nodes that are given stand in place of those of the files."""
-    parts = [_read(path, load, overrun, nodes) for path in paths]
+    parts = [_read(path, load, overrun, nodes, seed) for path in paths]
     arrivals = list(chain.from_iterable(part.arrivals for part in parts))
     known = list(nodes) if nodes is not None else list(chain.from_iterable(part.nodes for part in parts))
     left_out = LeftOut()
@@ -41,10 +42,12 @@ def read_traces(
     return Trace(" + ".join(part.name for part in parts), queue_up(arrivals, jobs), known, left_out)
 
 
-def _read(path: Path, load: Load, overrun: Overrun, nodes: Sequence[tuple[str, NodeSpec]] | None) -> Trace:
+def _read(
+    path: Path, load: Load, overrun: Overrun, nodes: Sequence[tuple[str, NodeSpec]] | None, seed: int | None
+) -> Trace:
     stem = path.name.removesuffix(".gz")
     if stem.endswith((".yaml", ".yml")):
-        return own.read_document(load(path), path.name, overrun, nodes)
+        return own.read_document(load(path), path.name, overrun, nodes, seed)
     if stem.endswith(".swf"):
         processors = None if nodes is None else _processors(nodes)
         return read_swf(open_lines(path), path.name, overrun, processors)
@@ -73,7 +76,7 @@ def parse_nodes(text: str, load: Load) -> list[tuple[str, NodeSpec]]:
     """Nodes as the command line names them: `64`, `8x16`, `8xcpu=16,gpu=2`, or a file with a list of nodes."""
     found = NODES.fullmatch(text)
     if found is None:
-        trace = _read(Path(text), load, "extend", None)
+        trace = _read(Path(text), load, "extend", None, None)
         if not trace.nodes:
             raise Refused("nodes", f"{text} has no nodes; name a list of nodes")
         return trace.nodes

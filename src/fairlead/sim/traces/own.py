@@ -39,9 +39,13 @@ COLUMNS = (
 
 
 def read_document(
-    document: object, name: str, overrun: Overrun, instead: Sequence[tuple[str, NodeSpec]] | None = None
+    document: object,
+    name: str,
+    overrun: Overrun,
+    instead: Sequence[tuple[str, NodeSpec]] | None = None,
+    seed: int | None = None,
 ) -> Trace:
-    """Work is generated for the nodes of the document, or for those that are given instead."""
+    """Work is generated for the nodes of the document and from its seed, or for those that are given instead."""
     read = Reader({} if document is None else document, "", "a trace")
     nodes = parse_nodes(read.get("nodes", []), "nodes") if instead is None else list(instead)
     left_out = LeftOut()
@@ -51,7 +55,9 @@ def read_document(
         _add(arrivals, known, left_out, at, each, overrun)
     made = read.get("generate")
     if made is not None:
-        arrivals += generate(parse_workload(made, "generate"), nodes, overrun)
+        workload = parse_workload(made, "generate")
+        workload = workload if seed is None else msgspec.structs.replace(workload, seed=seed)
+        arrivals += generate(workload, nodes, overrun)
     read.close()
     return Trace(name, arrivals, nodes, left_out)
 
