@@ -47,7 +47,8 @@ def read_document(
 ) -> Trace:
     """Work is generated for the nodes of the document and from its seed, or for those that are given instead."""
     read = Reader({} if document is None else document, "", "a trace")
-    nodes = parse_nodes(read.get("nodes", []), "nodes") if instead is None else list(instead)
+    nodes = parse_nodes(read.get("nodes", []), "nodes")
+    nodes = nodes if instead is None else list(instead)
     left_out = LeftOut()
     arrivals: list[Arrival] = []
     known: set[str] = set()
