@@ -203,6 +203,18 @@ def test_queues_of_a_trace_count_where_the_policy_has_them() -> None:
         assert queues_used(simulation) == ["root.q1", "root.q1", "root.rest", "root.q1"]
 
 
+def test_jobs_may_be_forgotten_at_once() -> None:
+    trace = of(
+        """
+        nodes: [{name: n, resources: {cpu: 4}}]
+        jobs: [{id: a, stages: [{duration: 1s}]}, {id: b, submit: 9s, stages: [{count: 4, duration: 1s}]}]
+        """
+    )
+    simulation = Simulation(trace, policy_of("mine", {"keep_ended": 0}))
+    assert simulation.run() and simulation.record.is_over
+    assert simulation.record.job(1).ended == 10 * SECOND and simulation.record.job(1).state == "succeeded"
+
+
 def test_fair_has_a_queue_for_each_user() -> None:
     trace = of(
         """

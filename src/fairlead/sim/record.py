@@ -1,4 +1,4 @@
-"""What became of each job of a simulation, gathered from the changes of each cycle once they are durable."""
+"""What became of each job of a simulation, gathered after each cycle from the jobs that it touched."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from array import array
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from fairlead.core.changes import JobMoved, Placed, SinglesPlaced
+from fairlead.core.changes import JobForgotten, Placed, SinglesPlaced
 from fairlead.core.cycle import Cycle
-from fairlead.core.lifecycle import JOB
 from fairlead.core.model import Micros
 from fairlead.core.ranges import count
 from fairlead.core.state import Partition
@@ -88,30 +87,33 @@ class Record:
         self._partition = partition
 
     def cycle(self, decided: Cycle, seconds: Mapping[str, float]) -> None:
-        assert self._partition is not None
+        p = self._partition
+        assert p is not None
         self.cycles += 1
-        now = self._partition.now
-        for change in decided.changes:
+        for job_id in p.touched.jobs:
+            job = p.jobs[job_id]
+            if job.ended_at is not None:
+                self._end(job_id, p.now, job.state)
+            elif job.allocations:
+                self._start(job_id, p.now)
+        for change, kept in decided.plan.done:
             kind = type(change)
             if kind is Placed:
                 assert isinstance(change, Placed)
-                self._start(change.job, now)
+                self.placements += 1
                 self.tasks += sum([count(part.indices) for part in change.parts])
             elif kind is SinglesPlaced:
                 assert isinstance(change, SinglesPlaced)
-                for job, _ in change.tasks:
-                    self._start(job, now)
+                self.placements += len(change.tasks)
                 self.tasks += len(change.tasks)
-            elif kind is JobMoved:
-                assert isinstance(change, JobMoved)
-                self._end(change.job, now, change.state)
-        self._sample(now)
+            elif kind is JobForgotten:
+                self._end(kept[0].id, p.now, kept[0].state)  # where nothing is kept, in the cycle in which it ended
+        self._sample(p.now)
 
     def stopped(self, partition: Partition, why: str) -> None:
         """Nothing to do: what was not written did not happen."""
 
     def _start(self, job: str, now: Micros) -> None:
-        self.placements += 1
         at = self._at.get(job)
         if at is not None and self._started[at] == NEVER:
             self._started[at] = now
@@ -119,7 +121,7 @@ class Record:
 
     def _end(self, job: str, now: Micros, state: str) -> None:
         at = self._at.get(job)
-        if at is not None and JOB.terminal(state):
+        if at is not None and self._ended[at] == NEVER:
             self._ended[at] = now
             self.over += 1
             if state != "succeeded":
