@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 OFTEN = 200
-"""Every so many cycles the bar moves."""
+"""The bar moves every so many cycles."""
 
 Overrun = Literal["extend", "kill"]
 
@@ -28,7 +28,13 @@ def simulate(
     traces: Annotated[
         list[Path], typer.Argument(metavar="TRACE…", help="Files: .swf, .csv (openb lists, or our own) or .yaml.")
     ],
-    policy: Annotated[str, typer.Option(help="fcfs, easy, fair, or a configuration such as fairlead.yaml.")] = "fcfs",
+    policy: Annotated[
+        str,
+        typer.Option(
+            help="fcfs, easy, fair, or a configuration such as fairlead.yaml; with --packing a placement.",
+            show_default="fcfs, with --packing pack",
+        ),
+    ] = "",
     compare: Annotated[str, typer.Option(help="Several policies, divided by commas, side by side.")] = "",
     nodes: Annotated[
         str, typer.Option(help="Other nodes than the trace's: 64, 8x16 (CPUs), 8xcpu=16,gpu=2, or a file.")
@@ -39,6 +45,13 @@ def simulate(
         Overrun, typer.Option(help="Jobs that outlast their estimate: raise the estimate, or cut the run.")
     ] = "extend",
     seed: Annotated[int | None, typer.Option(min=0, help="Another seed for what is made up.")] = None,
+    packing: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=1000, metavar="PERCENT", help="Only pack: jobs arrive until so much of all GPUs was asked for."
+        ),
+    ] = None,
+    shuffles: Annotated[int, typer.Option(min=1, help="With --packing: the mean of so many random orders.")] = 10,
     json_file: Annotated[
         str, typer.Option("--json", metavar="FILE", help="Write the result as JSON; - for stdout.")
     ] = "",
@@ -53,27 +66,78 @@ def simulate(
         need_file(path)
     from fairlead.app import Failed, told
     from fairlead.cli.documents import Unreadable
-    from fairlead.sim.runs import run_policies
-    from fairlead.sim.text import parse_time
     from fairlead.sim.traces import parse_nodes, read_traces
 
     try:
-        with told():
+        with told(), _interrupts() as interrupted:
             given = parse_nodes(nodes, _load) if nodes else None
             trace = read_traces(traces, _load, overrun, given, jobs, seed)
-            chosen = [_policy(name, trace) for name in (compare.split(",") if compare else [policy])]
-            end = parse_time(until, "until") if until else None
-            with _interrupts() as interrupted, _Bar(len(trace.arrivals)) as bar:
-                runs = run_policies(trace, chosen, end, lambda run: bar.show(run) or interrupted())
+            names = [each.strip() for each in compare.split(",")] if compare else [policy] if policy else []
+            if packing is not None:
+                whole = _pack(trace, names, packing, shuffles, seed, json_file, interrupted)
+            else:
+                whole = _simulate(trace, names, until, json_file, starts, interrupted)
     except Failed as problem:
         fail(str(problem))
     except Unreadable as problem:
         fail(f"{problem.problem}{f' (line {problem.line})' if problem.line else ''}")
-    _show(trace, [run.result for run in runs], json_file)
-    _write(runs, starts)
-    if not runs[-1].whole:
+    if not whole:
         typer.echo("interrupted: these are the figures so far", err=True)
         raise typer.Exit(130)
+
+
+def _simulate(
+    trace: Any, names: list[str], until: str, json_file: str, starts: str, interrupted: Callable[[], bool]
+) -> bool:
+    """Returns whether it came to its end."""
+    from fairlead.sim.runs import run_policies
+    from fairlead.sim.text import ROWS, parse_time, remarks, write_starts
+
+    end = parse_time(until, "until") if until else None
+    chosen = [_policy(name, trace) for name in names or ["fcfs"]]
+    with _Bar("jobs", len(trace.arrivals)) as bar:
+
+        def watch(run: Any) -> bool:
+            bar.show(run.policy.name, run.record.over, run.now)
+            return interrupted()
+
+        runs = run_policies(trace, chosen, end, watch)
+    results = [run.result for run in runs]
+    _show(trace, results, ROWS, json_file)
+    if json_file != "-":
+        for each in results:
+            for text in remarks(each):
+                typer.echo(f"{each['policy']}: {text}")
+    if starts:
+        with Path(starts).open("w", encoding="utf-8", newline="") as file:
+            write_starts(file, runs)
+    return all(run.whole for run in runs)
+
+
+def _pack(
+    trace: Any,
+    names: list[str],
+    percent: int,
+    shuffles: int,
+    seed: int | None,
+    json_file: str,
+    interrupted: Callable[[], bool],
+) -> bool:
+    """Returns whether it came to its end."""
+    from fairlead.sim.runs import Packing, run_placements
+    from fairlead.sim.text import PACKING_ROWS
+
+    with _Bar("shuffles", shuffles) as bar:
+
+        def watch(place: str, done: int) -> bool:
+            bar.show(place, done, None)
+            return interrupted()
+
+        packing = Packing(percent, shuffles, 1 if seed is None else seed)
+        results, whole = run_placements(trace, names or ["pack"], packing, watch)
+    if results:
+        _show(trace, results, PACKING_ROWS, json_file)
+    return whole
 
 
 def _load(path: Path) -> object:
@@ -86,7 +150,6 @@ def _load(path: Path) -> object:
 def _policy(name: str, trace: Any) -> Any:
     from fairlead.sim.policies import NAMED, policy_of
 
-    name = name.strip()
     if name in NAMED:
         return NAMED[name](trace)
     if not Path(name).exists() and "." not in name:
@@ -94,8 +157,8 @@ def _policy(name: str, trace: Any) -> Any:
     return policy_of(name, _load(Path(name)))
 
 
-def _show(trace: Any, results: list[dict[str, Any]], json_file: str) -> None:
-    from fairlead.sim.text import remarks, table
+def _show(trace: Any, results: list[dict[str, Any]], rows: Any, json_file: str) -> None:
+    from fairlead.sim.text import table
 
     document = results[0] if len(results) == 1 else {"trace": trace.name, "runs": results}
     text = json.dumps(document, ensure_ascii=False, indent=1)
@@ -107,19 +170,8 @@ def _show(trace: Any, results: list[dict[str, Any]], json_file: str) -> None:
     typer.echo(f"{trace.name}: {len(trace.arrivals):,} jobs, {len(trace.nodes):,} nodes")
     for text in trace.left_out.texts():
         typer.echo(f"  {text}")
-    for text in table(results):
+    for text in table(results, rows):
         typer.echo(text)
-    for each in results:
-        for text in remarks(each):
-            typer.echo(f"{each['policy']}: {text}")
-
-
-def _write(runs: list[Any], starts: str) -> None:
-    from fairlead.sim.text import write_starts
-
-    if starts:
-        with Path(starts).open("w", encoding="utf-8", newline="") as file:
-            write_starts(file, runs)
 
 
 @contextmanager
@@ -139,12 +191,13 @@ def _interrupts() -> Iterator[Callable[[], bool]]:
 
 
 class _Bar:
-    """On a terminal's stderr: how many jobs have ended, and which simulated time it is."""
+    """On a terminal's stderr: how much is done, and which simulated time it is."""
 
-    def __init__(self, jobs: int) -> None:
-        self._jobs = jobs
+    def __init__(self, what: str, total: int) -> None:
+        self._what = what
+        self._total = total
         self._bar: Progress | None = None
-        self._cycles = 0
+        self._calls = 0
 
     def __enter__(self) -> _Bar:
         if sys.stderr.isatty():
@@ -155,7 +208,7 @@ class _Bar:
                 TextColumn("{task.description}"),
                 BarColumn(),
                 MofNCompleteColumn(),
-                TextColumn("jobs, simulated {task.fields[time]}"),
+                TextColumn(self._what + "{task.fields[time]}"),
                 TimeElapsedColumn(),
                 console=Console(stderr=True),
                 transient=True,
@@ -163,20 +216,18 @@ class _Bar:
             self._bar.start()
         return self
 
-    def show(self, simulation: Any) -> bool:
-        """Called before each cycle. It never wants to stop."""
-        self._cycles += 1
-        if self._bar is not None and self._cycles % OFTEN == 1:
-            from fairlead.sim.text import span
+    def show(self, name: str, done: int, now: int | None) -> None:
+        self._calls += 1
+        if self._bar is None or self._calls % OFTEN != 1:
+            return
+        from fairlead.sim.text import span
 
-            name = simulation.policy.name
-            if not self._bar.tasks or self._bar.tasks[-1].description != name:
-                for task in self._bar.tasks:
-                    self._bar.update(task.id, visible=False)
-                self._bar.add_task(name, total=self._jobs, time="")
-            time = span(simulation.now / 1_000_000)
-            self._bar.update(self._bar.tasks[-1].id, completed=simulation.record.over, time=time)
-        return False
+        if not self._bar.tasks or self._bar.tasks[-1].description != name:
+            for task in self._bar.tasks:
+                self._bar.update(task.id, visible=False)
+            self._bar.add_task(name, total=self._total, time="")
+        time = "" if now is None else f", simulated {span(now / 1_000_000)}"
+        self._bar.update(self._bar.tasks[-1].id, completed=done, time=time)
 
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:

@@ -32,7 +32,10 @@ def span(seconds: float) -> str:
     return " ".join(parts[:2])
 
 
-ROWS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
+Rows = tuple[tuple[str, str, Callable[[Any], str]], ...]
+"""What a row is called, which figure it has, and how it is written."""
+
+ROWS: Rows = (
     ("jobs", "jobs", lambda value: f"{value:,}"),
     ("mean wait", "mean_wait_s", span),
     ("median wait", "median_wait_s", span),
@@ -46,10 +49,23 @@ ROWS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
 )
 
 
-def table(results: Sequence[dict[str, Any]]) -> Iterator[str]:
+PACKING_ROWS: Rows = (
+    ("GPUs allocated", "gpu_allocation_percent", lambda value: f"{value:.2f} %"),
+    ("lowest shuffle", "lowest_percent", lambda value: f"{value:.2f} %"),
+    ("highest shuffle", "highest_percent", lambda value: f"{value:.2f} %"),
+    ("GPUs not allocated", "unallocated_gpus", lambda value: f"{value:,.1f}"),
+    ("of these of no use", "fragmented_gpus", lambda value: f"{value:,.1f}"),
+    ("jobs that found no room", "failed_pods", lambda value: f"{value:,.1f}"),
+    ("jobs", "arrived_pods", lambda value: f"{value:,.1f}"),
+    ("shuffles", "shuffles", str),
+    ("wall time", "wall_s", lambda value: f"{value:.1f} s"),
+)
+
+
+def table(results: Sequence[dict[str, Any]], rows: Rows = ROWS) -> Iterator[str]:
     """The results side by side, a policy a column."""
     cells = [["", *(str(each["policy"]) for each in results)]]
-    cells += [[label, *(show(each[key]) for each in results)] for label, key, show in ROWS]
+    cells += [[label, *(show(each[key]) for each in results)] for label, key, show in rows]
     widths = [max(len(row[at]) for row in cells) for at in range(len(cells[0]))]
     for row in cells:
         first, *rest = row
