@@ -56,6 +56,7 @@ def simulate(
         str, typer.Option("--json", metavar="FILE", help="Write the result as JSON; - for stdout.")
     ] = "",
     starts: Annotated[str, typer.Option(metavar="FILE.csv", help="Write when each job started and ended.")] = "",
+    report: Annotated[str, typer.Option(metavar="FILE.html", help="Write a page with charts, to look at.")] = "",
 ) -> None:
     """Run a trace through the real scheduler on a virtual clock, and see how long jobs would have waited.
 
@@ -76,7 +77,7 @@ def simulate(
             if packing is not None:
                 whole = _pack(trace, names, packing, shuffles, seed, json_file, interrupted)
             else:
-                whole = _simulate(trace, names, until, json_file, starts, interrupted)
+                whole = _simulate(trace, names, until, json_file, starts, report, interrupted)
     except Failed as problem:
         fail(str(problem))
     except Unreadable as problem:
@@ -87,7 +88,13 @@ def simulate(
 
 
 def _simulate(
-    trace: Any, names: list[str], until: str, json_file: str, starts: str, interrupted: Callable[[], bool]
+    trace: Any,
+    names: list[str],
+    until: str,
+    json_file: str,
+    starts: str,
+    report: str,
+    interrupted: Callable[[], bool],
 ) -> bool:
     """Returns whether it came to its end."""
     from fairlead.sim.runs import run_policies
@@ -111,6 +118,10 @@ def _simulate(
     if starts:
         with Path(starts).open("w", encoding="utf-8", newline="") as file:
             write_starts(file, runs)
+    if report:
+        from fairlead.sim.report import page
+
+        Path(report).write_text(page(runs), encoding="utf-8")
     return all(run.whole for run in runs)
 
 
