@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "pools": ("core", "wire"),
     "writer": BELOW_WRITER,
     "api": ("writer", "wire", *BELOW_WRITER),
-    "sim": ("writer", *BELOW_WRITER),
+    "sim": ("writer", "journal.memory", *BELOW_WRITER),
     "agent": ("wire",),
     "client": ("wire",),
     "cli": ("client",),

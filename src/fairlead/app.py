@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from fairlead.core.config import parse_config
@@ -16,7 +17,7 @@ from fairlead.views.config import config_view
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
-__all__ = ["Failed", "Progress", "StreamReport", "logger_to", "understood", "verify_journal"]
+__all__ = ["Failed", "Progress", "StreamReport", "logger_to", "told", "understood", "verify_journal"]
 
 
 class Failed(Exception):
@@ -40,12 +41,19 @@ def verify_journal(path: str | os.PathLike[str], progress: Progress) -> Iterator
         raise Failed(str(problem)) from problem
 
 
-def understood(document: object, defaults: bool) -> dict[str, Any]:
-    """A configuration as it is understood, in the form in which it is written."""
+@contextmanager
+def told() -> Iterator[None]:
+    """What is refused inside is told in terms that the command line knows."""
     try:
-        return config_view(parse_config(document), defaults)
+        yield
     except Refused as refusal:
         raise Failed(refusal.problem, refusal.field) from refusal
+
+
+def understood(document: object, defaults: bool) -> dict[str, Any]:
+    """A configuration as it is understood, in the form in which it is written."""
+    with told():
+        return config_view(parse_config(document), defaults)
 
 
 def logger_to(

@@ -11,6 +11,7 @@ import typer
 
 from fairlead import __version__
 from fairlead.cli import config, journal
+from fairlead.cli.simulate import simulate
 
 app = typer.Typer(
     name="fairlead",
@@ -20,6 +21,7 @@ app = typer.Typer(
 )
 app.add_typer(config.app)
 app.add_typer(journal.app)
+app.command()(simulate)
 
 
 def _show_version(wanted: bool) -> None:

@@ -30,12 +30,12 @@ def expiry(plan: Plan) -> None:
         _remove_drained(plan)
 
 
-def due(p: Partition) -> Micros | None:
-    """When the next of these falls due, if any does."""
+def due(p: Partition, forgetting: bool = True) -> Micros | None:
+    """When the next of these falls due, if any does. What is only forgotten has time, for who can wait with it."""
     times: list[Micros] = []
-    if p.forgetting:
+    if p.forgetting and forgetting:
         times.append(p.forgetting[0][0] + p.settings.keep_ended)
-    if p.expiring:
+    if p.expiring and forgetting:
         times.append(p.expiring[0][0])
     times += p.nodes.avoided.values()
     if not p.reign.ready:
