@@ -448,7 +448,9 @@ class Balance:
 
 def _fits(p: Partition, shape: Shape, row: int) -> bool:
     nodes = p.nodes
-    if not nodes.placeable(row) or not shape.accepts(nodes.labels[row], nodes.taints[row], nodes.pool[row]):
+    if not nodes.placeable(row) or nodes.join[row] in nodes.held:
+        return False
+    if not shape.accepts(nodes.labels[row], nodes.taints[row], nodes.pool[row]):
         return False
     free = nodes.free(row)
     if any(free.get(name, 0) < amount for name, amount in shape.amounts):
@@ -457,7 +459,14 @@ def _fits(p: Partition, shape: Shape, row: int) -> bool:
     return not shape.devices or bool(choose_devices(nodes.devices[row], count, shape.devices, shape.device_milli, 1))
 
 
-SETTINGS = {"keep_ended": "20s", "keep_keys": "30s", "lease": "5s", "heartbeat": "1s"}
+SETTINGS = {
+    "keep_ended": "20s",
+    "keep_keys": "30s",
+    "lease": "5s",
+    "heartbeat": "1s",
+    "starving_after": "2s",
+    "hold_for": "15s",
+}
 
 TestMachine = Machine.TestCase
 TestMachine.settings = settings(max_examples=120, stateful_step_count=40, deadline=None, report_multiple_bugs=False)

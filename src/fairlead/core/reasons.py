@@ -45,11 +45,14 @@ class NoRoom(msgspec.Struct, frozen=True, tag="no room"):
     """The node that misses least."""
     stages: tuple[tuple[str, int, int], ...] = ()
     """Of a job that starts whole: stage, wanted and room, as far as they were tried; the last one has too little."""
+    held: int = 0
+    """How many nodes are held for it."""
 
     def __str__(self) -> str:
         why = ", ".join(f"{count} {what}" for what, count in self.failed)
         text = _by_stage("room for", self.wanted, self.room, self.stages)
-        return text + (f" (nodes: {why})" if why else "")
+        held = f"; {self.held} nodes are held for it" if self.held else ""
+        return text + (f" (nodes: {why})" if why else "") + held
 
 
 class StillStopping(msgspec.Struct, frozen=True, tag="still stopping"):

@@ -18,6 +18,7 @@ from fairlead.core.model import (
     SCALE,
     Account,
     Allocation,
+    Hold,
     Job,
     KeptKey,
     Limits,
@@ -82,6 +83,10 @@ class Partition:
         self.jobs: dict[str, Job] = {}
         self.allocations: dict[int, Allocation] = {}
         self.lanes: dict[LaneKey, Lane] = {}
+        self.holds: dict[int, Hold] = {}
+        """The number of a starving reservation → the nodes that are kept for it."""
+        self.holds_version = 0
+        """Grows with every hold that comes or goes."""
         self.chains: dict[int, dict[int, Allocation]] = {}
         """Chain → its allocations: those that have its rooms, and those that wait for one."""
         self.pools: dict[str, Pool] = {}
@@ -262,6 +267,27 @@ class Partition:
         lane.drop(reservations)
         if not lane.size:
             del self.lanes[queue.path, shape]
+
+    # -- holds ---------------------------------------------------------------------------------------------------
+
+    def add_hold(self, hold: Hold) -> None:
+        self.holds[hold.seq] = hold
+        self.holds_version += 1
+        self.nodes.hold(hold)
+
+    def drop_hold(self, seq: int) -> Hold:
+        """Somebody else may find room where a node was held."""
+        hold = self.holds.pop(seq)
+        self.holds_version += 1
+        self.nodes.let_go(hold)
+        self.wake()
+        return hold
+
+    def held_for(self, hold: Hold) -> Reservation | None:
+        """The reservation that a hold serves, while it has the place for which it was held."""
+        job = self.jobs.get(hold.job)
+        reservation = job.stages[hold.stage].reservations[hold.kind] if job is not None else None
+        return reservation if reservation is not None and reservation.seq == hold.seq else None
 
     # -- allocations ---------------------------------------------------------------------------------------------
 

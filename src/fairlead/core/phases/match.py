@@ -16,6 +16,7 @@ from fairlead.core.lanes import Lane
 from fairlead.core.model import Queue, Reservation
 from fairlead.core.outcomes import ask_for_rest
 from fairlead.core.phases.hands import Hands
+from fairlead.core.phases.holds import serve_holders
 from fairlead.core.phases.turn import barred, blocks_all, is_bounded, take_turn, together_of
 from fairlead.core.plan import Plan
 from fairlead.core.policy.order import Key
@@ -24,6 +25,10 @@ from fairlead.core.reasons import NoRoom, NotReady, Reason
 
 def match(plan: Plan) -> None:
     p = plan.partition
+    left = p.settings.max_placed
+    if p.holds and p.reign.ready:
+        p.index.put_all_back()
+        left -= serve_holders(plan)
     awake = _awake(plan)
     if not p.reign.ready:
         for lanes in awake.values():
@@ -32,7 +37,6 @@ def match(plan: Plan) -> None:
         return
     if awake:
         p.index.put_all_back()
-    left = p.settings.max_placed
     while awake:
         before = left
         for path in sorted(awake):
@@ -106,10 +110,11 @@ class Turns:
         self._passed[id(self._heap[0][3])] = None
         self.go_on()
 
-    def close(self, blocked: Reservation | None = None) -> None:
+    def close(self, no_room: Reservation | None = None) -> None:
         """Nothing more of this lane: it sleeps until something changes for it, or for who found no room."""
         lane = heappop(self._heap)[2]
-        lane.blocked = blocked
+        lane.no_room = no_room
+        lane.blocked = no_room if no_room is not None and is_bounded(no_room.stage.job) else None
         lane.slept = (self.plan.partition.room, self.plan.partition.nodes.version)
 
 
@@ -143,7 +148,7 @@ def _serve_leaf(plan: Plan, leaf: Queue, lanes: list[Lane], left: int) -> int:
         else:
             _say(plan, reservation, reason)
             if isinstance(reason, NoRoom):
-                turns.close(reservation if is_bounded(reservation.stage.job) else None)
+                turns.close(reservation)
             elif blocks_all(reservation, reason):
                 turns.close()
             else:
