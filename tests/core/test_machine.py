@@ -66,6 +66,7 @@ stage_documents = st.fixed_dictionaries(
         "near": st.just("zone"),
         "apart": st.just(True),
         "time_limit": st.sampled_from(["2s", "20s"]),
+        "estimate": st.sampled_from(["1s", "5s", "30s"]),
     },
 )
 limits = st.fixed_dictionaries({}, optional={"cpu": st.integers(0, 8), "gpu": st.integers(0, 4)})
@@ -91,14 +92,15 @@ class Machine(RuleBasedStateMachine):
         place=st.sampled_from(PLACES),
         first=st.lists(stage_documents, min_size=1, max_size=4),
         chain=st.sampled_from([0, "5s", "20s"]),
+        backfill=st.booleans(),
     )
-    def start(self, rhythm: int, place: str, first: list[Any], chain: Any) -> None:
+    def start(self, rhythm: int, place: str, first: list[Any], chain: Any, backfill: bool) -> None:
         hands.FEW = 1  # so that lanes as short as these get nodes in hand too
         self.rhythm = rhythm
         self.rules = 0
         self.metrics = Metrics()
         self.balance = Balance(self.metrics)
-        self.settings = {**SETTINGS, "place": place, "chain": chain}
+        self.settings = {**SETTINGS, "place": place, "chain": chain, "backfill": backfill}
         self.w = WatchedWorld(self.settings, observers=[self.metrics, self.balance])
         for path in QUEUES:
             self.w.queue(path, share=10)
@@ -381,7 +383,12 @@ class Machine(RuleBasedStateMachine):
         assert self.balance.came() == sum(asked for asked, _ in expected.values())
 
     def _nothing_was_overlooked(self, p: Partition) -> None:
-        """A lane that sleeps has nothing that could be placed: woken, it places nothing."""
+        """A lane that sleeps has nothing that could be placed: woken, it places nothing.
+
+        With backfill that holds for as long as the estimates do, and time passes here.
+        """
+        if self.settings["backfill"]:
+            return
         asleep = {key for key, lane in p.lanes.items() if lane.slept == (p.room, p.nodes.version)}
         p.wake()
         yet_to_start = {job.id for job in p.jobs.values() if job.whole and not job.stages[0].started}

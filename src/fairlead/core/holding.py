@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from fairlead.core.model import Hold, Stage
+from fairlead.core.forecast import guess
+from fairlead.core.model import Hold, Micros, Stage
 from fairlead.core.nodeindex import Choice
 from fairlead.core.nodes import NodeTable
 from fairlead.core.policy.fit import choose_devices, room
@@ -52,17 +53,18 @@ def room_beside(nodes: NodeTable, join: int, others: Wanted, shape: Shape, most:
     free = {name: column[row] - taken.get(name, 0) for name, column in nodes.capacity.items()}
     if any(free.get(name, -amount) < 0 for name, amount in taken.items()):
         return -1
-    return _room(free, devices, shape, most)[0]
+    return room_for(free, devices, shape, most)[0]
 
 
 def room_now(nodes: NodeTable, join: int, shape: Shape, most: int) -> tuple[int, tuple[int, ...]]:
     """How many tasks of a shape a node has room for, up to a number, and the devices they get."""
     row = nodes.rows[join]
     free = {name: column[row] - nodes.used[name][row] for name, column in nodes.capacity.items()}
-    return _room(free, nodes.devices[row][: nodes.gpus[row]], shape, most)
+    return room_for(free, nodes.devices[row][: nodes.gpus[row]], shape, most)
 
 
-def _room(free: Vector, devices: list[int], shape: Shape, most: int) -> tuple[int, tuple[int, ...]]:
+def room_for(free: Vector, devices: list[int], shape: Shape, most: int) -> tuple[int, tuple[int, ...]]:
+    """How many tasks fit what is free, where so much of each device is used, and the devices they get."""
     most = room([(free.get(name, 0), amount) for name, amount in shape.amounts if name != GPU], most)
     if not shape.devices or not most:
         return most, ()
@@ -89,17 +91,27 @@ def choose_held(p: Partition, stage: Stage, kind: int, most: int) -> list[Choice
     return chosen
 
 
-def choose_any_held(p: Partition, stage: Stage, most: int) -> list[Choice]:
-    """The held nodes for tasks that ask for nothing: they take no room from anybody."""
+def choose_lent(p: Partition, stage: Stage, most: int, lent: Mapping[int, Micros]) -> list[Choice]:
+    """The held nodes for tasks of anybody that are in nobody's way.
+
+    Those ask for nothing, or are expected to be over before the nodes' holders can start, as `lent` says.
+    """
     shape, nodes = stage.shape, p.nodes
+    lasts = guess(stage.terms)
+    own = [each.seq for each in stage.reservations if each is not None]
     near = {each.node for each in (stage.live or {}).values()} if shape.key.apart else ()
     chosen: list[Choice] = []
-    for join in sorted(nodes.held):
+    for join in sorted(nodes.held) if lent or not shape.amounts else ():
         row = nodes.rows[join]
-        if most and join not in near and nodes.placeable(row) and may_take(nodes, row, shape):
-            tasks = 1 if shape.key.apart else most
-            chosen.append(Choice(join, tasks, ()))
-            most -= tasks
+        if most <= 0 or join in near or not nodes.placeable(row) or not may_take(nodes, row, shape):
+            continue
+        if shape.amounts and (lasts is None or p.now + lasts > lent.get(join, 0)):
+            continue
+        if not any(seq in nodes.held[join] for seq in own):
+            tasks, devices = room_now(nodes, join, shape, 1 if shape.key.apart else most)
+            if tasks:
+                chosen.append(Choice(join, tasks, devices))
+                most -= tasks
     return chosen
 
 

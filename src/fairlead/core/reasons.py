@@ -55,6 +55,16 @@ class NoRoom(msgspec.Struct, frozen=True, tag="no room"):
         return text + (f" (nodes: {why})" if why else "") + held
 
 
+class WouldDelay(msgspec.Struct, frozen=True, tag="would delay"):
+    """There is room, but somebody before it is planned to start, and would have to wait for it."""
+
+    job: str
+    when: int
+
+    def __str__(self) -> str:
+        return f"it would delay job {self.job}, which is planned for {self.when / 1_000_000:g} s"
+
+
 class StillStopping(msgspec.Struct, frozen=True, tag="still stopping"):
     """Members of the gang are still being stopped; it starts again when all are back."""
 
@@ -114,7 +124,18 @@ class InChain(msgspec.Struct, frozen=True, tag="in chain"):
         return f"sent ahead to {self.nodes} nodes, to start when quick tasks before them end"
 
 
-Reason = OverLimit | TooManyJobs | NoRoom | StillStopping | NeverFits | AfterUnmet | NotActive | NotReady | InChain
+Reason = (
+    OverLimit
+    | TooManyJobs
+    | NoRoom
+    | WouldDelay
+    | StillStopping
+    | NeverFits
+    | AfterUnmet
+    | NotActive
+    | NotReady
+    | InChain
+)
 
 
 def _by_stage(what: str, wanted: int, found: int, stages: tuple[tuple[str, int, int], ...]) -> str:

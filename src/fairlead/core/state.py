@@ -12,6 +12,7 @@ from heapq import heappush
 import msgspec
 
 from fairlead.core.fitindex import FitIndex
+from fairlead.core.forecast import Forecast
 from fairlead.core.lanes import Lane, LaneKey, lane_key, whole_key
 from fairlead.core.model import (
     REPLACE,
@@ -89,6 +90,8 @@ class Partition:
         """Grows with every hold that comes or goes."""
         self.chains: dict[int, dict[int, Allocation]] = {}
         """Chain → its allocations: those that have its rooms, and those that wait for one."""
+        self.forecast: Forecast | None = None
+        """When what runs is expected to end; only with backfill."""
         self.pools: dict[str, Pool] = {}
         self.managers: dict[str, Manager] = {}
         self.keys: dict[tuple[str, str], KeptKey] = {}
@@ -124,6 +127,7 @@ class Partition:
             for shape in self.shapes.values():
                 self.index.add(shape)
         self.settings = settings
+        self.forecast = Forecast(self.allocations.values(), self.now) if settings.backfill else None
         self.retime()
         self.wake()
 
@@ -297,6 +301,8 @@ class Partition:
         job = stage.job
         tasks = count(allocation.indices)
         self.allocations[allocation.id] = allocation
+        if self.forecast is not None:
+            self.forecast.add(allocation, self.now)
         self._arm(allocation)
         used = 0 if allocation.rooms else tasks
         self.nodes.book(allocation, stage.shape, used, allocation.devices)
@@ -347,6 +353,8 @@ class Partition:
             touched[job.id] = None
             if fair:
                 self._resort(job)
+            if self.forecast is not None:
+                self.forecast.add(allocation, self.now)
         for jobs in charged.values():
             charge(jobs[0], shape, len(jobs))
 
@@ -356,6 +364,8 @@ class Partition:
         job = stage.job
         tasks = count(allocation.indices)
         del self.allocations[allocation.id]
+        if self.forecast is not None:
+            self.forecast.drop(allocation)
         used = 0 if allocation.rooms else tasks
         if used and not moves:
             self.room += 1
@@ -392,6 +402,8 @@ class Partition:
             stage = allocation.stage
             job = stage.job
             del self.allocations[allocation.id]
+            if self.forecast is not None:
+                self.forecast.drop(allocation)
             self.nodes.unbook(allocation, stage.shape, 1, allocation.devices)
             stage.live = None
             job.allocations = job.live = 0
@@ -408,6 +420,9 @@ class Partition:
         """Tasks move on to another state in the same room: the allocation takes the place of the one of its number."""
         stage = after.stage
         self.allocations[after.id] = after
+        if self.forecast is not None:
+            self.forecast.drop(after)
+            self.forecast.add(after, self.now)
         self._arm(after)
         self.nodes.allocations[self.nodes.rows[after.node]][after.id] = after
         assert stage.live is not None

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fairlead.core.changes import Held, Placed, Released, SinglesPlaced
+from fairlead.core.forecast import end_of
 from fairlead.core.holding import claimed_on, may_take, room_beside, stands
 from fairlead.core.lanes import Lane
 from fairlead.core.model import NEW, Hold, Job, Micros, Place, Reservation, Stage
 from fairlead.core.outcomes import ask_for_rest, call_back, live_of
 from fairlead.core.phases.turn import barred, needs_of, take_turn, together_of
 from fairlead.core.plan import Plan
-from fairlead.core.policy.estimates import expected_end
 from fairlead.core.policy.score import is_exact, may_be_held, node_score
 from fairlead.core.ranges import count
 from fairlead.core.reasons import NoRoom
@@ -298,10 +298,7 @@ def _expected_free(p: Partition, row: int) -> tuple[bool, Micros]:
     """Whether it is known when all that runs on a node will have ended, and when that is."""
     latest = p.now
     for allocation in p.nodes.allocations[row].values():
-        terms = allocation.stage.terms
-        guess = terms.estimate if terms.estimate is not None else terms.time_limit
-        began = allocation.since if allocation.started is None else allocation.started
-        end = expected_end(began, guess, p.now)
+        end = end_of(allocation, p.now)
         if end is None:
             return False, 0
         latest = max(latest, end)

@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from heapq import heappop, heappush, heapreplace
 
 from fairlead.core.fitindex import FitIndex
+from fairlead.core.future import lent_nodes
 from fairlead.core.lanes import Lane
 from fairlead.core.model import Queue, Reservation
 from fairlead.core.outcomes import ask_for_rest
+from fairlead.core.phases.backfill import Backfill
 from fairlead.core.phases.hands import Hands
 from fairlead.core.phases.holds import serve_holders
 from fairlead.core.phases.turn import barred, blocks_all, is_bounded, take_turn, together_of
@@ -37,10 +39,12 @@ def match(plan: Plan) -> None:
         return
     if awake:
         p.index.put_all_back()
+    backfill = Backfill(plan) if p.settings.backfill else None
+    plan.lent = lent_nodes(p) if backfill is not None and awake else {}
     while awake:
         before = left
         for path in sorted(awake):
-            left = _serve_leaf(plan, p.queues[path], awake[path], left)
+            left = _serve_leaf(plan, p.queues[path], awake[path], left, backfill)
             if left <= 0:
                 plan.more = True
                 return
@@ -58,6 +62,12 @@ def _awake(plan: Plan) -> dict[str, list[Lane]]:
         if lane.slept != seen or (lane.blocked is not None and barred(p, lane.blocked)):
             awake.setdefault(lane.queue.path, []).append(lane)
             plan.looked.add(key)
+    if awake and p.settings.backfill:
+        # Whoever is to be the first of all without room may be in a lane that sleeps.
+        for key, lane in p.lanes.items():
+            if key not in plan.looked:
+                awake.setdefault(lane.queue.path, []).append(lane)
+                plan.looked.add(key)
     return awake
 
 
@@ -70,6 +80,8 @@ class Turns:
         self._heap: list[tuple[Key, str, Lane, Reservation]] = []
         self._walks: dict[Lane, Iterator[Reservation]] = {}
         self._passed: dict[int, None] = {}
+        self._no_room: dict[Lane, Reservation] = {}
+        """The first of a lane that found no room, where others behind it were tried."""
         for lane in lanes:
             head = lane.head()
             if head is not None:
@@ -105,26 +117,29 @@ class Turns:
         else:
             heapreplace(self._heap, (lane.key(following), lane.text, lane, following))
 
-    def pass_over(self) -> None:
+    def pass_over(self, no_room: bool = False) -> None:
         """It keeps its place, and the next one of its lane is tried."""
-        self._passed[id(self._heap[0][3])] = None
+        _, _, lane, reservation = self._heap[0]
+        self._passed[id(reservation)] = None
+        if no_room:
+            self._no_room.setdefault(lane, reservation)
         self.go_on()
 
     def close(self, no_room: Reservation | None = None) -> None:
         """Nothing more of this lane: it sleeps until something changes for it, or for who found no room."""
         lane = heappop(self._heap)[2]
-        lane.no_room = no_room
+        lane.no_room = no_room = no_room or self._no_room.get(lane)
         lane.blocked = no_room if no_room is not None and is_bounded(no_room.stage.job) else None
         lane.slept = (self.plan.partition.room, self.plan.partition.nodes.version)
 
 
-def _serve_leaf(plan: Plan, leaf: Queue, lanes: list[Lane], left: int) -> int:
+def _serve_leaf(plan: Plan, leaf: Queue, lanes: list[Lane], left: int, backfill: Backfill | None) -> int:
     """Give turns until every lane is closed, or as many tasks as may be are placed. Returns how many may still be."""
     p = plan.partition
     turns, most = Turns(plan, leaf, lanes), p.settings.max_placed
     begun: list[Reservation] = []
     # Under `fair` places move with every task that starts, so that each start has to be seen at once.
-    hands = Hands(plan, p.index) if isinstance(p.index, FitIndex) and not turns.fair else None
+    hands = Hands(plan, p.index) if isinstance(p.index, FitIndex) and not turns.fair and backfill is None else None
     while turns and left > 0:
         lane, reservation = turns.current()
         if hands and hands.give(lane, reservation):
@@ -137,7 +152,11 @@ def _serve_leaf(plan: Plan, leaf: Queue, lanes: list[Lane], left: int) -> int:
             break
         # Who is alone may start many at once. That others sleep does not make it alone: after a restart nobody sleeps.
         alone = not turns.fair or leaf.reservations == 1
-        placed, reason = take_turn(plan, reservation, together, left if alone else 1)
+        most = left if alone else 1
+        if backfill is None:
+            placed, reason = take_turn(plan, reservation, together, most)
+        else:
+            placed, reason = backfill.take_turn(lane, reservation, together, most)
         left -= placed
         if reason is None:
             if reservation.whole:
@@ -147,7 +166,10 @@ def _serve_leaf(plan: Plan, leaf: Queue, lanes: list[Lane], left: int) -> int:
             continue  # there is more room than it seemed: the same one is tried again
         else:
             _say(plan, reservation, reason)
-            if isinstance(reason, NoRoom):
+            if isinstance(reason, NoRoom) and backfill is not None:
+                backfill.block(reservation, reason)
+                turns.pass_over(no_room=True)
+            elif isinstance(reason, NoRoom):
                 turns.close(reservation)
             elif blocks_all(reservation, reason):
                 turns.close()

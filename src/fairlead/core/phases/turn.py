@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from fairlead.core.changes import Began, Part, Placed, Released
 from fairlead.core.explain import most_ever, never_whole
-from fairlead.core.holding import choose_any_held, choose_held
+from fairlead.core.holding import choose_held, choose_lent
 from fairlead.core.model import NEW, SCALE, Job, Reservation, Stage
 from fairlead.core.nodeindex import Choice
 from fairlead.core.phases.topology import gather
@@ -165,9 +165,7 @@ def _place(plan: Plan, stage: Stage, kind: int, least: int, most: int, group: in
     else:
         chosen = p.index.choose(shape, most, p.counters.allocation)
     if p.holds:
-        chosen = held + chosen
-        if not shape.amounts:
-            chosen += choose_any_held(p, stage, most - sum([each.tasks for each in chosen]))
+        chosen = held + chosen + choose_lent(p, stage, most - sum([each.tasks for each in chosen]), plan.lent)
     placed = sum([each.tasks for each in chosen])
     if placed >= least:
         block = stage.wanted(kind).first(placed)
