@@ -168,6 +168,8 @@ class Reservation(msgspec.Struct, eq=False):
     round: int = 0
     front: int = 0
     whole: bool = False
+    unheld_until: Micros = 0
+    """No nodes are held for it before this, because those that were did not help in time."""
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -343,6 +345,35 @@ class Allocation(msgspec.Struct, eq=False):
     """The number of the first allocation of its chain; 0 for none."""
     rooms: int = 0
     """Above 0 the tasks wait: they use no room, and start as others of their chain end, which has so many rooms."""
+
+
+Place = tuple[int, int, int]
+"""A node by its join number, the position of a stage, and how many of its tasks the node is kept for."""
+
+
+class Hold(msgspec.Struct, eq=False):
+    """Nodes that get no new work but that of a starving reservation, which is named by its number. It uses nothing."""
+
+    seq: int
+    job: str
+    stage: int
+    kind: int
+    places: tuple[Place, ...]
+    since: Micros
+    large: bool = False
+    """Whether it has more nodes than may be held at once: then it is the only one."""
+    looked: tuple[int, int] | None = None
+    """What there was when its reservation last found too little room; not written down."""
+    checked: int = -1
+    """For which version of the nodes it was found to stand; not written down."""
+
+    @property
+    def nodes(self) -> dict[int, None]:
+        return {join: None for join, _, _ in self.places}
+
+    @property
+    def tasks(self) -> int:
+        return sum(tasks for _, _, tasks in self.places)
 
 
 class Account(msgspec.Struct, eq=False):

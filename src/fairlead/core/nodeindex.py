@@ -152,7 +152,7 @@ class NodeIndex(Generic[K]):
         """Look at a node anew: of which kind it is, and where it belongs."""
         nodes = self.nodes
         row = nodes.rows.get(join)
-        if row is None or not nodes.placeable(row):
+        if row is None or not nodes.placeable(row) or join in nodes.held:
             self._leave(join)
             return
         key = KindKey(

@@ -13,12 +13,14 @@ import msgspec
 
 from fairlead.core.entitlement import Entitlements
 from fairlead.core.fitindex import FitIndex
+from fairlead.core.forecast import Forecast
 from fairlead.core.lanes import Lane, LaneKey, lane_key, whole_key
 from fairlead.core.model import (
     REPLACE,
     SCALE,
     Account,
     Allocation,
+    Hold,
     Job,
     KeptKey,
     Limits,
@@ -88,8 +90,14 @@ class Partition:
         self.jobs: dict[str, Job] = {}
         self.allocations: dict[int, Allocation] = {}
         self.lanes: dict[LaneKey, Lane] = {}
+        self.holds: dict[int, Hold] = {}
+        """The number of a starving reservation → the nodes that are kept for it."""
+        self.holds_version = 0
+        """Grows with every hold that comes or goes."""
         self.chains: dict[int, dict[int, Allocation]] = {}
         """Chain → its allocations: those that have its rooms, and those that wait for one."""
+        self.forecast: Forecast | None = None
+        """When what runs is expected to end; only with backfill."""
         self.pools: dict[str, Pool] = {}
         self.managers: dict[str, Manager] = {}
         self.keys: dict[tuple[str, str], KeptKey] = {}
@@ -127,6 +135,7 @@ class Partition:
         if settings.requestors != self.settings.requestors:
             self.requestors = Requestors(settings.requestors)
         self.settings = settings
+        self.forecast = Forecast(self.allocations.values(), self.now) if settings.backfill else None
         self.retime()
         self.wake()
 
@@ -286,6 +295,27 @@ class Partition:
         if not lane.size:
             del self.lanes[queue.path, shape]
 
+    # -- holds ---------------------------------------------------------------------------------------------------
+
+    def add_hold(self, hold: Hold) -> None:
+        self.holds[hold.seq] = hold
+        self.holds_version += 1
+        self.nodes.hold(hold)
+
+    def drop_hold(self, seq: int) -> Hold:
+        """Somebody else may find room where a node was held."""
+        hold = self.holds.pop(seq)
+        self.holds_version += 1
+        self.nodes.let_go(hold)
+        self.wake()
+        return hold
+
+    def held_for(self, hold: Hold) -> Reservation | None:
+        """The reservation that a hold serves, while it has the place for which it was held."""
+        job = self.jobs.get(hold.job)
+        reservation = job.stages[hold.stage].reservations[hold.kind] if job is not None else None
+        return reservation if reservation is not None and reservation.seq == hold.seq else None
+
     # -- allocations ---------------------------------------------------------------------------------------------
 
     def book(self, allocation: Allocation) -> None:
@@ -294,6 +324,8 @@ class Partition:
         job = stage.job
         tasks = count(allocation.indices)
         self.allocations[allocation.id] = allocation
+        if self.forecast is not None:
+            self.forecast.add(allocation, self.now)
         self._arm(allocation)
         used = 0 if allocation.rooms else tasks
         self.nodes.book(allocation, stage.shape, used, allocation.devices)
@@ -344,6 +376,8 @@ class Partition:
             touched[job.id] = None
             if fair:
                 self._resort(job)
+            if self.forecast is not None:
+                self.forecast.add(allocation, self.now)
         for jobs in charged.values():
             charge(jobs[0], shape, len(jobs))
 
@@ -353,6 +387,8 @@ class Partition:
         job = stage.job
         tasks = count(allocation.indices)
         del self.allocations[allocation.id]
+        if self.forecast is not None:
+            self.forecast.drop(allocation)
         used = 0 if allocation.rooms else tasks
         if used and not moves:
             self.room += 1
@@ -389,6 +425,8 @@ class Partition:
             stage = allocation.stage
             job = stage.job
             del self.allocations[allocation.id]
+            if self.forecast is not None:
+                self.forecast.drop(allocation)
             self.nodes.unbook(allocation, stage.shape, 1, allocation.devices)
             stage.live = None
             job.allocations = job.live = 0
@@ -405,6 +443,9 @@ class Partition:
         """Tasks move on to another state in the same room: the allocation takes the place of the one of its number."""
         stage = after.stage
         self.allocations[after.id] = after
+        if self.forecast is not None:
+            self.forecast.drop(after)
+            self.forecast.add(after, self.now)
         self._arm(after)
         self.nodes.allocations[self.nodes.rows[after.node]][after.id] = after
         assert stage.live is not None

@@ -61,6 +61,7 @@ from fairlead.views.documents import (
     TaskView,
     Waiting,
     explain_view,
+    holds_view,
     job_view,
     lanes_view,
     placements_view,
@@ -386,6 +387,10 @@ class World:
             ]
             for key, lane in lanes_view(self.partition(partition)).items()
         }
+
+    def holds(self, partition: str | None = None) -> dict[str, list[tuple[str, str, int]]]:
+        """Held node → the jobs and stages it is held for, and for how many tasks of each."""
+        return holds_view(self.partition(partition))
 
     def usage(self, queue: str, partition: str | None = None) -> dict[str, float]:
         """What a queue uses, in the units people write: CPUs, bytes, GPUs."""

@@ -144,6 +144,19 @@ def lanes_view(p: Partition) -> dict[tuple[str, str], list[ReservationView]]:
     return {(lane.queue.path, lane.text): [reservation_view(each) for each in lane] for lane in lanes}
 
 
+def holds_view(p: Partition) -> dict[str, list[tuple[str, str, int]]]:
+    """The held nodes by name: for which job and stage, and for how many of its tasks."""
+    nodes = p.nodes
+    return {
+        nodes.name[nodes.rows[join]]: [
+            (p.holds[seq].job, p.jobs[p.holds[seq].job].stages[position].name, tasks)
+            for seq, places in sorted(nodes.held[join].items())
+            for _, position, tasks in places
+        ]
+        for join in sorted(nodes.held)
+    }
+
+
 def placements_view(p: Partition, job: Job) -> dict[tuple[str, int], str]:
     """The live tasks of a job and their nodes."""
     return {

@@ -7,6 +7,7 @@ from heapq import heappop, heappush, heapreplace
 
 from fairlead.core.lanes import Lane
 from fairlead.core.model import Queue, Reservation
+from fairlead.core.phases.turn import is_bounded
 from fairlead.core.policy.order import Key
 from fairlead.core.state import Partition
 
@@ -21,6 +22,8 @@ class Turns:
         self._heap: list[tuple[Key, str, Lane, Reservation]] = []
         self._walks: dict[Lane, Iterator[Reservation]] = {}
         self._passed: dict[int, None] = {}
+        self._no_room: dict[Lane, Reservation] = {}
+        """The first of a lane that found no room, where others behind it were tried."""
         for lane in lanes:
             head = lane.head()
             if head is not None:
@@ -56,18 +59,17 @@ class Turns:
         else:
             heapreplace(self._heap, (lane.key(following), lane.text, lane, following))
 
-    def pass_over(self) -> None:
+    def pass_over(self, no_room: bool = False) -> None:
         """It keeps its place, and the next one of its lane is tried."""
-        self._passed[id(self._heap[0][3])] = None
+        _, _, lane, reservation = self._heap[0]
+        self._passed[id(reservation)] = None
+        if no_room:
+            self._no_room.setdefault(lane, reservation)
         self.go_on()
 
-    def close(self, full: bool = False, blocked: Reservation | None = None) -> None:
-        """Nothing more of this lane: it sleeps until something changes for it.
-
-        If it is `full`, that is more room; and `blocked` is who found none, if others may overtake it when it is no
-        longer allowed to start.
-        """
+    def close(self, no_room: Reservation | None = None) -> None:
+        """Nothing more of this lane: it sleeps until something changes for it, or for who found no room."""
         lane = heappop(self._heap)[2]
-        lane.full = full
-        lane.blocked = blocked
+        lane.no_room = no_room = no_room or self._no_room.get(lane)
+        lane.blocked = no_room if no_room is not None and is_bounded(no_room.stage.job) else None
         lane.slept = (self.p.room, self.p.nodes.version)

@@ -9,19 +9,22 @@ over all its stages.
 from __future__ import annotations
 
 from fairlead.core.fitindex import FitIndex
+from fairlead.core.future import lent_nodes
 from fairlead.core.lanes import Lane
 from fairlead.core.model import Reservation
 from fairlead.core.outcomes import ask_for_rest
+from fairlead.core.phases.backfill import Backfill
 from fairlead.core.phases.hands import Hands
+from fairlead.core.phases.holds import serve_holders
 from fairlead.core.phases.leaf import Turns
 from fairlead.core.phases.starts import starts_owed
 from fairlead.core.phases.tree import Branch, Tree
-from fairlead.core.phases.turn import barred, blocks_all, is_bounded, take_turn, together_of
+from fairlead.core.phases.turn import barred, blocks_all, take_turn, together_of
 from fairlead.core.plan import Plan
 from fairlead.core.reasons import NoRoom, NotReady, Reason
 from fairlead.core.resources import Vector, add
-from fairlead.core.scoreindex import ScoreIndex
 from fairlead.core.shape import Shape
+from fairlead.core.state import Partition
 
 Awake = dict[str, list[Lane]]
 """The lanes that may have something to place, by the path of their leaf."""
@@ -29,16 +32,21 @@ Awake = dict[str, list[Lane]]
 
 def match(plan: Plan) -> None:
     p = plan.partition
+    left = p.settings.max_placed
+    if p.holds and p.reign.ready:
+        p.index.put_all_back()
+        left -= serve_holders(plan)
     awake = _awake(plan)
     if not p.reign.ready:
         for lanes in awake.values():
             for lane in lanes:
                 _say(plan, lane.head(), NotReady())
         return
-    left = p.settings.max_placed
+    backfill = Backfill(plan) if p.settings.backfill else None
+    plan.lent = lent_nodes(p) if backfill is not None and awake else {}
     while awake:
         before = left
-        left = Round(plan, awake, left).serve()
+        left = Round(plan, awake, left, backfill).serve()
         if left <= 0:
             plan.more = True
             return
@@ -58,38 +66,47 @@ def _awake(plan: Plan) -> Awake:
             slept = None
         if slept == (room, version):
             continue
-        if slept is not None and lane.full and slept[1] == version and not _may_fit(p.index, lane, fits):
+        if slept is not None and slept[1] == version and _still_full(p, lane, fits):
             continue
         awake.setdefault(lane.queue.path, []).append(lane)
         plan.looked.add(key)
+    if awake and p.settings.backfill:
+        # Whoever is to be the first of all without room may be in a lane that sleeps.
+        for key, lane in p.lanes.items():
+            if key not in plan.looked:
+                awake.setdefault(lane.queue.path, []).append(lane)
+                plan.looked.add(key)
     return awake
 
 
-def _may_fit(index: FitIndex | ScoreIndex, lane: Lane, fits: dict[Shape, bool]) -> bool:
-    """Whether one task at least of each shape of a lane has room by now. Looked up once for all lanes of a shape."""
+def _still_full(p: Partition, lane: Lane, fits: dict[Shape, bool]) -> bool:
+    """Whether a lane that had no room has none for a single task by now. Looked up once for all lanes of a shape."""
+    if lane.no_room is None or p.holds:  # held nodes may have room for some, and the index does not know them
+        return False
     if not fits:
-        index.put_all_back()
+        p.index.put_all_back()
     for shape in lane.shapes:
         known = fits.get(shape)
         if known is None:
-            known = fits[shape] = index.fits(shape)
+            known = fits[shape] = p.index.fits(shape)
         if not known:
-            return False
-    return True
+            return True
+    return False
 
 
 class Round:
     """Turns until every lane that was awake is closed, or as many tasks as may be are placed."""
 
-    def __init__(self, plan: Plan, awake: Awake, left: int) -> None:
+    def __init__(self, plan: Plan, awake: Awake, left: int, backfill: Backfill | None) -> None:
         self.plan = plan
         self.left = left
+        self._backfill = backfill
         p = self.p = plan.partition
         p.index.put_all_back()
         leaves = [p.queues[path] for path in sorted(awake)]
         self._turns = {leaf.path: Turns(p, leaf, awake[leaf.path]) for leaf in leaves}
         self._tree = Tree(leaves, p.entitlements(), starts_owed(p) if p.settings.unit == "slots" else {})
-        self._hands = Hands(plan, p.index) if isinstance(p.index, FitIndex) else None
+        self._hands = Hands(plan, p.index) if isinstance(p.index, FitIndex) and backfill is None else None
         self._begun: list[Reservation] = []
         self._full: dict[Shape, Reason] = {}
         """The shapes of which not one task more has room in this cycle, and what was said."""
@@ -141,10 +158,13 @@ class Round:
             pass  # there is more room than it seemed: the same one is tried again
         else:
             _say(self.plan, reservation, reason)
-            if isinstance(reason, NoRoom):
-                if together == 1 and not reservation.stage.shape.key.apart:
+            if isinstance(reason, NoRoom) and self._backfill is not None:
+                self._backfill.block(reservation, reason)
+                turns.pass_over(no_room=True)
+            elif isinstance(reason, NoRoom):
+                if together == 1 and not reservation.stage.shape.key.apart and not self.p.holds:
                     self._full[reservation.stage.shape] = reason
-                turns.close(True, reservation if is_bounded(reservation.stage.job) else None)
+                turns.close(reservation)
             elif blocks_all(reservation, reason):
                 turns.close()
             else:
@@ -158,6 +178,8 @@ class Round:
             most = self.left
             if branch.rivals and together == 1:
                 most = self._tree.run(branch, reservation.stage.shape.resources, min(most, reservation.count))
+        if self._backfill is not None:
+            return self._backfill.take_turn(turns.current()[0], reservation, together, most)
         return take_turn(self.plan, reservation, together, most, self._full)
 
 
