@@ -120,6 +120,12 @@ class Plant:
         await self.until(lambda p: p.jobs[job].over and not p.jobs[job].allocations, f"{job} is over")
         return await self.job(job, lambda each: each.state)
 
+    async def ends(self, many: int, state: str = "succeeded") -> list[int]:
+        """The indices of that many tasks that ended so; it is told after it is durable."""
+        while len(found := [each.index for each in self.ended if each.state == state]) < many:
+            await asyncio.sleep(0.01)
+        return sorted(found)
+
     @asynccontextmanager
     async def at_work(self) -> AsyncIterator[Plant]:
         config = parse_config({"partitions": {PARTITION: self._settings}})[PARTITION]
