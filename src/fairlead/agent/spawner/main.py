@@ -229,5 +229,6 @@ def main(directory: str, mark: str) -> int:
         print(f"another spawner has {directory}", file=sys.stderr)
         return 3
     gc.disable()
-    Spawner(directory, mark).run()
-    return 0
+    spawner = Spawner(directory, mark)
+    spawner.run()
+    os._exit(0)  # lock and sockets go at one time, so that who sees the one gone may take the other

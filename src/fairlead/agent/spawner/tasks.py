@@ -249,7 +249,8 @@ class Tasks:
                 )
                 break
             except (OSError, ValueError) as problem:
-                if again and not os.path.isdir(logs):
+                if again and isinstance(problem, FileNotFoundError):
+                    # Most likely it is the folder of the logs, which another spawner may have made meanwhile.
                     os.makedirs(logs, 0o700, exist_ok=True)
                     continue
                 self._limits.give(room)
