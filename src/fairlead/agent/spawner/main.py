@@ -18,7 +18,8 @@ from fairlead.agent.spawner.frames import Unpacker, pack
 from fairlead.agent.spawner.ledger import Ledger
 from fairlead.agent.spawner.limits import Limits
 from fairlead.agent.spawner.processes import left_over, signal_all
-from fairlead.agent.spawner.tasks import NEVER, Tasks
+from fairlead.agent.spawner.records import NEVER
+from fairlead.agent.spawner.tasks import Tasks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
