@@ -111,7 +111,9 @@ class Spawner:
 
     def _accept(self) -> None:
         fd, _ = self._listener._accept()  # type: ignore[attr-defined]  # what socket.accept is made of
-        self._drop()  # a new agent takes the place of an old one
+        while self._receive():
+            pass  # what an agent said before it was killed still counts
+        self._drop()
         self._agent = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, fd)
         self._agent.setblocking(False)
         self._poll.register(fd, select.POLLIN)
@@ -130,25 +132,27 @@ class Spawner:
             self._agent = None
         self._unsent = b""
 
-    def _receive(self) -> None:
+    def _receive(self) -> bool:
+        """Take what the agent has sent; whether there may be more."""
         agent = self._agent
         if agent is None:
-            return
+            return False
         try:
             data = agent.recv(READ)
         except BlockingIOError:
             if self._unsent:
                 self._send()
-            return
+            return False
         except OSError:
             data = b""
         if not data:
             self._drop()
-            return
+            return False
         for message in self._incoming.feed(data):
             self._heed(*message)
         if self._unsent:
             self._send()
+        return True
 
     def _heed(self, what: str, *rest: Any) -> None:
         tasks = self._tasks
