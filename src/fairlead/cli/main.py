@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from fairlead import __version__
-from fairlead.cli import config, journal
+from fairlead.cli import agent, config, journal
 from fairlead.cli.simulate import simulate
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app = typer.Typer(
 app.add_typer(config.app)
 app.add_typer(journal.app)
 app.command()(simulate)
+app.command()(agent.agent)
 
 
 def _show_version(wanted: bool) -> None:

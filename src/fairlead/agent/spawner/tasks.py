@@ -1,0 +1,306 @@
+"""The tasks of a spawner: taken, started when there is a room for them, watched, stopped, and kept until confirmed.
+
+From the top: taking and stopping, starting, chains, ending, what happens from time to time.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import deque
+from heapq import heappop, heappush
+from time import monotonic
+
+from fairlead.agent.spawner.processes import signal_all
+from fairlead.agent.spawner.records import ENDED, LEAVING, NEVER, RUNNING, WAITING, Task
+from fairlead.agent.spawner.starting import Starter
+from fairlead.agent.spawner.watching import cut_logs, end_orphans, members, too_large
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from fairlead.agent.spawner.ledger import Ledger
+    from fairlead.agent.spawner.limits import Limits
+    from fairlead.agent.spawner.records import Key, Meta, Result, Spec
+
+SCAN_PAUSE = 0.02
+WATCH_PAUSE = 0.5
+
+
+class Chain:
+    __slots__ = ("rooms", "running", "waiting")
+
+    def __init__(self) -> None:
+        self.rooms = 0
+        self.running = 0
+        self.waiting: list[tuple[int, int, Task]] = []
+
+
+class Tasks:
+    def __init__(self, ledger: Ledger, limits: Limits, mark: str) -> None:
+        self.known: dict[Key, Task] = {}
+        self.started: list[Key] = []
+        """Since the agent was last told."""
+        self.ended: list[tuple[Key, Result]] = []
+        self._ledger = ledger
+        self._limits = limits
+        self._starter = Starter(limits, mark)
+        self._by_pid: dict[int, Task] = {}
+        self._chains: dict[int, Chain] = {}
+        self._ready: deque[Task] = deque()
+        """Those that start now. They have their rooms already."""
+        self._leaving: dict[Key, Task] = {}
+        """Told to stop, or ended with children left."""
+        self._pids: list[tuple[Key, int]] = []
+        self._results: list[tuple[Key, Result]] = []
+        self._scan_at = NEVER
+        self._watch_at = monotonic()
+        self._orphans = True
+        """Whether there may be processes of tasks that are over."""
+        for key, (meta, chain) in ledger.tasks.items():
+            task = self.known[key] = Task(key, meta, chain, None, None)
+            if key in ledger.ended:
+                task.state, task.result = ENDED, ledger.ended[key]
+            else:
+                self._settle(task, ("lost", 0, "its spawner ended without a word", 0, 0, 0))
+
+    @property
+    def starting(self) -> bool:
+        return bool(self._ready)
+
+    @property
+    def at_work(self) -> bool:
+        return any(task.state != ENDED for task in self.known.values())
+
+    @property
+    def next_due(self) -> float:
+        watch = self._watch_at if self._by_pid or self._orphans else NEVER
+        return min(watch, self._scan_at, min((task.kill_at for task in self._leaving.values()), default=NEVER))
+
+    # -- taking and stopping -------------------------------------------------------------------------------------
+
+    def launch(
+        self,
+        groups: Iterable[tuple[Meta, Spec, list[int], int, bool, list[dict[str, str]] | None]],
+        rooms: dict[int, int],
+    ) -> None:
+        """Take tasks, by groups that have a specification in common. Some wait for a room of their chain."""
+        fresh: list[Task] = []
+        waits: set[Key] = set()
+        for meta, spec, indices, chain, waiting, own in groups:
+            _, number, stage, attempt = meta
+            taken: list[int] = []
+            for at, index in enumerate(indices):
+                key = (number, stage, attempt, index)
+                if key not in self.known:
+                    taken.append(index)
+                    task = self.known[key] = Task(key, meta, chain, spec, own[at] if own else None)
+                    fresh.append(task)
+                    if waiting:
+                        waits.add(key)
+            if taken:
+                self._ledger.take(meta, taken, chain)
+        for number, many in rooms.items():
+            self._chains.setdefault(number, Chain()).rooms = many
+        try:
+            self._ledger.write()  # before anything starts
+        except OSError as problem:
+            for task in fresh:
+                self._settle(task, ("refused", 0, f"the ledger cannot be written: {problem}", 0, 0, 0))
+            return
+        for task in fresh:
+            if task.key in waits:
+                chain_of = self._chains.setdefault(task.chain, Chain())
+                heappush(chain_of.waiting, (task.index, task.key[2], task))
+            else:
+                if task.chain:
+                    self._chains.setdefault(task.chain, Chain()).running += 1
+                self._ready.append(task)
+        for number in rooms:
+            self._go_on(self._chains[number], number)
+
+    def stop(self, keys: Iterable[tuple[Key, float]], cause: str = "stop") -> None:
+        """End tasks: ask them, and after so many seconds make them. Those that have not started are returned."""
+        self.reap()  # what has ended by itself was not stopped
+        now = monotonic()
+        asked: list[int] = []
+        for key, grace in keys:
+            task = self.known.get(key)
+            if task is None:
+                continue
+            if task.state == WAITING:
+                self._give_back(task)
+            elif task.state == RUNNING and (not task.cause or now + grace < task.kill_at):
+                if not task.cause:
+                    asked.append(task.pid)
+                task.cause = cause
+                task.kill_at = now + grace
+                self._leaving[key] = task
+        if asked:
+            for pids in members(asked, self._marks()).values():
+                signal_all(pids, signal.SIGTERM)
+
+    def give_back(self, keys: Iterable[Key]) -> None:
+        """Return those that have not started; the others go on."""
+        for key in keys:
+            task = self.known.get(key)
+            if task is not None and task.state == WAITING:
+                self._give_back(task)
+
+    def stop_all(self, grace: float, cause: str) -> None:
+        self.stop([(key, grace) for key, task in self.known.items() if task.state != ENDED], cause)
+
+    def confirm(self, keys: Iterable[Key]) -> None:
+        """The agent has no more need of these."""
+        gone = [key for key in keys if key in self.known and self.known[key].state == ENDED]
+        for key in gone:
+            del self.known[key]
+        self._ledger.forget(gone)
+
+    def _give_back(self, task: Task) -> None:
+        self._settle(task, ("returned", 0, "", 0, 0, 0))
+
+    # -- starting ------------------------------------------------------------------------------------------------
+
+    def start(self, most: int) -> None:
+        """Start what is ready, up to so many."""
+        for _ in range(min(most, len(self._ready))):
+            task = self._ready.popleft()
+            problem = self._starter.start(task) if task.state == WAITING else None
+            if task.state == RUNNING:
+                self._by_pid[task.pid] = task
+                self._pids.append((task.key, task.pid))
+                self.started.append(task.key)
+                continue
+            self._leave(task)
+            if problem is not None:
+                self._settle(task, problem)
+
+    # -- chains --------------------------------------------------------------------------------------------------
+
+    def _leave(self, task: Task) -> None:
+        chain = self._chains.get(task.chain) if task.chain else None
+        if chain is not None:
+            chain.running -= 1
+            self._go_on(chain, task.chain)
+
+    def _go_on(self, chain: Chain, number: int) -> None:
+        while chain.waiting and chain.running < chain.rooms:
+            task = heappop(chain.waiting)[2]
+            if task.state == WAITING:  # else it was returned
+                chain.running += 1
+                self._ready.append(task)
+        if not chain.waiting and not chain.running:
+            del self._chains[number]
+
+    # -- ending --------------------------------------------------------------------------------------------------
+
+    def reap(self) -> None:
+        """Take note of every child that has ended."""
+        while True:
+            try:
+                news = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if news is None:
+                return
+            pid = news.si_pid
+            task = self._by_pid.pop(pid, None)
+            if task is not None:
+                # Its number is still taken, so that this cannot reach a stranger.
+                _kill_group(pid)
+            self._orphans = True
+            _, status, usage = os.wait4(pid, 0)
+            if task is None:
+                continue  # an orphan of a task
+            ran = monotonic() - task.began
+            code = os.waitstatus_to_exitcode(status)
+            how = "exit" if code >= 0 else "signal"
+            cpu = usage.ru_utime + usage.ru_stime
+            task.result = (how, abs(code), "", int(ran * 1e6), int(cpu * 1e6), usage.ru_maxrss * 1024)
+            if task.cause:
+                # What it has left behind goes first: its room is free only then.
+                task.state = LEAVING
+                self._leaving[task.key] = task
+                self._scan_at = min(self._scan_at, monotonic())
+            else:
+                self._over(task)
+
+    def _over(self, task: Task) -> None:
+        result = task.result
+        assert result is not None
+        if task.cause == "stop":
+            result = ("stopped", *result[1:])
+        elif task.cause == "lease":
+            result = ("lost", 0, "its lease was over", *result[3:])
+        elif task.cause:
+            result = (*result[:2], task.cause, *result[3:])
+        if task.room is not None:
+            self._limits.give(task.room)
+        self._leave(task)
+        self._settle(task, result)
+
+    def _settle(self, task: Task, result: Result) -> None:
+        task.state = ENDED
+        task.result = result
+        task.spec = task.own = task.room = None
+        self._leaving.pop(task.key, None)
+        self._results.append((task.key, result))
+
+    def note(self) -> None:
+        """Write down what has begun and ended; only then may anybody hear of it."""
+        if self._pids:
+            self._ledger.began(self._pids)
+            self._pids = []
+        if self._results:
+            self._ledger.end(self._results)
+            self.ended += self._results
+            self._results = []
+        try:
+            self._ledger.write()
+        except OSError:
+            return  # the disk is full, it seems; it stays noted, and is lost only if this process ends before
+
+    # -- from time to time ---------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        now = monotonic()
+        if self._leaving and (now >= self._scan_at or any(now >= task.kill_at for task in self._leaving.values())):
+            self._clear(now)
+        if now >= self._watch_at:
+            self._watch_at = now + WATCH_PAUSE
+            running = self._by_pid.values()
+            cut_logs(running, now)
+            for task, why in too_large(running, self._marks(), now):
+                self.stop([(task.key, 0.0)], why)
+            if self._orphans:
+                self._orphans = end_orphans(self._marks()) or bool(self._by_pid)
+
+    def _clear(self, now: float) -> None:
+        """Kill what is left of tasks whose time to stop is over, and see which of them are gone."""
+        left = {task.pid: task for task in self._leaving.values()}
+        found = members(left, self._marks())
+        self._scan_at = NEVER
+        for pid, task in left.items():
+            if task.state == RUNNING:
+                if now >= task.kill_at:
+                    signal_all(found[pid], signal.SIGKILL)
+                    task.kill_at = now + SCAN_PAUSE
+            elif found[pid]:
+                signal_all(found[pid], signal.SIGKILL)
+                self._scan_at = now + SCAN_PAUSE
+            else:
+                self._over(task)
+
+    def _marks(self) -> dict[int, str]:
+        """The tasks that have processes, or may have some left."""
+        tasks = [*self._by_pid.values(), *self._leaving.values()]
+        return {task.pid: self._starter.mark_of(task) for task in tasks}
+
+
+def _kill_group(number: int) -> None:
+    try:
+        os.killpg(number, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return
