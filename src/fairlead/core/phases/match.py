@@ -18,19 +18,19 @@ from fairlead.core.model import Queue, Reservation
 from fairlead.core.outcomes import ask_for_rest
 from fairlead.core.phases.backfill import Backfill
 from fairlead.core.phases.hands import Hands
-from fairlead.core.phases.holds import serve_holders
+from fairlead.core.phases.kept import serve_kept
 from fairlead.core.phases.turn import barred, blocks_all, is_bounded, take_turn, together_of
 from fairlead.core.plan import Plan
 from fairlead.core.policy.order import Key
-from fairlead.core.reasons import NoRoom, NotReady, Reason
+from fairlead.core.reasons import NoRoom, NotReady, OverLimit, Reason
 
 
 def match(plan: Plan) -> None:
     p = plan.partition
     left = p.settings.max_placed
-    if p.holds and p.reign.ready:
+    if p.nodes.held and p.reign.ready:
         p.index.put_all_back()
-        left -= serve_holders(plan)
+        left -= serve_kept(plan)
     awake = _awake(plan)
     if not p.reign.ready:
         for lanes in awake.values():
@@ -82,6 +82,8 @@ class Turns:
         self._passed: dict[int, None] = {}
         self._no_room: dict[Lane, Reservation] = {}
         """The first of a lane that found no room, where others behind it were tried."""
+        self._limited: dict[Lane, Reservation] = {}
+        """The first of a lane that would have been beyond a limit."""
         for lane in lanes:
             head = lane.head()
             if head is not None:
@@ -125,10 +127,16 @@ class Turns:
             self._no_room.setdefault(lane, reservation)
         self.go_on()
 
+    def note_limited(self) -> None:
+        """Whose turn it is would be beyond a limit."""
+        _, _, lane, reservation = self._heap[0]
+        self._limited.setdefault(lane, reservation)
+
     def close(self, no_room: Reservation | None = None) -> None:
         """Nothing more of this lane: it sleeps until something changes for it, or for who found no room."""
         lane = heappop(self._heap)[2]
         lane.no_room = no_room = no_room or self._no_room.get(lane)
+        lane.limited = self._limited.get(lane)
         lane.blocked = no_room if no_room is not None and is_bounded(no_room.stage.job) else None
         lane.slept = (self.plan.partition.room, self.plan.partition.nodes.version)
 
@@ -171,10 +179,13 @@ def _serve_leaf(plan: Plan, leaf: Queue, lanes: list[Lane], left: int, backfill:
                 turns.pass_over(no_room=True)
             elif isinstance(reason, NoRoom):
                 turns.close(reservation)
-            elif blocks_all(reservation, reason):
-                turns.close()
             else:
-                turns.pass_over()
+                if isinstance(reason, OverLimit):
+                    turns.note_limited()
+                if blocks_all(reservation, reason):
+                    turns.close()
+                else:
+                    turns.pass_over()
     if hands:
         hands.empty()
     for whole in begun:
