@@ -19,7 +19,7 @@ from fairlead.core.phases.kept import serve_kept
 from fairlead.core.phases.leaf import Turns
 from fairlead.core.phases.starts import starts_owed
 from fairlead.core.phases.tree import Branch, Tree
-from fairlead.core.phases.turn import barred, blocks_all, take_turn, together_of
+from fairlead.core.phases.turn import barred, blocks_all, is_firm, take_turn, together_of
 from fairlead.core.plan import Plan
 from fairlead.core.reasons import NoRoom, NotReady, OverLimit, Reason
 from fairlead.core.resources import Vector, add
@@ -165,6 +165,8 @@ class Round:
         if together > self.left and self.left < self.p.settings.max_placed:
             self.left = 0  # a gang that is too large for what is left of this cycle opens the next one
             return 0
+        if self._hands and is_firm(self.p, reservation.stage.job):
+            self._hands.empty()  # what is in hand counts for what its queue uses
         placed, reason = self._try(branch, turns, reservation, together)
         self.left -= placed
         if reason is None:
