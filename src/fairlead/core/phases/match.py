@@ -145,6 +145,8 @@ class Round:
         hands = None if turns.fair else self._hands
         while turns and self.left > 0:
             lane, reservation = turns.current()
+            if self._backfill is not None and self._pass_hopeless(turns, lane, reservation):
+                continue
             if hands and hands.give(lane, reservation):
                 self.left -= 1
                 placed = 1
@@ -213,6 +215,15 @@ class Round:
         left = [path for path, lanes in self._awake.items() if lanes]
         left += [path for path, turns in self._turns.items() if turns]
         return Tree([self.p.queues[path] for path in sorted(left)], self.p.entitlements(), self._owed)
+
+    def _pass_hopeless(self, turns: Turns, lane: Lane, reservation: Reservation) -> bool:
+        """Pass who cannot start beside the first without room, which can be told of most without trying."""
+        reason = self._backfill.hopeless(lane, reservation) if self._backfill is not None else None
+        if reason is None:
+            return False
+        _say(self.plan, reservation, reason)
+        turns.pass_over(no_room=isinstance(reason, NoRoom))
+        return True
 
     def _try(self, branch: Branch, turns: Turns, reservation: Reservation, together: int) -> tuple[int, Reason | None]:
         most = 1
