@@ -92,9 +92,12 @@ class AnswerChecker:
         self._answers: dict[str, Answer] = {}
 
     def answered(self, key: str, answer: Answer, job: str = "") -> None:
+        if not isinstance(answer, Accepted):
+            need(key not in self._answers, f"the request {key} was accepted and is then refused: {answer}")
+            return
         before = self._answers.setdefault(key, answer)
         need(before == answer, f"the request {key} was answered with {before} and then with {answer}")
-        if job and isinstance(answer, Accepted):
+        if job:
             self.accepted[job] = key
 
     def seen(self, p: Partition, jobs: Iterable[str]) -> None:

@@ -99,9 +99,6 @@ def draw_scenario(seed: int, profile: Profile) -> Scenario:
     events += [_asking(rng, jobs, list(nodes), profile.span) for _ in range(profile.asks)]
     events += [_agent_trouble(rng, list(nodes), profile.span) for _ in range(profile.agent_faults)]
     events += [_server_trouble(rng, profile.span) for _ in range(profile.server_faults)]
-    # Whatever was switched off is switched on again, so that every job can end.
-    events += [Asking(profile.span + SECOND, "enable", node) for node in nodes]
-    events.append(Asking(profile.span + SECOND, "configure", "", 0))
     return Scenario(seed, _config(rng), nodes, tuple(sorted(events, key=lambda event: event.at)))
 
 

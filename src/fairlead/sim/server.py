@@ -176,7 +176,8 @@ class Server:
         assert isinstance(item.command, AddNode)
         node = item.command.name
         join = self.partition.nodes.find(node)
-        if join is None or not item.link:
+        # It may have been declared lost in the same turn, after it had registered: then it has to register again.
+        if join is None or not item.link or self.partition.nodes.state[self.partition.nodes.rows[join]] == "lost":
             return
         self.links[node] = item.link
         self.hear(node)

@@ -70,6 +70,7 @@ class Trial:
         """Messages between the server and each agent."""
         self._received: dict[str, Micros] = {}
         """When the last message from the server arrives, so that they stay in order."""
+        self._done = False
         self._version = 1
         self.config = parse_partition(scenario.config, "scenario")
         self.lease, self.heartbeat = self.config.settings.lease, self.config.settings.heartbeat
@@ -94,9 +95,12 @@ class Trial:
         self.agents = {name: Agent(name, self) for name in self.scenario.nodes}
         for event in self.scenario.events:
             self.at(event.at, lambda event=event: self._happen(event))  # type: ignore[misc]
-        quiet = max((_over(event) for event in self.scenario.events), default=0) + SETTLING
+        over = max((_over(event) for event in self.scenario.events), default=0)
+        quiet = over + SETTLING
+        self.at(over + SETTLING // 10, self._put_right)  # when also what was asked while the server was down is done
         self.at(quiet, self._kill_what_cannot_run)
-        while self._heap and not (self.now > quiet + SECOND and self._is_over()):
+        self.at(quiet + SECOND, self._look_for_end)
+        while not self._done:
             self.now, _, what = heappop(self._heap)
             need(self.now < LONGEST, f"it does not end: {self._unended()}")
             what()
@@ -191,6 +195,11 @@ class Trial:
         elif isinstance(event, ServerTrouble):
             if self.server.writer is not None and self.server.trouble is None:
                 self.server.trouble = event
+        elif event.what == "remove":
+            # Only once: by the time of a second try the machine may be back at work.
+            self.log(f"{event.target} is switched off and removed")
+            self.agents[event.target].trouble("crash", event.value * 20 * SECOND)
+            self.server.offer(Item(RemoveNode(name=event.target, operator=True), lambda answer: None))
         else:
             self.log(f"{event.what} {event.target} {event.value}")
             self._request(self._command(event), "")
@@ -207,9 +216,7 @@ class Trial:
             return BringToFront(job=target, stage="s0", operator=True)
         if event.what == "configure":
             return self._configure(value)
-        if event.what == "remove":
-            self.agents[target].trouble("crash", value * 20 * SECOND)
-            return RemoveNode(name=target, operator=True)
+        assert event.what in ("drain", "disable", "enable")
         return MoveNode(name=target, action=event.what, operator=True)
 
     def _configure(self, limit: int) -> Configure:
@@ -287,6 +294,18 @@ class Trial:
         busy = any(agent.running or agent.outbox for agent in self.agents.values())
         return not busy and not self._unended() and self.server.writer is not None and not self.server.inbox
 
+    def _look_for_end(self) -> None:
+        if self._is_over():
+            self._done = True
+        else:
+            self.at(self.now + PATIENCE, self._look_for_end)
+
+    def _put_right(self) -> None:
+        """Whatever was switched off or limited is not any more, so that every job can end."""
+        for node in self.scenario.nodes:
+            self._happen(Asking(self.now, "enable", node))
+        self._happen(Asking(self.now, "configure", "", 0))
+
     def _kill_what_cannot_run(self) -> None:
         if self.server.writer is None:
             self.at(self.now + PATIENCE, self._kill_what_cannot_run)
@@ -317,7 +336,6 @@ class Trial:
         return True
 
     def _check_end(self) -> None:
-        need(self._is_over(), f"nothing happens any more, and these have not ended: {self._unended()}")
         p = self.server.partition
         need(not p.allocations and not p.lanes, "something is allocated or asked for, and no job is left")
         need(not self.attempts.live, f"somebody still runs {self.attempts.live}")
