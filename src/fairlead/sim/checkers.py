@@ -153,6 +153,32 @@ class GangChecker:
         return running + len(stage.ended_as("succeeded")) + len(stage.ended_as("failed")) < stage.min
 
 
+class KeepingChecker:
+    """Nodes are kept for those who wait, not too many, and not for long: whoever has them starts, or gives them back.
+
+    Who starves has nodes in the end: what keeps it from them is over after as long as others may have theirs.
+    """
+
+    def check(self, p: Partition) -> None:
+        waiting = {each.seq: each for lane in p.lanes.values() for each in lane}
+        for kept in (*p.holds.values(), *p.promises.values()):
+            need(kept.seq in waiting, f"nodes are kept for {kept.job}, which does not wait")
+        if not p.reign.ready:
+            return
+        held: set[int] = set()
+        for hold in p.holds.values():
+            need(p.now <= hold.since + p.settings.hold_for, f"nodes have been held for {hold.job} since {hold.since}")
+            for join in hold.nodes:
+                row = p.nodes.rows.get(join)
+                need(
+                    row is not None and p.nodes.state[row] == "up", f"a node that takes no work is held for {hold.job}"
+                )
+                if not hold.large:
+                    held.add(join)
+        most = -(-len(p.nodes.rows) * p.settings.held_nodes_percent // 100)
+        need(len(held) <= most, f"{len(held)} nodes are held, and at most {most} may be")
+
+
 def check_conserving(p: Partition) -> None:
     """No allowed head of a lane waits beside nodes on which it would fit, counted from the allocations alone."""
     if not p.reign.ready or p.settings.backfill:
@@ -184,7 +210,8 @@ def room(p: Partition, stage: Stage) -> int:
 
 
 def _takes_work(p: Partition, join: int, row: int) -> bool:
-    return p.nodes.state[row] == "up" and join not in p.nodes.avoided
+    """Not what is kept for somebody: whether it is kept rightly is another question."""
+    return p.nodes.state[row] == "up" and join not in p.nodes.avoided and join not in p.nodes.held
 
 
 def _room_on(p: Partition, row: int, stage: Stage) -> int:

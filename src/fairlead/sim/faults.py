@@ -112,6 +112,8 @@ def _config(rng: Random) -> dict[str, Any]:
         "a": {"order": rng.choice(("priority", "fifo", "fair")), "share": 50},
         "b": {"order": rng.choice(("priority", "fifo", "fair")), "share": 50},
     }
+    if rng.random() < 0.3:
+        queues["b"]["guarantee"] = {"cpu": 2}
     if rng.random() < 0.5:
         queues["a"]["limit"] = {"cpu": rng.randint(4, 8)}
     if rng.random() < 0.3:
@@ -126,6 +128,11 @@ def _config(rng: Random) -> dict[str, Any]:
         "replace_within": "60s",
         "max_launch_tries": 1_000,  # what is wrong here is never the job's fault
         "max_placed": rng.choice((3, 5000)),
+        "starving_after": rng.choice(("20s", "2d")),
+        "hold_for": rng.choice(("40s", "1d")),
+        "held_nodes_percent": rng.choice((30, 50, 100)),
+        "hold_large": rng.random() < 0.5,
+        "backfill": rng.random() < 0.3,
         "keep_ended": rng.choice(("60s", "1h")),
         "queues": {"root": queues},
         "requestors": [{"match": "", "queue": "root.a"}],
@@ -148,10 +155,13 @@ def _submission(rng: Random, job: str, before: list[str], span: Micros) -> Submi
         stage["apart"] = rng.random() < 0.1
         if rng.random() < 0.2:
             stage["time_limit"] = f"{rng.randint(5, 200)}s"
+        if rng.random() < 0.5:
+            stage["estimate"] = f"{rng.randint(0, 100)}s"
         stages.append(stage)
         durations.append(rng.choice((0, 1, 10, 30, 60, 200)) * SECOND + rng.randint(0, SECOND))
     document: dict[str, Any] = {
         "name": job,
+        "preemptible": rng.random() < 0.8,
         "user": rng.choice(("ann", "bob")),
         "queue": rng.choice(("root.a", "root.b", "")),
         "priority": rng.randint(0, 2),

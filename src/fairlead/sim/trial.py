@@ -41,6 +41,7 @@ from fairlead.sim.checkers import (
     AnswerChecker,
     AttemptChecker,
     GangChecker,
+    KeepingChecker,
     RoomChecker,
     check_agreement,
     check_conserving,
@@ -84,6 +85,7 @@ class Trial:
         asked = {(job, stage.name): dict(stage.resources) for job, spec in self._specs.items() for stage in spec.stages}
         self.rooms = RoomChecker(scenario.nodes, asked)
         self.gangs = GangChecker(self.config.settings.replace_within + self.lease + self.heartbeat + 30 * SECOND)
+        self.keeping = KeepingChecker()
         self.server = Server(self, self)
         self.agents: dict[str, Agent] = {}
 
@@ -265,6 +267,7 @@ class Trial:
         assert self.server.writer is not None
         if not self.server.writer.more and not self.server.inbox:
             check_conserving(p)
+        self.keeping.check(p)
         in_touch = p.reign.ready and all(self._in_touch(agent) for agent in self.agents.values())
         self.gangs.check(p, self.attempts.live, self.now, in_touch)
         waiting = {getattr(item.command, "node", "") for item in self.server.inbox}
