@@ -94,6 +94,8 @@ class Agent:
             await self._all_found.wait()
             await self._stay_joined()
         finally:
+            self.book.tell_confirmed()
+            self._deliver()
             for task in (*links, sweeper):
                 task.cancel()
             await asyncio.gather(*links, sweeper, return_exceptions=True)
