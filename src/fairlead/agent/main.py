@@ -47,7 +47,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     labels: dict[str, str] = {}
     taints: tuple[str, ...] = ()
     resources: dict[str, int | float | str] = {}
-    """Instead of what the machine has."""
+    """Instead of what was found on the machine."""
     address: str = ""
     authority: Path | None = None
     """A file with the certificates to trust, instead of the machine's."""
@@ -142,7 +142,7 @@ class Agent:
         hello = Hello(
             VERSION,
             self._name,
-            self._settings.resources or self._machine.resources,
+            self._machine.resources | self._settings.resources,
             dict(self._machine.labels) | self._settings.labels,
             self._settings.taints,
             self._settings.pool,
