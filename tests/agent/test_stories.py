@@ -174,7 +174,7 @@ def test_a_log_is_followed_while_it_grows(tmp_path: Path) -> None:
     async def story() -> None:
         async with plant_with_agent(tmp_path) as (plant, _):
             job = await plant.submit(["sh", "-c", f"echo one; while ! [ -e {go} ]; do sleep 0.01; done; echo two"])
-            await plant.until(lambda p: p.jobs[job].stages[0].live)
+            await plant.until(lambda p: [each.state for each in p.allocations.values()] == ["running"])
             number = await plant.job(job, lambda each: each.number)
             text = b""
             async for part in plant.hub.log(PARTITION, "n1", LogRequest(0, number, "main", 0, 1, follow=True)):

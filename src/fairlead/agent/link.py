@@ -66,7 +66,7 @@ class Link(asyncio.Protocol):
             pause = min(LONGEST_PAUSE, 1.5 * pause)
         self._incoming = Unpacker()
         self._lost.clear()
-        await asyncio.get_running_loop().create_connection(lambda: self, sock=link)
+        await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=link)
 
     # -- called by the loop --------------------------------------------------------------------------------------
 
