@@ -80,7 +80,7 @@ class Book:
         self._around = around
         self._entries: dict[Key, Entry] = {}
         self._rooms = Rooms(spawners)
-        self._at_work: dict[Task, Key] = {}
+        self._live: dict[Task, Key] = {}
         """The attempt of each task that has not ended."""
         self._held: dict[Task, Entry] = {}
         """Later attempts of these, which wait until that has."""
@@ -146,12 +146,12 @@ class Book:
             if own is not None:
                 entry.own = own[at]
             task = (tasks.number, tasks.stage, index)
-            if task in self._at_work:
+            if task in self._live:
                 if task in self._held:
                     self._end(self._held[task], NOT_STARTED)
                 self._held[task] = entry
                 continue
-            self._at_work[task] = key
+            self._live[task] = key
             given[spawner].append(index)
             if own is not None:
                 theirs[spawner].append(own[at])
@@ -240,7 +240,7 @@ class Book:
                 entry = self._entries[key] = Entry(key, meta, spawner, chain)
                 self._rooms.restore(spawner, chain)
                 if state != "ended":
-                    self._at_work[meta[1], meta[2], index] = key
+                    self._live[meta[1], meta[2], index] = key
             if entry.state == "ended":
                 continue
             if state == "ended" and result is not None:
@@ -283,11 +283,11 @@ class Book:
         task = _task(entry.key)
         if self._is_held(entry):
             del self._held[task]
-        elif self._at_work.get(task) == entry.key:
-            del self._at_work[task]
+        elif self._live.get(task) == entry.key:
+            del self._live[task]
             later = self._held.pop(task, None)
             if later is not None:
-                self._at_work[task] = later.key
+                self._live[task] = later.key
                 self._send(later)
 
     # -- reports -------------------------------------------------------------------------------------------------
@@ -299,6 +299,11 @@ class Book:
                 self._news[entry.key] = entry
         del self._young[: self._grown]
         self._grown = len(self._young)
+
+    @property
+    def at_work(self) -> int:
+        """How many tasks have not ended."""
+        return len(self._live)
 
     @property
     def has_young(self) -> bool:

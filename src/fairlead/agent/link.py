@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from fairlead.agent.spawner.frames import Unpacker, pack
 from fairlead.agent.spawner.processes import MARK
@@ -71,8 +71,7 @@ class Link(asyncio.Protocol):
     # -- called by the loop --------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # that of another loop is none by its type
 
     def data_received(self, data: bytes) -> None:
         for message in self._incoming.feed(data):

@@ -158,7 +158,7 @@ class Session:
         while True:
             await self._news.wait()
             while self._book.has_news:
-                await asyncio.sleep(pace.wait(monotonic()))
+                await asyncio.sleep(pace.wait(monotonic(), self._book.at_work))
                 number, reports = self._book.reports()
                 if reports:
                     pace.sent(monotonic())

@@ -73,6 +73,10 @@ class Tasks:
         return bool(self._ready)
 
     @property
+    def running(self) -> int:
+        return len(self._by_pid)
+
+    @property
     def at_work(self) -> bool:
         return any(task.state != ENDED for task in self.known.values())
 
