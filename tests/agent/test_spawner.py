@@ -18,6 +18,8 @@ from fairlead.agent.link import end_all, prepare
 from fairlead.agent.spawner.files import LARGE
 from fairlead.agent.spawner.frames import Unpacker, pack
 from fairlead.agent.spawner.ledger import Ledger
+from fairlead.agent.spawner.limits import Limits
+from fairlead.agent.spawner.tasks import Tasks
 
 SECONDS = 30.0
 
@@ -211,6 +213,16 @@ def test_a_launch_that_is_sent_again_is_started_once(spawner: Spawner, tmp_path:
     spawner.launch("true", number=2)
     spawner.until(lambda: len(spawner.ended) == 2)
     assert (tmp_path / "runs").read_text() == "x\n"
+
+
+def test_a_task_is_written_down_before_it_can_start(tmp_path: Path) -> None:
+    path = str(tmp_path / "ledger")
+    ledger = Ledger(path)
+    tasks = Tasks(ledger, Limits("test"), "mark:")
+    spec = (("true",), {}, "/", str(tmp_path), 0, 0)
+    tasks.launch([(("job1", 1, "main", 1), spec, [0], 0, False, None)], {})
+    assert tasks.starting
+    assert set(Ledger(path).tasks) == {(1, "main", 1, 0)}
 
 
 @pytest.mark.parametrize("cut", [1, 5, 20])

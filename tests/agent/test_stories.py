@@ -119,7 +119,7 @@ def test_a_killed_job_leaves_no_process(tmp_path: Path) -> None:
 
 def test_what_a_task_leaves_behind_ends_with_it(tmp_path: Path) -> None:
     file = tmp_path / "pids"
-    script = f"sleep 1000 & echo $! >{file}; setsid sleep 1000 & echo $! >>{file}"
+    script = f"sleep 1000 & echo $! >{file}; setsid sleep 1000 & echo $! >>{file}; sleep 0.2"
 
     async def story() -> None:
         async with plant_with_agent(tmp_path) as (plant, _):
