@@ -153,6 +153,18 @@ def test_rooms_of_a_chain_are_spread_over_the_spawners(spawners: int, rooms: int
         assert (waiting > 0) == (given > 0), "nobody waits where there are no rooms"
 
 
+def test_many_small_chains_are_spread_too() -> None:
+    book = Book(AROUND, 2)
+    for chain in range(1, 9):
+        front = Launch(tasks(2 * chain, 2 * chain + 1), 0, (), chain, 0)
+        behind = Launch(tasks(2 * chain + 1, 2 * chain + 2), 0, (), chain, 1)
+        book.heed(Work(1, (SPEC,), (front, behind)))
+    given: dict[int, int] = {}
+    for spawner, _, groups, _ in sent(book):
+        given[spawner] = given.get(spawner, 0) + sum(len(group[2]) for group in groups)
+    assert given == {0: 8, 1: 8}
+
+
 def test_tasks_of_a_chain_that_end_soon_are_reported_by_their_end_alone() -> None:
     book = Book(AROUND, 1)
     book.heed(launch(0, 3, chain=5, rooms=3))

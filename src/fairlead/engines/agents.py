@@ -415,21 +415,13 @@ def _command(node: str, report: wire.Report) -> Report:
 
 
 def _ends(partition: str, node: str, report: wire.Report) -> Iterable[Ended]:
-    tasks = report.tasks
-    for at, index in enumerate(indices(tasks.indices)):
-        yield Ended(
-            partition,
-            node,
-            tasks.job,
-            tasks.number,
-            tasks.stage,
-            index,
-            tasks.attempt,
-            report.state,
-            report.exit_code,
-            report.signal,
-            *(each[at] if at < len(each) else 0 for each in (report.ran, report.cpu, report.memory)),
-        )
+    """What ran and has ended. Of what was never started there is nothing to tell."""
+    job, number, stage, attempt = _block(report.tasks)
+    state, code, signal = report.state, report.exit_code, report.signal
+    listed = indices(report.tasks.indices)
+    for index, ran, cpu, memory in zip(listed, report.ran, report.cpu, report.memory, strict=False):
+        if ran:
+            yield Ended(partition, node, job, number, stage, index, attempt, state, code, signal, ran, cpu, memory)
 
 
 def _sound(listed: Iterable[Tasks]) -> list[Tasks]:

@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from time import monotonic
 
 from fairlead.agent.spawner.limits import LIMITED_AFTER
-from fairlead.agent.spawner.processes import signal_all
+from fairlead.agent.spawner.processes import signal_all, with_children
 from fairlead.agent.spawner.records import ENDED, LEAVING, NEVER, RUNNING, WAITING, Task
 from fairlead.agent.spawner.starting import Starter
 from fairlead.agent.spawner.watching import cut_logs, end_orphans, members, too_large
@@ -307,18 +307,12 @@ class Tasks:
 
     def _limit(self, now: float) -> None:
         """Put those that have run for a while into cgroups, with all the processes they have by now."""
-        late: list[Task] = []
         while self._unlimited and now >= self._unlimited[0].began + LIMITED_AFTER:
             task = self._unlimited.popleft()
             if task.state == RUNNING and task.spec is not None:
                 task.room = self._limits.take(task.spec[4], task.spec[5])
                 if task.room is not None:
-                    late.append(task)
-        if late:
-            found = members([task.pid for task in late], self._marks())
-            for task in late:
-                assert task.room is not None
-                self._limits.put(task.room, found[task.pid])
+                    self._limits.put(task.room, with_children(task.pid))
 
     def _marks(self) -> dict[int, str]:
         """The tasks that have processes, or may have some left."""
