@@ -26,14 +26,17 @@ from fairlead.agent.spawner.main import main
 sys.exit(main(*sys.argv[2:]))
 """
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
+LOG = "spawner.log"
 
 
 class Link(asyncio.Protocol):
     """A connection to one spawner. `heard` is called with each of its messages."""
 
-    def __init__(self, directory: Path, heard: Callable[..., None]) -> None:
+    def __init__(self, directory: Path, heard: Callable[..., None], failed: Callable[[str], None]) -> None:
+        """`failed` hears why a spawner could not be started; it is tried again all the same."""
         self._directory = directory
         self._heard = heard
+        self._failed = failed
         self._transport: asyncio.Transport | None = None
         self._incoming = Unpacker()
         self._lost = asyncio.Event()
@@ -60,7 +63,10 @@ class Link(asyncio.Protocol):
             link = _open(self._directory)
             if link is not None:
                 break
-            if self._process is None or self._process.poll() is not None:
+            ended = None if self._process is None else self._process.poll()
+            if ended:
+                self._failed(f"a spawner ended with code {ended}; {self._directory / LOG} says why")
+            if self._process is None or ended is not None:
                 self._process = _start(self._directory)
             await asyncio.sleep(pause)
             pause = min(LONGEST_PAUSE, 1.5 * pause)
@@ -101,7 +107,7 @@ def _start(directory: Path) -> subprocess.Popen[bytes]:
     """Start a spawner. If there is one after all, the new one ends by itself."""
     mark = _mark(directory)
     python = [sys.executable, "-S", "-E", "-c"]
-    with open(directory / "spawner.log", "ab") as log:
+    with open(directory / LOG, "ab") as log:
         return subprocess.Popen(
             [*python, BOOT, *python, RUN, SOURCE, str(directory), mark],
             env={MARK: mark},

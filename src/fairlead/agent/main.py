@@ -72,7 +72,11 @@ class Agent:
         self._logs = str(logs)
         self.book = Book(around, many)
         self._links = [
-            Link(prepare(self._directory / f"spawner-{at}"), lambda *said, at=at: self._hear(at, *said))
+            Link(
+                prepare(self._directory / f"spawner-{at}"),
+                lambda *said, at=at: self._hear(at, *said),
+                lambda problem: log("spawner", {"problem": problem}),
+            )
             for at in range(many)
         ]
         self._epoch_file = self._directory / f"epoch-{settings.partition or 'default'}"

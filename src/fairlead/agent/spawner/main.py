@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 STARTS = 8
 """So many tasks are started before the spawner looks whether anything else is to be done."""
 IDLE = 10.0
-"""Seconds after which a spawner without an agent and without tasks ends."""
+"""Seconds after which a spawner without an agent and without tasks ends. The ledger keeps the ends of tasks."""
 READ = 1 << 18
 MOST_UNSENT = 64 << 20
 
@@ -91,7 +91,7 @@ class Spawner:
         return max(0, min(60_000, int((due - now) * 1000) + 1)) if due != NEVER else 60_000
 
     def _is_idle(self) -> bool:
-        if self._agent is not None or self._tasks.known:
+        if self._agent is not None or self._tasks.at_work:
             self._idle_since = monotonic()
             return False
         return monotonic() - self._idle_since > IDLE
