@@ -1,0 +1,1 @@
+"""Messages between processes: between server, agents and clients. They import nothing of ours."""
