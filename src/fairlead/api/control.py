@@ -13,7 +13,6 @@ from typing import Protocol, TypeVar
 
 from fairlead.api.feed import Feed
 from fairlead.api.problems import Unserved
-from fairlead.core.changes import JobMoved
 from fairlead.core.commands import Accepted, AnyCommand, Rejected
 from fairlead.core.cycle import Cycle
 from fairlead.core.effects import Effect, Event, ForManager, ForNode
@@ -95,11 +94,12 @@ class Served:
         self.figures.follow(decided)
         if not decided.changes:
             return
-        self.feed.add(self.writer.seq, events_of(decided))
+        events = events_of(decided)
+        self.feed.add(self.writer.seq, events)
         if self._waiters:
-            for change in decided.changes:
-                if isinstance(change, JobMoved) and change.state != "running":
-                    self._tell(change.job)
+            for event in events:
+                if event.what == "state":
+                    self._tell(event.job)
         self._after_turn(self.name, self.writer.seq)
 
     def dispatch(self, effects: Sequence[Effect]) -> None:

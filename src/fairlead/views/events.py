@@ -15,6 +15,7 @@ from fairlead.core.changes import (
     NodeMoved,
     NodeRemoved,
     Placed,
+    SinglesEnded,
     SinglesPlaced,
     Stopped,
 )
@@ -77,6 +78,12 @@ def _ended(p: Partition, at: float, change: Ended, kept: Any) -> Iterator[Event]
     yield _of(p, "ended", at, kept[0], change.indices, change.outcome, change.reason)
 
 
+def _singles_ended(p: Partition, at: float, change: SinglesEnded, kept: list[Allocation]) -> Iterator[Event]:
+    for before in kept:
+        yield _of(p, "ended", at, before, before.indices, "succeeded")
+        yield Event(what="state", at=at, job=before.stage.job.id, state="succeeded")
+
+
 def _node_added(p: Partition, at: float, change: NodeAdded, kept: Any) -> Iterator[Event]:
     yield Event(what="node", at=at, node=change.name, state=change.state)
 
@@ -100,6 +107,7 @@ TELLERS: dict[type[Any], Teller] = {
     Acknowledged: _acknowledged,
     Stopped: _stopped,
     Ended: _ended,
+    SinglesEnded: _singles_ended,
     NodeAdded: _node_added,
     NodeMoved: _node_moved,
     NodeRemoved: _node_removed,
