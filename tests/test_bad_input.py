@@ -46,8 +46,8 @@ NOT_A_NAME = (
 NOT_A_QUEUE = "is not a queue's name; use 1 to 63 letters, digits or _ @ + - and no dots"
 JOB_KEYS = "it has after, gang, groups, labels, name, preemptible, priority, queue, stages, user"
 STAGE_KEYS = (
-    "it has apart, command, count, environment, estimate, min, name, near, on_loss, pool, resources, scaling, "
-    "selectors, time_limit, tolerations, tries"
+    "it has apart, command, count, directory, environment, estimate, min, name, near, on_loss, pool, resources, "
+    "scaling, secrets, selectors, time_limit, tolerations, tries"
 )
 NODE_KEYS = "it has labels, name, pool, resources, taints"
 PARTITION_KEYS = (
@@ -182,6 +182,14 @@ JOBS: dict[str, tuple[object, str]] = {
     "a huge count": (job({"count": 10**400}), f"stages[0].count: a number of 1329 bits {A_COUNT}"),
     "min above count": (job({"count": 2, "min": 3}), "stages[0].min: 3 is more than the count 2; write at most 2"),
     "min 0": (job({"count": 2, "min": 0}), f"stages[0].min: 0 {A_COUNT}"),
+    "a directory that depends on another": (
+        job({"directory": "data"}),
+        'stages[0].directory: "data" is not an absolute path; write one that starts with /',
+    ),
+    "a secret without a name": (
+        job({"secrets": {"TOKEN": ""}}),
+        f'stages[0].secrets.TOKEN: "" {NOT_A_NAME}',
+    ),
     "negative cpu": (need(cpu=-1), "stages[0].resources.cpu: -1 is negative; write 0 or more"),
     "huge cpu": (need(cpu=1e308), "stages[0].resources.cpu: 1e+308 is too large; write at most 1125899906842.624"),
     "cpu is not a number": (need(cpu=float("nan")), f"stages[0].resources.cpu: nan {A_CPU}"),

@@ -38,6 +38,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "cli": ("client",),
     "testing": ("writer", "core", "views", "journal", "sim"),
     "demo": ("testing", "journal"),
+    "gang": (),
     "app": ANYTHING,
 }
 

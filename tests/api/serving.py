@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from fairlead.api.control import Control, Served
+from fairlead.api.control import Control
 from fairlead.api.gate import Bounds
 from fairlead.api.routes import application
 from fairlead.api.server import listen, server
@@ -25,6 +25,7 @@ from fairlead.core.commands import AddNode, AnyCommand, Report
 from fairlead.core.config import parse_config
 from fairlead.core.documents import parse_node
 from fairlead.core.effects import ForNode, Launch
+from fairlead.engines.agents import Agents
 from fairlead.journal import Journal, SqliteJournal
 from fairlead.views.metrics import Metrics
 from fairlead.wire.api import Role
@@ -33,24 +34,20 @@ Result = TypeVar("Result")
 SECONDS = 30  # no story may take longer; none depends on it
 
 
-class Orders:
-    """An engine that keeps what it is told."""
+class Orders(Agents):
+    """The hub, which also keeps what it is told."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.launches: dict[tuple[str, str, int], tuple[str, Launch]] = {}
         self.messages: list[ForNode] = []
 
-    def begin(self, partition: str, desk: Served) -> None:
-        pass
-
     def dispatch(self, partition: str, messages: Sequence[ForNode]) -> None:
+        super().dispatch(partition, messages)
         self.messages += messages
         for message in messages:
             for launch in message.launches:
                 self.launches[launch.job, launch.stage, launch.attempt] = (message.node, launch)
-
-    def end(self, partition: str) -> None:
-        pass
 
 
 class Serving:
@@ -68,7 +65,7 @@ class Serving:
         self.faults: list[Exception] = []
         self.notes: list[str] = []
         self.tokens = Tokens(folder / "tokens")
-        self.owner = self.tokens.owner_secret(folder / "token", "owner")
+        self.owner = self.tokens.standing(folder / "token", "owner", "admin", "owner", "")
         self._config = parse_config({"partitions": {"default": {}}} if config is None else config)
         self._bounds = bounds or Bounds()
         self._open = open_journal or (lambda: SqliteJournal(folder / "journal", synchronous="off"))
@@ -131,7 +128,7 @@ class Serving:
         metrics = Metrics()
         self.control = Control(self._open, self.orders, [metrics], self._config, note=self.notes.append)
         await self.control.start()
-        self.site = Site(self.control, self.tokens, metrics.text, self._bounds, "test", self._fault)
+        self.site = Site(self.control, self.orders, self.tokens, metrics.text, self._bounds, "test", self._fault)
         listening = listen("127.0.0.1", 0)
         self.port = listening.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"

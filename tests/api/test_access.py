@@ -157,11 +157,15 @@ def test_the_file_has_no_secret_and_is_for_its_owner_only(tmp_path: Path) -> Non
     assert secret not in path.read_text() and secret[3:] not in path.read_text()
     found = Tokens(path).find(secret)
     assert found is not None and found.user == "ann"
-    owner = tokens.owner_secret(tmp_path / "token", "me")
+
+    def standing(tokens: Tokens) -> str:
+        return tokens.standing(tmp_path / "token", "owner", "admin", "me", "the owner's")
+
+    owner = standing(tokens)
     assert stat.S_IMODE((tmp_path / "token").stat().st_mode) == 0o600
-    assert Tokens(path).owner_secret(tmp_path / "token", "me") == owner
+    assert standing(Tokens(path)) == owner
     (tmp_path / "token").unlink()
-    other = Tokens(path).owner_secret(tmp_path / "token", "me")
+    other = standing(Tokens(path))
     again = Tokens(path)
     assert other != owner and again.find(owner) is None and again.find(other) is not None
     with pytest.raises(Refused):

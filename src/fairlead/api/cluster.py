@@ -98,6 +98,8 @@ async def nodes(
 
 @get("/nodes/{node:str}", operation_id="node", guards=[USERS], summary="One node")
 async def node(request: Ask, node: NodeName, partition: PartitionName = "") -> wire.Node:
+    """What it has, what is used of it, and its state."""
+
     def look(p: Partition) -> wire.Node:
         join = p.nodes.find(node)
         if join is None:
@@ -145,6 +147,8 @@ async def queues(request: Ask, partition: PartitionName = "") -> wire.Queues:
 async def queue(
     request: Ask, queue: Annotated[str, PathParameter(max_length=1_000)], partition: PartitionName = ""
 ) -> wire.Queue:
+    """Its settings, use and what waits in it."""
+
     def look(p: Partition) -> wire.Queue:
         if queue not in p.queues:
             raise Refused("queue", f"there is no queue {shown(queue)}; `fairlead queue list` shows them", "missing")

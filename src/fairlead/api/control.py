@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from fairlead.api.feed import Feed
 from fairlead.api.problems import Unserved
@@ -22,6 +22,7 @@ from fairlead.core.reader import suggestion
 from fairlead.core.resources import shown
 from fairlead.core.settings import DEFAULT_CONFIG, PartitionConfig
 from fairlead.core.state import Partition
+from fairlead.engines.base import Busy, Engine
 from fairlead.journal.base import Journal, JournalError
 from fairlead.views.events import events_of
 from fairlead.views.lanefigures import LaneFigures
@@ -41,19 +42,6 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 
 AfterTurn = Callable[[str, int], None]
 """Called with a partition's name and its last record when it has grown."""
-
-
-class Engine(Protocol):
-    """Where tasks run."""
-
-    def begin(self, partition: str, desk: Served) -> None:
-        """A writer took the partition over: what it says from now on carries its epoch."""
-
-    def dispatch(self, partition: str, messages: Sequence[ForNode]) -> None:
-        """Tell agents what to start and to stop. Quick, and never raises."""
-
-    def end(self, partition: str) -> None:
-        """Nobody writes the partition any more, or not for a while."""
 
 
 class Served:
@@ -81,8 +69,11 @@ class Served:
         return self.writer.epoch
 
     def offer(self, command: AnyCommand) -> Slot:
-        """Have a command carried out; `Full` means that it was not taken."""
-        return self.live.offer(command)
+        """Have a command carried out; `Busy` means that it was not taken."""
+        try:
+            return self.live.offer(command)
+        except Full as full:
+            raise Busy(str(full)) from None
 
     async def read(self, look: Callable[[Partition], Result]) -> Result:
         """Look at the state between two turns. It holds up the writer, so it must be quick."""
@@ -189,8 +180,8 @@ class Control:
         """Have a command carried out. When this returns, it is done and durable."""
         try:
             slot = served.offer(command)
-        except Full as full:
-            raise Unserved("too many", str(full), 1) from None
+        except Busy as busy:
+            raise Unserved("too many", str(busy), 1) from None
         reply = await slot
         if isinstance(reply, Accepted):
             return reply

@@ -64,8 +64,10 @@ class Buckets:
 
 
 class Gate:
-    def __init__(self, app: App, tokens: Tokens, bounds: Bounds) -> None:
+    def __init__(self, app: App, agents: App, tokens: Tokens, bounds: Bounds) -> None:
+        """`app` is for requests, `agents` for the WebSockets of agents."""
         self._app = app
+        self._agents = agents
         self._tokens = tokens
         self._bounds = bounds
         self._requests = Buckets(bounds.requests, bounds.burst)
@@ -76,10 +78,11 @@ class Gate:
             return await self._app(scope, receive, send)
         try:
             scope["caller"] = None if scope["path"] in OPEN_PATHS else self._caller(scope)
-            if scope["type"] == "http":
-                receive = self._bounded(scope, receive)
+            if scope["type"] == "websocket":
+                return await self._agents(scope, receive, send)
+            receive = self._bounded(scope, receive)
         except Unserved as refusal:
-            return await _turn_away(scope, receive, send, refusal)
+            return await turn_away(scope, receive, send, refusal)
         await self._app(scope, receive, send)
 
     def _caller(self, scope: Scope) -> Token:
@@ -137,7 +140,7 @@ def _header(scope: Scope, wanted: bytes) -> bytes:
     return b""
 
 
-async def _turn_away(scope: Scope, receive: Receive, send: Send, refusal: Unserved) -> None:
+async def turn_away(scope: Scope, receive: Receive, send: Send, refusal: Unserved) -> None:
     problem = problem_of(refusal)
     if scope["type"] == "websocket":
         await receive()

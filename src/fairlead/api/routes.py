@@ -12,6 +12,7 @@ from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.openapi.spec import Components, SecurityScheme
 
 from fairlead.api import access, cluster, config, health, jobs, managers, watch
+from fairlead.api.agents import agents
 from fairlead.api.gate import App, Gate
 from fairlead.api.problems import MEDIA_TYPE, Unserved, plain
 from fairlead.api.site import Document, Site, http_error, refused
@@ -55,4 +56,4 @@ def application(site: Site) -> Gate:
         logging_config=None,
         request_max_body_size=None,
     )
-    return Gate(cast(App, app), site.tokens, site.bounds)
+    return Gate(cast(App, app), agents(site), site.tokens, site.bounds)

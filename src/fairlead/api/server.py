@@ -14,12 +14,11 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from fairlead.api.gate import Gate
+from fairlead.wire.agent import MOST_BYTES
 
 HEAD_SECONDS = 20.0
 HEAD_BYTES = 64 * 1024
 MAX_CONNECTIONS = 10_000
-MAX_FRAME = 16 * 2**20
-"""Bytes of a message of an agent."""
 BACKLOG = 1024
 CLOSING = 3
 """Seconds that requests under way get when the server ends."""
@@ -110,7 +109,7 @@ def server(application: Gate, certificate: Path | None = None, key: Path | None 
         application,
         http=Protocol,
         ws="websockets-sansio",
-        ws_max_size=MAX_FRAME,
+        ws_max_size=MOST_BYTES,
         ws_ping_interval=None,
         ws_per_message_deflate=False,
         lifespan="off",

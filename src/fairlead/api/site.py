@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, Protocol
 
 import msgspec
 from litestar import Request, Response
@@ -24,7 +24,19 @@ from fairlead.core.commands import Command
 from fairlead.core.errors import Refused
 from fairlead.core.model import Job
 from fairlead.core.phases.intake.access import need_owner
+from fairlead.engines.base import Connection, Peer
 from fairlead.wire import api as wire
+from fairlead.wire.agent import LogPart, LogRequest
+
+
+class Hub(Protocol):
+    """The engine of our own agents, as far as the API needs it."""
+
+    async def serve(self, partition: str, connection: Connection, peer: Peer) -> None: ...
+
+    def connected(self, partition: str) -> dict[str, float]: ...
+
+    def log(self, partition: str, node: str, asked: LogRequest) -> AsyncIterator[LogPart]: ...
 
 
 class Site:
@@ -33,6 +45,7 @@ class Site:
     def __init__(
         self,
         control: Control,
+        hub: Hub,
         tokens: Tokens,
         metrics: Callable[[], str],
         bounds: Bounds,
@@ -40,6 +53,7 @@ class Site:
         fault: Callable[[Exception], None] = lambda error: None,
     ) -> None:
         self.control = control
+        self.hub = hub
         self.tokens = tokens
         self.metrics = metrics
         self.bounds = bounds

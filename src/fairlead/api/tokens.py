@@ -15,8 +15,6 @@ from fairlead.wire.api import Role
 
 ROLES: tuple[Role, ...] = ("user", "operator", "admin", "agent")
 MAX_TOKENS = 100_000
-OWNER = "owner"
-"""The id of the token that stands in a file beside the others, for whoever owns the data directory."""
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -93,15 +91,15 @@ class Tokens:
             del self._by_digest[token.digest]
         self._save()
 
-    def owner_secret(self, file: Path, user: str) -> str:
-        """The secret of whoever owns the data directory, from its file, which is made at the first start."""
+    def standing(self, file: Path, id: str, role: Role, user: str, note: str) -> str:
+        """The secret of a token that stands in a file of the data directory; it is made anew if that is gone."""
         if file.exists():
             secret = file.read_text().strip()
             if self.find(secret) is not None:
                 return secret
-        if any(token.id == OWNER for token in self._by_digest.values()):
-            self.revoke(OWNER)
-        secret, _ = self.create("admin", user, note="for whoever may read the data directory", id=OWNER)
+        if any(token.id == id for token in self._by_digest.values()):
+            self.revoke(id)
+        secret, _ = self.create(role, user, note=note, id=id)
         _write(file, secret.encode() + b"\n")
         return secret
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from fairlead import __version__
-from fairlead.cli import config, journal
+from fairlead.cli import agent, config, journal
 
 app = typer.Typer(
     name="fairlead",
@@ -20,6 +20,7 @@ app = typer.Typer(
 )
 app.add_typer(config.app)
 app.add_typer(journal.app)
+app.command()(agent.agent)
 
 
 def _show_version(wanted: bool) -> None:

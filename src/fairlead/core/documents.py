@@ -79,7 +79,15 @@ def parse_stage(doc: object, field: str) -> StageSpec:
         scaling=cast(Scaling, read.choice("scaling", ("strict", "partial"), "strict")),
         near=check_label(read.get("near"), read.at("near")) if read.get("near") is not None else "",
         apart=read.flag("apart", False),
+        directory=read.text("directory", "", most=4_096),
+        secrets=read.pairs("secrets", names=False),
     )
+    if stage.directory and not stage.directory.startswith("/"):
+        raise Refused(
+            read.at("directory"), f"{shown(stage.directory)} is not an absolute path; write one that starts with /"
+        )
+    for variable, name in stage.secrets:
+        check_name(name, read.at(f"secrets.{variable}"))
     if stage.time_limit == 0:
         raise Refused(read.at("time_limit"), "0 would end every task at once; leave it out for no limit")
     read.close()

@@ -60,6 +60,9 @@ class StageSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     scaling: Scaling = "strict"
     near: str = ""
     apart: bool = False
+    directory: str = ""
+    secrets: Pairs = ()
+    """Variables and the names of the secrets that they hold: values are never here."""
 
     def shape_key(self, manager: str) -> ShapeKey:
         return ShapeKey(self.resources, self.selectors, self.tolerations, self.pool, manager, self.near, self.apart)

@@ -1,1 +1,1 @@
-"""Messages between processes: between server, agents and clients. They import nothing of ours."""
+"""Messages that cross a network, shared by both of their ends."""

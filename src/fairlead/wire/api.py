@@ -53,6 +53,9 @@ class StageDocument(Request, kw_only=True):
     scaling: Literal["strict", "partial"] | UnsetType = UNSET
     near: str | UnsetType = UNSET
     apart: bool | UnsetType = UNSET
+    directory: str | UnsetType = UNSET
+    secrets: dict[str, Name] | UnsetType = UNSET
+    """Variable → the name of the secret that it holds."""
 
 
 class JobDocument(Request, kw_only=True):

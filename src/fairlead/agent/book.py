@@ -1,0 +1,379 @@
+"""What an agent knows of its tasks, from the launch until the server has confirmed the end.
+
+It does no I/O: it is told what the server and the spawners say, and says what they are to be told. A task is `sent`
+to a spawner, `running`, and `ended`. (task, attempt) is known by its key and is taken once.
+From the top: records, the server's orders, the spawners' news, reports.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from fairlead.agent.launching import SpawnerSpec, Surroundings, each_of, flat_of, own_variables, spawner_spec
+from fairlead.agent.rooms import Rooms
+from fairlead.wire.agent import Launch, Report, State, Stop, Tasks, Work
+
+Key = tuple[int, str, int, int]
+"""The number of the job, the stage, the attempt, the index."""
+Meta = tuple[str, int, str, int]
+"""The job's id and number, the stage, the attempt."""
+Result = tuple[str, int, str, int, int, int]
+"""How it ended, exit code or signal, why, microseconds it ran and computed, most bytes of memory."""
+Task = tuple[int, str, int]
+"""The number of the job, the stage, the index: a task whatever its attempt."""
+Frame = tuple[Any, ...]
+"""A message for a spawner."""
+
+STATES: dict[str, State] = {
+    "stopped": "stopped",
+    "returned": "stopped",
+    "refused": "refused",
+    "lost": "lost",
+    "failed": "failed",
+    "signal": "failed",
+}
+NOT_STARTED: Result = ("returned", 0, "", 0, 0, 0)
+MOST_REPORTS = 400
+"""In one batch."""
+MOST_UNCONFIRMED = 800
+"""Reports under way at a time. The server takes 1,000 of a node."""
+
+
+class Entry:
+    __slots__ = ("at", "chain", "key", "meta", "own", "result", "spec", "state", "told", "waits")
+
+    def __init__(self, key: Key, meta: Meta, at: int, chain: int) -> None:
+        self.key = key
+        self.meta = meta
+        self.at = at
+        """Which spawner has it."""
+        self.chain = chain
+        self.waits = False
+        """Whether it waits for a room of its chain."""
+        self.state: Literal["sent", "running", "ended"] = "sent"
+        self.told = False
+        """Whether its present state was reported."""
+        self.result: Result | None = None
+        self.spec: SpawnerSpec | None = None
+        self.own: dict[str, str] | None = None
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """Reports that were sent: those of ends are over when they are confirmed."""
+
+    reports: int
+    ended: tuple[Key, ...]
+
+
+class Book:
+    def __init__(self, around: Surroundings, spawners: int) -> None:
+        self.grace = 30.0
+        """Seconds that a task has to end when it is told to stop."""
+        self.outbox: list[list[Frame]] = [[] for _ in range(spawners)]
+        """What spawners are to be told; whoever sends it empties it."""
+        self._around = around
+        self._entries: dict[Key, Entry] = {}
+        self._rooms = Rooms(spawners)
+        self._at_work: dict[Task, Key] = {}
+        """The attempt of each task that has not ended."""
+        self._held: dict[Task, Entry] = {}
+        """Later attempts of these, which wait until that has."""
+        self._news: dict[Key, Entry] = {}
+        """What is to be reported, in order."""
+        self._answers: list[Report] = []
+        """Reports of tasks that are not known here."""
+        self._specs: dict[tuple[int, int, str, int, bool], SpawnerSpec] = {}
+        """Of the message that is being heeded."""
+        self._batches: dict[int, Batch] = {}
+        self._unconfirmed = 0
+        self._number = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    # -- what the server says ------------------------------------------------------------------------------------
+
+    def heed(self, work: Work) -> None:
+        for stop in work.stops:
+            self._stop(stop)
+        if work.standing:
+            self._forget_unnamed(work.launches)
+        self._specs.clear()
+        groups: list[list[Frame]] = [[] for _ in self.outbox]
+        rooms: list[dict[int, int]] = [{} for _ in self.outbox]
+        for launch in work.launches:
+            if not launch.rooms:
+                self._launch(launch, work, groups)
+        for chain, many in {each.chain: each.rooms for each in work.launches if each.rooms}.items():
+            self._rooms.set_rooms(chain, many)
+            for spawner, given in enumerate(rooms):
+                given[chain] = self._rooms.rooms_at(chain, spawner)
+                if self._rooms.stranded(chain, spawner):
+                    self._return_waiting(chain, spawner)
+        for launch in work.launches:
+            if launch.rooms:
+                self._launch(launch, work, groups)
+        for spawner, outbox in enumerate(self.outbox):
+            if groups[spawner] or rooms[spawner]:
+                outbox.append(("launch", groups[spawner], rooms[spawner]))
+
+    def _launch(self, launch: Launch, work: Work, groups: list[list[Frame]]) -> None:
+        tasks = launch.tasks
+        meta = (tasks.job, tasks.number, tasks.stage, tasks.attempt)
+        spec = self._spec_of(launch, work)
+        own = own_variables(self._around, launch)
+        given: list[list[int]] = [[] for _ in self.outbox]
+        theirs: list[list[dict[str, str]]] = [[] for _ in self.outbox]
+        for at, index in enumerate(each_of(tasks.indices)):
+            key = (tasks.number, tasks.stage, tasks.attempt, index)
+            if key in self._entries:
+                continue  # sent again: it is started once
+            spawner = self._rooms.queue(launch.chain) if launch.rooms else self._rooms.place(launch.chain)
+            entry = self._entries[key] = Entry(key, meta, spawner, launch.chain)
+            entry.spec = spec
+            entry.waits = launch.rooms > 0
+            if own is not None:
+                entry.own = own[at]
+            task = (tasks.number, tasks.stage, index)
+            if task in self._at_work:
+                if task in self._held:
+                    self._end(self._held[task], NOT_STARTED)
+                self._held[task] = entry
+                continue
+            self._at_work[task] = key
+            given[spawner].append(index)
+            if own is not None:
+                theirs[spawner].append(own[at])
+        for spawner, indices in enumerate(given):
+            if indices:
+                group = (meta, spec, indices, launch.chain, launch.rooms > 0, theirs[spawner] if own else None)
+                groups[spawner].append(group)
+
+    def _spec_of(self, launch: Launch, work: Work) -> SpawnerSpec:
+        """The same object for all launches of a message that have it in common: it is then sent to a spawner once."""
+        if launch.gang is not None:
+            return spawner_spec(self._around, launch, work.specs[launch.spec])
+        tasks = launch.tasks
+        key = (launch.spec, tasks.number, tasks.stage, tasks.attempt, bool(launch.devices))
+        found = self._specs.get(key)
+        if found is None:
+            found = self._specs[key] = spawner_spec(self._around, launch, work.specs[launch.spec])
+        return found
+
+    def _stop(self, stop: Stop) -> None:
+        tasks = stop.tasks
+        unknown: list[int] = []
+        asked: list[list[Key]] = [[] for _ in self.outbox]
+        for index in each_of(tasks.indices):
+            key = (tasks.number, tasks.stage, tasks.attempt, index)
+            entry = self._entries.get(key)
+            if entry is None:
+                unknown.append(index)
+            elif self._is_held(entry):
+                self._end(entry, NOT_STARTED)
+            elif entry.state != "ended":
+                asked[entry.at].append(key)
+        for spawner, keys in enumerate(asked):
+            if keys and stop.cause == "return":
+                self.outbox[spawner].append(("return", keys))
+            elif keys:
+                self.outbox[spawner].append(("stop", [(key, self.grace) for key in keys]))
+        if unknown:
+            gone = Tasks(tasks.job, tasks.number, tasks.stage, tasks.attempt, flat_of(unknown))
+            self._answers.append(Report(gone, "stopped"))
+
+    def _forget_unnamed(self, launches: Iterable[Launch]) -> None:
+        """What has not started and is not wanted any more. A stop may have been missed meanwhile."""
+        wanted: set[Key] = set()
+        for launch in launches:
+            tasks = launch.tasks
+            wanted.update((tasks.number, tasks.stage, tasks.attempt, index) for index in each_of(tasks.indices))
+        for entry in self._entries.values():
+            if entry.state != "sent" or entry.key in wanted:
+                continue
+            if self._is_held(entry):
+                self._end(entry, NOT_STARTED)
+            else:
+                self.outbox[entry.at].append(("return", [entry.key]))
+
+    def _return_waiting(self, chain: int, spawner: int) -> None:
+        keys = [
+            entry.key
+            for entry in self._entries.values()
+            if entry.chain == chain and entry.at == spawner and entry.state == "sent" and entry.waits
+        ]
+        if keys:
+            self.outbox[spawner].append(("return", keys))
+
+    # -- what spawners say ---------------------------------------------------------------------------------------
+
+    def hear(self, started: Sequence[Key], ended: Sequence[tuple[Key, Result]]) -> None:
+        for key in started:
+            entry = self._entries[key]
+            entry.state = "running"
+            self._news[key] = entry
+        for key, result in ended:
+            self._end(self._entries[key], result)
+
+    def find(self, spawner: int, known: Iterable[tuple[Meta, int, int, str, Result | None]]) -> None:
+        """A spawner says all that it knows: at first, and when it was started again."""
+        before = {key for key, entry in self._entries.items() if entry.at == spawner and not self._is_held(entry)}
+        for meta, index, chain, state, result in known:
+            key = (meta[1], meta[2], meta[3], index)
+            before.discard(key)
+            entry = self._entries.get(key)
+            if entry is None:
+                entry = self._entries[key] = Entry(key, meta, spawner, chain)
+                self._rooms.restore(spawner, chain)
+                if state != "ended":
+                    self._at_work[meta[1], meta[2], index] = key
+            if entry.state == "ended":
+                continue
+            if state == "ended" and result is not None:
+                self._end(entry, result)
+            elif state != "waiting" and entry.state == "sent":
+                entry.state = "running"
+                self._news[key] = entry
+        for key in before:
+            self._settle_unknown(self._entries[key])
+
+    def _settle_unknown(self, entry: Entry) -> None:
+        """A spawner does not know a task that it was sent. It writes down what it takes, so it did not."""
+        if entry.state == "running":
+            self._end(entry, ("lost", 0, "its spawner does not know it any more", 0, 0, 0))
+        elif entry.state == "sent" and (entry.waits or entry.spec is None):
+            self._end(entry, NOT_STARTED)
+        elif entry.state == "sent":
+            self._send(entry)
+
+    def _send(self, entry: Entry) -> None:
+        own = None if entry.own is None else [entry.own]
+        group = (entry.meta, entry.spec, [entry.key[3]], entry.chain, entry.waits, own)
+        self.outbox[entry.at].append(("launch", [group], {}))
+
+    def _end(self, entry: Entry, result: Result) -> None:
+        if entry.state != "ended":
+            self._rooms.over(entry.at, entry.chain)
+            self._make_way(entry)
+        entry.state = "ended"
+        entry.result = result
+        entry.spec = entry.own = None
+        entry.told = False
+        self._news[entry.key] = entry
+
+    def _is_held(self, entry: Entry) -> bool:
+        """Whether an earlier attempt of its task has yet to end: no task runs twice at once."""
+        return bool(self._held) and self._held.get(_task(entry.key)) is entry
+
+    def _make_way(self, entry: Entry) -> None:
+        task = _task(entry.key)
+        if self._is_held(entry):
+            del self._held[task]
+        elif self._at_work.get(task) == entry.key:
+            del self._at_work[task]
+            later = self._held.pop(task, None)
+            if later is not None:
+                self._at_work[task] = later.key
+                self._send(later)
+
+    # -- reports -------------------------------------------------------------------------------------------------
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self._news or self._answers) and self._unconfirmed < MOST_UNCONFIRMED
+
+    def anew(self) -> None:
+        """A new connection: nothing that was sent before counts. What runs is told by the greeting."""
+        self._batches.clear()
+        self._unconfirmed = 0
+        self._answers.clear()
+        self._news = {key: entry for key, entry in self._entries.items() if entry.state == "ended"}
+        for entry in self._entries.values():
+            entry.told = entry.state == "running"
+
+    def reports(self) -> tuple[int, tuple[Report, ...]]:
+        """The next batch and its number, by which it will be confirmed."""
+        reports, self._answers = self._answers[:MOST_REPORTS], self._answers[MOST_REPORTS:]
+        groups: dict[tuple[Meta, str, int, str], list[Entry]] = {}
+        taken: list[Key] = []
+        for key, entry in self._news.items():
+            if len(groups) + len(reports) >= MOST_REPORTS:
+                break
+            taken.append(key)
+            if entry.told:
+                continue
+            entry.told = True
+            result = entry.result
+            of = ("running", 0, "") if result is None else (result[0], result[1], result[2])
+            groups.setdefault((entry.meta, *of), []).append(entry)
+        for key in taken:
+            del self._news[key]
+        ended: list[Key] = []
+        for (meta, how, code, why), entries in groups.items():
+            reports.append(_report(meta, how, code, why, entries))
+            if how != "running":
+                ended += [entry.key for entry in entries]
+        self._number += 1
+        self._batches[self._number] = Batch(len(reports), tuple(ended))
+        self._unconfirmed += len(reports)
+        return self._number, tuple(reports)
+
+    def confirmed(self, number: int) -> None:
+        """The server has made a batch durable: its ends need not be known any longer."""
+        batch = self._batches.pop(number, None)
+        if batch is None:
+            return
+        self._unconfirmed -= batch.reports
+        gone: list[list[Key]] = [[] for _ in self.outbox]
+        for key in batch.ended:
+            gone[self._entries.pop(key).at].append(key)
+        for spawner, keys in enumerate(gone):
+            if keys:
+                self.outbox[spawner].append(("confirm", keys))
+
+    def started(self, *states: str) -> tuple[Tasks, ...]:
+        """The tasks in these states, by stage and attempt."""
+        groups: dict[Meta, list[int]] = {}
+        for entry in self._entries.values():
+            if entry.state in states:
+                groups.setdefault(entry.meta, []).append(entry.key[3])
+        return tuple(Tasks(*meta, flat_of(indices)) for meta, indices in groups.items())
+
+    def is_over(self, number: int, stage: str, attempt: int, index: int) -> bool:
+        entry = self._entries.get((number, stage, attempt, index))
+        return entry is None or entry.state == "ended"
+
+
+def _task(key: Key) -> Task:
+    return key[0], key[1], key[3]
+
+
+def _report(meta: Meta, how: str, code: int, why: str, entries: list[Entry]) -> Report:
+    tasks = Tasks(*meta, flat_of([entry.key[3] for entry in entries]))
+    if how == "running":
+        return Report(tasks, "running")
+    entries.sort(key=lambda entry: entry.key[3])
+    results = [entry.result for entry in entries if entry.result is not None]
+    state: State = STATES[how] if how != "exit" else "failed" if code else "succeeded"
+    killed = how == "signal"
+    return Report(
+        tasks,
+        state,
+        exit_code=None if how in ("returned", "refused", "lost") else code + 128 if killed else code,
+        signal=code if killed else 0,
+        reason=why or (f"ended by {_signal_name(code)}" if killed else ""),
+        ran=tuple(result[3] for result in results),
+        cpu=tuple(result[4] for result in results),
+        memory=tuple(result[5] for result in results),
+    )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

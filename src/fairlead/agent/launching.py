@@ -1,0 +1,138 @@
+"""From a launch to what the spawner is given: the environment of tasks, their gang, their GPUs, where they run."""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Mapping
+from itertools import chain
+
+import msgspec
+
+from fairlead.wire.agent import Flat, Gang, Launch, Spec
+
+KEPT = frozenset("PATH HOME USER LOGNAME SHELL LANG TZ TMPDIR LD_LIBRARY_PATH".split())
+"""Variables of the agent that its tasks have too. Others, such as tokens, are not theirs to see."""
+PER_FOLDER = 1_000
+"""Jobs whose logs share a folder."""
+
+
+class Surroundings(msgspec.Struct, frozen=True):
+    """What all tasks of a node have in common."""
+
+    node: str
+    logs: str
+    directory: str
+    """Where tasks run that name no directory."""
+    environment: dict[str, str]
+    gpus: tuple[str, ...] = ()
+
+
+def surroundings(node: str, logs: str, gpus: tuple[str, ...], inherited: Mapping[str, str]) -> Surroundings:
+    kept = {name: value for name, value in inherited.items() if name in KEPT or name.startswith("LC_")}
+    home = kept.get("HOME", "/")
+    return Surroundings(node, logs, home if os.path.isdir(home) else "/", kept, gpus)
+
+
+SpawnerSpec = tuple[tuple[str, ...], dict[str, str], str, str, int, int]
+
+
+def spawner_spec(around: Surroundings, launch: Launch, spec: Spec) -> SpawnerSpec:
+    """What the tasks of a launch have in common. Ours come last: nobody gives himself a GPU."""
+    tasks = launch.tasks
+    environment = around.environment | dict(spec.environment) | dict(spec.secrets)
+    environment["FAIRLEAD_JOB"] = tasks.job
+    environment["FAIRLEAD_STAGE"] = tasks.stage
+    environment["FAIRLEAD_ATTEMPT"] = str(tasks.attempt)
+    environment["FAIRLEAD_NODE"] = around.node
+    if around.gpus and not launch.devices:
+        environment |= _gpu_variables("")
+    if launch.gang is not None:
+        environment |= gang_variables(launch.gang)
+    directory = spec.directory or around.directory
+    return spec.command, environment, directory, log_folder(around.logs, tasks.number), spec.cpu, spec.memory
+
+
+def own_variables(around: Surroundings, launch: Launch) -> list[dict[str, str]] | None:
+    """What differs from task to task, if anything does."""
+    if not launch.devices and launch.gang is None:
+        return None
+    indices = list(each_of(launch.tasks.indices))
+    own: list[dict[str, str]] = [{} for _ in indices]
+    if launch.devices:
+        many = len(launch.devices) // len(indices)
+        for at, variables in enumerate(own):
+            given = launch.devices[at * many : (at + 1) * many]
+            variables.update(_gpu_variables(",".join(around.gpus[device] for device in given)))
+    if launch.gang is not None:
+        for index, variables in zip(indices, own, strict=True):
+            variables.update(rank_variables(launch.gang, index, around.node, alone=bool(launch.devices)))
+    return own
+
+
+def gang_variables(gang: Gang) -> dict[str, str]:
+    """Where the members are, and where they meet: on the node of the first, at a port that all of them know."""
+    peers = [""] * gang.size
+    for place in gang.places:
+        for rank in each_of(place.ranks):
+            if rank < gang.size:
+                peers[rank] = place.address
+    first = peers[0] or (gang.places[0].address if gang.places else "")
+    return {
+        "FAIRLEAD_PEERS": ",".join(peers),
+        "FAIRLEAD_PORT": str(gang.port + 1),
+        "MASTER_ADDR": first,
+        "MASTER_PORT": str(gang.port),
+        "WORLD_SIZE": str(gang.size),
+        "OMPI_COMM_WORLD_SIZE": str(gang.size),
+    }
+
+
+def rank_variables(gang: Gang, index: int, node: str, alone: bool) -> dict[str, str]:
+    """Who a member is. With GPUs of its own it sees no others, so that what it calls its own begins at 0 (`alone`)."""
+    rank = str(gang.first + index)
+    here: Flat = next((place.ranks for place in gang.places if place.node == node), ())
+    beside = list(each_of(here))
+    local = bisect_right(beside, gang.first + index - 1)
+    which = next((at for at, place in enumerate(gang.places) if place.node == node), 0)
+    seen, many = ("0", "1") if alone else (str(local), str(max(1, len(beside))))
+    return {
+        "RANK": rank,
+        "FAIRLEAD_RANK": rank,
+        "FAIRLEAD_LOCAL_RANK": str(local),
+        "LOCAL_RANK": seen,
+        "LOCAL_WORLD_SIZE": many,
+        "GROUP_RANK": str(which),
+        "NODE_RANK": str(which),
+        "OMPI_COMM_WORLD_RANK": rank,
+        "OMPI_COMM_WORLD_LOCAL_RANK": seen,
+        "OMPI_COMM_WORLD_LOCAL_SIZE": many,
+    }
+
+
+def _gpu_variables(names: str) -> dict[str, str]:
+    return {
+        "CUDA_VISIBLE_DEVICES": names,
+        "NVIDIA_VISIBLE_DEVICES": names or "void",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    }
+
+
+def log_folder(logs: str, number: int) -> str:
+    return f"{logs}/{number // PER_FOLDER}"
+
+
+def each_of(flat: Flat) -> chain[int]:
+    return chain.from_iterable(map(range, flat[::2], flat[1::2]))
+
+
+def flat_of(numbers: list[int]) -> Flat:
+    """Indices as spans; the list is sorted by it."""
+    numbers.sort()
+    bounds: list[int] = []
+    for number in numbers:
+        if bounds and bounds[-1] == number:
+            bounds[-1] = number + 1
+        else:
+            bounds += (number, number + 1)
+    return tuple(bounds)

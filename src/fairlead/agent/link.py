@@ -1,0 +1,143 @@
+"""The agent's end of a spawner: it is found or started, told what to do, and started again should it end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fairlead.agent.spawner.frames import Unpacker, pack
+from fairlead.agent.spawner.processes import MARK
+
+SOURCE = str(Path(__file__).parents[2])
+# What a task leaves behind becomes a child of the spawner. That is asked for by a first program, which is then
+# replaced by the spawner itself: it would only make it larger.
+BOOT = "import ctypes, os, sys; ctypes.CDLL(None).prctl(36, 1, 0, 0, 0); os.execv(sys.argv[1], sys.argv[1:])"
+RUN = """
+import sys
+sys.path.append(sys.argv[1])
+from fairlead.agent.spawner.main import main
+sys.exit(main(*sys.argv[2:]))
+"""
+FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
+
+
+class Link(asyncio.Protocol):
+    """A connection to one spawner. `heard` is called with each of its messages."""
+
+    def __init__(self, directory: Path, heard: Callable[..., None]) -> None:
+        self._directory = directory
+        self._heard = heard
+        self._transport: asyncio.Transport | None = None
+        self._incoming = Unpacker()
+        self._lost = asyncio.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    async def keep(self) -> None:
+        """Stay connected, until cancelled."""
+        try:
+            while True:
+                await self._connect()
+                await self._lost.wait()
+        finally:
+            if self._transport is not None:
+                self._transport.close()
+
+    def send(self, *frames: tuple[Any, ...]) -> None:
+        """What is sent while there is no spawner is lost. Its successor says what it knows, which settles it."""
+        if self._transport is not None:
+            self._transport.writelines([pack(frame) for frame in frames])
+
+    async def _connect(self) -> None:
+        pause = FIRST_PAUSE
+        while True:
+            link = _open(self._directory)
+            if link is not None:
+                break
+            if self._process is None or self._process.poll() is not None:
+                self._process = _start(self._directory)
+            await asyncio.sleep(pause)
+            pause = min(LONGEST_PAUSE, 1.5 * pause)
+        self._incoming = Unpacker()
+        self._lost.clear()
+        await asyncio.get_running_loop().create_connection(lambda: self, sock=link)
+
+    # -- called by the loop --------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        for message in self._incoming.feed(data):
+            self._heard(*message)
+
+    def connection_lost(self, problem: Exception | None) -> None:
+        self._transport = None
+        self._lost.set()
+
+
+def _open(directory: Path) -> socket.socket | None:
+    """Connect, if somebody listens. The path of a socket must be short, and that of a directory may be long."""
+    link = socket.socket(socket.AF_UNIX)
+    folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        link.connect(f"/proc/self/fd/{folder}/socket")
+    except OSError:
+        link.close()
+        return None
+    finally:
+        os.close(folder)
+    link.setblocking(False)
+    return link
+
+
+def _start(directory: Path) -> subprocess.Popen[bytes]:
+    """Start a spawner. If there is one after all, the new one ends by itself."""
+    mark = _mark(directory)
+    python = [sys.executable, "-S", "-E", "-c"]
+    with open(directory / "spawner.log", "ab") as log:
+        return subprocess.Popen(
+            [*python, BOOT, *python, RUN, SOURCE, str(directory), mark],
+            env={MARK: mark},
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def _mark(directory: Path) -> str:
+    """What every process below this spawner, and below any later one of this directory, is known by."""
+    file = directory / "id"
+    try:
+        return file.read_text()
+    except FileNotFoundError:
+        mark = f"{secrets.token_hex(8)}:"
+        file.write_text(mark)
+        return mark
+
+
+def prepare(directory: Path) -> Path:
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    directory.chmod(0o700)
+    return directory
+
+
+def end_all(directory: Path, grace: float) -> None:
+    """Make all tasks of an agent's directory end, and their spawners too. What became of them is kept for an agent."""
+    links = [link for each in sorted(directory.glob("spawner-*")) if (link := _open(each)) is not None]
+    for link in links:
+        link.setblocking(True)
+        link.sendall(pack(("end", grace)))
+    for link in links:
+        while link.recv(1 << 16):
+            pass
+        link.close()

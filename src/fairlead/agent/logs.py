@@ -1,0 +1,85 @@
+"""Logs of tasks, read from where they are written, and how long they are kept."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from time import time
+
+from fairlead.agent.launching import log_folder
+from fairlead.wire.agent import LogPart, LogRequest
+
+PART = 1 << 16
+POLL = 0.2
+KEEP = 7 * 24 * 3600
+"""Seconds for which the log of an ended task is kept."""
+STAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,62}")
+
+
+def log_path(logs: str, asked: LogRequest) -> Path | None:
+    """Where a log is; None for what cannot be the name of one."""
+    sound = STAGE.fullmatch(asked.stage) and asked.stream in ("out", "err")
+    if not sound or min(asked.number, asked.index, asked.attempt) < 0:
+        return None
+    folder = Path(log_folder(logs, asked.number))
+    return folder / f"{asked.number}.{asked.stage}.{asked.index}.{asked.attempt}.{asked.stream}"
+
+
+async def read_log(logs: str, asked: LogRequest, is_over: Callable[[], bool]) -> AsyncIterator[LogPart]:
+    """A log in parts. Offsets count from the start of what is kept; what was rotated away is not there any more."""
+    path = log_path(logs, asked)
+    if path is None:
+        yield LogPart(asked.request, 0, b"", True, "there is no such log; check the name of the stage")
+        return
+    older, current = _read(path.with_name(path.name + ".1"), 0), 0
+    size = len(older) + _size(path)
+    offset = max(0, size + asked.offset) if asked.offset < 0 else asked.offset
+    found = path.exists() or asked.follow
+    if offset < len(older):
+        for at in range(offset, len(older), PART):
+            yield LogPart(asked.request, at, older[at : at + PART])
+        offset = len(older)
+    current, base = offset - len(older), len(older)
+    while found:
+        over = is_over()  # before the last look, so that nothing written before the end is missed
+        if _size(path) < current:
+            base, current = base + current, 0  # it was rotated
+        while data := _read(path, current, PART):
+            yield LogPart(asked.request, base + current, data)
+            current += len(data)
+        if over or not asked.follow:
+            break
+        await asyncio.sleep(POLL)
+    missing = "" if found else "nothing is kept of this task here; it has not started, or its log was removed"
+    yield LogPart(asked.request, base + current, b"", True, missing)
+
+
+def remove_old(logs: str) -> None:
+    """Remove what nobody has written to for long."""
+    limit = time() - KEEP
+    for folder, _, names in os.walk(logs, topdown=False):
+        for name in names:
+            path = os.path.join(folder, name)
+            if os.stat(path).st_mtime < limit:
+                os.unlink(path)
+        if folder != logs and os.stat(folder).st_mtime < limit and not os.listdir(folder):
+            os.rmdir(folder)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _read(path: Path, offset: int, most: int = -1) -> bytes:
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            return file.read(most)
+    except FileNotFoundError:
+        return b""

@@ -1,0 +1,98 @@
+"""What this machine has: CPUs, memory and GPUs, as far as this process may use them."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from pathlib import Path
+
+import msgspec
+
+CGROUPS = Path("/sys/fs/cgroup")
+NVIDIA = Path("/proc/driver/nvidia/gpus")
+UNLIMITED = 1 << 60
+"""Version 1 of cgroups writes a number like this for no limit."""
+
+
+class Machine(msgspec.Struct, frozen=True):
+    cpus: float
+    memory: int
+    gpus: tuple[str, ...] = ()
+    """How each GPU is named in the environment of a task that gets it."""
+    labels: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def resources(self) -> dict[str, int | float | str]:
+        found: dict[str, int | float | str] = {"cpu": self.cpus, "memory": self.memory}
+        return found | {"gpu": len(self.gpus)} if self.gpus else found
+
+
+def this_machine() -> Machine:
+    gpus, model = _gpus()
+    return Machine(_cpus(), _memory(), gpus, (("gpu_model", model),) if model else ())
+
+
+def host_name() -> str:
+    """The machine's name as the name of a node."""
+    name = re.sub(r"[^A-Za-z0-9._@+-]", "-", socket.gethostname().split(".")[0])[:63].lstrip("._@+-")
+    return name or "node"
+
+
+def _cpus() -> float:
+    cpus: float = len(os.sched_getaffinity(0))
+    for path in (CGROUPS / "cpu.max",):
+        quota, _, period = _read(path).partition(" ")
+        if quota.isdigit() and period.isdigit():
+            cpus = min(cpus, int(quota) / int(period))
+    quota, period = _read(CGROUPS / "cpu/cpu.cfs_quota_us"), _read(CGROUPS / "cpu/cpu.cfs_period_us")
+    if quota.isdigit() and period.isdigit():
+        cpus = min(cpus, int(quota) / int(period))
+    return max(1, int(cpus)) if cpus >= 1 else round(cpus, 3)
+
+
+def _memory() -> int:
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for path in (CGROUPS / "memory.max", CGROUPS / "memory/memory.limit_in_bytes"):
+        limit = _read(path)
+        if limit.isdigit() and int(limit) < UNLIMITED:
+            total = min(total, int(limit))
+    return total
+
+
+def _gpus() -> tuple[tuple[str, ...], str]:
+    """The GPUs in the order of their places on the bus, and the model of the first."""
+    found, model = _by_nvml()
+    if not found and NVIDIA.is_dir():
+        found = tuple(str(at) for at in range(len(list(NVIDIA.iterdir()))))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if found and visible is not None:
+        # Somebody has given us some of them only; we pass on what they are called by that.
+        found = tuple(name.strip() for name in visible.split(",") if name.strip() and name.strip() != "-1")
+    return found, model
+
+
+def _by_nvml() -> tuple[tuple[str, ...], str]:
+    try:
+        import pynvml
+    except ImportError:
+        return (), ""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return (), ""  # no driver, so no GPUs
+    try:
+        count = pynvml.nvmlDeviceGetCount()
+        model = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0)) if count else ""
+    except pynvml.NVMLError:
+        return (), ""
+    finally:
+        pynvml.nvmlShutdown()
+    return tuple(map(str, range(count))), re.sub(r"[^A-Za-z0-9._@+-]+", "-", model)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,248 @@
+"""The agent at work: its spawners, its book, and a connection to the server that is made again and again."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import random
+import ssl
+from collections.abc import Callable
+from contextlib import suppress
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+import msgspec
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import WebSocketException
+
+from fairlead.agent.book import Book
+from fairlead.agent.launching import surroundings
+from fairlead.agent.link import Link, prepare
+from fairlead.agent.logs import remove_old
+from fairlead.agent.machine import Machine, host_name, this_machine
+from fairlead.agent.session import Refused, Session
+from fairlead.wire.agent import MOST_BYTES, PATH, VERSION, Hello
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0
+SWEEP = 3600.0
+"""Seconds between two looks for old logs."""
+
+Log = Callable[[str, dict[str, Any]], None]
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """How an agent was started. What is left out is found out."""
+
+    join: str
+    """The server, as http:// or https://."""
+    directory: Path
+    """Where its state and its tasks' logs are."""
+    token: str = ""
+    name: str = ""
+    partition: str = ""
+    pool: str = ""
+    labels: dict[str, str] = {}
+    taints: tuple[str, ...] = ()
+    resources: dict[str, int | float | str] = {}
+    """Instead of what the machine has."""
+    address: str = ""
+    authority: Path | None = None
+    """A file with the certificates to trust, instead of the machine's."""
+    spawners: int = 0
+
+
+class Taken(Exception):
+    """Another agent uses the directory."""
+
+
+class Agent:
+    def __init__(self, settings: Settings, log: Log, machine: Machine | None = None) -> None:
+        self._settings = settings
+        self._log = log
+        self._machine = machine or this_machine()
+        self._name = settings.name or host_name()
+        self._directory = prepare(settings.directory)
+        self._lock = _lock(self._directory)
+        logs = prepare(self._directory / "logs")
+        around = surroundings(self._name, str(logs), self._machine.gpus, os.environ)
+        many = settings.spawners or min(2, os.cpu_count() or 1)
+        self._logs = str(logs)
+        self.book = Book(around, many)
+        self._links = [
+            Link(prepare(self._directory / f"spawner-{at}"), lambda *said, at=at: self._hear(at, *said))
+            for at in range(many)
+        ]
+        self._epoch_file = self._directory / f"epoch-{settings.partition or 'default'}"
+        self._epoch = int(self._epoch_file.read_text()) if self._epoch_file.exists() else 0
+        self._found: set[int] = set()
+        """The spawners that have said what they know."""
+        self._all_found = asyncio.Event()
+        self._session: Session | None = None
+        self._leases = (float("inf"), float("inf"))
+        self._notes: dict[int, str] = {}
+        self.joined = asyncio.Event()
+        """Set while the server knows this agent."""
+
+    async def run(self) -> None:
+        """Work until cancelled. The tasks go on under their spawners."""
+        links = [asyncio.create_task(link.keep()) for link in self._links]
+        sweeper = asyncio.create_task(self._sweep())
+        try:
+            await self._all_found.wait()
+            await self._stay_joined()
+        finally:
+            for task in (*links, sweeper):
+                task.cancel()
+            await asyncio.gather(*links, sweeper, return_exceptions=True)
+            os.close(self._lock)
+
+    # -- the server ----------------------------------------------------------------------------------------------
+
+    async def _stay_joined(self) -> None:
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                await self._join()
+            except Refused as refused:
+                self._log("refused", {"server": self._settings.join, "problem": str(refused)})
+                if refused.final:
+                    raise
+            except (OSError, WebSocketException, msgspec.DecodeError) as problem:
+                self._log("disconnected", {"server": self._settings.join, "problem": str(problem)})
+            finally:
+                was_joined = self.joined.is_set()
+                self.joined.clear()
+                self._session = None
+            pause = FIRST_PAUSE if was_joined else min(LONGEST_PAUSE, 2 * pause)
+            # Not all at once, when a server comes back that many wait for.
+            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+
+    async def _join(self) -> None:
+        settings = self._settings
+        headers = {"Authorization": f"Bearer {settings.token}"} if settings.token else {}
+        async with connect(
+            _address(settings),
+            additional_headers=headers,
+            compression=None,
+            max_size=MOST_BYTES,
+            ssl=_trust(settings),
+            proxy=None,
+        ) as connection:
+            address = settings.address or str(connection.local_address[0])
+            await self._talk(connection, address)
+
+    async def _talk(self, connection: ClientConnection, address: str) -> None:
+        book = self.book
+        book.anew()
+        hello = Hello(
+            VERSION,
+            self._name,
+            self._settings.resources or self._machine.resources,
+            dict(self._machine.labels) | self._settings.labels,
+            self._settings.taints,
+            self._settings.pool,
+            address,
+            _is_local(connection),
+            book.started("running"),
+            book.started("ended"),
+            tuple(sorted(set(self._notes.values()))),
+        )
+        session = Session(_Channel(connection), book, self._logs, self._lease, self._deliver, self._check_epoch)
+
+        def joined() -> None:
+            self._session = session
+            self.joined.set()
+            self._log("joined", {"server": self._settings.join, "node": self._name, "running": len(book)})
+            session.poke()
+
+        await session.run(hello, joined)
+
+    def _check_epoch(self, epoch: int) -> None:
+        """Orders of a reign that is over are not taken, also after a restart of the agent."""
+        if epoch < self._epoch:
+            raise Refused(
+                f"the server's epoch {epoch} is over, since {self._epoch} was seen; if the server was set up anew, "
+                f"remove {self._epoch_file} and start the agent again",
+                False,
+            )
+        if epoch > self._epoch:
+            self._epoch = epoch
+            fresh = self._epoch_file.with_suffix(".new")
+            fresh.write_text(str(epoch))
+            fresh.replace(self._epoch_file)
+
+    # -- spawners ------------------------------------------------------------------------------------------------
+
+    def _hear(self, at: int, what: str, *rest: Any) -> None:
+        if what == "state":
+            known, self._notes[at] = rest
+            self._links[at].send(("lease", *self._leases))
+            self.book.find(at, known)
+            self._found.add(at)
+            if len(self._found) == len(self._links):
+                self._all_found.set()
+        else:
+            self.book.hear(*rest)
+        self._deliver()
+        if self._session is not None:
+            self._session.poke()
+
+    def _deliver(self) -> None:
+        for at, outbox in enumerate(self.book.outbox):
+            if outbox:
+                frames, self.book.outbox[at] = outbox, []
+                self._links[at].send(*frames)
+
+    def _lease(self, ask_at: float, end_at: float) -> None:
+        self._leases = (ask_at, end_at)
+        for link in self._links:
+            link.send(("lease", ask_at, end_at))
+
+    async def _sweep(self) -> None:
+        while True:
+            with suppress(OSError):
+                await asyncio.to_thread(remove_old, self._logs)
+            await asyncio.sleep(SWEEP)
+
+
+class _Channel:
+    """A client's WebSocket as a session sees it."""
+
+    def __init__(self, connection: ClientConnection) -> None:
+        self._connection = connection
+        self.send = connection.send
+
+    async def recv(self) -> bytes:
+        data = await self._connection.recv()
+        return data if isinstance(data, bytes) else data.encode()
+
+
+def _address(settings: Settings) -> str:
+    parts = urlsplit(settings.join)
+    scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)
+    query = urlencode({"partition": settings.partition}) if settings.partition else ""
+    return f"{scheme}://{parts.netloc}{parts.path.rstrip('/')}{PATH}{'?' + query if query else ''}"
+
+
+def _trust(settings: Settings) -> ssl.SSLContext | None:
+    if urlsplit(settings.join).scheme not in ("https", "wss"):
+        return None
+    return ssl.create_default_context(cafile=settings.authority)
+
+
+def _is_local(connection: ClientConnection) -> bool:
+    return ip_address(str(connection.remote_address[0]).partition("%")[0]).is_loopback
+
+
+def _lock(directory: Path) -> int:
+    """Two agents would take the spawners from each other again and again."""
+    lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise Taken(f"another agent uses {directory}; stop it, or give this one a directory of its own") from None
+    return lock

@@ -1,0 +1,194 @@
+"""One connection of an agent with the server: the greeting, orders in, reports and signs of life out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from time import monotonic
+from typing import Protocol
+
+from fairlead.agent.book import Book
+from fairlead.agent.logs import read_log
+from fairlead.wire.agent import (
+    LOG_PARTS,
+    Beat,
+    Beaten,
+    Confirmed,
+    FromServer,
+    Hello,
+    LogCancel,
+    LogMore,
+    LogRequest,
+    Refusal,
+    Reports,
+    Welcome,
+    Work,
+    decode_from_server,
+    encode,
+)
+
+GATHER = 0.005
+"""Seconds between two batches of reports while there are many; an idle agent reports at once."""
+MOST_LOGS = 100
+"""Logs that are read at a time."""
+MOST_UNANSWERED = 3
+"""Signs of life. After so many without an answer the connection counts as dead, whatever the network says."""
+MICRO = 1_000_000
+
+
+class Refused(Exception):
+    """The server does not want this agent, or this agent not that server. `final`: until somebody acts."""
+
+    def __init__(self, problem: str, final: bool) -> None:
+        super().__init__(problem)
+        self.final = final
+
+
+class Channel(Protocol):
+    """A connection: whole binary messages. Both raise when it is over."""
+
+    async def send(self, data: bytes) -> None: ...
+
+    async def recv(self) -> bytes: ...
+
+
+class Session:
+    def __init__(
+        self,
+        channel: Channel,
+        book: Book,
+        logs: str,
+        lease: Callable[[float, float], None],
+        deliver: Callable[[], None],
+        check_epoch: Callable[[int], None],
+    ) -> None:
+        """`lease` hears by when tasks are to be asked and made to end; `deliver` hands the book's outbox to spawners;
+        `check_epoch` raises `Refused` for one that is over."""
+        self._channel = channel
+        self._book = book
+        self._logs = logs
+        self._lease = lease
+        self._deliver = deliver
+        self._check_epoch = check_epoch
+        self._news = asyncio.Event()
+        self._beats: dict[int, float] = {}
+        self._welcome = Welcome(0, MICRO, 0, 0)
+        self._readers: dict[int, asyncio.Task[None]] = {}
+        self._credits: dict[int, asyncio.Semaphore] = {}
+
+    def poke(self) -> None:
+        """The book has news."""
+        self._news.set()
+
+    async def run(self, hello: Hello, joined: Callable[[], None]) -> None:
+        """Until the connection ends, which raises. `joined` is called when the server has taken the agent."""
+        greeted = monotonic()
+        await self._channel.send(encode(hello))
+        first = decode_from_server(await self._channel.recv())
+        if isinstance(first, Refusal):
+            raise Refused(first.problem, first.final)
+        if not isinstance(first, Welcome):
+            raise Refused("the server did not greet; is it a Fairlead server of another version?", False)
+        self._check_epoch(first.epoch)
+        self._welcome = first
+        self._book.grace = first.grace / MICRO
+        self._renew(greeted)
+        joined()
+        work = [asyncio.create_task(each) for each in (self._listen(), self._report(), self._beat())]
+        try:
+            await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
+            for task in work:
+                if task.done():
+                    task.result()
+        finally:
+            for task in (*work, *self._readers.values()):
+                task.cancel()
+            await asyncio.gather(*work, *self._readers.values(), return_exceptions=True)
+
+    # -- in ------------------------------------------------------------------------------------------------------
+
+    async def _listen(self) -> None:
+        while True:
+            self._heed(decode_from_server(await self._channel.recv()))
+
+    def _heed(self, message: FromServer) -> None:
+        match message:
+            case Work():
+                self._check_epoch(message.epoch)
+                self._book.heed(message)
+            case Confirmed():
+                self._book.confirmed(message.number)
+            case Beaten():
+                self._renew(self._beats.pop(message.number, None))
+            case LogRequest():
+                self._read(message)
+            case LogCancel():
+                reader = self._readers.pop(message.request, None)
+                if reader is not None:
+                    reader.cancel()
+            case LogMore():
+                if message.request in self._credits:
+                    self._credits[message.request].release()
+            case Refusal():
+                raise Refused(message.problem, message.final)
+            case Welcome():
+                raise Refused("the server greeted twice", False)
+        self._deliver()
+        if self._book.has_news:
+            self._news.set()
+
+    def _renew(self, sent: float | None) -> None:
+        """The lease counts from when the server was asked: it had the question later, so it is over there later too."""
+        lease = self._welcome.lease / MICRO
+        if sent is None:
+            return
+        if not lease:
+            self._lease(float("inf"), float("inf"))
+        else:
+            grace = min(self._welcome.grace / MICRO, lease / 4)
+            self._lease(sent + lease - grace, sent + lease)
+
+    # -- out -----------------------------------------------------------------------------------------------------
+
+    async def _report(self) -> None:
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            while self._book.has_news:
+                number, reports = self._book.reports()
+                if reports:
+                    await self._channel.send(encode(Reports(number, reports)))
+                else:
+                    self._book.confirmed(number)
+                await asyncio.sleep(GATHER)
+
+    async def _beat(self) -> None:
+        number = 0
+        while True:
+            await asyncio.sleep(self._welcome.heartbeat / MICRO)
+            if len(self._beats) >= MOST_UNANSWERED:
+                raise ConnectionError(f"the server answered none of {len(self._beats)} signs of life")
+            number += 1
+            self._beats[number] = monotonic()
+            await self._channel.send(encode(Beat(number, self._book.started("running", "ended"))))
+
+    # -- logs ----------------------------------------------------------------------------------------------------
+
+    def _read(self, asked: LogRequest) -> None:
+        if len(self._readers) >= MOST_LOGS:
+            oldest = next(iter(self._readers))
+            self._readers.pop(oldest).cancel()
+        self._readers[asked.request] = asyncio.create_task(self._send_log(asked))
+
+    async def _send_log(self, asked: LogRequest) -> None:
+        def is_over() -> bool:
+            return self._book.is_over(asked.number, asked.stage, asked.attempt, asked.index)
+
+        credit = self._credits[asked.request] = asyncio.Semaphore(LOG_PARTS)
+        try:
+            async for part in read_log(self._logs, asked, is_over):
+                await credit.acquire()
+                await self._channel.send(encode(part))
+        finally:
+            self._readers.pop(asked.request, None)
+            self._credits.pop(asked.request, None)

@@ -1,0 +1,42 @@
+"""Messages between agent and spawner: frames of marshalled values behind their length.
+
+Both ends are ours, run the same Python and share a directory that only their user can enter. Format 4 is what every
+Python since 3.4 reads, so that a spawner from before an upgrade still understands its agent.
+"""
+
+from __future__ import annotations
+
+import marshal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+FORMAT = 4
+HEAD = 4
+
+
+def pack(message: Any) -> bytes:
+    body = marshal.dumps(message, FORMAT)
+    return len(body).to_bytes(HEAD, "little") + body
+
+
+class Unpacker:
+    """Bytes in, as they come; whole messages out."""
+
+    __slots__ = ("_rest",)
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> Iterator[Any]:
+        data = self._rest + data if self._rest else data
+        at, end = 0, len(data)
+        while end - at >= HEAD:
+            size = int.from_bytes(data[at : at + HEAD], "little")
+            if end - at - HEAD < size:
+                break
+            yield marshal.loads(memoryview(data)[at + HEAD : at + HEAD + size])
+            at += HEAD + size
+        self._rest = data[at:]

@@ -1,0 +1,163 @@
+"""Limits on what a task uses: cgroups where we can have them. Else CPU is not limited, and memory is watched.
+
+A cgroup is made once for each task that runs at a time, and taken over by the next one: that is cheaper than making
+one for each.
+"""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PERIOD = 100_000
+"""Microseconds over which the CPU time of a task is counted."""
+LEAST_QUOTA = 1_000
+"""The kernel takes no smaller one."""
+
+
+class Room:
+    """A cgroup that one task at a time is in."""
+
+    __slots__ = ("cpu", "limit", "members", "memory", "path")
+
+    def __init__(self, path: str, memory: bool) -> None:
+        os.mkdir(path, 0o755)
+        self.path = path
+        self.cpu = 0
+        self.memory = memory
+        """Whether it limits memory."""
+        self.limit = 0
+        self.members = os.open(path + "/cgroup.procs", os.O_WRONLY)
+
+
+class Limits:
+    def __init__(self, name: str) -> None:
+        """`name` is that of the spawner. What an earlier one of that name left behind is removed."""
+        self.note = "CPU is not limited, since no cgroup can be had here; memory is watched twice a second"
+        self._base = ""
+        self._version = 0
+        self._memory = False
+        self._free: list[Room] = []
+        self._made = 0
+        for version, path, memory in _candidates():
+            base = f"{path}/fairlead-{name}"
+            if self._prepare(version, base, memory):
+                self._base, self._version, self._memory = base, version, memory
+                watched = "limited by the same" if memory else "watched twice a second"
+                self.note = f"CPU is limited by cgroups (v{version}); memory is {watched}"
+                break
+
+    def take(self, cpu: int, memory: int) -> Room | None:
+        """A room with these limits, of milli-CPUs and bytes; 0 is no limit."""
+        if not self._base or not (cpu or memory):
+            return None
+        try:
+            room = self._free.pop() if self._free else self._make()
+            if room.cpu != cpu:
+                self._set_cpu(room, cpu)
+            if self._memory and room.limit != memory:
+                _put(room.path + "/memory.max", str(memory) if memory else "max")
+                room.limit = memory
+        except OSError:
+            return None  # without a limit rather than not at all; memory is then watched
+        return room
+
+    def put(self, room: Room | None, pid: int) -> None:
+        if room is not None:
+            try:
+                os.write(room.members, b"%d" % pid)
+            except OSError:
+                return  # it has ended already
+
+    def give(self, room: Room | None) -> None:
+        if room is not None:
+            self._free.append(room)
+
+    def close(self) -> None:
+        """Nobody is in them any more."""
+        for room in self._free:
+            os.close(room.members)
+        self._free.clear()
+        if self._base:
+            _remove(self._base)
+
+    def _make(self) -> Room:
+        self._made += 1
+        return Room(f"{self._base}/{self._made}", self._memory)
+
+    def _set_cpu(self, room: Room, cpu: int) -> None:
+        quota = max(LEAST_QUOTA, cpu * PERIOD // 1000) if cpu else 0
+        if self._version == 2:
+            _put(room.path + "/cpu.max", f"{quota or 'max'} {PERIOD}")
+        else:
+            _put(room.path + "/cpu.cfs_quota_us", str(quota or -1))
+        room.cpu = cpu
+
+    def _prepare(self, version: int, base: str, memory: bool) -> bool:
+        try:
+            _remove(base)
+            os.mkdir(base, 0o755)
+            if version == 2:
+                wanted = "+cpu +memory" if memory else "+cpu"
+                _put(os.path.dirname(base) + "/cgroup.subtree_control", wanted)
+                _put(base + "/cgroup.subtree_control", wanted)
+            room = Room(f"{base}/0", memory)
+            self._base, self._version = base, version
+            self._set_cpu(room, 1000)
+        except OSError:
+            self._base = ""
+            _remove(base)
+            return False
+        self._free.append(room)
+        return True
+
+
+def _candidates() -> Iterator[tuple[int, str, bool]]:
+    """Where cgroups of ours could be: the version, the directory, and whether they would limit memory too."""
+    mounts: dict[str, str] = {}
+    with open("/proc/self/mountinfo") as file:
+        for line in file:
+            left, _, right = line.partition(" - ")
+            kind, _, options = right.split(" ", 2)
+            if kind == "cgroup2":
+                mounts[""] = left.split(" ")[4]
+            elif kind == "cgroup":
+                mounts.update((name, left.split(" ")[4]) for name in options.strip().split(","))
+    with open("/proc/self/cgroup") as file:
+        own = {names: path for _, names, path in (line.rstrip("\n").split(":", 2) for line in file)}
+    if "" in mounts and "" in own:
+        here = mounts[""] + own[""].rstrip("/")
+        # A unit whose processes stand in a group of their own leaves the one above it to us.
+        for path in (here, os.path.dirname(here)):
+            try:
+                with open(path + "/cgroup.controllers") as file:
+                    controllers = file.read().split()
+            except OSError:
+                continue
+            if "cpu" in controllers:
+                yield 2, path, "memory" in controllers
+    for names, path in own.items():
+        # Memory stays watched: to move a process between its groups there is slow and goes wrong easily.
+        if "cpu" in names.split(",") and "cpu" in mounts:
+            yield 1, mounts["cpu"] + path.rstrip("/"), False
+
+
+def _put(path: str, value: str) -> None:
+    fd = os.open(path, os.O_WRONLY)
+    try:
+        os.write(fd, value.encode())
+    finally:
+        os.close(fd)
+
+
+def _remove(base: str) -> None:
+    try:
+        for name in os.listdir(base):
+            if os.path.isdir(f"{base}/{name}"):
+                os.rmdir(f"{base}/{name}")
+        os.rmdir(base)
+    except OSError:
+        return  # there is none, or somebody is still in it

@@ -1,0 +1,233 @@
+"""The spawner's loop: one socket for the agent, one pipe for signals, a few timers.
+
+`python -S -E -c '…main(DIRECTORY)'`. The directory has the lock, the socket, the ledger and the id of the spawner.
+"""
+
+from __future__ import annotations
+
+import _socket
+import fcntl
+import gc
+import os
+import select
+import signal
+import sys
+from time import monotonic, time
+
+from fairlead.agent.spawner.frames import Unpacker, pack
+from fairlead.agent.spawner.ledger import Ledger
+from fairlead.agent.spawner.limits import Limits
+from fairlead.agent.spawner.processes import left_over, signal_all
+from fairlead.agent.spawner.tasks import NEVER, Tasks
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+STARTS = 8
+"""So many tasks are started before the spawner looks whether anything else is to be done."""
+GATHER = 0.005
+"""Seconds between two messages to the agent while it is busy; an idle spawner speaks at once."""
+IDLE = 10.0
+"""Seconds after which a spawner without an agent and without tasks ends."""
+READ = 1 << 18
+MOST_UNSENT = 64 << 20
+
+
+class Spawner:
+    def __init__(self, directory: str, mark: str) -> None:
+        ledger = Ledger(directory + "/ledger")
+        _end_left_over(ledger, mark)
+        ledger.rewrite()
+        self._limits = Limits(mark.rstrip(":"))
+        self._tasks = Tasks(ledger, self._limits, mark)
+        self._tasks.note()
+        self._directory = directory
+        self._poll = select.poll()
+        self._signals = _wake_on_signals()
+        self._poll.register(self._signals, select.POLLIN)
+        self._listener = _listen(directory)
+        self._poll.register(self._listener, select.POLLIN)
+        self._agent: Any = None
+        self._incoming = Unpacker()
+        self._unsent = b""
+        self._sent_at = 0.0
+        self._term_at = NEVER
+        self._kill_at = NEVER
+        self._idle_since = monotonic()
+        self._quits = False
+
+    def run(self) -> None:
+        tasks = self._tasks
+        while not self._quits or tasks.at_work:
+            for fd, _ in self._poll.poll(self._timeout()):
+                if fd == self._signals:
+                    os.read(fd, 4096)
+                    tasks.reap()
+                elif fd == self._listener.fileno():
+                    self._accept()
+                else:
+                    self._receive()
+            tasks.start(STARTS)
+            self._keep_lease()
+            tasks.tick()
+            tasks.note()
+            self._tell()
+            if self._is_idle():
+                break
+        self._limits.close()
+        os.unlink(self._directory + "/socket")
+
+    def _timeout(self) -> int:
+        """How many milliseconds to sleep; poll rounds down, so one more."""
+        if self._tasks.starting:
+            return 0
+        now = monotonic()
+        due = min(self._tasks.next_due, self._term_at, self._kill_at)
+        if self._agent is None:
+            due = min(due, now + 1.0)
+        elif self._tasks.started or self._tasks.ended or self._unsent:
+            due = min(due, self._sent_at + GATHER)
+        return max(0, min(60_000, int((due - now) * 1000) + 1)) if due != NEVER else 60_000
+
+    def _is_idle(self) -> bool:
+        if self._agent is not None or self._tasks.known:
+            self._idle_since = monotonic()
+            return False
+        return monotonic() - self._idle_since > IDLE
+
+    def _keep_lease(self) -> None:
+        """Without an answer from the server tasks are stopped in time, also when the agent is gone."""
+        now = monotonic()
+        if now >= self._term_at:
+            self._tasks.stop_all(max(0.0, self._kill_at - now), "lease")
+            self._term_at = NEVER
+        if now >= self._kill_at:
+            self._tasks.stop_all(0.0, "lease")
+            self._kill_at = now + 1.0 if self._tasks.known else NEVER
+
+    # -- the agent -----------------------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        fd, _ = self._listener._accept()  # type: ignore[attr-defined]  # what socket.accept is made of
+        self._drop()  # a new agent takes the place of an old one
+        self._agent = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, fd)
+        self._agent.setblocking(False)
+        self._poll.register(fd, select.POLLIN)
+        self._incoming = Unpacker()
+        tasks = self._tasks
+        tasks.started.clear()
+        tasks.ended.clear()
+        known = [(each.meta, each.index, each.chain, each.state, each.result) for each in tasks.known.values()]
+        self._unsent = pack(("state", known, self._limits.note))
+        self._send()
+
+    def _drop(self) -> None:
+        if self._agent is not None:
+            self._poll.unregister(self._agent.fileno())
+            self._agent.close()
+            self._agent = None
+        self._unsent = b""
+
+    def _receive(self) -> None:
+        agent = self._agent
+        if agent is None:
+            return
+        try:
+            data = agent.recv(READ)
+        except BlockingIOError:
+            if self._unsent:
+                self._send()
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._drop()
+            return
+        for message in self._incoming.feed(data):
+            self._heed(*message)
+        if self._unsent:
+            self._send()
+
+    def _heed(self, what: str, *rest: Any) -> None:
+        tasks = self._tasks
+        if what == "launch":
+            tasks.launch(*rest)
+        elif what == "stop":
+            tasks.stop(*rest)
+        elif what == "return":
+            tasks.give_back(*rest)
+        elif what == "confirm":
+            tasks.confirm(*rest)
+        elif what == "lease":
+            self._term_at, self._kill_at = rest
+        elif what == "end":
+            tasks.stop_all(rest[0], "stop")
+            self._quits = True
+
+    def _tell(self) -> None:
+        """What is new, at most once in a while."""
+        tasks = self._tasks
+        if self._agent is None or not (tasks.started or tasks.ended or self._unsent):
+            return
+        now = monotonic()
+        if now - self._sent_at < GATHER or len(self._unsent) > MOST_UNSENT:
+            return
+        self._sent_at = now
+        if tasks.started or tasks.ended:
+            self._unsent += pack(("events", tasks.started, tasks.ended))
+            tasks.started.clear()
+            tasks.ended.clear()
+        self._send()
+
+    def _send(self) -> None:
+        try:
+            while self._unsent:
+                self._unsent = self._unsent[self._agent.send(self._unsent) :]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._drop()
+
+
+def _end_left_over(ledger: Ledger, mark: str) -> None:
+    """Nobody can say any more how the tasks of an earlier spawner end. They must be gone before others start."""
+    while pids := left_over(mark, ledger.pids.values(), ledger.written, time()):
+        signal_all(pids, signal.SIGKILL)
+        select.select((), (), (), 0.01)
+
+
+def _wake_on_signals() -> int:
+    reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # tasks go on; what ends the agent does not end them
+    return reader
+
+
+def _listen(directory: str) -> _socket.socket:
+    listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    # The path of a socket must be short, and that of a directory may be long.
+    folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    if os.path.lexists(directory + "/socket"):
+        os.unlink(directory + "/socket")
+    before = os.umask(0o177)
+    listener.bind(f"/proc/self/fd/{folder}/socket")
+    os.umask(before)
+    os.close(folder)
+    listener.listen(4)
+    listener.setblocking(False)
+    return listener
+
+
+def main(directory: str, mark: str) -> int:
+    lock = os.open(directory + "/lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print(f"another spawner has {directory}", file=sys.stderr)
+        return 3
+    gc.disable()
+    Spawner(directory, mark).run()
+    return 0

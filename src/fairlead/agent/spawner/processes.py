@@ -1,0 +1,114 @@
+"""Which processes belong to a task: those of its session, their children, and whoever carries its mark.
+
+Every task is started with its name in the environment, which its children inherit, wherever they go.
+"""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+MARK = "FAIRLEAD_TASK"
+TICKS = os.sysconf("SC_CLK_TCK")
+PAGE = os.sysconf("SC_PAGE_SIZE")
+SLACK = 0.1
+"""Seconds by which two of the clocks of a machine may differ."""
+
+
+class Process:
+    __slots__ = ("alive", "parent", "pid", "resident", "session", "started")
+
+    def __init__(self, pid: int, stat: bytes) -> None:
+        # The name in parentheses may hold anything, parentheses too.
+        fields = stat[stat.rindex(b")") + 2 :].split()
+        self.pid = pid
+        self.alive = fields[0] not in (b"Z", b"X")
+        self.parent = int(fields[1])
+        self.session = int(fields[3])
+        self.started = int(fields[19]) / TICKS
+        """In seconds since the machine started."""
+        self.resident = int(fields[21]) * PAGE
+
+
+def all_processes() -> dict[int, Process]:
+    found: dict[int, Process] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb", 0) as file:
+                    found[int(name)] = Process(int(name), file.read(2048))
+            except OSError:
+                continue  # it has ended meanwhile
+    return found
+
+
+def mark_of(pid: int) -> str:
+    """The task that a process says it belongs to, or nothing."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb", 0) as file:
+            data = file.read()
+    except OSError:
+        return ""
+    wanted = MARK.encode() + b"="
+    for entry in data.split(b"\0"):
+        if entry.startswith(wanted):
+            return entry[len(wanted) :].decode("utf-8", "replace")
+    return ""
+
+
+def owners(tasks: dict[int, str], processes: dict[int, Process], root: int) -> dict[int, int]:
+    """Process → the task it belongs to, for all below `root`; tasks are given as their first process → their mark.
+
+    A task that has ended may be among them: the number of its session is taken as long as somebody is in it.
+    """
+    children: dict[int, list[int]] = {}
+    for each in processes.values():
+        children.setdefault(each.parent, []).append(each.pid)
+    by_mark = {mark: pid for pid, mark in tasks.items()}
+    found: dict[int, int] = {}
+    stack = [(pid, 0) for pid in children.get(root, ())]
+    while stack:
+        pid, above = stack.pop()
+        session = processes[pid].session
+        owner = session if session in tasks else above or by_mark.get(mark_of(pid), 0)
+        if owner:
+            found[pid] = owner
+        stack += [(child, owner) for child in children.get(pid, ())]
+    return found
+
+
+def left_over(mark: str, sessions: Iterable[int], written: float, now: float) -> list[int]:
+    """What an earlier spawner has left behind: whoever carries its mark, and the sessions it is known to have made.
+
+    The number of a session may have been given to somebody else since `written`, when the spawner noted it last: then
+    nobody in it is older than that.
+    """
+    processes = all_processes()
+    del processes[os.getpid()]
+    with open("/proc/uptime", "rb") as file:
+        booted = now - float(file.read().split()[0])
+    known = set(sessions)
+    ours = {
+        each.session
+        for each in processes.values()
+        if each.session in known and booted + each.started <= written + SLACK
+    }
+    found = [
+        each.pid
+        for each in processes.values()
+        if each.alive and (each.session in ours or mark_of(each.pid).startswith(mark))
+    ]
+    return found
+
+
+def signal_all(pids: Iterable[int], number: int) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
+        except PermissionError:
+            continue  # it took another identity; only its own user or root may end it

@@ -1,0 +1,101 @@
+"""The seams of an engine: what the control plane gives it and asks of it, and a connection as it sees one."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from fairlead.core.commands import AnyCommand
+from fairlead.core.effects import ForNode
+from fairlead.core.state import Partition
+
+Result = TypeVar("Result")
+
+
+class Busy(Exception):
+    """There is no place in the inbox now: offer it again in a moment."""
+
+
+class Desk(Protocol):
+    """One partition's writer, as an engine may use it while that writer reigns. It belongs to one asyncio loop."""
+
+    @property
+    def epoch(self) -> int: ...
+
+    @property
+    def partition(self) -> Partition:
+        """The state. It may be looked at within `Engine.begin` and `Engine.dispatch` only, which come between turns."""
+
+    def offer(self, command: AnyCommand) -> Awaitable[object]:
+        """Take a command. What comes is an `Accepted` or `Rejected`, or anything else if the writer ended before.
+
+        Raises `Busy` if it was not taken.
+        """
+
+    async def read(self, look: Callable[[Partition], Result]) -> Result:
+        """Look at the state between two turns. All effects of earlier turns have been dispatched, and none of later
+        ones is before whoever awaits this has had the result. It holds up the writer, so it must be quick."""
+
+
+class Engine(Protocol):
+    """Where tasks run. All calls come from one asyncio loop."""
+
+    def begin(self, partition: str, desk: Desk) -> None:
+        """A writer took the partition over."""
+
+    def dispatch(self, partition: str, messages: Sequence[ForNode]) -> None:
+        """Tell nodes what to start and to stop. Quick, and never raises."""
+
+    def end(self, partition: str) -> None:
+        """Nobody writes the partition any more, or not for a while."""
+
+
+class Closed(Exception):
+    """The other end of a connection is gone."""
+
+
+class Connection(Protocol):
+    """A WebSocket as an engine sees it: whole binary messages."""
+
+    async def send(self, data: bytes) -> None:
+        """Raises `Closed` if that cannot be."""
+
+    async def recv(self) -> bytes:
+        """The next message. Raises `Closed` when there is none any more."""
+
+    async def close(self, code: int, reason: str) -> None:
+        """Close it, with a code of RFC 6455. Closing twice is fine."""
+
+
+class Peer(msgspec.Struct, frozen=True):
+    """Who is at the other end of a connection, as its token says."""
+
+    node: str = ""
+    """The only node it may speak for; empty for any."""
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """What one task used, for whoever keeps history. Times are in microseconds."""
+
+    partition: str
+    node: str
+    job: str
+    number: int
+    stage: str
+    index: int
+    attempt: int
+    state: str
+    exit_code: int | None
+    signal: int
+    ran: int
+    cpu: int
+    memory: int
+
+
+Secrets = Callable[[str, tuple[str, ...]], dict[str, str]]
+"""A user and names of secrets → their values, asked for each launch when it is sent."""
+
+Log = Callable[[str, dict[str, Any]], None]
+"""An event by name, with its particulars. Never what a user keeps secret."""

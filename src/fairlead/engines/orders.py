@@ -1,0 +1,160 @@
+"""From effects to orders for an agent, with what only the state knows: specifications, users and gangs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from fairlead.core import effects
+from fairlead.core.changes import NodeSpec
+from fairlead.core.documents import parse_node
+from fairlead.core.effects import ForNode
+from fairlead.core.model import Job, Stage
+from fairlead.core.outcomes import live_of
+from fairlead.core.ranges import Flat, Ranges, indices
+from fairlead.core.resources import CPU, MEMORY
+from fairlead.core.state import Partition
+from fairlead.engines.base import Secrets
+from fairlead.wire.agent import Gang, Hello, Launch, Place, Spec, Stop, Tasks, Work
+
+FIRST_PORT, PORTS = 20_000, 6_000
+"""Where gangs meet: below what systems give out by themselves."""
+
+Address = Callable[[str], str]
+"""A node's name → where it is reached."""
+
+
+class Orders:
+    """Turns messages to nodes of one partition into work for their agents."""
+
+    def __init__(self, epoch: int, address: Address, secrets: Secrets) -> None:
+        self._epoch = epoch
+        self._address = address
+        self._secrets = secrets
+
+    def work(self, p: Partition, message: ForNode, gangs: dict[int, Gang], standing: bool = False) -> Work:
+        """`gangs` keeps those that were worked out already, by the `id` of their first stage."""
+        specs: list[Spec] = []
+        known: dict[tuple[int, str], int] = {}
+        launches: list[Launch] = []
+        for each in message.launches:
+            job = p.jobs.get(each.job)
+            stage = job.stage(each.stage) if job is not None and job.number == each.number else None
+            if job is None or stage is None:
+                continue  # it went in the same cycle
+            at = known.get((each.number, each.stage))
+            if at is None:
+                at = known[each.number, each.stage] = len(specs)
+                specs.append(self._spec(job, stage))
+            launch = Launch(
+                _tasks(each),
+                at,
+                each.devices,
+                each.chain,
+                each.rooms,
+                self._gang(p, stage, gangs) if _is_gang(stage) else None,
+            )
+            if launches and _alike(launches[-1], launch):
+                launches[-1] = _joined(launches[-1], launch)
+            else:
+                launches.append(launch)
+        stops = tuple(Stop(_tasks(each), each.cause) for each in message.stops)
+        return Work(self._epoch, tuple(specs), tuple(launches), stops, standing)
+
+    def _spec(self, job: Job, stage: Stage) -> Spec:
+        spec = stage.spec
+        needs = dict(spec.resources)
+        values = self._secrets(job.spec.user, tuple(name for _, name in spec.secrets)) if spec.secrets else {}
+        return Spec(
+            spec.command,
+            spec.environment,
+            spec.directory,
+            needs.get(CPU, 0),
+            needs.get(MEMORY, 0),
+            tuple((variable, values[name]) for variable, name in spec.secrets if name in values),
+        )
+
+    def _gang(self, p: Partition, stage: Stage, gangs: dict[int, Gang]) -> Gang:
+        """Ranks go by stage and index, so that one who comes in another's place has its rank."""
+        stages = stage.gang()
+        whole = gangs.get(id(stages[0]))
+        if whole is None:
+            places: dict[int, list[int]] = {}
+            first = 0
+            for each in stages:
+                for allocation in live_of(each):
+                    if allocation.state != "stopping":
+                        ranks = (first + index for index in indices(allocation.indices))
+                        places.setdefault(allocation.node, []).extend(ranks)
+                first += each.count
+            port = FIRST_PORT + 2 * ((stage.job.number * 31 + stages[0].position) % PORTS)
+            whole = gangs[id(stages[0])] = Gang(first, 0, port, tuple(self._places(p, places)))
+        before = sum(each.count for each in stages[: stages.index(stage)])
+        return msgspec.structs.replace(whole, first=before) if before else whole
+
+    def _places(self, p: Partition, places: dict[int, list[int]]) -> Iterable[Place]:
+        for join, ranks in sorted(places.items(), key=lambda item: min(item[1])):
+            name = p.nodes.name[p.nodes.rows[join]]
+            yield Place(name, self._address(name), Ranges.from_indices(ranks).flat())
+
+
+def _is_gang(stage: Stage) -> bool:
+    return stage.job.whole or stage.min > 1
+
+
+def _tasks(of: effects.Launch | effects.Stop) -> Tasks:
+    return Tasks(of.job, of.number, of.stage, of.attempt, of.indices)
+
+
+def _alike(one: Launch, other: Launch) -> bool:
+    """Whether two launches can be one. An array that is placed task by task has many of these."""
+    a, b = one.tasks, other.tasks
+    return (
+        (a.number, a.stage, a.attempt, one.chain, one.rooms) == (b.number, b.stage, b.attempt, other.chain, other.rooms)
+        and not one.devices
+        and not other.devices
+        and one.gang is None
+        and a.indices[-1] <= b.indices[0]
+    )
+
+
+def _joined(one: Launch, other: Launch) -> Launch:
+    return msgspec.structs.replace(
+        one, tasks=msgspec.structs.replace(one.tasks, indices=join(one.tasks.indices, other.tasks.indices))
+    )
+
+
+def join(a: Flat, b: Flat) -> Flat:
+    """Two sets of which all of the second lies behind the first."""
+    return (*a[:-1], *b[1:]) if a[-1] == b[0] else a + b
+
+
+def node_of(hello: Hello) -> tuple[str, NodeSpec]:
+    """What an agent says of its node. Raises `Refused`, as for any document."""
+    document: dict[str, object] = {"name": hello.node, "resources": hello.resources, "labels": hello.labels}
+    if hello.taints:
+        document["taints"] = list(hello.taints)
+    if hello.pool:
+        document["pool"] = hello.pool
+    return parse_node(document)
+
+
+class Booked(msgspec.Struct, frozen=True):
+    """Tasks that the state has on a node, as its agent is to be asked about them."""
+
+    tasks: Tasks
+    state: str
+
+
+def booked(p: Partition, node: str) -> list[Booked]:
+    """What is on a node, as the state has it."""
+    known = p.nodes.find(node)
+    if known is None:
+        return []
+    allocations = p.nodes.allocations[p.nodes.rows[known]]
+    return [
+        Booked(Tasks(each.stage.job.id, each.stage.job.number, each.stage.name, each.attempt, each.indices), each.state)
+        for _, each in sorted(allocations.items())
+        if not each.stage.job.manager
+    ]

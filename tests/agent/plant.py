@@ -1,0 +1,217 @@
+"""A small plant for tests: a real writer on a real journal, the hub, and a WebSocket server on 127.0.0.1."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
+
+from fairlead.core.commands import Accepted, AnyCommand, Configure, Kill, Rejected, Submit
+from fairlead.core.config import parse_config
+from fairlead.core.documents import parse_job
+from fairlead.core.effects import ForNode
+from fairlead.core.model import Job
+from fairlead.core.state import Partition
+from fairlead.engines.agents import Agents
+from fairlead.engines.base import Busy, Closed, Ended, Peer
+from fairlead.journal import SqliteJournal
+from fairlead.wire.agent import MOST_BYTES
+from fairlead.writer.inbox import Full, Inbox
+from fairlead.writer.live import LiveWriter, Turns
+from fairlead.writer.loop import Writer
+
+Result = TypeVar("Result")
+PARTITION = "default"
+SECONDS = 60.0  # no story may take longer; none depends on it
+
+
+class Socket:
+    """A server's WebSocket as the hub sees one."""
+
+    def __init__(self, connection: ServerConnection) -> None:
+        self._connection = connection
+
+    async def send(self, data: bytes) -> None:
+        try:
+            await self._connection.send(data)
+        except ConnectionClosed:
+            raise Closed from None
+
+    async def recv(self) -> bytes:
+        try:
+            data = await self._connection.recv()
+        except ConnectionClosed:
+            raise Closed from None
+        return data if isinstance(data, bytes) else data.encode()
+
+    async def close(self, code: int, reason: str) -> None:
+        await self._connection.close(code, reason)
+
+
+class Plant:
+    def __init__(self, path: Path, settings: dict[str, Any], **hub: Any) -> None:
+        self.ended: list[Ended] = []
+        self.log: list[tuple[str, dict[str, Any]]] = []
+        self.hub = Agents(log=lambda event, fields: self.log.append((event, fields)), ended=self.ended.append, **hub)
+        self.url = ""
+        self.peer = Peer()
+        self._journal = SqliteJournal(path, synchronous="off")
+        self._writer = Writer(self._journal, PARTITION)
+        self._turns = Turns()
+        self._live = LiveWriter(self._writer, Inbox(), self._dispatch, lambda cycle: None, turns=self._turns)
+        self._settings = settings
+
+    # -- as a desk -----------------------------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        return self._writer.epoch
+
+    @property
+    def partition(self) -> Partition:
+        return self._writer.partition
+
+    def offer(self, command: AnyCommand) -> Awaitable[object]:
+        try:
+            return self._live.offer(command)
+        except Full as full:
+            raise Busy(str(full)) from None
+
+    async def read(self, look: Callable[[Partition], Result]) -> Result:
+        async with self._turns.lock:
+            return look(self.partition)
+
+    def _dispatch(self, effects: Any) -> None:
+        self.hub.dispatch(PARTITION, [each for each in effects if isinstance(each, ForNode)])
+
+    # -- for tests -----------------------------------------------------------------------------------------------
+
+    async def ask(self, command: AnyCommand) -> Accepted:
+        answer = await self.offer(command)
+        assert isinstance(answer, Accepted), answer
+        return answer
+
+    async def submit(self, command: list[str], **stage: Any) -> str:
+        job = {"user": "ann", "stages": [{"command": command, "resources": {"cpu": 0.001}, **stage}]}
+        return (await self.ask(Submit(spec=parse_job(job), user="ann"))).job
+
+    async def kill(self, job: str) -> None:
+        await self.ask(Kill(job=job, user="ann"))
+
+    async def job(self, job: str, look: Callable[[Job], Result]) -> Result:
+        return await self.read(lambda p: look(p.jobs[job]))
+
+    async def until(self, true: Callable[[Partition], Any], what: str = "") -> None:
+        """Wait for something to be so."""
+        async with asyncio.timeout(SECONDS):
+            while not await self.read(true):
+                await asyncio.sleep(0.01)
+
+    async def over(self, job: str) -> str:
+        await self.until(lambda p: p.jobs[job].over and not p.jobs[job].allocations, f"{job} is over")
+        return await self.job(job, lambda each: each.state)
+
+    async def ends(self, many: int, state: str = "succeeded") -> list[int]:
+        """The indices of that many tasks that ended so; it is told after it is durable."""
+        while len(found := [each.index for each in self.ended if each.state == state]) < many:
+            await asyncio.sleep(0.01)
+        return sorted(found)
+
+    @asynccontextmanager
+    async def at_work(self) -> AsyncIterator[Plant]:
+        config = parse_config({"partitions": {PARTITION: self._settings}})[PARTITION]
+        running = asyncio.create_task(self._live.run())
+        if self.partition.config_version == 0:
+            await self.ask(Configure(config=config, version=1, operator=True))
+        self.hub.begin(PARTITION, self)
+
+        async def handle(connection: ServerConnection) -> None:
+            await self.hub.serve(PARTITION, Socket(connection), self.peer)
+
+        async with serve(handle, "127.0.0.1", 0, compression=None, max_size=MOST_BYTES) as server:
+            self.url = f"http://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}"
+            try:
+                yield self
+            finally:
+                self.hub.end(PARTITION)
+                await self._live.close()
+                await running
+                await self._turns.alone(self._journal.close)
+                self._turns.close()
+
+
+class Machine:
+    """An agent as a process of its own, with its spawners, which can be killed."""
+
+    def __init__(self, directory: Path, url: str, *options: str) -> None:
+        self.directory = directory
+        self.url = url
+        self.options = options
+        self.process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        self.process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-c",
+            "from fairlead.cli import main; main()",
+            "agent",
+            f"--join={self.url}",
+            f"--directory={self.directory}",
+            "--name=n1",
+            *self.options,
+            stderr=open(self.directory.parent / "agent.log", "ab"),  # noqa: SIM115
+        )
+
+    async def kill(self, number: int = signal.SIGKILL) -> None:
+        if self.process is not None:
+            with suppress(ProcessLookupError):
+                self.process.send_signal(number)
+            await self.process.wait()
+            self.process = None
+
+    def spawners(self) -> list[int]:
+        """The processes of the spawners, without their tasks."""
+        found = []
+        for each in psutil.process_iter():
+            with suppress(psutil.Error):
+                if str(self.directory) in " ".join(each.cmdline()) and "fairlead.agent.spawner" in " ".join(
+                    each.cmdline()
+                ):
+                    found.append(each.pid)
+        return found
+
+    def kill_spawners(self, which: slice = slice(None)) -> None:
+        for pid in sorted(self.spawners())[which]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    async def clear(self) -> None:
+        """End the agent, its tasks and its spawners."""
+        from fairlead.agent.link import end_all
+
+        await self.kill()
+        await asyncio.to_thread(end_all, self.directory, 0.0)
+
+
+@asynccontextmanager
+async def machine(directory: Path, url: str, *options: str) -> AsyncIterator[Machine]:
+    one = Machine(directory, url, *options)
+    await one.start()
+    try:
+        yield one
+    finally:
+        await one.clear()
+
+
+def rejected(answer: object) -> Rejected:
+    assert isinstance(answer, Rejected), answer
+    return answer

@@ -1,0 +1,196 @@
+"""An agent and its spawners as real processes, under the real hub and writer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from fairlead.core.commands import MoveNode
+from fairlead.core.model import Stage
+from fairlead.wire.agent import LogRequest
+from tests.agent.plant import PARTITION, SECONDS, Machine, Plant, machine
+
+SHORT = {"heartbeat": "100ms", "preempt_grace": "300ms"}
+
+Story = Callable[[Plant, Machine, Path], Coroutine[Any, Any, None]]
+
+
+@asynccontextmanager
+async def plant_with_agent(path: Path, *options: str, **settings: Any) -> AsyncIterator[tuple[Plant, Machine]]:
+    async with (
+        Plant(path / "journal", {**SHORT, **settings}).at_work() as plant,
+        machine(path / "agent", plant.url, "--resource=cpu=8", "--resource=memory=8Gi", *options) as one,
+    ):
+        yield plant, one
+
+
+def tell(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def in_time() -> None:
+        async with asyncio.timeout(SECONDS):
+            await story()
+
+    asyncio.run(in_time())
+
+
+def stage_of(plant: Plant, job: str) -> Stage:
+    return plant.partition.jobs[job].stages[0]
+
+
+async def log_of(plant: Plant, job: str, stream: Any = "out", index: int = 0, attempt: int = 1) -> str:
+    number = await plant.job(job, lambda each: each.number)
+    asked = LogRequest(0, number, "main", index, attempt, stream)
+    return b"".join([part.data async for part in plant.hub.log(PARTITION, "n1", asked)]).decode()
+
+
+def test_a_task_runs_and_is_reported(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with plant_with_agent(tmp_path) as (plant, _):
+            job = await plant.submit(
+                ["sh", "-c", "echo $FAIRLEAD_JOB $FAIRLEAD_INDEX; echo bad >&2; pwd"], directory="/tmp"
+            )
+            assert await plant.over(job) == "succeeded"
+            assert await log_of(plant, job) == f"{job} 0\n/tmp\n"
+            assert await log_of(plant, job, "err") == "bad\n"
+            await plant.ends(1)
+            (ended,) = plant.ended
+            assert (ended.state, ended.exit_code, ended.signal) == ("succeeded", 0, 0)
+            assert ended.ran > 0 and ended.cpu > 0 and ended.memory > 0
+
+    tell(story)
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "reason"),
+    [
+        (["sh", "-c", "exit 3"], 3, "exit code 3"),
+        (["sh", "-c", "kill -9 $$"], 137, "ended by SIGKILL"),
+        (["no-such-program"], 127, "command not found: no-such-program"),
+        (["/etc/passwd"], 126, "/etc/passwd: Permission denied"),
+    ],
+)
+def test_a_task_that_fails_says_why(tmp_path: Path, command: list[str], code: int, reason: str) -> None:
+    async def story() -> None:
+        async with plant_with_agent(tmp_path) as (plant, _):
+            job = await plant.submit(command)
+            assert await plant.over(job) == "failed"
+            past = stage_of(plant, job).past(0)
+            assert (past.exit_code, past.reason) == (code, reason)
+
+    tell(story)
+
+
+def test_an_array_runs_in_chains(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with plant_with_agent(tmp_path) as (plant, _):
+            job = await plant.submit(["true"], count=500, min=1, resources={"cpu": 2})
+            assert await plant.over(job) == "succeeded"
+            assert await plant.ends(500) == list(range(500))
+
+    tell(story)
+
+
+def test_a_killed_job_leaves_no_process(tmp_path: Path) -> None:
+    """The task ignores TERM and has a child in a session of its own."""
+    file = tmp_path / "pids"
+    script = f"trap '' TERM; setsid sleep 1000 & echo $! >{file}; echo $$ >>{file}; while :; do sleep 1000; done"
+
+    async def story() -> None:
+        async with plant_with_agent(tmp_path) as (plant, _):
+            job = await plant.submit(["sh", "-c", script])
+            while not file.exists() or len(file.read_text().split()) < 2:
+                await asyncio.sleep(0.01)
+            await plant.kill(job)
+            assert await plant.over(job) == "killed"
+            assert not any(map(psutil.pid_exists, map(int, file.read_text().split())))
+
+    tell(story)
+
+
+def test_what_a_task_leaves_behind_ends_with_it(tmp_path: Path) -> None:
+    file = tmp_path / "pids"
+    script = f"sleep 1000 & echo $! >{file}; setsid sleep 1000 & echo $! >>{file}"
+
+    async def story() -> None:
+        async with plant_with_agent(tmp_path) as (plant, _):
+            job = await plant.submit(["sh", "-c", script])
+            assert await plant.over(job) == "succeeded"
+            pids = list(map(int, file.read_text().split()))
+            while any(map(psutil.pid_exists, pids)):
+                await asyncio.sleep(0.01)
+
+    tell(story)
+
+
+def test_a_task_over_its_memory_is_ended(tmp_path: Path) -> None:
+    script = "x = bytearray(200 << 20); import time; time.sleep(1000)"
+
+    async def story() -> None:
+        async with plant_with_agent(tmp_path) as (plant, _):
+            job = await plant.submit(["python3", "-c", script], resources={"cpu": 1, "memory": "64Mi"})
+            assert await plant.over(job) == "failed"
+            assert "its limit is 64 MiB" in stage_of(plant, job).past(0).reason
+
+    tell(story)
+
+
+def test_a_gang_knows_itself(tmp_path: Path) -> None:
+    names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT FAIRLEAD_PEERS NODE_RANK".split()
+    script = f"import os, json; print(json.dumps([os.environ[name] for name in {names}]))"
+
+    async def story() -> None:
+        async with plant_with_agent(tmp_path) as (plant, _):
+            job = await plant.submit(["python3", "-c", script], count=3)
+            assert await plant.over(job) == "succeeded"
+            for index in range(3):
+                found = dict(zip(names, json.loads(await log_of(plant, job, index=index)), strict=True))
+                assert 20_000 <= int(found.pop("MASTER_PORT")) < 32_000
+                assert found == {
+                    "RANK": str(index),
+                    "WORLD_SIZE": "3",
+                    "LOCAL_RANK": str(index),
+                    "LOCAL_WORLD_SIZE": "3",
+                    "MASTER_ADDR": "127.0.0.1",
+                    "FAIRLEAD_PEERS": "127.0.0.1,127.0.0.1,127.0.0.1",
+                    "NODE_RANK": "0",
+                }
+
+    tell(story)
+
+
+def test_a_log_is_followed_while_it_grows(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+
+    async def story() -> None:
+        async with plant_with_agent(tmp_path) as (plant, _):
+            job = await plant.submit(["sh", "-c", f"echo one; while ! [ -e {go} ]; do sleep 0.01; done; echo two"])
+            await plant.until(lambda p: p.jobs[job].stages[0].live)
+            number = await plant.job(job, lambda each: each.number)
+            text = b""
+            async for part in plant.hub.log(PARTITION, "n1", LogRequest(0, number, "main", 0, 1, follow=True)):
+                text += part.data
+                if text == b"one\n":
+                    go.touch()
+            assert text == b"one\ntwo\n"
+
+    tell(story)
+
+
+def test_drained_nodes_return_what_has_not_started(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with plant_with_agent(tmp_path) as (plant, _):
+            job = await plant.submit(["true"], count=3000, min=1, resources={"cpu": 4})
+            await plant.until(lambda p: p.chains)
+            await plant.ask(MoveNode(name="n1", action="drain", operator=True))
+            await plant.until(lambda p: not p.allocations)
+            await plant.ask(MoveNode(name="n1", action="enable", operator=True))
+            assert await plant.over(job) == "succeeded"
+            assert await plant.ends(3000) == list(range(3000))
+
+    tell(story)
