@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "engines": ("core", "wire"),
     "pools": ("core", "wire"),
     "writer": BELOW_WRITER,
-    "api": ("writer", "wire", *BELOW_WRITER),
+    "api": ("writer", "wire", "journal.past", *BELOW_WRITER),
     "sim": ("writer", *BELOW_WRITER),
     "agent": ("wire",),
     "client": ("wire",),

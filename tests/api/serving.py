@@ -27,6 +27,8 @@ from fairlead.core.documents import parse_node
 from fairlead.core.effects import ForNode, Launch
 from fairlead.engines.agents import Agents
 from fairlead.journal import Journal, SqliteJournal
+from fairlead.journal.history import History
+from fairlead.journal.past import Past
 from fairlead.views.metrics import Metrics
 from fairlead.wire.api import Role
 
@@ -126,9 +128,13 @@ class Serving:
     async def _main(self) -> None:
         self._closing = asyncio.Event()
         metrics = Metrics()
-        self.control = Control(self._open, self.orders, [metrics], self._config, note=self.notes.append)
+        self.history = History(self.folder / "history")
+        observers = [metrics, Past(self.history)]
+        self.control = Control(self._open, self.orders, observers, self._config, note=self.notes.append)
         await self.control.start()
-        self.site = Site(self.control, self.orders, self.tokens, metrics.text, self._bounds, "test", self._fault)
+        self.site = Site(
+            self.control, self.orders, self.history, self.tokens, metrics.text, self._bounds, "test", self._fault
+        )
         listening = listen("127.0.0.1", 0)
         self.port = listening.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
@@ -141,6 +147,7 @@ class Serving:
         http.should_exit = True
         await serving
         await self.control.close()
+        self.history.close()
 
     def _fault(self, error: Exception) -> None:
         traceback.print_exception(error)

@@ -16,8 +16,8 @@ from tests.api.serving import JOB, Serving, serving, submit
 
 # Operation → the least role that may do it.
 ROLES = {
-    "user": "submit submitMany jobs job tasks explain kill scale setPriority nodes node queues queue lanes "
-    "cancelReservation partitions usage watch whoami metrics",
+    "user": "submit submitMany jobs job tasks explain log history attempts kill scale setPriority nodes node "
+    "queues queue lanes cancelReservation partitions usage watch whoami metrics",
     "operator": "moveNode removeNode moveQueue bringToFront resetLane markReady config validateConfig managers "
     "registerManager updateManager managerEvents",
     "admin": "applyConfig setPartition removePartition tokens createToken revokeToken",

@@ -96,6 +96,30 @@ TOKEN = {
     "created": 1790000000.0,
     "expires": None,
 }
+PAST_JOB = {
+    "id": "17",
+    "number": 17,
+    "partition": "default",
+    "name": "train",
+    "user": "ann",
+    "queue": "root.default",
+    "state": "succeeded",
+    "reason": "",
+    "submitted": 1790000000.25,
+    "ended": 1790000031.5,
+    "tasks": {"succeeded": 2},
+}
+ATTEMPT = {
+    "stage": "worker",
+    "indices": [0, 2],
+    "attempt": 1,
+    "outcome": "succeeded",
+    "node": "n1",
+    "exit_code": 0,
+    "reason": "",
+    "started": 1790000000.5,
+    "ended": 1790000031.5,
+}
 HEALTH = {"version": "0.1.0", "ready": True, "partitions": {"default": True}, "problem": ""}
 DONE = {"note": ""}
 
@@ -196,6 +220,15 @@ EXAMPLES: dict[str, tuple[dict[str, Any] | None, Any]] = {
             "asks": [{"job": "app-1", "ask": "executor", "count": 4, "resources": {"cpu": 1}}],
         },
         {"items": [{"what": "node", "name": "k1", "accepted": True, "reason": ""}]},
+    ),
+    "history": (None, {"jobs": [PAST_JOB], "next": ""}),
+    "attempts": (
+        None,
+        {
+            "attempts": [ATTEMPT],
+            "used": {"worker": {"attempts": 2, "cpu_seconds": 0.25, "most_memory": 12582912}},
+            "next": "",
+        },
     ),
     "whoami": (None, {"user": "ann", "groups": ["ml"], "role": "user"}),
     "tokens": (None, {"tokens": [TOKEN]}),

@@ -177,7 +177,7 @@ async def jobs(
     site = site_of(request)
     caller = caller_of(request)
     served = site.control.find(partition)
-    before = _number(cursor)
+    before = number_of(cursor)
     wanted = _filter(caller, states, user, queue, name, label)
     known = await served.read(lambda p: list(p.jobs.values()))
     found: list[wire.Job] = []
@@ -207,7 +207,7 @@ def _slices(known: list[Job], before: int | None) -> Iterator[list[Job]]:
     yield part
 
 
-def _number(cursor: str) -> int | None:
+def number_of(cursor: str) -> int | None:
     if not cursor:
         return None
     if not cursor.isascii() or not cursor.isdigit():
@@ -255,7 +255,7 @@ async def tasks(
 ) -> wire.TaskPage:
     """By stage and index."""
     caller = caller_of(request)
-    after = _number(cursor) or 0
+    after = number_of(cursor) or 0
 
     def look(p: Partition) -> wire.TaskPage:
         job = find(p, caller, job_id)

@@ -25,6 +25,7 @@ from fairlead.core.errors import Refused
 from fairlead.core.model import Job
 from fairlead.core.phases.intake.access import need_owner
 from fairlead.engines.base import Connection, Peer
+from fairlead.journal.past import AttemptRow, JobRow
 from fairlead.wire import api as wire
 from fairlead.wire.agent import LogPart, LogRequest
 
@@ -39,6 +40,20 @@ class Hub(Protocol):
     def log(self, partition: str, node: str, asked: LogRequest) -> AsyncIterator[LogPart]: ...
 
 
+class Records(Protocol):
+    """The history of what ended. Its methods wait for a disk."""
+
+    def job(self, partition: str, id: str) -> JobRow | None: ...
+
+    def jobs(self, partition: str, user: str, state: str, before: int | None, limit: int) -> list[JobRow]: ...
+
+    def attempts(self, partition: str, number: int, skip: int, limit: int) -> list[AttemptRow]: ...
+
+    def attempt(self, partition: str, number: int, stage: str, index: int) -> AttemptRow | None: ...
+
+    def used(self, partition: str, number: int) -> dict[str, tuple[int, int, int]]: ...
+
+
 class Site:
     """All that is served on one port."""
 
@@ -46,6 +61,7 @@ class Site:
         self,
         control: Control,
         hub: Hub,
+        records: Records,
         tokens: Tokens,
         metrics: Callable[[], str],
         bounds: Bounds,
@@ -54,6 +70,7 @@ class Site:
     ) -> None:
         self.control = control
         self.hub = hub
+        self.records = records
         self.tokens = tokens
         self.metrics = metrics
         self.bounds = bounds
@@ -188,7 +205,7 @@ def http_error(request: Request[Any, Any, Any], error: HTTPException) -> Respons
 # -- streams -----------------------------------------------------------------------------------------------------
 
 
-def streamed(site: Site, caller: Token, lines: AsyncIterator[bytes]) -> Stream:
+def streamed(site: Site, caller: Token, lines: AsyncIterator[bytes], kind: str = "text/event-stream") -> Stream:
     """An answer without an end, of which each caller may have so many."""
     if site.streams.get(caller.id, 0) >= site.bounds.streams:
         raise Unserved("too many", f"{site.bounds.streams} streams are open with this token; close some", 10)
@@ -203,4 +220,4 @@ def streamed(site: Site, caller: Token, lines: AsyncIterator[bytes]) -> Stream:
             if not site.streams[caller.id]:
                 del site.streams[caller.id]
 
-    return Stream(counted(), media_type="text/event-stream", headers={"cache-control": "no-store"})
+    return Stream(counted(), media_type=kind, headers={"cache-control": "no-store"})

@@ -402,6 +402,8 @@ class Attempt(Answer, frozen=True, kw_only=True):
 
 
 class PastJob(Answer, frozen=True, kw_only=True):
+    """A job that is over. `tasks` counts its tasks by how they ended."""
+
     id: str
     number: int
     partition: str
@@ -413,7 +415,6 @@ class PastJob(Answer, frozen=True, kw_only=True):
     submitted: float
     ended: float
     tasks: dict[str, int]
-    """Outcome → how many tasks."""
 
 
 class HistoryPage(Answer, frozen=True, kw_only=True):
@@ -421,8 +422,19 @@ class HistoryPage(Answer, frozen=True, kw_only=True):
     next: str
 
 
-class PastAttempts(Answer, frozen=True, kw_only=True):
+class StageUse(Answer, frozen=True, kw_only=True):
+    """Over all attempts whose use is known."""
+
+    attempts: int
+    cpu_seconds: float
+    most_memory: int
+
+
+class Attempts(Answer, frozen=True, kw_only=True):
+    """The attempts of a job, in the order in which they ended, and what its stages used."""
+
     attempts: list[Attempt]
+    used: dict[str, StageUse]
     next: str
 
 
