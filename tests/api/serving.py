@@ -17,8 +17,9 @@ import httpx
 
 from fairlead.api.control import Control
 from fairlead.api.gate import Bounds
+from fairlead.api.listening import listen
 from fairlead.api.routes import application
-from fairlead.api.server import listen, server
+from fairlead.api.server import server
 from fairlead.api.site import Site
 from fairlead.api.tokens import Tokens
 from fairlead.core.commands import AddNode, AnyCommand, Report

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,6 @@ from fairlead.wire.agent import MOST_BYTES
 HEAD_SECONDS = 20.0
 HEAD_BYTES = 64 * 1024
 MAX_CONNECTIONS = 10_000
-BACKLOG = 1024
 CLOSING = 3
 """Seconds that requests under way get when the server ends."""
 
@@ -86,21 +84,6 @@ class Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 chooses a free one."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio switches off Nagle's algorithm only where the protocol is named; with it answers would take 40 ms.
-    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind((host, port))
-        found.listen(BACKLOG)
-    except BaseException:
-        found.close()
-        raise
-    return found
 
 
 def server(application: Gate, certificate: Path | None = None, key: Path | None = None) -> Server:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from fairlead import __version__
-from fairlead.cli import agent, config, journal
+from fairlead.cli import agent, config, journal, serving
 
 app = typer.Typer(
     name="fairlead",
@@ -20,6 +20,9 @@ app = typer.Typer(
 )
 app.add_typer(config.app)
 app.add_typer(journal.app)
+app.command()(serving.up)
+app.command()(serving.down)
+app.command()(serving.server)
 app.command()(agent.agent)
 
 
