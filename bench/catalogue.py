@@ -10,6 +10,7 @@ from bench.harness import Row
 from bench.joining import joining
 from bench.memory import memory
 from bench.recovery import recovery
+from bench.spawning import spawning
 from bench.steps import steps
 
 CATALOGUE: dict[str, Callable[[float], Iterator[Row]]] = {
@@ -19,4 +20,5 @@ CATALOGUE: dict[str, Callable[[float], Iterator[Row]]] = {
     "durable": durable,
     "steps": steps,
     "deciding": deciding,
+    "spawning": spawning,
 }

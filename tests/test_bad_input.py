@@ -543,8 +543,17 @@ CONFIGS: dict[str, tuple[object, str]] = {
     ),
     "a bad pattern": (
         route("(", "root.a"),
-        'partitions.default.requestors[1].match: "(" is not a regular expression (missing ), '
-        "unterminated subpattern at position 0); correct it",
+        'partitions.default.requestors[1].match: "(" cannot be matched by RE2 (missing ): (); correct it',
+    ),
+    "a pattern that would go back and forth": (
+        route(r"(a)\1", "root.a"),
+        r'partitions.default.requestors[1].match: "(a)\1" cannot be matched by RE2 (invalid escape sequence: \1); '
+        "correct it",
+    ),
+    "a pattern that would grow without end": (
+        route("(((a{100}){100}){100})", "root.a"),
+        'partitions.default.requestors[1].match: "(((a{100}){100}){100})" cannot be matched by RE2 '
+        "(invalid repetition size: {100}); correct it",
     ),
     "a pattern to nowhere": (
         route("x", "root.z"),

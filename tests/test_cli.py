@@ -53,7 +53,7 @@ def test_version_and_help() -> None:
     assert program("--version").stdout == f"fairlead {__version__}\n"
     shown = program("--help")
     assert shown.returncode == 0
-    for command in ("demo", "journal", "config"):
+    for command in ("demo", "journal", "config", "simulate"):
         assert command in shown.stdout
 
 

@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "pools": ("core", "wire"),
     "writer": BELOW_WRITER,
     "api": ("writer", "wire", "journal.past", *BELOW_WRITER),
-    "sim": ("writer", *BELOW_WRITER),
+    "sim": ("writer", "journal.memory", *BELOW_WRITER),
     "agent": ("wire",),
     "client": ("wire",),
     "cli": ("client",),
@@ -55,7 +55,7 @@ ROOT_NAMES = ("__version__",)
 PURE = ("core",)
 PURE_IMPORTS = frozenset(
     "__future__ abc array bisect collections contextlib copy dataclasses decimal difflib enum fractions functools "
-    "hashlib heapq itertools math numbers operator re string struct types typing msgspec numpy".split()
+    "hashlib heapq itertools math numbers operator re string struct types typing msgspec numpy re2".split()
 )
 IMPURE_PARTS = ("numpy.random",)
 IMPURE_CALLS = frozenset("__import__ breakpoint eval exec input open print".split())

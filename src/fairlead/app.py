@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
@@ -29,6 +30,7 @@ __all__ = [
     "StreamReport",
     "logger_to",
     "serve",
+    "told",
     "understood",
     "verify_journal",
 ]
@@ -55,12 +57,19 @@ def verify_journal(path: str | os.PathLike[str], progress: Progress) -> Iterator
         raise Failed(str(problem)) from problem
 
 
-def understood(document: object, defaults: bool) -> dict[str, Any]:
-    """A configuration as it is understood, in the form in which it is written."""
+@contextmanager
+def told() -> Iterator[None]:
+    """What is refused inside is told in terms that the command line knows."""
     try:
-        return config_view(parse_config(document), defaults)
+        yield
     except Refused as refusal:
         raise Failed(refusal.problem, refusal.field) from refusal
+
+
+def understood(document: object, defaults: bool) -> dict[str, Any]:
+    """A configuration as it is understood, in the form in which it is written."""
+    with told():
+        return config_view(parse_config(document), defaults)
 
 
 def logger_to(

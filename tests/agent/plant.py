@@ -58,7 +58,7 @@ class Socket:
 
 
 class Plant:
-    def __init__(self, path: Path, settings: dict[str, Any], **hub: Any) -> None:
+    def __init__(self, path: Path, settings: dict[str, Any], port: int = 0, **hub: Any) -> None:
         self.ended: list[Ended] = []
         self.log: list[tuple[str, dict[str, Any]]] = []
         self.hub = Agents(log=lambda event, fields: self.log.append((event, fields)), ended=self.ended.append, **hub)
@@ -69,6 +69,7 @@ class Plant:
         self._turns = Turns()
         self._live = LiveWriter(self._writer, Inbox(), self._dispatch, lambda cycle: None, turns=self._turns)
         self._settings = settings
+        self._port = port
 
     # -- as a desk -----------------------------------------------------------------------------------------------
 
@@ -137,7 +138,7 @@ class Plant:
         async def handle(connection: ServerConnection) -> None:
             await self.hub.serve(PARTITION, Socket(connection), self.peer)
 
-        async with serve(handle, "127.0.0.1", 0, compression=None, max_size=MOST_BYTES) as server:
+        async with serve(handle, "127.0.0.1", self._port, compression=None, max_size=MOST_BYTES) as server:
             self.url = f"http://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}"
             try:
                 yield self

@@ -23,13 +23,11 @@ normalise-02 normalise-04 targets-02 targets-04 class-lookup-02 class-lookup-04 
 residue-02 residue-04 select-01 select-03 select-05 duration-01 stop-02
 """.split()
 
-PATTERNS = "requestor patterns come with the queues they choose"
 NOT_OURS = {
     "rebalance-trigger-02": "when to rebalance comes with its phase; the arithmetic has the spread only",
     "stop-02": "dropping stops that no start needs comes with the phase of rebalance",
     "select-03": "of jobs with equally many running, the one that asked first goes first (`as select-03`)",
     "duration-01": "an estimate is what the job says; past durations are not averaged",
-    **dict.fromkeys(["class-lookup-02", "class-lookup-04", "class-lookup-06"], PATTERNS),
 }
 
 
@@ -379,11 +377,42 @@ def test_select(jobs: str, slots: int, expected: str) -> None:
     assert order == expected.split()
 
 
+# -- which class ------------------------------------------------------------------------------------------------
+
+REQUESTORS = """
+land=land diff=diff sandbox=sandbox regression=regression CI=regression jenkins=ktf ktf=ktf coverage=coverage
+tryout=tryout
+""".split()
+
+
+@pytest.mark.parametrize(
+    ("user", "queue", "matched"),
+    [
+        pytest.param("CI-nightly", "regression", "CI.*", id="class-lookup-02"),
+        pytest.param("my-sandbox", "sandbox", "sandbox.*", id="class-lookup-04"),
+        # Upstream gives the smallest class to whoever matches nothing. Here the last pattern says where they go.
+        pytest.param("bob", "unknown", "", id="class-lookup-06"),
+        # Upstream looks in an unordered map, and any of the two may be found.
+        pytest.param("diff-land", "land", "land.*", id="the first of two"),
+    ],
+)
+def test_class_lookup(user: str, queue: str, matched: str) -> None:
+    patterns = [each.split("=") for each in REQUESTORS]
+    queues = {name: {"share": 1} for name in {name for _, name in patterns} | {"unknown"}}
+    requestors = [{"match": f"{match}.*", "queue": f"root.{name}"} for match, name in patterns]
+    requestors.append({"match": "", "queue": "root.unknown"})
+    w = World({"queues": {"root": queues}, "requestors": requestors})
+    w.node("n", cpu=1)
+    w.submit(name="j", user=user, stages=[{"resources": {"cpu": 1}}])
+    w.cycle()
+    assert (w.job("j").queue, w.job("j").matched) == (f"root.{queue}", matched)
+
+
 # -- the list ----------------------------------------------------------------------------------------------------
 
 TESTED = {row[0] for row in STARTS} | {row[0] for row in REBALANCES} | {"rebalance-02", "work-conserving-property"}
 TESTED |= {"normalise-02", "normalise-04", "targets-02", "targets-04", "spread-01", "spread-03"}
-TESTED |= {"select-01", "select-05"}
+TESTED |= {"select-01", "select-05", "class-lookup-02", "class-lookup-04", "class-lookup-06"}
 
 
 def test_every_published_case_is_tested_or_named() -> None:

@@ -59,7 +59,7 @@ def ahead_of(w: World, job: str) -> list[int]:
 
 def at_work(w: World) -> list[int]:
     """The tasks that the agents really run."""
-    return sorted(index for each in w.fleets["default"]._running for index in indices(each.indices))
+    return sorted(index for each in w.fleets["default"].at_work() for index in indices(each.indices))
 
 
 def messages(w: World) -> tuple[list[Launch], list[Stop]]:
@@ -139,7 +139,7 @@ def test_no_room_has_two_tasks() -> None:
     while w.job(job).state != "succeeded":
         w.advance(0.001)
         on_node: dict[str, int] = {}
-        for each in w.fleets["default"]._running:
+        for each in w.fleets["default"].at_work():
             on_node[each.node] = on_node.get(each.node, 0) + count(each.indices)
         assert all(tasks <= 3 for tasks in on_node.values())
         assert w.usage("root.default").get("cpu", 0) <= 6
@@ -813,7 +813,7 @@ def test_agents_never_run_more_than_there_is_room_for(steps: list[tuple[str, Any
         else:
             getattr(w, action)(what)
         w.cycle()
-        running = w.fleets["default"]._running
+        running = list(w.fleets["default"].at_work())
         for node in ("n0", "n1"):
             assert sum(count(each.indices) for each in running if each.node == node) <= 3
         tasks = [(each.job, index) for each in running for index in indices(each.indices)]

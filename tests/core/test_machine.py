@@ -66,6 +66,7 @@ stage_documents = st.fixed_dictionaries(
         "near": st.just("zone"),
         "apart": st.just(True),
         "time_limit": st.sampled_from(["2s", "20s"]),
+        "estimate": st.sampled_from(["1s", "5s", "30s"]),
     },
 )
 limits = st.fixed_dictionaries({}, optional={"cpu": st.integers(0, 8), "gpu": st.integers(0, 4)})
@@ -91,14 +92,15 @@ class Machine(RuleBasedStateMachine):
         place=st.sampled_from(PLACES),
         first=st.lists(stage_documents, min_size=1, max_size=4),
         chain=st.sampled_from([0, "5s", "20s"]),
+        backfill=st.booleans(),
     )
-    def start(self, rhythm: int, place: str, first: list[Any], chain: Any) -> None:
+    def start(self, rhythm: int, place: str, first: list[Any], chain: Any, backfill: bool) -> None:
         hands.FEW = 1  # so that lanes as short as these get nodes in hand too
         self.rhythm = rhythm
         self.rules = 0
         self.metrics = Metrics()
         self.balance = Balance(self.metrics)
-        self.settings = {**SETTINGS, "place": place, "chain": chain}
+        self.settings = {**SETTINGS, "place": place, "chain": chain, "backfill": backfill}
         self.w = WatchedWorld(self.settings, observers=[self.metrics, self.balance])
         for path in QUEUES:
             self.w.queue(path, share=10)
@@ -381,7 +383,12 @@ class Machine(RuleBasedStateMachine):
         assert self.balance.came() == sum(asked for asked, _ in expected.values())
 
     def _nothing_was_overlooked(self, p: Partition) -> None:
-        """A lane that sleeps has nothing that could be placed: woken, it places nothing."""
+        """A lane that sleeps has nothing that could be placed: woken, it places nothing.
+
+        With backfill that holds for as long as the estimates do, and time passes here.
+        """
+        if self.settings["backfill"]:
+            return
         asleep = {key for key, lane in p.lanes.items() if lane.slept == (p.room, p.nodes.version)}
         p.wake()
         yet_to_start = {job.id for job in p.jobs.values() if job.whole and not job.stages[0].started}
@@ -448,7 +455,9 @@ class Balance:
 
 def _fits(p: Partition, shape: Shape, row: int) -> bool:
     nodes = p.nodes
-    if not nodes.placeable(row) or not shape.accepts(nodes.labels[row], nodes.taints[row], nodes.pool[row]):
+    if not nodes.placeable(row) or nodes.join[row] in nodes.held:
+        return False
+    if not shape.accepts(nodes.labels[row], nodes.taints[row], nodes.pool[row]):
         return False
     free = nodes.free(row)
     if any(free.get(name, 0) < amount for name, amount in shape.amounts):
@@ -457,7 +466,14 @@ def _fits(p: Partition, shape: Shape, row: int) -> bool:
     return not shape.devices or bool(choose_devices(nodes.devices[row], count, shape.devices, shape.device_milli, 1))
 
 
-SETTINGS = {"keep_ended": "20s", "keep_keys": "30s", "lease": "5s", "heartbeat": "1s"}
+SETTINGS = {
+    "keep_ended": "20s",
+    "keep_keys": "30s",
+    "lease": "5s",
+    "heartbeat": "1s",
+    "starving_after": "2s",
+    "hold_for": "15s",
+}
 
 TestMachine = Machine.TestCase
 TestMachine.settings = settings(max_examples=120, stateful_step_count=40, deadline=None, report_multiple_bugs=False)

@@ -99,7 +99,7 @@ class Watch(Fleet):
 
     def on(self, node: str) -> list[tuple[str, int, int]]:
         """What a node runs, or holds back: job, attempt, index."""
-        blocks = [(each.job, each.attempt, each.indices) for each in self._running if each.node == node]
+        blocks = [(each.job, each.attempt, each.indices) for each in self.at_work() if each.node == node]
         blocks += [(each.job, each.attempt, each.indices) for each in self._held.get(node, ()) if not each.rooms]
         return sorted({(job, attempt, index) for job, attempt, block in blocks for index in indices(block)})
 

@@ -92,6 +92,7 @@ FIRST = {
     },
 }
 SECOND_CONFIG: dict[str, Any] = {
+    "held_nodes_percent": 0,
     "queues": {"root": {"ml": {"share": 50, "order": "fifo"}, "ci": {"share": 50}}},
     "pools": {},
 }
@@ -262,6 +263,14 @@ def play(s: Script) -> None:
     s.keep()
     s.turn(*s.report("unit0", "main", "succeeded"), *s.report("unit1", "main", "succeeded", ran=1_000))
     s.keep()
+    # A job that waited for too long has a node held for it, as long as that may be.
+    s.turn(*(report for at in range(9) for report in s.report(f"unit{at}", "main", "running")))
+    s.turn(submit("large", {**ARRAY, "queue": "root.ml", "stages": [{"resources": {"cpu": 1, "gpu": 4}}]}))
+    s.turn(after=49 * HOUR)
+    s.keep()
+    s.turn(after=25 * HOUR)
+    s.keep()
+    s.turn(Kill(job="large", operator=True))
     s.turn(RemovePartition(operator=True))
     s.keep()
 

@@ -11,6 +11,7 @@ import typer
 
 from fairlead import __version__
 from fairlead.cli import agent, config, journal, serving
+from fairlead.cli.simulate import simulate
 
 app = typer.Typer(
     name="fairlead",
@@ -23,6 +24,7 @@ app.add_typer(journal.app)
 app.command()(serving.up)
 app.command()(serving.down)
 app.command()(serving.server)
+app.command()(simulate)
 app.command()(agent.agent)
 
 

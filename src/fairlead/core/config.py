@@ -21,6 +21,7 @@ from fairlead.core.errors import Refused
 from fairlead.core.model import Amounts, Limits, Order, PoolSettings, QueueSettings, Unit
 from fairlead.core.policy.placement import PLACEMENTS
 from fairlead.core.reader import Reader, check_entries, check_name, check_text, suggestion
+from fairlead.core.requestors import problem_of
 from fairlead.core.resources import format_quantity, parse_capacity, parse_limits, printable, shown
 from fairlead.core.settings import DEFAULT_QUEUES, Fence, PartitionConfig, PartitionSettings, Requestor
 
@@ -234,12 +235,10 @@ def _parse_requestors(doc: object, field: str, queues: tuple[tuple[str, QueueSet
     for at, entry in enumerate(doc):
         read = Reader(entry, f"{field}[{at}]", "a requestor pattern")
         match = read.text("match", most=500)
-        try:
-            re.compile(match)
-        except (re.error, RecursionError, OverflowError) as problem:
-            raise Refused(
-                read.at("match"), f"{shown(match)} is not a regular expression ({problem}); correct it"
-            ) from None
+        problem = problem_of(match)
+        if problem:
+            why = printable(problem, 200)
+            raise Refused(read.at("match"), f"{shown(match)} cannot be matched by RE2 ({why}); correct it")
         queue = read.text("queue", most=MAX_PATH)
         if queue not in paths:
             raise Refused(read.at("queue"), f"there is no queue {shown(queue)}; the leaves are {leaves_text(paths)}")

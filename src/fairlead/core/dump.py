@@ -19,12 +19,14 @@ from fairlead.core.model import (
     Allocation,
     AllocationState,
     History,
+    Hold,
     Job,
     JobSpec,
     JobState,
     KeptKey,
     Manager,
     Pending,
+    Place,
     Pool,
     PoolSettings,
     Queue,
@@ -54,6 +56,7 @@ class _Reservation(msgspec.Struct, frozen=True, array_like=True):
     front: int
     whole: bool = False
     """It speaks for all stages of the job, and is written with the first."""
+    unheld_until: int = 0
 
 
 class _Stage(msgspec.Struct, frozen=True, array_like=True):
@@ -101,6 +104,16 @@ class _Allocation(msgspec.Struct, frozen=True, array_like=True):
     rooms: int = 0
 
 
+class _Hold(msgspec.Struct, frozen=True, array_like=True):
+    seq: int
+    job: str
+    stage: int
+    kind: int
+    places: tuple[Place, ...]
+    since: int
+    large: bool
+
+
 class _Queue(msgspec.Struct, frozen=True, array_like=True):
     path: str
     settings: QueueSettings
@@ -133,6 +146,7 @@ class _Document(msgspec.Struct, frozen=True, array_like=True):
     managers: tuple[_Manager, ...]
     keys: tuple[tuple[str, str, KeptKey], ...]
     avoided: tuple[NodeAvoided, ...] = ()
+    holds: tuple[_Hold, ...] = ()
 
 
 class NotADump(Exception):
@@ -168,6 +182,10 @@ def dump(p: Partition) -> bytes:
                 NodeAvoided(join, p.nodes.failures[row], p.nodes.avoided.get(join, 0))
                 for join, row in sorted(p.nodes.rows.items())
                 if p.nodes.failures[row]
+            ),
+            tuple(
+                _Hold(each.seq, each.job, each.stage, each.kind, each.places, each.since, each.large)
+                for _, each in sorted(p.holds.items())
             ),
         )
     )
@@ -207,7 +225,16 @@ def _dump_stage(stage: Stage) -> _Stage:
         stage.count,
         tuple(() if ranges is None else ranges.flat() for ranges in stage.pending),
         tuple(
-            _Reservation(each.kind, each.asked, each.waiting_since, each.seq, each.round, each.front, each.whole)
+            _Reservation(
+                each.kind,
+                each.asked,
+                each.waiting_since,
+                each.seq,
+                each.round,
+                each.front,
+                each.whole,
+                each.unheld_until,
+            )
             for each in stage.reservations
             if each is not None and each.stage is stage
         ),
@@ -280,6 +307,8 @@ def _load(document: _Document) -> Partition:
                 each.rooms,
             )
         )
+    for hold in document.holds:
+        p.add_hold(Hold(hold.seq, hold.job, hold.stage, hold.kind, hold.places, hold.since, hold.large))
     for manager in document.managers:
         p.managers[manager.name] = Manager(manager.name, manager.registered)
     for user, key, entry in document.keys:
@@ -307,7 +336,9 @@ def _load_job(p: Partition, each: _Job, times: dict[int, int]) -> None:
         for one in document.reservations:
             asked = times.setdefault(one.asked, one.asked)
             since = times.setdefault(one.waiting_since, one.waiting_since)
-            p.add_reservation(Reservation(stage, one.kind, asked, since, one.seq, one.round, one.front, one.whole))
+            p.add_reservation(
+                Reservation(stage, one.kind, asked, since, one.seq, one.round, one.front, one.whole, one.unheld_until)
+            )
     if job.ended_at is None:
         for name in spec.after:
             p.followers.setdefault(name, []).append(job.id)

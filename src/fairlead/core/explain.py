@@ -6,7 +6,7 @@ a shape could ever fit is counted once and again only after nodes or pools chang
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -27,22 +27,24 @@ def why_no_room(p: Partition, stage: Stage, found: NoRoom) -> NoRoom:
         return found
     if found.stages:
         stage = stage.job.stage(found.stages[-1][0]) or stage  # the one that keeps the others back
+    own = [each.seq for each in stage.reservations if each is not None and each.seq in p.holds]
     failed: dict[str, int] = {}
     nearest: tuple[int, int, str] | None = None
     for row in p.nodes.in_order():
         if p.nodes.manager[row] != stage.job.manager:
             continue
-        lacks, short = _lacks(p, stage.shape, row)
+        lacks, short = _lacks(p, stage.shape, row, own)
         if not lacks:
             lacks = "not for all"
         failed[lacks] = failed.get(lacks, 0) + 1
         if short and (nearest is None or short < nearest[0]):
             nearest = (short, p.nodes.join[row], p.nodes.name[row])
     counted = tuple(sorted(failed.items(), key=lambda item: (-item[1], item[0])))
-    return msgspec.structs.replace(found, failed=counted, nearest=nearest[2] if nearest else "")
+    held = len({join: None for seq in own for join in p.holds[seq].nodes})
+    return msgspec.structs.replace(found, failed=counted, nearest=nearest[2] if nearest else "", held=held)
 
 
-def _lacks(p: Partition, shape: Shape, row: int) -> tuple[str, int]:
+def _lacks(p: Partition, shape: Shape, row: int, own: Collection[int]) -> tuple[str, int]:
     """What a node lacks first for one task, and how much of what is asked for it misses, in thousandths."""
     nodes = p.nodes
     if nodes.state[row] != "up":
@@ -55,6 +57,9 @@ def _lacks(p: Partition, shape: Shape, row: int) -> tuple[str, int]:
         return "taint", 0
     if not nodes.placeable(row):
         return "over its capacity", 0
+    holders = nodes.held.get(nodes.join[row])
+    if holders and shape.amounts and not any(seq in holders for seq in own):
+        return "held", 0
     for name, amount in shape.amounts:
         free = nodes.capacity[name][row] - nodes.used[name][row] if name in nodes.capacity else 0
         if free < amount:

@@ -124,6 +124,9 @@ class FitIndex(NodeIndex[Buckets]):
         devices = choose_devices(nodes.devices[row], nodes.gpus[row], shape.devices, shape.device_milli, most)
         return len(devices) // shape.devices, devices
 
+    def fits(self, shape: Shape) -> bool:
+        return self._first(shape, None) is not None
+
     def first(self, shape: Shape, near: str | None = None) -> int | None:
         """The join number of the fullest node that fits one task of a shape."""
         found = self._first(shape, near)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from fairlead.core.holding import stands
 from fairlead.core.lanes import lane_key
 from fairlead.core.lifecycle import JOB, NODE, QUEUE
 from fairlead.core.model import (
@@ -18,8 +19,10 @@ from fairlead.core.model import (
     Account,
     Allocation,
     Job,
+    Place,
     Stage,
 )
+from fairlead.core.policy.score import may_be_held
 from fairlead.core.ranges import Ranges, count, indices
 from fairlead.core.resources import GPU, Vector, add
 from fairlead.core.shape import WHOLE_DEVICE
@@ -55,6 +58,7 @@ def check_all(p: Partition) -> None:
     _check_accounts(p)
     _check_queues(p)
     _check_lanes(p)
+    _check_holds(p)
     _check_remembered(p)
 
 
@@ -113,6 +117,8 @@ def _check_table(p: Partition) -> None:
         if nodes.state[row] in ("up", "draining"):
             add(total, nodes.capacity_of(row))
     _need(len(nodes.joins) == len(nodes.rows), "names and rows of nodes differ")
+    up = sum(nodes.state[row] in ("up", "draining") for row in nodes.rows.values())
+    _need(up == nodes.many, f"{up} nodes are up, the table says {nodes.many}")
     _need(total == nodes.total, f"the nodes have {total} together, the table says {nodes.total}")
     for row, join in enumerate(nodes.join):
         if nodes.rows.get(join) != row:
@@ -277,6 +283,7 @@ def _check_chains(p: Partition) -> None:
 
 def _check_accounts(p: Partition) -> None:
     used: dict[int, Vector] = {}
+    tasks: dict[int, int] = {}
     running: dict[int, int] = {}
     for job in p.jobs.values():
         if not job.over or job.allocations:
@@ -291,9 +298,11 @@ def _check_accounts(p: Partition) -> None:
     for allocation in p.allocations.values():
         for account in () if allocation.rooms else allocation.stage.job.accounts:
             add(used.setdefault(id(account), {}), allocation.stage.shape.resources, count(allocation.indices))
+            tasks[id(account)] = tasks.get(id(account), 0) + count(allocation.indices)
     for account in _accounts(p):
         expected_use = used.get(id(account), {})
         _need(account.used == expected_use, f"{account.name}: used {account.used}, should be {expected_use}")
+        _need(account.tasks == tasks.get(id(account), 0), f"{account.name}: its tasks do not add up")
         _need(account.running == running.get(id(account), 0), f"{account.name}: running jobs do not add up")
         _need(all(amount > 0 for amount in account.used.values()), f"{account.name}: use is not positive")
     for queue in p.queues.values():
@@ -357,6 +366,21 @@ def _check_lanes(p: Partition) -> None:
             uses[id(stage.shape)] = uses.get(id(stage.shape), 0) + 1
     for shape in p.shapes.values():
         _need(shape.stages == uses.get(id(shape), 0) > 0, f"shape {shape.text} outlives its stages")
+
+
+def _check_holds(p: Partition) -> None:
+    """No hold outlives what it serves, nodes are held as the holds say, and not more of them than may be."""
+    held: dict[int, dict[int, list[Place]]] = {}
+    for seq, hold in p.holds.items():
+        _need(seq == hold.seq and p.held_for(hold) is not None, f"hold {seq} outlives the demand of job {hold.job}")
+        _need(stands(p, hold), f"hold {seq} of job {hold.job} has a node that is not what it was")
+        for place in hold.places:
+            held.setdefault(place[0], {}).setdefault(seq, []).append(place)
+    _need(held == p.nodes.held, f"nodes are held as {p.nodes.held}, should be {held}")
+    large = [hold for hold in p.holds.values() if hold.large]
+    _need(not large or len(p.holds) == 1, "a hold of more nodes than may be held is not alone")
+    most = may_be_held(p.settings.held_nodes_percent, len(p.nodes))
+    _need(bool(large) or len(held) <= most, f"{len(held)} nodes are held, {most} may be")
 
 
 def _check_remembered(p: Partition) -> None:

@@ -54,7 +54,19 @@ class Run:
 
 
 class Lane:
-    __slots__ = ("_entries", "_runs", "blocked", "queue", "shapes", "size", "slept", "text")
+    __slots__ = (
+        "_entries",
+        "_runs",
+        "blocked",
+        "no_room",
+        "queue",
+        "shapes",
+        "size",
+        "slept",
+        "starved",
+        "text",
+        "unheld",
+    )
 
     def __init__(self, queue: Queue, shapes: tuple[Shape, ...]) -> None:
         self.queue = queue
@@ -65,6 +77,12 @@ class Lane:
         """What the lane saw when nothing of it could be placed: it sleeps while that stands."""
         self.blocked: Reservation | None = None
         """Who found no room, and holds up those behind it only for as long as its limits would let it start."""
+        self.no_room: Reservation | None = None
+        """Who found no room when the lane was last looked at: the first one that is allowed to start."""
+        self.starved: tuple[int, int] | None = None
+        """The number of a reservation that was noticed to starve, and since when it does."""
+        self.unheld: tuple[object, bool] | None = None
+        """What there was when nodes were last looked for, and whether nobody else may have any meanwhile."""
         self._runs: list[Run] = []
         self._entries = 0
 

@@ -103,6 +103,8 @@ class JobSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     gang: Gang = "stage"
     preemptible: bool = True
     manager: str = ""
+    matched: str = ""
+    """The requestor pattern that chose the queue, if one did."""
 
     @property
     def whole(self) -> bool:
@@ -169,6 +171,8 @@ class Reservation(msgspec.Struct, eq=False):
     round: int = 0
     front: int = 0
     whole: bool = False
+    unheld_until: Micros = 0
+    """No nodes are held for it before this, because those that were did not help in time."""
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -346,6 +350,35 @@ class Allocation(msgspec.Struct, eq=False):
     """Above 0 the tasks wait: they use no room, and start as others of their chain end, which has so many rooms."""
 
 
+Place = tuple[int, int, int]
+"""A node by its join number, the position of a stage, and how many of its tasks the node is kept for."""
+
+
+class Hold(msgspec.Struct, eq=False):
+    """Nodes that get no new work but that of a starving reservation, which is named by its number. It uses nothing."""
+
+    seq: int
+    job: str
+    stage: int
+    kind: int
+    places: tuple[Place, ...]
+    since: Micros
+    large: bool = False
+    """Whether it has more nodes than may be held at once: then it is the only one."""
+    looked: tuple[int, int] | None = None
+    """What there was when its reservation last found too little room; not written down."""
+    checked: int = -1
+    """For which version of the nodes it was found to stand; not written down."""
+
+    @property
+    def nodes(self) -> dict[int, None]:
+        return {join: None for join, _, _ in self.places}
+
+    @property
+    def tasks(self) -> int:
+        return sum(tasks for _, _, tasks in self.places)
+
+
 class Account(msgspec.Struct, eq=False):
     """What is used and what may be used under one name: a queue, or a user or group in a queue."""
 
@@ -353,6 +386,8 @@ class Account(msgspec.Struct, eq=False):
     limit: Vector | None = None
     max_jobs: int | None = None
     used: Vector = msgspec.field(default_factory=dict)
+    tasks: int = 0
+    """How many tasks have a room here."""
     running: int = 0
     """How many jobs have a live allocation here."""
 

@@ -79,6 +79,10 @@ class NodeIndex(Generic[K]):
         """
         raise NotImplementedError
 
+    def fits(self, shape: Shape) -> bool:
+        """Whether some node has room for one task."""
+        raise NotImplementedError
+
     def withdraw(self, joins: Iterable[int]) -> list[int]:
         """Take nodes out of the index until they are put back. Returns those that were not out already."""
         gone = [join for join in joins if join not in self._out]
@@ -148,7 +152,7 @@ class NodeIndex(Generic[K]):
         """Look at a node anew: of which kind it is, and where it belongs."""
         nodes = self.nodes
         row = nodes.rows.get(join)
-        if row is None or not nodes.placeable(row):
+        if row is None or not nodes.placeable(row) or join in nodes.held:
             self._leave(join)
             return
         key = KindKey(

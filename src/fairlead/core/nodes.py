@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from fairlead.core.model import Allocation, NodeState
+from fairlead.core.model import Allocation, Hold, NodeState, Place
 from fairlead.core.resources import GPU, Vector
 from fairlead.core.shape import WHOLE_DEVICE, Shape
 
@@ -37,6 +37,9 @@ class NodeTable:
         """How many launches in a row went wrong there."""
         self.avoided: dict[int, int] = {}
         """The nodes, by join number, that get no work until a time, because launches went wrong there."""
+        self.held: dict[int, dict[int, list[Place]]] = {}
+        """The nodes, by join number, that are kept for starving reservations: for which, and how much. They look full.
+        """
         self.over_rows: set[int] = set()
         """The rows that use more than they have, of a resource or a device: nothing new lands there."""
         self.gpus: list[int] = []
@@ -51,6 +54,8 @@ class NodeTable:
         """Grows whenever nodes come, go or change what they are, but not with their use."""
         self.offered: dict[str, int] = {}
         """Resource → how many nodes have some of it."""
+        self.many = 0
+        """How many nodes are up or draining."""
         self.total: Vector = {}
         """The capacity of the nodes that are up or draining: what shares are shares of."""
         self._vacant: list[int] = []
@@ -145,6 +150,20 @@ class NodeTable:
         else:
             self.avoided.pop(join, None)
         self._alter(join)
+
+    def hold(self, hold: Hold) -> None:
+        for place in hold.places:
+            self.held.setdefault(place[0], {}).setdefault(hold.seq, []).append(place)
+            self.altered_since[place[0]] = None
+
+    def let_go(self, hold: Hold) -> None:
+        """The reverse of `hold`."""
+        for join in hold.nodes:
+            holders = self.held[join]
+            del holders[hold.seq]
+            if not holders:
+                del self.held[join]
+            self.altered_since[join] = None
 
     # -- use -----------------------------------------------------------------------------------------------------
 
@@ -317,6 +336,7 @@ class NodeTable:
     def _count(self, row: int, sign: int) -> None:
         if self.state[row] not in ("up", "draining"):
             return
+        self.many += sign
         for name, column in self.capacity.items():
             if column[row]:
                 total = self.total.get(name, 0) + sign * column[row]

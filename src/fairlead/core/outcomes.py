@@ -82,8 +82,14 @@ def to_tail(plan: Plan, stage: Stage, kind: int, waiting_since: int | None = Non
 
 
 def ask_for_job(plan: Plan, job: Job) -> None:
-    """The demand of a job that may start: one reservation a stage, or one for all of them."""
-    for stage in job.stages:
+    """The demand of a job that may start: one reservation a stage, or one for all of them.
+
+    Stages are asked for in their order; in a `fair` queue those that take longest come first, so that they end first.
+    """
+    stages: Iterable[Stage] = job.stages
+    if job.queue.settings.order == "fair":
+        stages = sorted(stages, key=lambda stage: -(stage.terms.estimate or 0))
+    for stage in stages:
         ask(plan, stage, NEW)
 
 

@@ -22,8 +22,9 @@ Note = Literal[
     "launch not acknowledged",
     "sent to the tail",
     "asked for again",
+    "backfilled",
 ]
-"""What changes do not tell, or do not tell apart. The last is demand that was known already and altered nothing."""
+"""What changes do not tell, or do not tell apart. What is asked for again was known already and altered nothing."""
 
 
 class Plan:
@@ -43,6 +44,10 @@ class Plan:
         """Attempts that run on a node though they were given up: its agent is told to stop them."""
         self.looked: set[LaneKey] = set()
         """The lanes that were looked at: what was said of them before does not hold any more."""
+        self.lent: dict[int, Micros] = {}
+        """With backfill, the held nodes that take others' tasks too, if these will be over by some time."""
+        self.planned: tuple[int, Micros | None] | None = None
+        """With backfill, the number of the first reservation without room, and when it is expected to start."""
         self.more = False
         """Whether work was left that another cycle at the same time can do."""
         partition.now = now

@@ -45,11 +45,24 @@ class NoRoom(msgspec.Struct, frozen=True, tag="no room"):
     """The node that misses least."""
     stages: tuple[tuple[str, int, int], ...] = ()
     """Of a job that starts whole: stage, wanted and room, as far as they were tried; the last one has too little."""
+    held: int = 0
+    """How many nodes are held for it."""
 
     def __str__(self) -> str:
         why = ", ".join(f"{count} {what}" for what, count in self.failed)
         text = _by_stage("room for", self.wanted, self.room, self.stages)
-        return text + (f" (nodes: {why})" if why else "")
+        held = f"; {self.held} nodes are held for it" if self.held else ""
+        return text + (f" (nodes: {why})" if why else "") + held
+
+
+class WouldDelay(msgspec.Struct, frozen=True, tag="would delay"):
+    """There is room, but somebody before it is planned to start, and would have to wait for it."""
+
+    job: str
+    when: int
+
+    def __str__(self) -> str:
+        return f"it would delay job {self.job}, which is planned for {self.when / 1_000_000:g} s"
 
 
 class StillStopping(msgspec.Struct, frozen=True, tag="still stopping"):
@@ -111,7 +124,18 @@ class InChain(msgspec.Struct, frozen=True, tag="in chain"):
         return f"sent ahead to {self.nodes} nodes, to start when quick tasks before them end"
 
 
-Reason = OverLimit | TooManyJobs | NoRoom | StillStopping | NeverFits | AfterUnmet | NotActive | NotReady | InChain
+Reason = (
+    OverLimit
+    | TooManyJobs
+    | NoRoom
+    | WouldDelay
+    | StillStopping
+    | NeverFits
+    | AfterUnmet
+    | NotActive
+    | NotReady
+    | InChain
+)
 
 
 def _by_stage(what: str, wanted: int, found: int, stages: tuple[tuple[str, int, int], ...]) -> str:

@@ -71,6 +71,10 @@ class ScoreIndex(NodeIndex[Groups]):
                 self._stand(join, kind, _after(group.state, task, devices))
         return [Choice(join, tasks, devices) for join, (tasks, devices) in chosen.items()]
 
+    def fits(self, shape: Shape) -> bool:
+        task = self._shapes[shape]
+        return any(_fits(state, task) for kind in self._kinds_for(shape, None) for state in kind.groups)
+
     def put_all_back(self) -> None:
         # What usually runs is what the jobs that are known ask for: that changes between cycles only.
         weights = {shape: shape.stages for shape in self._shapes} if self.weighs else {}

@@ -11,13 +11,16 @@ from heapq import heappush
 
 import msgspec
 
+from fairlead.core.entitlement import Entitlements
 from fairlead.core.fitindex import FitIndex
+from fairlead.core.forecast import Forecast
 from fairlead.core.lanes import Lane, LaneKey, lane_key, whole_key
 from fairlead.core.model import (
     REPLACE,
     SCALE,
     Account,
     Allocation,
+    Hold,
     Job,
     KeptKey,
     Limits,
@@ -33,6 +36,7 @@ from fairlead.core.model import (
 from fairlead.core.nodes import NodeTable
 from fairlead.core.ranges import count, indices
 from fairlead.core.reign import Reign
+from fairlead.core.requestors import Requestors
 from fairlead.core.resources import BUILT_IN, Vector
 from fairlead.core.scoreindex import ScoreIndex
 from fairlead.core.settings import PartitionSettings
@@ -71,6 +75,7 @@ class Partition:
     def __init__(self, name: str) -> None:
         self.name = name
         self.settings = PartitionSettings()
+        self.requestors = Requestors(())
         self.config_version = 0
         self.now: Micros = 0
         """The time of the last journaled cycle, or of the plan that is open."""
@@ -78,12 +83,21 @@ class Partition:
         self.removed = False
         self.counters = Counters()
         self.queues: dict[str, Queue] = {}
+        self.tree = 0
+        """Grows when a queue comes, goes, or has other settings."""
+        self._entitlements: tuple[int, Entitlements] | None = None
         self.nodes = NodeTable()
         self.jobs: dict[str, Job] = {}
         self.allocations: dict[int, Allocation] = {}
         self.lanes: dict[LaneKey, Lane] = {}
+        self.holds: dict[int, Hold] = {}
+        """The number of a starving reservation → the nodes that are kept for it."""
+        self.holds_version = 0
+        """Grows with every hold that comes or goes."""
         self.chains: dict[int, dict[int, Allocation]] = {}
         """Chain → its allocations: those that have its rooms, and those that wait for one."""
+        self.forecast: Forecast | None = None
+        """When what runs is expected to end; only with backfill."""
         self.pools: dict[str, Pool] = {}
         self.managers: dict[str, Manager] = {}
         self.keys: dict[tuple[str, str], KeptKey] = {}
@@ -118,7 +132,10 @@ class Partition:
             self.index = FitIndex(self.nodes) if pack else ScoreIndex(self.nodes, settings.place, settings.seed)
             for shape in self.shapes.values():
                 self.index.add(shape)
+        if settings.requestors != self.settings.requestors:
+            self.requestors = Requestors(settings.requestors)
         self.settings = settings
+        self.forecast = Forecast(self.allocations.values(), self.now) if settings.backfill else None
         self.retime()
         self.wake()
 
@@ -134,12 +151,14 @@ class Partition:
         account = Account(f"queue {path}", None if settings.limit is None else dict(settings.limit), settings.max_jobs)
         queue = Queue(path, name, parent, settings, account)
         self.queues[path] = queue
+        self.tree += 1
         if parent is not None:
             parent.children[name] = queue
         return queue
 
     def remove_queue(self, path: str) -> Queue:
         queue = self.queues.pop(path)
+        self.tree += 1
         self.draining.discard(path)
         self.stopped.discard(path)
         if queue.parent is not None:
@@ -148,6 +167,7 @@ class Partition:
 
     def restore_queue(self, queue: Queue) -> None:
         self.queues[queue.path] = queue
+        self.tree += 1
         if queue.state == "draining":
             self.draining.add(queue.path)
         if queue.parent is not None:
@@ -166,6 +186,18 @@ class Partition:
         for path in sorted(self.queues):
             if not self.queues[path].children:
                 yield self.queues[path]
+
+    def entitlements(self) -> Entitlements:
+        """What each queue may call its own, as of now."""
+        nodes, unit = self.nodes, self.settings.unit
+        if self._entitlements is not None:
+            tree, known = self._entitlements
+            same = tree == self.tree and known.slots == (unit == "slots")
+            if same and known.nodes == nodes.many and known.capacity == nodes.total:
+                return known
+        fresh = Entitlements(unit, nodes.total, nodes.many)
+        self._entitlements = (self.tree, fresh)
+        return fresh
 
     def accounts_for(self, queue: Queue, user: str, groups: tuple[str, ...]) -> tuple[Account, ...]:
         """Every account that a job of this user in this queue is booked on, root first."""
@@ -190,7 +222,7 @@ class Partition:
         """Work out all accounts anew after limits of users or groups changed."""
         for queue in self.queues.values():
             queue.users, queue.groups, queue.tied = {}, {}, {}
-            queue.account.used, queue.account.running = {}, 0
+            queue.account.used, queue.account.tasks, queue.account.running = {}, 0, 0
         for job in sorted(self.jobs.values(), key=lambda job: job.number):
             if job.over and not job.allocations:
                 continue
@@ -263,6 +295,27 @@ class Partition:
         if not lane.size:
             del self.lanes[queue.path, shape]
 
+    # -- holds ---------------------------------------------------------------------------------------------------
+
+    def add_hold(self, hold: Hold) -> None:
+        self.holds[hold.seq] = hold
+        self.holds_version += 1
+        self.nodes.hold(hold)
+
+    def drop_hold(self, seq: int) -> Hold:
+        """Somebody else may find room where a node was held."""
+        hold = self.holds.pop(seq)
+        self.holds_version += 1
+        self.nodes.let_go(hold)
+        self.wake()
+        return hold
+
+    def held_for(self, hold: Hold) -> Reservation | None:
+        """The reservation that a hold serves, while it has the place for which it was held."""
+        job = self.jobs.get(hold.job)
+        reservation = job.stages[hold.stage].reservations[hold.kind] if job is not None else None
+        return reservation if reservation is not None and reservation.seq == hold.seq else None
+
     # -- allocations ---------------------------------------------------------------------------------------------
 
     def book(self, allocation: Allocation) -> None:
@@ -271,6 +324,8 @@ class Partition:
         job = stage.job
         tasks = count(allocation.indices)
         self.allocations[allocation.id] = allocation
+        if self.forecast is not None:
+            self.forecast.add(allocation, self.now)
         self._arm(allocation)
         used = 0 if allocation.rooms else tasks
         self.nodes.book(allocation, stage.shape, used, allocation.devices)
@@ -321,6 +376,8 @@ class Partition:
             touched[job.id] = None
             if fair:
                 self._resort(job)
+            if self.forecast is not None:
+                self.forecast.add(allocation, self.now)
         for jobs in charged.values():
             charge(jobs[0], shape, len(jobs))
 
@@ -330,6 +387,8 @@ class Partition:
         job = stage.job
         tasks = count(allocation.indices)
         del self.allocations[allocation.id]
+        if self.forecast is not None:
+            self.forecast.drop(allocation)
         used = 0 if allocation.rooms else tasks
         if used and not moves:
             self.room += 1
@@ -366,6 +425,8 @@ class Partition:
             stage = allocation.stage
             job = stage.job
             del self.allocations[allocation.id]
+            if self.forecast is not None:
+                self.forecast.drop(allocation)
             self.nodes.unbook(allocation, stage.shape, 1, allocation.devices)
             stage.live = None
             job.allocations = job.live = 0
@@ -382,6 +443,9 @@ class Partition:
         """Tasks move on to another state in the same room: the allocation takes the place of the one of its number."""
         stage = after.stage
         self.allocations[after.id] = after
+        if self.forecast is not None:
+            self.forecast.drop(after)
+            self.forecast.add(after, self.now)
         self._arm(after)
         self.nodes.allocations[self.nodes.rows[after.node]][after.id] = after
         assert stage.live is not None
@@ -528,6 +592,7 @@ def is_short(stage: Stage) -> bool:
 def charge(job: Job, shape: Shape, tasks: int) -> None:
     """Add the use of so many tasks (or take it away, below 0) on every account of a job."""
     for account in job.accounts:
+        account.tasks += tasks
         used = account.used
         for name, amount in shape.amounts:
             now = used.get(name, 0) + amount * tasks

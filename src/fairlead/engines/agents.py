@@ -22,7 +22,7 @@ from fairlead.core.resources import SECOND
 from fairlead.core.settings import PartitionSettings
 from fairlead.core.state import Partition
 from fairlead.engines.base import Busy, Closed, Connection, Desk, Ended, Log, Peer, Secrets
-from fairlead.engines.orders import Booked, Orders, booked, node_of
+from fairlead.engines.orders import Booked, Orders, booked, node_of, stops_of
 from fairlead.wire import agent as wire
 from fairlead.wire.agent import Tasks, decode_from_agent, encode
 
@@ -128,11 +128,10 @@ class Agents:
             attached = reign.attached.get(message.node)
             if attached is None:
                 continue  # it is told when it is back
-            work = reign.orders.work(reign.desk.partition, message, gangs)
             if attached.open:
-                attached.put(work)
+                attached.put(reign.orders.work(reign.desk.partition, message, gangs))
             else:
-                attached.early += work.stops
+                attached.early += stops_of(message)
 
     def end(self, partition: str) -> None:
         reign = self._reigns.pop(partition, None)

@@ -59,8 +59,7 @@ class Orders:
                 launches[-1] = _joined(launches[-1], launch)
             else:
                 launches.append(launch)
-        stops = tuple(Stop(_tasks(each), each.cause) for each in message.stops)
-        return Work(self._epoch, tuple(specs), tuple(launches), stops, standing)
+        return Work(self._epoch, tuple(specs), tuple(launches), stops_of(message), standing)
 
     def _spec(self, job: Job, stage: Stage) -> Spec:
         spec = stage.spec
@@ -97,6 +96,10 @@ class Orders:
         for join, ranks in sorted(places.items(), key=lambda item: min(item[1])):
             name = p.nodes.name[p.nodes.rows[join]]
             yield Place(name, self._address(name), Ranges.from_indices(ranks).flat())
+
+
+def stops_of(message: ForNode) -> tuple[Stop, ...]:
+    return tuple(Stop(_tasks(each), each.cause) for each in message.stops)
 
 
 def _is_gang(stage: Stage) -> bool:

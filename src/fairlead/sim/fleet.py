@@ -7,7 +7,7 @@ Reports come out as commands, in the order in which they fell due.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush
 
 import msgspec
@@ -21,7 +21,11 @@ GATHER: Micros = 10_000
 """For so long an agent gathers what became of the tasks of a chain before it reports it."""
 
 
-class Running(msgspec.Struct):
+Key = tuple[str, str, str, int]
+"""Node, job, stage and attempt of a block."""
+
+
+class Running(msgspec.Struct, eq=False):
     """A block of tasks that an agent runs."""
 
     node: str
@@ -34,7 +38,7 @@ class Running(msgspec.Struct):
     told: bool = True
     """Whether it was reported as running."""
 
-    def key(self) -> tuple[str, str, str, int]:
+    def key(self) -> Key:
         return (self.node, self.job, self.stage, self.attempt)
 
     def report(self, state: ReportState, exit_code: int | None = None, reason: str = "", ran: Micros = 0) -> Report:
@@ -58,6 +62,7 @@ class Line(msgspec.Struct):
 
     rooms: int = 0
     waiting: list[Running] = msgspec.field(default_factory=list)
+    running: list[Running] = msgspec.field(default_factory=list)
     ended: list[Running] = msgspec.field(default_factory=list)
     """What was not reported yet."""
     gathers: bool = False
@@ -74,12 +79,12 @@ class Fleet:
     def __init__(self) -> None:
         self.durations: dict[tuple[str, str], Micros] = {}
         """(job, stage) → how long each of its tasks runs; others run until told."""
-        self._running: list[Running] = []
+        self._running: dict[Key, list[Running]] = {}
         self._held: dict[str, list[Launch]] = {}
         self._refusing: set[str] = set()
         self._silent: set[str] = set()
-        self._lines: dict[tuple[str, int], Line] = {}
-        """(node, chain) → what the agent has of it."""
+        self._lines: dict[str, dict[int, Line]] = {}
+        """Node → chain → what the agent has of it."""
         self._due: list[tuple[Micros, int, AnyCommand | Flush]] = []
         self._unheard: list[AnyCommand] = []
         self._count = 0
@@ -105,10 +110,7 @@ class Fleet:
         """The machine dies with everything on it, and that is noticed at once."""
         self.silence(node)
         self._at(now, MoveNode(name=node, action="lose", operator=True))
-        self._running = [each for each in self._running if each.node != node]
-        self._lines = {key: line for key, line in self._lines.items() if key[0] != node}
-        if node in self._held:
-            self._held[node] = []
+        self._empty(node)
 
     def return_node(self, node: str, now: Micros) -> None:
         """The agent is back and has stopped what it ran; a server that still counts on it hears that it is lost."""
@@ -117,15 +119,7 @@ class Fleet:
         self._due = [entry for entry in self._due if not _is_about(entry[2], node)]
         heapify(self._due)
         self._unheard = [each for each in self._unheard if not _is_about(each, node)]
-        had = [each for each in self._running if each.node == node]
-        self._running = [each for each in self._running if each.node != node]
-        for key in [key for key in self._lines if key[0] == node]:
-            line = self._lines.pop(key)
-            had += line.ended + line.waiting
-        if node in self._held:
-            had += [_running(node, launch) for launch in self._held[node]]
-            self._held[node] = []
-        for each in had:
+        for each in self._empty(node):
             self._at(now, each.report("lost", reason=f"node {node} came back without it"))
 
     # -- work ----------------------------------------------------------------------------------------------------
@@ -142,12 +136,17 @@ class Fleet:
 
     def ended(self, job: str, stage: str, index: int, now: Micros) -> None:
         """Somebody reports this task by hand: the fleet runs it no more."""
-        for where in (self._running, *(line.waiting for line in self._lines.values())):
+        for where in (*self._running.values(), *(line.waiting for line in self._all_lines())):
             for each in list(where):
                 if each.job == job and each.stage == stage:
-                    _drop(where, each, Ranges(each.indices).overlap((index, index + 1)))
-        for node, _ in list(self._lines):
+                    self._drop(where, each, Ranges(each.indices).overlap((index, index + 1)))
+        for node in list(self._lines):
             self._go_on(node, now)
+
+    def at_work(self) -> Iterator[Running]:
+        """What the agents really run."""
+        for blocks in self._running.values():
+            yield from blocks
 
     def next_due(self) -> Micros | None:
         if self._unheard:
@@ -156,7 +155,7 @@ class Fleet:
 
     def reports(self, now: Micros) -> list[AnyCommand]:
         """What has fallen due by now."""
-        due = [each for each in self._unheard if not (isinstance(each, Report) and each.node in self._silent)]
+        due = [each for each in self._unheard if not self._is_unheard(each)]
         self._unheard = []
         while self._due and self._due[0][0] <= now:
             when, _, command = heappop(self._due)
@@ -167,7 +166,7 @@ class Fleet:
                 told += self._end(command, when)
             else:
                 told.append(command)
-            due += [each for each in told if not (isinstance(each, Report) and each.node in self._silent)]
+            due += [each for each in told if not self._is_unheard(each)] if self._silent else told
         return due
 
     def send_again(self, reports: Iterable[AnyCommand]) -> None:
@@ -184,11 +183,10 @@ class Fleet:
         if node in self._refusing:
             self._at(now, block.report("refused", reason=f"node {node} refused the launch"))
             return
-        known = [*self._running, *(each for line in self._lines.values() for each in line.waiting + line.ended)]
-        if any(_same(each, block) for each in known) or any(_is_of(each, block) for each in self._unheard):
+        if self._has_had(block):
             return  # sent again: (task, attempt) is started once
         if launch.rooms:
-            line = self._lines.setdefault((node, launch.chain), Line())
+            line = self._line(block) or self._new_line(node, launch.chain)
             line.rooms = launch.rooms
             line.waiting.append(block)
             self._go_on(node, now)
@@ -196,51 +194,68 @@ class Fleet:
             self._at(now, block.report("running"))
             self._start(block, now)
 
+    def _has_had(self, block: Running) -> bool:
+        """Whether the agent was told of that attempt before."""
+        known = self._running.get(block.key(), [])
+        for line in self._lines.get(block.node, {}).values():
+            known = [*known, *line.waiting, *line.ended]
+        return any(_same(each, block) for each in known) or any(_is_of(each, block) for each in self._unheard)
+
     def _start(self, block: Running, now: Micros) -> None:
-        self._running.append(block)
+        self._running.setdefault(block.key(), []).append(block)
+        line = self._line(block)
+        if line is not None:
+            line.running.append(block)
         duration = self.durations.get((block.job, block.stage))
         if duration is not None:
             self._at(now + duration, block.report("succeeded", 0, ran=duration))
 
     def _end(self, command: Report, now: Micros) -> list[Report]:
         """A task ends by itself. One of a chain is reported later, and the next one starts at once."""
-        for each in self._running:
-            still = Ranges(each.indices).overlap(command.indices)
-            if still and each.key() == (command.node, command.job, command.stage, command.attempt):
-                _drop(self._running, each, still)
-                if (each.node, each.chain) not in self._lines:
-                    return [msgspec.structs.replace(command, indices=still)]
-                self._lines[each.node, each.chain].ended.append(msgspec.structs.replace(each, indices=still))
+        where = self._running.get((command.node, command.job, command.stage, command.attempt), [])
+        for each in where:
+            still = each.indices
+            if still != command.indices:
+                still = Ranges(still).overlap(command.indices)
+            if still:
+                line = self._line(each)
+                self._drop(where, each, still)
+                if line is None:
+                    return [command if still == command.indices else msgspec.structs.replace(command, indices=still)]
+                line.ended.append(msgspec.structs.replace(each, indices=still))
                 self._go_on(each.node, now)
                 break
         return []
 
     def _go_on(self, node: str, now: Micros) -> None:
         """Start what waits where a room of its chain is free, and see that the ends are reported."""
-        for key in [key for key in self._lines if key[0] == node]:
-            line = self._lines[key]
-            at_work = [each for each in self._running if (each.node, each.chain) == key]
-            free = line.rooms - sum(count(each.indices) for each in at_work)
-            news = bool(line.ended)
+        lines = self._lines.get(node)
+        if lines is None:
+            return
+        for chain, line in list(lines.items()):
+            free = line.rooms - sum(count(each.indices) for each in line.running)
+            idle, news = not line.running, bool(line.ended)
             while free > 0 and line.waiting:
                 first = min(line.waiting, key=lambda each: each.indices)
                 one = msgspec.structs.replace(first, indices=split(first.indices, 1)[0], told=False)
-                _drop(line.waiting, first, one.indices)
+                self._drop(line.waiting, first, one.indices)
                 self._start(one, now)
                 free, news = free - 1, True
-            if not line.waiting and not at_work and not news:
-                del self._lines[key]
-            elif line.ended and not any((each.node, each.chain) == key for each in self._running):
-                self._at(now, Flush(*key))
+            if not line.waiting and idle and not news:
+                del lines[chain]
+            elif line.ended and not line.running:
+                self._at(now, Flush(node, chain))
             elif news and not line.gathers:
                 line.gathers = True
-                self._at(now + GATHER, Flush(*key))
+                self._at(now + GATHER, Flush(node, chain))
+        if not lines:
+            del self._lines[node]
 
     def _flush(self, flush: Flush) -> list[Report]:
-        line = self._lines.get((flush.node, flush.chain))
+        line = self._lines.get(flush.node, {}).get(flush.chain)
         if line is None:
             return []
-        ended: dict[tuple[str, str, str, int], Running] = {}
+        ended: dict[Key, Running] = {}
         for each in line.ended:
             known = ended.setdefault(each.key(), each)
             if known is not each:
@@ -251,8 +266,8 @@ class Fleet:
         reports = [
             each.report("succeeded", 0, ran=self.durations.get((each.job, each.stage), 0)) for each in ended.values()
         ]
-        for each in self._running:
-            if not each.told and (each.node, each.chain) == (flush.node, flush.chain):
+        for each in line.running:
+            if not each.told:
                 each.told = True
                 reports.append(each.report("running"))
         return reports
@@ -268,30 +283,67 @@ class Fleet:
                 for each in self._held[node]
             ]
             self._held[node] = [each for each in held if each.indices]
-        lines = [(place, line) for place, line in self._lines.items() if place[0] == node]
-        for _, line in lines:
+        lines = self._lines.get(node, {})
+        for line in lines.values():
             for each in [each for each in line.waiting if each.key() == stopping.key()]:
-                _drop(line.waiting, each, Ranges(each.indices).overlap(stop.indices))
-        for each in [each for each in self._running if each.key() == stopping.key()]:
+                self._drop(line.waiting, each, Ranges(each.indices).overlap(stop.indices))
+        where = self._running.get(stopping.key(), [])
+        for each in list(where):
             if stop.cause == "return":
                 stopping.indices = difference(stopping.indices, Ranges(each.indices).overlap(stop.indices))
             else:
-                _drop(self._running, each, Ranges(each.indices).overlap(stop.indices))
-        for place, line in lines:
+                self._drop(where, each, Ranges(each.indices).overlap(stop.indices))
+        for chain, line in lines.items():
             if line.ended:
-                self._at(now, Flush(*place))  # what has ended was not stopped
+                self._at(now, Flush(node, chain))  # what has ended was not stopped
         if stopping.indices:
             self._at(now, stopping.report("stopped"))
+
+    def _empty(self, node: str) -> list[Running]:
+        """Everything at an agent is gone; what it was."""
+        had: list[Running] = []
+        for key in [key for key in self._running if key[0] == node]:
+            had += self._running.pop(key)
+        for line in self._lines.pop(node, {}).values():
+            had += line.ended + line.waiting
+        if node in self._held:
+            had += [_running(node, launch) for launch in self._held[node]]
+            self._held[node] = []
+        return had
+
+    def _line(self, block: Running) -> Line | None:
+        """The chain that it is in, if it is in one."""
+        return self._lines[block.node].get(block.chain) if block.node in self._lines else None
+
+    def _new_line(self, node: str, chain: int) -> Line:
+        """A chain begins behind those that run in its rooms already."""
+        line = Line(running=[each for each in self.at_work() if (each.node, each.chain) == (node, chain)])
+        self._lines.setdefault(node, {})[chain] = line
+        return line
+
+    def _all_lines(self) -> Iterator[Line]:
+        for lines in self._lines.values():
+            yield from lines.values()
+
+    def _drop(self, where: list[Running], running: Running, block: tuple[int, ...]) -> None:
+        """Tasks are not there any more; without any left, neither is what held them."""
+        running.indices = () if block == running.indices else difference(running.indices, block)
+        if running.indices:
+            return
+        where.remove(running)
+        key = running.key()
+        if not where and self._running.get(key) is where:
+            del self._running[key]
+        line = self._line(running)
+        if line is not None and running in line.running:
+            line.running.remove(running)
+
+    def _is_unheard(self, command: AnyCommand) -> bool:
+        return isinstance(command, Report) and command.node in self._silent
 
     def _at(self, when: Micros, command: AnyCommand | Flush) -> None:
         self._count += 1
         heappush(self._due, (when, self._count, command))
-
-
-def _drop(where: list[Running], running: Running, block: tuple[int, ...]) -> None:
-    running.indices = difference(running.indices, block)
-    if not running.indices:
-        where.remove(running)
 
 
 def _running(node: str, launch: Launch) -> Running:

@@ -45,9 +45,10 @@ from fairlead.core.cycle import Cycle, due
 from fairlead.core.documents import parse_job, parse_node
 from fairlead.core.dump import dump
 from fairlead.core.effects import Effect, ForManager, standing_effects
+from fairlead.core.entitlement import Entitlements
 from fairlead.core.errors import Refused
 from fairlead.core.invariants import check_all
-from fairlead.core.model import Job, Micros, Stage
+from fairlead.core.model import Job, Micros, Queue, Stage
 from fairlead.core.resources import MEMORY, MILLI, SECOND, parse_duration
 from fairlead.core.state import Partition
 from fairlead.journal.base import Journal
@@ -60,6 +61,7 @@ from fairlead.views.documents import (
     TaskView,
     Waiting,
     explain_view,
+    holds_view,
     job_view,
     lanes_view,
     placements_view,
@@ -386,12 +388,26 @@ class World:
             for key, lane in lanes_view(self.partition(partition)).items()
         }
 
+    def holds(self, partition: str | None = None) -> dict[str, list[tuple[str, str, int]]]:
+        """Held node → the jobs and stages it is held for, and for how many tasks of each."""
+        return holds_view(self.partition(partition))
+
     def usage(self, queue: str, partition: str | None = None) -> dict[str, float]:
         """What a queue uses, in the units people write: CPUs, bytes, GPUs."""
         if queue not in self.partition(partition).queues:
             raise KeyError(f"there is no queue {queue}")
         used = usage_view(self.partition(partition), queue)
         return {name: _units(name, amount) for name, amount in used.items()}
+
+    def entitlement(self, queue: str, partition: str | None = None) -> float:
+        """What a queue may call its own: in slots a number of them, otherwise a fraction of the partition."""
+        rights, known = self._rights(queue, partition)
+        return rights.of(known) if rights.slots else rights.of(known) / rights.whole
+
+    def loaned(self, queue: str, partition: str | None = None) -> float:
+        """What a queue uses beyond its entitlement, in the same unit."""
+        rights, known = self._rights(queue, partition)
+        return rights.loaned(known) if rights.slots else rights.loaned(known) / rights.whole
 
     def explain(self, job: str) -> list[Waiting]:
         where = self._where(job)
@@ -558,6 +574,12 @@ class World:
         if node not in self._home:
             raise KeyError(f"there is no node {node}; add it with node()")
         return self.fleets[self._home[node]]
+
+    def _rights(self, queue: str, partition: str | None) -> tuple[Entitlements, Queue]:
+        p = self.partition(partition)
+        if queue not in p.queues:
+            raise KeyError(f"there is no queue {queue}")
+        return p.entitlements(), p.queues[queue]
 
     def _job(self, job: str) -> Job:
         known = self.partition(self._where(job)).jobs.get(job)

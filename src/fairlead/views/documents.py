@@ -27,6 +27,8 @@ class JobView(msgspec.Struct, frozen=True):
     name: str
     user: str
     queue: str
+    matched: str
+    """The requestor pattern that chose the queue; empty if the job named it, or it is the default."""
     state: str
     priority: int
     submitted: float
@@ -79,6 +81,7 @@ def job_view(job: Job) -> JobView:
         job.spec.name,
         job.spec.user,
         job.queue.path,
+        job.spec.matched,
         job.state,
         job.priority,
         job.submitted,
@@ -139,6 +142,19 @@ def lanes_view(p: Partition) -> dict[tuple[str, str], list[ReservationView]]:
     """The lanes by queue and shape, or set of shapes, each in its order."""
     lanes = sorted(p.lanes.values(), key=lambda lane: (lane.queue.path, lane.text))
     return {(lane.queue.path, lane.text): [reservation_view(each) for each in lane] for lane in lanes}
+
+
+def holds_view(p: Partition) -> dict[str, list[tuple[str, str, int]]]:
+    """The held nodes by name: for which job and stage, and for how many of its tasks."""
+    nodes = p.nodes
+    return {
+        nodes.name[nodes.rows[join]]: [
+            (p.holds[seq].job, p.jobs[p.holds[seq].job].stages[position].name, tasks)
+            for seq, places in sorted(nodes.held[join].items())
+            for _, position, tasks in places
+        ]
+        for join in sorted(nodes.held)
+    }
 
 
 def placements_view(p: Partition, job: Job) -> dict[tuple[str, int], str]:

@@ -18,6 +18,7 @@ from fairlead.core.changes import (
     Change,
     ConfigVersioned,
     Ended,
+    Held,
     JobAdded,
     JobForgotten,
     JobMoved,
@@ -31,6 +32,7 @@ from fairlead.core.changes import (
     QueuesAdded,
     QueuesSet,
     Regrouped,
+    Released,
     SettingsSet,
     SinglesEnded,
     SinglesPlaced,
@@ -38,7 +40,7 @@ from fairlead.core.changes import (
 )
 from fairlead.core.commands import Rejected
 from fairlead.core.cycle import Cycle
-from fairlead.core.model import KINDS, Allocation, Job, JobState, Reservation, Stage
+from fairlead.core.model import KINDS, Allocation, Hold, Job, JobState, Reservation, Stage
 from fairlead.core.ranges import count
 from fairlead.core.resources import SECOND, format_duration
 from fairlead.core.state import Partition
@@ -181,6 +183,33 @@ def _called_back(names: _Names, change: CalledBack, before: Any) -> Iterator[Lin
     yield INFO, "tasks asked back", {**_where(names, before), "tasks": count(before.indices)}
 
 
+def _held(names: _Names, change: Held, kept: Any) -> Iterator[Line]:
+    stage = names.job(change.job).stages[change.stage]
+    hold = names.partition.holds.get(kept)
+    nodes = list(dict.fromkeys(join for join, _, _ in change.places))
+    reservation = names.partition.held_for(hold) if hold is not None else None
+    fields = {
+        "job": change.job,
+        "stage": stage.name,
+        "tasks": sum(tasks for _, _, tasks in change.places),
+        "nodes": len(nodes),
+        "on": [names.node(join) for join in nodes[:NAMED]],
+        "large": change.large,
+        "waited_seconds": None if reservation is None else (names.now - reservation.waiting_since) / SECOND,
+    }
+    yield INFO, "nodes held", fields
+
+
+def _let_go(names: _Names, change: Released, kept: Any) -> Iterator[Line]:
+    hold: Hold = kept[0]
+    lasted = (names.now - hold.since) / SECOND
+    yield (
+        INFO,
+        "nodes let go",
+        {"job": hold.job, "nodes": len(hold.nodes), "held_seconds": lasted, "reason": change.why},
+    )
+
+
 def _where(names: _Names, allocation: Allocation) -> dict[str, Any]:
     stage = allocation.stage
     return {"job": stage.job.id, "stage": stage.name, "node": names.node(allocation.node)}
@@ -262,6 +291,8 @@ TELLERS: Tellers = {
     SinglesEnded: _singles_ended,
     Chained: _chained,
     CalledBack: _called_back,
+    Held: _held,
+    Released: _let_go,
     QueueMoved: _queue_moved,
 }
 

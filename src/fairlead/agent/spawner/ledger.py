@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from fairlead.agent.spawner.tasks import Key, Meta, Result
+    from fairlead.agent.spawner.records import Key, Meta, Result
 
 TAKEN, PIDS, ENDED, FORGOTTEN = 0, 1, 2, 3
 LARGE = 1 << 18

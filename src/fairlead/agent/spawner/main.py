@@ -18,7 +18,8 @@ from fairlead.agent.spawner.frames import Unpacker, pack
 from fairlead.agent.spawner.ledger import Ledger
 from fairlead.agent.spawner.limits import Limits
 from fairlead.agent.spawner.processes import left_over, signal_all
-from fairlead.agent.spawner.tasks import NEVER, Tasks
+from fairlead.agent.spawner.records import NEVER
+from fairlead.agent.spawner.tasks import Tasks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -110,7 +111,9 @@ class Spawner:
 
     def _accept(self) -> None:
         fd, _ = self._listener._accept()  # type: ignore[attr-defined]  # what socket.accept is made of
-        self._drop()  # a new agent takes the place of an old one
+        while self._receive():
+            pass  # what an agent said before it was killed still counts
+        self._drop()
         self._agent = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, fd)
         self._agent.setblocking(False)
         self._poll.register(fd, select.POLLIN)
@@ -129,25 +132,27 @@ class Spawner:
             self._agent = None
         self._unsent = b""
 
-    def _receive(self) -> None:
+    def _receive(self) -> bool:
+        """Take what the agent has sent; whether there may be more."""
         agent = self._agent
         if agent is None:
-            return
+            return False
         try:
             data = agent.recv(READ)
         except BlockingIOError:
             if self._unsent:
                 self._send()
-            return
+            return False
         except OSError:
             data = b""
         if not data:
             self._drop()
-            return
+            return False
         for message in self._incoming.feed(data):
             self._heed(*message)
         if self._unsent:
             self._send()
+        return True
 
     def _heed(self, what: str, *rest: Any) -> None:
         tasks = self._tasks
@@ -229,5 +234,6 @@ def main(directory: str, mark: str) -> int:
         print(f"another spawner has {directory}", file=sys.stderr)
         return 3
     gc.disable()
-    Spawner(directory, mark).run()
-    return 0
+    spawner = Spawner(directory, mark)
+    spawner.run()
+    os._exit(0)  # lock and sockets go at one time, so that who sees the one gone may take the other

@@ -6,7 +6,7 @@ format version rises.
 
 from __future__ import annotations
 
-from fairlead.core.changes import chains, config, gangs, jobs, ledger, nodes, singles, tasks
+from fairlead.core.changes import chains, config, gangs, holds, jobs, ledger, nodes, singles, tasks
 from fairlead.core.changes.base import Change
 from fairlead.core.changes.chains import CalledBack, Chained, Measured, RoomPassed
 from fairlead.core.changes.config import (
@@ -20,6 +20,7 @@ from fairlead.core.changes.config import (
     SettingsSet,
 )
 from fairlead.core.changes.gangs import Began, Regrouped
+from fairlead.core.changes.holds import Held, Released
 from fairlead.core.changes.jobs import (
     Asked,
     JobAdded,
@@ -60,6 +61,7 @@ ALL_CHANGES: tuple[type[Change], ...] = (
     *singles.CHANGES,
     *gangs.CHANGES,
     *chains.CHANGES,
+    *holds.CHANGES,
     *ledger.CHANGES,
 )
 
@@ -74,6 +76,7 @@ __all__ = [
     "Change",
     "ConfigVersioned",
     "Ended",
+    "Held",
     "JobAdded",
     "JobForgotten",
     "JobMoved",
@@ -98,6 +101,7 @@ __all__ = [
     "QueuesRemoved",
     "QueuesSet",
     "Regrouped",
+    "Released",
     "Revived",
     "RoomPassed",
     "SettingsSet",

@@ -128,6 +128,7 @@ class PartitionRemoved(Change, frozen=True, tag="partition removed"):
 
 def _set_queues(p: Partition, queues: tuple[tuple[str, QueueSettings], ...]) -> None:
     untied = False
+    p.tree += 1
     for path, settings in queues:
         queue = p.queues[path]
         before = queue.settings

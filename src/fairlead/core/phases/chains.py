@@ -123,7 +123,7 @@ def _may_grow(p: Partition, stage: Stage, join: int) -> bool:
     own = sum(each is not None for each in stage.reservations)
     if lane is None or len(p.lanes) > 1 or lane.size > own:
         return False
-    if not p.nodes.placeable(p.nodes.rows[join]):
+    if not p.nodes.placeable(p.nodes.rows[join]) or join in p.nodes.held:
         return False
     if p.stopped and any(queue.path in p.stopped for queue in stage.job.queue.line()):
         return False

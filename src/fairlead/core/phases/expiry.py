@@ -10,6 +10,7 @@ from fairlead.core.changes import JobForgotten, KeyKept, KeysForgotten, Measured
 from fairlead.core.effects import Stop
 from fairlead.core.model import Allocation, Job, Micros, Queue
 from fairlead.core.outcomes import call_back, hand_back, restart, stop, take_back
+from fairlead.core.phases.holds import holds_due
 from fairlead.core.plan import Plan
 from fairlead.core.ranges import count
 from fairlead.core.resources import format_duration
@@ -30,12 +31,12 @@ def expiry(plan: Plan) -> None:
         _remove_drained(plan)
 
 
-def due(p: Partition) -> Micros | None:
-    """When the next of these falls due, if any does."""
+def due(p: Partition, forgetting: bool = True) -> Micros | None:
+    """When the next of these falls due, if any does. What is only forgotten has time, for who can wait with it."""
     times: list[Micros] = []
-    if p.forgetting:
+    if p.forgetting and forgetting:
         times.append(p.forgetting[0][0] + p.settings.keep_ended)
-    if p.expiring:
+    if p.expiring and forgetting:
         times.append(p.expiring[0][0])
     times += p.nodes.avoided.values()
     if not p.reign.ready:
@@ -44,6 +45,7 @@ def due(p: Partition) -> Micros | None:
         if p.timers:
             times.append(p.timers[0][0])
         times += [_short_until(p, since) for since in p.short.values()]
+        times += holds_due(p)
     return min(times, default=None)
 
 

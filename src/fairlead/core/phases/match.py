@@ -1,4 +1,4 @@
-"""Match: in turns, the first head over all open lanes of a leaf is tried, a gang whole or not at all.
+"""Match: in turns, down the queue tree by share, then in the leaf by its order; a gang whole or not at all.
 
 A head for which there is no room closes its lane for this cycle; one that is not allowed (a limit, a stopped queue,
 too large for any node) is passed over and keeps its place. A lane in which nothing can be placed sleeps until room or
@@ -8,151 +8,189 @@ over all its stages.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from heapq import heappop, heappush, heapreplace
-
 from fairlead.core.fitindex import FitIndex
+from fairlead.core.future import lent_nodes
 from fairlead.core.lanes import Lane
-from fairlead.core.model import Queue, Reservation
+from fairlead.core.model import Reservation
 from fairlead.core.outcomes import ask_for_rest
+from fairlead.core.phases.backfill import Backfill
 from fairlead.core.phases.hands import Hands
-from fairlead.core.phases.turn import barred, blocks_all, is_bounded, take_turn, together_of
+from fairlead.core.phases.holds import serve_holders
+from fairlead.core.phases.leaf import Turns
+from fairlead.core.phases.starts import starts_owed
+from fairlead.core.phases.tree import Branch, Tree
+from fairlead.core.phases.turn import barred, blocks_all, take_turn, together_of
 from fairlead.core.plan import Plan
-from fairlead.core.policy.order import Key
 from fairlead.core.reasons import NoRoom, NotReady, Reason
+from fairlead.core.resources import Vector, add
+from fairlead.core.shape import Shape
+from fairlead.core.state import Partition
+
+Awake = dict[str, list[Lane]]
+"""The lanes that may have something to place, by the path of their leaf."""
 
 
 def match(plan: Plan) -> None:
     p = plan.partition
+    left = p.settings.max_placed
+    if p.holds and p.reign.ready:
+        p.index.put_all_back()
+        left -= serve_holders(plan)
     awake = _awake(plan)
     if not p.reign.ready:
         for lanes in awake.values():
             for lane in lanes:
                 _say(plan, lane.head(), NotReady())
         return
-    if awake:
-        p.index.put_all_back()
-    left = p.settings.max_placed
+    backfill = Backfill(plan) if p.settings.backfill else None
+    plan.lent = lent_nodes(p) if backfill is not None and awake else {}
     while awake:
         before = left
-        for path in sorted(awake):
-            left = _serve_leaf(plan, p.queues[path], awake[path], left)
-            if left <= 0:
-                plan.more = True
-                return
+        left = Round(plan, awake, left, backfill).serve()
+        if left <= 0:
+            plan.more = True
+            return
         # What was placed may have moved others up in their lanes (`fair`), or barred a head that had no room, and a
         # job that started whole asks for the rest.
         awake = _awake(plan) if left < before else {}
 
 
-def _awake(plan: Plan) -> dict[str, list[Lane]]:
-    """The lanes that may have something to place, by queue."""
+def _awake(plan: Plan) -> Awake:
     p = plan.partition
-    seen = (p.room, p.nodes.version)
-    awake: dict[str, list[Lane]] = {}
+    room, version = p.room, p.nodes.version
+    fits: dict[Shape, bool] = {}
+    awake: Awake = {}
     for key, lane in p.lanes.items():
-        if lane.slept != seen or (lane.blocked is not None and barred(p, lane.blocked)):
-            awake.setdefault(lane.queue.path, []).append(lane)
-            plan.looked.add(key)
+        slept = lane.slept
+        if slept is not None and lane.blocked is not None and barred(p, lane.blocked):
+            slept = None
+        if slept == (room, version):
+            continue
+        if slept is not None and slept[1] == version and _still_full(p, lane, fits):
+            continue
+        awake.setdefault(lane.queue.path, []).append(lane)
+        plan.looked.add(key)
+    if awake and p.settings.backfill:
+        # Whoever is to be the first of all without room may be in a lane that sleeps.
+        for key, lane in p.lanes.items():
+            if key not in plan.looked:
+                awake.setdefault(lane.queue.path, []).append(lane)
+                plan.looked.add(key)
     return awake
 
 
-class Turns:
-    """The next reservation of each open lane of a leaf, first the one whose turn it is."""
+def _still_full(p: Partition, lane: Lane, fits: dict[Shape, bool]) -> bool:
+    """Whether a lane that had no room has none for a single task by now. Looked up once for all lanes of a shape."""
+    if lane.no_room is None or p.holds:  # held nodes may have room for some, and the index does not know them
+        return False
+    if not fits:
+        p.index.put_all_back()
+    for shape in lane.shapes:
+        known = fits.get(shape)
+        if known is None:
+            known = fits[shape] = p.index.fits(shape)
+        if not known:
+            return True
+    return False
 
-    def __init__(self, plan: Plan, leaf: Queue, lanes: list[Lane]) -> None:
+
+class Round:
+    """Turns until every lane that was awake is closed, or as many tasks as may be are placed."""
+
+    def __init__(self, plan: Plan, awake: Awake, left: int, backfill: Backfill | None) -> None:
         self.plan = plan
-        self.fair = leaf.settings.order == "fair"
-        self._heap: list[tuple[Key, str, Lane, Reservation]] = []
-        self._walks: dict[Lane, Iterator[Reservation]] = {}
-        self._passed: dict[int, None] = {}
-        for lane in lanes:
-            head = lane.head()
-            if head is not None:
-                self._walks[lane] = walk = iter(lane)
-                heappush(self._heap, (lane.key(head), lane.text, lane, next(walk)))
+        self.left = left
+        self._backfill = backfill
+        p = self.p = plan.partition
+        p.index.put_all_back()
+        leaves = [p.queues[path] for path in sorted(awake)]
+        self._turns = {leaf.path: Turns(p, leaf, awake[leaf.path]) for leaf in leaves}
+        self._tree = Tree(leaves, p.entitlements(), starts_owed(p) if p.settings.unit == "slots" else {})
+        self._hands = Hands(plan, p.index) if isinstance(p.index, FitIndex) and backfill is None else None
+        self._begun: list[Reservation] = []
+        self._full: dict[Shape, Reason] = {}
+        """The shapes of which not one task more has room in this cycle, and what was said."""
 
-    def __len__(self) -> int:
-        return len(self._heap)
-
-    def current(self) -> tuple[Lane, Reservation]:
-        """Whose turn it is, until its lane goes on or is closed."""
-        heap = self._heap
-        while self.fair:
-            key, text, lane, reservation = heap[0]
-            place = lane.key(reservation)
-            if place == key:
+    def serve(self) -> int:
+        """Returns how many tasks may still be placed in this cycle."""
+        while self.left > 0:
+            branch = self._tree.next()
+            if branch is None:
                 break
-            heapreplace(heap, (place, text, lane, reservation))  # its job runs more than before
-        return heap[0][2], heap[0][3]
+            self._serve(branch, self._turns[branch.queue.path])
+        if self._hands:
+            self._hands.empty()
+        for whole in self._begun:
+            ask_for_rest(self.plan, whole)
+        return self.left
 
-    def go_on(self, after: Reservation | None = None) -> None:
-        """The turn is over. The lane queues up again, with the reservation that had it if that wants more."""
-        lane = self._heap[0][2]
-        following = after
-        if self.fair:
-            # Places move with every task that starts: look from the beginning, past those that were passed over.
-            found = lane.after(self._passed)
-            following = None if found is None else found[1]
-        elif after is None or after.stage.reservations[after.kind] is not after:
-            following = next(self._walks[lane], None)
-        if following is None:
-            self.close()
-        else:
-            heapreplace(self._heap, (lane.key(following), lane.text, lane, following))
+    def _serve(self, branch: Branch, turns: Turns) -> None:
+        """Give the leaf its turn, or all of them if nobody else is there."""
+        # Under `fair` places move with every task that starts, so that each start has to be seen at once.
+        hands = None if turns.fair else self._hands
+        while turns and self.left > 0:
+            lane, reservation = turns.current()
+            if hands and hands.give(lane, reservation):
+                self.left -= 1
+                placed = 1
+                turns.go_on()
+            else:
+                placed = self._take_turn(branch, turns, reservation)
+            if branch.rivals and placed:
+                self._tree.after(branch, not turns, *_taken(reservation, placed))
+                return
+        if not turns:
+            self._tree.after(branch, True, {}, 0, 0)
 
-    def pass_over(self) -> None:
-        """It keeps its place, and the next one of its lane is tried."""
-        self._passed[id(self._heap[0][3])] = None
-        self.go_on()
-
-    def close(self, blocked: Reservation | None = None) -> None:
-        """Nothing more of this lane: it sleeps until something changes for it, or for who found no room."""
-        lane = heappop(self._heap)[2]
-        lane.blocked = blocked
-        lane.slept = (self.plan.partition.room, self.plan.partition.nodes.version)
-
-
-def _serve_leaf(plan: Plan, leaf: Queue, lanes: list[Lane], left: int) -> int:
-    """Give turns until every lane is closed, or as many tasks as may be are placed. Returns how many may still be."""
-    p = plan.partition
-    turns, most = Turns(plan, leaf, lanes), p.settings.max_placed
-    begun: list[Reservation] = []
-    # Under `fair` places move with every task that starts, so that each start has to be seen at once.
-    hands = Hands(plan, p.index) if isinstance(p.index, FitIndex) and not turns.fair else None
-    while turns and left > 0:
-        lane, reservation = turns.current()
-        if hands and hands.give(lane, reservation):
-            left -= 1
-            turns.go_on()
-            continue
+    def _take_turn(self, branch: Branch, turns: Turns, reservation: Reservation) -> int:
+        """Try the head whose turn it is. Returns how many tasks were placed."""
         together = together_of(reservation)
-        if together > left and left < most:
-            left = 0  # a gang that is too large for what is left of this cycle opens the next one
-            break
-        # Who is alone may start many at once. That others sleep does not make it alone: after a restart nobody sleeps.
-        alone = not turns.fair or leaf.reservations == 1
-        placed, reason = take_turn(plan, reservation, together, left if alone else 1)
-        left -= placed
+        if together > self.left and self.left < self.p.settings.max_placed:
+            self.left = 0  # a gang that is too large for what is left of this cycle opens the next one
+            return 0
+        placed, reason = self._try(branch, turns, reservation, together)
+        self.left -= placed
         if reason is None:
             if reservation.whole:
-                begun.append(reservation)
+                self._begun.append(reservation)
             turns.go_on(reservation)
-        elif isinstance(reason, NoRoom) and hands and hands.empty():
-            continue  # there is more room than it seemed: the same one is tried again
+        elif isinstance(reason, NoRoom) and self._hands and self._hands.empty():
+            pass  # there is more room than it seemed: the same one is tried again
         else:
-            _say(plan, reservation, reason)
-            if isinstance(reason, NoRoom):
-                turns.close(reservation if is_bounded(reservation.stage.job) else None)
+            _say(self.plan, reservation, reason)
+            if isinstance(reason, NoRoom) and self._backfill is not None:
+                self._backfill.block(reservation, reason)
+                turns.pass_over(no_room=True)
+            elif isinstance(reason, NoRoom):
+                if together == 1 and not reservation.stage.shape.key.apart and not self.p.holds:
+                    self._full[reservation.stage.shape] = reason
+                turns.close(reservation)
             elif blocks_all(reservation, reason):
                 turns.close()
             else:
                 turns.pass_over()
-    if hands:
-        hands.empty()
-    for whole in begun:
-        ask_for_rest(plan, whole)
-    return left
+        return placed
+
+    def _try(self, branch: Branch, turns: Turns, reservation: Reservation, together: int) -> tuple[int, Reason | None]:
+        most = 1
+        # Who is alone may start many at once. That others sleep does not make it alone: after a restart nobody sleeps.
+        if not turns.fair or turns.leaf.reservations == 1:
+            most = self.left
+            if branch.rivals and together == 1:
+                most = self._tree.run(branch, reservation.stage.shape.resources, min(most, reservation.count))
+        if self._backfill is not None:
+            return self._backfill.take_turn(turns.current()[0], reservation, together, most)
+        return take_turn(self.plan, reservation, together, most, self._full)
+
+
+def _taken(reservation: Reservation, placed: int) -> tuple[Vector, int, int]:
+    """What so many tasks use that were placed: resources, how many times these, and how many tasks."""
+    if not reservation.whole:
+        return reservation.stage.shape.resources, placed, placed
+    together: Vector = {}
+    for stage in reservation.stages:
+        add(together, stage.shape.resources, stage.running())
+    return together, 1, placed
 
 
 def _say(plan: Plan, reservation: Reservation | None, reason: Reason) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from fairlead.core.changes import Began, Part, Placed
+from fairlead.core.changes import Began, Part, Placed, Released
 from fairlead.core.explain import most_ever, never_whole
+from fairlead.core.holding import choose_held, choose_lent
 from fairlead.core.model import NEW, SCALE, Job, Reservation, Stage
 from fairlead.core.nodeindex import Choice
 from fairlead.core.phases.topology import gather
@@ -14,6 +15,7 @@ from fairlead.core.policy.limits import allowed, may_run, tasks_allowed
 from fairlead.core.ranges import split
 from fairlead.core.reasons import NeverFits, NoRoom, NotActive, OverLimit, Reason, StillStopping
 from fairlead.core.resources import CPU, GPU, MEMORY, Vector, add, scale
+from fairlead.core.shape import Shape
 from fairlead.core.state import Partition
 
 
@@ -27,8 +29,13 @@ def blocks_all(reservation: Reservation, reason: Reason) -> bool:
     return isinstance(reason, NotActive)
 
 
-def take_turn(plan: Plan, reservation: Reservation, together: int, most: int) -> tuple[int, Reason | None]:
-    """One gang, or single tasks up to a number. Returns how many were placed, and why no more could be."""
+def take_turn(
+    plan: Plan, reservation: Reservation, together: int, most: int, full: Mapping[Shape, Reason] | None = None
+) -> tuple[int, Reason | None]:
+    """One gang, or single tasks up to a number. Returns how many were placed, and why no more could be.
+
+    `full` are shapes of which not one task has room: they need not be tried again.
+    """
     if reservation.whole:
         return _start_whole(plan, reservation, together)
     stage, kind = reservation.stage, reservation.kind
@@ -46,15 +53,20 @@ def take_turn(plan: Plan, reservation: Reservation, together: int, most: int) ->
         if reason is not None:
             return 0, reason
         most = tasks_allowed(limited, stage.shape.resources, most)
+    if together == 1 and full and stage.shape in full:
+        return 0, full[stage.shape]
     placed = _place(plan, stage, kind, together, most, p.counters.allocation if together > 1 else 0)
-    return (0, _no_room(p, reservation, together, placed)) if placed < together else (placed, None)
+    if placed < together:
+        return 0, _no_room(p, reservation, together, placed)
+    _end_hold(plan, reservation)
+    return placed, None
 
 
 def _start_whole(plan: Plan, reservation: Reservation, together: int) -> tuple[int, Reason | None]:
     """What a job needs of every stage, at once or not at all. Returns how many tasks were placed, or why none was."""
     p = plan.partition
     job = reservation.stage.job
-    needs = _needs(job)
+    needs = needs_of(reservation)
     if any(len(stage.wanted(NEW)) < needed for stage, needed in needs) or _still_stopping(reservation):
         return 0, StillStopping()
     reason = _admit(p, job) or _over_limit(job, needs)
@@ -73,11 +85,12 @@ def _start_whole(plan: Plan, reservation: Reservation, together: int) -> tuple[i
             found = sum(placed for _, _, placed in tried)
             return 0, never_whole(p, needs) or NoRoom(together, found, stages=tuple(tried))
     plan.do(Began(job.id))
+    _end_hold(plan, reservation)
     return together, None
 
 
-def _needs(job: Job) -> list[tuple[Stage, int]]:
-    """How much of each stage has to start, those first that are the hardest to find room for.
+def needs_of(reservation: Reservation) -> list[tuple[Stage, int]]:
+    """How much of each stage has to start at once, those first that are the hardest to find room for.
 
     Small tasks that may go anywhere would otherwise stand where alone the large and choosy ones fit.
     """
@@ -88,7 +101,9 @@ def _needs(job: Job) -> list[tuple[Stage, int]]:
         choosy = len(key.selectors) + bool(key.pool) + key.apart
         return (-asked.get(GPU, 0), -choosy, -asked.get(CPU, 0), -asked.get(MEMORY, 0), stage.position)
 
-    return [(stage, stage.needed) for stage in sorted(job.stages, key=ease) if stage.needed]
+    if not reservation.whole:
+        return [(reservation.stage, together_of(reservation))]
+    return [(stage, stage.needed) for stage in sorted(reservation.stages, key=ease) if stage.needed]
 
 
 def _over_limit(job: Job, needs: list[tuple[Stage, int]]) -> OverLimit | None:
@@ -142,13 +157,14 @@ def is_bounded(job: Job) -> bool:
 def barred(p: Partition, reservation: Reservation) -> bool:
     """Whether who had no room is not even allowed any more. Then it is passed over, and the next one's turn comes."""
     job = reservation.stage.job
-    needs = _needs(job) if reservation.whole else [(reservation.stage, together_of(reservation))]
-    return _admit(p, job) is not None or _over_limit(job, needs) is not None
+    return _admit(p, job) is not None or _over_limit(job, needs_of(reservation)) is not None
 
 
 def _place(plan: Plan, stage: Stage, kind: int, least: int, most: int, group: int) -> int:
     """Place up to so many tasks, or none if fewer than the least found room. Returns how many found room."""
     p, shape = plan.partition, stage.shape
+    held = choose_held(p, stage, kind, most) if p.holds else []
+    most -= sum([each.tasks for each in held])
     away = p.index.withdraw({each.node: None for each in stage.live.values()}) if shape.key.apart and stage.live else []
     if shape.key.near and (most > 1 or stage.live):
         rows = [p.nodes.rows[each.node] for each in (stage.live or {}).values()]
@@ -156,6 +172,8 @@ def _place(plan: Plan, stage: Stage, kind: int, least: int, most: int, group: in
         chosen = gather(p.index, shape, most, p.counters.allocation, home)
     else:
         chosen = p.index.choose(shape, most, p.counters.allocation)
+    if p.holds:
+        chosen = held + chosen + choose_lent(p, stage, most - sum([each.tasks for each in chosen]), plan.lent)
     placed = sum([each.tasks for each in chosen])
     if placed >= least:
         block = stage.wanted(kind).first(placed)
@@ -164,6 +182,13 @@ def _place(plan: Plan, stage: Stage, kind: int, least: int, most: int, group: in
         plan.do(Placed(stage.job.id, stage.position, kind, attempt, p.counters.allocation, parts, group))
     p.index.put_back([*away, *(each.join for each in chosen)])
     return placed
+
+
+def _end_hold(plan: Plan, reservation: Reservation) -> None:
+    """Who has started needs its nodes no longer."""
+    if reservation.seq in plan.partition.holds:
+        plan.do(Released(reservation.seq, "it has started"))
+        plan.partition.index.refresh()
 
 
 def _parts(chosen: list[Choice], block: tuple[int, ...]) -> Iterator[Part]:

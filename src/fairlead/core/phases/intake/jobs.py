@@ -56,21 +56,21 @@ def add_job(plan: Plan, command: Command, spec: JobSpec, wanted_id: str, field: 
     p = plan.partition
     number = p.counters.job
     job_id = _check_id(p, wanted_id, field) if wanted_id else str(number)
-    queue = find_leaf(p, spec)
+    spec = route(p, spec)
+    queue = find_leaf(p, spec.queue)
     need_submit(command, queue)
     for at, stage in enumerate(spec.stages):
         check_resources(p, stage, f"stages[{at}]")
     _check_after(p, job_id, spec)
-    plan.do(JobAdded(job_id, number, msgspec.structs.replace(spec, queue=queue.path)))
+    plan.do(JobAdded(job_id, number, spec))
     job = p.jobs[job_id]
     if not p.unmet(job):
         ask_for_job(plan, job)
     return Accepted(job=job_id)
 
 
-def find_leaf(p: Partition, spec: JobSpec) -> Queue:
-    """The queue a job goes to: the one it names, or the first whose requestor pattern its user matches."""
-    path = spec.queue or _route(p, spec.user)
+def find_leaf(p: Partition, path: str) -> Queue:
+    """The leaf of that path, if it takes jobs."""
     queue = p.queues.get(path)
     if queue is None:
         raise Refused(
@@ -91,19 +91,20 @@ def find_leaf(p: Partition, spec: JobSpec) -> Queue:
     return queue
 
 
-def _route(p: Partition, user: str) -> str:
-    for requestor in p.settings.requestors:
-        if re.search(requestor.match, user):
-            return requestor.queue
+def route(p: Partition, spec: JobSpec) -> JobSpec:
+    """A job with its queue: the one it names, the first whose requestor pattern its user matches, or the default."""
+    if spec.queue:
+        return spec
+    requestor = p.requestors.find(spec.user)
+    if requestor is not None:
+        return msgspec.structs.replace(spec, queue=requestor.queue, matched=requestor.match)
     leaves = [leaf.path for leaf in p.leaves()]
-    if len(leaves) == 1:
-        return leaves[0]
-    if "root.default" in leaves:
-        return "root.default"
-    raise Refused(
-        "queue",
-        f"missing, and no requestor pattern matches user {user}; name one of {leaves_text(p.queues)}",
-    )
+    if "root.default" not in leaves and len(leaves) > 1:
+        raise Refused(
+            "queue",
+            f"missing, and no requestor pattern matches user {spec.user}; name one of {leaves_text(p.queues)}",
+        )
+    return msgspec.structs.replace(spec, queue=leaves[0] if len(leaves) == 1 else "root.default")
 
 
 def _check_id(p: Partition, job_id: str, field: str) -> str:

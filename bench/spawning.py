@@ -1,0 +1,164 @@
+"""Processes a second through an agent and its spawners alone, against what two plain processes can start and await.
+
+The server is a stand-in that sends tasks ahead, as chains do, and confirms what it is told. Every task has a session,
+two log files, a limit and a ledger, as always.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from time import perf_counter, process_time
+
+from websockets.asyncio.server import ServerConnection, serve
+
+from bench.harness import Row
+from fairlead.agent.link import end_all
+from fairlead.wire.agent import (
+    Beat,
+    Beaten,
+    Confirmed,
+    FromServer,
+    Launch,
+    Reports,
+    Spec,
+    Tasks,
+    Welcome,
+    Work,
+    decode_from_agent,
+    encode,
+)
+
+TASKS = 4_000
+LONE = 100
+AHEAD = 300
+"""So many tasks are sent before their time, about a tenth of a second of them."""
+PLAIN = """
+import os, sys
+for _ in range(int(sys.argv[1])):
+    os.waitpid(os.posix_spawn("/bin/true", ("/bin/true",), os.environ), 0)
+"""
+
+
+class Stand:
+    """What stands in for the server: one agent, one job."""
+
+    def __init__(self, connection: ServerConnection) -> None:
+        self._connection = connection
+        self.agent_seconds = 0.0
+
+    async def greet(self) -> None:
+        await self._connection.recv()
+        await self._send(Welcome(1, 1_000_000, 0, 1_000_000))
+        await self._send(Work(1, standing=True))
+
+    async def array(self, number: int, tasks: int, rooms: int) -> float:
+        """Run an array in a chain; how many seconds it took."""
+        began = perf_counter()
+        sent = ended = 0
+        while ended < tasks:
+            if sent < tasks and sent - ended <= AHEAD // 2:
+                more = min(tasks, ended + AHEAD)
+                await self._launch(number, (sent, more), number, rooms)
+                sent = more
+            ended += await self._hear()
+        return perf_counter() - began
+
+    async def lone(self, number: int) -> float:
+        """One task on an idle agent: the seconds until its end is known here."""
+        began = perf_counter()
+        await self._launch(number, (0, 1), 0, 0)
+        while not await self._hear():
+            pass
+        return perf_counter() - began
+
+    async def _launch(self, number: int, indices: tuple[int, int], chain: int, rooms: int) -> None:
+        tasks = Tasks(f"job{number}", number, "main", 1, indices)
+        await self._send(Work(1, (Spec(("/bin/true",), cpu=1000),), (Launch(tasks, 0, (), chain, rooms),)))
+
+    async def _hear(self) -> int:
+        data = await self._connection.recv()
+        assert isinstance(data, bytes)
+        message = decode_from_agent(data)
+        if isinstance(message, Beat):
+            await self._send(Beaten(message.number))
+        if not isinstance(message, Reports):
+            return 0
+        await self._send(Confirmed(message.number))
+        assert all(each.state in ("running", "succeeded") for each in message.reports), message.reports
+        return sum(len(each.ran) for each in message.reports)
+
+    async def _send(self, message: FromServer) -> None:
+        await self._connection.send(encode(message))
+
+
+async def _measure(folder: Path, tasks: int, rooms: int, lone: int) -> tuple[float, list[float]]:
+    arrived: asyncio.Future[ServerConnection] = asyncio.get_running_loop().create_future()
+
+    async def handle(connection: ServerConnection) -> None:
+        arrived.set_result(connection)
+        await connection.wait_closed()
+
+    async with serve(handle, "127.0.0.1", 0, compression=None) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        agent = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-c",
+            "from fairlead.cli import main; main()",
+            "agent",
+            f"--join=http://127.0.0.1:{port}",
+            f"--directory={folder}",
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            stand = Stand(await arrived)
+            await stand.greet()
+            await stand.array(1, 2 * rooms, rooms)
+            seconds = await stand.array(2, tasks, rooms)
+            return seconds, [await stand.lone(3 + at) for at in range(lone)]
+        finally:
+            agent.kill()
+            await agent.wait()
+            await asyncio.to_thread(end_all, folder, 0.0)
+
+
+def _floor(tasks: int) -> float:
+    """Two plain processes that start `/bin/true` and wait for it, again and again: seconds for all tasks."""
+    began = perf_counter()
+    children = [subprocess.Popen([sys.executable, "-S", "-E", "-c", PLAIN, str(tasks // 2)]) for _ in range(2)]
+    for child in children:
+        child.wait()
+    return perf_counter() - began
+
+
+def spawning(scale: float) -> Iterator[Row]:
+    tasks, lone = max(2, int(TASKS * scale)), max(2, int(LONE * scale))
+    floor = tasks / _floor(tasks)
+    yield Row("processes started and awaited by two plain loops", floor, "/s")
+    rooms = 2 * (os.cpu_count() or 1)
+    with tempfile.TemporaryDirectory() as folder:
+        busy = process_time()
+        seconds, times = asyncio.run(_measure(Path(folder), tasks, rooms, lone))
+        busy = process_time() - busy
+    yield Row(
+        "tasks through agent and spawners",
+        tasks / seconds,
+        "/s",
+        goal=0.7 * floor,
+        more=True,
+        ratio=tasks / seconds / floor,
+        against="two plain loops",
+        note=f"{tasks:,} × /bin/true in {rooms} rooms; {busy / tasks * 1e6:.0f} µs a task here in the stand-in",
+    )
+    yield Row(
+        "one task on an idle agent, from launch to its end",
+        median(times) * 1000,
+        "ms",
+        note=f"median of {lone}; the slowest of 100 {sorted(times)[int(0.99 * len(times))] * 1000:.1f} ms",
+    )

@@ -1,0 +1,110 @@
+"""Starting a task: one call, with everything that the new process inherits set before it.
+
+The spawner has one thread, so that its own working directory can be that of the task for a moment.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from time import monotonic
+
+from fairlead.agent.spawner.processes import MARK
+from fairlead.agent.spawner.records import RUNNING
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fairlead.agent.spawner.limits import Limits
+    from fairlead.agent.spawner.records import Result, Task
+
+OPEN = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+DEFAULT_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""What Python or the spawner ignores, and tasks should not."""
+MACHINE_FAULTS = (errno.EAGAIN, errno.ENOMEM, errno.ENOSPC, errno.EMFILE, errno.ENFILE, errno.EDQUOT, errno.EROFS)
+
+
+class Starter:
+    def __init__(self, limits: Limits, mark: str) -> None:
+        self._limits = limits
+        self._mark = mark
+        self._directory = ""
+        self._paths: dict[tuple[str, str], str] = {}
+
+    def mark_of(self, task: Task) -> str:
+        return self._mark + task.name
+
+    def start(self, task: Task) -> Result | None:
+        """Start it, or say why that cannot be."""
+        assert task.spec is not None
+        command, environment, directory, logs, cpu, memory = task.spec
+        environment = environment.copy()
+        if task.own:
+            environment.update(task.own)
+        name = task.name
+        environment["FAIRLEAD_INDEX"] = str(task.index)
+        environment[MARK] = self._mark + name
+        try:
+            if directory != self._directory:
+                os.chdir(directory)
+                self._directory = directory
+        except (OSError, ValueError) as problem:
+            return ("failed", 126, f"its working directory {directory}: {problem}", 0, 0, 0)
+        path = self._path(command[0] if command else "", environment.get("PATH", os.defpath))
+        room = self._limits.take(cpu, memory)
+        began = monotonic()
+        try:
+            pid = self._spawn(path, command, environment, logs, f"{logs}/{name}")
+        except (OSError, ValueError) as problem:
+            self._limits.give(room)
+            self._paths.clear()
+            return _why(problem, command)
+        self._limits.put(room, pid)
+        task.room = room
+        task.state = RUNNING
+        task.pid = pid
+        task.began = began
+        return None
+
+    def _spawn(self, path: str, command: tuple[str, ...], environment: dict[str, str], logs: str, log: str) -> int:
+        actions = (
+            (os.POSIX_SPAWN_OPEN, 1, log + ".out", OPEN, 0o600),
+            (os.POSIX_SPAWN_OPEN, 2, log + ".err", OPEN, 0o600),
+        )
+        try:
+            return os.posix_spawn(
+                path, command, environment, file_actions=actions, setsid=True, setsigmask=(), setsigdef=DEFAULT_SIGNALS
+            )
+        except FileNotFoundError:
+            # It may be the folder of the logs that is missing, and another spawner may be making it.
+            os.makedirs(logs, 0o700, exist_ok=True)
+            return os.posix_spawn(
+                path, command, environment, file_actions=actions, setsid=True, setsigmask=(), setsigdef=DEFAULT_SIGNALS
+            )
+
+    def _path(self, name: str, search: str) -> str:
+        if "/" in name or not name:
+            return name
+        found = self._paths.get((name, search))
+        if found is None:
+            found = name
+            for folder in search.split(os.pathsep):
+                candidate = f"{folder or '.'}/{name}"
+                if os.path.isfile(candidate) and os.access(candidate, os.X_OK):
+                    found = candidate
+                    break
+            if found.startswith("/"):
+                self._paths[name, search] = found
+        return found
+
+
+def _why(problem: OSError | ValueError, command: tuple[str, ...]) -> Result:
+    """A command that cannot be started is its own fault, unless the machine is out of something."""
+    if isinstance(problem, ValueError):
+        return ("failed", 126, f"it cannot be started: {problem}", 0, 0, 0)
+    if problem.errno in MACHINE_FAULTS:
+        return ("refused", 0, f"no process could be started: {problem.strerror}", 0, 0, 0)
+    name = command[0] if command else ""
+    if problem.errno == errno.ENOENT:
+        return ("failed", 127, f"command not found: {name}", 0, 0, 0)
+    return ("failed", 126, f"{name}: {problem.strerror}", 0, 0, 0)

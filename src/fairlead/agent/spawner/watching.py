@@ -1,0 +1,70 @@
+"""Looking after tasks that run: the size of their logs, their memory, and what they leave behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from fairlead.agent.spawner.files import rotate
+from fairlead.agent.spawner.processes import all_processes, owners, signal_all
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from fairlead.agent.spawner.records import Task
+
+SETTLED = 0.5
+"""Seconds. Tasks that have run for less are not looked after yet."""
+
+Marks = dict[int, str]
+"""The first process of a task → the task's mark."""
+
+
+def members(tasks: Iterable[int], marks: Marks) -> dict[int, list[int]]:
+    """The living processes of tasks, by the first process of each. `marks` has all tasks that there are."""
+    processes = all_processes()
+    found: dict[int, list[int]] = {pid: [] for pid in tasks}
+    for pid, owner in owners(marks, processes, os.getpid()).items():
+        if owner in found and processes[pid].alive:
+            found[owner].append(pid)
+    return found
+
+
+def cut_logs(tasks: Iterable[Task], now: float) -> None:
+    for task in tasks:
+        if now - task.began >= SETTLED and task.spec is not None:
+            rotate(f"{task.spec[3]}/{task.name}.out")
+            rotate(f"{task.spec[3]}/{task.name}.err")
+
+
+def too_large(tasks: Iterable[Task], marks: Marks, now: float) -> Iterator[tuple[Task, str]]:
+    """Tasks that use more memory than they asked for, where no cgroup sees to it, with what to tell about it."""
+    limits = {
+        task.pid: task
+        for task in tasks
+        if now - task.began >= SETTLED and task.spec and task.spec[5] and not (task.room and task.room.memory)
+    }
+    if not limits:
+        return
+    processes = all_processes()
+    used = dict.fromkeys(limits, 0)
+    for pid, owner in owners(marks, processes, os.getpid()).items():
+        if owner in used:
+            used[owner] += processes[pid].resident
+    for pid, task in limits.items():
+        assert task.spec is not None
+        if used[pid] > task.spec[5] and not task.cause:
+            yield task, f"it used {used[pid] >> 20} MiB of memory; its limit is {task.spec[5] >> 20} MiB"
+
+
+def end_orphans(marks: Marks) -> bool:
+    """Whoever a task left behind in a session of its own ends when the task is over. Says whether there was any."""
+    with open("/proc/thread-self/children", "rb") as file:
+        strangers = [pid for pid in map(int, file.read().split()) if pid not in marks]
+    if not strangers:
+        return False
+    processes = all_processes()
+    owned = owners(marks, processes, os.getpid())
+    signal_all([pid for pid in strangers if pid not in owned], signal.SIGKILL)
+    return True

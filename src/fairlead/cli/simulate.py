@@ -1,0 +1,245 @@
+"""`fairlead simulate`: what policies make of a trace, on a virtual clock."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from fairlead.cli.output import fail, need_file
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+OFTEN = 200
+"""The bar moves every so many cycles."""
+
+Overrun = Literal["extend", "kill"]
+
+
+def simulate(
+    traces: Annotated[
+        list[Path], typer.Argument(metavar="TRACE…", help="Files: .swf, .csv (openb lists, or our own) or .yaml.")
+    ],
+    policy: Annotated[
+        str,
+        typer.Option(
+            help="fcfs, easy, fair, or a configuration such as fairlead.yaml; with --packing a placement.",
+            show_default="fcfs, with --packing pack",
+        ),
+    ] = "",
+    compare: Annotated[str, typer.Option(help="Several policies, divided by commas, side by side.")] = "",
+    nodes: Annotated[
+        str, typer.Option(help="Other nodes than the trace's: 64, 8x16 (CPUs), 8xcpu=16,gpu=2, or a file.")
+    ] = "",
+    jobs: Annotated[int | None, typer.Option(min=1, help="Only the first so many jobs.")] = None,
+    until: Annotated[str, typer.Option(help="Stop at this simulated time, such as 30d.")] = "",
+    overrun: Annotated[
+        Overrun, typer.Option(help="Jobs that outlast their estimate: raise the estimate, or cut the run.")
+    ] = "extend",
+    seed: Annotated[int | None, typer.Option(min=0, help="Another seed for what is made up.")] = None,
+    packing: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=1000, metavar="PERCENT", help="Only pack: jobs arrive until so much of all GPUs was asked for."
+        ),
+    ] = None,
+    shuffles: Annotated[int, typer.Option(min=1, help="With --packing: the mean of so many random orders.")] = 10,
+    json_file: Annotated[
+        str, typer.Option("--json", metavar="FILE", help="Write the result as JSON; - for stdout.")
+    ] = "",
+    starts: Annotated[str, typer.Option(metavar="FILE.csv", help="Write when each job started and ended.")] = "",
+    report: Annotated[str, typer.Option(metavar="FILE.html", help="Write a page with charts, to look at.")] = "",
+) -> None:
+    """Run a trace through the real scheduler on a virtual clock, and see how long jobs would have waited.
+
+    Nothing is started on this machine. Ctrl-C stops, and shows what there is.
+    Exit code: 0 if it came to its end, 1 if it cannot be done, 2 if a file does not exist, 130 if interrupted.
+    """
+    for path in traces:
+        need_file(path)
+    from fairlead.app import Failed, told
+    from fairlead.cli.documents import Unreadable
+    from fairlead.sim.traces import parse_nodes, read_traces
+
+    try:
+        with told(), _interrupts() as interrupted:
+            given = parse_nodes(nodes, _load) if nodes else None
+            trace = read_traces(traces, _load, overrun, given, jobs, seed)
+            names = [each.strip() for each in compare.split(",")] if compare else [policy] if policy else []
+            if packing is not None:
+                whole = _pack(trace, names, packing, shuffles, seed, json_file, interrupted)
+            else:
+                whole = _simulate(trace, names, until, json_file, starts, report, interrupted)
+    except Failed as problem:
+        fail(str(problem))
+    except Unreadable as problem:
+        fail(f"{problem.problem}{f' (line {problem.line})' if problem.line else ''}")
+    if not whole:
+        typer.echo("interrupted: these are the figures so far", err=True)
+        raise typer.Exit(130)
+
+
+def _simulate(
+    trace: Any,
+    names: list[str],
+    until: str,
+    json_file: str,
+    starts: str,
+    report: str,
+    interrupted: Callable[[], bool],
+) -> bool:
+    """Returns whether it came to its end."""
+    from fairlead.sim.runs import run_policies
+    from fairlead.sim.text import ROWS, parse_time, remarks, write_starts
+
+    end = parse_time(until, "until") if until else None
+    chosen = [_policy(name, trace) for name in names or ["fcfs"]]
+    with _Bar("jobs", len(trace.arrivals)) as bar:
+
+        def watch(run: Any) -> bool:
+            bar.show(run.policy.name, run.record.over, run.now)
+            return interrupted()
+
+        runs = run_policies(trace, chosen, end, watch)
+    results = [run.result for run in runs]
+    _show(trace, results, ROWS, json_file)
+    if json_file != "-":
+        for each in results:
+            for text in remarks(each):
+                typer.echo(f"{each['policy']}: {text}")
+    if starts:
+        with Path(starts).open("w", encoding="utf-8", newline="") as file:
+            write_starts(file, runs)
+    if report:
+        from fairlead.sim.report import page
+
+        Path(report).write_text(page(runs), encoding="utf-8")
+    return all(run.whole for run in runs)
+
+
+def _pack(
+    trace: Any,
+    names: list[str],
+    percent: int,
+    shuffles: int,
+    seed: int | None,
+    json_file: str,
+    interrupted: Callable[[], bool],
+) -> bool:
+    """Returns whether it came to its end."""
+    from fairlead.sim.runs import Packing, run_placements
+    from fairlead.sim.text import PACKING_ROWS
+
+    with _Bar("shuffles", shuffles) as bar:
+
+        def watch(place: str, done: int) -> bool:
+            bar.show(place, done, None)
+            return interrupted()
+
+        packing = Packing(percent, shuffles, 1 if seed is None else seed)
+        results, whole = run_placements(trace, names or ["pack"], packing, watch)
+    if results:
+        _show(trace, results, PACKING_ROWS, json_file)
+    return whole
+
+
+def _load(path: Path) -> object:
+    from fairlead.cli.documents import read_document
+
+    need_file(path)
+    return read_document(path)
+
+
+def _policy(name: str, trace: Any) -> Any:
+    from fairlead.sim.policies import NAMED, policy_of
+
+    if name in NAMED:
+        return NAMED[name](trace)
+    if not Path(name).exists() and "." not in name:
+        fail(f"there is no policy {name}; write {', '.join(NAMED)} or name a file such as fairlead.yaml")
+    return policy_of(name, _load(Path(name)))
+
+
+def _show(trace: Any, results: list[dict[str, Any]], rows: Any, json_file: str) -> None:
+    from fairlead.sim.text import table
+
+    document = results[0] if len(results) == 1 else {"trace": trace.name, "runs": results}
+    text = json.dumps(document, ensure_ascii=False, indent=1)
+    if json_file == "-":
+        typer.echo(text)
+        return
+    if json_file:
+        Path(json_file).write_text(text + "\n", encoding="utf-8")
+    typer.echo(f"{trace.name}: {len(trace.arrivals):,} jobs, {len(trace.nodes):,} nodes")
+    for text in trace.left_out.texts():
+        typer.echo(f"  {text}")
+    for text in table(results, rows):
+        typer.echo(text)
+
+
+@contextmanager
+def _interrupts() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C is asked about between cycles; a second one ends the program as ever."""
+    seen: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        seen.append(number)
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: bool(seen)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class _Bar:
+    """On a terminal's stderr: how much is done, and which simulated time it is."""
+
+    def __init__(self, what: str, total: int) -> None:
+        self._what = what
+        self._total = total
+        self._bar: Progress | None = None
+        self._calls = 0
+
+    def __enter__(self) -> _Bar:
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn(self._what + "{task.fields[time]}"),
+                TimeElapsedColumn(),
+                console=Console(stderr=True),
+                transient=True,
+            )
+            self._bar.start()
+        return self
+
+    def show(self, name: str, done: int, now: int | None) -> None:
+        self._calls += 1
+        if self._bar is None or self._calls % OFTEN != 1:
+            return
+        from fairlead.sim.text import span
+
+        if not self._bar.tasks or self._bar.tasks[-1].description != name:
+            for task in self._bar.tasks:
+                self._bar.update(task.id, visible=False)
+            self._bar.add_task(name, total=self._total, time="")
+        time = "" if now is None else f", simulated {span(now / 1_000_000)}"
+        self._bar.update(self._bar.tasks[-1].id, completed=done, time=time)
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()

@@ -1,0 +1,67 @@
+"""What each queue may call its own, and what it uses, as numbers that can be compared.
+
+Derived from the configuration, the capacity and the accounts, and made anew when one of them is another; nothing about
+it is ever written down. In `slots` a node is one, and so is a task; otherwise they are parts of the whole capacity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fairlead.core.model import Queue, Unit
+from fairlead.core.policy.shares import Measure, entitlements
+
+
+class Entitlements:
+    def __init__(self, unit: Unit, capacity: Mapping[str, int], nodes: int) -> None:
+        self.slots = unit == "slots"
+        self.capacity = dict(capacity)
+        self.nodes = nodes
+        self._measure = Measure(capacity)
+        self.whole = nodes if self.slots else self._measure.whole
+        self._of: dict[str, tuple[int, int]] = {"root": (1, self.whole)}
+        """Path → the share among its siblings, and the entitlement."""
+
+    def of(self, queue: Queue) -> int:
+        """What a queue is entitled to: its part of what its parent is entitled to."""
+        return self._look(queue)[1]
+
+    def share(self, queue: Queue) -> int:
+        """Its weight among its siblings. If none of them has a share, all are alike; else who has none has 0."""
+        return self._look(queue)[0]
+
+    def used(self, queue: Queue) -> int:
+        return self.measure(queue.account.used, queue.account.tasks)
+
+    def measure(self, used: Mapping[str, int], tasks: int) -> int:
+        """What some use is in all, to compare with an entitlement."""
+        return tasks if self.slots else self._measure.dominant_share(used)
+
+    def loaned(self, queue: Queue) -> int:
+        return max(0, self.used(queue) - self.of(queue))
+
+    def percent(self, part: int) -> float:
+        """For people to read; no decision may depend on it."""
+        return 100 * part / self.whole if self.whole else 0.0
+
+    def _look(self, queue: Queue) -> tuple[int, int]:
+        known = self._of.get(queue.path)
+        if known is None:
+            assert queue.parent is not None
+            self._divide(queue.parent)
+            known = self._of[queue.path]
+        return known
+
+    def _divide(self, parent: Queue) -> None:
+        shares = shares_of(parent)
+        owned = entitlements(self.of(parent), shares)
+        for name, child in parent.children.items():
+            self._of[child.path] = (shares[name], owned[name])
+
+
+def shares_of(parent: Queue) -> dict[str, int]:
+    """The shares that count among the children of a queue, by name."""
+    given = {name: child.settings.share for name, child in parent.children.items()}
+    if all(share is None for share in given.values()):
+        return dict.fromkeys(given, 1)
+    return {name: share or 0 for name, share in given.items()}

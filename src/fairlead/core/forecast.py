@@ -1,0 +1,52 @@
+"""When what runs is expected to end, in order: kept up as tasks come and go, so that nobody has to look at all of them.
+
+It is derived, and only there while somebody asks for it. What has no estimate and no time limit never ends, for all
+that is known.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator
+
+from fairlead.core.model import Allocation, Micros, Terms
+from fairlead.core.policy.estimates import expected_end
+
+
+def guess(terms: Terms) -> Micros | None:
+    """About how long a task of a stage takes."""
+    return terms.estimate if terms.estimate is not None else terms.time_limit
+
+
+def end_of(allocation: Allocation, now: Micros) -> Micros | None:
+    began = allocation.since if allocation.started is None else allocation.started
+    return expected_end(began, guess(allocation.stage.terms), now)
+
+
+class Forecast:
+    def __init__(self, allocations: Iterable[Allocation], now: Micros) -> None:
+        self._ends: list[tuple[Micros, int]] = []
+        self._known: dict[int, tuple[Micros, Allocation]] = {}
+        for allocation in allocations:
+            self.add(allocation, now)
+
+    def add(self, allocation: Allocation, now: Micros) -> None:
+        end = end_of(allocation, now)
+        if end is not None and not allocation.rooms:
+            self._known[allocation.id] = (end, allocation)
+            insort(self._ends, (end, allocation.id))
+
+    def drop(self, allocation: Allocation) -> None:
+        known = self._known.pop(allocation.id, None)
+        if known is not None:
+            del self._ends[bisect_left(self._ends, (known[0], allocation.id))]
+
+    def in_order(self, now: Micros) -> Iterator[tuple[Micros, Allocation]]:
+        """What runs, the first to end first. What should have ended already gets another estimate."""
+        late = [self._known[number][1] for _, number in self._ends[: bisect_left(self._ends, (now + 1, 0))]]
+        for allocation in late:
+            self.drop(allocation)
+        for allocation in late:
+            self.add(allocation, now)
+        for end, number in self._ends:
+            yield end, self._known[number][1]

@@ -1,0 +1,104 @@
+"""What will be free at some time, by the estimates of what runs: on any node, or on those that are held."""
+
+from __future__ import annotations
+
+from fairlead.core.changes import Part
+from fairlead.core.explain import MANY
+from fairlead.core.forecast import end_of
+from fairlead.core.holding import may_take, room_for
+from fairlead.core.model import Allocation, Micros
+from fairlead.core.ranges import count
+from fairlead.core.resources import Vector, add
+from fairlead.core.shape import Shape
+from fairlead.core.state import Partition
+
+
+class Future:
+    """What will be free on nodes at some time. Nodes are looked at when somebody asks for them."""
+
+    def __init__(self, p: Partition) -> None:
+        self.p = p
+        self._nodes: dict[int, tuple[Vector, list[int]]] = {}
+
+    def room(self, join: int, shape: Shape, most: int = MANY) -> int:
+        nodes = self.p.nodes
+        row = nodes.rows[join]
+        if not nodes.placeable(row) or join in nodes.held or not may_take(nodes, row, shape):
+            return 0
+        return self.slots(join, shape, 1 if shape.key.apart else most)
+
+    def slots(self, join: int, shape: Shape, most: int) -> int:
+        """The same for those who may use the node, whoever else may not."""
+        return room_for(*self._node(join), shape, most)[0]
+
+    def end(self, allocation: Allocation) -> None:
+        self.take(allocation.node, allocation.stage.shape, -count(allocation.indices), allocation.devices)
+
+    def take(self, join: int, shape: Shape, tasks: int, devices: tuple[int, ...]) -> None:
+        """Tasks will be there; below 0, they will have gone."""
+        free, used = self._node(join)
+        add(free, shape.resources, -tasks)
+        for device in devices:
+            if device < len(used):
+                used[device] += shape.device_milli if tasks > 0 else -shape.device_milli
+
+    def without(self, placed: list[tuple[Shape, Part]]) -> None:
+        """Learn of nodes as they were before something was placed there, just now."""
+        new = [(shape, part) for shape, part in placed if part.node not in self._nodes]
+        for shape, part in new:
+            self.take(part.node, shape, -count(part.indices), part.devices)
+
+    def pack(self, join: int, shape: Shape, most: int) -> int:
+        """Set down as many tasks as there is room for, up to a number. Returns how many."""
+        tasks = self.room(join, shape, most)
+        if tasks:
+            free, used = self._node(join)
+            self.take(join, shape, tasks, room_for(free, used, shape, tasks)[1])
+        return tasks
+
+    def copy(self) -> Future:
+        other = Future(self.p)
+        other._nodes = {join: (dict(free), list(used)) for join, (free, used) in self._nodes.items()}
+        return other
+
+    def _node(self, join: int) -> tuple[Vector, list[int]]:
+        known = self._nodes.get(join)
+        if known is None:
+            nodes = self.p.nodes
+            row = nodes.rows[join]
+            free = {name: column[row] - nodes.used[name][row] for name, column in nodes.capacity.items()}
+            known = self._nodes[join] = (free, nodes.devices[row][: nodes.gpus[row]])
+        return known
+
+
+def lent_nodes(p: Partition) -> dict[int, Micros]:
+    """The held nodes that none of those they are held for can use before some time."""
+    lent: dict[int, Micros] = {}
+    for hold in p.holds.values():
+        when = p.now
+        for join, position, tasks in hold.places:
+            free = _free_at(p, join, p.jobs[hold.job].stages[position].shape, tasks)
+            if free is None:
+                when = p.now  # it may start at any time
+                break
+            when = max(when, free)
+        for join in hold.nodes:
+            lent[join] = min(lent.get(join, when), when)
+    return {join: until for join, until in lent.items() if until > p.now}
+
+
+def _free_at(p: Partition, join: int, shape: Shape, tasks: int) -> Micros | None:
+    """When there will be room for so many tasks on a node; None if that is not known."""
+    future = Future(p)
+    ends: list[tuple[Micros, int, Allocation]] = []
+    for allocation in p.nodes.allocations[p.nodes.rows[join]].values():
+        end = end_of(allocation, p.now)
+        if end is not None and not allocation.rooms:
+            ends.append((end, allocation.id, allocation))
+    when = p.now
+    for end, _, allocation in sorted(ends, key=lambda each: each[:2]):
+        if future.slots(join, shape, tasks) >= tasks:
+            break
+        future.end(allocation)
+        when = end
+    return when if future.slots(join, shape, tasks) >= tasks else None

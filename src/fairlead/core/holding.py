@@ -1,0 +1,136 @@
+"""Held nodes: how much of a node is kept for whom, by its capacity, and who may use it now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from fairlead.core.forecast import guess
+from fairlead.core.model import Hold, Micros, Stage
+from fairlead.core.nodeindex import Choice
+from fairlead.core.nodes import NodeTable
+from fairlead.core.policy.fit import choose_devices, room
+from fairlead.core.ranges import count
+from fairlead.core.resources import GPU, Vector, add
+from fairlead.core.shape import Shape
+from fairlead.core.state import Partition
+
+Wanted = Iterable[tuple[Shape, int]]
+"""Shapes and how many tasks of each."""
+
+
+def kept_on(p: Partition, join: int) -> list[tuple[Shape, int]]:
+    """What a node is kept for, in the order of the holds."""
+    return [
+        (p.jobs[p.holds[seq].job].stages[position].shape, tasks)
+        for seq, places in sorted(p.nodes.held.get(join, {}).items())
+        for _, position, tasks in places
+    ]
+
+
+def claimed_on(p: Partition, join: int) -> list[tuple[Shape, int]]:
+    """The same, and what has landed there since: it is in the way of those that hold the node still."""
+    claimed = kept_on(p, join)
+    since = min((p.holds[seq].since for seq in p.nodes.held.get(join, ())), default=None)
+    for allocation in p.nodes.allocations[p.nodes.rows[join]].values():
+        if since is not None and allocation.since >= since and not allocation.rooms:
+            claimed.append((allocation.stage.shape, count(allocation.indices)))
+    return claimed
+
+
+def room_beside(nodes: NodeTable, join: int, others: Wanted, shape: Shape, most: int) -> int:
+    """How many tasks of a shape would fit a node if it were empty but for some others; -1 if these do not fit."""
+    row = nodes.rows[join]
+    taken: Vector = {}
+    devices = [0] * nodes.gpus[row]
+    for other, tasks in others:
+        add(taken, other.resources, tasks)
+        if other.devices:
+            chosen = choose_devices(devices, len(devices), other.devices, other.device_milli, tasks)
+            if len(chosen) < other.devices * tasks:
+                return -1
+            for device in chosen:
+                devices[device] += other.device_milli
+    free = {name: column[row] - taken.get(name, 0) for name, column in nodes.capacity.items()}
+    if any(free.get(name, -amount) < 0 for name, amount in taken.items()):
+        return -1
+    return room_for(free, devices, shape, most)[0]
+
+
+def room_now(nodes: NodeTable, join: int, shape: Shape, most: int) -> tuple[int, tuple[int, ...]]:
+    """How many tasks of a shape a node has room for, up to a number, and the devices they get."""
+    row = nodes.rows[join]
+    free = {name: column[row] - nodes.used[name][row] for name, column in nodes.capacity.items()}
+    return room_for(free, nodes.devices[row][: nodes.gpus[row]], shape, most)
+
+
+def room_for(free: Vector, devices: list[int], shape: Shape, most: int) -> tuple[int, tuple[int, ...]]:
+    """How many tasks fit what is free, where so much of each device is used, and the devices they get."""
+    most = room([(free.get(name, 0), amount) for name, amount in shape.amounts if name != GPU], most)
+    if not shape.devices or not most:
+        return most, ()
+    chosen = choose_devices(devices, len(devices), shape.devices, shape.device_milli, most)
+    return len(chosen) // shape.devices, chosen
+
+
+def choose_held(p: Partition, stage: Stage, kind: int, most: int) -> list[Choice]:
+    """The held nodes where tasks of a stage may start now: those that are held for it.
+
+    A node that others hold too gives it no more than its part, so that it delays none of them.
+    """
+    reservation = stage.reservations[kind]
+    chosen: list[Choice] = []
+    if reservation is None or reservation.seq not in p.holds:
+        return chosen
+    for join, position, tasks in p.holds[reservation.seq].places:
+        if position == stage.position and most and p.nodes.placeable(p.nodes.rows[join]):
+            alone = len(p.nodes.held[join]) == 1 and not stage.shape.key.apart and not reservation.whole
+            fitting, devices = room_now(p.nodes, join, stage.shape, most if alone else min(tasks, most))
+            if fitting:
+                chosen.append(Choice(join, fitting, devices))
+                most -= fitting
+    return chosen
+
+
+def choose_lent(p: Partition, stage: Stage, most: int, lent: Mapping[int, Micros]) -> list[Choice]:
+    """The held nodes for tasks of anybody that are in nobody's way.
+
+    Those ask for nothing, or are expected to be over before the nodes' holders can start, as `lent` says.
+    """
+    shape, nodes = stage.shape, p.nodes
+    lasts = guess(stage.terms)
+    own = [each.seq for each in stage.reservations if each is not None]
+    near = {each.node for each in (stage.live or {}).values()} if shape.key.apart else ()
+    chosen: list[Choice] = []
+    for join in sorted(nodes.held) if lent or not shape.amounts else ():
+        row = nodes.rows[join]
+        if most <= 0 or join in near or not nodes.placeable(row) or not may_take(nodes, row, shape):
+            continue
+        if shape.amounts and (lasts is None or p.now + lasts > lent.get(join, 0)):
+            continue
+        if not any(seq in nodes.held[join] for seq in own):
+            tasks, devices = room_now(nodes, join, shape, 1 if shape.key.apart else most)
+            if tasks:
+                chosen.append(Choice(join, tasks, devices))
+                most -= tasks
+    return chosen
+
+
+def may_take(nodes: NodeTable, row: int, shape: Shape) -> bool:
+    """Whether a node takes tasks of a shape, whatever room it has."""
+    return nodes.manager[row] == shape.key.manager and shape.accepts(
+        nodes.labels[row], nodes.taints[row], nodes.pool[row]
+    )
+
+
+def stands(p: Partition, hold: Hold) -> bool:
+    """Whether the nodes of a hold can still be what they are held for."""
+    nodes = p.nodes
+    stages = p.jobs[hold.job].stages
+    for join, position, _ in hold.places:
+        row = nodes.rows.get(join)
+        if row is None or nodes.state[row] != "up" or join in nodes.avoided:
+            return False
+        shape = stages[position].shape
+        if not may_take(nodes, row, shape) or room_beside(nodes, join, kept_on(p, join), shape, 0) < 0:
+            return False
+    return True

@@ -1,0 +1,75 @@
+"""The turns inside a leaf: of all its open lanes the first head by the leaf's order, and the lanes' way to sleep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heappop, heappush, heapreplace
+
+from fairlead.core.lanes import Lane
+from fairlead.core.model import Queue, Reservation
+from fairlead.core.phases.turn import is_bounded
+from fairlead.core.policy.order import Key
+from fairlead.core.state import Partition
+
+
+class Turns:
+    """The next reservation of each open lane of a leaf, first the one whose turn it is."""
+
+    def __init__(self, p: Partition, leaf: Queue, lanes: list[Lane]) -> None:
+        self.p = p
+        self.leaf = leaf
+        self.fair = leaf.settings.order == "fair"
+        self._heap: list[tuple[Key, str, Lane, Reservation]] = []
+        self._walks: dict[Lane, Iterator[Reservation]] = {}
+        self._passed: dict[int, None] = {}
+        self._no_room: dict[Lane, Reservation] = {}
+        """The first of a lane that found no room, where others behind it were tried."""
+        for lane in lanes:
+            head = lane.head()
+            if head is not None:
+                self._walks[lane] = walk = iter(lane)
+                heappush(self._heap, (lane.key(head), lane.text, lane, next(walk)))
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def current(self) -> tuple[Lane, Reservation]:
+        """Whose turn it is, until its lane goes on or is closed."""
+        heap = self._heap
+        while self.fair:
+            key, text, lane, reservation = heap[0]
+            place = lane.key(reservation)
+            if place == key:
+                break
+            heapreplace(heap, (place, text, lane, reservation))  # its job runs more than before
+        return heap[0][2], heap[0][3]
+
+    def go_on(self, after: Reservation | None = None) -> None:
+        """The turn is over. The lane queues up again, with the reservation that had it if that wants more."""
+        lane = self._heap[0][2]
+        following = after
+        if self.fair:
+            # Places move with every task that starts: look from the beginning, past those that were passed over.
+            found = lane.after(self._passed)
+            following = None if found is None else found[1]
+        elif after is None or after.stage.reservations[after.kind] is not after:
+            following = next(self._walks[lane], None)
+        if following is None:
+            self.close()
+        else:
+            heapreplace(self._heap, (lane.key(following), lane.text, lane, following))
+
+    def pass_over(self, no_room: bool = False) -> None:
+        """It keeps its place, and the next one of its lane is tried."""
+        _, _, lane, reservation = self._heap[0]
+        self._passed[id(reservation)] = None
+        if no_room:
+            self._no_room.setdefault(lane, reservation)
+        self.go_on()
+
+    def close(self, no_room: Reservation | None = None) -> None:
+        """Nothing more of this lane: it sleeps until something changes for it, or for who found no room."""
+        lane = heappop(self._heap)[2]
+        lane.no_room = no_room = no_room or self._no_room.get(lane)
+        lane.blocked = no_room if no_room is not None and is_bounded(no_room.stage.job) else None
+        lane.slept = (self.p.room, self.p.nodes.version)

@@ -1,0 +1,130 @@
+"""Turns down the queue tree: on each level the child whose turn it is by its share, down to a leaf.
+
+Only queues with something to serve stand here. Each keeps what it would use by now, so that tasks in hand count too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from heapq import heapify, heappop, heapreplace
+
+from fairlead.core.entitlement import Entitlements
+from fairlead.core.model import Queue
+from fairlead.core.policy.shares import Key, turn_key
+from fairlead.core.resources import Vector, add
+
+Place = tuple[bool, Key]
+"""Whether it has had the starts that `slots` count out for it, and its place by use and share."""
+
+
+class Branch:
+    """A queue that has something to serve, itself or below it."""
+
+    __slots__ = ("_rights", "_tasks", "_used", "below", "entitled", "owed", "queue", "rivals", "share", "up")
+
+    def __init__(self, queue: Queue, up: Branch | None, rights: Entitlements) -> None:
+        self.queue = queue
+        self.up = up
+        self.below: list[tuple[Place, Branch]] = []
+        """A heap of those below it, first the one whose turn it is."""
+        self.rivals = False
+        """Whether anybody else on its level, or above it, had something to serve at the beginning."""
+        self.owed = 0
+        """In `slots`: how many starts it has yet to get before it stands in line for more."""
+        self.share = self.entitled = 0
+        self._rights = rights
+        self._used: Vector = {}
+        self._tasks = 0
+
+    def stand(self) -> Place:
+        """Take up its place among its siblings."""
+        self.share, self.entitled = self._rights.share(self.queue), self._rights.of(self.queue)
+        self._used, self._tasks = dict(self.queue.account.used), self.queue.account.tasks
+        return self._place(self._rights.measure(self._used, self._tasks))
+
+    def _place(self, use: int) -> Place:
+        return (self.owed <= 0, turn_key(use, self.share, self.entitled, self.queue.name))
+
+    def use(self, resources: Vector, times: int, tasks: int) -> Place:
+        """It uses so much more from here on; returns the place it has now."""
+        add(self._used, resources, times)
+        self._tasks += tasks
+        self.owed -= tasks
+        return self._place(self._rights.measure(self._used, self._tasks))
+
+    def turns_before(self, rival: Place, resources: Vector, most: int) -> int:
+        """How many equal tasks it may start, one after the other, before it is the rival's turn; at least one."""
+        least = 1
+        while least < most:
+            middle = (least + most + 1) // 2
+            # The place it would have after all but the last of them.
+            used = dict(self._used)
+            add(used, resources, middle - 1)
+            use = self._rights.measure(used, self._tasks + middle - 1)
+            owed = self.owed - middle + 1
+            place = (owed <= 0, turn_key(use, self.share, self.entitled, self.queue.name))
+            if place < rival:
+                least = middle
+            else:
+                most = middle - 1
+        return least
+
+
+class Tree:
+    def __init__(self, leaves: list[Queue], rights: Entitlements, owed: Mapping[str, int]) -> None:
+        """`owed` says, by path, how many starts a queue has to get first."""
+        self._branches: dict[str, Branch] = {}
+        self._rights = rights
+        self._owed = owed
+        root: Branch | None = None
+        for leaf in leaves:
+            root = self._grow(leaf)
+            while root.up is not None:
+                root = root.up
+        self._root = root
+        for branch in self._branches.values():
+            branch.rivals = branch.up is not None and (branch.up.rivals or len(branch.up.below) > 1)
+            if len(branch.below) > 1:
+                branch.below = [(each.stand(), each) for _, each in branch.below]
+                heapify(branch.below)
+
+    def next(self) -> Branch | None:
+        """The leaf whose turn it is."""
+        branch = self._root
+        while branch is not None and branch.below:
+            branch = branch.below[0][1]
+        return branch
+
+    def after(self, leaf: Branch, over: bool, resources: Vector, times: int, tasks: int) -> None:
+        """The turn was the leaf's; it started so many tasks, which use the resources so many times. Or it is over."""
+        branch: Branch = leaf
+        while branch.up is not None:
+            level = branch.up.below
+            if over:
+                heappop(level)
+                over = not level
+            elif len(level) > 1:
+                heapreplace(level, (branch.use(resources, times, tasks), branch))
+            branch = branch.up
+        if over:
+            self._root = None
+
+    def run(self, leaf: Branch, resources: Vector, most: int) -> int:
+        """How many equal tasks the leaf may start at once, as if by single turns: until it is somebody else's."""
+        branch: Branch = leaf
+        while branch.up is not None and most > 1:
+            level = branch.up.below
+            if len(level) > 1:
+                most = branch.turns_before(min(level[1:3])[0], resources, most)
+            branch = branch.up
+        return most
+
+    def _grow(self, queue: Queue) -> Branch:
+        branch = self._branches.get(queue.path)
+        if branch is None:
+            up = None if queue.parent is None else self._grow(queue.parent)
+            branch = self._branches[queue.path] = Branch(queue, up, self._rights)
+            branch.owed = self._owed.get(queue.path, 0)
+            if up is not None:
+                up.below.append(((False, (0, 0, "")), branch))
+        return branch

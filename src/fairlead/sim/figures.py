@@ -1,0 +1,150 @@
+"""The figures of a simulation: waits, slowdowns, utilisation, and the schedule itself as one digest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from decimal import Decimal
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+
+from fairlead.core.model import Micros
+from fairlead.core.resources import MILLI, SECOND
+from fairlead.sim.record import Record
+
+BOUND = 10 * SECOND
+"""Jobs shorter than this count as so long in a bounded slowdown."""
+DIGITS = 6
+
+
+class Job(msgspec.Struct, frozen=True, gc=False):
+    """A job that started, with what figures are made of. `work` is what it asks for times how long it runs."""
+
+    id: str
+    submit: Micros
+    start: Micros
+    end: Micros | None
+    run: Micros
+    work: int
+    user: str
+    queue: str
+
+    @property
+    def wait(self) -> Micros:
+        return self.start - self.submit
+
+    @property
+    def slowdown(self) -> float:
+        return max(1.0, (self.wait + self.run) / max(self.run, BOUND))
+
+
+def started_jobs(record: Record) -> list[Job]:
+    """In the order of the queue."""
+    jobs: list[Job] = []
+    for at, arrival in enumerate(record.trace.arrivals):
+        outcome = record.job(at)
+        if outcome.started is not None:
+            jobs.append(
+                Job(
+                    arrival.id,
+                    arrival.at,
+                    outcome.started,
+                    outcome.ended,
+                    arrival.run,
+                    arrival.work(record.trace.resource),
+                    arrival.spec.user,
+                    outcome.queue,
+                )
+            )
+    return jobs
+
+
+def figures(record: Record, policy: str, wall: float) -> dict[str, Any]:
+    """All of them, as a document. Durations are in seconds."""
+    trace = record.trace
+    jobs = started_jobs(record)
+    submits = [each.at for each in trace.arrivals]
+    ends = [each.end for each in jobs if each.end is not None]
+    makespan = max(ends) - min(submits) if ends else 0
+    amount = trace.amount(trace.resource)
+    work = sum(each.work for each in jobs if each.end is not None)
+    return {
+        "trace": trace.name,
+        "policy": policy,
+        **summary(jobs),
+        "submitted": record.arrived,
+        "not_started": record.arrived - record.started - len(record.refused),
+        "not_ended": record.arrived - record.over,
+        "refused": refusals(record),
+        "left_out": trace.left_out.rows(),
+        "resource": trace.resource,
+        "capacity": amount / MILLI,
+        "utilisation": round(work / (amount * makespan), DIGITS) if makespan and amount else 0.0,
+        "work_s": _rounded(Decimal(work) / MILLI / SECOND),
+        "makespan_s": plain(makespan),
+        "starts_sha256": sha256(starts(jobs).encode()).hexdigest(),
+        "queues": _by((each.queue, each) for each in jobs),
+        "users": _by((each.user, each) for each in jobs),
+        "wall_s": round(wall, 3),
+        "cycles": record.cycles,
+        "decisions": record.placements,
+        "decisions_per_s": round(record.placements / wall, 1) if wall else 0.0,
+        "tasks": record.tasks,
+    }
+
+
+def summary(jobs: Sequence[Job]) -> dict[str, Any]:
+    waits = sorted(each.wait for each in jobs)
+    total = sum(waits)
+    return {
+        "jobs": len(jobs),
+        "jobs_waiting": sum(1 for each in waits if each),
+        "sum_wait_s": plain(total),
+        "mean_wait_s": round(total / SECOND / len(jobs), DIGITS) if jobs else 0.0,
+        "median_wait_s": plain(percentile(waits, 50)),
+        "p95_wait_s": plain(percentile(waits, 95)),
+        "max_wait_s": plain(waits[-1] if waits else 0),
+        "mean_bounded_slowdown_10s": round(sum(each.slowdown for each in jobs) / len(jobs), DIGITS) if jobs else 0.0,
+    }
+
+
+def percentile(ordered: Sequence[int], percent: int) -> int:
+    """By nearest rank: the smallest of which so many percent are not above."""
+    return ordered[max(1, -(-len(ordered) * percent // 100)) - 1] if ordered else 0
+
+
+def starts(jobs: Iterable[Job]) -> str:
+    """A line for each job: its id and when it started, in seconds."""
+    return "".join([f"{each.id} {plain(each.start)}\n" for each in jobs])
+
+
+def plain(micros: Micros) -> int | float:
+    """Seconds, as a whole number where it is one."""
+    whole, rest = divmod(micros, SECOND)
+    return micros / SECOND if rest else whole
+
+
+def refusals(record: Record) -> list[dict[str, Any]]:
+    """Why the scheduler did not take jobs, with how many and the first of them."""
+    found: dict[str, list[str]] = {}
+    for at in sorted(record.refused):
+        found.setdefault(record.refused[at], []).append(record.trace.arrivals[at].id)
+    return [{"why": why, "count": len(ids), "jobs": ids[:10]} for why, ids in found.items()]
+
+
+def _by(jobs: Iterable[tuple[str, Job]]) -> dict[str, dict[str, Any]]:
+    groups: dict[str, list[Job]] = {}
+    for name, job in jobs:
+        groups.setdefault(name, []).append(job)
+    return {
+        name: {
+            **summary(groups[name]),
+            "work_s": _rounded(Decimal(sum(each.work for each in groups[name])) / MILLI / SECOND),
+        }
+        for name in sorted(groups)
+    }
+
+
+def _rounded(value: Decimal) -> int | float:
+    return int(value) if value == int(value) else round(float(value), DIGITS)

@@ -1,0 +1,142 @@
+"""How full a placement can pack a fleet: jobs only arrive, in random order, until a share of all GPUs was asked for.
+
+Nothing ends, so a job that finds no room fails. What arrives is the trace, shuffled; if that is not enough, random jobs
+of it come again. Nodes join in a random order too: of equal ones the first is taken, and that must not decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from random import Random
+from typing import Any
+
+import msgspec
+
+from fairlead.core.config import PLACEMENT_NAMES, parse_partition
+from fairlead.core.errors import Refused
+from fairlead.core.policy.fragmentation import Task, Workload
+from fairlead.core.resources import CPU, GPU, MILLI, SECOND
+from fairlead.core.shape import Shape
+from fairlead.core.state import Partition
+from fairlead.sim.policies import ONE_QUEUE, Policy
+from fairlead.sim.simulation import Simulation
+from fairlead.sim.traces import Arrival, LeftOut, Trace
+
+BATCH = 100
+"""So many arrive at a time."""
+FOR_EVER = 10_000 * 24 * 3600 * SECOND
+
+
+class Packed(msgspec.Struct, frozen=True):
+    """What one shuffle came to."""
+
+    seed: int
+    allocated: int
+    """Milli-GPU."""
+    failed: int
+    arrived: int
+    fragmented: float
+    """Of the idle GPUs, how many the next job is expected to find useless."""
+
+
+def pack(trace: Trace, place: str, percent: int, seed: int, stop: Callable[[], bool] = lambda: False) -> Packed | None:
+    """One shuffle; nothing if it was stopped."""
+    if place not in PLACEMENT_NAMES:
+        raise Refused("place", f"there is no placement {place}; write {', '.join(PLACEMENT_NAMES)}")
+    if not trace.amount(GPU):
+        raise Refused("packing", "the nodes have no GPUs, which is what it is about; name nodes that have some")
+    shuffled = _shuffled(trace, percent, Random(seed))
+    policy = Policy(place, parse_partition({**ONE_QUEUE, "place": place, "seed": seed}, place))
+    simulation = Simulation(shuffled, policy)
+    if not simulation.run(until=shuffled.arrivals[-1].at, stop=lambda _: stop()):
+        return None
+    p = simulation.writer.partition
+    return Packed(
+        seed,
+        p.root.account.used.get(GPU, 0),
+        simulation.record.arrived - simulation.record.started,
+        simulation.record.arrived,
+        fragmented(p, trace.arrivals),
+    )
+
+
+def summary(trace: Trace, place: str, percent: int, packed: Sequence[Packed]) -> dict[str, Any]:
+    """Means over the shuffles."""
+    total = trace.amount(GPU)
+    shares = [100 * each.allocated / total for each in packed]
+    mean = sum(shares) / len(shares)
+    return {
+        "trace": trace.name,
+        "policy": place,
+        "arrived_percent": percent,
+        "shuffles": len(packed),
+        "gpus": total // MILLI,
+        "gpu_allocation_percent": round(mean, 3),
+        "lowest_percent": round(min(shares), 3),
+        "highest_percent": round(max(shares), 3),
+        "unallocated_gpus": round(total / MILLI * (1 - mean / 100), 2),
+        "failed_pods": round(sum(each.failed for each in packed) / len(packed), 1),
+        "arrived_pods": round(sum(each.arrived for each in packed) / len(packed), 1),
+        "fragmented_gpus": round(sum(each.fragmented for each in packed) / len(packed), 2),
+        "left_out": trace.left_out.rows(),
+    }
+
+
+def _shuffled(trace: Trace, percent: int, rng: Random) -> Trace:
+    nodes = list(trace.nodes)
+    rng.shuffle(nodes)
+    wanted = trace.amount(GPU) * percent // 100
+    arrivals: list[Arrival] = []
+    asked = 0
+    for each in _endless(trace.arrivals, rng):
+        if asked >= wanted:
+            break
+        number = len(arrivals)
+        arrivals.append(Arrival(number // BATCH * SECOND, str(number), each.spec, (FOR_EVER,)))
+        asked += sum(dict(stage.resources).get(GPU, 0) * stage.count for stage in each.spec.stages)
+    return Trace(trace.name, arrivals, nodes, LeftOut())
+
+
+def _endless(arrivals: Sequence[Arrival], rng: Random) -> Iterator[Arrival]:
+    """All of them in random order, then any of them again and again."""
+    yield from rng.sample(arrivals, len(arrivals))
+    if not any(dict(stage.resources).get(GPU) for each in arrivals for stage in each.spec.stages):
+        raise Refused("packing", "no job asks for GPUs; name a trace with some that do")
+    while True:
+        yield rng.choice(arrivals)
+
+
+def fragmented(p: Partition, usual: Sequence[Arrival]) -> float:
+    """The idle GPUs that the usual work cannot use, on the average over its jobs."""
+    weights: dict[Shape, int] = {}
+    shapes: dict[object, Shape] = {}
+    for arrival in usual:
+        for stage in arrival.spec.stages:
+            key = stage.shape_key("")
+            shape = shapes.setdefault(key, Shape(key))
+            weights[shape] = weights.get(shape, 0) + 1
+    names = [CPU, *sorted({name for shape in weights for name, _ in shape.amounts} - {CPU, GPU})]
+    columns = [p.nodes.columns(name) for name in names]
+    workloads: dict[tuple[tuple[str, str], ...], Workload] = {}
+    pieces = 0.0
+    for row in p.nodes.rows.values():
+        if not p.nodes.devices[row]:
+            continue
+        kind = tuple(sorted(p.nodes.labels[row].items()))
+        if kind not in workloads:
+            workloads[kind] = _workload(weights, names, dict(kind))
+        free = [capacity[row] - used[row] for capacity, used in columns]
+        workload = workloads[kind]
+        pieces += workload.fragmentation(free, p.nodes.devices[row]) / workload.total
+    return pieces / MILLI
+
+
+def _workload(weights: dict[Shape, int], names: Sequence[str], labels: dict[str, str]) -> Workload:
+    """The usual work on nodes with these labels."""
+    here = [(shape, weight) for shape, weight in weights.items() if shape.accepts(labels, (), "")]
+    tasks: list[tuple[Task, int]] = []
+    for shape, weight in here:
+        amounts = dict(shape.amounts)
+        asks = tuple(amounts.get(name, 0) for name in names)
+        tasks.append((Task(asks, shape.devices, shape.device_milli), weight))
+    return Workload(tasks, sum(weights.values()) - sum(weight for _, weight in here))

@@ -1,0 +1,72 @@
+"""Policies to simulate: a few by name, or the configuration of a partition as in fairlead.yaml."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from fairlead.core.config import QUEUE_NAME, parse_config, parse_partition
+from fairlead.core.errors import Refused
+from fairlead.core.model import JobSpec
+from fairlead.core.settings import PartitionConfig
+from fairlead.sim.traces import Trace
+
+MOST = 10_000_000
+ONE_QUEUE: dict[str, Any] = {
+    "chain": 0,  # with chains, what runs when depends on what was measured
+    "max_placed": MOST,  # all that may start at one instant starts in one cycle
+    "queues": {"root": {"all": {"order": "fifo"}}},
+    "requestors": [{"match": "", "queue": "root.all"}],
+}
+
+
+class Policy:
+    def __init__(self, name: str, config: PartitionConfig, homes: Mapping[str, str] | None = None) -> None:
+        self.name = name
+        self.config = config
+        self._homes = homes or {}
+        """User → queue, where the trace names none that the policy knows."""
+        self._paths = {path for path, _ in config.queues}
+
+    def place(self, spec: JobSpec) -> JobSpec:
+        """The job as it is submitted: the queue of its trace counts where the policy has one of that name."""
+        queue = self._homes.get(spec.user, "")
+        if spec.queue in self._paths:
+            return spec
+        if spec.queue and f"root.{spec.queue}" in self._paths:
+            queue = f"root.{spec.queue}"
+        return spec if queue == spec.queue else msgspec.structs.replace(spec, queue=queue)
+
+
+def fcfs(trace: Trace) -> Policy:
+    """First come, first served: one queue, and nobody passes its head."""
+    return Policy("fcfs", parse_partition(ONE_QUEUE, "fcfs"))
+
+
+def easy(trace: Trace) -> Policy:
+    """The same, and who does not delay the head may pass it."""
+    return Policy("easy", parse_partition({**ONE_QUEUE, "backfill": True}, "easy"))
+
+
+def fair(trace: Trace) -> Policy:
+    """A queue for each user with an equal share, and backfilling, so that large jobs have their turn too."""
+    users = sorted({each.spec.user for each in trace.arrivals})
+    names = {user: user if QUEUE_NAME.fullmatch(user) else f"user-{at}" for at, user in enumerate(users)}
+    queues = {name: {"order": "fifo", "share": 1} for name in names.values()}
+    document = {**ONE_QUEUE, "backfill": True, "queues": {"root": queues}, "requestors": []}
+    return Policy("fair", parse_partition(document, "fair"), {user: f"root.{name}" for user, name in names.items()})
+
+
+NAMED: dict[str, Callable[[Trace], Policy]] = {"fcfs": fcfs, "easy": easy, "fair": fair}
+
+
+def policy_of(name: str, document: object) -> Policy:
+    """A policy from a configuration document with one partition, or from the settings of one."""
+    if isinstance(document, Mapping) and "partitions" not in document:
+        document = {"partitions": {"default": document}}
+    configs = parse_config({} if document is None else document)
+    if len(configs) != 1:
+        raise Refused("partitions", f"{len(configs)} are configured; a simulation runs one, so leave one")
+    return Policy(name, next(iter(configs.values())))

@@ -1,0 +1,139 @@
+"""What became of each job of a simulation, gathered after each cycle from the jobs that it touched."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from fairlead.core.changes import JobForgotten, Placed, SinglesPlaced
+from fairlead.core.cycle import Cycle
+from fairlead.core.model import Micros
+from fairlead.core.ranges import count
+from fairlead.core.state import Partition
+from fairlead.sim.traces import Trace
+
+NEVER = -1
+
+
+class Outcome(NamedTuple):
+    """One job. Times are None while they have not come."""
+
+    submitted: Micros
+    started: Micros | None
+    ended: Micros | None
+    state: str
+    queue: str
+
+
+class Record:
+    """An observer of the writer. Jobs are known by their place in the trace."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self._at = {each.job: at for at, each in enumerate(trace.arrivals)}
+        jobs = len(trace.arrivals)
+        self._started = array("q", [NEVER]) * jobs
+        self._ended = array("q", [NEVER]) * jobs
+        self._states: dict[int, str] = {}
+        """Only of jobs that ended in another way than well."""
+        self._queues: dict[int, str] = {}
+        self.refused: dict[int, str] = {}
+        self.arrived = 0
+        self.started = 0
+        self.over = 0
+        self.cycles = 0
+        self.placements = 0
+        self.tasks = 0
+        self.times = array("q")
+        """At these times the figures below changed."""
+        self.used = array("q")
+        """How much of the trace's main resource was allocated."""
+        self.waiting = array("q")
+        """How many jobs had not started yet."""
+        self._partition: Partition | None = None
+
+    def job(self, at: int) -> Outcome:
+        started, ended = self._started[at], self._ended[at]
+        return Outcome(
+            self.trace.arrivals[at].at,
+            None if started == NEVER else started,
+            None if ended == NEVER else ended,
+            self._states.get(at, "waiting" if started == NEVER else "running" if ended == NEVER else "succeeded"),
+            self._queues.get(at, ""),
+        )
+
+    def arrive(self, jobs: int) -> None:
+        """So many are submitted in the next cycle."""
+        self.arrived += jobs
+
+    def accept(self, at: int, queue: str) -> None:
+        """The scheduler took a job, into that queue."""
+        self._queues[at] = queue
+
+    def refuse(self, at: int, why: str) -> None:
+        """The scheduler did not take a job."""
+        self.refused[at] = why
+        self._states[at] = "refused"
+        self.over += 1
+
+    @property
+    def is_over(self) -> bool:
+        return self.over == len(self.trace.arrivals)
+
+    # -- observing -----------------------------------------------------------------------------------------------
+
+    def began(self, partition: Partition) -> None:
+        self._partition = partition
+
+    def cycle(self, decided: Cycle, seconds: Mapping[str, float]) -> None:
+        p = self._partition
+        assert p is not None
+        self.cycles += 1
+        for job_id in p.touched.jobs:
+            job = p.jobs[job_id]
+            if job.ended_at is not None:
+                self._end(job_id, p.now, job.state)
+            elif job.allocations:
+                self._start(job_id, p.now)
+        for change, kept in decided.plan.done:
+            kind = type(change)
+            if kind is Placed:
+                assert isinstance(change, Placed)
+                self.placements += 1
+                self.tasks += sum([count(part.indices) for part in change.parts])
+            elif kind is SinglesPlaced:
+                assert isinstance(change, SinglesPlaced)
+                self.placements += len(change.tasks)
+                self.tasks += len(change.tasks)
+            elif kind is JobForgotten:
+                self._end(kept[0].id, p.now, kept[0].state)  # where nothing is kept, in the cycle in which it ended
+        self._sample(p.now)
+
+    def stopped(self, partition: Partition, why: str) -> None:
+        """Nothing to do: what was not written did not happen."""
+
+    def _start(self, job: str, now: Micros) -> None:
+        at = self._at.get(job)
+        if at is not None and self._started[at] == NEVER:
+            self._started[at] = now
+            self.started += 1
+
+    def _end(self, job: str, now: Micros, state: str) -> None:
+        at = self._at.get(job)
+        if at is not None and self._ended[at] == NEVER:
+            self._ended[at] = now
+            self.over += 1
+            if state != "succeeded":
+                self._states[at] = state
+
+    def _sample(self, now: Micros) -> None:
+        assert self._partition is not None
+        used = self._partition.root.account.used.get(self.trace.resource, 0)
+        waiting = self.arrived - self.started - len(self.refused)
+        if self.times and self.times[-1] == now:
+            self.used[-1], self.waiting[-1] = used, waiting
+        elif not self.times or (used, waiting) != (self.used[-1], self.waiting[-1]):
+            self.times.append(now)
+            self.used.append(used)
+            self.waiting.append(waiting)

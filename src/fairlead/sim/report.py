@@ -1,0 +1,187 @@
+"""The report of a simulation: one HTML file that needs nothing else, with the policies side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from html import escape
+from importlib.resources import files
+
+from fairlead.core.resources import SECOND
+from fairlead.sim.charts import Axis, Bars, Line, bar_chart, legend, line_chart, linear, stepped
+from fairlead.sim.figures import Job, percentile, started_jobs
+from fairlead.sim.runs import Run
+from fairlead.sim.series import means
+from fairlead.sim.text import ROWS, remarks, span
+
+BUCKETS = 400
+MOST_QUEUES = 12
+MINUTE, HOUR, DAY = 60, 3_600, 86_400
+WAIT_MARKS = (1, 10, MINUTE, 10 * MINUTE, HOUR, 6 * HOUR, DAY, 7 * DAY, 30 * DAY, 365 * DAY)
+LOWER_IS_BETTER = ("mean_wait_s", "median_wait_s", "p95_wait_s", "mean_bounded_slowdown_10s", "makespan_s")
+HIGHER_IS_BETTER = ("utilisation",)
+
+
+def page(runs: Sequence[Run]) -> str:
+    """All of the page."""
+    trace = runs[0].record.trace
+    names = [run.policy.name for run in runs]
+    jobs = [started_jobs(run.record) for run in runs]
+    parts = [
+        _section("Figures", "The best of a row is marked.", _figures(runs)),
+        _section(
+            "Utilisation",
+            f"How much of the {trace.resource.upper()}s is in use over time, from the first job that was submitted.",
+            legend(names)
+            + _over_time(runs, lambda run: run.record.used, 100 / (trace.amount(trace.resource) or 1), "%"),
+        ),
+        _section(
+            "Queue length",
+            "How many jobs wait.",
+            legend(names) + _over_time(runs, lambda run: run.record.waiting, 1.0, ""),
+        ),
+        _section("Waits", "Which part of the jobs waited no longer than so long.", legend(names) + _waits(jobs, names)),
+        _section(
+            "Wait by job size",
+            "How long jobs of a size waited, on the average. The size is the number of tasks.",
+            legend(names) + _by_size(runs, jobs, names),
+        ),
+        *[_shares(run, each) for run, each in zip(runs, jobs, strict=True)],
+        _notes(runs),
+    ]
+    title = f"{trace.name}: {', '.join(names)}"
+    style, script = ((files("fairlead.sim") / f"report.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
+    about = f"{len(trace.arrivals):,} jobs on {len(trace.nodes):,} nodes, simulated by Fairlead."
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
+        f"<style>{style}</style></head>\n"
+        f"<body><h1>{escape(trace.name)}</h1><p>{escape(about)}</p>\n{''.join(parts)}"
+        f'<div id="tip"></div><script>{script}</script></body></html>\n'
+    )
+
+
+def _section(title: str, about: str, body: str) -> str:
+    return f"<section><h2>{escape(title)}</h2><p>{escape(about)}</p>{body}</section>\n"
+
+
+def _figures(runs: Sequence[Run]) -> str:
+    rows = "".join(f"<th>{escape(run.policy.name)}</th>" for run in runs)
+    body = f"<tr><th></th>{rows}</tr>"
+    for label, key, show in ROWS:
+        values = [run.result[key] for run in runs]
+        best = min(values) if key in LOWER_IS_BETTER else max(values) if key in HIGHER_IS_BETTER else None
+        marked = best is not None and len(set(values)) > 1
+        cells = "".join(
+            f"<td{' class=best' if marked and value == best else ''}>{escape(show(value))}</td>" for value in values
+        )
+        body += f"<tr><td>{escape(label)}</td>{cells}</tr>"
+    return f"<table>{body}</table>"
+
+
+def _over_time(runs: Sequence[Run], values: Callable[[Run], Sequence[int]], factor: float, unit: str) -> str:
+    start = min(each.at for each in runs[0].record.trace.arrivals)
+    end = max([run.record.times[-1] for run in runs if run.record.times], default=start + SECOND)
+    lines = [
+        Line(
+            run.policy.name,
+            [
+                ((when - start) / SECOND, value * factor)
+                for when, value in means(run.record.times, values(run), start, end, BUCKETS)
+            ],
+        )
+        for run in runs
+    ]
+    top = max((value for line in lines for _, value in line.points), default=1.0)
+    y = linear(100.0 if unit else max(1.0, top), lambda value: f"{value:,.0f}{f' {unit}' if unit else ''}")
+    return line_chart(lines, time_axis((end - start) / SECOND), y)
+
+
+def time_axis(longest: float) -> Axis:
+    """From 0 to so many seconds, in the unit that suits."""
+    seconds = max(1.0, longest)
+    units = ((DAY, "d"), (HOUR, "h"), (MINUTE, "min"), (1, "s"))
+    size, unit = next(each for each in units if seconds >= 3 * each[0] or each[0] == 1)
+    axis = linear(seconds / size, str)
+    return Axis(0, seconds, [mark * size for mark in axis.marks], lambda value: f"{value / size:,.3g} {unit}")
+
+
+def _waits(jobs: Sequence[Sequence[Job]], names: Sequence[str]) -> str:
+    lines: list[Line] = []
+    for name, each in zip(names, jobs, strict=True):
+        ordered = sorted(job.wait for job in each)
+        points = [(max(1.0, percentile(ordered, percent) / SECOND), float(percent)) for percent in range(1, 101)]
+        lines.append(Line(name, points if ordered else []))
+    y = linear(100.0, lambda value: f"{value:.0f} %")
+    longest = max((point[0] for line in lines for point in line.points), default=1)
+    return line_chart(lines, _wait_axis(longest), y, pointed=False)
+
+
+def _by_size(runs: Sequence[Run], jobs: Sequence[Sequence[Job]], names: Sequence[str]) -> str:
+    sizes = {each.id: sum(stage.count for stage in each.spec.stages) for each in runs[0].record.trace.arrivals}
+    classes = sorted({sizes[job.id].bit_length() for each in jobs for job in each})
+    labels = [_size_label(each) for each in classes]
+    groups: list[Bars] = []
+    for name, each in zip(names, jobs, strict=True):
+        waits: dict[int, list[int]] = {size: [] for size in classes}
+        for job in each:
+            waits[sizes[job.id].bit_length()].append(job.wait)
+        groups.append(Bars(name, [sum(waits[size]) / SECOND / max(1, len(waits[size])) for size in classes]))
+    return bar_chart(groups, labels, time_axis(max((value for group in groups for value in group.values), default=1)))
+
+
+def _size_label(bits: int) -> str:
+    low, high = 1 << (bits - 1), (1 << bits) - 1
+    return str(low) if low == high else f"{low}–{high}"
+
+
+def _wait_axis(longest: float) -> Axis:
+    return stepped(WAIT_MARKS, 1.0, max(10.0, longest), span)
+
+
+def _shares(run: Run, jobs: Sequence[Job]) -> str:
+    """What each queue may have, what it wanted and what it used, where there are several."""
+    settings = {path: each for path, each in run.policy.config.queues}
+    parents = {path.rpartition(".")[0] for path in settings}
+    used: dict[str, int] = {path: 0 for path in settings if path not in parents}
+    for job in jobs:
+        used[job.queue] = used.get(job.queue, 0) + job.work
+    if len(used) < 2:
+        return ""
+    total = sum(used.values()) or 1
+    largest = sorted(used, key=lambda path: (-used[path], path))[:MOST_QUEUES]
+    entitled = _entitled({path: each.share for path, each in settings.items()})
+    groups = [
+        Bars("share", [100 * entitled[path] for path in largest]),
+        Bars("use", [100 * used[path] / total for path in largest]),
+    ]
+    most = max(value for group in groups for value in group.values)
+    labels = [path.removeprefix("root.") for path in largest]
+    more = f" The {MOST_QUEUES} of {len(used)} that used most." if len(used) > MOST_QUEUES else ""
+    return _section(
+        f"Share against use: {run.policy.name}",
+        f"The part of all work that each queue is entitled to, and the part that it did.{more}",
+        legend(["share", "use"]) + bar_chart(groups, labels, linear(most, lambda value: f"{value:.0f} %")),
+    )
+
+
+def _entitled(shares: dict[str, int | None]) -> dict[str, float]:
+    """The part of the whole that each queue is entitled to: its share among its siblings, of what its parent has."""
+    parts: dict[str, float] = {}
+    for path, share in shares.items():
+        above = path.rpartition(".")[0]
+        siblings = [other for other in shares if other.rpartition(".")[0] == above]
+        total = sum(shares[other] or 0 for other in siblings)
+        own = (share or 0) / total if total else 1 / len(siblings)
+        parts[path] = own * parts.get(above, 1.0)
+    return parts
+
+
+def _notes(runs: Sequence[Run]) -> str:
+    texts = runs[0].record.trace.left_out.texts()
+    texts += [f"{run.policy.name}: {text}" for run in runs for text in remarks(run.result)]
+    texts += [f"{run.policy.name}: interrupted; these are the figures so far" for run in runs if not run.whole]
+    if not texts:
+        return ""
+    return _section(
+        "What the figures are not about", "", f"<ul>{''.join(f'<li>{escape(text)}</li>' for text in texts)}</ul>"
+    )

@@ -1,0 +1,94 @@
+"""A simulation: the real writer, core and journal on a virtual clock, with a virtual fleet and the jobs of a trace.
+
+All that is due at one instant is one batch: what ended, then what arrives; then one cycle decides. What a cycle brings
+about at the same instant, such as the end of a job of no length, is the batch of another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from fairlead.core.commands import AddNode, AnyCommand, Configure, MarkReady, Rejected, Submit
+from fairlead.core.cycle import due
+from fairlead.core.errors import Refused
+from fairlead.core.model import Micros
+from fairlead.journal.memory import MemoryJournal
+from fairlead.sim.fleet import Fleet
+from fairlead.sim.policies import Policy
+from fairlead.sim.record import Record
+from fairlead.sim.traces import Arrival, Trace
+from fairlead.writer.loop import Writer
+
+
+class Simulation:
+    def __init__(self, trace: Trace, policy: Policy) -> None:
+        self.trace = trace
+        self.policy = policy
+        self.record = Record(trace)
+        self.fleet = Fleet()
+        self.writer = Writer(MemoryJournal(), "default", [self.record])
+        self.now: Micros = 0
+        self._next = 0
+        """The first arrival that has not come."""
+        self._open()
+
+    def run(self, until: Micros | None = None, stop: Callable[[Simulation], bool] = lambda simulation: False) -> bool:
+        """Until all jobs have ended, nothing can happen any more, or it is that late. Returns whether it got there.
+
+        Before each cycle `stop` is asked: if it says so, this returns at once and may be called again.
+        """
+        while not stop(self):
+            when = self._next_due()
+            if self.record.is_over or when is None or (until is not None and when > until):
+                return True
+            self.now = max(self.now, when)
+            self.step()
+        return False
+
+    def step(self) -> None:
+        """One cycle at the present time."""
+        reports = self.fleet.reports(self.now)
+        first = self._next
+        arrivals = self._arrivals()
+        self.record.arrive(len(arrivals))
+        done = self.writer.turn([*reports, *arrivals], self.now)
+        for at, answer in enumerate(done.answers[len(reports) :], first):
+            if isinstance(answer, Rejected):
+                self.record.refuse(at, str(answer))
+            else:
+                self.record.accept(at, self.writer.partition.jobs[answer.job].queue.path)
+        self.fleet.deliver(done.effects, self.now)
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        """Set the partition up, at the beginning of time."""
+        commands: list[AnyCommand] = [Configure(config=self.policy.config, version=1, operator=True)]
+        commands += [AddNode(name=name, spec=spec, operator=True) for name, spec in self.trace.nodes]
+        commands.append(MarkReady(operator=True))
+        for answer in self.writer.turn(commands, self.now).answers:
+            if isinstance(answer, Rejected):
+                raise Refused(answer.field, answer.problem, answer.code)
+
+    def _next_due(self) -> Micros | None:
+        if self.writer.more:
+            return self.now
+        # What is to be forgotten goes with whatever comes next: a cycle of its own would decide nothing.
+        times = [self.fleet.next_due(), due(self.writer.partition, forgetting=False)]
+        if self._next < len(self.trace.arrivals):
+            times.append(self.trace.arrivals[self._next].at)
+        return min((when for when in times if when is not None), default=None)
+
+    def _arrivals(self) -> Sequence[Submit]:
+        commands: list[Submit] = []
+        arrivals = self.trace.arrivals
+        while self._next < len(arrivals) and arrivals[self._next].at <= self.now:
+            commands.append(self._submit(arrivals[self._next]))
+            self._next += 1
+        return commands
+
+    def _submit(self, arrival: Arrival) -> Submit:
+        spec = self.policy.place(arrival.spec)
+        for stage, duration in zip(spec.stages, arrival.durations, strict=True):
+            self.fleet.durations[arrival.job, stage.name] = duration
+        return Submit(spec=spec, id=arrival.job, user=spec.user, groups=spec.groups, operator=True)

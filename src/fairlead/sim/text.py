@@ -1,0 +1,96 @@
+"""Results of simulations for people and for spreadsheets."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TextIO
+
+from fairlead.core.model import Micros
+from fairlead.core.resources import parse_duration
+from fairlead.sim.figures import plain
+from fairlead.sim.runs import Run
+
+UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+
+
+def parse_time(text: str, field: str) -> Micros:
+    """A point in simulated time, written as a duration since its beginning; plain numbers are seconds."""
+    return parse_duration(int(text) if text.isdigit() else text, field)
+
+
+def span(seconds: float) -> str:
+    """A duration to read: its two largest units."""
+    left = round(seconds)
+    parts: list[str] = []
+    for length, unit in UNITS:
+        if left >= length or (unit == "s" and not parts):
+            parts.append(f"{left // length} {unit}")
+            left %= length
+        elif parts:
+            break
+    return " ".join(parts[:2])
+
+
+Rows = tuple[tuple[str, str, Callable[[Any], str]], ...]
+"""What a row is called, which figure it has, and how it is written."""
+
+ROWS: Rows = (
+    ("jobs", "jobs", lambda value: f"{value:,}"),
+    ("mean wait", "mean_wait_s", span),
+    ("median wait", "median_wait_s", span),
+    ("95 % wait at most", "p95_wait_s", span),
+    ("mean slowdown (at least 10 s)", "mean_bounded_slowdown_10s", lambda value: f"{value:,.2f}"),
+    ("utilisation", "utilisation", lambda value: f"{100 * value:.2f} %"),
+    ("makespan", "makespan_s", span),
+    ("cycles", "cycles", lambda value: f"{value:,}"),
+    ("decisions a second", "decisions_per_s", lambda value: f"{value:,.0f}"),
+    ("wall time", "wall_s", lambda value: f"{value:.1f} s"),
+)
+
+
+PACKING_ROWS: Rows = (
+    ("GPUs allocated", "gpu_allocation_percent", lambda value: f"{value:.2f} %"),
+    ("lowest shuffle", "lowest_percent", lambda value: f"{value:.2f} %"),
+    ("highest shuffle", "highest_percent", lambda value: f"{value:.2f} %"),
+    ("GPUs not allocated", "unallocated_gpus", lambda value: f"{value:,.1f}"),
+    ("of these of no use", "fragmented_gpus", lambda value: f"{value:,.1f}"),
+    ("jobs that found no room", "failed_pods", lambda value: f"{value:,.1f}"),
+    ("jobs", "arrived_pods", lambda value: f"{value:,.1f}"),
+    ("shuffles", "shuffles", str),
+    ("wall time", "wall_s", lambda value: f"{value:.1f} s"),
+)
+
+
+def table(results: Sequence[dict[str, Any]], rows: Rows = ROWS) -> Iterator[str]:
+    """The results side by side, a policy a column."""
+    cells = [["", *(str(each["policy"]) for each in results)]]
+    cells += [[label, *(show(each[key]) for each in results)] for label, key, show in rows]
+    widths = [max(len(row[at]) for row in cells) for at in range(len(cells[0]))]
+    for row in cells:
+        first, *rest = row
+        yield "  ".join(
+            [first.ljust(widths[0]), *(each.rjust(width) for each, width in zip(rest, widths[1:], strict=True))]
+        )
+
+
+def remarks(result: dict[str, Any]) -> Iterator[str]:
+    """What a reader of the figures has to know: what they are not about."""
+    if result["not_started"]:
+        yield f"{result['not_started']:,} of {result['submitted']:,} jobs had not started"
+    if result["not_ended"] > result["not_started"]:
+        yield f"{result['not_ended'] - result['not_started']:,} jobs had not ended"
+    for each in result["refused"]:
+        yield f"{each['count']:,} refused ({', '.join(each['jobs'])}): {each['why']}"
+
+
+def write_starts(file: TextIO, runs: Iterable[Run]) -> None:
+    """A line for each job of the trace and each policy. Times are in seconds; what did not happen is empty."""
+    out = csv.writer(file, lineterminator="\n")
+    out.writerow(["id", "submit_s", "start_s", "end_s", "state", "user", "queue", "policy"])
+    for run in runs:
+        record = run.record
+        for at, arrival in enumerate(record.trace.arrivals[: record.arrived]):
+            job = record.job(at)
+            times = ["" if each is None else plain(each) for each in (job.submitted, job.started, job.ended)]
+            out.writerow([arrival.id, *times, job.state, arrival.spec.user, job.queue, run.policy.name])

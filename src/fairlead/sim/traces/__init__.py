@@ -1,0 +1,102 @@
+"""Traces: who arrives when and runs for how long. Files are told apart by their names and their first lines."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from itertools import chain
+from pathlib import Path
+
+from fairlead.core.changes import NodeSpec
+from fairlead.core.errors import Refused
+from fairlead.core.resources import CPU, MILLI
+from fairlead.sim.traces import openb, own
+from fairlead.sim.traces.base import Arrival, LeftOut, Overrun, Trace, open_lines, queue_up
+from fairlead.sim.traces.swf import read_swf
+from fairlead.sim.traces.table import Lines, Table
+
+__all__ = ["Arrival", "LeftOut", "Overrun", "Trace", "parse_nodes", "read_traces"]
+
+NODES = re.compile(r"(\d{1,7})(?:x([0-9a-z].*))?")
+
+Load = Callable[[Path], object]
+"""Reads a YAML file."""
+
+
+def read_traces(
+    paths: Sequence[Path],
+    load: Load,
+    overrun: Overrun = "extend",
+    nodes: Sequence[tuple[str, NodeSpec]] | None = None,
+    jobs: int | None = None,
+    seed: int | None = None,
+) -> Trace:
+    """One trace out of all files. Nodes that are given stand in place of those of the files."""
+    parts = [_read(path, load, overrun, nodes, seed) for path in paths]
+    arrivals = list(chain.from_iterable(part.arrivals for part in parts))
+    known = list(nodes) if nodes is not None else list(chain.from_iterable(part.nodes for part in parts))
+    left_out = LeftOut()
+    for part in parts:
+        left_out.join(part.left_out, part.name if len(parts) > 1 else "")
+    _check(arrivals, known, [part.name for part in parts])
+    return Trace(" + ".join(part.name for part in parts), queue_up(arrivals, jobs), known, left_out)
+
+
+def _read(
+    path: Path, load: Load, overrun: Overrun, nodes: Sequence[tuple[str, NodeSpec]] | None, seed: int | None
+) -> Trace:
+    stem = path.name.removesuffix(".gz")
+    if stem.endswith((".yaml", ".yml")):
+        return own.read_document(load(path), path.name, overrun, nodes, seed)
+    if stem.endswith(".swf"):
+        processors = None if nodes is None else _processors(nodes)
+        return read_swf(open_lines(path), path.name, overrun, processors)
+    if stem.endswith(".csv"):
+        return _read_table(path, overrun)
+    raise Refused(path.name, "not a known kind of trace; its name should end in .swf, .csv, .yaml or one of them + .gz")
+
+
+def _read_table(path: Path, overrun: Overrun) -> Trace:
+    columns = Table(open_lines(path)).columns
+    left_out = LeftOut()
+    lines: Lines = open_lines(path)
+    if openb.is_nodes(columns):
+        return Trace(path.name, [], openb.read_nodes(lines, left_out), left_out)
+    if openb.is_pods(columns):
+        return Trace(path.name, openb.read_pods(lines, left_out, overrun), [], left_out)
+    if own.is_table(columns):
+        return own.read_table(lines, path.name, overrun)
+    raise Refused(
+        f"{path.name}: columns",
+        "not those of a trace; a job needs submit and duration, or it is a list of openb nodes or pods",
+    )
+
+
+def parse_nodes(text: str, load: Load) -> list[tuple[str, NodeSpec]]:
+    """Nodes as the command line names them: `64`, `8x16`, `8xcpu=16,gpu=2`, or a file with a list of nodes."""
+    found = NODES.fullmatch(text)
+    if found is None:
+        trace = _read(Path(text), load, "extend", None, None)
+        if not trace.nodes:
+            raise Refused("nodes", f"{text} has no nodes; name a list of nodes")
+        return trace.nodes
+    count, each = int(found[1]), found[2] or "1"
+    resources = dict(part.partition("=")[::2] for part in each.split(",")) if "=" in each else {"cpu": each}
+    return own.parse_nodes([{"name": "n", "count": count, "resources": resources}], "nodes")
+
+
+def _processors(nodes: Sequence[tuple[str, NodeSpec]]) -> int:
+    return sum(dict(spec.capacity).get(CPU, 0) // MILLI for _, spec in nodes)
+
+
+def _check(arrivals: Sequence[Arrival], nodes: Sequence[object], names: Sequence[str]) -> None:
+    files = " and ".join(names)
+    if not arrivals:
+        raise Refused("jobs", f"{files} has none that could be simulated; name a trace with jobs")
+    if not nodes:
+        raise Refused("nodes", f"{files} says nothing of nodes; name a list of nodes, or give --nodes, such as 8x16")
+    seen: set[str] = set()
+    for each in arrivals:
+        if each.id in seen:
+            raise Refused("jobs", f"{each.id} stands in more than one of {files}; simulate them apart")
+        seen.add(each.id)

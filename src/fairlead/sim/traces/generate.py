@@ -1,0 +1,148 @@
+"""Made-up work, drawn from a seed: the same numbers give the same jobs.
+
+Sizes are mostly powers of two and often one; run times are many short ones and a few long ones; people estimate in
+round figures, mostly too much; they work by day and rest at weekends. How fast jobs arrive follows from the load: what
+all of them need, divided by what the nodes could give between the first arrival and the last.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from itertools import accumulate
+from random import Random
+
+import msgspec
+
+from fairlead.core.changes import NodeSpec
+from fairlead.core.errors import Refused
+from fairlead.core.model import Amounts, JobSpec, Micros, StageSpec
+from fairlead.core.reader import Reader
+from fairlead.core.resources import CPU, HOUR, MILLI, MINUTE, SECOND, parse_request
+from fairlead.sim.traces.base import Arrival, Overrun, settle_overrun
+
+ROUND = [each * MINUTE for each in (1, 5, 10, 15, 30, 60, 120, 240, 480, 720, 1080, 1440, 2880, 7200, 14400)]
+"""What people write as an estimate."""
+
+DAY_RHYTHM = (2, 2, 1, 1, 1, 1, 2, 4, 8, 12, 14, 14, 12, 13, 14, 13, 11, 9, 6, 5, 4, 4, 3, 3)
+"""How much arrives in each hour of a day, against the others; the clock starts on a Monday at midnight."""
+WEEKEND = 4
+"""By how much less arrives on a Saturday or Sunday."""
+
+
+class Workload(msgspec.Struct, frozen=True):
+    jobs: int = 1000
+    seed: int = 1
+    load: int = 80
+    """Percent."""
+    users: int = 20
+    largest: int | None = None
+    """The most tasks of a job; else half of what fits on all nodes."""
+    singles: int = 25
+    """Percent of the jobs that have one task only."""
+    shortest: Micros = 10 * SECOND
+    longest: Micros = 18 * HOUR
+    rhythm: bool = True
+    task: Amounts = ((CPU, MILLI),)
+    """What one task asks for."""
+
+
+def parse_workload(document: object, field: str) -> Workload:
+    read = Reader(document, field, "a workload")
+    default = Workload()
+    task = read.get("task")
+    workload = Workload(
+        jobs=read.count("jobs", default.jobs, 1),
+        seed=read.count("seed", default.seed),
+        load=read.count("load", default.load, 1, 1_000),
+        users=read.count("users", default.users, 1, 100_000),
+        largest=read.optional_count("largest", 1),
+        singles=read.count("singles", default.singles, 0, 100),
+        shortest=read.duration("shortest", default.shortest),
+        longest=read.duration("longest", default.longest),
+        rhythm=read.flag("rhythm", default.rhythm),
+        task=default.task if task is None else tuple(sorted(parse_request(task, read.at("task")).items())),
+    )
+    read.close()
+    if not 0 < workload.shortest <= workload.longest:
+        raise Refused(read.at("shortest"), "it is 0 or above longest; write a time between them")
+    return workload
+
+
+def generate(workload: Workload, nodes: list[tuple[str, NodeSpec]], overrun: Overrun) -> list[Arrival]:
+    room = sum(_room(spec, workload.task) for _, spec in nodes)
+    if not room:
+        raise Refused("nodes", "none could run a generated task; give nodes that have what it asks for")
+    rng = Random(workload.seed)
+    largest = workload.largest or max(1, room // 2)
+    jobs = [(_size(rng, workload, largest), _run(rng, workload)) for _ in range(workload.jobs)]
+    work = sum(size * run for size, run in jobs)
+    times = _times(rng, workload, max(1, work * 100 // (room * workload.load)))
+    weights = list(accumulate(1 / (1 + user) for user in range(workload.users)))
+    arrivals: list[Arrival] = []
+    for number, (at, (size, run)) in enumerate(zip(times, jobs, strict=True), 1):
+        user = bisect_left(weights, rng.random() * weights[-1]) + 1
+        stage = StageSpec("main", size, 0, workload.task, estimate=_estimate(rng, run))
+        stage, settled = settle_overrun(stage, run, overrun)
+        arrivals.append(Arrival(at, f"g{number}", JobSpec(f"jg{number}", f"u{user}", "", (stage,)), (settled,)))
+    return arrivals
+
+
+def _room(spec: NodeSpec, task: Amounts) -> int:
+    capacity = dict(spec.capacity)
+    return min((capacity.get(name, 0) // amount for name, amount in task if amount), default=0)
+
+
+def _size(rng: Random, workload: Workload, largest: int) -> int:
+    if largest == 1 or rng.randrange(100) < workload.singles:
+        return 1
+    size: float = largest ** rng.random()
+    if rng.random() < 0.75:
+        size = 1 << round(_log2(size))
+    return max(1, min(largest, round(size)))
+
+
+def _log2(value: float) -> float:
+    whole = int(value).bit_length() - 1
+    return whole + value / (1 << whole) - 1  # a straight line between the powers: near enough, and the same everywhere
+
+
+def _run(rng: Random, workload: Workload) -> Micros:
+    """Three of five are quick: they come from the lower half of the scale, by orders of magnitude."""
+    scale = rng.random()
+    if rng.random() < 0.6:
+        scale /= 2
+    run: float = workload.shortest * (workload.longest / workload.shortest) ** scale
+    return max(SECOND, round(run / SECOND) * SECOND)
+
+
+def _estimate(rng: Random, run: Micros) -> Micros:
+    """Some know, one of fifty is wrong, the others add something and take the next round figure."""
+    kind = rng.random()
+    if kind < 0.15:
+        return run
+    if kind < 0.17:
+        return max(SECOND, run // 2 // SECOND * SECOND)
+    padded = run * (1 + 2 * rng.random())
+    at = bisect_left(ROUND, padded)
+    return ROUND[at] if at < len(ROUND) else run
+
+
+def _times(rng: Random, workload: Workload, span: Micros) -> list[Micros]:
+    """When jobs arrive within a span, in whole seconds: evenly, or with the rhythm of days and weeks."""
+    draws = sorted(rng.random() for _ in range(workload.jobs))
+    if not workload.rhythm:
+        return [round(draw * span / SECOND) * SECOND for draw in draws]
+    hours = -(-span // HOUR)
+    ends = list(accumulate(_rate(hour) * (min(span, (hour + 1) * HOUR) - hour * HOUR) for hour in range(hours)))
+    times: list[Micros] = []
+    for draw in draws:
+        wanted = draw * ends[-1]
+        hour = bisect_left(ends, wanted)
+        before = ends[hour - 1] if hour else 0
+        times.append(round((hour * HOUR + (wanted - before) / _rate(hour)) / SECOND) * SECOND)
+    return times
+
+
+def _rate(hour: int) -> float:
+    day, hour = divmod(hour, 24)
+    return DAY_RHYTHM[hour] / (WEEKEND if day % 7 >= 5 else 1)

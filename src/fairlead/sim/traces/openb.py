@@ -1,0 +1,96 @@
+"""Alibaba's openb trace: a list of nodes and a list of pods, with CPUs, memory and GPUs, whole or in parts."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from fairlead.core.changes import NodeSpec
+from fairlead.core.errors import Refused
+from fairlead.core.model import JobSpec, StageSpec
+from fairlead.core.reader import check_name
+from fairlead.core.resources import CPU, GPU, MEMORY, MILLI
+from fairlead.sim.traces.base import Arrival, LeftOut, Overrun, seconds, settle_overrun
+from fairlead.sim.traces.table import Lines, Table
+
+NODE_COLUMNS = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
+POD_COLUMNS = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
+MIB = 2**20
+MODEL = "model"
+
+
+def is_nodes(columns: Collection[str]) -> bool:
+    return set(NODE_COLUMNS) <= set(columns)
+
+
+def is_pods(columns: Collection[str]) -> bool:
+    return set(POD_COLUMNS) <= set(columns)
+
+
+def read_nodes(lines: Lines, left_out: LeftOut) -> list[tuple[str, NodeSpec]]:
+    table = Table(lines)
+    table.need(*NODE_COLUMNS)
+    nodes: dict[str, NodeSpec] = {}
+    for at, row in table:
+        try:
+            name = check_name(row["sn"], "sn")
+            if name in nodes:
+                raise ValueError("the node stands before")
+            capacity = {
+                CPU: _count(row, "cpu_milli"),
+                MEMORY: _count(row, "memory_mib") * MIB,
+                GPU: _count(row, "gpu") * MILLI,
+            }
+            labels = ((MODEL, row["model"]),) if row["model"] else ()
+            nodes[name] = NodeSpec(tuple(sorted((key, value) for key, value in capacity.items() if value)), labels)
+        except (ValueError, Refused) as problem:
+            left_out.add(f"node: {problem}", at)
+    return list(nodes.items())
+
+
+def read_pods(lines: Lines, left_out: LeftOut, overrun: Overrun) -> list[Arrival]:
+    """Pods arrive when they were created and run from when they were scheduled to when they were deleted.
+
+    A list without times is for packing: all arrive at once and nothing ends before it began.
+    """
+    table = Table(lines)
+    table.need(*POD_COLUMNS)
+    arrivals: list[Arrival] = []
+    for at, row in table:
+        try:
+            arrivals.append(_pod(row, overrun))
+        except (ValueError, Refused) as problem:
+            left_out.add(f"pod: {problem}", at)
+    return arrivals
+
+
+def _pod(row: dict[str, str], overrun: Overrun) -> Arrival:
+    name = check_name(row["name"], "name")
+    devices, milli = _count(row, "num_gpu"), _count(row, "gpu_milli")
+    if devices and not 0 < milli <= MILLI:
+        raise ValueError("gpu_milli is not between 1 and 1000")
+    if devices > 1 and milli < MILLI:
+        raise ValueError("parts of several GPUs")
+    asked = {CPU: _count(row, "cpu_milli"), MEMORY: _count(row, "memory_mib") * MIB, GPU: devices * milli}
+    created = seconds(row.get("creation_time") or "0")
+    begun = seconds(row.get("scheduled_time") or "0") or created
+    ended = seconds(row.get("deletion_time") or "0") or begun
+    if not 0 <= created <= begun <= ended:
+        raise ValueError("its times are out of order")
+    models = tuple(sorted(filter(None, row.get("gpu_spec", "").split("|"))))
+    stage = StageSpec(
+        "main",
+        1,
+        0,
+        tuple(sorted((key, value) for key, value in asked.items() if value)),
+        ((MODEL, models),) if models else (),
+    )
+    stage, duration = settle_overrun(stage, ended - begun, overrun)
+    spec = JobSpec(name, "openb", row.get("qos", ""), (stage,))
+    return Arrival(created, name, spec, (duration,))
+
+
+def _count(row: dict[str, str], column: str) -> int:
+    text = row[column]
+    if not text.isascii() or not text.isdigit() or len(text) > 15:
+        raise ValueError(f"{column} {text[:40]!r} is not a number")
+    return int(text)

@@ -1,0 +1,159 @@
+"""Our own traces: a YAML document for small ones and examples, a CSV table for large ones.
+
+    nodes:
+      - {name: n, count: 4, resources: {cpu: 8, memory: 32Gi}}      # n0 … n3
+    jobs:
+      - {id: a, submit: 0s, user: ann, stages: [{count: 8, resources: {cpu: 1}, duration: 90s}]}
+    generate: {jobs: 1000, seed: 1}
+
+A job is written as for `fairlead submit`, with when it is submitted and how long the tasks of each stage run.
+`generate` adds made-up jobs; see `generate.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+
+from fairlead.core.changes import NodeSpec
+from fairlead.core.documents import parse_job, parse_node
+from fairlead.core.errors import Refused
+from fairlead.core.model import Micros
+from fairlead.core.reader import Reader, check_name
+from fairlead.core.resources import parse_duration, shown
+from fairlead.sim.traces.base import Arrival, LeftOut, Overrun, Trace, job_id, settle_overrun
+from fairlead.sim.traces.generate import generate, parse_workload
+from fairlead.sim.traces.table import Lines, Table
+
+MAX_NODES = 1_000_000
+NUMBER = re.compile(r"[0-9]{1,15}(\.[0-9]{1,6})?")
+RESOURCES = ("cpu", "memory", "gpu")
+COLUMNS = (
+    *("id", "submit", "duration", "count", "min", *RESOURCES),
+    *("estimate", "user", "queue", "priority", "after"),
+)
+
+
+def read_document(
+    document: object,
+    name: str,
+    overrun: Overrun,
+    instead: Sequence[tuple[str, NodeSpec]] | None = None,
+    seed: int | None = None,
+) -> Trace:
+    """Work is generated for the nodes of the document and from its seed, or for those that are given instead."""
+    read = Reader({} if document is None else document, "", "a trace")
+    nodes = parse_nodes(read.get("nodes", []), "nodes")
+    nodes = nodes if instead is None else list(instead)
+    left_out = LeftOut()
+    arrivals: list[Arrival] = []
+    known: set[str] = set()
+    for at, each in enumerate(_list(read.get("jobs", []), "jobs"), 1):
+        _add(arrivals, known, left_out, at, each, overrun)
+    made = read.get("generate")
+    if made is not None:
+        workload = parse_workload(made, "generate")
+        workload = workload if seed is None else msgspec.structs.replace(workload, seed=seed)
+        arrivals += generate(workload, nodes, overrun)
+    read.close()
+    return Trace(name, arrivals, nodes, left_out)
+
+
+def is_table(columns: Collection[str]) -> bool:
+    return {"submit", "duration"} <= set(columns)
+
+
+def read_table(lines: Lines, name: str, overrun: Overrun) -> Trace:
+    """A job a row, with one stage. What is left empty has its default."""
+    table = Table(lines)
+    table.need("submit", "duration")
+    table.allow(COLUMNS)
+    left_out = LeftOut()
+    arrivals: list[Arrival] = []
+    known: set[str] = set()
+    for at, row in table:
+        if "" in row:
+            left_out.add("more values than columns", at)
+        else:
+            _add(arrivals, known, left_out, at, _document(row), overrun)
+    return Trace(name, arrivals, [], left_out)
+
+
+def parse_nodes(document: object, field: str) -> list[tuple[str, NodeSpec]]:
+    """Nodes as documents; with a `count`, so many equal ones whose names are numbered."""
+    nodes: dict[str, NodeSpec] = {}
+    for at, each in enumerate(_list(document, field)):
+        place = f"{field}[{at}]"
+        read = Reader(each, place, "a node")
+        count = read.optional_count("count", 1, MAX_NODES)
+        name, spec = parse_node({key: value for key, value in read.doc.items() if key != "count"}, place)
+        names = [name] if count is None else [f"{name}{number}" for number in range(count)]
+        for each_name in names:
+            if check_name(each_name, f"{place}.name") in nodes:
+                raise Refused(f"{place}.name", f"there is already a node {each_name}; give each its own name")
+            nodes[each_name] = spec
+    return list(nodes.items())
+
+
+def _document(row: Mapping[str, str]) -> dict[str, Any]:
+    """A row in the form of a job's document. Numbers are given as such, other texts are read as people write them."""
+    given: dict[str, Any] = {key: _number(value) for key, value in row.items() if value}
+    stage: dict[str, Any] = {key: given.pop(key) for key in ("duration", "count", "min", "estimate") if key in given}
+    stage["resources"] = {key: given.pop(key) for key in RESOURCES if key in given} or {"cpu": 1}
+    if "after" in given:
+        given["after"] = row["after"].split()
+    for key in ("id", "user", "queue"):
+        if key in given:
+            given[key] = row[key]
+    return {**given, "stages": [stage]}
+
+
+def _number(text: str) -> int | Decimal | str:
+    if not NUMBER.fullmatch(text):
+        return text
+    return Decimal(text) if "." in text else int(text)
+
+
+def _add(
+    arrivals: list[Arrival], known: set[str], left_out: LeftOut, at: int, document: object, overrun: Overrun
+) -> None:
+    try:
+        arrival = _arrival(document, at, overrun)
+        if arrival.id in known:
+            raise Refused("id", f"there is already a job {arrival.id}; give each its own")
+    except Refused as problem:
+        left_out.add(str(problem), at)
+        return
+    known.add(arrival.id)
+    arrivals.append(arrival)
+
+
+def _arrival(document: object, number: int, overrun: Overrun) -> Arrival:
+    read = Reader(document, "", "a job")
+    rest: dict[str, Any] = dict(read.doc)
+    name = check_name(str(rest.pop("id", number)), "id")
+    submit = parse_duration(rest.pop("submit", 0), "submit")
+    durations: list[Micros] = []
+    stages: list[dict[str, Any]] = []
+    for at, each in enumerate(_list(rest.get("stages"), "stages")):
+        stage = dict(Reader(each, f"stages[{at}]", "a stage").doc)
+        if stage.get("duration") is None:
+            raise Refused(f"stages[{at}].duration", "missing; say how long its tasks run")
+        durations.append(parse_duration(stage.pop("duration"), f"stages[{at}].duration"))
+        stages.append(stage)
+    spec = parse_job({"name": job_id(name), **rest, "stages": stages})
+    settled = [settle_overrun(stage, run, overrun) for stage, run in zip(spec.stages, durations, strict=True)]
+    spec = msgspec.structs.replace(
+        spec, stages=tuple(stage for stage, _ in settled), after=tuple(job_id(each) for each in spec.after)
+    )
+    return Arrival(submit, name, spec, tuple(run for _, run in settled))
+
+
+def _list(document: object, field: str) -> list[object]:
+    if not isinstance(document, list | tuple):
+        raise Refused(field, f"{shown(document)} is not a list; write a list")
+    return list(document)

@@ -1,0 +1,247 @@
+"""A spawner alone: a real process, spoken to as an agent does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import psutil
+import pytest
+
+from fairlead.agent import link
+from fairlead.agent.link import end_all, prepare
+from fairlead.agent.spawner.files import LARGE
+from fairlead.agent.spawner.frames import Unpacker, pack
+from fairlead.agent.spawner.ledger import Ledger
+
+SECONDS = 30.0
+
+
+class Spawner:
+    def __init__(self, directory: Path) -> None:
+        self.directory = prepare(directory)
+        self.process = link._start(directory)
+        self.known: list[Any] = []
+        self.started: set[Any] = set()
+        self.ended: dict[Any, Any] = {}
+        self.join()
+
+    def join(self) -> None:
+        until = monotonic() + SECONDS
+        while (found := link._open(self.directory)) is None:
+            assert monotonic() < until
+            sleep(0.01)
+        self.socket: socket.socket = found
+        self.socket.settimeout(SECONDS)
+        self._unpacker = Unpacker()
+        self._hear()
+
+    def send(self, *frame: Any) -> None:
+        self.socket.sendall(pack(frame))
+
+    def launch(
+        self, script: str, count: int = 1, number: int = 1, chain: int = 0, rooms: int = 0, **more: Any
+    ) -> list[Any]:
+        logs = str(self.directory / "logs")
+        spec = (
+            ("sh", "-c", script),
+            {"PATH": os.environ["PATH"]},
+            "/",
+            logs,
+            more.get("cpu", 0),
+            more.get("memory", 0),
+        )
+        meta = (f"job{number}", number, "main", 1)
+        self.send("launch", [(meta, spec, list(range(count)), chain, rooms > 0, None)], {chain: rooms} if rooms else {})
+        return [(number, "main", 1, index) for index in range(count)]
+
+    def until(self, true: Callable[[], Any]) -> None:
+        while not true():
+            self._hear()
+
+    def _hear(self) -> None:
+        data = self.socket.recv(1 << 18)
+        assert data, "the spawner ended"
+        for message in self._unpacker.feed(data):
+            if message[0] == "state":
+                self.known = message[1]
+                self.ended |= {
+                    (m[1], m[2], m[3], i): result for m, i, _, state, result in message[1] if state == "ended"
+                }
+            else:
+                self.started.update(message[1])
+                self.ended |= dict(message[2])
+
+    def log(self, key: Any, stream: str = "out") -> Path:
+        number, stage, attempt, index = key
+        return self.directory / "logs" / f"{number}.{stage}.{index}.{attempt}.{stream}"
+
+
+@pytest.fixture
+def spawner(tmp_path: Path) -> Iterator[Spawner]:
+    # Longer than the path of a socket may be.
+    one = Spawner(tmp_path / ("long" * 30) / "spawner-0")
+    yield one
+    one.process.kill()
+    one.process.wait()
+    end_all(one.directory.parent, 0.0)
+    again = Spawner(one.directory)  # it ends what is left
+    end_all(one.directory.parent, 0.0)
+    again.process.wait()
+
+
+def test_so_many_of_a_chain_run_at_a_time(spawner: Spawner, tmp_path: Path) -> None:
+    own = f"{tmp_path}/$FAIRLEAD_INDEX"
+    script = f"mkdir {own}; ls -d {tmp_path}/[0-9]* | wc -l; sleep 0.02; rmdir {own}"
+    keys = spawner.launch(script, count=20, chain=7, rooms=3)
+    spawner.until(lambda: len(spawner.ended) == 20)
+    seen = [int(spawner.log(key).read_text()) for key in keys]
+    assert max(seen) == 3, "as many as there are rooms, and never more"
+    assert all(result[:2] == ("exit", 0) for result in spawner.ended.values())
+
+
+def test_ends_are_kept_until_confirmed_even_without_an_agent(spawner: Spawner) -> None:
+    (key,) = spawner.launch("sleep 0.1; exit 5")
+    spawner.until(lambda: spawner.started)
+    spawner.socket.close()
+    sleep(0.2)
+    spawner.join()
+    spawner.until(lambda: key in spawner.ended)
+    assert spawner.ended[key][:2] == ("exit", 5)
+    spawner.join()
+    assert [entry[3] for entry in spawner.known] == ["ended"]
+    spawner.send("confirm", [key])
+    spawner.join()
+    assert spawner.known == []
+
+
+def test_a_killed_spawner_leaves_nothing_running(spawner: Spawner, tmp_path: Path) -> None:
+    """The next one ends what is left before it speaks: in another session, without the mark, and an ordinary one."""
+    script = f"""
+        case $FAIRLEAD_INDEX in
+        0) setsid sleep 1000 & echo $! >{tmp_path}/pid0; wait;;
+        1) echo $$ >{tmp_path}/pid1; exec env -i sleep 1000;;
+        2) echo $$ >{tmp_path}/pid2; sleep 1000;;
+        esac
+    """
+    keys = spawner.launch(script, count=3)
+    spawner.until(lambda: len(spawner.started) == 3)
+    files = [tmp_path / f"pid{index}" for index in range(3)]
+    while not all(file.exists() and file.read_text() for file in files):
+        sleep(0.01)
+    sleep(0.1)  # the command without an environment is started
+    pids = [int(file.read_text()) for file in files]
+    os.kill(spawner.process.pid, signal.SIGKILL)
+    spawner.process.wait()
+    assert all(map(psutil.pid_exists, pids))
+    spawner.process = link._start(spawner.directory)
+    spawner.join()
+    assert not any(alive(pid) for pid in pids)
+    assert {key: spawner.ended[key][0] for key in keys} == dict.fromkeys(keys, "lost")
+
+
+def alive(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_tasks_end_with_their_lease(spawner: Spawner) -> None:
+    polite, stubborn = (
+        spawner.launch("sleep 1000", number=1),
+        spawner.launch("trap '' TERM; sleep 1000; sleep 1000", number=2),
+    )
+    (waits,) = spawner.launch("true", number=3, chain=9, rooms=1)[:1]
+    spawner.until(lambda: len(spawner.started) >= 2)
+    now = monotonic()
+    spawner.send("lease", now + 0.1, now + 0.5)
+    spawner.until(lambda: {*polite, *stubborn} <= spawner.ended.keys())
+    assert monotonic() >= now + 0.4
+    assert {spawner.ended[key][0] for key in (*polite, *stubborn)} == {"lost"}
+    assert waits in spawner.ended
+
+
+def test_a_renewed_lease_spares_them(spawner: Spawner) -> None:
+    (key,) = spawner.launch("sleep 0.5")
+    now = monotonic()
+    spawner.send("lease", now + 0.2, now + 0.3)
+    spawner.send("lease", now + 20.0, now + 30.0)
+    spawner.until(lambda: key in spawner.ended)
+    assert spawner.ended[key][:2] == ("exit", 0)
+
+
+def test_what_has_not_started_is_returned_and_the_rest_goes_on(spawner: Spawner, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    keys = spawner.launch(f"while ! [ -e {go} ]; do sleep 0.01; done", count=5, chain=3, rooms=2)
+    spawner.until(lambda: len(spawner.started) == 2)
+    spawner.send("return", keys)
+    spawner.until(lambda: len(spawner.ended) == 3)
+    assert {result[0] for result in spawner.ended.values()} == {"returned"}
+    go.touch()
+    spawner.until(lambda: len(spawner.ended) == 5)
+    assert {spawner.ended[key][0] for key in keys[:2]} == {"exit"}
+
+
+def test_large_logs_are_moved_aside(spawner: Spawner) -> None:
+    (key,) = spawner.launch(f"head -c {LARGE + 1000} /dev/zero; while :; do echo more; sleep 0.01; done")
+    older = spawner.log(key).with_name(spawner.log(key).name + ".1")
+    until = monotonic() + SECONDS
+    while not older.exists() or spawner.log(key).stat().st_size > LARGE:
+        assert monotonic() < until
+        sleep(0.05)
+    assert older.stat().st_size >= LARGE
+    while not (text := spawner.log(key).read_bytes()):
+        assert monotonic() < until
+        sleep(0.01)
+    assert text.startswith(b"more\n")
+
+
+def test_a_launch_that_is_sent_again_is_started_once(spawner: Spawner, tmp_path: Path) -> None:
+    script = f"echo x >>{tmp_path}/runs"
+    for _ in range(3):
+        spawner.launch(script)
+    spawner.until(lambda: spawner.ended)
+    spawner.launch(script)
+    spawner.launch("true", number=2)
+    spawner.until(lambda: len(spawner.ended) == 2)
+    assert (tmp_path / "runs").read_text() == "x\n"
+
+
+@pytest.mark.parametrize("cut", [1, 5, 20])
+def test_a_ledger_that_was_cut_short_is_read_as_far_as_it_goes(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "ledger"
+    ledger = Ledger(str(path))
+    meta = ("job1", 1, "main", 1)
+    ledger.take(meta, [0, 1], 0)
+    ledger.began([((1, "main", 1, 0), 4711)])
+    ledger.write()
+    whole = path.stat().st_size
+    ledger.end([((1, "main", 1, 0), ("exit", 0, "", 1, 1, 1))])
+    ledger.write()
+    os.truncate(path, path.stat().st_size - cut)
+    assert path.stat().st_size > whole
+    again = Ledger(str(path))
+    assert set(again.tasks) == {(1, "main", 1, 0), (1, "main", 1, 1)}
+    assert (again.ended, again.pids) == ({}, {(1, "main", 1, 0): 4711})
+
+
+def test_a_ledger_written_anew_says_the_same(tmp_path: Path) -> None:
+    path = str(tmp_path / "ledger")
+    ledger = Ledger(path)
+    for number in range(50):
+        ledger.take((f"job{number}", number, "main", 1), [0, 1, 2], number % 3)
+    ledger.began([((7, "main", 1, 0), 4711), ((8, "main", 1, 0), 4712)])
+    ledger.end([((8, "main", 1, 0), ("exit", 0, "", 1, 1, 1))])
+    ledger.forget([(9, "main", 1, 0), (9, "main", 1, 1), (9, "main", 1, 2)])
+    ledger.write()
+    plain = Ledger(path)
+    ledger.rewrite()
+    anew = Ledger(path)
+    for one in (plain, anew):
+        assert (one.tasks, one.ended, one.pids) == (ledger.tasks, ledger.ended, {(7, "main", 1, 0): 4711})

@@ -1,0 +1,101 @@
+"""Batch logs by the rules that simulators of such logs agree on: the schedule, job by job.
+
+Logs are written down here as (id, submit, run, processors, estimate); starts are worked out by hand. The hash is of
+`ID START` lines in the order of the queue, as published references of real logs give it.
+"""
+
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from fairlead.sim.figures import figures, started_jobs
+from fairlead.sim.policies import NAMED
+from fairlead.sim.simulation import Simulation
+from fairlead.sim.traces import read_traces
+
+Line = tuple[int, int, int, int, int]
+
+
+class Case(NamedTuple):
+    what: str
+    machine: int
+    lines: Sequence[Line]
+    fcfs: Sequence[tuple[int, int]]
+    """Job and start, in the order of the queue."""
+
+
+CASES = [
+    Case(
+        "nobody passes the head", 4, [(1, 0, 10, 3, 10), (2, 1, 10, 2, 10), (3, 2, 1, 1, 1)], [(1, 0), (2, 10), (3, 10)]
+    ),
+    Case("ends come before arrivals", 4, [(1, 0, 10, 4, 10), (2, 10, 5, 4, 5)], [(1, 0), (2, 10)]),
+    Case("a job of no length frees its room at once", 2, [(1, 5, 0, 2, 1), (2, 5, 3, 2, 3)], [(1, 5), (2, 5)]),
+    Case(
+        "of one second, the line decides",
+        4,
+        [(9, 0, 10, 4, 10), (8, 3, 2, 3, 2), (7, 3, 2, 3, 2), (6, 3, 2, 1, 2)],
+        [(9, 0), (8, 10), (7, 12), (6, 12)],
+    ),
+    Case("submit time comes before the line", 4, [(1, 7, 1, 4, 1), (2, 0, 5, 4, 5)], [(2, 0), (1, 7)]),
+    Case(
+        "too large and unknown jobs are left out",
+        4,
+        [(1, 0, 5, 5, 5), (2, 0, -1, 1, 5), (3, 0, 5, 0, 5), (4, 0, 5, 4, 5)],
+        [(4, 0)],
+    ),
+]
+
+
+def log(folder: Path, case: Case) -> Path:
+    path = folder / "log.swf"
+    lines = [f"; MaxProcs: {case.machine}\n"]
+    for number, submit, run, processors, estimate in case.lines:
+        lines.append(f"{number} {submit} -1 {run} -1 -1 -1 {processors} {estimate}{' -1' * 9}\n")
+    path.write_text("".join(lines))
+    return path
+
+
+def simulated(path: Path, policy: str) -> tuple[list[tuple[int, int]], dict[str, Any]]:
+    trace = read_traces([path], lambda path: None)
+    simulation = Simulation(trace, NAMED[policy](trace))
+    assert simulation.run()
+    starts = [(int(each.id), each.start // 1_000_000) for each in started_jobs(simulation.record)]
+    return starts, figures(simulation.record, policy, 1.0)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.what)
+def test_fcfs(tmp_path: Path, case: Case) -> None:
+    starts, result = simulated(log(tmp_path, case), "fcfs")
+    assert starts == list(case.fcfs)
+    text = "".join(f"{job} {start}\n" for job, start in case.fcfs)
+    assert result["starts_sha256"] == sha256(text.encode()).hexdigest()
+
+
+def drawn(jobs: int) -> list[Line]:
+    """A log from a recipe that needs no library: a linear congruence."""
+    lines: list[Line] = []
+    state, now = 12345, 0
+    for number in range(1, jobs + 1):
+        drawn_numbers = []
+        for _ in range(4):
+            state = (1103515245 * state + 12345) % 2**31
+            drawn_numbers.append(state >> 16)
+        now += drawn_numbers[0] % 240
+        run = drawn_numbers[1] % 900
+        lines.append((number, now, run, 1 + drawn_numbers[2] % 64, run + drawn_numbers[3] % 600))
+    return lines
+
+
+def test_a_log_of_two_thousand_jobs(tmp_path: Path) -> None:
+    # The figures are those of tests/sim/oracle.py, which has none of our code.
+    starts, result = simulated(log(tmp_path, Case("", 100, drawn(2000), [])), "fcfs")
+    assert len(starts) == 2000
+    assert {key: result[key] for key in ("mean_wait_s", "p95_wait_s", "makespan_s", "starts_sha256")} == {
+        "mean_wait_s": 70487.93,
+        "p95_wait_s": 139649,
+        "makespan_s": 382514,
+        "starts_sha256": "a9b324b708c5f922664f21ed16fd15e22627c14f224751b7ace5a1be4eb0ac1b",
+    }

@@ -1,0 +1,317 @@
+"""Backfill: schedules of small logs, job by job, against a simulation of identical processors that knows only numbers;
+then what the same rule means on nodes, across lanes and for jobs of several shapes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from fairlead.core import cycle
+from fairlead.core.changes import Placed, SinglesPlaced
+from fairlead.core.reasons import NoRoom, WouldDelay
+from fairlead.core.resources import SECOND
+from fairlead.testing import World
+
+
+class Entry(NamedTuple):
+    """A job of a log: when it comes, its processors, how long it runs, and how long it says it does."""
+
+    submit: int
+    processors: int
+    run: int
+    estimate: int
+
+
+# -- the simulation ----------------------------------------------------------------------------------------------
+
+
+def reference(log: list[Entry], processors: int, easy: bool) -> dict[int, int]:
+    """When each job starts. At a time: all ends, then all arrivals, then one pass."""
+    starts: dict[int, int] = {}
+    running: list[tuple[int, int]] = []  # job, its end by the estimate
+    queue: list[int] = []
+    arrivals = sorted(range(len(log)), key=lambda at: log[at].submit)
+    now = 0
+    while arrivals or queue or running:
+        events = [starts[at] + log[at].run for at, _ in running]
+        events += [log[at].submit for at in arrivals[:1]]
+        now = min(events)
+        running = [(at, end) for at, end in running if starts[at] + log[at].run > now]
+        while arrivals and log[arrivals[0]].submit == now:
+            queue.append(arrivals.pop(0))
+        free = processors - sum(log[at].processors for at, _ in running)
+
+        while queue and log[queue[0]].processors <= free:
+            at = queue.pop(0)
+            free -= log[at].processors
+            starts[at] = now
+            running.append((at, now + log[at].estimate))
+        if not queue or not easy:
+            continue
+        head, available = queue[0], free
+        for _, end in sorted((end, end) for _, end in running):
+            available = free + sum(log[at].processors for at, each in running if each <= end)
+            shadow = end
+            if available >= log[head].processors:
+                break
+        spare = available - log[head].processors
+        for at in queue[1:]:
+            wanted = log[at].processors
+            if wanted > free:
+                continue
+            if now + log[at].estimate <= shadow:
+                pass
+            elif wanted <= spare:
+                spare -= wanted
+            else:
+                continue
+            free -= wanted
+            queue.remove(at)
+            starts[at] = now
+            running.append((at, now + log[at].estimate))
+    return starts
+
+
+class Starts:
+    """When jobs start, as they were written down."""
+
+    def __init__(self) -> None:
+        self.at: dict[str, int] = {}
+
+    def began(self, partition: object) -> None:
+        pass
+
+    def stopped(self, partition: object, why: str) -> None:
+        pass
+
+    def cycle(self, decided: cycle.Cycle, seconds: object) -> None:
+        for change in decided.changes:
+            names = [change.job] if isinstance(change, Placed) else []
+            if isinstance(change, SinglesPlaced):
+                names = [name for name, _ in change.tasks]
+            for name in names:
+                self.at.setdefault(name, decided.plan.now // SECOND)
+
+
+def schedule(log: list[Entry], nodes: list[int], easy: bool) -> dict[int, int]:
+    starts = Starts()
+    queues = {"root": {"default": {"order": "fifo"}}}
+    w = World(config={"backfill": easy, "queues": queues, "hold_for": 0}, observers=[starts])
+    for at, cpu in enumerate(nodes):
+        w.node(f"n{at}", cpu=cpu)
+    w.cycle()
+    for when in sorted({entry.submit for entry in log}):
+        w.advance(when - w.now / SECOND - 0.000001)
+        w.now = when * SECOND
+        for at, entry in enumerate(log):
+            if entry.submit == when:
+                task = {"name": "w", "count": entry.processors, "resources": {"cpu": 1}}
+                w.submit(name=f"j{at}", stages=[{**task, "estimate": entry.estimate, "duration": entry.run}])
+        w.cycle()
+    w.advance(100_000)
+    return {int(job[1:]): when for job, when in starts.at.items()}
+
+
+PROCESSORS = 8
+entries = st.tuples(st.integers(1, 40), st.integers(1, PROCESSORS), st.integers(1, 30), st.integers(0, 20))
+logs = st.lists(entries.map(lambda drawn: Entry(drawn[0], drawn[1], drawn[2], drawn[2] + drawn[3])), max_size=14)
+machines = st.sampled_from([[8], [1] * 8, [3, 5], [2, 2, 2, 2]])
+
+
+@given(logs, machines, st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_schedules_are_those_of_the_simulation(log: list[Entry], nodes: list[int], easy: bool) -> None:
+    assert schedule(log, nodes, easy) == reference(log, PROCESSORS, easy)
+
+
+# Each with when its jobs start without and with backfill; 8 processors.
+LOGS: list[tuple[str, list[Entry], list[int], list[int]]] = [
+    ("a short one goes before", [Entry(1, 6, 10, 10), Entry(2, 8, 5, 5), Entry(3, 2, 8, 8)], [1, 11, 16], [1, 11, 3]),
+    (
+        "one that ends too late does not",
+        [Entry(1, 6, 10, 10), Entry(2, 8, 5, 5), Entry(3, 2, 9, 9)],
+        [1, 11, 16],
+        [1, 11, 16],
+    ),
+    ("unless it is to spare", [Entry(1, 6, 10, 10), Entry(2, 6, 5, 5), Entry(3, 2, 50, 50)], [1, 11, 11], [1, 11, 3]),
+    (
+        "what is to spare is spent once",
+        [Entry(1, 5, 10, 10), Entry(2, 6, 5, 5), Entry(3, 2, 50, 50), Entry(3, 1, 50, 50)],
+        [1, 11, 11, 16],
+        [1, 11, 3, 16],
+    ),
+    (
+        "all that ends by the planned time is to spare",
+        [Entry(1, 4, 10, 10), Entry(1, 3, 10, 10), Entry(2, 5, 9, 9), Entry(3, 1, 99, 99)],
+        [1, 1, 11, 11],
+        [1, 1, 11, 3],
+    ),
+    (
+        "an end that comes early moves the plan",
+        [Entry(1, 6, 4, 10), Entry(2, 8, 5, 5), Entry(6, 1, 6, 6)],
+        [1, 5, 10],
+        [1, 5, 10],
+    ),
+]
+
+
+@pytest.mark.parametrize(("log", "plain", "easy"), [row[1:] for row in LOGS], ids=[row[0] for row in LOGS])
+def test_small_logs(log: list[Entry], plain: list[int], easy: list[int]) -> None:
+    for expected, with_backfill in ((plain, False), (easy, True)):
+        assert reference(log, PROCESSORS, with_backfill) == dict(enumerate(expected))
+        assert schedule(log, [8], with_backfill) == dict(enumerate(expected))
+
+
+# -- on nodes ----------------------------------------------------------------------------------------------------
+
+
+def stage(count: int = 1, name: str = "w", **rest: Any) -> dict[str, Any]:
+    return {"name": name, "count": count, "resources": {"cpu": 1}, **rest}
+
+
+def world(**config: Any) -> World:
+    return World(config={"backfill": True, **config})
+
+
+def test_across_lanes_and_queues() -> None:
+    """The first without room is in another queue, and its lane has been asleep for long."""
+    w = world(queues={"root": {"a": {"share": 99}, "b": {"share": 1}}})
+    w.nodes(4, cpu=2, memory="1Gi")
+    w.submit(name="now", queue="root.a", stages=[stage(6, estimate=100)])
+    w.submit(name="lent", queue="root.b", stages=[{**stage(estimate=100), "resources": {"cpu": "500m"}}])
+    w.advance(0)
+    w.submit(name="head", queue="root.a", stages=[stage(8)])
+    w.advance(50)
+    small = {"resources": {"cpu": "500m", "memory": "1Mi"}}
+    w.submit(name="late", queue="root.b", stages=[stage(**small, estimate=51)])
+    w.submit(name="unknown", queue="root.b", stages=[{**stage(), "resources": {"cpu": "500m"}}])
+    w.submit(name="short", queue="root.b", stages=[{**stage(estimate=50), "resources": {"cpu": 1, "memory": "2Mi"}}])
+    w.cycle()
+    assert w.job("short").state == "running"
+    assert w.job("late").state == w.job("unknown").state == "pending"
+    reason = w.explain("late")[0].reason
+    assert reason == WouldDelay("head", 100 * SECOND)
+    assert str(reason) == "it would delay job head, which is planned for 100 s"
+    assert isinstance(w.explain("head")[0].reason, NoRoom)
+
+
+def test_other_shapes_may_use_what_the_head_does_not_need() -> None:
+    w = world()
+    w.node("n0", cpu=4, memory="8Gi")
+    w.node("n1", cpu=4, memory="8Gi")
+    w.submit(name="now", stages=[stage(7, estimate=100)])
+    w.advance(0)
+    w.submit(name="head", stages=[{**stage(2), "resources": {"cpu": 4, "memory": "1Gi"}}])
+    w.submit(name="memory", stages=[{**stage(), "resources": {"memory": "7Gi"}}])
+    w.submit(name="more", stages=[{**stage(), "resources": {"memory": "7.5Gi"}}])
+    w.cycle()
+    assert w.job("memory").state == "running" and w.job("more").state == "pending"
+
+
+def test_without_estimates_nobody_can_be_delayed() -> None:
+    w = world()
+    w.node("n0", cpu=4)
+    w.submit(name="now", stages=[stage(3)])
+    w.advance(0)
+    w.submit(name="head", stages=[stage(4)])
+    w.submit(name="next", stages=[stage()])
+    w.cycle()
+    assert w.job("next").state == "running"
+
+
+def test_a_time_limit_will_do_for_an_estimate() -> None:
+    w = world()
+    w.node("n0", cpu=4)
+    w.submit(name="now", stages=[stage(3, time_limit=100)])
+    w.advance(0)
+    w.submit(name="head", stages=[stage(4)])
+    w.submit(name="long", stages=[stage(time_limit=101)])
+    w.submit(name="short", stages=[stage(time_limit=100)])
+    w.cycle()
+    assert (w.job("long").state, w.job("short").state) == ("pending", "running")
+
+
+def test_an_estimate_that_was_overrun_doubles() -> None:
+    w = world()
+    w.node("n0", cpu=4)
+    w.submit(name="now", stages=[stage(3, estimate=100)])
+    w.advance(0)
+    w.submit(name="head", stages=[stage(4)])
+    w.advance(101)
+    w.submit(name="long", stages=[stage(estimate=100)])
+    w.submit(name="short", stages=[stage(estimate=99)])
+    w.cycle()
+    assert (w.job("long").state, w.job("short").state) == ("pending", "running")
+
+
+def test_a_head_of_several_shapes() -> None:
+    w = world()
+    w.nodes(3, cpu=4)
+    w.submit(name="one", stages=[{**stage(estimate=50), "resources": {"cpu": 4}}])
+    w.submit(name="two", stages=[{**stage(estimate=100), "resources": {"cpu": 3}}])
+    w.advance(0)
+    big, little = {**stage(name="big"), "resources": {"cpu": 4}}, {**stage(4, name="little"), "resources": {"cpu": 1}}
+    w.submit(name="head", gang="job", stages=[{**big, "count": 2}, little])
+    w.submit(name="late", stages=[stage(estimate=101)])
+    w.submit(name="short", stages=[stage(estimate=100)])
+    w.cycle()
+    # All of it fits when both have ended; one CPU more would be in its way then.
+    assert w.explain("late")[0].reason == WouldDelay("head", 100 * SECOND)
+    assert w.job("short").state == "running"
+
+
+def test_an_array_takes_what_is_to_spare() -> None:
+    w = world()
+    w.node("n0", cpu=8)
+    w.submit(name="now", stages=[stage(4, estimate=100)])
+    w.advance(0)
+    w.submit(name="head", stages=[stage(6)])
+    w.submit(name="array", stages=[stage(10, min=1, estimate=500)])
+    w.cycle()
+    assert len(w.placements("array")) == 2
+
+
+def test_off_by_default() -> None:
+    w = World()
+    w.node("n0", cpu=4)
+    w.submit(name="now", stages=[stage(3, estimate=100)])
+    w.advance(0)
+    w.submit(name="head", stages=[stage(4)])
+    w.submit(name="short", stages=[stage(estimate=1)])
+    w.cycle()
+    assert w.job("short").state == "pending"
+
+
+def test_what_is_expected_is_known_after_a_restart_and_when_it_is_turned_on() -> None:
+    w = World()
+    w.node("n0", cpu=4)
+    w.submit(name="now", stages=[stage(3, estimate=100)])
+    w.advance(0)
+    w.submit(name="head", stages=[stage(4)])
+    w.cycle()
+    w.configure({"backfill": True})
+    w.cycle()
+    w.restart()
+    w.submit(name="long", stages=[stage(estimate=101)])
+    w.submit(name="short", stages=[stage(estimate=100)])
+    w.cycle()
+    assert (w.job("long").state, w.job("short").state) == ("pending", "running")
+
+
+@pytest.mark.parametrize(("backfill", "estimate", "runs"), [(True, 80, True), (True, 90, False), (False, 80, False)])
+def test_held_nodes_are_lent_to_those_who_will_be_gone_in_time(backfill: bool, estimate: int, runs: bool) -> None:
+    w = World(config={"backfill": backfill, "starving_after": "10s"})
+    w.node("n0", cpu=4)
+    w.submit(name="now", stages=[stage(3, estimate=100)])
+    w.advance(0)
+    w.submit(name="holder", stages=[{**stage(), "resources": {"cpu": 4}}])
+    w.advance(20)
+    assert list(w.holds()) == ["n0"]
+    w.submit(name="other", stages=[stage(estimate=estimate)])
+    w.cycle()
+    assert (w.job("other").state == "running") == runs
+    assert list(w.holds()) == ["n0"]
