@@ -16,6 +16,8 @@ from fairlead.journal.past import AttemptRow, JobRow
 from fairlead.wire import api as wire
 
 Ask = Request[Any, Any, Any]
+PATIENCE = 2.0
+"""Seconds to wait for what has just ended to be written."""
 
 
 @get("/history", operation_id="history", guards=[USERS], summary="Jobs that are over, the newest first")
@@ -39,6 +41,7 @@ async def history(
         if user not in ("", caller.user):
             return wire.HistoryPage(jobs=[], next="")
         user = caller.user
+    await asyncio.to_thread(site.records.flush, PATIENCE)
     rows = await asyncio.to_thread(site.records.jobs, served.name, user, outcome or "", number_of(cursor), limit + 1)
     more = len(rows) > limit
     return wire.HistoryPage(jobs=[_past(row) for row in rows[:limit]], next=str(rows[limit - 1].number) if more else "")
@@ -57,6 +60,7 @@ async def attempts(
     number = await find_number(request, job_id, partition)
     name = site.control.find(partition).name
     skip = number_of(cursor) or 0
+    await asyncio.to_thread(site.records.flush, PATIENCE)
     rows = await asyncio.to_thread(site.records.attempts, name, number, skip, limit + 1)
     used = await asyncio.to_thread(site.records.used, name, number)
     return wire.Attempts(

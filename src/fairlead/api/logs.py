@@ -10,7 +10,7 @@ from litestar import Request, get
 from litestar.params import QueryParameter
 from litestar.response import Stream
 
-from fairlead.api.history import find_number
+from fairlead.api.history import PATIENCE, find_number
 from fairlead.api.jobs import JobId
 from fairlead.api.site import USERS, PartitionName, caller_of, site_of, streamed
 from fairlead.core.errors import Refused
@@ -98,6 +98,8 @@ async def _find(request: Ask, job_id: str, number: int, partition: str, stage: s
     found = await served.read(look)
     if isinstance(found, Where):
         return found
+    # What has just ended may still be on its way to the history.
+    await asyncio.to_thread(site.records.flush, PATIENCE)
     row = await asyncio.to_thread(site.records.attempt, served.name, number, found or "main", index)
     if row is None or not row.node:
         raise Refused("log", f"task {index} of job {job_id} has not run yet; wait until it has", "missing")

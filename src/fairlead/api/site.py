@@ -53,6 +53,8 @@ class Records(Protocol):
 
     def used(self, partition: str, number: int) -> dict[str, tuple[int, int, int]]: ...
 
+    def flush(self, seconds: float) -> None: ...
+
 
 class Site:
     """All that is served on one port."""

@@ -61,6 +61,7 @@ class History:
         self._used: list[Used] = []
         self._lock = threading.Lock()
         self._wake = threading.Event()
+        self._hurry = threading.Event()
         self._written = threading.Condition(self._lock)
         self._closing = False
         self._busy = False
@@ -85,7 +86,8 @@ class History:
         self._wake.set()
 
     def flush(self, seconds: float = 10.0) -> None:
-        """Wait until what was put is written, for so long at most."""
+        """Have what was put written at once, and wait for that, for so long at most."""
+        self._hurry.set()
         with self._written:
             self._written.wait_for(
                 lambda: not (self._jobs or self._attempts or self._used or self._busy), timeout=seconds
@@ -93,6 +95,7 @@ class History:
 
     def close(self) -> None:
         self._closing = True
+        self._hurry.set()
         self._wake.set()
         self._thread.join()
 
@@ -101,8 +104,8 @@ class History:
         try:
             while True:
                 self._wake.wait()
-                if not self._closing:
-                    threading.Event().wait(PAUSE)
+                self._hurry.wait(PAUSE)
+                self._hurry.clear()
                 self._wake.clear()
                 closing = self._closing
                 self._write(db)
