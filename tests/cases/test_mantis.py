@@ -57,7 +57,8 @@ class Story:
         self.rooms: list[str] = []
         for letter in "ABC":
             self.w.node(f"busy-{letter}", cpu=100, labels=SHAPES[letter])
-            self.w.submit(name="filler", queue="root.q", stages=[self.stage("main", letter, 1, cpu=100)])
+            filler = [self.stage("main", letter, 1, cpu=100)]
+            self.w.submit(name="filler", queue="root.q", preemptible=False, stages=filler)
         self.w.advance(0)  # what these nodes report later, after a restart, would help to make it ready
 
     def stage(self, name: str, letter: str, count: int, **rest: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ def full(w: World, nodes: int, cpu: int = 1) -> list[str]:
     """Nodes that are full of single tasks, one each."""
     w.nodes(nodes, cpu=cpu, memory="1Gi")
     asks = {"name": "w", "resources": {"cpu": cpu, "memory": 1}}
-    jobs = [w.submit(name=f"s{number}", stages=[asks]) for number in range(nodes)]
+    jobs = [w.submit(name=f"s{number}", stages=[asks], preemptible=False) for number in range(nodes)]
     w.advance(0)
     assert all(w.placements(job) for job in jobs)
     return jobs
@@ -88,7 +88,7 @@ def test_an_age_equal_to_the_threshold_is_not_yet_starving() -> None:
 def test_not_in_a_cycle_in_which_a_higher_priority_was_placed() -> None:
     w = World(config=HOLDS)
     w.nodes(2, cpu=2)
-    w.submit(name="s", stages=[stage(2)])
+    w.submit(name="s", stages=[stage(2)], priority=1)
     w.advance(0)
     w.submit(name="gang", stages=[stage(2, cpu=2)], priority=1)
     w.advance(10)
@@ -103,7 +103,7 @@ def test_not_in_a_cycle_in_which_a_higher_priority_was_placed() -> None:
 def test_lower_priority_in_the_same_cycle_does_not_matter() -> None:
     w = World(config=HOLDS)
     w.nodes(2, cpu=2)
-    w.submit(name="s", stages=[stage(2)])
+    w.submit(name="s", stages=[stage(2)], priority=1)
     w.advance(0)
     w.submit(name="gang", stages=[stage(2, cpu=2)], priority=1)
     w.advance(10)
@@ -315,7 +315,7 @@ def test_a_holder_may_start_elsewhere() -> None:
 def test_a_holder_is_served_first_wherever_it_stands() -> None:
     w = World(config=HOLDS)
     jobs = full(w, 1)
-    w.submit(name="gang", stages=[stage()])
+    w.submit(name="gang", stages=[stage()], preemptible=False)
     w.advance(11)
     w.submit(name="higher", stages=[stage()], priority=5)
     w.cycle()

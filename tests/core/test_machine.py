@@ -75,6 +75,8 @@ queue_settings = st.fixed_dictionaries(
     optional={
         "share": st.integers(0, 100),
         "limit": limits,
+        "guarantee": st.fixed_dictionaries({}, optional={"cpu": st.integers(0, 4), "gpu": st.integers(0, 2)}),
+        "preemptible": st.booleans(),
         "max_jobs": st.integers(0, 3),
         "order": st.sampled_from(["priority", "fifo", "fair"]),
         "users": st.dictionaries(

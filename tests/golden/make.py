@@ -271,6 +271,11 @@ def play(s: Script) -> None:
     s.turn(after=25 * HOUR)
     s.keep()
     s.turn(Kill(job="large", operator=True))
+    # Others are stopped for one of higher priority.
+    s.turn(submit("urgent", {**ARRAY, "queue": "root.ml", "priority": 5, "stages": [{"resources": {"gpu": 4}}]}))
+    s.keep()
+    s.turn(*(report for at in range(2, 9) for report in s.report(f"unit{at}", "main", "stopped")))
+    s.keep()
     s.turn(RemovePartition(operator=True))
     s.keep()
 

@@ -14,9 +14,11 @@ from fairlead.core.effects import Effect, effects_of
 from fairlead.core.model import Micros
 from fairlead.core.phases.chains import chain, pass_rooms
 from fairlead.core.phases.expiry import due, expiry
-from fairlead.core.phases.holds import end_holds, hold_nodes
+from fairlead.core.phases.holds import hold_nodes
 from fairlead.core.phases.intake import intake
+from fairlead.core.phases.kept import end_kept
 from fairlead.core.phases.match import match
+from fairlead.core.phases.preempt import preempt
 from fairlead.core.plan import Note, Plan
 from fairlead.core.reasons import Reason
 from fairlead.core.state import Partition
@@ -41,15 +43,15 @@ class Cycle(msgspec.Struct):
 
 
 def run(partition: Partition, commands: Sequence[AnyCommand], now: Micros, watch: Watch = lambda phase: None) -> Cycle:
-    """Take the commands, let time pass, place what can be placed, and hold nodes for who has waited too long."""
+    """Take the commands, let time pass, place what can be placed, and make room for those who need it."""
     plan = Plan(partition, now)
     try:
         answers = intake(plan, commands)
-        end_holds(plan)
+        end_kept(plan)
         watch("intake")
         if not partition.removed:
             expiry(plan)
-            end_holds(plan)
+            end_kept(plan)
             pass_rooms(plan)
             watch("expiry")
             match(plan)
@@ -57,6 +59,8 @@ def run(partition: Partition, commands: Sequence[AnyCommand], now: Micros, watch
             watch("match")
             hold_nodes(plan)
             watch("holds")
+            preempt(plan)
+            watch("preempt")
         invariants.check_touched(partition)
     except BaseException:
         # A fault of ours: the state is as it was, and the writer says so instead of writing half a truth.

@@ -29,6 +29,7 @@ from fairlead.core.model import (
     Place,
     Pool,
     PoolSettings,
+    Promise,
     Queue,
     QueueSettings,
     QueueState,
@@ -57,6 +58,7 @@ class _Reservation(msgspec.Struct, frozen=True, array_like=True):
     whole: bool = False
     """It speaks for all stages of the job, and is written with the first."""
     unheld_until: int = 0
+    unclaimed_until: int = 0
 
 
 class _Stage(msgspec.Struct, frozen=True, array_like=True):
@@ -104,14 +106,21 @@ class _Allocation(msgspec.Struct, frozen=True, array_like=True):
     rooms: int = 0
 
 
-class _Hold(msgspec.Struct, frozen=True, array_like=True):
+class _Kept(msgspec.Struct, frozen=True, array_like=True):
     seq: int
     job: str
     stage: int
     kind: int
     places: tuple[Place, ...]
     since: int
+
+
+class _Hold(_Kept, frozen=True, array_like=True):
     large: bool
+
+
+class _Promise(_Kept, frozen=True, array_like=True):
+    victims: tuple[int, ...]
 
 
 class _Queue(msgspec.Struct, frozen=True, array_like=True):
@@ -147,6 +156,7 @@ class _Document(msgspec.Struct, frozen=True, array_like=True):
     keys: tuple[tuple[str, str, KeptKey], ...]
     avoided: tuple[NodeAvoided, ...] = ()
     holds: tuple[_Hold, ...] = ()
+    promises: tuple[_Promise, ...] = ()
 
 
 class NotADump(Exception):
@@ -186,6 +196,10 @@ def dump(p: Partition) -> bytes:
             tuple(
                 _Hold(each.seq, each.job, each.stage, each.kind, each.places, each.since, each.large)
                 for _, each in sorted(p.holds.items())
+            ),
+            tuple(
+                _Promise(each.seq, each.job, each.stage, each.kind, each.places, each.since, each.victims)
+                for _, each in sorted(p.promises.items())
             ),
         )
     )
@@ -234,6 +248,7 @@ def _dump_stage(stage: Stage) -> _Stage:
                 each.front,
                 each.whole,
                 each.unheld_until,
+                each.unclaimed_until,
             )
             for each in stage.reservations
             if each is not None and each.stage is stage
@@ -308,7 +323,9 @@ def _load(document: _Document) -> Partition:
             )
         )
     for hold in document.holds:
-        p.add_hold(Hold(hold.seq, hold.job, hold.stage, hold.kind, hold.places, hold.since, hold.large))
+        p.keep(Hold(hold.seq, hold.job, hold.stage, hold.kind, hold.places, hold.since, large=hold.large))
+    for one in document.promises:
+        p.keep(Promise(one.seq, one.job, one.stage, one.kind, one.places, one.since, victims=one.victims))
     for manager in document.managers:
         p.managers[manager.name] = Manager(manager.name, manager.registered)
     for user, key, entry in document.keys:
@@ -328,7 +345,7 @@ def _load_job(p: Partition, each: _Job, times: dict[int, int]) -> None:
     accounts = p.accounts_for(queue, spec.user, spec.groups)
     submitted = times.setdefault(each.submitted, each.submitted)
     job = Job(each.id, each.number, pack_spec(spec), submitted, queue, accounts)
-    job.manager, job.after, job.whole = spec.manager, spec.after, spec.whole
+    job.manager, job.after, job.whole, job.preemptible = spec.manager, spec.after, spec.whole, spec.preemptible
     job.state, job.priority, job.ended_at, job.reason = each.state, each.priority, each.ended_at, each.reason
     job.stages = tuple(_load_stage(p, job, spec, position, stage) for position, stage in enumerate(each.stages))
     p.jobs[job.id] = job
@@ -337,7 +354,18 @@ def _load_job(p: Partition, each: _Job, times: dict[int, int]) -> None:
             asked = times.setdefault(one.asked, one.asked)
             since = times.setdefault(one.waiting_since, one.waiting_since)
             p.add_reservation(
-                Reservation(stage, one.kind, asked, since, one.seq, one.round, one.front, one.whole, one.unheld_until)
+                Reservation(
+                    stage,
+                    one.kind,
+                    asked,
+                    since,
+                    one.seq,
+                    one.round,
+                    one.front,
+                    one.whole,
+                    one.unheld_until,
+                    one.unclaimed_until,
+                )
             )
     if job.ended_at is None:
         for name in spec.after:

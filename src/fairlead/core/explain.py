@@ -27,7 +27,7 @@ def why_no_room(p: Partition, stage: Stage, found: NoRoom) -> NoRoom:
         return found
     if found.stages:
         stage = stage.job.stage(found.stages[-1][0]) or stage  # the one that keeps the others back
-    own = [each.seq for each in stage.reservations if each is not None and each.seq in p.holds]
+    own = [each.seq for each in stage.reservations if each is not None and p.kept(each.seq) is not None]
     failed: dict[str, int] = {}
     nearest: tuple[int, int, str] | None = None
     for row in p.nodes.in_order():
@@ -40,8 +40,11 @@ def why_no_room(p: Partition, stage: Stage, found: NoRoom) -> NoRoom:
         if short and (nearest is None or short < nearest[0]):
             nearest = (short, p.nodes.join[row], p.nodes.name[row])
     counted = tuple(sorted(failed.items(), key=lambda item: (-item[1], item[0])))
-    held = len({join: None for seq in own for join in p.holds[seq].nodes})
-    return msgspec.structs.replace(found, failed=counted, nearest=nearest[2] if nearest else "", held=held)
+    held = sum(len(p.holds[seq].nodes) for seq in own if seq in p.holds)
+    coming = sum(number in p.allocations for seq in own if seq in p.promises for number in p.promises[seq].victims)
+    return msgspec.structs.replace(
+        found, failed=counted, nearest=nearest[2] if nearest else "", held=held, coming=coming
+    )
 
 
 def _lacks(p: Partition, shape: Shape, row: int, own: Collection[int]) -> tuple[str, int]:
@@ -59,7 +62,7 @@ def _lacks(p: Partition, shape: Shape, row: int, own: Collection[int]) -> tuple[
         return "over its capacity", 0
     holders = nodes.held.get(nodes.join[row])
     if holders and shape.amounts and not any(seq in holders for seq in own):
-        return "held", 0
+        return "promised" if any(seq in p.promises for seq in holders) else "held", 0
     for name, amount in shape.amounts:
         free = nodes.capacity[name][row] - nodes.used[name][row] if name in nodes.capacity else 0
         if free < amount:

@@ -7,7 +7,7 @@ from fairlead.core.explain import MANY
 from fairlead.core.forecast import end_of
 from fairlead.core.holding import may_take, room_for
 from fairlead.core.model import Allocation, Micros
-from fairlead.core.ranges import count
+from fairlead.core.ranges import count, indices
 from fairlead.core.resources import Vector, add
 from fairlead.core.shape import Shape
 from fairlead.core.state import Partition
@@ -55,6 +55,16 @@ class Future:
             free, used = self._node(join)
             self.take(join, shape, tasks, room_for(free, used, shape, tasks)[1])
         return tasks
+
+    def end_some(self, allocation: Allocation, block: tuple[int, ...]) -> None:
+        """Only some tasks of an allocation will have gone."""
+        per_task = len(allocation.devices) // max(1, count(allocation.indices))
+        gone = set(indices(block))
+        devices: tuple[int, ...] = ()
+        for at, index in enumerate(indices(allocation.indices)) if per_task else ():
+            if index in gone:
+                devices += allocation.devices[at * per_task : (at + 1) * per_task]
+        self.take(allocation.node, allocation.stage.shape, -len(gone), devices)
 
     def copy(self) -> Future:
         other = Future(self.p)

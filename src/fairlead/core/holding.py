@@ -1,11 +1,11 @@
-"""Held nodes: how much of a node is kept for whom, by its capacity, and who may use it now."""
+"""Nodes that are held or promised: how much of a node is kept for whom, by its capacity, and who may use it now."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
 from fairlead.core.forecast import guess
-from fairlead.core.model import Hold, Micros, Stage
+from fairlead.core.model import Kept, Micros, Stage
 from fairlead.core.nodeindex import Choice
 from fairlead.core.nodes import NodeTable
 from fairlead.core.policy.fit import choose_devices, room
@@ -19,18 +19,19 @@ Wanted = Iterable[tuple[Shape, int]]
 
 
 def kept_on(p: Partition, join: int) -> list[tuple[Shape, int]]:
-    """What a node is kept for, in the order of the holds."""
-    return [
-        (p.jobs[p.holds[seq].job].stages[position].shape, tasks)
-        for seq, places in sorted(p.nodes.held.get(join, {}).items())
-        for _, position, tasks in places
-    ]
+    """What a node is kept for, in the order of the reservations."""
+    found: list[tuple[Shape, int]] = []
+    for seq, places in sorted(p.nodes.held.get(join, {}).items()):
+        kept = p.kept(seq)
+        if kept is not None:
+            found += [(p.jobs[kept.job].stages[position].shape, tasks) for _, position, tasks in places]
+    return found
 
 
 def claimed_on(p: Partition, join: int) -> list[tuple[Shape, int]]:
     """The same, and what has landed there since: it is in the way of those that hold the node still."""
     claimed = kept_on(p, join)
-    since = min((p.holds[seq].since for seq in p.nodes.held.get(join, ())), default=None)
+    since = min((p.holds[seq].since for seq in p.nodes.held.get(join, ()) if seq in p.holds), default=None)
     for allocation in p.nodes.allocations[p.nodes.rows[join]].values():
         if since is not None and allocation.since >= since and not allocation.rooms:
             claimed.append((allocation.stage.shape, count(allocation.indices)))
@@ -73,15 +74,16 @@ def room_for(free: Vector, devices: list[int], shape: Shape, most: int) -> tuple
 
 
 def choose_held(p: Partition, stage: Stage, kind: int, most: int) -> list[Choice]:
-    """The held nodes where tasks of a stage may start now: those that are held for it.
+    """The nodes where tasks of a stage may start now because they are kept for it.
 
     A node that others hold too gives it no more than its part, so that it delays none of them.
     """
     reservation = stage.reservations[kind]
     chosen: list[Choice] = []
-    if reservation is None or reservation.seq not in p.holds:
+    kept = p.kept(reservation.seq) if reservation is not None else None
+    if reservation is None or kept is None:
         return chosen
-    for join, position, tasks in p.holds[reservation.seq].places:
+    for join, position, tasks in kept.places:
         if position == stage.position and most and p.nodes.placeable(p.nodes.rows[join]):
             alone = len(p.nodes.held[join]) == 1 and not stage.shape.key.apart and not reservation.whole
             fitting, devices = room_now(p.nodes, join, stage.shape, most if alone else min(tasks, most))
@@ -122,11 +124,11 @@ def may_take(nodes: NodeTable, row: int, shape: Shape) -> bool:
     )
 
 
-def stands(p: Partition, hold: Hold) -> bool:
-    """Whether the nodes of a hold can still be what they are held for."""
+def stands(p: Partition, kept: Kept) -> bool:
+    """Whether nodes can still be what they are kept for."""
     nodes = p.nodes
-    stages = p.jobs[hold.job].stages
-    for join, position, _ in hold.places:
+    stages = p.jobs[kept.job].stages
+    for join, position, _ in kept.places:
         row = nodes.rows.get(join)
         if row is None or nodes.state[row] != "up" or join in nodes.avoided:
             return False

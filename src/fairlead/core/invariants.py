@@ -18,8 +18,10 @@ from fairlead.core.model import (
     SCALE,
     Account,
     Allocation,
+    Hold,
     Job,
     Place,
+    Promise,
     Stage,
 )
 from fairlead.core.policy.score import may_be_held
@@ -58,7 +60,7 @@ def check_all(p: Partition) -> None:
     _check_accounts(p)
     _check_queues(p)
     _check_lanes(p)
-    _check_holds(p)
+    _check_kept(p)
     _check_remembered(p)
 
 
@@ -368,19 +370,35 @@ def _check_lanes(p: Partition) -> None:
         _need(shape.stages == uses.get(id(shape), 0) > 0, f"shape {shape.text} outlives its stages")
 
 
-def _check_holds(p: Partition) -> None:
-    """No hold outlives what it serves, nodes are held as the holds say, and not more of them than may be."""
-    held: dict[int, dict[int, list[Place]]] = {}
-    for seq, hold in p.holds.items():
-        _need(seq == hold.seq and p.held_for(hold) is not None, f"hold {seq} outlives the demand of job {hold.job}")
-        _need(stands(p, hold), f"hold {seq} of job {hold.job} has a node that is not what it was")
-        for place in hold.places:
-            held.setdefault(place[0], {}).setdefault(seq, []).append(place)
-    _need(held == p.nodes.held, f"nodes are held as {p.nodes.held}, should be {held}")
+def _check_kept(p: Partition) -> None:
+    """No hold or promise outlives what it serves, nodes are kept as they say, and not more are held than may be."""
+    kept: dict[int, dict[int, list[Place]]] = {}
+    both: list[Hold | Promise] = [*p.holds.values(), *p.promises.values()]
+    for each in both:
+        what = f"what is kept for reservation {each.seq} of job {each.job}"
+        _need(p.kept(each.seq) is each and p.kept_for(each) is not None, f"{what} outlives its demand")
+        _need(stands(p, each), f"{what} has a node that is not what it was")
+        for place in each.places:
+            kept.setdefault(place[0], {}).setdefault(each.seq, []).append(place)
+    _need(kept == p.nodes.held, f"nodes are kept as {p.nodes.held}, should be {kept}")
     large = [hold for hold in p.holds.values() if hold.large]
     _need(not large or len(p.holds) == 1, "a hold of more nodes than may be held is not alone")
+    held = {join for hold in p.holds.values() for join in hold.nodes}
     most = may_be_held(p.settings.held_nodes_percent, len(p.nodes))
     _need(bool(large) or len(held) <= most, f"{len(held)} nodes are held, {most} may be")
+    for promise in p.promises.values():
+        stopping = [p.allocations[number] for number in promise.victims if number in p.allocations]
+        _need(bool(stopping), f"nobody stops for the promise to job {promise.job} any more")
+        _need(all(each.state == "stopping" for each in stopping), f"a victim for job {promise.job} goes on")
+    at_work = {job.id: job for job in p.jobs.values() if job.allocations}
+    known = {
+        name: job
+        for queue in p.queues.values()
+        for priority, jobs in queue.at_work.items()
+        for name, job in jobs.items()
+        if job.queue is queue and job.priority == priority
+    }
+    _need(at_work.keys() == known.keys(), "the jobs at work are not those that the queues know")
 
 
 def _check_remembered(p: Partition) -> None:

@@ -58,6 +58,7 @@ class Lane:
         "_entries",
         "_runs",
         "blocked",
+        "limited",
         "no_room",
         "queue",
         "shapes",
@@ -65,6 +66,7 @@ class Lane:
         "slept",
         "starved",
         "text",
+        "unclaimed",
         "unheld",
     )
 
@@ -79,10 +81,14 @@ class Lane:
         """Who found no room, and holds up those behind it only for as long as its limits would let it start."""
         self.no_room: Reservation | None = None
         """Who found no room when the lane was last looked at: the first one that is allowed to start."""
+        self.limited: Reservation | None = None
+        """Likewise, who would have been beyond a limit: the first one."""
         self.starved: tuple[int, int] | None = None
         """The number of a reservation that was noticed to starve, and since when it does."""
         self.unheld: tuple[object, bool] | None = None
         """What there was when nodes were last looked for, and whether nobody else may have any meanwhile."""
+        self.unclaimed: tuple[object, ...] | None = None
+        """What there was when nobody was found who could be stopped for its reservations."""
         self._runs: list[Run] = []
         self._entries = 0
 

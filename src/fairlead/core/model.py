@@ -25,6 +25,8 @@ Outcome = Literal["succeeded", "failed", "lost", "preempted", "killed"]
 """How an attempt ends."""
 StopCause = Literal["", "kill", "scale", "time limit", "preempt", "gang", "return"]
 """Why tasks are told to stop. `return` is no stop: assigned tasks are asked back if they have not started."""
+ClaimCause = Literal["priority", "guarantee"]
+"""By what right tasks are stopped for others."""
 NodeState = Literal["up", "draining", "disabled", "lost"]
 QueueState = Literal["active", "draining", "stopped"]
 OnLoss = Literal["replace", "restart", "fail"]
@@ -173,6 +175,8 @@ class Reservation(msgspec.Struct, eq=False):
     whole: bool = False
     unheld_until: Micros = 0
     """No nodes are held for it before this, because those that were did not help in time."""
+    unclaimed_until: Micros = 0
+    """Nobody is stopped for it before this, because that did not help."""
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -305,6 +309,7 @@ class Job(msgspec.Struct, eq=False):
     after: tuple[str, ...] = ()
     whole: bool = False
     """Whether all its stages start together: either all of them have started, or none has."""
+    preemptible: bool = True
     listed: bool = False
     """Whether its queue counts it."""
 
@@ -354,8 +359,8 @@ Place = tuple[int, int, int]
 """A node by its join number, the position of a stage, and how many of its tasks the node is kept for."""
 
 
-class Hold(msgspec.Struct, eq=False):
-    """Nodes that get no new work but that of a starving reservation, which is named by its number. It uses nothing."""
+class Kept(msgspec.Struct, eq=False):
+    """Nodes that are kept for a reservation, which is named by its number. It uses nothing of them yet."""
 
     seq: int
     job: str
@@ -363,8 +368,6 @@ class Hold(msgspec.Struct, eq=False):
     kind: int
     places: tuple[Place, ...]
     since: Micros
-    large: bool = False
-    """Whether it has more nodes than may be held at once: then it is the only one."""
     looked: tuple[int, int] | None = None
     """What there was when its reservation last found too little room; not written down."""
     checked: int = -1
@@ -377,6 +380,20 @@ class Hold(msgspec.Struct, eq=False):
     @property
     def tasks(self) -> int:
         return sum(tasks for _, _, tasks in self.places)
+
+
+class Hold(Kept, eq=False):
+    """Nodes that get no new work but that of a starving reservation."""
+
+    large: bool = False
+    """Whether it has more nodes than may be held at once: then it is the only one."""
+
+
+class Promise(Kept, eq=False):
+    """Nodes on which room is being made for a reservation: only it may take that."""
+
+    victims: tuple[int, ...] = ()
+    """The allocations that stop for it."""
 
 
 class Account(msgspec.Struct, eq=False):
@@ -429,10 +446,21 @@ class Queue(msgspec.Struct, eq=False):
     """How many jobs of a leaf want something, or still use something."""
     reservations: int = 0
     """How many there are in all lanes of a leaf."""
+    at_work: dict[int, dict[str, Job]] = msgspec.field(default_factory=dict)
+    """The jobs of a leaf that have live allocations, by priority."""
     users: dict[str, Account] = msgspec.field(default_factory=dict)
     groups: dict[str, Account] = msgspec.field(default_factory=dict)
     tied: dict[tuple[str, tuple[str, ...]], tuple[Account, ...]] = msgspec.field(default_factory=dict)
     """User and groups → every account their jobs here are booked on, root first; see `Partition.accounts_for`."""
+
+    def begin_work(self, job: Job) -> None:
+        self.at_work.setdefault(job.priority, {})[job.id] = job
+
+    def end_work(self, job: Job) -> None:
+        jobs = self.at_work[job.priority]
+        del jobs[job.id]
+        if not jobs:
+            del self.at_work[job.priority]
 
     def line(self) -> list[Queue]:
         """The queue and those above it, root first."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from fairlead.core.model import Allocation, Hold, NodeState, Place
+from fairlead.core.model import Allocation, Kept, NodeState, Place
 from fairlead.core.resources import GPU, Vector
 from fairlead.core.shape import WHOLE_DEVICE, Shape
 
@@ -38,7 +38,7 @@ class NodeTable:
         self.avoided: dict[int, int] = {}
         """The nodes, by join number, that get no work until a time, because launches went wrong there."""
         self.held: dict[int, dict[int, list[Place]]] = {}
-        """The nodes, by join number, that are kept for starving reservations: for which, and how much. They look full.
+        """The nodes, by join number, that are held or promised: to which reservations, and how much. They look full.
         """
         self.over_rows: set[int] = set()
         """The rows that use more than they have, of a resource or a device: nothing new lands there."""
@@ -151,16 +151,16 @@ class NodeTable:
             self.avoided.pop(join, None)
         self._alter(join)
 
-    def hold(self, hold: Hold) -> None:
-        for place in hold.places:
-            self.held.setdefault(place[0], {}).setdefault(hold.seq, []).append(place)
+    def hold(self, kept: Kept) -> None:
+        for place in kept.places:
+            self.held.setdefault(place[0], {}).setdefault(kept.seq, []).append(place)
             self.altered_since[place[0]] = None
 
-    def let_go(self, hold: Hold) -> None:
+    def let_go(self, kept: Kept) -> None:
         """The reverse of `hold`."""
-        for join in hold.nodes:
+        for join in kept.nodes:
             holders = self.held[join]
-            del holders[hold.seq]
+            del holders[kept.seq]
             if not holders:
                 del self.held[join]
             self.altered_since[join] = None

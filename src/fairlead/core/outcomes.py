@@ -201,7 +201,7 @@ def confirm_stop(plan: Plan, allocation: Allocation, block: tuple[int, ...], rea
     """The agent says that tasks it was told to stop have stopped."""
     stage = allocation.stage
     cause = allocation.cause
-    why = reason or cause
+    why = reason or _claimed_by(plan, allocation) or cause
     if stage.job.over or cause == "kill":
         plan.do(Ended(allocation.id, block, "killed", reason=why))
     elif cause == "scale":
@@ -210,11 +210,20 @@ def confirm_stop(plan: Plan, allocation: Allocation, block: tuple[int, ...], rea
         fail(plan, allocation, block, "time limit")
         return
     else:
-        # A gang comes back the way it came; who was preempted comes back before those that never ran.
-        kind = NEW if not stage.started else SCALE if cause == "gang" else REPLACE
+        # What was added to a stage comes back the way it came. Who was stopped for others has lost no worker, and does
+        # not go before those who are more important.
+        kind = SCALE if stage.started and cause == "gang" else NEW
         plan.do(Ended(allocation.id, block, "preempted", kind, reason=why))
         ask(plan, stage, kind, since=_waited(stage, kind))
     settle(plan, stage.job)
+
+
+def _claimed_by(plan: Plan, allocation: Allocation) -> str:
+    """For whom tasks were stopped, if it was for somebody."""
+    for promise in plan.partition.promises.values():
+        if allocation.id in promise.victims:
+            return f"preempted for job {promise.job}"
+    return ""
 
 
 def take_back(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str) -> None:
@@ -246,16 +255,16 @@ def hand_back(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason
     settle(plan, stage.job)
 
 
-def restart(plan: Plan, stage: Stage) -> None:
+def restart(plan: Plan, stage: Stage, cause: StopCause = "gang") -> None:
     """Take a stage, or its whole job, back: what runs is told to stop, and all is asked for together, as at first."""
-    _regroup(plan, stage)
+    _regroup(plan, stage, cause)
     ask(plan, stage, NEW, since=_waited(stage, NEW))
 
 
-def _regroup(plan: Plan, stage: Stage) -> None:
+def _regroup(plan: Plan, stage: Stage, cause: StopCause) -> None:
     plan.do(Regrouped(stage.job.id, stage.position))
     for each in stage.gang():
-        stop_stage(plan, each, "gang")
+        stop_stage(plan, each, cause)
 
 
 def _unsettled(allocation: Allocation) -> bool:
@@ -274,7 +283,7 @@ def _disband(plan: Plan, member: Allocation) -> None:
     With a new gang those go too that came one by one when it had its minimum; with one that was added, only it.
     """
     if member.kind == NEW:
-        _regroup(plan, member.stage)
+        _regroup(plan, member.stage, "gang")
         return
     for each in live_of(member.stage):
         if each.group == member.group:

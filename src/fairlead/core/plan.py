@@ -23,6 +23,7 @@ Note = Literal[
     "sent to the tail",
     "asked for again",
     "backfilled",
+    "claimed",
 ]
 """What changes do not tell, or do not tell apart. What is asked for again was known already and altered nothing."""
 

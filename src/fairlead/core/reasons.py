@@ -47,12 +47,15 @@ class NoRoom(msgspec.Struct, frozen=True, tag="no room"):
     """Of a job that starts whole: stage, wanted and room, as far as they were tried; the last one has too little."""
     held: int = 0
     """How many nodes are held for it."""
+    coming: int = 0
+    """How many allocations of others stop for it."""
 
     def __str__(self) -> str:
         why = ", ".join(f"{count} {what}" for what, count in self.failed)
         text = _by_stage("room for", self.wanted, self.room, self.stages)
         held = f"; {self.held} nodes are held for it" if self.held else ""
-        return text + (f" (nodes: {why})" if why else "") + held
+        coming = f"; {self.coming} allocations of others stop for it" if self.coming else ""
+        return text + (f" (nodes: {why})" if why else "") + held + coming
 
 
 class WouldDelay(msgspec.Struct, frozen=True, tag="would delay"):

@@ -22,11 +22,13 @@ from fairlead.core.model import (
     Allocation,
     Hold,
     Job,
+    Kept,
     KeptKey,
     Limits,
     Manager,
     Micros,
     Pool,
+    Promise,
     Queue,
     QueueSettings,
     QueueState,
@@ -92,8 +94,10 @@ class Partition:
         self.lanes: dict[LaneKey, Lane] = {}
         self.holds: dict[int, Hold] = {}
         """The number of a starving reservation → the nodes that are kept for it."""
+        self.promises: dict[int, Promise] = {}
+        """The number of a reservation → the nodes on which room is being made for it."""
         self.holds_version = 0
-        """Grows with every hold that comes or goes."""
+        """Grows with every hold or promise that comes or goes."""
         self.chains: dict[int, dict[int, Allocation]] = {}
         """Chain → its allocations: those that have its rooms, and those that wait for one."""
         self.forecast: Forecast | None = None
@@ -295,26 +299,33 @@ class Partition:
         if not lane.size:
             del self.lanes[queue.path, shape]
 
-    # -- holds ---------------------------------------------------------------------------------------------------
+    # -- holds and promises --------------------------------------------------------------------------------------
 
-    def add_hold(self, hold: Hold) -> None:
-        self.holds[hold.seq] = hold
+    def keep(self, kept: Hold | Promise) -> None:
+        """Nodes are kept for a reservation from here on."""
+        if isinstance(kept, Hold):
+            self.holds[kept.seq] = kept
+        else:
+            self.promises[kept.seq] = kept
         self.holds_version += 1
-        self.nodes.hold(hold)
+        self.nodes.hold(kept)
 
-    def drop_hold(self, seq: int) -> Hold:
-        """Somebody else may find room where a node was held."""
-        hold = self.holds.pop(seq)
+    def let_go(self, kept: Hold | Promise) -> None:
+        """The reverse of `keep`. Somebody else may find room there now."""
+        del (self.holds if isinstance(kept, Hold) else self.promises)[kept.seq]
         self.holds_version += 1
-        self.nodes.let_go(hold)
+        self.nodes.let_go(kept)
         self.wake()
-        return hold
 
-    def held_for(self, hold: Hold) -> Reservation | None:
-        """The reservation that a hold serves, while it has the place for which it was held."""
-        job = self.jobs.get(hold.job)
-        reservation = job.stages[hold.stage].reservations[hold.kind] if job is not None else None
-        return reservation if reservation is not None and reservation.seq == hold.seq else None
+    def kept(self, seq: int) -> Hold | Promise | None:
+        """What is kept for a reservation: it is held or promised, never both."""
+        return self.holds.get(seq) or self.promises.get(seq)
+
+    def kept_for(self, kept: Kept) -> Reservation | None:
+        """The reservation that nodes are kept for, while it has the place that it had then."""
+        job = self.jobs.get(kept.job)
+        reservation = job.stages[kept.stage].reservations[kept.kind] if job is not None else None
+        return reservation if reservation is not None and reservation.seq == kept.seq else None
 
     # -- allocations ---------------------------------------------------------------------------------------------
 
@@ -338,6 +349,7 @@ class Partition:
         if not job.allocations:
             for account in job.accounts:
                 account.running += 1
+            job.queue.begin_work(job)
         job.allocations += 1
         job.live += used
         if used:
@@ -370,6 +382,7 @@ class Partition:
             if not job.allocations:
                 for account in job.accounts:
                     account.running += 1
+                job.queue.begin_work(job)
             job.allocations += 1
             job.live += 1
             charged.setdefault(id(job.accounts), []).append(job)
@@ -406,6 +419,7 @@ class Partition:
         if not job.allocations:
             for account in job.accounts:
                 account.running -= 1
+            job.queue.end_work(job)
         if used:
             charge(job, stage.shape, -used)
         if allocation.chain:
@@ -430,6 +444,7 @@ class Partition:
             self.nodes.unbook(allocation, stage.shape, 1, allocation.devices)
             stage.live = None
             job.allocations = job.live = 0
+            job.queue.end_work(job)
             charged.setdefault((id(job.accounts), stage.shape), []).append(job)
             touched.nodes.add(allocation.node)
             touched.jobs[job.id] = None

@@ -65,6 +65,7 @@ from fairlead.views.documents import (
     job_view,
     lanes_view,
     placements_view,
+    promises_view,
     task_view,
     usage_view,
 )
@@ -391,6 +392,10 @@ class World:
     def holds(self, partition: str | None = None) -> dict[str, list[tuple[str, str, int]]]:
         """Held node → the jobs and stages it is held for, and for how many tasks of each."""
         return holds_view(self.partition(partition))
+
+    def promises(self, partition: str | None = None) -> dict[tuple[str, str, str], list[tuple[str, int]]]:
+        """Job, stage and kind of a reservation → the nodes where room is being made for it, and for how many tasks."""
+        return promises_view(self.partition(partition))
 
     def usage(self, queue: str, partition: str | None = None) -> dict[str, float]:
         """What a queue uses, in the units people write: CPUs, bytes, GPUs."""

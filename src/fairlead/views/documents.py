@@ -107,7 +107,7 @@ def task_view(p: Partition, stage: Stage, index: int) -> TaskView:
             allocation.devices[position * per_task : (position + 1) * per_task],
             past.reason,
             past.exit_code,
-            _note(allocation),
+            _note(p, allocation),
         )
     state = "pending"
     for outcome, ended in (stage.ended or {}).items():
@@ -118,7 +118,10 @@ def task_view(p: Partition, stage: Stage, index: int) -> TaskView:
     return TaskView(state, attempt, past.tries_used, None, (), past.reason, past.exit_code)
 
 
-def _note(allocation: Allocation) -> str:
+def _note(p: Partition, allocation: Allocation) -> str:
+    for promise in p.promises.values():
+        if allocation.id in promise.victims:
+            return f"stops for job {promise.job}"
     if allocation.cause == "return":
         return "asked back, if it has not started"
     if allocation.rooms and allocation.state == "assigned":
@@ -151,9 +154,21 @@ def holds_view(p: Partition) -> dict[str, list[tuple[str, str, int]]]:
         nodes.name[nodes.rows[join]]: [
             (p.holds[seq].job, p.jobs[p.holds[seq].job].stages[position].name, tasks)
             for seq, places in sorted(nodes.held[join].items())
+            if seq in p.holds
             for _, position, tasks in places
         ]
-        for join in sorted(nodes.held)
+        for join in sorted({join for hold in p.holds.values() for join in hold.nodes})
+    }
+
+
+def promises_view(p: Partition) -> dict[tuple[str, str, str], list[tuple[str, int]]]:
+    """Job, stage and kind of a reservation → the nodes where room is being made for it, and for how many tasks."""
+    nodes = p.nodes
+    return {
+        (promise.job, p.jobs[promise.job].stages[promise.stage].name, KINDS[promise.kind]): [
+            (nodes.name[nodes.rows[join]], tasks) for join, _, tasks in promise.places
+        ]
+        for _, promise in sorted(p.promises.items())
     }
 
 

@@ -28,6 +28,7 @@ from fairlead.core.changes import (
     PartitionRemoved,
     Placed,
     PoolsSet,
+    Promised,
     QueueMoved,
     QueuesAdded,
     QueuesSet,
@@ -40,7 +41,7 @@ from fairlead.core.changes import (
 )
 from fairlead.core.commands import Rejected
 from fairlead.core.cycle import Cycle
-from fairlead.core.model import KINDS, Allocation, Hold, Job, JobState, Reservation, Stage
+from fairlead.core.model import KINDS, Allocation, Hold, Job, JobState, Kept, Promise, Reservation, Stage
 from fairlead.core.ranges import count
 from fairlead.core.resources import SECOND, format_duration
 from fairlead.core.state import Partition
@@ -183,31 +184,31 @@ def _called_back(names: _Names, change: CalledBack, before: Any) -> Iterator[Lin
     yield INFO, "tasks asked back", {**_where(names, before), "tasks": count(before.indices)}
 
 
-def _held(names: _Names, change: Held, kept: Any) -> Iterator[Line]:
-    stage = names.job(change.job).stages[change.stage]
-    hold = names.partition.holds.get(kept)
-    nodes = list(dict.fromkeys(join for join, _, _ in change.places))
-    reservation = names.partition.held_for(hold) if hold is not None else None
-    fields = {
-        "job": change.job,
-        "stage": stage.name,
-        "tasks": sum(tasks for _, _, tasks in change.places),
+def _held(names: _Names, change: Held, kept: Hold) -> Iterator[Line]:
+    reservation = names.partition.kept_for(kept)
+    waited = None if reservation is None else (names.now - reservation.waiting_since) / SECOND
+    yield INFO, "nodes held", {**_kept(names, kept), "large": change.large, "waited_seconds": waited}
+
+
+def _promised(names: _Names, change: Promised, kept: Promise) -> Iterator[Line]:
+    yield INFO, "room promised", {**_kept(names, kept), "victims": len(change.victims), "cause": change.cause}
+
+
+def _kept(names: _Names, kept: Kept) -> dict[str, Any]:
+    nodes = list(kept.nodes)
+    return {
+        "job": kept.job,
+        "stage": names.job(kept.job).stages[kept.stage].name,
+        "tasks": kept.tasks,
         "nodes": len(nodes),
         "on": [names.node(join) for join in nodes[:NAMED]],
-        "large": change.large,
-        "waited_seconds": None if reservation is None else (names.now - reservation.waiting_since) / SECOND,
     }
-    yield INFO, "nodes held", fields
 
 
 def _let_go(names: _Names, change: Released, kept: Any) -> Iterator[Line]:
-    hold: Hold = kept[0]
-    lasted = (names.now - hold.since) / SECOND
-    yield (
-        INFO,
-        "nodes let go",
-        {"job": hold.job, "nodes": len(hold.nodes), "held_seconds": lasted, "reason": change.why},
-    )
+    before: Kept = kept[0]
+    fields = {"job": before.job, "nodes": len(before.nodes), "kept_seconds": (names.now - before.since) / SECOND}
+    yield INFO, "nodes let go", {**fields, "reason": change.why}
 
 
 def _where(names: _Names, allocation: Allocation) -> dict[str, Any]:
@@ -292,6 +293,7 @@ TELLERS: Tellers = {
     Chained: _chained,
     CalledBack: _called_back,
     Held: _held,
+    Promised: _promised,
     Released: _let_go,
     QueueMoved: _queue_moved,
 }

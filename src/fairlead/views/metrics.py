@@ -120,9 +120,9 @@ class Metrics:
         self._cycle = define(
             Histogram,
             "fairlead_cycle_seconds",
-            "Time of a cycle by phase: intake, expiry, match, holds, seal (checks and effects) and encode. The journal "
-            "is apart.",
-            phase="intake expiry match holds seal encode",
+            "Time of a cycle by phase: intake, expiry, match, holds, preempt, seal (checks and effects) and encode. "
+            "The journal is apart.",
+            phase="intake expiry match holds preempt seal encode",
             buckets=TAKEN,
         )
         self._journal = define(

@@ -20,7 +20,7 @@ from fairlead.core.changes.config import (
     SettingsSet,
 )
 from fairlead.core.changes.gangs import Began, Regrouped
-from fairlead.core.changes.holds import Held, Released
+from fairlead.core.changes.holds import Held, Promised, Released
 from fairlead.core.changes.jobs import (
     Asked,
     JobAdded,
@@ -96,6 +96,7 @@ __all__ = [
     "PendingEnded",
     "Placed",
     "PoolsSet",
+    "Promised",
     "QueueMoved",
     "QueuesAdded",
     "QueuesRemoved",

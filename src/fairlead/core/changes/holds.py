@@ -1,16 +1,16 @@
-"""Changes of holds: nodes are kept for a starving reservation, and let go again."""
+"""Changes of holds and promises: nodes are kept for a reservation, and let go again."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from fairlead.core.changes.base import Change
-from fairlead.core.model import Hold, Micros, Place
+from fairlead.core.model import ClaimCause, Hold, Micros, Place, Promise, Reservation
 from fairlead.core.state import Partition
 
 
 class Held(Change, frozen=True, tag="held"):
-    """Nodes get no new work but that of a reservation, from now on."""
+    """Nodes get no new work but that of a starving reservation, from now on."""
 
     job: str
     stage: int
@@ -18,39 +18,75 @@ class Held(Change, frozen=True, tag="held"):
     places: tuple[Place, ...]
     large: bool = False
 
-    def apply(self, p: Partition) -> int:
-        reservation = p.jobs[self.job].stages[self.stage].reservations[self.kind]
-        if reservation is None or reservation.seq in p.holds:
-            raise ValueError(f"job {self.job} asks for nothing of kind {self.kind}, or has nodes already")
-        p.add_hold(Hold(reservation.seq, self.job, self.stage, self.kind, self.places, p.now, self.large))
+    def apply(self, p: Partition) -> Hold:
+        seq = _unserved(p, self.job, self.stage, self.kind).seq
+        hold = Hold(seq, self.job, self.stage, self.kind, self.places, p.now, large=self.large)
+        p.keep(hold)
         p.touched.jobs[self.job] = None
-        return reservation.seq
+        return hold
 
-    def undo(self, p: Partition, kept: int) -> None:
-        p.drop_hold(kept)
+    def undo(self, p: Partition, kept: Hold) -> None:
+        p.let_go(kept)
+
+
+class Promised(Change, frozen=True, tag="promised"):
+    """Room is being made on nodes for a reservation, by allocations that stop: only it may take that."""
+
+    job: str
+    stage: int
+    kind: int
+    places: tuple[Place, ...]
+    victims: tuple[int, ...]
+    cause: ClaimCause
+
+    def apply(self, p: Partition) -> Promise:
+        seq = _unserved(p, self.job, self.stage, self.kind).seq
+        promise = Promise(seq, self.job, self.stage, self.kind, self.places, p.now, victims=self.victims)
+        p.keep(promise)
+        p.touched.jobs[self.job] = None
+        return promise
+
+    def undo(self, p: Partition, kept: Promise) -> None:
+        p.let_go(kept)
 
 
 class Released(Change, frozen=True, tag="released"):
-    """The nodes of a hold are there for everybody again. Above 0, `until` is when there may be another for the same."""
+    """Nodes that were kept are there for everybody again. Above 0, `until` is when there may be some for the same."""
 
-    hold: int
+    reservation: int
     why: str
     until: Micros = 0
 
-    def apply(self, p: Partition) -> tuple[Hold, Micros]:
-        hold = p.drop_hold(self.hold)
-        reservation = p.held_for(hold)
-        before = 0
-        if reservation is not None and self.until:
-            before, reservation.unheld_until = reservation.unheld_until, self.until
-        return hold, before
+    def apply(self, p: Partition) -> tuple[Hold | Promise, Micros]:
+        kept = p.kept(self.reservation)
+        if kept is None:
+            raise ValueError(f"nothing is kept for reservation {self.reservation}")
+        p.let_go(kept)
+        return kept, self._bar(p, kept, self.until) if self.until else 0
 
-    def undo(self, p: Partition, kept: tuple[Hold, Micros]) -> None:
-        hold, before = kept
-        reservation = p.held_for(hold)
-        if reservation is not None and self.until:
-            reservation.unheld_until = before
-        p.add_hold(hold)
+    def undo(self, p: Partition, kept: tuple[Hold | Promise, Micros]) -> None:
+        before, until = kept
+        if self.until:
+            self._bar(p, before, until)
+        p.keep(before)
+
+    def _bar(self, p: Partition, kept: Hold | Promise, until: Micros) -> Micros:
+        """Say until when there is nothing for the same reservation, and return what was said before."""
+        reservation = p.kept_for(kept)
+        if reservation is None:
+            return 0
+        if isinstance(kept, Hold):
+            before, reservation.unheld_until = reservation.unheld_until, until
+        else:
+            before, reservation.unclaimed_until = reservation.unclaimed_until, until
+        return before
 
 
-CHANGES: tuple[type[Any], ...] = (Held, Released)
+def _unserved(p: Partition, job: str, stage: int, kind: int) -> Reservation:
+    reservation = p.jobs[job].stages[stage].reservations[kind]
+    if reservation is None or p.kept(reservation.seq) is not None:
+        raise ValueError(f"job {job} asks for nothing of kind {kind}, or has nodes already")
+    return reservation
+
+
+CHANGES: tuple[type[Any], ...] = (Held, Promised, Released)

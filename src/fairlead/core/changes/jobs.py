@@ -36,7 +36,7 @@ class JobAdded(Change, frozen=True, tag="job added"):
         queue = p.queues[spec.queue]
         accounts = p.accounts_for(queue, spec.user, spec.groups)
         job = Job(self.id, self.number, pack_spec(spec), p.now, queue, accounts, priority=spec.priority)
-        job.manager, job.after, job.whole = spec.manager, spec.after, spec.whole
+        job.manager, job.after, job.whole, job.preemptible = spec.manager, spec.after, spec.whole, spec.preemptible
         job.stages = tuple(new_stage(p, job, position, stage) for position, stage in enumerate(spec.stages))
         p.jobs[self.id] = job
         p.settle(job)
@@ -201,7 +201,11 @@ class JobPrioritised(Change, frozen=True, tag="job prioritised"):
 
     def _set(self, p: Partition, priority: int) -> None:
         job = p.jobs[self.job]
+        if job.allocations:
+            job.queue.end_work(job)
         job.priority = priority
+        if job.allocations:
+            job.queue.begin_work(job)
         lanes = [p.lane_of(stage) for stage in job.stages]
         if job.whole:
             lanes.append(p.lane_of(job.stages[0], whole=True))

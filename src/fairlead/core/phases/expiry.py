@@ -10,7 +10,8 @@ from fairlead.core.changes import JobForgotten, KeyKept, KeysForgotten, Measured
 from fairlead.core.effects import Stop
 from fairlead.core.model import Allocation, Job, Micros, Queue
 from fairlead.core.outcomes import call_back, hand_back, restart, stop, take_back
-from fairlead.core.phases.holds import holds_due
+from fairlead.core.phases.holds import starving_due
+from fairlead.core.phases.kept import kept_due
 from fairlead.core.plan import Plan
 from fairlead.core.ranges import count
 from fairlead.core.resources import format_duration
@@ -45,7 +46,8 @@ def due(p: Partition, forgetting: bool = True) -> Micros | None:
         if p.timers:
             times.append(p.timers[0][0])
         times += [_short_until(p, since) for since in p.short.values()]
-        times += holds_due(p)
+        times += kept_due(p)
+        times += starving_due(p)
     return min(times, default=None)
 
 

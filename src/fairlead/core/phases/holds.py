@@ -1,99 +1,29 @@
 """Holds: nodes are kept free of new work for a gang that small tasks keep walking past, until it can start.
 
 After match, those that starve are taken by priority. A gang gets enough nodes to start whole, by their capacity, or
-none. It is tried before everybody else in each cycle, and its nodes are let go when it has started, when it is not
-wanted as it was, when one of them is no longer what it was, or after `hold_for`.
+none. What becomes of them is in `phases/kept.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fairlead.core.changes import Held, Placed, Released, SinglesPlaced
+from fairlead.core.changes import Held, Placed, SinglesPlaced
 from fairlead.core.forecast import end_of
-from fairlead.core.holding import claimed_on, may_take, room_beside, stands
+from fairlead.core.holding import claimed_on, may_take, room_beside
 from fairlead.core.lanes import Lane
-from fairlead.core.model import NEW, Hold, Job, Micros, Place, Reservation, Stage
-from fairlead.core.outcomes import ask_for_rest, call_back, live_of
-from fairlead.core.phases.turn import barred, needs_of, take_turn, together_of
+from fairlead.core.model import NEW, Job, Micros, Place, Reservation, Stage
+from fairlead.core.outcomes import call_back, live_of
+from fairlead.core.phases.kept import end_kept, held_nodes, most_held
+from fairlead.core.phases.turn import barred, needs_of, together_of
 from fairlead.core.plan import Plan
 from fairlead.core.policy.score import is_exact, may_be_held, node_score
 from fairlead.core.ranges import count
-from fairlead.core.reasons import NoRoom
 from fairlead.core.shape import Shape
 from fairlead.core.state import Partition
 
 Claims = dict[int, list[tuple[Shape, int]]]
 """A node by its join number → the shapes, and how many tasks of each, that claim room there."""
-
-# -- those who have nodes ----------------------------------------------------------------------------------------
-
-
-def serve_holders(plan: Plan) -> int:
-    """Whoever has nodes is tried first, wherever it stands in its lane. Returns how many tasks were placed."""
-    p = plan.partition
-    placed, before = 0, -1
-    while before < placed:
-        before = placed
-        for hold in _in_order(p):
-            reservation = p.held_for(hold)
-            if reservation is None or hold.looked == (p.room, p.nodes.version):
-                continue
-            tasks, reason = take_turn(plan, reservation, together_of(reservation), hold.tasks)
-            placed += tasks
-            if isinstance(reason, NoRoom):
-                hold.looked = (p.room, p.nodes.version)
-            elif reason is not None:
-                plan.do(Released(hold.seq, f"it may not start: {reason}"))
-            elif reservation.whole:
-                ask_for_rest(plan, reservation)
-    return placed
-
-
-def end_holds(plan: Plan) -> None:
-    """Let go what does not serve any more, and the last ones if there are more than there may be."""
-    p = plan.partition
-    for hold in list(p.holds.values()):
-        reservation = p.held_for(hold)
-        if reservation is None or not _same(hold, reservation):
-            plan.do(Released(hold.seq, "it is not wanted as it was"))
-    for hold in _in_order(p):
-        over = _over(p, hold)
-        if over is not None:
-            plan.do(Released(hold.seq, *over))
-    counted = [hold for hold in _in_order(p) if not hold.large]
-    while len({join: None for hold in counted for join in hold.nodes}) > _most(p):
-        plan.do(Released(counted.pop().seq, "more nodes were held than may be"))
-
-
-def _over(p: Partition, hold: Hold) -> tuple[str, Micros] | None:
-    """Why a hold is over, and until when there is no other."""
-    settings = p.settings
-    if p.now >= hold.since + settings.hold_for:
-        return "it did not help in time", p.now + settings.starving_after
-    if hold.checked != p.nodes.version:
-        if not stands(p, hold):
-            return "a node of it is not what it was", 0
-        hold.checked = p.nodes.version
-    return None
-
-
-def _same(hold: Hold, reservation: Reservation) -> bool:
-    """Whether a reservation needs what is held for it."""
-    held: dict[int, int] = {}
-    for _, position, tasks in hold.places:
-        held[position] = held.get(position, 0) + tasks
-    return held == {stage.position: needed for stage, needed in needs_of(reservation)}
-
-
-def _in_order(p: Partition) -> list[Hold]:
-    """The holds by the priority of those they serve, then by age."""
-    return sorted(p.holds.values(), key=lambda hold: (-p.jobs[hold.job].priority, hold.since, hold.seq))
-
-
-def _most(p: Partition) -> int:
-    return may_be_held(p.settings.held_nodes_percent, len(p.nodes))
-
 
 # -- those who starve --------------------------------------------------------------------------------------------
 
@@ -101,7 +31,7 @@ def _most(p: Partition) -> int:
 def hold_nodes(plan: Plan) -> None:
     """Hold nodes for those who starve, by priority. Nobody gets any in a cycle in which higher priority was placed."""
     p = plan.partition
-    end_holds(plan)
+    end_kept(plan)
     if not p.reign.ready or plan.more or not p.settings.hold_for:
         return
     starving = sorted(_starving(p), key=lambda each: _place_of(each[1]))
@@ -160,12 +90,10 @@ def starves_at(p: Partition, reservation: Reservation) -> Micros:
     return max(reservation.waiting_since + p.settings.starving_after + 1, reservation.unheld_until)
 
 
-def holds_due(p: Partition) -> Iterator[Micros]:
-    """When holds end, and when those who wait begin to starve, if nothing happens before."""
+def starving_due(p: Partition) -> Iterator[Micros]:
+    """When those who wait begin to starve, if nothing happens before."""
     if not p.settings.hold_for:
         return
-    for hold in p.holds.values():
-        yield hold.since + p.settings.hold_for
     for lane in p.lanes.values():
         reservation = lane.no_room
         if reservation is not None and _may_starve(p, lane, reservation):
@@ -184,7 +112,7 @@ def _starving(p: Partition) -> Iterator[tuple[Lane, Reservation]]:
 def _may_starve(p: Partition, lane: Lane, reservation: Reservation) -> bool:
     """Whether it found no room, has not got nodes, and its job cannot do its work without it."""
     stage, kind = reservation.stage, reservation.kind
-    if lane.slept is None or reservation.seq in p.holds or stage.reservations[kind] is not reservation:
+    if lane.slept is None or p.kept(reservation.seq) or stage.reservations[kind] is not reservation:
         return False
     if kind == NEW:
         return not stage.started
@@ -222,8 +150,8 @@ def _find(p: Partition, reservation: Reservation, percent: int | None) -> tuple[
     own = _own_room(reservation.stage.job)
     kept: Claims = {}
     if percent is not None:
-        kept = {join: claimed_on(p, join) + own.get(join, []) for join in p.nodes.held}
-    most = len(p.nodes) if percent is None else _most(p)
+        kept = {join: claimed_on(p, join) + own.get(join, []) for join in held_nodes(p)}
+    most = len(p.nodes) if percent is None else most_held(p)
     places: list[Place] = []
     for stage, needed in needs_of(reservation):
         candidates = _candidates(p, stage, own)
@@ -274,7 +202,9 @@ def _candidates(p: Partition, stage: Stage, own: Claims) -> list[tuple[int, int]
     found: list[tuple[int, int]] = []
     for join in sorted(nodes.rows):
         row = nodes.rows[join]
-        if nodes.placeable(row) and join not in taken and may_take(nodes, row, shape):
+        if join in taken or any(seq in p.promises for seq in nodes.held.get(join, ())):
+            continue
+        if nodes.placeable(row) and may_take(nodes, row, shape):
             room = room_beside(nodes, join, own.get(join, ()), shape, 1 if shape.key.apart else stage.count)
             if room > 0:
                 found.append((join, room))

@@ -24,6 +24,8 @@ class Turns:
         self._passed: dict[int, None] = {}
         self._no_room: dict[Lane, Reservation] = {}
         """The first of a lane that found no room, where others behind it were tried."""
+        self._limited: dict[Lane, Reservation] = {}
+        """The first of a lane that would have been beyond a limit."""
         for lane in lanes:
             head = lane.head()
             if head is not None:
@@ -67,9 +69,15 @@ class Turns:
             self._no_room.setdefault(lane, reservation)
         self.go_on()
 
+    def note_limited(self) -> None:
+        """Whose turn it is would be beyond a limit."""
+        _, _, lane, reservation = self._heap[0]
+        self._limited.setdefault(lane, reservation)
+
     def close(self, no_room: Reservation | None = None) -> None:
         """Nothing more of this lane: it sleeps until something changes for it, or for who found no room."""
         lane = heappop(self._heap)[2]
         lane.no_room = no_room = no_room or self._no_room.get(lane)
+        lane.limited = self._limited.get(lane)
         lane.blocked = no_room if no_room is not None and is_bounded(no_room.stage.job) else None
         lane.slept = (self.p.room, self.p.nodes.version)

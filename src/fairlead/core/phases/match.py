@@ -15,13 +15,13 @@ from fairlead.core.model import Reservation
 from fairlead.core.outcomes import ask_for_rest
 from fairlead.core.phases.backfill import Backfill
 from fairlead.core.phases.hands import Hands
-from fairlead.core.phases.holds import serve_holders
+from fairlead.core.phases.kept import serve_kept
 from fairlead.core.phases.leaf import Turns
 from fairlead.core.phases.starts import starts_owed
 from fairlead.core.phases.tree import Branch, Tree
 from fairlead.core.phases.turn import barred, blocks_all, take_turn, together_of
 from fairlead.core.plan import Plan
-from fairlead.core.reasons import NoRoom, NotReady, Reason
+from fairlead.core.reasons import NoRoom, NotReady, OverLimit, Reason
 from fairlead.core.resources import Vector, add
 from fairlead.core.shape import Shape
 from fairlead.core.state import Partition
@@ -33,9 +33,9 @@ Awake = dict[str, list[Lane]]
 def match(plan: Plan) -> None:
     p = plan.partition
     left = p.settings.max_placed
-    if p.holds and p.reign.ready:
+    if p.nodes.held and p.reign.ready:
         p.index.put_all_back()
-        left -= serve_holders(plan)
+        left -= serve_kept(plan)
     awake = _awake(plan)
     if not p.reign.ready:
         for lanes in awake.values():
@@ -81,7 +81,7 @@ def _awake(plan: Plan) -> Awake:
 
 def _still_full(p: Partition, lane: Lane, fits: dict[Shape, bool]) -> bool:
     """Whether a lane that had no room has none for a single task by now. Looked up once for all lanes of a shape."""
-    if lane.no_room is None or p.holds:  # held nodes may have room for some, and the index does not know them
+    if lane.no_room is None or p.nodes.held:  # held nodes may have room for some, and the index does not know them
         return False
     if not fits:
         p.index.put_all_back()
@@ -162,13 +162,16 @@ class Round:
                 self._backfill.block(reservation, reason)
                 turns.pass_over(no_room=True)
             elif isinstance(reason, NoRoom):
-                if together == 1 and not reservation.stage.shape.key.apart and not self.p.holds:
+                if together == 1 and not reservation.stage.shape.key.apart and not self.p.nodes.held:
                     self._full[reservation.stage.shape] = reason
                 turns.close(reservation)
-            elif blocks_all(reservation, reason):
-                turns.close()
             else:
-                turns.pass_over()
+                if isinstance(reason, OverLimit):
+                    turns.note_limited()
+                if blocks_all(reservation, reason):
+                    turns.close()
+                else:
+                    turns.pass_over()
         return placed
 
     def _try(self, branch: Branch, turns: Turns, reservation: Reservation, together: int) -> tuple[int, Reason | None]:

@@ -47,7 +47,7 @@ def take_turn(
     if reason is not None:
         return 0, reason
     most = together if together > 1 else min(most, len(wanted))
-    limited = [(each.name, each.limit, each.used) for each in job.accounts if each.limit is not None]
+    limited = limits_of(p, reservation)
     if limited:
         reason = allowed(limited, scale(stage.shape.resources, together))
         if reason is not None:
@@ -58,7 +58,7 @@ def take_turn(
     placed = _place(plan, stage, kind, together, most, p.counters.allocation if together > 1 else 0)
     if placed < together:
         return 0, _no_room(p, reservation, together, placed)
-    _end_hold(plan, reservation)
+    _let_go(plan, reservation)
     return placed, None
 
 
@@ -69,7 +69,7 @@ def _start_whole(plan: Plan, reservation: Reservation, together: int) -> tuple[i
     needs = needs_of(reservation)
     if any(len(stage.wanted(NEW)) < needed for stage, needed in needs) or _still_stopping(reservation):
         return 0, StillStopping()
-    reason = _admit(p, job) or _over_limit(job, needs)
+    reason = _admit(p, job) or _over_limit(p, reservation)
     if reason is not None:
         return 0, reason
     mark, room = plan.mark(), p.room
@@ -85,7 +85,7 @@ def _start_whole(plan: Plan, reservation: Reservation, together: int) -> tuple[i
             found = sum(placed for _, _, placed in tried)
             return 0, never_whole(p, needs) or NoRoom(together, found, stages=tuple(tried))
     plan.do(Began(job.id))
-    _end_hold(plan, reservation)
+    _let_go(plan, reservation)
     return together, None
 
 
@@ -106,22 +106,43 @@ def needs_of(reservation: Reservation) -> list[tuple[Stage, int]]:
     return [(stage, stage.needed) for stage in sorted(reservation.stages, key=ease) if stage.needed]
 
 
-def _over_limit(job: Job, needs: list[tuple[Stage, int]]) -> OverLimit | None:
+def _over_limit(p: Partition, reservation: Reservation) -> OverLimit | None:
     """A limit that all of it together would exceed."""
+    return allowed(limits_of(p, reservation), asked_by(reservation))
+
+
+def asked_by(reservation: Reservation) -> Vector:
+    """What has to be there for a reservation to start."""
     asked: Vector = {}
-    for stage, needed in needs:
+    for stage, needed in needs_of(reservation):
         add(asked, stage.shape.resources, needed)
-    return allowed(((each.name, each.limit, each.used) for each in job.accounts), asked)
+    return asked
+
+
+def limits_of(p: Partition, reservation: Reservation) -> list[tuple[str, Vector, Vector]]:
+    """The limits that count for a reservation: whose, how much, and what of that is used, or promised to others."""
+    limited = [(each, each.limit) for each in reservation.stage.job.accounts if each.limit is not None]
+    if not p.promises:
+        return [(account.name, limit, account.used) for account, limit in limited]
+    found: list[tuple[str, Vector, Vector]] = []
+    for account, limit in limited:
+        used = dict(account.used)
+        for promise in p.promises.values():
+            claimant = p.kept_for(promise)
+            if claimant is not None and claimant is not reservation and account in claimant.stage.job.accounts:
+                add(used, asked_by(claimant))
+        found.append((account.name, limit, used))
+    return found
 
 
 def _still_stopping(reservation: Reservation) -> bool:
     """Whether members of the same gang have yet to come back."""
-    if reservation.whole:
-        return any(each.cause == "gang" for stage in reservation.stages for each in (stage.live or {}).values())
     stage = reservation.stage
     if stage.started and reservation.kind != SCALE:
         return False
-    return any(each.cause == "gang" for each in (stage.live or {}).values())
+    # Of a stage that goes on, tasks beyond what it needs may be stopped for others.
+    causes = ("gang",) if stage.started else ("gang", "preempt")
+    return any(each.cause in causes for stage in reservation.stages for each in (stage.live or {}).values())
 
 
 def together_of(reservation: Reservation) -> int:
@@ -150,6 +171,11 @@ def _admit(p: Partition, job: Job) -> Reason | None:
     return may_run(bounded) if bounded else None
 
 
+def is_admitted(p: Partition, job: Job) -> bool:
+    """Whether nothing but room and limits of resources keeps a job back."""
+    return _admit(p, job) is None
+
+
 def is_bounded(job: Job) -> bool:
     return any(each.limit is not None or each.max_jobs is not None for each in job.accounts)
 
@@ -157,13 +183,13 @@ def is_bounded(job: Job) -> bool:
 def barred(p: Partition, reservation: Reservation) -> bool:
     """Whether who had no room is not even allowed any more. Then it is passed over, and the next one's turn comes."""
     job = reservation.stage.job
-    return _admit(p, job) is not None or _over_limit(job, needs_of(reservation)) is not None
+    return _admit(p, job) is not None or _over_limit(p, reservation) is not None
 
 
 def _place(plan: Plan, stage: Stage, kind: int, least: int, most: int, group: int) -> int:
     """Place up to so many tasks, or none if fewer than the least found room. Returns how many found room."""
     p, shape = plan.partition, stage.shape
-    held = choose_held(p, stage, kind, most) if p.holds else []
+    held = choose_held(p, stage, kind, most) if p.nodes.held else []
     most -= sum([each.tasks for each in held])
     away = p.index.withdraw({each.node: None for each in stage.live.values()}) if shape.key.apart and stage.live else []
     if shape.key.near and (most > 1 or stage.live):
@@ -172,7 +198,7 @@ def _place(plan: Plan, stage: Stage, kind: int, least: int, most: int, group: in
         chosen = gather(p.index, shape, most, p.counters.allocation, home)
     else:
         chosen = p.index.choose(shape, most, p.counters.allocation)
-    if p.holds:
+    if p.nodes.held:
         chosen = held + chosen + choose_lent(p, stage, most - sum([each.tasks for each in chosen]), plan.lent)
     placed = sum([each.tasks for each in chosen])
     if placed >= least:
@@ -184,9 +210,9 @@ def _place(plan: Plan, stage: Stage, kind: int, least: int, most: int, group: in
     return placed
 
 
-def _end_hold(plan: Plan, reservation: Reservation) -> None:
+def _let_go(plan: Plan, reservation: Reservation) -> None:
     """Who has started needs its nodes no longer."""
-    if reservation.seq in plan.partition.holds:
+    if plan.partition.kept(reservation.seq) is not None:
         plan.do(Released(reservation.seq, "it has started"))
         plan.partition.index.refresh()
 

@@ -1,0 +1,289 @@
+"""Preempt: who has a right to room that others use has these stopped, and gets what they leave.
+
+Within a queue a higher priority goes before a lower one; across queues a guarantee that is not met does. A claimant
+gets all that it has to start with, or nobody is stopped. What becomes of the room is promised to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from fairlead.core.changes import Promised, Stopped
+from fairlead.core.future import Future
+from fairlead.core.holding import may_take
+from fairlead.core.lanes import Lane
+from fairlead.core.model import Account, Allocation, ClaimCause, Job, Place, Queue, Reservation, Stage, StopCause
+from fairlead.core.outcomes import restart, stop
+from fairlead.core.phases.kept import end_promises
+from fairlead.core.phases.turn import asked_by, is_admitted, limits_of, needs_of
+from fairlead.core.plan import Plan
+from fairlead.core.policy.victims import (
+    Unit,
+    fewest,
+    in_order,
+    is_unmet,
+    keeping_guarantees,
+    surplus,
+    without_covered,
+)
+from fairlead.core.ranges import Ranges
+from fairlead.core.resources import Vector, add
+from fairlead.core.state import Partition
+
+MOST = 2_000
+"""So many that could be stopped are looked at for a claimant, and some more for a large one."""
+
+
+class Victim:
+    """A unit of tasks that may be stopped: what it is, and where its tasks are."""
+
+    __slots__ = ("stage", "tasks", "unit")
+
+    def __init__(self, unit: Unit, stage: Stage, tasks: list[tuple[Allocation, tuple[int, ...]]]) -> None:
+        self.unit = unit
+        self.stage = stage
+        self.tasks = tasks
+
+
+def preempt(plan: Plan) -> None:
+    p = plan.partition
+    end_promises(plan)
+    if not p.reign.ready or plan.more:
+        return
+    for lane, reservation in sorted(_claimants(p), key=lambda each: _place_of(each[1])):
+        seen = (reservation.seq, p.room, p.nodes.version, p.holds_version, p.counters.allocation)
+        if lane.unclaimed != seen and not _claim(plan, reservation):
+            lane.unclaimed = seen
+
+
+def stop_victims(plan: Plan, victims: Iterable[Victim], cause: StopCause = "preempt") -> list[int]:
+    """Stop tasks for somebody else: gangs whole, or those that they can do without. They are asked for again.
+
+    Returns the numbers of the allocations that stop.
+    """
+    mark = plan.mark()
+    singles: dict[int, Ranges] = {}
+    for victim in victims:
+        if victim.unit.gang:
+            restart(plan, victim.stage, cause)
+            continue
+        for allocation, block in victim.tasks:
+            singles.setdefault(allocation.id, Ranges()).add(block)
+    for number, ranges in singles.items():
+        stop(plan, plan.partition.allocations[number], ranges.flat(), cause)
+    return [change.into or change.allocation for change, _ in plan.done[mark:] if isinstance(change, Stopped)]
+
+
+def victims_of(job: Job) -> Iterator[Victim]:
+    """The units in which tasks of a job can be taken back."""
+    if job.preemptible and all(queue.settings.preemptible for queue in job.queue.line()):
+        for stage in job.stages:
+            if stage.live and (not job.whole or stage is _first_live(job)):
+                yield from _units(job, stage)
+
+
+def _first_live(job: Job) -> Stage | None:
+    return next((stage for stage in job.stages if stage.live), None)
+
+
+def _units(job: Job, first: Stage) -> Iterator[Victim]:
+    """The tasks that a gang can do without, the newest first, and all of it."""
+    everything: list[tuple[Allocation, tuple[int, ...]]] = []
+    total: Vector = {}
+    of = (job.id, first.position)
+    for stage in first.gang():
+        live = [each for each in (stage.live or {}).items() if each[1].state != "stopping" and not each[1].rooms]
+        live.sort(key=lambda item: (_began(item[1]), item[1].id, item[0]))
+        amounts = stage.shape.amounts
+        add(total, stage.shape.resources, len(live))
+        whole = {allocation.id: allocation for _, allocation in live}
+        everything += [(allocation, allocation.indices) for allocation in whole.values()]
+        spared = len(live) - surplus(len(live), stage.needed if stage.started else len(live))
+        for index, allocation in reversed(live[spared:]):
+            unit = Unit(False, job.priority, _began(allocation), allocation.id, index, of, job.queue.path, amounts)
+            yield Victim(unit, stage, [(allocation, (index, index + 1))])
+    if everything:
+        newest = max(everything, key=lambda item: (_began(item[0]), item[0].id))[0]
+        amounts = tuple(sorted(total.items()))
+        unit = Unit(True, job.priority, _began(newest), newest.id, 0, of, job.queue.path, amounts)
+        yield Victim(unit, first, everything)
+
+
+def _began(allocation: Allocation) -> int:
+    return allocation.since if allocation.started is None else allocation.started
+
+
+# -- who claims --------------------------------------------------------------------------------------------------
+
+
+def _claimants(p: Partition) -> Iterator[tuple[Lane, Reservation]]:
+    """Those who are first in their lanes to find no room, or to be beyond a limit."""
+    for lane in p.lanes.values():
+        for reservation in (lane.limited, lane.no_room):
+            if reservation is not None and _may_claim(p, lane, reservation):
+                yield lane, reservation
+
+
+def _may_claim(p: Partition, lane: Lane, reservation: Reservation) -> bool:
+    stage = reservation.stage
+    if lane.slept is None or stage.reservations[reservation.kind] is not reservation:
+        return False
+    if p.kept(reservation.seq) is not None or reservation.unclaimed_until > p.now:
+        return False
+    queue, priority = stage.job.queue, stage.job.priority
+    if not any(each < priority for each in queue.at_work) and not any(each.settings.guarantee for each in queue.line()):
+        return False
+    return is_admitted(p, stage.job)
+
+
+def _place_of(reservation: Reservation) -> tuple[int, int, int]:
+    return (-reservation.stage.job.priority, reservation.waiting_since, reservation.seq)
+
+
+def _claim(plan: Plan, reservation: Reservation) -> bool:
+    """Stop others for a reservation, if that lets it start. Returns whether anybody is stopped."""
+    p = plan.partition
+    claim = _Claim(p, reservation)
+    if claim.places(()) is not None:
+        return False  # what it needs is coming anyway
+    ways: list[tuple[ClaimCause, list[Victim]]] = [("priority", claim.in_queue())]
+    if claim.guaranteed:
+        ways.append(("guarantee", claim.in_queue() + claim.elsewhere()))
+    for cause, victims in ways:
+        chosen = claim.choose(victims)
+        if chosen:
+            places = claim.places(chosen)
+            assert places is not None
+            stage = reservation.stage
+            stopping = tuple(stop_victims(plan, chosen))
+            plan.note("claimed")
+            plan.do(Promised(stage.job.id, stage.position, reservation.kind, places, stopping, cause))
+            return True
+    return False
+
+
+class _Claim:
+    """What a reservation needs, and who might make room for it."""
+
+    def __init__(self, p: Partition, reservation: Reservation) -> None:
+        self.p = p
+        self.job = reservation.stage.job
+        self.needs = needs_of(reservation)
+        self.asked = asked_by(reservation)
+        self.binding = self._binding(reservation)
+        self.guaranteed = [
+            queue
+            for queue in self.job.queue.line()
+            if is_unmet(queue.account.used, self.asked, dict(queue.settings.guarantee))
+        ]
+        self.most = MOST + 8 * sum(needed for _, needed in self.needs)
+        # What stops already will be free before anybody who is stopped now.
+        self.base = Future(p)
+        for allocation in p.allocations.values():
+            if allocation.state == "stopping" and not allocation.rooms:
+                self.base.end(allocation)
+        self.open = [join for join in sorted(p.nodes.rows) if self._has_room(join)]
+
+    def _binding(self, reservation: Reservation) -> list[tuple[Account, Vector, Vector]]:
+        """The accounts whose limits keep it back, with limit and use: only who is booked there can help."""
+        found: list[tuple[Account, Vector, Vector]] = []
+        accounts = [account for account in self.job.accounts if account.limit is not None]
+        for account, (_, limit, used) in zip(accounts, limits_of(self.p, reservation), strict=True):
+            if any(used.get(name, 0) + self.asked.get(name, 0) > most for name, most in limit.items()):
+                found.append((account, limit, dict(used)))
+        return found
+
+    def _has_room(self, join: int) -> bool:
+        return any(self.base.room(join, stage.shape, 1) for stage, _ in self.needs)
+
+    # -- who might be stopped
+
+    def in_queue(self) -> list[Victim]:
+        """Tasks of lower priority in the same queue."""
+        return self._of(self.job.queue, lambda priority: priority < self.job.priority)
+
+    def elsewhere(self) -> list[Victim]:
+        """Tasks of no higher priority in queues that the guarantee is not theirs as well."""
+        found: list[Victim] = []
+        for queue in self.p.leaves():
+            above = queue.line()
+            if queue is not self.job.queue and any(level not in above for level in self.guaranteed):
+                found += self._of(queue, lambda priority: priority <= self.job.priority)
+        return found
+
+    def _of(self, queue: Queue, counts: Callable[[int], bool]) -> list[Victim]:
+        found: list[Victim] = []
+        for priority in sorted(queue.at_work):
+            for job in reversed(queue.at_work[priority].values()) if counts(priority) else ():
+                if len(found) >= self.most:
+                    return found
+                if all(account in job.accounts for account, _, _ in self.binding):
+                    found += [victim for victim in victims_of(job) if self._helps(victim)]
+        return found
+
+    def _helps(self, victim: Victim) -> bool:
+        """Whether its room is where the claimant could go, or what it uses counts against the same limit."""
+        nodes = self.p.nodes
+        for allocation, _ in victim.tasks if not self.binding else ():
+            row = nodes.rows[allocation.node]
+            usable = nodes.placeable(row) and allocation.node not in nodes.held
+            if usable and any(may_take(nodes, row, stage.shape) for stage, _ in self.needs):
+                return True
+        return bool(self.binding)
+
+    # -- who is
+
+    def choose(self, victims: list[Victim]) -> list[Victim]:
+        """As few as let the claimant start, or none."""
+        known = {victim.unit: victim for victim in victims}
+        line = self.job.queue.line()
+        queues = {
+            path: [
+                (level.account.used, dict(level.settings.guarantee))
+                for level in self.p.queues[path].line()
+                if level not in line and level.settings.guarantee
+            ]
+            for path in {unit.queue: None for unit in known}
+        }
+        units = keeping_guarantees(in_order(known), queues)
+        chosen = fewest(units, lambda some: self.places([known[unit] for unit in some]) is not None)
+        return [known[unit] for unit in chosen or ()]
+
+    def places(self, victims: Sequence[Victim]) -> tuple[Place, ...] | None:
+        """Where the claimant would start if these were gone; None if it could not."""
+        units = {id(unit) for unit in without_covered([victim.unit for victim in victims])}
+        gone = [victim for victim in victims if id(victim.unit) in units]
+        if not self._allowed(gone):
+            return None
+        future = self.base.copy()
+        freed: dict[int, None] = {}
+        for victim in gone:
+            for allocation, block in victim.tasks:
+                future.end_some(allocation, block)
+                freed[allocation.node] = None
+        nodes = [*sorted(freed), *(join for join in self.open if join not in freed)]
+        places: list[Place] = []
+        for stage, needed in self.needs:
+            left = needed
+            for join in nodes:
+                tasks = future.pack(join, stage.shape, left)
+                if tasks:
+                    places.append((join, stage.position, tasks))
+                    left -= tasks
+                if not left:
+                    break
+            if left:
+                return None
+        return tuple(places)
+
+    def _allowed(self, victims: list[Victim]) -> bool:
+        """Whether the limits that keep it back would let it start."""
+        freed: Vector = {}
+        for victim in victims:
+            add(freed, dict(victim.unit.amounts))
+        return all(
+            used.get(name, 0) - freed.get(name, 0) + self.asked.get(name, 0) <= most
+            for _, limit, used in self.binding
+            for name, most in limit.items()
+            if self.asked.get(name, 0)
+        )

@@ -1,0 +1,323 @@
+"""Preemption: who may stop whom, how few, what becomes of the room, and of those who were stopped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fairlead.core.reasons import NoRoom, OverLimit
+from fairlead.testing import World
+
+TREE: dict[str, Any] = {"root": {"a": {}, "b": {}}}
+
+
+def stage(count: int = 1, cpu: float = 1, name: str = "w", **rest: Any) -> dict[str, Any]:
+    return {"name": name, "count": count, "resources": {"cpu": cpu}, **rest}
+
+
+def stopping(w: World, job: str) -> list[int]:
+    live = w._job(job).stages[0].live or {}
+    return sorted(index for index, each in live.items() if each.state == "stopping")
+
+
+# -- within a queue ----------------------------------------------------------------------------------------------
+
+
+def test_a_higher_priority_takes_the_place_of_a_lower_one() -> None:
+    w = World()
+    w.nodes(2, cpu=1)
+    low = [w.submit(name=f"low{at}", stages=[stage(tries=3)]) for at in range(2)]
+    w.advance(0)
+    w.submit(name="high", stages=[stage()], priority=1)
+    w.cycle()
+    assert stopping(w, low[1]) == [0] and not stopping(w, low[0])  # the newest
+    assert w.promises() == {("high", "w", "new"): [("n1", 1)]}
+    assert w.task("low1", "w", 0).note == "stops for job high"
+    reason = w.explain("high")[0].reason
+    assert isinstance(reason, NoRoom) and reason.coming == 1
+    assert str(reason).endswith("1 allocations of others stop for it")
+    # Nobody else gets the room, not even who comes first.
+    w.submit(name="other", stages=[stage()], priority=1)
+    w.advance(0)
+    assert w.placements("high") == {("w", 0): "n1"}
+    assert not w.promises()
+    assert w.job("low1").state == "pending"
+    victim = w.task("low1", "w", 0)
+    assert (victim.state, victim.tries_used, victim.reason) == ("pending", 0, "preempted for job high")
+
+
+def test_equal_priority_stops_nobody() -> None:
+    w = World()
+    w.node("n0", cpu=1)
+    w.submit(name="low", stages=[stage()])
+    w.advance(0)
+    w.submit(name="same", stages=[stage()])
+    w.advance(5)
+    assert w.job("low").state == "running" and not w.promises()
+
+
+def test_another_queue_is_not_touched_for_a_priority() -> None:
+    w = World(config={"queues": TREE})
+    w.node("n0", cpu=1)
+    w.submit(name="low", queue="root.a", stages=[stage()])
+    w.advance(0)
+    w.submit(name="high", queue="root.b", stages=[stage()], priority=9)
+    w.advance(5)
+    assert w.job("low").state == "running"
+
+
+def test_nobody_is_stopped_in_vain() -> None:
+    w = World()
+    w.nodes(2, cpu=1)
+    w.submit(name="low", stages=[stage()])
+    w.submit(name="high", stages=[stage()], priority=2)
+    w.advance(0)
+    w.submit(name="gang", stages=[stage(2)], priority=1)  # it would need the place of the higher one, too
+    w.advance(5)
+    assert w.job("low").state == "running" and not w.promises()
+
+
+def test_tasks_beyond_the_minimum_go_first() -> None:
+    w = World()
+    w.nodes(5, cpu=1)
+    w.submit(name="array", stages=[stage(3, min=1)])
+    w.submit(name="gang", stages=[stage(2)])
+    w.advance(0)
+    w.submit(name="two", stages=[stage(2)], priority=2)
+    w.cycle()
+    assert stopping(w, "array") == [1, 2] and not stopping(w, "gang")
+    w.advance(0)
+    assert len(w.placements("two")) == 2 and len(w.placements("array")) == 1
+    assert [(each.kind, each.count) for (each,) in w.lanes().values()] == [("new", 2)]
+
+
+def test_a_gang_goes_whole() -> None:
+    """One CPU would do, but a gang does not run in part."""
+    w = World()
+    w.nodes(3, cpu=1)
+    w.submit(name="gang", stages=[stage(3)])
+    w.advance(0)
+    w.submit(name="one", stages=[stage()], priority=2)
+    w.cycle()
+    assert stopping(w, "gang") == [0, 1, 2]
+    w.advance(0)
+    assert w.placements("one") and not w.placements("gang")
+    assert [(each.job, each.kind, each.count) for (each,) in w.lanes().values()] == [("gang", "new", 3)]
+    w.finish("one")
+    w.advance(0)
+    assert len(w.placements("gang")) == 3
+
+
+def test_the_fewest_that_let_it_start() -> None:
+    """One large victim instead of the two small and newer ones that are not enough by themselves."""
+    w = World()
+    w.node("n0", cpu=4)
+    w.node("n1", cpu=2)
+    w.submit(name="large", stages=[stage(cpu=4)])
+    w.advance(0)
+    small = [w.submit(name=f"small{at}", stages=[stage()]) for at in range(2)]
+    w.advance(0)
+    w.submit(name="high", stages=[stage(cpu=3)], priority=1)
+    w.cycle()
+    assert stopping(w, "large") == [0] and not any(stopping(w, job) for job in small)
+
+
+def test_a_whole_job_is_taken_back_whole() -> None:
+    w = World()
+    w.nodes(3, cpu=1)
+    w.submit(name="pair", gang="job", stages=[stage(name="a"), stage(name="b")])
+    w.submit(name="low", stages=[stage()], priority=1)
+    w.advance(0)
+    w.submit(name="high", stages=[stage(2)], priority=2)
+    w.cycle()
+    w.advance(0)
+    assert len(w.placements("high")) == 2
+    assert not w.placements("pair") and w.job("low").state == "running"
+    w.finish("high")
+    w.advance(0)
+    assert len(w.placements("pair")) == 2
+
+
+@pytest.mark.parametrize("where", ["job", "queue"])
+def test_who_is_not_preemptible_is_left_alone(where: str) -> None:
+    w = World(config={"queues": {"root": {"default": {"preemptible": where != "queue"}}}})
+    w.nodes(2, cpu=1)
+    w.submit(name="keep", stages=[stage(2)], preemptible=where != "job")
+    w.advance(0)
+    w.submit(name="high", stages=[stage()], priority=1)
+    w.advance(5)
+    assert w.job("keep").state == "running" and len(w.placements("keep")) == 2
+
+
+def test_room_that_is_coming_is_waited_for() -> None:
+    w = World()
+    w.nodes(2, cpu=1)
+    for name in ("low0", "low1"):
+        w.submit(name=name, stages=[stage()])
+    w.advance(0)
+    w.kill("low0")
+    w.submit(name="high", stages=[stage()], priority=1)
+    w.cycle()
+    assert w.job("low1").state == "running" and not w.promises()
+    w.advance(0)
+    assert w.job("high").state == "running"
+
+
+def test_nodes_that_take_no_work_are_of_no_use() -> None:
+    w = World()
+    w.nodes(2, cpu=1)
+    w.submit(name="low", stages=[stage()])
+    w.advance(0)
+    w.drain("n0")
+    w.submit(name="other", stages=[stage()], priority=1)
+    w.advance(0)
+    w.submit(name="high", stages=[stage()], priority=1)
+    w.advance(5)
+    assert w.job("low").state == w.job("other").state == "running"
+
+
+# -- limits ------------------------------------------------------------------------------------------------------
+
+
+def test_a_queue_at_its_limit_stops_only_its_own() -> None:
+    tree = {"root": {"a": {"limit": {"cpu": 2}, "x": {}, "y": {}}, "b": {}}}
+    w = World(config={"queues": tree})
+    w.nodes(8, cpu=1)
+    w.submit(name="b", queue="root.b", stages=[stage(2, min=1)])
+    w.submit(name="x", queue="root.a.x", stages=[stage(2, min=1)])
+    w.advance(0)
+    w.submit(name="high", queue="root.a.x", stages=[stage()], priority=1)
+    w.cycle()
+    assert stopping(w, "x") == [1] and not stopping(w, "b")
+    reason = w.explain("high")[0].reason
+    assert isinstance(reason, OverLimit)
+    # What becomes free under the limit is promised as well.
+    w.submit(name="y", queue="root.a.y", stages=[stage()])
+    w.advance(0)
+    assert len(w.placements("high")) == 1 and w.job("y").state == "pending"
+
+
+def test_a_limit_that_would_be_exceeded_anyway_stops_nobody() -> None:
+    """As preempt-11."""
+    w = World(config={"queues": {"root": {"default": {"limit": {"cpu": 3}}}}})
+    w.node("n0", cpu=10)
+    w.submit(name="low", stages=[stage(2, min=1)])
+    w.advance(0)
+    w.submit(name="high", stages=[stage(cpu=4)], priority=1)
+    w.advance(5)
+    assert len(w.placements("low")) == 2
+
+
+# -- guarantees --------------------------------------------------------------------------------------------------
+
+
+def test_a_guarantee_is_won_back() -> None:
+    w = World(config={"queues": {"root": {"a": {"guarantee": {"cpu": 2}}, "b": {}}}})
+    w.nodes(4, cpu=1)
+    w.submit(name="loan", queue="root.b", stages=[stage(4, min=1)])
+    w.advance(0)
+    w.submit(name="own", queue="root.a", stages=[stage(3, min=1)])
+    w.advance(5)
+    assert len(w.placements("own")) == 2 and len(w.placements("loan")) == 2
+
+
+def test_no_more_than_the_guarantee() -> None:
+    w = World(config={"queues": {"root": {"a": {"guarantee": {"cpu": 2}}, "b": {}}}})
+    w.nodes(4, cpu=1)
+    w.submit(name="loan", queue="root.b", stages=[stage(4, min=1)])
+    w.advance(0)
+    w.submit(name="gang", queue="root.a", stages=[stage(3)])
+    w.advance(5)
+    assert len(w.placements("loan")) == 4
+
+
+def test_the_victims_queue_keeps_its_guarantee() -> None:
+    w = World(config={"queues": {"root": {"a": {"guarantee": {"cpu": 3}}, "b": {"guarantee": {"cpu": 2}}, "c": {}}}})
+    w.nodes(5, cpu=1)
+    w.submit(name="b", queue="root.b", stages=[stage(3, min=1)])
+    w.submit(name="c", queue="root.c", stages=[stage(2, min=1)])
+    w.advance(0)
+    w.submit(name="gang", queue="root.a", stages=[stage(3)])
+    w.advance(5)
+    assert len(w.placements("gang")) == 3
+    assert (len(w.placements("b")), len(w.placements("c"))) == (2, 0)
+
+
+def test_a_higher_priority_is_spared_across_queues() -> None:
+    """As preempt-04 of the other cases."""
+    tree = {"root": {"p": {"limit": {"cpu": 18}, "c1": {}, "c2": {"guarantee": {"cpu": 15}}, "c3": {}}}}
+    w = World(config={"queues": tree})
+    w.nodes(2, cpu=30)
+    for name in ("alloc1", "alloc2"):
+        w.submit(name=name, queue="root.p.c1", stages=[stage(cpu=5)])
+    w.submit(name="alloc4", queue="root.p.c3", stages=[stage(cpu=5)], priority=1000)
+    w.advance(0)
+    w.submit(name="alloc3", queue="root.p.c2", stages=[stage(cpu=10)])
+    w.advance(1)
+    assert w.job("alloc3").state == w.job("alloc4").state == "running"
+    assert w.job("alloc1").state == w.job("alloc2").state == "pending"
+
+
+def test_a_stopped_queue_claims_nothing() -> None:
+    """As reclaim-06."""
+    w = World(config={"queues": {"root": {"a": {"guarantee": {"cpu": 1}}, "b": {}}}})
+    w.node("n0", cpu=1)
+    w.submit(name="b", queue="root.b", stages=[stage()])
+    w.advance(0)
+    w.submit(name="a", queue="root.a", stages=[stage()])
+    w.stop_queue("root.a")
+    w.advance(5)
+    assert w.job("b").state == "running"
+
+
+# -- promises ----------------------------------------------------------------------------------------------------
+
+
+def claimed(**settings: Any) -> World:
+    w = World(config=settings)
+    w.nodes(2, cpu=1)
+    w.submit(name="low", stages=[stage(2)])
+    w.advance(0)
+    for node in ("n0", "n1"):
+        w.hold_acks(node)
+    w.silence("n0")
+    w.submit(name="high", stages=[stage(2)], priority=1)
+    w.cycle()
+    assert len(w.promises()) == 1
+    return w
+
+
+def test_a_promise_survives_a_restart() -> None:
+    w = claimed()
+    before = w.promises(), w.dump()
+    w.restart()
+    assert (w.promises(), w.dump()) == before
+
+
+def test_a_promise_ends_with_its_claimant() -> None:
+    w = claimed()
+    w.kill("high")
+    w.cycle()
+    assert not w.promises()
+
+
+def test_a_promise_that_takes_too_long_ends_and_there_is_none_for_a_while() -> None:
+    w = claimed(lease="1h", promise_for="60s", preempt_grace="10s")
+    w.advance(69)
+    assert w.promises()
+    w.advance(1)
+    assert not w.promises()
+
+
+def test_holders_are_not_disturbed() -> None:
+    w = World(config={"starving_after": "10s", "queues": TREE})
+    w.nodes(2, cpu=1)
+    w.submit(name="low", queue="root.a", stages=[stage(2, min=1)])
+    w.advance(0)
+    w.submit(name="starving", queue="root.b", stages=[stage()])
+    w.advance(11)
+    assert list(w.holds()) == ["n0"]
+    w.submit(name="high", queue="root.a", stages=[stage(2)], priority=1)
+    w.advance(1)
+    assert len(w.placements("low")) == 2  # one node is not enough, and the other is held
