@@ -35,6 +35,7 @@ def up(
     data: Data = None,
     port: Port = PORT,
     config: Config = None,
+    name: Annotated[str, typer.Option(help="The name of this machine's node; else the machine's.")] = "",
     resource: Annotated[
         list[str] | None, typer.Option(help="What this machine offers, as cpu=4, instead of all; may be repeated.")
     ] = None,
@@ -44,7 +45,10 @@ def up(
 
     The next `up` finds them again; `fairlead down --kill` ends them.
     """
-    _run(data, "127.0.0.1", port, config, None, None, as_json, agent=True, resources=resource or [])
+    about = ["--name", name] * bool(name)
+    for each in resource or ():
+        about += ["--resource", each]
+    _run(data, "127.0.0.1", port, config, None, None, as_json, about)
 
 
 def server(
@@ -59,7 +63,7 @@ def server(
     as_json: AsJson = False,
 ) -> None:
     """Run the control plane and the API alone. Agents join with `fairlead agent --join URL`."""
-    _run(data, host, port, config, certificate, key, as_json, agent=False, resources=[])
+    _run(data, host, port, config, certificate, key, as_json, None)
 
 
 def down(
@@ -102,9 +106,9 @@ def _run(
     certificate: Path | None,
     key: Path | None,
     as_json: bool,
-    agent: bool,
-    resources: list[str],
+    agent: list[str] | None,
 ) -> None:
+    """`agent` has options for the agent that runs beside the server, if one should."""
     directory = _directory(data)
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = _lock(directory)
@@ -132,7 +136,7 @@ def _run(
 
     settings = Serve(directory=directory, config=document, certificate=certificate, key=key, version=__version__)
     try:
-        uvloop.run(_main(settings, listening, url, as_json, agent, resources))
+        uvloop.run(_main(settings, listening, url, as_json, agent))
     except Failed as problem:
         fail(str(problem))
     finally:
@@ -140,9 +144,7 @@ def _run(
         os.close(lock)
 
 
-async def _main(
-    settings: Any, listening: socket.socket, url: str, as_json: bool, agent: bool, resources: list[str]
-) -> None:
+async def _main(settings: Any, listening: socket.socket, url: str, as_json: bool, agent: list[str] | None) -> None:
     import asyncio
 
     over = asyncio.Event()
@@ -150,7 +152,7 @@ async def _main(
         asyncio.get_running_loop().add_signal_handler(each, over.set)
     directory: Path = settings.directory
     # The agent starts while the server does: its connection waits in the queue of the socket.
-    beside = asyncio.create_task(_keep_agent(directory, url, resources)) if agent else None
+    beside = asyncio.create_task(_keep_agent(directory, url, agent)) if agent is not None else None
     await asyncio.sleep(0)
     from fairlead.app import serve
     from fairlead.client.place import Running
@@ -162,7 +164,7 @@ async def _main(
         fresh = directory / "server.json.new"
         fresh.write_bytes(msgspec.json.encode(said))
         fresh.replace(directory / "server.json")
-        _greet(url, directory, as_json, agent)
+        _greet(url, directory, as_json, agent is not None)
 
     try:
         await serve(settings, listening, is_up, over)
@@ -172,17 +174,15 @@ async def _main(
             with suppress(asyncio.CancelledError):
                 await beside
         if not as_json:
-            typer.echo("stopped; tasks that run go on" if agent else "stopped")
+            typer.echo("stopped; tasks that run go on" if agent is not None else "stopped")
 
 
-async def _keep_agent(directory: Path, url: str, resources: list[str]) -> None:
+async def _keep_agent(directory: Path, url: str, options: list[str]) -> None:
     """An agent of this machine, started again should it end. It does not outlive the server."""
     import asyncio
 
     command = [sys.executable, "-c", "from fairlead.cli import main; main()", "agent", "--join", url]
-    command += ["--directory", str(directory / "agent"), "--token-file", str(directory / "agent-token")]
-    for each in resources:
-        command += ["--resource", each]
+    command += ["--directory", str(directory / "agent"), "--token-file", str(directory / "agent-token"), *options]
     pause = 0.1
     while True:
         with (directory / "agent.log").open("ab") as log:
