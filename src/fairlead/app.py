@@ -108,6 +108,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
     from fairlead.api.control import Control
     from fairlead.api.gate import Bounds
     from fairlead.api.routes import application
+    from fairlead.api.secrets import Secrets
     from fairlead.api.server import server
     from fairlead.api.site import Site
     from fairlead.api.tokens import Tokens
@@ -147,7 +148,8 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
             snapshots[partition] = Snapshots(directory / "journal", partition, seq)
         snapshots[partition].poll(seq)
 
-    hub = Agents(log=lambda event, fields: log.warning(event, **fields), ended=used)
+    secrets = Secrets(directory / "secrets")
+    hub = Agents(log=lambda event, fields: log.warning(event, **fields), secrets=secrets.values, ended=used)
     control = Control(
         lambda: SqliteJournal(directory / "journal"),
         hub,
@@ -161,6 +163,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
         hub,
         history,
         Tokens(directory / "tokens"),
+        secrets,
         metrics.text,
         Bounds(),
         settings.version,

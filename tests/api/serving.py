@@ -19,6 +19,7 @@ from fairlead.api.control import Control
 from fairlead.api.gate import Bounds
 from fairlead.api.listening import listen
 from fairlead.api.routes import application
+from fairlead.api.secrets import Secrets
 from fairlead.api.server import server
 from fairlead.api.site import Site
 from fairlead.api.tokens import Tokens
@@ -129,12 +130,21 @@ class Serving:
     async def _main(self) -> None:
         self._closing = asyncio.Event()
         metrics = Metrics()
+        self.secrets = Secrets(self.folder / "secrets")
         self.history = History(self.folder / "history")
         observers = [metrics, Past(self.history)]
         self.control = Control(self._open, self.orders, observers, self._config, note=self.notes.append)
         await self.control.start()
         self.site = Site(
-            self.control, self.orders, self.history, self.tokens, metrics.text, self._bounds, "test", self._fault
+            self.control,
+            self.orders,
+            self.history,
+            self.tokens,
+            self.secrets,
+            metrics.text,
+            self._bounds,
+            "test",
+            self._fault,
         )
         listening = listen("127.0.0.1", 0)
         self.port = listening.getsockname()[1]

@@ -17,9 +17,9 @@ from tests.api.serving import JOB, Serving, serving, submit
 # Operation → the least role that may do it.
 ROLES = {
     "user": "submit submitMany jobs job tasks explain log history attempts kill scale setPriority nodes node "
-    "queues queue lanes cancelReservation partitions usage watch whoami metrics",
-    "operator": "moveNode removeNode moveQueue bringToFront resetLane markReady config validateConfig managers "
-    "registerManager updateManager managerEvents",
+    "queues queue lanes cancelReservation partitions usage watch whoami secrets setSecret removeSecret metrics",
+    "operator": "moveNode removeNode moveQueue bringToFront resetLane markReady config validateConfig shares setShares "
+    "managers registerManager updateManager managerEvents",
     "admin": "applyConfig setPartition removePartition tokens createToken revokeToken",
     "anybody": "healthz readyz",
 }

@@ -108,6 +108,64 @@ def test_configuration(site: Serving) -> None:
     assert (conflict.status_code, conflict.json()["field"]) == (409, "partitions.default.queues.root.ml.deep")
 
 
+def test_shares(site: Serving) -> None:
+    site.node("n1")
+    queues = {"root": {"ml": {"share": 60, "limit": {"cpu": 3}}, "ci": {"share": 40}}}
+    site.as_owner.put("/api/v1/config", json={"partitions": {"default": {"queues": queues}}})
+    submit(site.as_owner, {"queue": "root.ml", "stages": [{"resources": {"cpu": 3}}]})
+    ml = get(site, "queues/root.ml")
+    assert (ml["entitlement_percent"], ml["use_percent"], round(ml["loan_percent"], 6)) == (60.0, 75.0, 15.0)
+    found = get(site, "shares")
+    assert (found["shares"], found["requestors"]) == ({"root.ml": 60, "root.ci": 40}, [])
+    wanted = {
+        "shares": {"root.ml": 30},
+        "requestors": [{"match": "^ci-", "queue": "root.ci"}],
+        "rebalance_threshold": 20,
+        "rebalance_after": "90s",
+    }
+    done = site.as_owner.put("/api/v1/shares", json=wanted)
+    assert {each["key"] for each in done.json()["differences"]} == {
+        "default.queues.root.ml.share",
+        "default.requestors",
+        "default.rebalance_threshold",
+        "default.rebalance_after",
+    }
+    assert get(site, "shares") == {
+        "shares": {"root.ml": 30, "root.ci": 40},
+        "requestors": [{"match": "^ci-", "queue": "root.ci"}],
+        "rebalance_threshold": 20,
+        "rebalance_after": 90.0,
+    }
+    assert get(site, "queues/root.ml")["limit"] == {"cpu": 3}  # what was not named stays
+    for wrong, field in (
+        ({"shares": {"root.mi": 1}}, "shares.root.mi"),
+        ({"shares": {"root.ml": -1}}, "queues.root.ml.share"),
+        ({"requestors": [{"match": "(", "queue": "root.ci"}]}, "requestors[0].match"),
+        ({"more": 1}, "more"),
+    ):
+        answer = site.as_owner.put("/api/v1/shares", json=wrong)
+        assert (answer.status_code, answer.json()["field"]) == (422, field), answer.text
+
+
+def test_secrets(site: Serving) -> None:
+    ann, bob = site.as_user("ann"), site.as_user("bob")
+    named = {"stages": [{"command": ["true"], "secrets": {"PASSWORD": "db"}, "resources": {"cpu": 1}}]}
+    refused = ann.post("/api/v1/jobs", json=named)
+    assert (refused.status_code, refused.json()["field"]) == (422, "stages[0].secrets.PASSWORD")
+    assert ann.put("/api/v1/secrets/db", json={"value": "hidden-value"}).status_code == 200
+    assert ann.get("/api/v1/secrets").json() == {"secrets": ["db"]}
+    assert bob.get("/api/v1/secrets").json() == {"secrets": []}
+    assert bob.post("/api/v1/jobs", json=named).status_code == 422
+    name = submit(ann, named)
+    assert "hidden-value" not in ann.get(f"/api/v1/jobs/{name}").text
+    assert b"hidden-value" not in (site.folder / "journal-wal").read_bytes()
+    assert (site.folder / "secrets").stat().st_mode & 0o777 == 0o600
+    assert site.secrets.values("ann", ("db", "other")) == {"db": "hidden-value"}
+    assert ann.delete("/api/v1/secrets/db").status_code == 200
+    assert ann.delete("/api/v1/secrets/db").status_code == 404
+    assert ann.put("/api/v1/secrets/b d", json={"value": "x"}).status_code == 422
+
+
 def test_partitions_come_and_go(site: Serving) -> None:
     site.node("n1")
     kept = submit(site.as_owner)

@@ -62,7 +62,7 @@ def test_what_the_examples_send_is_taken(site: Serving, name: str) -> None:
     for _ in range(17):
         submit(site.as_owner, EXAMPLES["submit"][0])
     method, path, _ = operations(site)[name]
-    for parameter, value in {"job_id": "17", "manager": "k8s", "partition_name": "night"}.items():
+    for parameter, value in {"job_id": "17", "manager": "k8s", "partition_name": "night", "secret": "password"}.items():
         path = path.replace(f"{{{parameter}}}", value)
     answer = site.as_owner.request(method, path, json=EXAMPLES[name][0])
     assert answer.is_success, answer.text

@@ -128,6 +128,29 @@ def test_configuration(up: Up, tmp_path: Path) -> None:
     up.run("partition", "remove", "night", "--yes")
 
 
+def test_shares(up: Up) -> None:
+    assert "100.0%" in up.run("share", "list")
+    assert "default.queues.root.default.share: " in up.run("share", "set", "root.default", "55")
+    assert "rebalance_threshold" in up.run("share", "rebalance", "--threshold", "30", "--after", "2min")
+    assert "requestors" in up.run("share", "match", "^ci-=root.default")
+    said = up.run("share", "list")
+    assert "go to root.default" in said and "30% apart for 120 s" in said
+    assert json.loads(up.run("share", "list", "--json"))["rebalance_after"] == 120
+    assert up.ask("share", "match", "nothing").returncode == 2
+
+
+def test_a_secret_reaches_the_task_and_nothing_else(up: Up) -> None:
+    up.run("secret", "set", "db", text="hidden-value\n")
+    assert up.run("secret", "list") == "db\n"
+    command = ("--cpu", "0.1", "--secret", "PASSWORD=db", "--shell", "--", "echo ${#PASSWORD}")
+    assert up.run("run", *command) == "12\n"
+    for file in up.folder.rglob("*"):
+        if file.is_file() and file.name != "secrets":
+            assert b"hidden-value" not in file.read_bytes(), file
+    up.run("secret", "remove", "db")
+    assert up.ask("run", *command).returncode == 1
+
+
 def test_tokens(up: Up) -> None:
     secret = up.run("token", "create", "--role", "user", "--user", "bob").strip()
     before = dict(up.environment)

@@ -58,6 +58,7 @@ FIRST = {
     "max_batch": 7,
     "lease": "90s",
     "backfill": True,
+    "rebalance_threshold": 5,
     "starving_after": "30min",
     "keep_ended": "2h",
     "requestors": [{"match": "^ci-", "queue": "root.ci"}],

@@ -516,9 +516,50 @@ def test_each_has_a_registry_of_its_own() -> None:
 # -- the page ----------------------------------------------------------------------------------------------------
 
 
+def now(w: Watched, name: str) -> dict[str, float]:
+    return figures(w.metrics).get(name, {})
+
+
+def test_shares_by_queue() -> None:
+    w = Watched({"unit": "slots", "rebalance_threshold": 5, "rebalance_after": "1min"})
+    w.queue("root.a", share=30)
+    w.queue("root.b", share=90)
+    w.nodes(8, cpu=1)
+    w.tasks(8, queue="root.a", min=1)
+    w.cycle()
+    assert now(w, "queue_share_percent") == {"root": 100, "root.a": 25, "root.b": 75}
+    assert now(w, "queue_entitlement_percent") == {"root": 100, "root.a": 25, "root.b": 75}
+    assert now(w, "queue_use_percent") == {"root": 100, "root.a": 100, "root.b": 0}
+    assert now(w, "queue_loan_percent") == {"root": 0, "root.a": 75, "root.b": 0}
+    assert now(w, "spread_percent") == {"root": 0}
+    w.tasks(4, queue="root.b", min=1)
+    w.cycle()
+    assert now(w, "spread_percent") == {"root": 150}
+    w.advance(100)
+    assert now(w, "queue_use_percent") == {"root": 100, "root.a": 50, "root.b": 50}
+    assert (w.figure("rebalances_total"), w.figure("rebalance_victims_total")) == (1, 4)
+
+
+def test_shares_follow_capacity_and_configuration() -> None:
+    w = Watched({"unit": "slots"})
+    w.queue("root.a", share=50)
+    w.queue("root.b", share=50)
+    w.nodes(4, cpu=1)
+    w.tasks(2, queue="root.a")
+    w.cycle()
+    assert now(w, "queue_use_percent")["root.a"] == 50
+    w.nodes(4, prefix="m", cpu=1)
+    w.set_share("root.a", 150)
+    w.cycle()
+    assert now(w, "queue_use_percent")["root.a"] == 25
+    assert now(w, "queue_entitlement_percent")["root.a"] == 75
+
+
 def test_the_page_has_every_metric_and_no_other() -> None:
-    w = Watched()
-    w.tasks(1)
+    w = Watched({"rebalance_threshold": 1})
+    w.queue("root.a")
+    w.queue("root.b")
+    w.tasks(1, queue="root.a")
     w.cycle()
     defined = {}
     for family in text_string_to_metric_families(w.metrics.text()):

@@ -138,7 +138,7 @@ async def queues(request: Ask, partition: PartitionName = "") -> wire.Queues:
     control = site_of(request).control
 
     def look(p: Partition) -> wire.Queues:
-        return wire.Queues(queues=[queue_answer(p.queues[path]) for path in sorted(p.queues)])
+        return wire.Queues(queues=[queue_answer(p, p.queues[path]) for path in sorted(p.queues)])
 
     return await control.find(partition).read(look)
 
@@ -152,7 +152,7 @@ async def queue(
     def look(p: Partition) -> wire.Queue:
         if queue not in p.queues:
             raise Refused("queue", f"there is no queue {shown(queue)}; `fairlead queue list` shows them", "missing")
-        return queue_answer(p.queues[queue])
+        return queue_answer(p, p.queues[queue])
 
     control = site_of(request).control
     return await control.find(partition).read(look)

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 from litestar import Request, delete, get, post, put
 from litestar.params import PathParameter, QueryParameter
 
-from fairlead.api.site import ADMINS, OPERATORS, Shaped, site_of
+from fairlead.api.site import ADMINS, OPERATORS, PartitionName, Shaped, site_of
 from fairlead.core.config import parse_config, parse_partition
 from fairlead.core.errors import Refused
-from fairlead.core.reader import check_name
-from fairlead.core.resources import shown
+from fairlead.core.reader import Reader, check_name, suggestion
+from fairlead.core.resources import SECOND, shown
 from fairlead.core.settings import PartitionConfig
 from fairlead.views.answers import differences
 from fairlead.views.config import config_view
@@ -65,6 +65,49 @@ async def remove_partition(request: Ask, partition_name: PathName) -> wire.Appli
     return await _apply(request, {name: config for name, config in configs.items() if name != partition_name})
 
 
+@get("/shares", operation_id="shares", guards=[OPERATORS], summary="How queues divide a partition")
+async def shares(request: Ask, partition: PartitionName = "") -> wire.Shares:
+    """Shares of queues, patterns by which users reach them, and when loans are taken back."""
+    control = site_of(request).control
+    _, configs = control.configured
+    config = configs[control.find(partition).name]
+    settings = config.settings
+    return wire.Shares(
+        shares={path: queue.share for path, queue in config.queues if path != "root"},
+        requestors=[wire.Requestor(match=each.match, queue=each.queue) for each in settings.requestors],
+        rebalance_threshold=settings.rebalance_threshold,
+        rebalance_after=settings.rebalance_after / SECOND,
+    )
+
+
+@put("/shares", operation_id="setShares", guards=[OPERATORS], summary="Divide a partition otherwise")
+async def set_shares(
+    request: Ask, data: Annotated[Any, Shaped(wire.SharesDocument)], partition: PartitionName = ""
+) -> wire.Applied:
+    """Like a configuration that differs in these keys only. It holds until the next one, also after a restart."""
+    control = site_of(request).control
+    name = control.find(partition).name
+    _, configs = control.configured
+    document = config_view({name: configs[name]}, defaults=False)["partitions"][name]
+    read = Reader(data, "", "a division")
+    for path, share in Reader(read.get("shares", {}), "shares", "the list of shares").doc.items():
+        if path not in dict(configs[name].queues):
+            known = [each for each, _ in configs[name].queues]
+            raise Refused(
+                f"shares.{path}", f"there is no queue {shown(path)}{suggestion(path, known)}; name one that is known"
+            )
+        place = document["queues"]
+        for part in path.split("."):
+            place = place[part]
+        place["share"] = share
+    for key in ("requestors", "rebalance_threshold", "rebalance_after"):
+        value = read.get(key)
+        if value is not None:
+            document[key] = value
+    read.close()
+    return await _apply(request, {**configs, name: parse_partition(document, "")})
+
+
 async def _apply(request: Ask, configs: dict[str, PartitionConfig]) -> wire.Applied:
     overwritten = _overwritten(request, configs)
     control = site_of(request).control
@@ -79,4 +122,4 @@ def _overwritten(request: Ask, configs: dict[str, PartitionConfig]) -> wire.Appl
     return wire.Applied(version=version, differences=differences(before, after))
 
 
-HANDLERS = [get_config, validate, apply, set_partition, remove_partition]
+HANDLERS = [get_config, validate, apply, set_partition, remove_partition, shares, set_shares]

@@ -83,6 +83,9 @@ QUEUE_ANSWER = {
     "jobs": 1,
     "running": 1,
     "reservations": 0,
+    "entitlement_percent": 100.0,
+    "use_percent": 25.0,
+    "loan_percent": 0.0,
 }
 CONFIG = {"partitions": {"default": {"queues": {"root": {"ml": {"share": 60}, "ci": {"share": 40}}}}}}
 DIFFERENCE = {"key": "default.queues.root.ml.share", "before": 50, "after": 60}
@@ -211,6 +214,19 @@ EXAMPLES: dict[str, tuple[dict[str, Any] | None, Any]] = {
     "applyConfig": (CONFIG, {"version": 4, "differences": [DIFFERENCE]}),
     "setPartition": ({"queues": {"root": {"night": {"share": 100}}}}, {"version": 5, "differences": []}),
     "removePartition": (None, {"version": 6, "differences": []}),
+    "shares": (
+        None,
+        {
+            "shares": {"root.ml": 60, "root.ci": 40},
+            "requestors": [{"match": "^ci-", "queue": "root.ci"}],
+            "rebalance_threshold": 20,
+            "rebalance_after": 240.0,
+        },
+    ),
+    "setShares": ({"shares": {"root.default": 60}, "rebalance_after": "4min"}, {"version": 4, "differences": []}),
+    "secrets": (None, {"secrets": ["registry-password"]}),
+    "setSecret": ({"value": "s3cret"}, DONE),
+    "removeSecret": (None, DONE),
     "managers": (None, {"managers": [{"name": "k8s", "registered": 1790000000.0, "nodes": 12}]}),
     "registerManager": (None, DONE),
     "updateManager": (

@@ -64,6 +64,7 @@ async def submit(
     """The answer means that the job is durable. It carries the id by which the job is known from now on."""
     control = site_of(request).control
     command = submission(caller_of(request), data, key or "")
+    site_of(request).secrets.check(command.spec)
     served = control.find(partition)
     accepted = await control.ask(served, command)
     return wire.Submitted(job=accepted.job, partition=served.name)
@@ -96,6 +97,7 @@ async def submit_many(
 async def _item(request: Ask, served: Served, caller: Token, document: object, key: str, at: int) -> wire.BatchItem:
     try:
         command = submission(caller, document, key, f"jobs[{at}]")
+        site_of(request).secrets.check(command.spec)
         accepted = await site_of(request).control.ask(served, command)
     except (Refused, Unserved) as refusal:
         return wire.BatchItem(problem=problem_of(refusal))

@@ -11,7 +11,7 @@ from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.openapi.spec import Components, SecurityScheme
 
-from fairlead.api import access, cluster, config, health, history, jobs, logs, managers, watch
+from fairlead.api import access, cluster, config, health, history, jobs, logs, managers, secrets, watch
 from fairlead.api.agents import agents
 from fairlead.api.gate import App, Gate
 from fairlead.api.problems import MEDIA_TYPE, Unserved, plain
@@ -29,7 +29,7 @@ def application(site: Site) -> Gate:
         problem = plain(500, "a fault of the server, which has been logged; ask its operator", "fault")
         return Response(problem, media_type=MEDIA_TYPE, status_code=500)
 
-    nouns = (jobs, logs, history, cluster, config, managers, watch, access)
+    nouns = (jobs, logs, history, cluster, config, managers, watch, secrets, access)
     app = Litestar(
         [
             *health.HANDLERS,

@@ -22,7 +22,7 @@ from fairlead.api.problems import MEDIA_TYPE, Unserved, plain, problem_of
 from fairlead.api.tokens import Token, Tokens
 from fairlead.core.commands import Command
 from fairlead.core.errors import Refused
-from fairlead.core.model import Job
+from fairlead.core.model import Job, JobSpec
 from fairlead.core.phases.intake.access import need_owner
 from fairlead.engines.base import Connection, Peer
 from fairlead.journal.past import AttemptRow, JobRow
@@ -56,6 +56,18 @@ class Records(Protocol):
     def flush(self, seconds: float) -> None: ...
 
 
+class Keeper(Protocol):
+    """Who keeps secrets."""
+
+    def names(self, user: str) -> list[str]: ...
+
+    def set(self, user: str, name: str, value: str) -> None: ...
+
+    def remove(self, user: str, name: str) -> None: ...
+
+    def check(self, spec: JobSpec) -> None: ...
+
+
 class Site:
     """All that is served on one port."""
 
@@ -65,6 +77,7 @@ class Site:
         hub: Hub,
         records: Records,
         tokens: Tokens,
+        secrets: Keeper,
         metrics: Callable[[], str],
         bounds: Bounds,
         version: str,
@@ -74,6 +87,7 @@ class Site:
         self.hub = hub
         self.records = records
         self.tokens = tokens
+        self.secrets = secrets
         self.metrics = metrics
         self.bounds = bounds
         self.version = version

@@ -100,18 +100,18 @@ class Tokens:
         if any(token.id == id for token in self._by_digest.values()):
             self.revoke(id)
         secret, _ = self.create(role, user, note=note, id=id)
-        _write(file, secret.encode() + b"\n")
+        write(file, secret.encode() + b"\n")
         return secret
 
     def _save(self) -> None:
-        _write(self._path, msgspec.json.format(msgspec.json.encode(self.all())))
+        write(self._path, msgspec.json.format(msgspec.json.encode(self.all())))
 
 
 def _digest(secret: str) -> str:
     return hashlib.sha256(secret.encode(errors="surrogatepass")).hexdigest()
 
 
-def _write(path: Path, content: bytes) -> None:
+def write(path: Path, content: bytes) -> None:
     """All or nothing, and for the owner's eyes only."""
     beside = path.with_name(path.name + ".new")
     with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:

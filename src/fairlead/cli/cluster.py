@@ -15,6 +15,8 @@ queue = typer.Typer(name="queue", help="Look at queues, stop and start them.", n
 lane = typer.Typer(name="lane", help="Look at what waits, and move it.", no_args_is_help=True)
 pool = typer.Typer(name="pool", help="Look at pools of nodes.", no_args_is_help=True)
 partition_app = typer.Typer(name="partition", help="Add, change and remove partitions.", no_args_is_help=True)
+share = typer.Typer(name="share", help="Look at shares, patterns and rebalance, and set them.", no_args_is_help=True)
+secret = typer.Typer(name="secret", help="Keep secrets for jobs to name.", no_args_is_help=True)
 token = typer.Typer(name="token", help="Create, list and revoke tokens.", no_args_is_help=True)
 
 NodeName = Annotated[str, typer.Argument(help="The name of a node.", metavar="NODE")]
@@ -275,6 +277,127 @@ def ready(name: Annotated[str, typer.Argument(metavar="PARTITION")] = "default",
     _do("POST", f"partitions/{name}/ready", as_json, f"{name} is ready")
 
 
+# -- shares ------------------------------------------------------------------------------------------------------
+
+
+@share.command("list")
+@asking
+def list_shares(partition: Partition = "", as_json: AsJson = False) -> None:
+    """Show how queues divide the partition, who reaches them, and when loans are taken back."""
+    from fairlead.wire import api as wire
+
+    found = _ask(wire.Shares, "GET", "shares", partition=partition)
+    if as_json:
+        print_json(found)
+        return
+    with ask_as(partition) as client:
+        figures = {each.path: each for each in client.queues()}
+    rows = [
+        (
+            path,
+            "" if percent is None else percent,
+            f"{figures[path].entitlement_percent:.1f}%",
+            f"{figures[path].use_percent:.1f}%",
+            f"{figures[path].loan_percent:.1f}%",
+        )
+        for path, percent in found.shares.items()
+        if path in figures
+    ]
+    print_table(("QUEUE", "SHARE", "ENTITLED", "USES", "ON LOAN"), rows)
+    for each in found.requestors:
+        typer.echo(f"users that match {each.match!r} go to {each.queue}")
+    if found.rebalance_threshold:
+        typer.echo(f"rebalance when {found.rebalance_threshold}% apart for {found.rebalance_after:g} s")
+
+
+@share.command("set")
+@asking
+def set_shares(
+    path: QueuePath,
+    percent: Annotated[int, typer.Argument(help="Its share among its siblings.", min=0)],
+    partition: Partition = "",
+    as_json: AsJson = False,
+) -> None:
+    """Give a queue another share."""
+    _set_shares({"shares": {path: percent}}, partition, as_json)
+
+
+@share.command("match")
+@asking
+def set_patterns(
+    patterns: Annotated[
+        list[str] | None,
+        typer.Argument(help="PATTERN=QUEUE, the first that matches a user counts.", metavar="PATTERN…"),
+    ] = None,
+    partition: Partition = "",
+    as_json: AsJson = False,
+) -> None:
+    """Set the patterns by which users reach queues, all of them at once."""
+    requestors = []
+    for each in patterns or ():
+        match, equals, path = each.rpartition("=")
+        if not equals:
+            raise typer.BadParameter(f"{each!r} is not PATTERN=QUEUE", param_hint="PATTERN")
+        requestors.append({"match": match, "queue": path})
+    _set_shares({"requestors": requestors}, partition, as_json)
+
+
+@share.command()
+@asking
+def rebalance(
+    threshold: Annotated[int | None, typer.Option(help="How far queues may be apart, in percent; 0 is off.")] = None,
+    after: Annotated[str | None, typer.Option(help="For how long, such as 4min.")] = None,
+    partition: Partition = "",
+    as_json: AsJson = False,
+) -> None:
+    """Set when loans are taken back."""
+    given = {"rebalance_threshold": threshold, "rebalance_after": after}
+    _set_shares({key: value for key, value in given.items() if value is not None}, partition, as_json)
+
+
+def _set_shares(document: dict[str, Any], partition: str, as_json: bool) -> None:
+    from fairlead.cli.config import show_differences
+    from fairlead.wire import api as wire
+
+    show_differences(_ask(wire.Applied, "PUT", "shares", document, partition=partition), as_json)
+
+
+# -- secrets -----------------------------------------------------------------------------------------------------
+
+SecretName = Annotated[str, typer.Argument(help="The name of a secret.", metavar="SECRET")]
+
+
+@secret.command("list")
+@asking
+def list_secrets(as_json: AsJson = False) -> None:
+    """List the names of your secrets."""
+    from fairlead.wire import api as wire
+
+    found = _ask(wire.Secrets, "GET", "secrets")
+    if as_json:
+        print_json(found)
+        return
+    for name in found.secrets:
+        typer.echo(name)
+
+
+@secret.command("set")
+@asking
+def set_secret(name: SecretName, as_json: AsJson = False) -> None:
+    """Set a secret to what comes on standard input, or is typed."""
+    import sys
+
+    value = typer.prompt(name, hide_input=True) if sys.stdin.isatty() else sys.stdin.read().removesuffix("\n")
+    _do("PUT", f"secrets/{name}", as_json, f"{name} is set", {"value": value})
+
+
+@secret.command("remove")
+@asking
+def remove_secret(name: SecretName, as_json: AsJson = False) -> None:
+    """Remove a secret."""
+    _do("DELETE", f"secrets/{name}", as_json, f"{name} was removed")
+
+
 # -- tokens ------------------------------------------------------------------------------------------------------
 
 
@@ -329,4 +452,4 @@ def revoke_token(
     _do("DELETE", f"tokens/{name}", as_json, f"{name} was revoked")
 
 
-GROUPS = (node, queue, lane, pool, partition_app, token)
+GROUPS = (node, queue, share, lane, pool, partition_app, secret, token)

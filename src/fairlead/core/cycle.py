@@ -19,6 +19,7 @@ from fairlead.core.phases.intake import intake
 from fairlead.core.phases.kept import end_kept
 from fairlead.core.phases.match import match
 from fairlead.core.phases.preempt import preempt
+from fairlead.core.phases.shares import shares
 from fairlead.core.plan import Note, Plan
 from fairlead.core.reasons import Reason
 from fairlead.core.state import Partition
@@ -59,6 +60,7 @@ def run(partition: Partition, commands: Sequence[AnyCommand], now: Micros, watch
             watch("match")
             hold_nodes(plan)
             watch("holds")
+            shares(plan)
             preempt(plan)
             watch("preempt")
         invariants.check_touched(partition)

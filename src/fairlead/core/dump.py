@@ -127,6 +127,7 @@ class _Queue(msgspec.Struct, frozen=True, array_like=True):
     path: str
     settings: QueueSettings
     state: QueueState
+    uneven_since: int | None = None
 
 
 class _Manager(msgspec.Struct, frozen=True, array_like=True):
@@ -181,7 +182,10 @@ def dump(p: Partition) -> bytes:
             p.removed,
             p.settings,
             p.counters,
-            tuple(_Queue(path, p.queues[path].settings, p.queues[path].state) for path in sorted(p.queues)),
+            tuple(
+                _Queue(path, p.queues[path].settings, p.queues[path].state, p.queues[path].uneven_since)
+                for path in sorted(p.queues)
+            ),
             tuple((name, p.pools[name].settings) for name in sorted(p.pools)),
             _packed(as_added(p, join) for join in sorted(p.nodes.rows)),
             _packed(_dump_job(job) for job in sorted(p.jobs.values(), key=lambda job: job.number)),
@@ -293,6 +297,7 @@ def _load(document: _Document) -> Partition:
     for queue in document.queues:
         p.add_queue(queue.path, queue.settings)
         p.move_queue(queue.path, queue.state)
+        p.mark_uneven(p.queues[queue.path], queue.uneven_since)
     p.pools = {name: Pool(name, settings) for name, settings in document.pools}
     for node in document.nodes:
         _decode_node(node).apply(p)

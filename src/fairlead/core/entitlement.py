@@ -21,6 +21,7 @@ class Entitlements:
         self.whole = nodes if self.slots else self._measure.whole
         self._of: dict[str, tuple[int, int]] = {"root": (1, self.whole)}
         """Path → the share among its siblings, and the entitlement."""
+        self._shared: dict[str, int] = {}
 
     def of(self, queue: Queue) -> int:
         """What a queue is entitled to: its part of what its parent is entitled to."""
@@ -29,6 +30,13 @@ class Entitlements:
     def share(self, queue: Queue) -> int:
         """Its weight among its siblings. If none of them has a share, all are alike; else who has none has 0."""
         return self._look(queue)[0]
+
+    def shared(self, parent: Queue) -> int:
+        """The weights of its children together."""
+        for child in parent.children.values():
+            self._look(child)
+            return self._shared[parent.path]
+        return 0
 
     def used(self, queue: Queue) -> int:
         return self.measure(queue.account.used, queue.account.tasks)
@@ -54,6 +62,7 @@ class Entitlements:
 
     def _divide(self, parent: Queue) -> None:
         shares = shares_of(parent)
+        self._shared[parent.path] = sum(shares.values())
         owned = entitlements(self.of(parent), shares)
         for name, child in parent.children.items():
             self._of[child.path] = (shares[name], owned[name])

@@ -25,7 +25,7 @@ Outcome = Literal["succeeded", "failed", "lost", "preempted", "killed"]
 """How an attempt ends."""
 StopCause = Literal["", "kill", "scale", "time limit", "preempt", "gang", "return"]
 """Why tasks are told to stop. `return` is no stop: assigned tasks are asked back if they have not started."""
-ClaimCause = Literal["priority", "guarantee"]
+ClaimCause = Literal["priority", "guarantee", "share"]
 """By what right tasks are stopped for others."""
 NodeState = Literal["up", "draining", "disabled", "lost"]
 QueueState = Literal["active", "draining", "stopped"]
@@ -448,6 +448,8 @@ class Queue(msgspec.Struct, eq=False):
     """How many there are in all lanes of a leaf."""
     at_work: dict[int, dict[str, Job]] = msgspec.field(default_factory=dict)
     """The jobs of a leaf that have live allocations, by priority."""
+    uneven_since: Micros | None = None
+    """Since when its children have been too far from their shares."""
     users: dict[str, Account] = msgspec.field(default_factory=dict)
     groups: dict[str, Account] = msgspec.field(default_factory=dict)
     tied: dict[tuple[str, tuple[str, ...]], tuple[Account, ...]] = msgspec.field(default_factory=dict)

@@ -24,6 +24,8 @@ Note = Literal[
     "asked for again",
     "backfilled",
     "claimed",
+    "rebalanced",
+    "rebalance victims",
 ]
 """What changes do not tell, or do not tell apart. What is asked for again was known already and altered nothing."""
 
@@ -49,6 +51,8 @@ class Plan:
         """With backfill, the held nodes that take others' tasks too, if these will be over by some time."""
         self.planned: tuple[int, Micros | None] | None = None
         """With backfill, the number of the first reservation without room, and when it is expected to start."""
+        self.spreads: dict[str, int] = {}
+        """Queue → how far those below it are from their shares, where that was looked at."""
         self.more = False
         """Whether work was left that another cycle at the same time can do."""
         partition.now = now

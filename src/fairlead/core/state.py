@@ -114,6 +114,8 @@ class Partition:
         """(Job, stage) → since when a stage that may be replaced has had too few workers."""
         self.stopped: set[str] = set()
         """The queues that start nothing."""
+        self.uneven: dict[str, None] = {}
+        """The queues whose children have been too far from their shares for some time."""
         self.draining: set[str] = set()
         """The queues that go when they are empty."""
         self.forgetting: list[tuple[Micros, int, str]] = []
@@ -165,6 +167,7 @@ class Partition:
         self.tree += 1
         self.draining.discard(path)
         self.stopped.discard(path)
+        self.uneven.pop(path, None)
         if queue.parent is not None:
             del queue.parent.children[queue.name]
         return queue
@@ -174,6 +177,7 @@ class Partition:
         self.tree += 1
         if queue.state == "draining":
             self.draining.add(queue.path)
+        self.mark_uneven(queue, queue.uneven_since)
         if queue.parent is not None:
             queue.parent.children[queue.name] = queue
 
@@ -185,6 +189,14 @@ class Partition:
                 listed.add(path)
             else:
                 listed.discard(path)
+
+    def mark_uneven(self, queue: Queue, since: Micros | None) -> None:
+        """Note since when the children of a queue have been too far from their shares, or that they are not."""
+        queue.uneven_since = since
+        if since is None:
+            self.uneven.pop(queue.path, None)
+        else:
+            self.uneven[queue.path] = None
 
     def leaves(self) -> Iterator[Queue]:
         for path in sorted(self.queues):

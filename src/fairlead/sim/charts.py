@@ -107,6 +107,20 @@ def legend(names: Sequence[str]) -> str:
     return f'<p class="legend">{"".join(keys)}</p>'
 
 
+def picture(lines: Sequence[Line], x: Axis, y: Axis) -> str:
+    """A chart of lines as a file of its own, with its legend, for a page that has no style for it."""
+    chart = line_chart(lines, x, y, pointed=False)
+    names, at = "", LEFT
+    for number, line in enumerate(lines):
+        names += f'<rect x="{at}" y="{HEIGHT + 4}" width="12" height="4" fill="{_colour(number)}"/>'
+        names += f'<text x="{at + 18}" y="{HEIGHT + 10}">{escape(line.name)}</text>'
+        at += 40 + 7 * len(line.name)
+    body = chart[chart.index(">") + 1 :].replace("</svg>", "")
+    style = "text{font:12px sans-serif;fill:#444}.grid{stroke:#ddd}.axis,.tick{stroke:#444}"
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT + 20}" role="img">'
+    return f'{head}<style>{style}</style><rect width="100%" height="100%" fill="#fff"/>{body}{names}</svg>\n'
+
+
 def _svg(body: str, data: object) -> str:
     carried = "" if data is None else f" data-chart='{escape(json.dumps(data), quote=True)}'"
     return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img"{carried}>{body}</svg>'

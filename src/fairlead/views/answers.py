@@ -11,6 +11,7 @@ from fairlead.core.resources import MEMORY, MILLI, SECOND
 from fairlead.core.state import Partition
 from fairlead.views.documents import explain_view, job_view, reservation_view, task_view
 from fairlead.views.lanefigures import LaneFigures
+from fairlead.views.sharefigures import figures_of
 from fairlead.wire import api as wire
 
 NAMED = 20
@@ -153,8 +154,9 @@ def node_answer(p: Partition, row: int) -> wire.Node:
     )
 
 
-def queue_answer(queue: Queue) -> wire.Queue:
+def queue_answer(p: Partition, queue: Queue) -> wire.Queue:
     settings = queue.settings
+    figures = figures_of(p.entitlements(), queue)
     return wire.Queue(
         path=queue.path,
         state=queue.state,
@@ -167,6 +169,9 @@ def queue_answer(queue: Queue) -> wire.Queue:
         jobs=queue.jobs,
         running=queue.account.running,
         reservations=queue.reservations,
+        entitlement_percent=figures.entitlement,
+        use_percent=figures.use,
+        loan_percent=figures.loan,
     )
 
 

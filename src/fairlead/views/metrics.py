@@ -35,6 +35,7 @@ from fairlead.core.ranges import count
 from fairlead.core.resources import SECOND
 from fairlead.core.state import Partition
 from fairlead.views.lanefigures import LaneFigures, placed_tasks
+from fairlead.views.sharefigures import ShareFigures, Shares
 
 LANES = 50
 """So many lanes of a partition have series of their own."""
@@ -137,6 +138,14 @@ class Metrics:
             "fairlead_unknown_attempts_total",
             "Reports of attempts that this journal never gave; an operator must look at each.",
         )
+        self._rebalances = define(
+            Counter, "fairlead_rebalances_total", "How often loans were taken back because queues were too far apart."
+        )
+        self._rebalanced = define(
+            Counter, "fairlead_rebalance_victims_total", "Tasks on loan that were stopped for others' entitlement."
+        )
+        self._shares = Shares()
+        self.registry.register(self._shares)
         self.registry.register(self._lanes)
         self.registry.register(self._waits)
         self._known: dict[str, bool] = {}
@@ -159,6 +168,8 @@ class Metrics:
         figures = LaneFigures()
         figures.begin(partition)
         self._lanes.figures[name] = figures
+        shares = self._shares.figures[name] = ShareFigures()
+        shares.begin(partition)
         self._waits.add(name, [])
         self._see(name, partition.reign.ready)
 
@@ -167,6 +178,7 @@ class Metrics:
         name = partition.name
         self._count(name, decided)
         self._lanes.figures[name].follow(decided)
+        self._shares.figures[name].follow(decided)
         self._batch.labels(name).observe(len(decided.answers))
         for part, taken in seconds.items():
             (self._journal.labels(name) if part == "journal" else self._cycle.labels(name, part)).observe(taken)
@@ -210,6 +222,8 @@ class Metrics:
             (self._launches, "silent", notes.get("launch not acknowledged", 0)),
             (self._launches, "lost", tally["lost launch"]),
             *((self._attempts, how, tally[how]) for how in ("succeeded", "failed", "lost", "preempted", "killed")),
+            (self._rebalances, "", notes.get("rebalanced", 0)),
+            (self._rebalanced, "", notes.get("rebalance victims", 0)),
             (self._stale, "", notes.get("stale report", 0)),
             (self._unknown, "", notes.get("unknown attempt", 0)),
         ):

@@ -125,6 +125,24 @@ class UpdateDocument(Request, kw_only=True):
     releases: list[dict[str, Any]] | UnsetType = UNSET
 
 
+class RequestorDocument(Request, kw_only=True):
+    match: str
+    queue: str
+
+
+class SharesDocument(Request, kw_only=True):
+    """What is given is set, the rest stays. `shares` has queues with their percents; null takes a share away."""
+
+    shares: dict[str, int | None] | UnsetType = UNSET
+    requestors: list[RequestorDocument] | UnsetType = UNSET
+    rebalance_threshold: Annotated[int, Meta(ge=0, le=100)] | UnsetType = UNSET
+    rebalance_after: Duration | UnsetType = UNSET
+
+
+class SecretDocument(Request, kw_only=True):
+    value: Text
+
+
 class TokenDocument(Request, kw_only=True):
     """A new token. `node` is the one node that an agent with it may be; empty for any."""
 
@@ -273,10 +291,32 @@ class Queue(Answer, frozen=True, kw_only=True):
     running: int
     """Jobs with a live task."""
     reservations: int
+    entitlement_percent: float
+    """What it may call its own, of the partition."""
+    use_percent: float
+    """What it uses: the largest part of any resource, or slots."""
+    loan_percent: float
+    """What it uses beyond its entitlement."""
 
 
 class Queues(Answer, frozen=True, kw_only=True):
     queues: list[Queue]
+
+
+class Requestor(Answer, frozen=True, kw_only=True):
+    """Who matches the pattern goes to the queue, unless it names one."""
+
+    match: str
+    queue: str
+
+
+class Shares(Answer, frozen=True, kw_only=True):
+    """How queues divide a partition. `rebalance_after` is in seconds."""
+
+    shares: dict[str, int | None]
+    requestors: list[Requestor]
+    rebalance_threshold: int
+    rebalance_after: float
 
 
 class Reservation(Answer, frozen=True, kw_only=True):
@@ -481,6 +521,12 @@ class Token(Answer, frozen=True, kw_only=True):
     expires: float | None
 
 
+class Secrets(Answer, frozen=True, kw_only=True):
+    """The names of the caller's secrets. Their values are not told."""
+
+    secrets: list[str]
+
+
 class Tokens(Answer, frozen=True, kw_only=True):
     tokens: list[Token]
 
@@ -517,17 +563,3 @@ class Problem(Answer, frozen=True, kw_only=True):
     detail: str
     code: str
     field: str = ""
-
-
-REQUESTS = (
-    JobDocument,
-    BatchDocument,
-    ScaleDocument,
-    PriorityDocument,
-    ReservationDocument,
-    ResetDocument,
-    ConfigDocument,
-    PartitionDocument,
-    UpdateDocument,
-    TokenDocument,
-)

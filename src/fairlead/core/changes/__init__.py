@@ -6,7 +6,7 @@ format version rises.
 
 from __future__ import annotations
 
-from fairlead.core.changes import chains, config, gangs, holds, jobs, ledger, nodes, singles, tasks
+from fairlead.core.changes import chains, config, gangs, holds, jobs, ledger, nodes, shares, singles, tasks
 from fairlead.core.changes.base import Change
 from fairlead.core.changes.chains import CalledBack, Chained, Measured, RoomPassed
 from fairlead.core.changes.config import (
@@ -41,6 +41,7 @@ from fairlead.core.changes.nodes import (
     as_added,
     spec_of,
 )
+from fairlead.core.changes.shares import SpreadSeen
 from fairlead.core.changes.singles import SinglesEnded, SinglesPlaced
 from fairlead.core.changes.tasks import (
     NOT_AGAIN,
@@ -59,6 +60,7 @@ ALL_CHANGES: tuple[type[Change], ...] = (
     *jobs.CHANGES,
     *tasks.CHANGES,
     *singles.CHANGES,
+    *shares.CHANGES,
     *gangs.CHANGES,
     *chains.CHANGES,
     *holds.CHANGES,
@@ -108,6 +110,7 @@ __all__ = [
     "SettingsSet",
     "SinglesEnded",
     "SinglesPlaced",
+    "SpreadSeen",
     "StageAdded",
     "StageScaled",
     "Stopped",

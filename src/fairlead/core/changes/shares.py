@@ -1,0 +1,27 @@
+"""Changes of shares: since when queues have been too far from theirs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fairlead.core.changes.base import Change
+from fairlead.core.model import Micros
+from fairlead.core.state import Partition
+
+
+class SpreadSeen(Change, frozen=True, tag="spread seen"):
+    """The children of a queue are further apart from their shares than they should be, since then; or no longer."""
+
+    queue: str
+    since: Micros | None
+
+    def apply(self, p: Partition) -> Micros | None:
+        before = p.queues[self.queue].uneven_since
+        p.mark_uneven(p.queues[self.queue], self.since)
+        return before
+
+    def undo(self, p: Partition, kept: Micros | None) -> None:
+        p.mark_uneven(p.queues[self.queue], kept)
+
+
+CHANGES: tuple[type[Any], ...] = (SpreadSeen,)

@@ -1,0 +1,191 @@
+"""Rebalance: loans are taken back when queues have been too far from their shares for too long."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fairlead.testing import World
+
+SETTINGS = {"unit": "slots", "rebalance_threshold": 20, "rebalance_after": "4min", "preempt_grace": "30s"}
+
+
+def world(nodes: int = 10, shares: tuple[int, ...] = (50, 50), **settings: Any) -> World:
+    w = World({**SETTINGS, **settings})
+    for name, share in zip("abc", shares, strict=False):
+        w.queue(f"root.{name}", share=share)
+    w.nodes(nodes, cpu=1)
+    return w
+
+
+def array(w: World, queue: str, count: int, name: str = "", **stage: Any) -> str:
+    stages = [{"name": "s", "count": count, "min": 1, "resources": {"cpu": 1}, **stage}]
+    return w.submit(name=name or f"{queue}-array", queue=f"root.{queue}", stages=stages)
+
+
+def running(w: World, *queues: str) -> list[int]:
+    """Tasks that run, less those that stop."""
+    p = w.partition()
+    stopping = [each.stage.job.queue.name for each in p.allocations.values() if each.state == "stopping"]
+    return [p.queues[f"root.{queue}"].account.tasks - stopping.count(queue) for queue in queues]
+
+
+def lend_all(w: World) -> None:
+    """All is lent to `a`, one task after the other, and `b` comes back."""
+    array(w, "a", 10)
+    w.advance(1)
+    array(w, "b", 20)
+    w.cycle()
+    assert running(w, "a", "b") == [10, 0]
+
+
+def test_loans_are_taken_back_after_a_while_and_no_sooner() -> None:
+    w = world()
+    lend_all(w)
+    w.advance(240)
+    assert running(w, "a", "b") == [10, 0]
+    w.advance(0.1)
+    w.advance(31)
+    assert running(w, "a", "b") == [5, 5]
+    w.advance(1_000)
+    assert running(w, "a", "b") == [5, 5]  # and that is all
+
+
+def test_it_is_off_by_default() -> None:
+    w = world(rebalance_threshold=0)
+    lend_all(w)
+    w.advance(10_000)
+    assert running(w, "a", "b") == [10, 0]
+
+
+@pytest.mark.parametrize(("threshold", "stops"), [(99, True), (100, False)])
+def test_the_spread_must_be_over_the_threshold(threshold: int, stops: bool) -> None:
+    """Ten of ten slots and none of them: 50 percent above and 50 below."""
+    w = world(rebalance_threshold=threshold)
+    lend_all(w)
+    w.advance(300)
+    assert (running(w, "a") == [5]) is stops
+
+
+def test_a_dip_begins_the_time_anew() -> None:
+    w = world()
+    array(w, "a", 10)
+    w.advance(1)
+    first = array(w, "b", 2, "first")
+    w.advance(200)
+    w.kill(first)  # nobody waits: nothing is uneven
+    w.advance(10)
+    array(w, "b", 20)
+    w.advance(230)
+    assert running(w, "a", "b") == [10, 0]
+    w.advance(11)
+    assert running(w, "a", "b")[0] == 5
+
+
+def test_the_newest_go_first_and_come_back_with_their_tries() -> None:
+    w = world(rebalance_after="1min")
+    for at in range(10):
+        array(w, "a", 1, f"a{at}", tries=1)
+        w.advance(1)
+    array(w, "b", 3)
+    w.advance(62)
+    stopped = [at for at in range(10) if w.task(f"a{at}", "s", 0).state != "running"]
+    assert stopped == [7, 8, 9]
+    w.advance(31)
+    assert [w.task(f"a{at}", "s", 0).state for at in stopped] == ["pending"] * 3
+    assert [w.task(f"a{at}", "s", 0).tries_used for at in stopped] == [0] * 3
+    w.kill("b-array")
+    w.advance(1)
+    assert [w.task(f"a{at}", "s", 0).state for at in stopped] == ["running"] * 3
+
+
+def test_no_more_are_stopped_than_will_be_started() -> None:
+    w = world()
+    array(w, "a", 10)
+    w.advance(1)
+    array(w, "b", 2)
+    w.advance(300)
+    assert running(w, "a", "b") == [8, 2]
+
+
+def test_nobody_goes_below_its_share() -> None:
+    w = world(shares=(50, 30, 20))
+    array(w, "a", 7)
+    array(w, "c", 3)
+    w.advance(1)
+    array(w, "b", 20)
+    w.advance(300)
+    assert running(w, "a", "b", "c") == [5, 3, 2]
+
+
+def test_a_gang_goes_whole_or_not_at_all() -> None:
+    """The newest is a gang of four: with all of it gone `a` would be below its share."""
+    w = world()
+    array(w, "a", 6, "old")
+    w.advance(1)
+    w.submit(name="gang", queue="root.a", stages=[{"name": "s", "count": 4, "resources": {"cpu": 1}}])
+    w.advance(1)
+    array(w, "b", 20)
+    w.advance(300)
+    assert len(w.placements("gang")) == 0 and running(w, "a", "b") == [5, 5]
+
+
+def test_a_gang_keeps_what_it_needs() -> None:
+    w = world()
+    w.submit(name="gang", queue="root.a", stages=[{"name": "s", "count": 10, "min": 8, "resources": {"cpu": 1}}])
+    w.advance(1)
+    array(w, "b", 20)
+    w.advance(300)
+    assert len(w.placements("gang")) == 8 and running(w, "b") == [2]
+
+
+def test_what_may_not_be_preempted_stays() -> None:
+    w = world()
+    stages = [{"name": "s", "count": 10, "min": 1, "resources": {"cpu": 1}}]
+    w.submit(name="firm", queue="root.a", preemptible=False, stages=stages)
+    w.advance(1)
+    array(w, "b", 20)
+    w.advance(300)
+    assert running(w, "a", "b") == [10, 0]
+
+
+def test_nobody_is_stopped_where_the_waiting_work_does_not_fit() -> None:
+    w = World(SETTINGS | {"unit": "dominant"})
+    for name in "ab":
+        w.queue(f"root.{name}", share=50)
+    w.nodes(4, cpu=2)
+    w.node("big", cpu=8, labels={"size": "big"})
+    array(w, "a", 16)
+    w.advance(1)
+    array(w, "b", 1, resources={"cpu": 4})
+    w.advance(300)
+    assert w.placements("b-array") == {("s", 0): "big"}
+    assert running(w, "a") == [12]
+
+
+def test_a_waiting_gang_gets_its_room_together() -> None:
+    w = world()
+    array(w, "a", 10)
+    w.advance(1)
+    w.submit(name="gang", queue="root.b", stages=[{"name": "s", "count": 5, "resources": {"cpu": 1}}])
+    w.advance(300)
+    assert len(w.placements("gang")) == 5 and running(w, "a") == [5]
+
+
+def test_a_gang_that_would_not_start_stops_nobody() -> None:
+    w = world()
+    array(w, "a", 10)
+    w.advance(1)
+    w.submit(name="gang", queue="root.b", stages=[{"name": "s", "count": 6, "resources": {"cpu": 1}}])
+    w.advance(3_000)
+    assert running(w, "a", "b") == [10, 0]
+
+
+def test_a_restart_does_not_begin_the_time_anew() -> None:
+    w = world()
+    lend_all(w)
+    w.advance(200)
+    w.restart()
+    w.advance(41)
+    assert running(w, "a")[0] == 5
