@@ -80,6 +80,8 @@ class Gate:
             scope["caller"] = None if scope["path"] in OPEN_PATHS else self._caller(scope)
             if scope["type"] == "websocket":
                 return await self._agents(scope, receive, send)
+            if scope["method"] == "OPTIONS":
+                raise Unserved("method", "pages of other sites have no business here, and others need not ask")
             receive = self._bounded(scope, receive)
         except Unserved as refusal:
             return await turn_away(scope, receive, send, refusal)

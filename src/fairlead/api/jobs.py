@@ -84,6 +84,8 @@ async def submit_many(
         raise Refused("jobs", "a batch needs at least one job; write a list of jobs")
     if len(documents) > MAX_BATCH:
         raise Refused("jobs", f"{len(documents)} jobs are too many; send at most {MAX_BATCH} at once")
+    for at, document in enumerate(documents):
+        Reader(document, f"jobs[{at}]", "a job")
     served = control.find(partition)
     items: list[wire.BatchItem] = []
     for start in range(0, len(documents), AT_ONCE):

@@ -41,11 +41,21 @@ def document(app: Litestar) -> dict[str, Any]:
     _, components = msgspec.json.schema_components(FORMS, ref_template=REFERENCE)
     schemas = found["components"]["schemas"]
     # The framework knows the forms by name only in part; here they are with all their bounds.
+    for name, form in components.items():
+        if name.endswith("Document"):
+            _allow_null(form)
     found["components"]["schemas"] = {**schemas, **components}
     for path, methods in found["paths"].items():
         for operation in methods.values():
             _complete(operation, bool(path.startswith("/api/")))
     return found
+
+
+def _allow_null(form: dict[str, Any]) -> None:
+    """In what is sent, null counts as absent."""
+    for key, schema in form["properties"].items():
+        if key not in form.get("required", ()):
+            form["properties"][key] = {"anyOf": [schema, {"type": "null"}]}
 
 
 def _complete(operation: dict[str, Any], guarded: bool) -> None:

@@ -22,6 +22,7 @@ STATUS = {
     "unauthenticated": 401,
     "gone": 404,
     "malformed": 400,
+    "method": 405,
     "too large": 413,
     "too slow": 408,
     "too many": 429,

@@ -75,9 +75,9 @@ class JobDocument(Request, kw_only=True):
 
 
 class BatchDocument(Request, kw_only=True):
-    """Many jobs in one call. Each is accepted or refused for itself."""
+    """Many jobs in one call, each as for one. Each is accepted or refused for itself."""
 
-    jobs: Annotated[list[JobDocument], Meta(min_length=1, max_length=10_000)]
+    jobs: Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=10_000)]
 
 
 class ScaleDocument(Request, kw_only=True):
@@ -105,7 +105,7 @@ class ResetDocument(Request, kw_only=True):
 class ConfigDocument(Request, kw_only=True):
     """A configuration as in fairlead.yaml; docs/settings.md has every key."""
 
-    partitions: dict[str, dict[str, Any]]
+    partitions: Annotated[dict[str, dict[str, Any]], Meta(min_length=1)] | UnsetType = UNSET
 
 
 class PartitionDocument(Request, kw_only=True, forbid_unknown_fields=False):
