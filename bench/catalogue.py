@@ -10,6 +10,7 @@ from bench.harness import Row
 from bench.joining import joining
 from bench.memory import memory
 from bench.recovery import recovery
+from bench.shares import shares
 from bench.spawning import spawning
 from bench.steps import steps
 
@@ -20,5 +21,6 @@ CATALOGUE: dict[str, Callable[[float], Iterator[Row]]] = {
     "durable": durable,
     "steps": steps,
     "deciding": deciding,
+    "shares": shares,
     "spawning": spawning,
 }

@@ -62,7 +62,7 @@ def _backlog(what: str, nodes: int, specs: list[JobSpec], jobs: int, goal: float
 def _steady(nodes: int, jobs: int, loop: float) -> Row:
     """A full machine: every task that ends makes room for one that waits."""
     with _waiting(max(1, nodes // 10), SINGLES, jobs) as writer:
-        ends = list(_ends(_decide(writer)))[: 20 * ENDS]
+        ends = list(ends_of(_decide(writer)))[: 20 * ENDS]
         batches = [ends[at : at + ENDS] for at in range(0, len(ends), ENDS)]
         took, busy = timed(lambda: [writer.turn(batch, 3) for batch in batches])
     note = f"{ENDS:,} ends a cycle, {busy / len(ends) * 1_000_000:.1f} µs of CPU for an end and a start"
@@ -128,7 +128,7 @@ def _decide(writer: Writer) -> list[Effect]:
     return effects
 
 
-def _ends(effects: list[Effect]) -> Iterator[Report]:
+def ends_of(effects: list[Effect]) -> Iterator[Report]:
     """What agents say when everything that was launched has ended well."""
     for effect in effects:
         if isinstance(effect, ForNode):

@@ -1,4 +1,4 @@
-"""A day of teams that want the opposite: what rebalance and preemption stop gets somewhere before it is stopped again."""
+"""A day of teams that want the opposite: whoever is stopped for others gets somewhere before it is stopped again."""
 
 from __future__ import annotations
 

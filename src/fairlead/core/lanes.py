@@ -58,6 +58,7 @@ class Lane:
         "_entries",
         "_runs",
         "blocked",
+        "drowsy",
         "limited",
         "no_room",
         "queue",
@@ -77,6 +78,8 @@ class Lane:
         self.size = 0
         self.slept: tuple[int, int] | None = None
         """What the lane saw when nothing of it could be placed: it sleeps while that stands."""
+        self.drowsy = False
+        """Whether nothing but room may have woken it: what was said of its first one is still right, without room."""
         self.blocked: Reservation | None = None
         """Who found no room, and holds up those behind it only for as long as its limits would let it start."""
         self.no_room: Reservation | None = None

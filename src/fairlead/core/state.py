@@ -88,6 +88,7 @@ class Partition:
         self.tree = 0
         """Grows when a queue comes, goes, or has other settings."""
         self._entitlements: tuple[int, Entitlements] | None = None
+        self._guarantees = (-1, False)
         self.nodes = NodeTable()
         self.jobs: dict[str, Job] = {}
         self.allocations: dict[int, Allocation] = {}
@@ -214,6 +215,12 @@ class Partition:
         fresh = Entitlements(unit, nodes.total, nodes.many)
         self._entitlements = (self.tree, fresh)
         return fresh
+
+    def has_guarantees(self) -> bool:
+        """Whether any queue is guaranteed anything."""
+        if self._guarantees[0] != self.tree:
+            self._guarantees = (self.tree, any(queue.settings.guarantee for queue in self.queues.values()))
+        return self._guarantees[1]
 
     def accounts_for(self, queue: Queue, user: str, groups: tuple[str, ...]) -> tuple[Account, ...]:
         """Every account that a job of this user in this queue is booked on, root first."""

@@ -460,7 +460,7 @@ class World:
             else:
                 writer.partition.reign.ready, writer.partition.reign.ready_at = True, self.now
             writer.partition.retime()
-            writer.reasons = old.reasons
+            writer.take_over(old)
 
     def _losses(self, name: str) -> list[AnyCommand]:
         """The server's clocks of silence: who is not heard for too long is lost."""

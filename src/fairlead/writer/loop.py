@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from fairlead.core import cycle
 from fairlead.core.commands import AnyCommand
 from fairlead.core.cycle import Cycle
-from fairlead.core.lanes import lane_key
+from fairlead.core.lanes import LaneKey, lane_key
 from fairlead.core.model import Micros
 from fairlead.core.reasons import Reason
 from fairlead.core.state import Partition
@@ -19,6 +19,9 @@ from fairlead.journal.base import Journal, JournalError, UnknownOutcome
 from fairlead.journal.codec import encode, restore, stream_of
 from fairlead.writer.clock import Stopwatch
 from fairlead.writer.observer import Observer
+
+FEW = 100
+"""Lanes that are gone are forgotten when there are so many more than there should be."""
 
 
 class Stopped(Exception):
@@ -36,6 +39,8 @@ class Writer:
         self.state, self.seq = restore(journal, partition)
         self.reasons: dict[tuple[str, str, int], Reason] = {}
         """Why heads of lanes wait, as the last cycle that looked at them found."""
+        self._said: dict[LaneKey, list[tuple[str, str, int]]] = {}
+        """Lane → of whom in it something was said."""
         self.more = False
         """Whether the last cycle reached its bounds, so that the next should follow at once."""
         self._stopped: str = ""
@@ -63,18 +68,36 @@ class Writer:
             observer.cycle(decided, watch.seconds)
         return decided
 
-    def _remember(self, decided: Cycle) -> None:
-        # A lane that sleeps is not looked at, and what was said of its head still holds.
-        if decided.changes or decided.plan.looked:
-            standing = {key: reason for key, reason in self.reasons.items() if self._still_holds(decided, *key)}
-            self.reasons = standing | decided.reasons
-        self.more = decided.more
+    def take_over(self, other: Writer) -> None:
+        """Say what another one said of the same state: a lane that slept there sleeps here until something changes."""
+        self.reasons, self._said = other.reasons, other._said
 
-    def _still_holds(self, decided: Cycle, job_id: str, stage_name: str, kind: int) -> bool:
+    def _remember(self, decided: Cycle) -> None:
+        """Keep what was said. A lane that sleeps is not looked at, and what was said of its head still holds."""
+        self.more = decided.more
+        for lane in decided.plan.looked:
+            for key in self._said.pop(lane, ()):
+                self.reasons.pop(key, None)
+        for key, reason in decided.reasons.items():
+            lane_of = self._lane_of(*key)
+            if lane_of is not None:
+                self.reasons[key] = reason
+                self._said.setdefault(lane_of, []).append(key)
+        if len(self._said) > 2 * len(self.state.lanes) + FEW:
+            self._forget_lanes()
+
+    def _forget_lanes(self) -> None:
+        """Lanes that are gone are not looked at again."""
+        for lane in [lane for lane in self._said if lane not in self.state.lanes]:
+            for key in self._said.pop(lane):
+                if self._lane_of(*key) in (None, lane):
+                    self.reasons.pop(key, None)
+
+    def _lane_of(self, job_id: str, stage_name: str, kind: int) -> LaneKey | None:
         job = self.state.jobs.get(job_id)
         stage = job.stage(stage_name) if job is not None else None
         reservation = stage.reservations[kind] if stage is not None else None
-        return reservation is not None and lane_key(reservation) not in decided.plan.looked
+        return None if reservation is None else lane_key(reservation)
 
     def _commit(self, decided: Cycle, now: Micros, watch: Stopwatch) -> None:
         try:

@@ -66,8 +66,12 @@ def _awake(plan: Plan) -> Awake:
             slept = None
         if slept == (room, version):
             continue
-        if slept is not None and slept[1] == version and _still_full(p, lane, fits):
+        if slept is None or lane.no_room is None or slept[1] != version:
+            lane.drowsy = False
+        elif _still_full(p, lane, fits):
             continue
+        else:
+            lane.drowsy = True
         awake.setdefault(lane.queue.path, []).append(lane)
         plan.looked.add(key)
     if awake and p.settings.backfill:
@@ -81,7 +85,7 @@ def _awake(plan: Plan) -> Awake:
 
 def _still_full(p: Partition, lane: Lane, fits: dict[Shape, bool]) -> bool:
     """Whether a lane that had no room has none for a single task by now. Looked up once for all lanes of a shape."""
-    if lane.no_room is None or p.nodes.held:  # held nodes may have room for some, and the index does not know them
+    if p.nodes.held:  # they may have room for some, and the index does not know them
         return False
     if not fits:
         p.index.put_all_back()
@@ -103,9 +107,13 @@ class Round:
         self._backfill = backfill
         p = self.p = plan.partition
         p.index.put_all_back()
-        leaves = [p.queues[path] for path in sorted(awake)]
-        self._turns = {leaf.path: Turns(p, leaf, awake[leaf.path]) for leaf in leaves}
-        self._tree = Tree(leaves, p.entitlements(), starts_owed(p) if p.settings.unit == "slots" else {})
+        self._awake = awake
+        self._open = sum(map(len, awake.values()))
+        """How many lanes are not closed yet."""
+        self._turns: dict[str, Turns] = {}
+        self._owed = starts_owed(p) if p.settings.unit == "slots" else {}
+        self._tree: Tree | None = None
+        """None when it has to be made anew."""
         self._hands = Hands(plan, p.index) if isinstance(p.index, FitIndex) and backfill is None else None
         self._begun: list[Reservation] = []
         self._full: dict[Shape, Reason] = {}
@@ -113,11 +121,18 @@ class Round:
 
     def serve(self) -> int:
         """Returns how many tasks may still be placed in this cycle."""
-        while self.left > 0:
+        while self.left > 0 and self._open > 0:
+            self._tree = self._tree or self._grow()
             branch = self._tree.next()
             if branch is None:
                 break
-            self._serve(branch, self._turns[branch.queue.path])
+            path = branch.queue.path
+            turns = self._turns.get(path)
+            if turns is None:
+                turns = self._turns[path] = Turns(self.p, branch.queue, self._awake.pop(path))
+            open_before = len(turns)
+            self._serve(branch, turns)
+            self._open -= open_before - len(turns)
         if self._hands:
             self._hands.empty()
         for whole in self._begun:
@@ -136,10 +151,12 @@ class Round:
                 turns.go_on()
             else:
                 placed = self._take_turn(branch, turns, reservation)
+            if self._tree is None:
+                return
             if branch.rivals and placed:
                 self._tree.after(branch, not turns, *_taken(reservation, placed))
                 return
-        if not turns:
+        if not turns and self._tree is not None:
             self._tree.after(branch, True, {}, 0, 0)
 
     def _take_turn(self, branch: Branch, turns: Turns, reservation: Reservation) -> int:
@@ -162,9 +179,11 @@ class Round:
                 self._backfill.block(reservation, reason)
                 turns.pass_over(no_room=True)
             elif isinstance(reason, NoRoom):
-                if together == 1 and not reservation.stage.shape.key.apart and not self.p.nodes.held:
-                    self._full[reservation.stage.shape] = reason
                 turns.close(reservation)
+                shape = reservation.stage.shape
+                if together == 1 and not shape.key.apart and not self.p.nodes.held and shape not in self._full:
+                    self._full[shape] = reason
+                    self._lull(shape)
             else:
                 if isinstance(reason, OverLimit):
                     turns.note_limited()
@@ -174,12 +193,32 @@ class Round:
                     turns.pass_over()
         return placed
 
+    def _lull(self, shape: Shape) -> None:
+        """Lanes of a shape without room go on sleeping, if nothing but room could have woken them."""
+        seen = (self.p.room, self.p.nodes.version)
+        for path, lanes in self._awake.items():
+            lulled = [lane for lane in lanes if lane.drowsy and lane.shapes == (shape,)]
+            for lane in lulled:
+                lane.slept = seen
+                self.plan.looked.discard((path, shape))
+            if lulled:
+                self._open -= len(lulled)
+                self._awake[path] = [lane for lane in lanes if lane.slept != seen]
+                self._tree = None  # those with nothing left would be asked all the same
+
+    def _grow(self) -> Tree:
+        """The tree of the leaves that have open lanes. Nothing is in hand, so what is booked is all that is used."""
+        left = [path for path, lanes in self._awake.items() if lanes]
+        left += [path for path, turns in self._turns.items() if turns]
+        return Tree([self.p.queues[path] for path in sorted(left)], self.p.entitlements(), self._owed)
+
     def _try(self, branch: Branch, turns: Turns, reservation: Reservation, together: int) -> tuple[int, Reason | None]:
         most = 1
         # Who is alone may start many at once. That others sleep does not make it alone: after a restart nobody sleeps.
         if not turns.fair or turns.leaf.reservations == 1:
             most = self.left
             if branch.rivals and together == 1:
+                assert self._tree is not None
                 most = self._tree.run(branch, reservation.stage.shape.resources, min(most, reservation.count))
         if self._backfill is not None:
             return self._backfill.take_turn(turns.current()[0], reservation, together, most)

@@ -131,7 +131,9 @@ def _may_claim(p: Partition, lane: Lane, reservation: Reservation) -> bool:
     if p.kept(reservation.seq) is not None or reservation.unclaimed_until > p.now:
         return False
     queue, priority = stage.job.queue, stage.job.priority
-    if not any(each < priority for each in queue.at_work) and not any(each.settings.guarantee for each in queue.line()):
+    if not any(each < priority for each in queue.at_work) and not (
+        p.has_guarantees() and any(each.settings.guarantee for each in queue.line())
+    ):
         return False
     return is_admitted(p, stage.job)
 

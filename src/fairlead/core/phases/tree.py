@@ -5,7 +5,7 @@ Only queues with something to serve stand here. Each keeps what it would use by 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from heapq import heapify, heappop, heapreplace
 
 from fairlead.core.entitlement import Entitlements
@@ -16,21 +16,24 @@ from fairlead.core.resources import Vector, add
 Place = tuple[bool, Key]
 """Whether it has had the starts that `slots` count out for it, and its place by use and share."""
 
+FIRST: Place = (False, (0, 0, ""))
+"""The place of who is alone on its level."""
+
 
 class Branch:
     """A queue that has something to serve, itself or below it."""
 
-    __slots__ = ("_rights", "_tasks", "_used", "below", "entitled", "owed", "queue", "rivals", "share", "up")
+    __slots__ = ("_owed", "_rights", "_tasks", "_used", "below", "entitled", "queue", "rivals", "share", "up")
 
-    def __init__(self, queue: Queue, up: Branch | None, rights: Entitlements) -> None:
+    def __init__(self, queue: Queue, up: Branch | None, rights: Entitlements, owed: dict[str, int]) -> None:
         self.queue = queue
         self.up = up
         self.below: list[tuple[Place, Branch]] = []
         """A heap of those below it, first the one whose turn it is."""
         self.rivals = False
         """Whether anybody else on its level, or above it, had something to serve at the beginning."""
-        self.owed = 0
-        """In `slots`: how many starts it has yet to get before it stands in line for more."""
+        self._owed = owed
+        """In `slots`: how many starts a queue, by its path, has yet to get before it stands in line for more."""
         self.share = self.entitled = 0
         self._rights = rights
         self._used: Vector = {}
@@ -42,14 +45,17 @@ class Branch:
         self._used, self._tasks = dict(self.queue.account.used), self.queue.account.tasks
         return self._place(self._rights.measure(self._used, self._tasks))
 
-    def _place(self, use: int) -> Place:
-        return (self.owed <= 0, turn_key(use, self.share, self.entitled, self.queue.name))
+    def _place(self, use: int, more: int = 0) -> Place:
+        """Its place with some use; it has started so many more than it says."""
+        owes = bool(self._owed) and self._owed.get(self.queue.path, 0) > more
+        return (not owes, turn_key(use, self.share, self.entitled, self.queue.name))
 
     def use(self, resources: Vector, times: int, tasks: int) -> Place:
         """It uses so much more from here on; returns the place it has now."""
         add(self._used, resources, times)
         self._tasks += tasks
-        self.owed -= tasks
+        if self._owed:
+            self._owed[self.queue.path] = self._owed.get(self.queue.path, 0) - tasks
         return self._place(self._rights.measure(self._used, self._tasks))
 
     def turns_before(self, rival: Place, resources: Vector, most: int) -> int:
@@ -61,9 +67,7 @@ class Branch:
             used = dict(self._used)
             add(used, resources, middle - 1)
             use = self._rights.measure(used, self._tasks + middle - 1)
-            owed = self.owed - middle + 1
-            place = (owed <= 0, turn_key(use, self.share, self.entitled, self.queue.name))
-            if place < rival:
+            if self._place(use, middle - 1) < rival:
                 least = middle
             else:
                 most = middle - 1
@@ -71,27 +75,30 @@ class Branch:
 
 
 class Tree:
-    def __init__(self, leaves: list[Queue], rights: Entitlements, owed: Mapping[str, int]) -> None:
-        """`owed` says, by path, how many starts a queue has to get first."""
-        self._branches: dict[str, Branch] = {}
+    """Levels are made when a turn first goes down to them: where only some get a turn, the others cost little."""
+
+    def __init__(self, leaves: Iterable[Queue], rights: Entitlements, owed: dict[str, int]) -> None:
+        """`owed` says, by path, how many starts a queue has to get first; it is kept up."""
         self._rights = rights
         self._owed = owed
-        root: Branch | None = None
+        self._below: dict[str, list[Queue]] = {}
+        self._root: Branch | None = None
         for leaf in leaves:
-            root = self._grow(leaf)
-            while root.up is not None:
-                root = root.up
-        self._root = root
-        for branch in self._branches.values():
-            branch.rivals = branch.up is not None and (branch.up.rivals or len(branch.up.below) > 1)
-            if len(branch.below) > 1:
-                branch.below = [(each.stand(), each) for _, each in branch.below]
-                heapify(branch.below)
+            queue = leaf
+            while queue.parent is not None:
+                siblings = self._below.get(queue.parent.path)
+                if siblings is not None:
+                    siblings.append(queue)
+                    break
+                self._below[queue.parent.path] = [queue]
+                queue = queue.parent
+            else:
+                self._root = Branch(queue, None, rights, owed)
 
     def next(self) -> Branch | None:
         """The leaf whose turn it is."""
         branch = self._root
-        while branch is not None and branch.below:
+        while branch is not None and (branch.below or self._open(branch)):
             branch = branch.below[0][1]
         return branch
 
@@ -119,12 +126,12 @@ class Tree:
             branch = branch.up
         return most
 
-    def _grow(self, queue: Queue) -> Branch:
-        branch = self._branches.get(queue.path)
-        if branch is None:
-            up = None if queue.parent is None else self._grow(queue.parent)
-            branch = self._branches[queue.path] = Branch(queue, up, self._rights)
-            branch.owed = self._owed.get(queue.path, 0)
-            if up is not None:
-                up.below.append(((False, (0, 0, "")), branch))
-        return branch
+    def _open(self, branch: Branch) -> bool:
+        """Make the level below, if there is one."""
+        queues = self._below.pop(branch.queue.path, ())
+        below = [Branch(queue, branch, self._rights, self._owed) for queue in queues]
+        for each in below:
+            each.rivals = branch.rivals or len(below) > 1
+        branch.below = [(each.stand() if len(below) > 1 else FIRST, each) for each in below]
+        heapify(branch.below)
+        return bool(below)

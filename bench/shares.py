@@ -1,0 +1,101 @@
+"""What shares cost: 10,000 leaf queues in which a million tasks wait."""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from bench.deciding import ends_of
+from bench.harness import Row, loop_seconds, timed
+from fairlead.core.commands import AddNode, AnyCommand, Configure, MarkReady, RegisterManager, Submit
+from fairlead.core.config import parse_config
+from fairlead.core.documents import parse_job, parse_node
+from fairlead.core.entitlement import Entitlements
+from fairlead.core.phases.tree import Tree
+from fairlead.journal.sql import SqliteJournal
+from fairlead.writer.loop import Writer
+from fairlead.writer.memory import spare_the_collector
+
+TURNS = 10_000
+
+
+def shares(scale: float) -> Iterator[Row]:
+    loop = loop_seconds()
+    parents = max(2, round(100 * scale**0.5))
+    with tempfile.TemporaryDirectory() as folder:
+        writer = _waiting(Path(folder), parents, parents, max(1, round(100 * scale**0.5)))
+        usual = gc.get_threshold()
+        spare_the_collector()
+        yield _turns(writer, loop)
+        yield _cycle(writer, loop)
+        gc.unfreeze()
+        gc.set_threshold(*usual)
+        writer.journal.close()
+
+
+def _turns(writer: Writer, loop: float) -> Row:
+    """Whose turn it is, over and over, when every leaf has work: the whole choice, down the tree and up again."""
+    p = writer.partition
+    leaves = [p.queues[path] for path in sorted({lane.queue.path for lane in p.lanes.values()})]
+    tree = Tree(leaves, p.entitlements(), {})
+    shape = next(iter(p.shapes.values()))
+
+    def choose() -> None:
+        for _ in range(TURNS):
+            branch = tree.next()
+            assert branch is not None
+            tree.after(branch, False, shape.resources, 1, 1)
+
+    took, _ = timed(choose)
+    each = took / TURNS
+    note = f"{len(leaves):,} leaves with work"
+    return Row("choosing whose turn it is", each * 1e6, "µs", 100, False, took / loop, "plain loop", note)
+
+
+def _cycle(writer: Writer, loop: float) -> Row:
+    """A full machine, one task ends and another starts: entitlements made anew, a tree of all leaves, one turn."""
+    p = writer.partition
+    effects = writer.turn([MarkReady(operator=True)], 2).effects
+    while writer.more:
+        effects += writer.turn([], 2).effects
+    waiting = sum(stage.waiting() for job in p.jobs.values() for stage in job.stages)
+    ends = list(ends_of(effects))[:20]
+    took, _ = timed(lambda: [writer.turn([end], 3) for end in ends])
+    leaves = [p.queues[path] for path in sorted({lane.queue.path for lane in p.lanes.values()})]
+
+    def work() -> None:
+        rights = Entitlements("dominant", p.nodes.total, p.nodes.many)
+        Tree(leaves, rights, {})
+
+    share_work, _ = timed(work)
+    cycle = took / len(ends)
+    note = (
+        f"{waiting:,} tasks wait in {len(leaves):,} leaves; all of a cycle of one end, one start {cycle * 1e3:.1f} ms"
+    )
+    return Row("share work of a cycle", share_work * 1e3, "ms", 50, False, share_work / loop, "plain loop", note)
+
+
+def _waiting(folder: Path, parents: int, children: int, tasks: int) -> Writer:
+    """A writer that is not ready, with queues on two levels and an array that waits in each leaf."""
+    tree = {
+        f"p{at}": {"share": at % 7 + 1} | {f"q{leaf}": {"share": leaf % 5 + 1} for leaf in range(children)}
+        for at in range(parents)
+    }
+    config = parse_config({"partitions": {"default": {"queues": {"root": tree}}}})["default"]
+    writer = Writer(SqliteJournal(folder / "journal"), "default")
+    never = RegisterManager(name="never-heard", operator=True)
+    node = parse_node({"name": "n", "resources": {"cpu": 8}})[1]
+    job = parse_job({"stages": [{"count": tasks, "min": 1, "resources": {"cpu": 1}}]})
+    commands: list[AnyCommand] = [Configure(config=config, operator=True), never]
+    commands += [AddNode(name=f"n{at}", spec=node, operator=True) for at in range(parents)]
+    for parent in range(parents):
+        for leaf in range(children):
+            spec = replace(job, queue=f"root.p{parent}.q{leaf}")
+            commands.append(Submit(spec=spec, operator=True))
+    for at in range(0, len(commands), 1_000):
+        writer.turn(commands[at : at + 1_000], 1)
+    return writer
