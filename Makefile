@@ -28,8 +28,8 @@ $(READY): pyproject.toml requirements.lock
 	@$(PIP) install --no-deps --no-build-isolation -e .
 	@touch $@
 
-up: $(READY) ## set up and show Fairlead at work
-	@$(PY) $(VENV)/bin/fairlead demo
+up: $(READY) ## set up and run Fairlead on this machine
+	@$(PY) $(VENV)/bin/fairlead up
 
 test: $(READY) ## format check, lint, types and tests
 	$(PY) -m ruff format --check

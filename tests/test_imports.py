@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "engines": ("core", "wire"),
     "pools": ("core", "wire"),
     "writer": BELOW_WRITER,
-    "api": ("writer", "wire", *BELOW_WRITER),
+    "api": ("writer", "wire", "journal.past", *BELOW_WRITER),
     "sim": ("writer", "journal.memory", *BELOW_WRITER),
     "agent": ("wire",),
     "client": ("wire",),
@@ -44,6 +44,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 
 # The same, for imports inside a function only.
 MAY_IMPORT_LAZILY: dict[str, tuple[str, ...]] = {
+    "": ("client",),
     "cli": ("api", "agent", "sim", "app", "demo"),
 }
 
@@ -60,7 +61,8 @@ IMPURE_PARTS = ("numpy.random",)
 IMPURE_CALLS = frozenset("__import__ breakpoint eval exec input open print".split())
 
 PUBLIC_NAMES = {
-    "fairlead": ["__version__"],
+    "fairlead": ["AsyncClient", "Client", "Executor", "__version__"],
+    "fairlead.client": ["AsyncClient", "Client", "Executor", "NotFound", "Place", "Problem", "find_place"],
     "fairlead.testing": ["World"],
 }
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
+
+import msgspec
 
 from fairlead.core.config import parse_config
 from fairlead.core.errors import Refused
@@ -15,9 +19,21 @@ from fairlead.journal.verify import Progress, StreamReport, verify
 from fairlead.views.config import config_view
 
 if TYPE_CHECKING:
+    import socket
+
     from structlog.typing import FilteringBoundLogger
 
-__all__ = ["Failed", "Progress", "StreamReport", "logger_to", "told", "understood", "verify_journal"]
+__all__ = [
+    "Failed",
+    "Progress",
+    "Serve",
+    "StreamReport",
+    "logger_to",
+    "serve",
+    "told",
+    "understood",
+    "verify_journal",
+]
 
 
 class Failed(Exception):
@@ -72,3 +88,102 @@ def logger_to(
         dict,
     )
     return logger
+
+
+class Serve(msgspec.Struct, frozen=True, kw_only=True):
+    """How a server is to run. `config` is the configuration of a journal that has none yet, as a document."""
+
+    directory: Path
+    config: object = None
+    certificate: Path | None = None
+    key: Path | None = None
+    version: str = ""
+
+
+async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None], over: asyncio.Event) -> None:
+    """Run the control plane and the API on a data directory until it is over. `up` is called when requests are taken.
+
+    What is imported here takes a while: whoever calls has better things to start first.
+    """
+    from fairlead.api.control import Control
+    from fairlead.api.gate import Bounds
+    from fairlead.api.routes import application
+    from fairlead.api.secrets import Secrets
+    from fairlead.api.server import server
+    from fairlead.api.site import Site
+    from fairlead.api.tokens import Tokens
+    from fairlead.engines.agents import Agents
+    from fairlead.engines.base import Ended
+    from fairlead.journal.history import History, Used
+    from fairlead.journal.past import Past
+    from fairlead.journal.snapshot import Snapshots
+    from fairlead.views.logs import Logs
+    from fairlead.views.metrics import Metrics
+    from fairlead.writer.memory import spare_the_collector
+
+    directory = settings.directory
+    log_file = (directory / "server.log").open("a", encoding="utf-8", buffering=1)
+    log = logger_to(log_file, "json", "warning")
+    metrics = Metrics()
+    history = History(directory / "history")
+    snapshots: dict[str, Snapshots] = {}
+
+    def used(ended: Ended) -> None:
+        history.put_used(
+            Used(
+                ended.partition,
+                ended.number,
+                ended.stage,
+                ended.index,
+                ended.attempt,
+                ended.signal,
+                ended.ran,
+                ended.cpu,
+                ended.memory,
+            )
+        )
+
+    def after_turn(partition: str, seq: int) -> None:
+        if partition not in snapshots:
+            snapshots[partition] = Snapshots(directory / "journal", partition, seq)
+        snapshots[partition].poll(seq)
+
+    secrets = Secrets(directory / "secrets")
+    hub = Agents(log=lambda event, fields: log.warning(event, **fields), secrets=secrets.values, ended=used)
+    control = Control(
+        lambda: SqliteJournal(directory / "journal"),
+        hub,
+        [metrics, Logs(log), Past(history)],
+        None if settings.config is None else parse_config(settings.config),
+        after_turn,
+        lambda text: log.error("control plane", problem=text),
+    )
+    site = Site(
+        control,
+        hub,
+        history,
+        Tokens(directory / "tokens"),
+        secrets,
+        metrics.text,
+        Bounds(),
+        settings.version,
+        lambda error: log.error("fault", error=repr(error), exc_info=error),
+    )
+    try:
+        await control.start()
+    except JournalError as problem:
+        raise Failed(str(problem)) from problem
+    http = server(application(site), settings.certificate, settings.key)
+    serving = asyncio.create_task(http.serve(sockets=[listening]))
+    try:
+        spare_the_collector()
+        up()
+        await over.wait()
+    finally:
+        http.should_exit = True
+        await serving
+        await control.close()
+        for each in snapshots.values():
+            each.close()
+        history.close()
+        log_file.close()

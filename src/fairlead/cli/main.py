@@ -1,7 +1,7 @@
 """The root of the command line: the app, its global options and the first commands.
 
 Commands import what they start inside their function, so that `--help` stays fast.
-Results go to stdout, errors to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
+Results go to stdout, errors to stderr; `cli/output.py` has the exit codes.
 """
 
 import sys
@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from fairlead import __version__
-from fairlead.cli import agent, config, journal
+from fairlead.cli import agent, bench, cluster, config, jobs, journal, serving, top
 from fairlead.cli.simulate import simulate
 
 app = typer.Typer(
@@ -21,8 +21,29 @@ app = typer.Typer(
 )
 app.add_typer(config.app)
 app.add_typer(journal.app)
+app.command()(serving.up)
+app.command()(serving.down)
+app.command()(serving.server)
 app.command()(simulate)
 app.command()(agent.agent)
+for command in (
+    jobs.submit,
+    jobs.run,
+    jobs.ps,
+    jobs.show,
+    jobs.logs,
+    jobs.kill,
+    jobs.scale,
+    jobs.wait,
+    jobs.explain,
+    jobs.history,
+    cluster.ready,
+    top.top,
+    bench.bench,
+):
+    app.command()(command)
+for group in cluster.GROUPS:
+    app.add_typer(group)
 
 
 def _show_version(wanted: bool) -> None:

@@ -1,21 +1,35 @@
-"""How commands end when something is wrong: one line on stderr, or JSON on stdout, and the exit code."""
+"""What commands print and how they end: tables for people, JSON for programs, one line on stderr for what is wrong.
+
+Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 the server cannot be reached, 124 a time was over, 130
+interrupted. `run` and `wait` end as the job did.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from time import time
+from typing import Any, Literal, NoReturn, ParamSpec, TypeVar
 
 import typer
 
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
-def fail(text: str, document: dict[str, Any] | Literal[False] = False) -> NoReturn:
-    """End with code 1: the document on stdout if JSON is wanted, else the text on stderr."""
+UNREACHABLE = 3
+TIME_OVER = 124
+
+
+def fail(text: str, document: dict[str, Any] | Literal[False] = False, code: int = 1) -> NoReturn:
+    """End with a code: the document on stdout if JSON is wanted, else the text on stderr."""
     if document:
         typer.echo(json.dumps(document, ensure_ascii=False))
     else:
         typer.echo(f"fairlead: error: {text}", err=True)
-    raise typer.Exit(1)
+    raise typer.Exit(code)
 
 
 def need_file(path: Path) -> None:
@@ -28,3 +42,63 @@ def need_file(path: Path) -> None:
         return
     typer.echo(f"fairlead: error: {path} {problem}", err=True)
     raise typer.Exit(2)
+
+
+def asking(command: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """A command that asks a server: what the server refuses becomes a line, or a document, and an exit code."""
+
+    @functools.wraps(command)
+    def wrapped(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        from fairlead.client import NotFound, Problem
+
+        as_json = bool(kwargs.get("as_json"))
+        try:
+            return command(*args, **kwargs)
+        except NotFound as problem:
+            fail(str(problem), as_json and {"ok": False, "problem": str(problem)}, UNREACHABLE)
+        except Problem as problem:
+            said = {"ok": False, "status": problem.status, "code": problem.code, "field": problem.field}
+            document = as_json and {**said, "problem": problem.detail}
+            fail(str(problem), document, UNREACHABLE if problem.status in (0, 502, 503, 504) else 1)
+
+    return wrapped
+
+
+def print_json(value: Any) -> None:
+    import msgspec
+
+    typer.echo(msgspec.json.encode(value).decode())
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """A table that is as wide as it has to be; plain text where nobody looks."""
+    cells = [list(columns), *([str(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[at]) for row in cells) for at in range(len(columns))]
+    for at, row in enumerate(cells):
+        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        typer.secho(line, bold=at == 0 and sys.stdout.isatty())
+
+
+def ago(moment: float | None) -> str:
+    """How long ago, in the largest unit that says something."""
+    return "" if moment is None else lasted(max(0.0, time() - moment))
+
+
+def lasted(seconds: float) -> str:
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f}{unit}"
+    return f"{seconds:.0f}s" if seconds >= 10 else f"{seconds:.1f}s"
+
+
+def amounts(vector: dict[str, int | float]) -> str:
+    return " ".join(f"{name}={_amount(name, value)}" for name, value in sorted(vector.items()))
+
+
+def _amount(name: str, value: int | float) -> str:
+    if name != "memory":
+        return f"{value:g}"
+    for unit, size in (("Ti", 2**40), ("Gi", 2**30), ("Mi", 2**20), ("Ki", 2**10)):
+        if value >= size:
+            return f"{value / size:.3g}{unit}"
+    return str(value)

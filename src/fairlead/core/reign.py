@@ -57,3 +57,8 @@ class Reign:
         """A node that is lost or disabled, or has left, takes no work: nobody needs to hear of it first."""
         row = nodes.rows.get(join)
         return row is not None and join not in self._nodes and nodes.state[row] in ("up", "draining")
+
+    def missing(self, nodes: NodeTable, managers: Iterable[str]) -> list[str]:
+        """Who is waited for, by name, for people who wonder."""
+        silent = [join for join, row in nodes.rows.items() if not nodes.manager[row] and self._is_missing(nodes, join)]
+        return [nodes.name[nodes.rows[join]] for join in silent] + sorted(set(managers) - self._replayed)

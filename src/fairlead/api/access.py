@@ -1,0 +1,77 @@
+"""Tokens: who asks, and for administrators to create, list and revoke them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any, cast
+
+from litestar import Request, delete, get, post
+from litestar.params import PathParameter
+
+from fairlead.api.site import ADMINS, USERS, Shaped, caller_of, site_of
+from fairlead.api.tokens import ROLES, Token
+from fairlead.core.errors import Refused
+from fairlead.core.reader import Reader, check_name
+from fairlead.core.resources import SECOND
+from fairlead.wire import api as wire
+
+Ask = Request[Any, Any, Any]
+
+
+@get("/whoami", operation_id="whoami", guards=[USERS], summary="Who asks")
+async def whoami(request: Ask) -> wire.Caller:
+    """The user, groups and role of the token that was sent."""
+    caller = caller_of(request)
+    return wire.Caller(user=caller.user, groups=list(caller.groups), role=caller.role)
+
+
+@get("/tokens", operation_id="tokens", guards=[ADMINS], summary="Tokens")
+async def tokens(request: Ask) -> wire.Tokens:
+    """All of them, without their secrets, which are kept nowhere."""
+    return wire.Tokens(tokens=[_shown(token) for token in site_of(request).tokens.all()])
+
+
+@post("/tokens", operation_id="createToken", guards=[ADMINS], summary="Create a token")
+async def create(request: Ask, data: Annotated[Any, Shaped(wire.TokenDocument)]) -> wire.NewToken:
+    """The answer has the secret, for the only time."""
+    read = Reader(data, "", "a token")
+    role = read.choice("role", ROLES, "")
+    user = read.name("user")
+    groups = read.names("groups", most=1_000)
+    node = check_name(read.get("node"), "node") if read.get("node") not in (None, "") else ""
+    note = read.text("note", "", most=200)
+    expires = read.optional_duration("expires_in")
+    read.close()
+    if node and role != "agent":
+        raise Refused("node", f"only an agent is a node, and this token is of role {role}; leave it out")
+    expires_in = None if expires is None else expires / SECOND
+    secret, token = await asyncio.to_thread(
+        site_of(request).tokens.create, cast(wire.Role, role), user, groups, node, note, expires_in
+    )
+    return wire.NewToken(secret=secret, token=_shown(token))
+
+
+@delete("/tokens/{token_id:str}", operation_id="revokeToken", guards=[ADMINS], status_code=200)
+async def revoke(request: Ask, token_id: Annotated[str, PathParameter(max_length=63)]) -> wire.Done:
+    """From now on nobody gets in with it."""
+    try:
+        await asyncio.to_thread(site_of(request).tokens.revoke, token_id)
+    except Refused as refusal:
+        raise Refused(refusal.field, refusal.problem, "missing") from None
+    return wire.Done()
+
+
+def _shown(token: Token) -> wire.Token:
+    return wire.Token(
+        id=token.id,
+        role=token.role,
+        user=token.user,
+        groups=list(token.groups),
+        node=token.node,
+        note=token.note,
+        created=token.created,
+        expires=token.expires,
+    )
+
+
+HANDLERS = [whoami, tokens, create, revoke]

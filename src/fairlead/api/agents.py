@@ -1,0 +1,71 @@
+"""Agents: their WebSocket. Whoever presents an agent's token is handed over to the hub, with what it may be."""
+
+from __future__ import annotations
+
+from urllib.parse import parse_qs
+
+from fairlead.api.gate import App, Receive, Scope, Send, turn_away
+from fairlead.api.problems import Unserved
+from fairlead.api.site import Site
+from fairlead.api.tokens import Token
+from fairlead.core.errors import Refused
+from fairlead.engines.base import Closed, Peer
+from fairlead.wire.agent import PATH
+
+
+class Socket:
+    """A WebSocket as the hub sees one."""
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self._receive = receive
+        self._send = send
+        self._closed = False
+
+    async def send(self, data: bytes) -> None:
+        if self._closed:
+            raise Closed
+        try:
+            await self._send({"type": "websocket.send", "bytes": data})
+        except OSError:
+            self._closed = True
+            raise Closed from None
+
+    async def recv(self) -> bytes:
+        if self._closed:
+            raise Closed
+        message = await self._receive()
+        if message["type"] != "websocket.receive":
+            self._closed = True
+            raise Closed
+        data = message.get("bytes")
+        return data if data is not None else str(message.get("text", "")).encode()
+
+    async def close(self, code: int, reason: str) -> None:
+        if not self._closed:
+            self._closed = True
+            await self._send({"type": "websocket.close", "code": code, "reason": reason})
+
+
+def agents(site: Site) -> App:
+    """The application that agents speak with."""
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        caller: Token = scope["caller"]
+        try:
+            if scope["path"] != PATH:
+                raise Unserved("missing", f"agents connect to {PATH}")
+            if caller.role != "agent":
+                raise Unserved(
+                    "forbidden", f"a token of role {caller.role} is not for agents; create one of role agent"
+                )
+            query = parse_qs(scope["query_string"].decode("latin-1"))
+            served = site.control.find(query.get("partition", [""])[0])
+        except Refused as refusal:
+            return await turn_away(scope, receive, send, Unserved(refusal.code, str(refusal)))
+        except Unserved as refusal:
+            return await turn_away(scope, receive, send, refusal)
+        await receive()
+        await send({"type": "websocket.accept"})
+        await site.hub.serve(served.name, Socket(receive, send), Peer(caller.node))
+
+    return application

@@ -1,0 +1,274 @@
+"""The cluster: its nodes, queues, lanes and partitions, and what they have in use."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from litestar import Request, delete, get, post
+from litestar.params import PathParameter, QueryParameter
+
+from fairlead.api.jobs import touch
+from fairlead.api.site import (
+    OPERATORS,
+    USERS,
+    Key,
+    PartitionName,
+    Shaped,
+    asks,
+    caller_of,
+    may_see,
+    site_of,
+)
+from fairlead.core.commands import (
+    AnyCommand,
+    BringToFront,
+    CancelReservation,
+    MarkReady,
+    MoveNode,
+    MoveQueue,
+    RemoveNode,
+    ResetLane,
+)
+from fairlead.core.errors import Refused
+from fairlead.core.reader import Reader
+from fairlead.core.resources import shown
+from fairlead.core.state import Partition
+from fairlead.views.answers import lane_answers, node_answer, partition_answer, queue_answer, usage_answer
+from fairlead.wire import api as wire
+
+MAX_NODES = 1_000
+
+Ask = Request[Any, Any, Any]
+NodeName = Annotated[str, PathParameter(max_length=63)]
+
+
+async def order(request: Ask, partition: str, command: AnyCommand, what: str) -> wire.Done:
+    """A command about something that the path names; if it is not there, the path leads nowhere."""
+    control = site_of(request).control
+    try:
+        accepted = await control.ask(control.find(partition), command)
+    except Refused as refusal:
+        if refusal.code == "unknown" and refusal.field == what:
+            raise Refused(refusal.field, refusal.problem, "missing") from None
+        raise
+    return wire.Done(note=accepted.note)
+
+
+# -- nodes -------------------------------------------------------------------------------------------------------
+
+
+@get("/nodes", operation_id="nodes", guards=[USERS], summary="Nodes, in the order in which they joined")
+async def nodes(
+    request: Ask,
+    partition: PartitionName = "",
+    node_state: Annotated[
+        Literal["up", "draining", "disabled", "lost"] | None, QueryParameter(name="state", required=False)
+    ] = None,
+    pool: Annotated[str | None, QueryParameter(required=False, max_length=63)] = None,
+    cursor: Annotated[
+        str, QueryParameter(required=False, max_length=63, description="`next` of the page before.")
+    ] = "",
+    limit: Annotated[int, QueryParameter(ge=1, le=MAX_NODES, required=False)] = MAX_NODES,
+) -> wire.Nodes:
+    """What each has, what is used of it, and its state."""
+    if cursor and not (cursor.isascii() and cursor.isdigit()):
+        raise Refused("cursor", f"{shown(cursor)} is not one; use `next` of the page before")
+
+    def look(p: Partition) -> wire.Nodes:
+        table = p.nodes
+        found: list[wire.Node] = []
+        last = 0
+        for join in sorted(table.rows):
+            row = table.rows[join]
+            if (
+                join <= int(cursor or 0)
+                or node_state not in (None, table.state[row])
+                or pool not in (None, table.pool[row])
+            ):
+                continue
+            if len(found) == limit:
+                return wire.Nodes(nodes=found, next=str(last))
+            found.append(node_answer(p, row))
+            last = join
+        return wire.Nodes(nodes=found, next="")
+
+    control = site_of(request).control
+    return await control.find(partition).read(look)
+
+
+@get("/nodes/{node:str}", operation_id="node", guards=[USERS], summary="One node")
+async def node(request: Ask, node: NodeName, partition: PartitionName = "") -> wire.Node:
+    """What it has, what is used of it, and its state."""
+
+    def look(p: Partition) -> wire.Node:
+        join = p.nodes.find(node)
+        if join is None:
+            raise Refused("name", f"there is no node {shown(node)}; `fairlead node list` shows them", "missing")
+        return node_answer(p, p.nodes.rows[join])
+
+    control = site_of(request).control
+    return await control.find(partition).read(look)
+
+
+@post("/nodes/{node:str}/{action:str}", operation_id="moveNode", guards=[OPERATORS], status_code=200)
+async def move_node(
+    request: Ask,
+    node: NodeName,
+    action: Annotated[str, PathParameter(pattern="^(drain|disable|enable)$")],
+    partition: PartitionName = "",
+    key: Key = None,
+) -> wire.Done:
+    """Drain (what runs there ends by itself), disable, or enable a node."""
+    command = MoveNode(name=node, action=action, **asks(request, key))  # type: ignore[arg-type]
+    return await order(request, partition, command, "name")
+
+
+@delete("/nodes/{node:str}", operation_id="removeNode", guards=[OPERATORS], status_code=200)
+async def remove_node(request: Ask, node: NodeName, partition: PartitionName = "", key: Key = None) -> wire.Done:
+    """The node leaves; what runs there is lost at once."""
+    return await order(request, partition, RemoveNode(name=node, **asks(request, key)), "name")
+
+
+# -- queues and lanes --------------------------------------------------------------------------------------------
+
+
+@get("/queues", operation_id="queues", guards=[USERS], summary="The queue tree, by path")
+async def queues(request: Ask, partition: PartitionName = "") -> wire.Queues:
+    """Settings, use and what waits, of every queue."""
+    control = site_of(request).control
+
+    def look(p: Partition) -> wire.Queues:
+        return wire.Queues(queues=[queue_answer(p, p.queues[path]) for path in sorted(p.queues)])
+
+    return await control.find(partition).read(look)
+
+
+@get("/queues/{queue:str}", operation_id="queue", guards=[USERS], summary="One queue")
+async def queue(
+    request: Ask, queue: Annotated[str, PathParameter(max_length=1_000)], partition: PartitionName = ""
+) -> wire.Queue:
+    """Its settings, use and what waits in it."""
+
+    def look(p: Partition) -> wire.Queue:
+        if queue not in p.queues:
+            raise Refused("queue", f"there is no queue {shown(queue)}; `fairlead queue list` shows them", "missing")
+        return queue_answer(p, p.queues[queue])
+
+    control = site_of(request).control
+    return await control.find(partition).read(look)
+
+
+@post("/queues/{queue:str}/{action:str}", operation_id="moveQueue", guards=[OPERATORS], status_code=200)
+async def move_queue(
+    request: Ask,
+    queue: Annotated[str, PathParameter(max_length=1_000)],
+    action: Annotated[str, PathParameter(pattern="^(start|stop)$")],
+    partition: PartitionName = "",
+    key: Key = None,
+) -> wire.Done:
+    """Stop a queue, so that it accepts and starts nothing, or start it again."""
+    command = MoveQueue(queue=queue, action=action, **asks(request, key))  # type: ignore[arg-type]
+    return await order(request, partition, command, "queue")
+
+
+@get("/lanes", operation_id="lanes", guards=[USERS], summary="Lanes, with what waits in them")
+async def lanes(
+    request: Ask,
+    partition: PartitionName = "",
+    limit: Annotated[int, QueryParameter(ge=1, le=1_000, required=False)] = 100,
+    first: Annotated[
+        int, QueryParameter(ge=0, le=100, required=False, description="How many reservations to show of each lane.")
+    ] = 5,
+) -> wire.Lanes:
+    """The lanes where most waits, and all others together as `other`."""
+    site = site_of(request)
+    caller = caller_of(request)
+    served = site.control.find(partition)
+
+    def look(p: Partition) -> wire.Lanes:
+        return wire.Lanes(lanes=lane_answers(p, served.figures, limit, first, lambda job: may_see(caller, job)))
+
+    return await served.read(look)
+
+
+@post("/lanes/front", operation_id="bringToFront", guards=[OPERATORS], status_code=200)
+async def bring_to_front(
+    request: Ask,
+    data: Annotated[Any, Shaped(wire.ReservationDocument)],
+    partition: PartitionName = "",
+    key: Key = None,
+) -> wire.Done:
+    """The reservations of a stage go before the others of their lanes."""
+    read = Reader(data, "", "a reservation")
+    job, stage = read.name("job"), read.name("stage")
+    read.close()
+    return await touch(request, partition, job, BringToFront(job=job, stage=stage, **asks(request, key)))
+
+
+@post("/lanes/cancel", operation_id="cancelReservation", guards=[USERS], status_code=200)
+async def cancel(
+    request: Ask,
+    data: Annotated[Any, Shaped(wire.ReservationDocument)],
+    partition: PartitionName = "",
+    key: Key = None,
+) -> wire.Done:
+    """The pending tasks of a stage are given up."""
+    read = Reader(data, "", "a reservation")
+    job, stage = read.name("job"), read.name("stage")
+    read.close()
+    return await touch(request, partition, job, CancelReservation(job=job, stage=stage, **asks(request, key)))
+
+
+@post("/lanes/reset", operation_id="resetLane", guards=[OPERATORS], status_code=200)
+async def reset_lane(
+    request: Ask, data: Annotated[Any, Shaped(wire.ResetDocument)], partition: PartitionName = "", key: Key = None
+) -> wire.Done:
+    """The head of a stuck lane, if it is this job's, goes to the tail or is given up."""
+    read = Reader(data, "", "a reset")
+    queue, job = read.text("queue", most=1_000), read.name("job")
+    cancel = read.flag("cancel", False)
+    read.close()
+    command = ResetLane(queue=queue, job=job, cancel=cancel, **asks(request, key))
+    return await touch(request, partition, job, command)
+
+
+# -- partitions --------------------------------------------------------------------------------------------------
+
+
+@get("/partitions", operation_id="partitions", guards=[USERS], summary="Partitions")
+async def partitions(request: Ask) -> wire.Partitions:
+    """Whether each is ready, and how much is in it."""
+    control = site_of(request).control
+    found = [await control.find(name).read(partition_answer) for name in control.names()]
+    return wire.Partitions(partitions=found)
+
+
+@post("/partitions/{partition_name:str}/ready", operation_id="markReady", guards=[OPERATORS], status_code=200)
+async def mark_ready(request: Ask, partition_name: Annotated[str, PathParameter(max_length=63)]) -> wire.Done:
+    """Everybody who should report after a start has reported: place work now."""
+    return await order(request, partition_name, MarkReady(**asks(request)), "partition")
+
+
+@get("/usage", operation_id="usage", guards=[USERS], summary="Nodes in use, by pool")
+async def usage(request: Ask, partition: PartitionName = "") -> wire.Usage:
+    """Without figures until the partition is ready."""
+    control = site_of(request).control
+    return await control.find(partition).read(usage_answer)
+
+
+HANDLERS = [
+    nodes,
+    node,
+    move_node,
+    remove_node,
+    queues,
+    queue,
+    move_queue,
+    lanes,
+    bring_to_front,
+    cancel,
+    reset_lane,
+    partitions,
+    mark_ready,
+    usage,
+]

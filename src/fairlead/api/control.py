@@ -1,0 +1,340 @@
+"""The control plane at work: a journal, the cluster on it, and a live writer for each partition.
+
+From the top: one partition that is served, the control plane with what may be asked of it, its reigns. All of it is
+for one asyncio loop. If a writer stops, everything is built anew from the journal; meanwhile callers are told so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import TypeVar
+
+from fairlead.api.feed import Feed
+from fairlead.api.problems import Unserved
+from fairlead.core.commands import Accepted, AnyCommand, Rejected
+from fairlead.core.cycle import Cycle
+from fairlead.core.effects import Effect, Event, ForManager, ForNode
+from fairlead.core.errors import Refused
+from fairlead.core.model import Job
+from fairlead.core.reader import suggestion
+from fairlead.core.resources import shown
+from fairlead.core.settings import DEFAULT_CONFIG, PartitionConfig
+from fairlead.core.state import Partition
+from fairlead.engines.base import Busy, Engine
+from fairlead.journal.base import Journal, JournalError
+from fairlead.views.events import events_of
+from fairlead.views.lanefigures import LaneFigures
+from fairlead.wire.api import ManagerEvent
+from fairlead.writer.clock import Clock, cycle_clock
+from fairlead.writer.cluster import Cluster
+from fairlead.writer.inbox import Full, Inbox, Slot, Unavailable
+from fairlead.writer.live import LiveWriter, Turns
+from fairlead.writer.loop import Stopped, Writer
+from fairlead.writer.observer import Observer
+
+Result = TypeVar("Result")
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
+"""Seconds before a control plane that stopped begins anew, at first and after many vain attempts."""
+
+
+AfterTurn = Callable[[str, int], None]
+"""Called with a partition's name and its last record when it has grown."""
+
+
+class Served:
+    """One partition at work: its writer, the news of it, and who waits for a job to end."""
+
+    def __init__(self, writer: Writer, clock: Clock, turns: Turns, engine: Engine, after_turn: AfterTurn) -> None:
+        self.name = writer.partition.name
+        self.writer = writer
+        self.feed = Feed(writer.seq)
+        self.managers: dict[str, Feed] = {}
+        self.figures = LaneFigures()
+        self.figures.begin(writer.partition)
+        self.live = LiveWriter(writer, Inbox(), self.dispatch, self.publish, clock, turns)
+        self._engine = engine
+        self._turns = turns
+        self._after_turn = after_turn
+        self._waiters: dict[str, list[asyncio.Future[None]]] = {}
+
+    @property
+    def partition(self) -> Partition:
+        return self.writer.partition
+
+    @property
+    def epoch(self) -> int:
+        return self.writer.epoch
+
+    def offer(self, command: AnyCommand) -> Slot:
+        """Have a command carried out; `Busy` means that it was not taken."""
+        try:
+            return self.live.offer(command)
+        except Full as full:
+            raise Busy(str(full)) from None
+
+    async def read(self, look: Callable[[Partition], Result]) -> Result:
+        """Look at the state between two turns. It holds up the writer, so it must be quick."""
+        async with self._turns.lock:
+            return look(self.partition)
+
+    def publish(self, decided: Cycle) -> None:
+        """Called after each cycle, between turns."""
+        self.figures.follow(decided)
+        if not decided.changes:
+            return
+        events = events_of(decided)
+        self.feed.add(self.writer.seq, events)
+        if self._waiters:
+            for event in events:
+                if event.what == "state":
+                    self._tell(event.job)
+        self._after_turn(self.name, self.writer.seq)
+
+    def dispatch(self, effects: Sequence[Effect]) -> None:
+        messages = [each for each in effects if isinstance(each, ForNode)]
+        if messages:
+            self._engine.dispatch(self.name, messages)
+        for each in effects:
+            if isinstance(each, ForManager):
+                self.manager(each.manager).add(self.writer.seq, tuple(map(_manager_event, each.events)))
+
+    def manager(self, name: str) -> Feed:
+        """What a resource manager hears. It begins with this reign: before, the manager replays what it knows."""
+        if name not in self.managers:
+            self.managers[name] = Feed(self.writer.seq)
+        return self.managers[name]
+
+    def when_moved(self, job: Job) -> asyncio.Future[None]:
+        """Resolved when the job's state changes, or nobody can say any more."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.setdefault(job.id, []).append(future)
+        return future
+
+    def close(self) -> None:
+        self.feed.close()
+        for feed in self.managers.values():
+            feed.close()
+        for job in list(self._waiters):
+            self._tell(job)
+
+    def _tell(self, job: str) -> None:
+        for future in self._waiters.pop(job, ()):
+            if not future.done():
+                future.set_result(None)
+
+
+class Control:
+    def __init__(
+        self,
+        open_journal: Callable[[], Journal],
+        engine: Engine,
+        observers: Sequence[Observer] = (),
+        first: Mapping[str, PartitionConfig] | None = None,
+        after_turn: AfterTurn = lambda partition, seq: None,
+        note: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """`first` is the configuration of a journal that has none yet; `note` hears what an operator should know."""
+        self.problem = "starting"
+        """Why nothing is served now; empty when all is well."""
+        self._open = open_journal
+        self._engine = engine
+        self._observers = observers
+        self._first = dict(first) if first else {"default": DEFAULT_CONFIG}
+        self._after_turn = after_turn
+        self._note = note
+        self._served: dict[str, Served] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._journal: Journal | None = None
+        self._cluster: Cluster | None = None
+        self._turns: Turns | None = None
+        self._clock: Clock = lambda: 0
+        self._broken = asyncio.Event()
+        self._why = ""
+        self._supervisor: asyncio.Task[None] | None = None
+
+    # -- what may be asked ---------------------------------------------------------------------------------------
+
+    def names(self) -> list[str]:
+        return sorted(self._served)
+
+    def find(self, name: str = "") -> Served:
+        """A partition by its name; without one, the only one, or the one called default."""
+        if self.problem:
+            raise Unserved("unavailable", f"{self.problem}; ask again in a moment", 1)
+        if not name:
+            name = next(iter(self._served)) if len(self._served) == 1 else "default"
+        served = self._served.get(name)
+        if served is None:
+            known = ", ".join(self.names()[:20])
+            raise Refused(
+                "partition",
+                f"there is no partition {shown(name)}{suggestion(name, self._served)}; name one of {known}",
+                "missing",
+            )
+        return served
+
+    async def ask(self, served: Served, command: AnyCommand) -> Accepted:
+        """Have a command carried out. When this returns, it is done and durable."""
+        try:
+            slot = served.offer(command)
+        except Busy as busy:
+            raise Unserved("too many", str(busy), 1) from None
+        reply = await slot
+        if isinstance(reply, Accepted):
+            return reply
+        if isinstance(reply, Rejected):
+            raise Refused(reply.field, reply.problem, reply.code)
+        assert isinstance(reply, Unavailable)
+        raise Unserved("unavailable", str(reply), 1)
+
+    @property
+    def configured(self) -> tuple[int, dict[str, PartitionConfig]]:
+        """The version of the configuration, and the configuration."""
+        if self.problem or self._cluster is None:
+            raise Unserved("unavailable", f"{self.problem}; ask again in a moment", 1)
+        return self._cluster.configured.version, dict(self._cluster.configured.partitions)
+
+    async def configure(self, configs: dict[str, PartitionConfig]) -> None:
+        """Follow a configuration: all of it, or none."""
+        self.find(next(iter(self._served), ""))
+        cluster, turns = self._cluster, self._turns
+        assert cluster is not None and turns is not None
+        try:
+            cycles = await turns.alone(lambda: cluster.configure(configs, self._clock()))
+        except Stopped as stopped:
+            self._break(str(stopped))
+            raise Unserved("unavailable", f"{stopped}; ask again in a moment", 1) from None
+        for name in [name for name in self._served if name not in cluster.writers]:
+            await self._drop(name, cycles.get(name))
+        for name in cluster.writers:
+            if name not in self._served:
+                self._serve(cluster.writers[name])
+            served = self._served[name]
+            if name in cycles:
+                served.publish(cycles[name])
+                served.dispatch(cycles[name].effects)
+            served.live.look()
+
+    # -- reigns --------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Begin. What cannot be begun at all, such as with a damaged journal, raises."""
+        await self._begin()
+        self._supervisor = asyncio.create_task(self._supervise())
+
+    async def close(self) -> None:
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._supervisor
+        self.problem = "the server is closing"
+        await self._end()
+
+    async def _supervise(self) -> None:
+        pause = FIRST_PAUSE
+        while True:
+            await self._broken.wait()
+            self.problem = f"the writer stopped: {self._why}"
+            self._note(self.problem)
+            await self._end()
+            await asyncio.sleep(pause)
+            try:
+                await self._begin()
+                pause = FIRST_PAUSE
+            except (JournalError, Stopped) as problem:
+                self._break(str(problem))
+                pause = min(2 * pause, LONGEST_PAUSE)
+
+    async def _begin(self) -> None:
+        self._broken.clear()
+        turns = self._turns = Turns()
+
+        def take_over() -> tuple[Journal, Cluster, Clock]:
+            journal = self._open()
+            try:
+                cluster = Cluster(journal, self._observers)
+                clock = cycle_clock(max((each.partition.now for each in cluster.writers.values()), default=0))
+                cluster.begin(clock())
+                if not cluster.writers:
+                    cluster.configure(self._first, clock())
+            except BaseException:
+                journal.close()
+                raise
+            return journal, cluster, clock
+
+        try:
+            self._journal, cluster, self._clock = await turns.alone(take_over)
+        except BaseException:
+            turns.close()
+            self._turns = None
+            raise
+        self._cluster = cluster
+        for writer in cluster.writers.values():
+            self._serve(writer)
+        self.problem = ""
+
+    def _serve(self, writer: Writer) -> None:
+        assert self._turns is not None
+        served = Served(writer, self._clock, self._turns, self._engine, self._after_turn)
+        self._served[served.name] = served
+        self._engine.begin(served.name, served)
+        self._tasks[served.name] = asyncio.create_task(self._run(served))
+        served.live.look()
+
+    async def _run(self, served: Served) -> None:
+        try:
+            why = await served.live.run()
+        except asyncio.CancelledError:
+            raise
+        except Exception as fault:  # a fault of ours, which the journal knows nothing of
+            why = f"{fault!r}"
+            self._note(f"partition {served.name}: {fault!r}")
+        if why:
+            self._break(why)
+
+    def _break(self, why: str) -> None:
+        self._why = why
+        self._broken.set()
+
+    async def _drop(self, name: str, last: Cycle | None) -> None:
+        """A partition was removed: its agents hear what it said last."""
+        served = self._served.pop(name)
+        if last is not None:
+            served.publish(last)
+            served.dispatch(last.effects)
+        await served.live.close()
+        await self._tasks.pop(name)
+        served.close()
+        self._engine.end(name)
+
+    async def _end(self) -> None:
+        for served in self._served.values():
+            await served.live.close()
+        for task in self._tasks.values():
+            await task
+        for served in self._served.values():
+            served.close()
+            self._engine.end(served.name)
+        self._served, self._tasks = {}, {}
+        journal, turns = self._journal, self._turns
+        self._journal, self._turns, self._cluster = None, None, None
+        if turns is not None:
+            if journal is not None:
+                await turns.alone(journal.close)
+            turns.close()
+
+
+def _manager_event(event: Event) -> ManagerEvent:
+    return ManagerEvent(
+        what=event.what,
+        job=event.job,
+        ask=event.ask,
+        indices=list(event.indices),
+        attempt=event.attempt,
+        node=event.node,
+        devices=list(event.devices),
+        reason=event.reason,
+    )

@@ -1,0 +1,258 @@
+"""An example of every operation: what is sent, and what comes back. The tests send them and compare the forms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+JOB: dict[str, Any] = {
+    "name": "train",
+    "queue": "root.default",
+    "stages": [
+        {
+            "name": "worker",
+            "count": 2,
+            "resources": {"cpu": 1, "memory": "512Mi"},
+            "command": ["python", "-c", "print('hello')"],
+            "time_limit": "1h",
+            "tries": 2,
+        }
+    ],
+}
+
+STAGE_ANSWER = {
+    "name": "worker",
+    "count": 2,
+    "min": 2,
+    "resources": {"cpu": 1, "memory": 536870912},
+    "command": ["python", "-c", "print('hello')"],
+    "waiting": 0,
+    "running": 2,
+    "ended": {},
+}
+JOB_ANSWER = {
+    "id": "17",
+    "number": 17,
+    "partition": "default",
+    "name": "train",
+    "user": "ann",
+    "queue": "root.default",
+    "state": "running",
+    "priority": 0,
+    "labels": {},
+    "after": [],
+    "submitted": 1790000000.25,
+    "waiting_since": None,
+    "ended": None,
+    "reason": "",
+    "stages": [STAGE_ANSWER],
+}
+TASK_ANSWER = {
+    "stage": "worker",
+    "index": 0,
+    "state": "running",
+    "attempt": 1,
+    "tries_used": 0,
+    "node": "n1",
+    "devices": [],
+    "exit_code": None,
+    "reason": "",
+    "note": "",
+}
+NODE_ANSWER = {
+    "name": "n1",
+    "state": "up",
+    "pool": "",
+    "manager": "",
+    "labels": {"rack": "r1"},
+    "taints": [],
+    "resources": {"cpu": 8, "memory": 17179869184},
+    "used": {"cpu": 2, "memory": 1073741824},
+    "devices": [],
+    "tasks": 2,
+    "avoided": False,
+}
+QUEUE_ANSWER = {
+    "path": "root.default",
+    "state": "active",
+    "leaf": True,
+    "order": "priority",
+    "share": 100,
+    "guarantee": {},
+    "limit": None,
+    "used": {"cpu": 2},
+    "jobs": 1,
+    "running": 1,
+    "reservations": 0,
+    "entitlement_percent": 100.0,
+    "use_percent": 25.0,
+    "loan_percent": 0.0,
+}
+CONFIG = {"partitions": {"default": {"queues": {"root": {"ml": {"share": 60}, "ci": {"share": 40}}}}}}
+DIFFERENCE = {"key": "default.queues.root.ml.share", "before": 50, "after": 60}
+TOKEN = {
+    "id": "3f9a0c1b2d4e",
+    "role": "user",
+    "user": "ann",
+    "groups": ["ml"],
+    "node": "",
+    "note": "laptop",
+    "created": 1790000000.0,
+    "expires": None,
+}
+PAST_JOB = {
+    "id": "17",
+    "number": 17,
+    "partition": "default",
+    "name": "train",
+    "user": "ann",
+    "queue": "root.default",
+    "state": "succeeded",
+    "reason": "",
+    "submitted": 1790000000.25,
+    "ended": 1790000031.5,
+    "tasks": {"succeeded": 2},
+}
+ATTEMPT = {
+    "stage": "worker",
+    "indices": [0, 2],
+    "attempt": 1,
+    "outcome": "succeeded",
+    "node": "n1",
+    "exit_code": 0,
+    "reason": "",
+    "started": 1790000000.5,
+    "ended": 1790000031.5,
+}
+HEALTH = {"version": "0.1.0", "ready": True, "partitions": {"default": True}, "problem": ""}
+DONE = {"note": ""}
+
+EXAMPLES: dict[str, tuple[dict[str, Any] | None, Any]] = {
+    "submit": (JOB, {"job": "17", "partition": "default"}),
+    "submitMany": ({"jobs": [JOB, JOB]}, {"items": [{"job": "17", "problem": None}, {"job": "18", "problem": None}]}),
+    "jobs": (None, {"jobs": [JOB_ANSWER], "next": ""}),
+    "job": (None, JOB_ANSWER),
+    "tasks": (None, {"tasks": [TASK_ANSWER], "next": ""}),
+    "explain": (
+        None,
+        {
+            "job": "17",
+            "state": "pending",
+            "waiting": [
+                {
+                    "stage": "worker",
+                    "kind": "new",
+                    "count": 2,
+                    "position": 0,
+                    "code": "no room",
+                    "reason": "room for 1 of 2 (nodes: 3 missing cpu)",
+                }
+            ],
+        },
+    ),
+    "kill": (None, DONE),
+    "scale": ({"stage": "worker", "count": 4}, DONE),
+    "setPriority": ({"priority": -1}, DONE),
+    "nodes": (None, {"nodes": [NODE_ANSWER], "next": ""}),
+    "node": (None, NODE_ANSWER),
+    "moveNode": (None, DONE),
+    "removeNode": (None, DONE),
+    "queues": (None, {"queues": [QUEUE_ANSWER]}),
+    "queue": (None, QUEUE_ANSWER),
+    "moveQueue": (None, DONE),
+    "lanes": (
+        None,
+        {
+            "lanes": [
+                {
+                    "queue": "root.default",
+                    "shape": "cpu=1 memory=512Mi",
+                    "reservations": 1,
+                    "tasks": 2,
+                    "first": [
+                        {
+                            "job": "17",
+                            "stage": "worker",
+                            "kind": "new",
+                            "count": 2,
+                            "asked": 1790000000.25,
+                            "waiting_since": 1790000000.25,
+                        }
+                    ],
+                }
+            ]
+        },
+    ),
+    "bringToFront": ({"job": "17", "stage": "worker"}, DONE),
+    "cancelReservation": ({"job": "17", "stage": "worker"}, DONE),
+    "resetLane": ({"queue": "root.default", "job": "17"}, DONE),
+    "partitions": (
+        None,
+        {"partitions": [{"name": "default", "ready": True, "nodes": 1, "jobs": 1, "waiting_for": []}]},
+    ),
+    "markReady": (None, DONE),
+    "usage": (
+        None,
+        {
+            "partition": "default",
+            "ready": True,
+            "pools": {
+                "gpu": {
+                    "total": 4,
+                    "up": 4,
+                    "idle": 1,
+                    "draining": 0,
+                    "disabled": 0,
+                    "lost": 0,
+                    "tasks": 9,
+                    "waiting": 0,
+                }
+            },
+        },
+    ),
+    "config": (None, {"version": 3, **CONFIG}),
+    "validateConfig": (CONFIG, {"version": 3, "differences": [DIFFERENCE]}),
+    "applyConfig": (CONFIG, {"version": 4, "differences": [DIFFERENCE]}),
+    "setPartition": ({"queues": {"root": {"night": {"share": 100}}}}, {"version": 5, "differences": []}),
+    "removePartition": (None, {"version": 6, "differences": []}),
+    "shares": (
+        None,
+        {
+            "shares": {"root.ml": 60, "root.ci": 40},
+            "requestors": [{"match": "^ci-", "queue": "root.ci"}],
+            "rebalance_threshold": 20,
+            "rebalance_after": 240.0,
+        },
+    ),
+    "setShares": ({"shares": {"root.default": 60}, "rebalance_after": "4min"}, {"version": 4, "differences": []}),
+    "secrets": (None, {"secrets": ["registry-password"]}),
+    "setSecret": ({"value": "s3cret"}, DONE),
+    "removeSecret": (None, DONE),
+    "managers": (None, {"managers": [{"name": "k8s", "registered": 1790000000.0, "nodes": 12}]}),
+    "registerManager": (None, DONE),
+    "updateManager": (
+        {
+            "nodes": [{"name": "k1", "resources": {"cpu": 8}}],
+            "jobs": [{"job": "app-1", "queue": "root.default"}],
+            "asks": [{"job": "app-1", "ask": "executor", "count": 4, "resources": {"cpu": 1}}],
+        },
+        {"items": [{"what": "node", "name": "k1", "accepted": True, "reason": ""}]},
+    ),
+    "history": (None, {"jobs": [PAST_JOB], "next": ""}),
+    "attempts": (
+        None,
+        {
+            "attempts": [ATTEMPT],
+            "used": {"worker": {"attempts": 2, "cpu_seconds": 0.25, "most_memory": 12582912}},
+            "next": "",
+        },
+    ),
+    "whoami": (None, {"user": "ann", "groups": ["ml"], "role": "user"}),
+    "tokens": (None, {"tokens": [TOKEN]}),
+    "createToken": (
+        {"role": "user", "user": "ann", "groups": ["ml"], "note": "laptop"},
+        {"secret": "fl_this-is-shown-once", "token": TOKEN},
+    ),
+    "revokeToken": (None, DONE),
+    "healthz": (None, HEALTH),
+    "readyz": (None, HEALTH),
+}

@@ -1,0 +1,53 @@
+"""Health, readiness, metrics, and the description of the API itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Request, Response, get
+
+from fairlead.api.openapi import described
+from fairlead.api.site import USERS, site_of
+from fairlead.wire import api as wire
+
+Ask = Request[Any, Any, Any]
+
+
+def _health(request: Ask) -> wire.Health:
+    site = site_of(request)
+    control = site.control
+    # Whether a partition is ready may be read at any time: it is one flag.
+    ready = {} if control.problem else {name: control.find(name).partition.reign.ready for name in control.names()}
+    return wire.Health(
+        version=site.version,
+        ready=not control.problem and all(ready.values()),
+        partitions=ready,
+        problem=control.problem,
+    )
+
+
+@get("/healthz", operation_id="healthz", summary="Whether the server is alive", security=[{}])
+async def healthz(request: Ask) -> wire.Health:
+    """Always answers while the process lives."""
+    return _health(request)
+
+
+@get("/readyz", operation_id="readyz", summary="Whether work is being placed", security=[{}])
+async def readyz(request: Ask) -> Response[wire.Health]:
+    """503 until every partition has heard of its agents and resource managers, or has waited long enough."""
+    health = _health(request)
+    return Response(health, status_code=200 if health.ready else 503)
+
+
+@get("/metrics", operation_id="metrics", guards=[USERS], media_type="text/plain", summary="Metrics for Prometheus")
+async def metrics(request: Ask) -> Response[str]:
+    """docs/metrics.md says what each of them means."""
+    return Response(site_of(request).metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+@get("/api/v1/openapi.json", include_in_schema=False)
+async def openapi(request: Ask) -> Response[bytes]:
+    return Response(described(request.app), media_type="application/json")
+
+
+HANDLERS = [healthz, readyz, metrics, openapi]

@@ -1,0 +1,129 @@
+"""The history: jobs that are over, and how each attempt of their tasks ended."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any, Literal
+
+from litestar import Request, get
+from litestar.params import QueryParameter
+
+from fairlead.api.jobs import JobId, missing, number_of
+from fairlead.api.site import USERS, Limit, PartitionName, caller_of, may_see, site_of
+from fairlead.core.resources import SECOND
+from fairlead.core.state import Partition
+from fairlead.journal.past import AttemptRow, JobRow
+from fairlead.wire import api as wire
+
+Ask = Request[Any, Any, Any]
+PATIENCE = 2.0
+"""Seconds to wait for what has just ended to be written."""
+
+
+@get("/history", operation_id="history", guards=[USERS], summary="Jobs that are over, the newest first")
+async def history(
+    request: Ask,
+    partition: PartitionName = "",
+    user: Annotated[str, QueryParameter(required=False, max_length=63)] = "",
+    outcome: Annotated[
+        Literal["succeeded", "failed", "killed"] | None, QueryParameter(name="state", required=False)
+    ] = None,
+    cursor: Annotated[
+        str, QueryParameter(required=False, max_length=20, description="`next` of the page before.")
+    ] = "",
+    limit: Limit = 100,
+) -> wire.HistoryPage:
+    """Also those that are not known otherwise any more. Users find their own."""
+    site = site_of(request)
+    caller = caller_of(request)
+    served = site.control.find(partition)
+    if not caller.operator:
+        if user not in ("", caller.user):
+            return wire.HistoryPage(jobs=[], next="")
+        user = caller.user
+    await asyncio.to_thread(site.records.flush, PATIENCE)
+    rows = await asyncio.to_thread(site.records.jobs, served.name, user, outcome or "", number_of(cursor), limit + 1)
+    more = len(rows) > limit
+    return wire.HistoryPage(jobs=[_past(row) for row in rows[:limit]], next=str(rows[limit - 1].number) if more else "")
+
+
+@get("/jobs/{job_id:str}/attempts", operation_id="attempts", guards=[USERS], summary="The attempts of a job")
+async def attempts(
+    request: Ask,
+    job_id: JobId,
+    partition: PartitionName = "",
+    cursor: Annotated[str, QueryParameter(required=False, max_length=20)] = "",
+    limit: Limit = 100,
+) -> wire.Attempts:
+    """Those that ended, also of a job that is known from the history only, and what they used."""
+    site = site_of(request)
+    number = await find_number(request, job_id, partition)
+    name = site.control.find(partition).name
+    skip = number_of(cursor) or 0
+    await asyncio.to_thread(site.records.flush, PATIENCE)
+    rows = await asyncio.to_thread(site.records.attempts, name, number, skip, limit + 1)
+    used = await asyncio.to_thread(site.records.used, name, number)
+    return wire.Attempts(
+        attempts=[_attempt(row) for row in rows[:limit]],
+        used={
+            stage: wire.StageUse(attempts=count, cpu_seconds=cpu / SECOND, most_memory=memory)
+            for stage, (cpu, memory, count) in used.items()
+        },
+        next=str(skip + limit) if len(rows) > limit else "",
+    )
+
+
+async def find_number(request: Ask, job_id: str, partition: str) -> int:
+    """The number of a job that the caller may see, known or past."""
+    site = site_of(request)
+    caller = caller_of(request)
+    served = site.control.find(partition)
+
+    def look(p: Partition) -> int | None:
+        job = p.jobs.get(job_id)
+        if job is None:
+            return None
+        if not may_see(caller, job):
+            raise missing(job_id)
+        return job.number
+
+    number = await served.read(look)
+    if number is not None:
+        return number
+    row = await asyncio.to_thread(site.records.job, served.name, job_id)
+    if row is None or not (caller.operator or row.user == caller.user):
+        raise missing(job_id)
+    return row.number
+
+
+def _past(row: JobRow) -> wire.PastJob:
+    return wire.PastJob(
+        id=row.id,
+        number=row.number,
+        partition=row.partition,
+        name=row.name,
+        user=row.user,
+        queue=row.queue,
+        state=row.state,
+        reason=row.reason,
+        submitted=row.submitted / SECOND,
+        ended=row.ended / SECOND,
+        tasks=row.tasks,
+    )
+
+
+def _attempt(row: AttemptRow) -> wire.Attempt:
+    return wire.Attempt(
+        stage=row.stage,
+        indices=list(row.indices),
+        attempt=row.attempt,
+        outcome=row.outcome,
+        node=row.node,
+        exit_code=row.exit_code,
+        reason=row.reason,
+        started=None if row.started is None else row.started / SECOND,
+        ended=row.ended / SECOND,
+    )
+
+
+HANDLERS = [history, attempts]

@@ -1,0 +1,350 @@
+"""Jobs: submit one or many, look at them, scale, kill, ask why they wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any
+
+from litestar import Request, get, post
+from litestar.params import PathParameter, QueryParameter
+
+from fairlead.api.control import Served
+from fairlead.api.problems import Unserved, problem_of
+from fairlead.api.site import (
+    USERS,
+    Key,
+    Limit,
+    PartitionName,
+    Shaped,
+    asks,
+    caller_of,
+    may_see,
+    site_of,
+)
+from fairlead.api.tokens import Token
+from fairlead.core.commands import AnyCommand, Kill, Scale, SetPriority, Submit
+from fairlead.core.documents import parse_job
+from fairlead.core.errors import Refused
+from fairlead.core.model import Job
+from fairlead.core.reader import Reader
+from fairlead.core.resources import shown
+from fairlead.core.state import Partition
+from fairlead.views.answers import explanation, job_answer, task_answers
+from fairlead.wire import api as wire
+
+MAX_BATCH = 10_000
+AT_ONCE = 500
+"""So many jobs of a batch wait for their answers at a time, so that one caller does not fill the inbox."""
+SCANNED = 2_000
+"""So many jobs are looked through at a time; then others get their turn."""
+
+Ask = Request[Any, Any, Any]
+JobId = Annotated[str, PathParameter(max_length=63)]
+
+
+# -- submitting --------------------------------------------------------------------------------------------------
+
+
+def submission(caller: Token, document: object, key: str, field: str = "") -> Submit:
+    """A submission as its document says; the caller is its user unless an operator names another."""
+    values: dict[str, Any] = dict(Reader(document, field, "a job").doc)
+    chosen = values.pop("id", None)
+    if chosen is not None and not isinstance(chosen, str):
+        raise Refused(f"{field}.id" if field else "id", f"{shown(chosen)} is not text; write it in quotes")
+    values.setdefault("user", caller.user)
+    spec = parse_job(values, field)
+    return Submit(spec=spec, id=chosen or "", user=caller.user, groups=caller.groups, operator=caller.operator, key=key)
+
+
+@post("/jobs", operation_id="submit", guards=[USERS], summary="Submit a job")
+async def submit(
+    request: Ask, data: Annotated[Any, Shaped(wire.JobDocument)], partition: PartitionName = "", key: Key = None
+) -> wire.Submitted:
+    """The answer means that the job is durable. It carries the id by which the job is known from now on."""
+    control = site_of(request).control
+    command = submission(caller_of(request), data, key or "")
+    site_of(request).secrets.check(command.spec)
+    served = control.find(partition)
+    accepted = await control.ask(served, command)
+    return wire.Submitted(job=accepted.job, partition=served.name)
+
+
+@post("/jobs/batch", operation_id="submitMany", guards=[USERS], summary="Submit many jobs", status_code=200)
+async def submit_many(
+    request: Ask, data: Annotated[Any, Shaped(wire.BatchDocument)], partition: PartitionName = "", key: Key = None
+) -> wire.Batch:
+    """Each job is accepted or refused for itself; the items of the answer are in the order of the jobs."""
+    caller = caller_of(request)
+    control = site_of(request).control
+    read = Reader(data, "", "a batch")
+    documents = read.get("jobs")
+    read.close()
+    if not isinstance(documents, list) or not documents:
+        raise Refused("jobs", "a batch needs at least one job; write a list of jobs")
+    if len(documents) > MAX_BATCH:
+        raise Refused("jobs", f"{len(documents)} jobs are too many; send at most {MAX_BATCH} at once")
+    for at, document in enumerate(documents):
+        Reader(document, f"jobs[{at}]", "a job")
+    served = control.find(partition)
+    items: list[wire.BatchItem] = []
+    for start in range(0, len(documents), AT_ONCE):
+        part = enumerate(documents[start : start + AT_ONCE], start)
+        items += await asyncio.gather(
+            *(_item(request, served, caller, document, f"{key}#{at}" if key else "", at) for at, document in part)
+        )
+    return wire.Batch(items=items)
+
+
+async def _item(request: Ask, served: Served, caller: Token, document: object, key: str, at: int) -> wire.BatchItem:
+    try:
+        command = submission(caller, document, key, f"jobs[{at}]")
+        site_of(request).secrets.check(command.spec)
+        accepted = await site_of(request).control.ask(served, command)
+    except (Refused, Unserved) as refusal:
+        return wire.BatchItem(problem=problem_of(refusal))
+    return wire.BatchItem(job=accepted.job)
+
+
+# -- looking -----------------------------------------------------------------------------------------------------
+
+
+def find(p: Partition, caller: Token, job_id: str) -> Job:
+    """A job that the caller may see; one that it may not see does not exist for it."""
+    job = p.jobs.get(job_id)
+    if job is None or not may_see(caller, job):
+        raise missing(job_id)
+    return job
+
+
+def missing(job_id: str) -> Refused:
+    return Refused("job", f"there is no job {shown(job_id)}; `fairlead ps` lists those that are known", "missing")
+
+
+@get("/jobs/{job_id:str}", operation_id="job", guards=[USERS], summary="One job")
+async def job(
+    request: Ask,
+    job_id: JobId,
+    partition: PartitionName = "",
+    wait: Annotated[
+        float, QueryParameter(ge=0, le=60, required=False, description="Seconds to wait for the job to be over.")
+    ] = 0.0,
+) -> wire.Job:
+    """With `wait`, the answer comes when the job is over, or after so many seconds, whatever comes first."""
+    site = site_of(request)
+    caller = caller_of(request)
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + min(wait, site.bounds.poll_seconds)
+    while True:
+        served = site.control.find(partition)
+        moved: asyncio.Future[None] | None = None
+
+        def look(p: Partition, served: Served = served) -> wire.Job:
+            nonlocal moved
+            found = find(p, caller, job_id)
+            if not found.over and loop.time() < deadline:
+                moved = served.when_moved(found)
+            return job_answer(p, found)
+
+        answer = await served.read(look)
+        if moved is None:
+            return answer
+        try:
+            async with asyncio.timeout_at(deadline):
+                await moved
+        except TimeoutError:
+            return answer
+
+
+@get("/jobs", operation_id="jobs", guards=[USERS], summary="Jobs, the newest first")
+async def jobs(
+    request: Ask,
+    partition: PartitionName = "",
+    states: Annotated[
+        list[str] | None,
+        QueryParameter(name="state", required=False, description="One or more of the states a job can be in."),
+    ] = None,
+    user: Annotated[str, QueryParameter(required=False, max_length=63)] = "",
+    queue: Annotated[
+        str, QueryParameter(required=False, max_length=1_000, description="A queue, with all below it.")
+    ] = "",
+    name: Annotated[str, QueryParameter(required=False, max_length=63)] = "",
+    label: Annotated[
+        str, QueryParameter(required=False, max_length=400, description="`key=value`, as a label of the job.")
+    ] = "",
+    cursor: Annotated[
+        str, QueryParameter(required=False, max_length=20, description="`next` of the page before.")
+    ] = "",
+    limit: Limit = 100,
+) -> wire.JobPage:
+    """All jobs that the caller may see and that pass all filters given."""
+    site = site_of(request)
+    caller = caller_of(request)
+    served = site.control.find(partition)
+    before = number_of(cursor)
+    wanted = _filter(caller, states, user, queue, name, label)
+    known = await served.read(lambda p: list(p.jobs.values()))
+    found: list[wire.Job] = []
+    for part in _slices(known, before):
+
+        def look(p: Partition, part: list[Job] = part) -> None:
+            for each in part:
+                if len(found) <= limit and p.jobs.get(each.id) is each and wanted(each):
+                    found.append(job_answer(p, each))
+
+        await served.read(look)
+        if len(found) > limit:
+            return wire.JobPage(jobs=found[:limit], next=str(found[limit - 1].number))
+        await asyncio.sleep(0)
+    return wire.JobPage(jobs=found, next="")
+
+
+def _slices(known: list[Job], before: int | None) -> Iterator[list[Job]]:
+    """The newest first, a part at a time."""
+    part: list[Job] = []
+    for each in reversed(known):
+        if before is None or each.number < before:
+            part.append(each)
+            if len(part) >= SCANNED:
+                yield part
+                part = []
+    yield part
+
+
+def number_of(cursor: str) -> int | None:
+    if not cursor:
+        return None
+    if not cursor.isascii() or not cursor.isdigit():
+        raise Refused("cursor", f"{shown(cursor)} is not one; use `next` of the page before")
+    return int(cursor)
+
+
+STATES = ("pending", "running", "succeeded", "failed", "killed")
+
+
+def _filter(
+    caller: Token, states: list[str] | None, user: str, queue: str, name: str, label: str
+) -> Callable[[Job], bool]:
+    for each in states or ():
+        if each not in STATES:
+            raise Refused("state", f"{shown(each)} is not one of {', '.join(STATES)}; write one of them")
+    key, equals, value = label.partition("=")
+    if label and not equals:
+        raise Refused("label", f"{shown(label)} is not a label with its value; write key=value")
+
+    def wanted(job: Job) -> bool:
+        if states and job.state not in states:
+            return False
+        if queue and job.queue.path != queue and not job.queue.path.startswith(f"{queue}."):
+            return False
+        if user or name or label:
+            spec = job.spec
+            if (user and spec.user != user) or (name and spec.name != name):
+                return False
+            if label and (key, value) not in spec.labels:
+                return False
+        return may_see(caller, job)
+
+    return wanted
+
+
+@get("/jobs/{job_id:str}/tasks", operation_id="tasks", guards=[USERS], summary="The tasks of a job")
+async def tasks(
+    request: Ask,
+    job_id: JobId,
+    partition: PartitionName = "",
+    stage: Annotated[str, QueryParameter(required=False, max_length=63)] = "",
+    cursor: Annotated[str, QueryParameter(required=False, max_length=20)] = "",
+    limit: Limit = 100,
+) -> wire.TaskPage:
+    """By stage and index."""
+    caller = caller_of(request)
+    after = number_of(cursor) or 0
+
+    def look(p: Partition) -> wire.TaskPage:
+        job = find(p, caller, job_id)
+        stages = [each for each in job.stages if stage in ("", each.name)]
+        if stage and not stages:
+            known = ", ".join(each.name for each in job.stages[:20])
+            raise Refused("stage", f"job {job.id} has no stage {shown(stage)}; it has {known}", "missing")
+        return task_answers(p, job, stages, after, limit)
+
+    control = site_of(request).control
+    return await control.find(partition).read(look)
+
+
+@get("/jobs/{job_id:str}/explain", operation_id="explain", guards=[USERS], summary="Why a job waits")
+async def explain(request: Ask, job_id: JobId, partition: PartitionName = "") -> wire.Explanation:
+    """What keeps each of its stages back, where it stands in its lane, and what is missing."""
+    caller = caller_of(request)
+    control = site_of(request).control
+    served = control.find(partition)
+    return await served.read(lambda p: explanation(p, find(p, caller, job_id), served.writer.reasons))
+
+
+# -- touching ----------------------------------------------------------------------------------------------------
+
+
+async def touch(request: Ask, partition: str, job_id: str, command: AnyCommand) -> wire.Done:
+    """A command about a job. Who may not touch it may not know of it either."""
+    control = site_of(request).control
+    try:
+        accepted = await control.ask(control.find(partition), command)
+    except Refused as refusal:
+        hidden = refusal.code == "forbidden" and refusal.field == "user"
+        if hidden or (refusal.code == "unknown" and refusal.field == "job"):
+            raise missing(job_id) from None
+        raise
+    return wire.Done(note=accepted.note)
+
+
+@post("/jobs/{job_id:str}/kill", operation_id="kill", guards=[USERS], summary="Kill a job", status_code=200)
+async def kill(request: Ask, job_id: JobId, partition: PartitionName = "", key: Key = None) -> wire.Done:
+    """What waits is given up, what runs is told to stop. A job that is over stays as it is."""
+    return await touch(request, partition, job_id, Kill(job=job_id, **asks(request, key)))
+
+
+@post("/jobs/{job_id:str}/scale", operation_id="scale", guards=[USERS], summary="Scale a stage", status_code=200)
+async def scale(
+    request: Ask,
+    job_id: JobId,
+    data: Annotated[Any, Shaped(wire.ScaleDocument)],
+    partition: PartitionName = "",
+    key: Key = None,
+) -> wire.Done:
+    """Give a stage another number of tasks. The stage may be left out if the job has only one."""
+    read = Reader(data, "", "a scaling")
+    count = read.count("count")
+    stage = read.name("stage", "") if read.get("stage") is not None else ""
+    read.close()
+    if not stage:
+        stage = await _only_stage(request, partition, job_id)
+    command = Scale(job=job_id, stage=stage, count=count, **asks(request, key))
+    return await touch(request, partition, job_id, command)
+
+
+async def _only_stage(request: Ask, partition: str, job_id: str) -> str:
+    caller = caller_of(request)
+    control = site_of(request).control
+    names = await control.find(partition).read(lambda p: [stage.name for stage in find(p, caller, job_id).stages])
+    if len(names) != 1:
+        raise Refused("stage", f"job {job_id} has {len(names)} stages; name one of {', '.join(names[:20])}")
+    return names[0]
+
+
+@post("/jobs/{job_id:str}/priority", operation_id="setPriority", guards=[USERS], status_code=200)
+async def set_priority(
+    request: Ask,
+    job_id: JobId,
+    data: Annotated[Any, Shaped(wire.PriorityDocument)],
+    partition: PartitionName = "",
+    key: Key = None,
+) -> wire.Done:
+    """Owners may lower the priority of a job, operators may raise it too."""
+    read = Reader(data, "", "a priority")
+    priority = read.count("priority", low=-1_000_000, high=1_000_000)
+    read.close()
+    return await touch(request, partition, job_id, SetPriority(job=job_id, priority=priority, **asks(request, key)))
+
+
+HANDLERS = [submit, submit_many, jobs, job, tasks, explain, kill, scale, set_priority]

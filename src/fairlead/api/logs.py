@@ -1,0 +1,109 @@
+"""Logs of tasks: read where they are, on the node, and passed on as they come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Literal, NamedTuple
+
+from litestar import Request, get
+from litestar.params import QueryParameter
+from litestar.response import Stream
+
+from fairlead.api.history import PATIENCE, find_number
+from fairlead.api.jobs import JobId
+from fairlead.api.site import USERS, PartitionName, caller_of, site_of, streamed
+from fairlead.core.errors import Refused
+from fairlead.core.resources import shown
+from fairlead.core.state import Partition
+from fairlead.wire.agent import LogPart, LogRequest
+
+Ask = Request[Any, Any, Any]
+MAX_INDEX = 10_000_000
+
+
+class Where(NamedTuple):
+    """Which attempt of which task, and on which node it is or was."""
+
+    stage: str
+    attempt: int
+    node: str
+
+
+@get(
+    "/jobs/{job_id:str}/log",
+    operation_id="log",
+    guards=[USERS],
+    media_type="text/plain",
+    summary="What a task wrote",
+)
+async def log(
+    request: Ask,
+    job_id: JobId,
+    partition: PartitionName = "",
+    stage: Annotated[str, QueryParameter(required=False, max_length=63)] = "",
+    index: Annotated[int, QueryParameter(required=False, ge=0, le=MAX_INDEX)] = 0,
+    stream: Annotated[Literal["out", "err"], QueryParameter(required=False)] = "out",
+    offset: Annotated[
+        int,
+        QueryParameter(
+            required=False, ge=-(2**53), le=2**53, description="From here on; below 0, the last so many bytes."
+        ),
+    ] = 0,
+    follow: Annotated[bool, QueryParameter(required=False, description="Go on until the task ends.")] = False,
+) -> Stream:
+    """As the bytes that it wrote. The stage may be left out if the job has only one."""
+    site = site_of(request)
+    number = await find_number(request, job_id, partition)
+    served = site.control.find(partition)
+    where = await _find(request, job_id, number, partition, stage, index)
+    asked = LogRequest(0, number, where.stage, index, where.attempt, stream, offset, follow)
+    parts = aiter(site.hub.log(served.name, where.node, asked))
+    first = await anext(parts)
+    if first.problem:
+        raise Refused("log", first.problem, "conflict")
+
+    return streamed(site, caller_of(request), _data(first, parts), "text/plain; charset=utf-8")
+
+
+async def _data(first: LogPart, parts: AsyncIterator[LogPart]) -> AsyncIterator[bytes]:
+    yield first.data
+    async for part in parts:
+        yield part.data
+        if part.problem:
+            yield f"\n[fairlead: {part.problem}]\n".encode()
+
+
+async def _find(request: Ask, job_id: str, number: int, partition: str, stage: str, index: int) -> Where:
+    """The attempt that runs, or the last one that ended."""
+    site = site_of(request)
+    served = site.control.find(partition)
+
+    def look(p: Partition) -> Where | str:
+        job = p.jobs.get(job_id)
+        if job is None:
+            return stage
+        names = [each.name for each in job.stages]
+        found = job.stage(stage) if stage else job.stages[0] if len(names) == 1 else None
+        if found is None:
+            known = ", ".join(names[:20])
+            raise Refused("stage", f"job {job.id} has no stage {shown(stage)}; it has {known}", "missing")
+        if index >= found.count:
+            raise Refused("index", f"stage {found.name} has {found.count} tasks, and they count from 0", "missing")
+        allocation = (found.live or {}).get(index)
+        if allocation is None or allocation.started is None:
+            return found.name
+        return Where(found.name, allocation.attempt, p.nodes.name[p.nodes.rows[allocation.node]])
+
+    found = await served.read(look)
+    if isinstance(found, Where):
+        return found
+    # What has just ended may still be on its way to the history.
+    await asyncio.to_thread(site.records.flush, PATIENCE)
+    row = await asyncio.to_thread(site.records.attempt, served.name, number, found or "main", index)
+    if row is None or not row.node:
+        raise Refused("log", f"task {index} of job {job_id} has not run yet; wait until it has", "missing")
+    return Where(row.stage, row.attempt, row.node)
+
+
+HANDLERS = [log]

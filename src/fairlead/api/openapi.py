@@ -1,0 +1,78 @@
+"""The description of the API: what the framework makes of the handlers, with forms, examples and problems filled in."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+from litestar import Litestar
+
+from fairlead.api.examples import EXAMPLES
+from fairlead.wire import api as wire
+
+FORMS = [
+    each
+    for each in vars(wire).values()
+    if isinstance(each, type) and issubclass(each, msgspec.Struct) and each not in (wire.Request, wire.Answer)
+]
+REFERENCE = "#/components/schemas/{name}"
+PROBLEMS = {
+    "400": "The request cannot be read.",
+    "401": "The token is missing, unknown, revoked or expired.",
+    "403": "The token's role, or the queue's lists, do not allow it.",
+    "404": "There is no such thing, or the caller may not see it.",
+    "409": "It contradicts the present state.",
+    "413": "The request is too large.",
+    "422": "The request says something that cannot be done; `field` is where.",
+    "429": "Too many requests, or the inbox is full.",
+    "503": "The server is starting, recovering or closing.",
+}
+
+
+@lru_cache(maxsize=1)
+def described(app: Litestar) -> bytes:
+    """The OpenAPI document, as JSON."""
+    return msgspec.json.encode(document(app))
+
+
+def document(app: Litestar) -> dict[str, Any]:
+    found: dict[str, Any] = app.openapi_schema.to_schema()
+    _, components = msgspec.json.schema_components(FORMS, ref_template=REFERENCE)
+    schemas = found["components"]["schemas"]
+    # The framework knows the forms by name only in part; here they are with all their bounds.
+    for name, form in components.items():
+        if name.endswith("Document"):
+            _allow_null(form)
+    found["components"]["schemas"] = {**schemas, **components}
+    for path, methods in found["paths"].items():
+        for operation in methods.values():
+            _complete(operation, bool(path.startswith("/api/")))
+    return found
+
+
+def _allow_null(form: dict[str, Any]) -> None:
+    """In what is sent, null counts as absent."""
+    for key, schema in form["properties"].items():
+        if key not in form.get("required", ()):
+            form["properties"][key] = {"anyOf": [schema, {"type": "null"}]}
+
+
+def _complete(operation: dict[str, Any], guarded: bool) -> None:
+    responses = operation["responses"]
+    responses.pop("400", None)
+    if operation["operationId"] == "readyz":
+        responses["503"] = {**responses["200"], "description": "Not ready."}
+    elif guarded or operation["operationId"] == "metrics":
+        for status, meaning in PROBLEMS.items():
+            responses[status] = {
+                "description": meaning,
+                "content": {"application/problem+json": {"schema": {"$ref": REFERENCE.format(name="Problem")}}},
+            }
+    sent, answered = EXAMPLES.get(operation["operationId"], (None, None))
+    if sent is not None:
+        operation["requestBody"]["content"]["application/json"]["example"] = sent
+    if answered is not None:
+        status = next(status for status in responses if status.startswith("2"))
+        for content in responses[status]["content"].values():
+            content["example"] = answered

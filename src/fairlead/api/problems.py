@@ -1,0 +1,62 @@
+"""Errors as RFC 9457 problem documents: whatever goes wrong, the answer says what, where and what to do."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+import msgspec
+
+from fairlead.core.commands import Rejected
+from fairlead.core.errors import Refused
+from fairlead.wire.api import Problem
+
+MEDIA_TYPE = "application/problem+json"
+
+STATUS = {
+    "invalid": 422,
+    "unknown": 422,
+    "missing": 404,
+    "conflict": 409,
+    "alarm": 409,
+    "forbidden": 403,
+    "unauthenticated": 401,
+    "gone": 404,
+    "malformed": 400,
+    "method": 405,
+    "too large": 413,
+    "too slow": 408,
+    "too many": 429,
+    "unavailable": 503,
+    "not ready": 503,
+    "timeout": 504,
+}
+"""The code of a refusal → the status of the answer."""
+
+
+class Unserved(Exception):
+    """A request that cannot be served, through no fault of its content."""
+
+    def __init__(self, code: str, problem: str, retry_after: int | None = None) -> None:
+        super().__init__(code, problem)
+        self.code = code
+        self.problem = problem
+        self.retry_after = retry_after
+
+
+def problem_of(error: Refused | Rejected | Unserved) -> Problem:
+    status = STATUS.get(error.code, 422)
+    return Problem(
+        title=HTTPStatus(status).phrase,
+        status=status,
+        detail=error.problem,
+        code=error.code,
+        field="" if isinstance(error, Unserved) else error.field,
+    )
+
+
+def plain(status: int, detail: str, code: str) -> Problem:
+    return Problem(title=HTTPStatus(status).phrase, status=status, detail=detail, code=code)
+
+
+def encoded(problem: Problem) -> bytes:
+    return msgspec.json.encode(problem)

@@ -1,0 +1,239 @@
+"""What handlers share: the site they serve, who asks, how a request's document is read, how an error is answered."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Annotated, Any, NamedTuple, Protocol
+
+import msgspec
+from litestar import Request, Response
+from litestar.connection import ASGIConnection
+from litestar.dto import AbstractDTO
+from litestar.exceptions import HTTPException
+from litestar.handlers import BaseRouteHandler
+from litestar.openapi.spec import Reference, Schema
+from litestar.params import HeaderParameter, QueryParameter
+from litestar.response import Stream
+from litestar.typing import FieldDefinition
+
+from fairlead.api.control import Control
+from fairlead.api.gate import Bounds
+from fairlead.api.problems import MEDIA_TYPE, Unserved, plain, problem_of
+from fairlead.api.tokens import Token, Tokens
+from fairlead.core.commands import Command
+from fairlead.core.errors import Refused
+from fairlead.core.model import Job, JobSpec
+from fairlead.core.phases.intake.access import need_owner
+from fairlead.engines.base import Connection, Peer
+from fairlead.journal.past import AttemptRow, JobRow
+from fairlead.wire import api as wire
+from fairlead.wire.agent import LogPart, LogRequest
+
+
+class Hub(Protocol):
+    """The engine of our own agents, as far as the API needs it."""
+
+    async def serve(self, partition: str, connection: Connection, peer: Peer) -> None: ...
+
+    def connected(self, partition: str) -> dict[str, float]: ...
+
+    def log(self, partition: str, node: str, asked: LogRequest) -> AsyncIterator[LogPart]: ...
+
+
+class Records(Protocol):
+    """The history of what ended. Its methods wait for a disk."""
+
+    def job(self, partition: str, id: str) -> JobRow | None: ...
+
+    def jobs(self, partition: str, user: str, state: str, before: int | None, limit: int) -> list[JobRow]: ...
+
+    def attempts(self, partition: str, number: int, skip: int, limit: int) -> list[AttemptRow]: ...
+
+    def attempt(self, partition: str, number: int, stage: str, index: int) -> AttemptRow | None: ...
+
+    def used(self, partition: str, number: int) -> dict[str, tuple[int, int, int]]: ...
+
+    def flush(self, seconds: float) -> None: ...
+
+
+class Keeper(Protocol):
+    """Who keeps secrets."""
+
+    def names(self, user: str) -> list[str]: ...
+
+    def set(self, user: str, name: str, value: str) -> None: ...
+
+    def remove(self, user: str, name: str) -> None: ...
+
+    def check(self, spec: JobSpec) -> None: ...
+
+
+class Site:
+    """All that is served on one port."""
+
+    def __init__(
+        self,
+        control: Control,
+        hub: Hub,
+        records: Records,
+        tokens: Tokens,
+        secrets: Keeper,
+        metrics: Callable[[], str],
+        bounds: Bounds,
+        version: str,
+        fault: Callable[[Exception], None] = lambda error: None,
+    ) -> None:
+        self.control = control
+        self.hub = hub
+        self.records = records
+        self.tokens = tokens
+        self.secrets = secrets
+        self.metrics = metrics
+        self.bounds = bounds
+        self.version = version
+        self.fault = fault
+        self.streams: dict[str, int] = {}
+        """Token → how many answers without an end are being read with it."""
+
+
+def site_of(request: Request[Any, Any, Any]) -> Site:
+    site: Site = request.app.state.site
+    return site
+
+
+def caller_of(request: Request[Any, Any, Any]) -> Token:
+    caller: Token = request.scope["caller"]  # type: ignore[typeddict-item]
+    return caller
+
+
+def asks(request: Request[Any, Any, Any], key: str | None = None) -> dict[str, Any]:
+    """The fields of a command that say who asks."""
+    caller = caller_of(request)
+    return {"user": caller.user, "groups": caller.groups, "operator": caller.operator, "key": key or ""}
+
+
+def may_see(caller: Token, job: Job) -> bool:
+    """Whoever may touch a job may see it: its owner, administrators of its queue, operators."""
+    if caller.operator or caller.user == job.spec.user:
+        return True
+    try:
+        need_owner(Command(user=caller.user, groups=caller.groups), job, "see")
+    except Refused:
+        return False
+    return True
+
+
+def need(*roles: str) -> Callable[[ASGIConnection[Any, Any, Any, Any], BaseRouteHandler], None]:
+    """A guard: only callers in one of these roles."""
+
+    def guard(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
+        caller: Token = connection.scope["caller"]  # type: ignore[typeddict-item]
+        if caller.role not in roles:
+            raise Refused("token", f"a token of role {caller.role} may not do this; {roles[0]} may", "forbidden")
+
+    return guard
+
+
+USERS = need("user", "operator", "admin")
+OPERATORS = need("operator", "admin")
+ADMINS = need("admin")
+
+PartitionName = Annotated[
+    str,
+    QueryParameter(
+        name="partition",
+        required=False,
+        description="The partition; without it the only one, or the one called default.",
+        max_length=63,
+    ),
+]
+Key = Annotated[
+    str | None,
+    HeaderParameter(
+        name="Idempotency-Key",
+        required=False,
+        max_length=190,
+        description="The same key with the same request gets the same answer and changes nothing.",
+    ),
+]
+Limit = Annotated[int, QueryParameter(name="limit", ge=1, le=1_000, required=False)]
+
+
+# -- documents ---------------------------------------------------------------------------------------------------
+
+
+class Shaped(NamedTuple):
+    """Marks a request's document with the form that it should have; what it has, its reader says."""
+
+    form: type[msgspec.Struct]
+
+
+class Document(AbstractDTO[Any]):
+    """A request's body as plain values. The core's readers check it: their errors name the field and the remedy."""
+
+    def decode_bytes(self, value: bytes) -> Any:
+        if not value:
+            raise Refused("body", "missing; send a JSON document", "malformed")
+        try:
+            return msgspec.json.decode(value)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
+            raise Refused("body", f"it is not JSON: {str(problem)[:200]}; correct it", "malformed") from None
+
+    @classmethod
+    def create_for_field_definition(cls, field_definition: FieldDefinition, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    @classmethod
+    def create_openapi_schema(
+        cls, field_definition: FieldDefinition, handler_id: str, schema_creator: Any
+    ) -> Reference | Schema:
+        (shaped,) = (each for each in field_definition.metadata if isinstance(each, Shaped))
+        schema: Reference | Schema = schema_creator.for_field_definition(FieldDefinition.from_annotation(shaped.form))
+        return schema
+
+
+# -- errors ------------------------------------------------------------------------------------------------------
+
+
+def refused(request: Request[Any, Any, Any], error: Refused | Unserved) -> Response[wire.Problem]:
+    problem = problem_of(error)
+    headers = {}
+    if isinstance(error, Unserved) and error.retry_after is not None:
+        headers["retry-after"] = str(error.retry_after)
+    return Response(problem, media_type=MEDIA_TYPE, status_code=problem.status, headers=headers)
+
+
+def http_error(request: Request[Any, Any, Any], error: HTTPException) -> Response[wire.Problem]:
+    """What the framework refused: an unknown path or method, a parameter out of bounds."""
+    detail, field = error.detail, ""
+    extra = error.extra if isinstance(error.extra, list) else []
+    if extra:
+        first: dict[str, Any] = extra[0]
+        field, detail = str(first.get("key", "")), str(first.get("message", detail))
+        if field == "data":
+            field, detail = "body", "missing; send a JSON document"
+    codes = {404: "missing", 405: "method", 400: "invalid", 401: "unauthenticated", 403: "forbidden"}
+    problem = plain(error.status_code, detail, codes.get(error.status_code, "invalid"))
+    problem = msgspec.structs.replace(problem, field=field)
+    return Response(problem, media_type=MEDIA_TYPE, status_code=problem.status, headers=error.headers)
+
+
+# -- streams -----------------------------------------------------------------------------------------------------
+
+
+def streamed(site: Site, caller: Token, lines: AsyncIterator[bytes], kind: str = "text/event-stream") -> Stream:
+    """An answer without an end, of which each caller may have so many."""
+    if site.streams.get(caller.id, 0) >= site.bounds.streams:
+        raise Unserved("too many", f"{site.bounds.streams} streams are open with this token; close some", 10)
+
+    async def counted() -> AsyncIterator[bytes]:
+        site.streams[caller.id] = site.streams.get(caller.id, 0) + 1
+        try:
+            async for each in lines:
+                yield each
+        finally:
+            site.streams[caller.id] -= 1
+            if not site.streams[caller.id]:
+                del site.streams[caller.id]
+
+    return Stream(counted(), media_type=kind, headers={"cache-control": "no-store"})

@@ -1,0 +1,79 @@
+"""Watching: news of jobs, tasks and nodes as server-sent events, which can be taken up again where they were cut."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Annotated, Any
+
+from litestar import Request, get
+from litestar.params import HeaderParameter, QueryParameter
+from litestar.response import Stream
+
+from fairlead.api.feed import Feed, Missed, event_lines
+from fairlead.api.site import USERS, PartitionName, caller_of, may_see, site_of, streamed
+from fairlead.core.errors import Refused
+from fairlead.core.resources import shown
+from fairlead.wire import api as wire
+
+Ask = Request[Any, Any, Any]
+After = Annotated[
+    int | None, QueryParameter(name="after", required=False, ge=0, description="Only what came after this event's id.")
+]
+LastEvent = Annotated[str | None, HeaderParameter(name="Last-Event-ID", required=False, max_length=20)]
+
+
+def start_of(feed: Feed, after: int | None, last: str | None) -> int:
+    """Where a stream begins: where its reader was cut off, or now."""
+    if last:
+        if not (last.isascii() and last.isdigit()):
+            raise Refused("Last-Event-ID", f"{shown(last)} is not the id of an event; leave it out to begin now")
+        return int(last)
+    return feed.seq if after is None else after
+
+
+async def lines(feed: Feed, seq: int, wanted: Callable[[Any], bool]) -> AsyncIterator[bytes]:
+    """The news behind a record as lines, without an end. After `reset` the reader has to look anew."""
+    yield b"retry: 1000\n\n"
+    while not feed.closed:
+        try:
+            async for batch in feed.follow(seq):
+                if batch is None:
+                    yield b": still here\n\n"
+                    continue
+                seq = batch.seq
+                chosen = [each for each in batch.news if wanted(each)]
+                for each in chosen:
+                    yield event_lines(each.what, each, seq if each is chosen[-1] else None)
+        except Missed as missed:
+            seq = missed.seq
+            yield event_lines("reset", wire.Done(note="some events were missed; look anew"), seq)
+
+
+@get("/watch", operation_id="watch", guards=[USERS], media_type="text/event-stream", summary="Watch what happens")
+async def watch(
+    request: Ask,
+    partition: PartitionName = "",
+    job: Annotated[str, QueryParameter(required=False, max_length=63, description="Only news of this job.")] = "",
+    after: After = None,
+    last: LastEvent = None,
+) -> Stream:
+    """Events of jobs that the caller may see, and of nodes. The id of an event is where to go on after a cut."""
+    site = site_of(request)
+    caller = caller_of(request)
+    served = site.control.find(partition)
+    seq = start_of(served.feed, after, last)
+    jobs = served.partition.jobs
+
+    def wanted(event: wire.Event) -> bool:
+        if job and event.job != job:
+            return False
+        if not event.job or caller.operator:
+            return True
+        # Who owns a job never changes, so it may be looked up at any time.
+        known = jobs.get(event.job)
+        return known is not None and may_see(caller, known)
+
+    return streamed(site, caller, lines(served.feed, seq, wanted))
+
+
+HANDLERS = [watch]

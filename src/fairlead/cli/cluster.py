@@ -1,0 +1,455 @@
+"""The cluster on the command line: nodes, queues, lanes, pools, partitions, readiness, tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fairlead.cli.options import AsJson, Partition, ask_as
+from fairlead.cli.output import ago, amounts, asking, fail, print_json, print_table
+
+node = typer.Typer(name="node", help="Look at nodes and move them.", no_args_is_help=True)
+queue = typer.Typer(name="queue", help="Look at queues, stop and start them.", no_args_is_help=True)
+lane = typer.Typer(name="lane", help="Look at what waits, and move it.", no_args_is_help=True)
+pool = typer.Typer(name="pool", help="Look at pools of nodes.", no_args_is_help=True)
+partition_app = typer.Typer(name="partition", help="Add, change and remove partitions.", no_args_is_help=True)
+share = typer.Typer(name="share", help="Look at shares, patterns and rebalance, and set them.", no_args_is_help=True)
+secret = typer.Typer(name="secret", help="Keep secrets for jobs to name.", no_args_is_help=True)
+token = typer.Typer(name="token", help="Create, list and revoke tokens.", no_args_is_help=True)
+
+NodeName = Annotated[str, typer.Argument(help="The name of a node.", metavar="NODE")]
+QueuePath = Annotated[str, typer.Argument(help="The path of a queue, such as root.ml.", metavar="QUEUE")]
+StageName = Annotated[str, typer.Argument(help="The name of a stage.", metavar="STAGE")]
+JobName = Annotated[str, typer.Argument(help="The id of a job.", metavar="JOB")]
+PartitionName = Annotated[str, typer.Argument(help="The name of a partition.", metavar="PARTITION")]
+
+
+def _ask(form: Any, method: str, path: str, document: Any = None, **parameters: Any) -> Any:
+    from fairlead.client.calls import API, Call
+
+    with ask_as() as client:
+        return client.ask(Call(form, method, f"{API}/{path}", document, **parameters))
+
+
+def _do(method: str, path: str, as_json: bool, said: str, document: Any = None, **parameters: Any) -> None:
+    """Have something done, and say so."""
+    from fairlead.wire import api as wire
+
+    done = _ask(wire.Done, method, path, document, **parameters)
+    if as_json:
+        print_json(done)
+    else:
+        typer.echo(done.note or said)
+
+
+# -- nodes -------------------------------------------------------------------------------------------------------
+
+
+@node.command("list")
+@asking
+def list_nodes(
+    state: Annotated[str, typer.Option(help="Only nodes in this state.")] = "",
+    partition: Partition = "",
+    as_json: AsJson = False,
+) -> None:
+    """List nodes with what they have and use."""
+    with ask_as(partition) as client:
+        found = list(client.nodes(state=state))
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        (each.name, each.state, each.pool, each.tasks, amounts(each.used) or "-", amounts(each.resources))
+        for each in found
+    ]
+    print_table(("NODE", "STATE", "POOL", "TASKS", "USED", "HAS"), rows)
+
+
+@node.command("show")
+@asking
+def show_node(name: NodeName, partition: Partition = "") -> None:
+    """Show all that is known of a node, as JSON."""
+    from fairlead.wire import api as wire
+
+    print_json(_ask(wire.Node, "GET", f"nodes/{name}", partition=partition))
+
+
+@node.command()
+@asking
+def drain(name: NodeName, partition: Partition = "", as_json: AsJson = False) -> None:
+    """Give a node no new work; what runs there ends by itself."""
+    _do("POST", f"nodes/{name}/drain", as_json, f"{name} drains", partition=partition)
+
+
+@node.command()
+@asking
+def disable(name: NodeName, partition: Partition = "", as_json: AsJson = False) -> None:
+    """Give a node no new work until it is enabled again."""
+    _do("POST", f"nodes/{name}/disable", as_json, f"{name} is disabled", partition=partition)
+
+
+@node.command()
+@asking
+def enable(name: NodeName, partition: Partition = "", as_json: AsJson = False) -> None:
+    """Give a node work again."""
+    _do("POST", f"nodes/{name}/enable", as_json, f"{name} is up", partition=partition)
+
+
+@node.command()
+@asking
+def remove(name: NodeName, partition: Partition = "", as_json: AsJson = False) -> None:
+    """Forget a node; what runs there is lost at once."""
+    _do("DELETE", f"nodes/{name}", as_json, f"{name} was removed", partition=partition)
+
+
+# -- queues and lanes --------------------------------------------------------------------------------------------
+
+
+@queue.command("list")
+@asking
+def list_queues(partition: Partition = "", as_json: AsJson = False) -> None:
+    """List queues with their share, use and what waits."""
+    with ask_as(partition) as client:
+        found = client.queues()
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        (
+            "  " * each.path.count(".") + each.path.rpartition(".")[2],
+            each.state,
+            "" if each.share is None else f"{each.share}%",
+            amounts(each.used) or "-",
+            "" if each.limit is None else amounts(each.limit),
+            each.running,
+            each.reservations,
+        )
+        for each in found
+    ]
+    print_table(("QUEUE", "STATE", "SHARE", "USED", "LIMIT", "RUNNING", "WAITING"), rows)
+
+
+@queue.command()
+@asking
+def stop(path: QueuePath, partition: Partition = "", as_json: AsJson = False) -> None:
+    """Stop a queue: it accepts and starts nothing, and what runs goes on."""
+    _do("POST", f"queues/{path}/stop", as_json, f"{path} is stopped", partition=partition)
+
+
+@queue.command()
+@asking
+def start(path: QueuePath, partition: Partition = "", as_json: AsJson = False) -> None:
+    """Start a queue that was stopped."""
+    _do("POST", f"queues/{path}/start", as_json, f"{path} is active", partition=partition)
+
+
+@lane.command("list")
+@asking
+def list_lanes(partition: Partition = "", as_json: AsJson = False) -> None:
+    """List lanes, by queue and shape, with what waits in them."""
+    from fairlead.wire import api as wire
+
+    found = _ask(wire.Lanes, "GET", "lanes", partition=partition, first=1).lanes
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        (
+            each.queue,
+            each.shape,
+            each.reservations,
+            each.tasks,
+            f"{each.first[0].job} {each.first[0].stage}" if each.first else "",
+            ago(each.first[0].waiting_since) if each.first else "",
+        )
+        for each in found
+    ]
+    print_table(("QUEUE", "SHAPE", "RESERVATIONS", "TASKS", "HEAD", "WAITS"), rows)
+
+
+@lane.command()
+@asking
+def front(job: JobName, stage: StageName = "main", partition: Partition = "", as_json: AsJson = False) -> None:
+    """Bring what a stage waits for to the front of its lane."""
+    document = {"job": job, "stage": stage}
+    _do("POST", "lanes/front", as_json, f"{job} {stage} is at the front", document, partition=partition)
+
+
+@lane.command()
+@asking
+def cancel(job: JobName, stage: StageName = "main", partition: Partition = "", as_json: AsJson = False) -> None:
+    """Give up what a stage waits for."""
+    document = {"job": job, "stage": stage}
+    _do("POST", "lanes/cancel", as_json, f"{job} {stage} waits no longer", document, partition=partition)
+
+
+@lane.command()
+@asking
+def reset(
+    path: QueuePath,
+    job: JobName,
+    give_up: Annotated[bool, typer.Option("--cancel", help="Give the head up instead.")] = False,
+    partition: Partition = "",
+    as_json: AsJson = False,
+) -> None:
+    """Send the head of a stuck lane, if it is this job's, to the tail."""
+    document = {"queue": path, "job": job, "cancel": give_up}
+    _do("POST", "lanes/reset", as_json, f"{job} is at the tail", document, partition=partition)
+
+
+# -- pools, partitions, readiness --------------------------------------------------------------------------------
+
+
+@pool.command("list")
+@asking
+def list_pools(partition: Partition = "", as_json: AsJson = False) -> None:
+    """List pools with how many nodes they have, and what these do."""
+    from fairlead.wire import api as wire
+
+    found = _ask(wire.Usage, "GET", "usage", partition=partition)
+    if as_json:
+        print_json(found)
+        return
+    if not found.ready:
+        fail(f"partition {found.partition} is not ready, so nobody can say; `fairlead partition list` shows why")
+    rows = [
+        (name or "-", use.total, use.up, use.idle, use.draining, use.disabled, use.lost, use.tasks, use.waiting)
+        for name, use in found.pools.items()
+    ]
+    print_table(("POOL", "NODES", "UP", "IDLE", "DRAINING", "DISABLED", "LOST", "TASKS", "WAITING"), rows)
+
+
+@partition_app.command("list")
+@asking
+def list_partitions(as_json: AsJson = False) -> None:
+    """List partitions, and whether they are ready."""
+    from fairlead.wire import api as wire
+
+    found = _ask(wire.Partitions, "GET", "partitions").partitions
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        (each.name, "yes" if each.ready else f"waits for {', '.join(each.waiting_for)}", each.nodes, each.jobs)
+        for each in found
+    ]
+    print_table(("PARTITION", "READY", "NODES", "JOBS"), rows)
+
+
+@partition_app.command("set")
+@asking
+def set_partition(
+    name: PartitionName,
+    file: Annotated[
+        Path | None, typer.Argument(help="Its settings, as below partitions.NAME of a configuration.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Add a partition, or give it other settings."""
+    from fairlead.cli.config import document_of, show_differences
+    from fairlead.wire import api as wire
+
+    done = _ask(wire.Applied, "PUT", f"partitions/{name}", {} if file is None else document_of(file))
+    show_differences(done, as_json)
+
+
+@partition_app.command("remove")
+@asking
+def remove_partition(
+    name: PartitionName,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove a partition: everything in it is released at once."""
+    from fairlead.cli.config import show_differences
+    from fairlead.wire import api as wire
+
+    if not yes:
+        typer.confirm(f"Kill all jobs of {name} and forget its nodes?", abort=True)
+    show_differences(_ask(wire.Applied, "DELETE", f"partitions/{name}"), as_json)
+
+
+@asking
+def ready(name: Annotated[str, typer.Argument(metavar="PARTITION")] = "default", as_json: AsJson = False) -> None:
+    """Mark a partition ready: everybody who should report after a start has, so place work now."""
+    _do("POST", f"partitions/{name}/ready", as_json, f"{name} is ready")
+
+
+# -- shares ------------------------------------------------------------------------------------------------------
+
+
+@share.command("list")
+@asking
+def list_shares(partition: Partition = "", as_json: AsJson = False) -> None:
+    """Show how queues divide the partition, who reaches them, and when loans are taken back."""
+    from fairlead.wire import api as wire
+
+    found = _ask(wire.Shares, "GET", "shares", partition=partition)
+    if as_json:
+        print_json(found)
+        return
+    with ask_as(partition) as client:
+        figures = {each.path: each for each in client.queues()}
+    rows = [
+        (
+            path,
+            "" if percent is None else percent,
+            f"{figures[path].entitlement_percent:.1f}%",
+            f"{figures[path].use_percent:.1f}%",
+            f"{figures[path].loan_percent:.1f}%",
+        )
+        for path, percent in found.shares.items()
+        if path in figures
+    ]
+    print_table(("QUEUE", "SHARE", "ENTITLED", "USES", "ON LOAN"), rows)
+    for each in found.requestors:
+        typer.echo(f"users that match {each.match!r} go to {each.queue}")
+    if found.rebalance_threshold:
+        typer.echo(f"rebalance when {found.rebalance_threshold}% apart for {found.rebalance_after:g} s")
+
+
+@share.command("set")
+@asking
+def set_shares(
+    path: QueuePath,
+    percent: Annotated[int, typer.Argument(help="Its share among its siblings.", min=0)],
+    partition: Partition = "",
+    as_json: AsJson = False,
+) -> None:
+    """Give a queue another share."""
+    _set_shares({"shares": {path: percent}}, partition, as_json)
+
+
+@share.command("match")
+@asking
+def set_patterns(
+    patterns: Annotated[
+        list[str] | None,
+        typer.Argument(help="PATTERN=QUEUE, the first that matches a user counts.", metavar="PATTERN…"),
+    ] = None,
+    partition: Partition = "",
+    as_json: AsJson = False,
+) -> None:
+    """Set the patterns by which users reach queues, all of them at once."""
+    requestors = []
+    for each in patterns or ():
+        match, equals, path = each.rpartition("=")
+        if not equals:
+            raise typer.BadParameter(f"{each!r} is not PATTERN=QUEUE", param_hint="PATTERN")
+        requestors.append({"match": match, "queue": path})
+    _set_shares({"requestors": requestors}, partition, as_json)
+
+
+@share.command()
+@asking
+def rebalance(
+    threshold: Annotated[int | None, typer.Option(help="How far queues may be apart, in percent; 0 is off.")] = None,
+    after: Annotated[str | None, typer.Option(help="For how long, such as 4min.")] = None,
+    partition: Partition = "",
+    as_json: AsJson = False,
+) -> None:
+    """Set when loans are taken back."""
+    given = {"rebalance_threshold": threshold, "rebalance_after": after}
+    _set_shares({key: value for key, value in given.items() if value is not None}, partition, as_json)
+
+
+def _set_shares(document: dict[str, Any], partition: str, as_json: bool) -> None:
+    from fairlead.cli.config import show_differences
+    from fairlead.wire import api as wire
+
+    show_differences(_ask(wire.Applied, "PUT", "shares", document, partition=partition), as_json)
+
+
+# -- secrets -----------------------------------------------------------------------------------------------------
+
+SecretName = Annotated[str, typer.Argument(help="The name of a secret.", metavar="SECRET")]
+
+
+@secret.command("list")
+@asking
+def list_secrets(as_json: AsJson = False) -> None:
+    """List the names of your secrets."""
+    from fairlead.wire import api as wire
+
+    found = _ask(wire.Secrets, "GET", "secrets")
+    if as_json:
+        print_json(found)
+        return
+    for name in found.secrets:
+        typer.echo(name)
+
+
+@secret.command("set")
+@asking
+def set_secret(name: SecretName, as_json: AsJson = False) -> None:
+    """Set a secret to what comes on standard input, or is typed."""
+    import sys
+
+    value = typer.prompt(name, hide_input=True) if sys.stdin.isatty() else sys.stdin.read().removesuffix("\n")
+    _do("PUT", f"secrets/{name}", as_json, f"{name} is set", {"value": value})
+
+
+@secret.command("remove")
+@asking
+def remove_secret(name: SecretName, as_json: AsJson = False) -> None:
+    """Remove a secret."""
+    _do("DELETE", f"secrets/{name}", as_json, f"{name} was removed")
+
+
+# -- tokens ------------------------------------------------------------------------------------------------------
+
+
+@token.command("create")
+@asking
+def create_token(
+    role: Annotated[str, typer.Option(help="user, operator, admin or agent.")],
+    user: Annotated[str, typer.Option(help="Whose it is.")],
+    group: Annotated[list[str] | None, typer.Option(help="A group of the user; may be repeated.")] = None,
+    node_name: Annotated[str, typer.Option("--node", help="The only node that an agent with it may be.")] = "",
+    note: Annotated[str, typer.Option(help="What it is for.")] = "",
+    expires_in: Annotated[str | None, typer.Option(help="How long it is valid, such as 30d.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Create a token and print its secret, for the only time."""
+    from fairlead.wire import api as wire
+
+    document = {"role": role, "user": user, "groups": group or [], "node": node_name, "note": note}
+    if expires_in is not None:
+        document["expires_in"] = expires_in
+    made = _ask(wire.NewToken, "POST", "tokens", document)
+    if as_json:
+        print_json(made)
+    else:
+        typer.echo(made.secret)
+
+
+@token.command("list")
+@asking
+def list_tokens(as_json: AsJson = False) -> None:
+    """List tokens, without their secrets."""
+    from fairlead.wire import api as wire
+
+    found = _ask(wire.Tokens, "GET", "tokens").tokens
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        (each.id, each.role, each.user, ",".join(each.groups), each.node, ago(each.created), each.note)
+        for each in found
+    ]
+    print_table(("TOKEN", "ROLE", "USER", "GROUPS", "NODE", "CREATED", "NOTE"), rows)
+
+
+@token.command("revoke")
+@asking
+def revoke_token(
+    name: Annotated[str, typer.Argument(help="The id of a token, from the list.", metavar="TOKEN")],
+    as_json: AsJson = False,
+) -> None:
+    """Revoke a token: from now on nobody gets in with it."""
+    _do("DELETE", f"tokens/{name}", as_json, f"{name} was revoked")
+
+
+GROUPS = (node, queue, share, lane, pool, partition_app, secret, token)

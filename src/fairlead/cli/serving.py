@@ -1,0 +1,284 @@
+"""`fairlead up`, `down` and `server`: the control plane on a data directory, with or without an agent beside it."""
+
+from __future__ import annotations
+
+import fcntl
+import getpass
+import json
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fairlead import __version__
+from fairlead.cli.output import fail
+
+if TYPE_CHECKING:
+    import socket
+
+PORT = 7070
+STOPPING = 20.0
+"""Seconds that a server gets to end."""
+
+Data = Annotated[Path | None, typer.Option("--data", help="Where state is kept; else FAIRLEAD_DATA, else the user's.")]
+Port = Annotated[int, typer.Option(help="The port to listen on; 0 for any that is free.")]
+Config = Annotated[Path | None, typer.Option(help="A configuration, for a data directory that has none yet.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def up(
+    data: Data = None,
+    port: Port = PORT,
+    config: Config = None,
+    name: Annotated[str, typer.Option(help="The name of this machine's node; else the machine's.")] = "",
+    resource: Annotated[
+        list[str] | None, typer.Option(help="What this machine offers, as cpu=4, instead of all; may be repeated.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run everything on this machine: control plane, API and an agent. Ctrl-C ends it, and tasks go on.
+
+    The next `up` finds them again; `fairlead down --kill` ends them.
+    """
+    about = ["--name", name] * bool(name)
+    for each in resource or ():
+        about += ["--resource", each]
+    _run(data, "127.0.0.1", port, config, None, None, as_json, about)
+
+
+def server(
+    data: Data = None,
+    host: Annotated[
+        str, typer.Option(help="The address to listen on. Beyond this machine TLS is needed.")
+    ] = "127.0.0.1",
+    port: Port = PORT,
+    config: Config = None,
+    certificate: Annotated[Path | None, typer.Option(help="A file with the certificate, for TLS.")] = None,
+    key: Annotated[Path | None, typer.Option(help="A file with its key.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run the control plane and the API alone. Agents join with `fairlead agent --join URL`."""
+    _run(data, host, port, config, certificate, key, as_json, None)
+
+
+def down(
+    data: Data = None,
+    kill: Annotated[bool, typer.Option("--kill", help="First kill all jobs that are not over.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Stop what `up` or `server` started here. Tasks go on, unless they are killed."""
+    from fairlead.client.place import running
+
+    directory = _directory(data)
+    found = running(directory)
+    if found is None or not _is_locked(directory):
+        fail(
+            f"no server runs on {directory}; `fairlead up` starts one",
+            as_json and {"ok": False, "data": str(directory)},
+        )
+    killed = _kill_all(directory) if kill else 0
+    with suppress(ProcessLookupError):
+        os.kill(found.pid, signal.SIGTERM)
+    deadline = time.monotonic() + STOPPING
+    while _is_locked(directory):
+        if time.monotonic() > deadline:
+            fail(f"the server (process {found.pid}) does not end; look at {directory / 'server.log'}")
+        time.sleep(0.02)
+    if as_json:
+        typer.echo(json.dumps({"ok": True, "data": str(directory), "killed": killed}))
+    else:
+        typer.echo(f"stopped; {f'{killed} jobs were killed' if kill else 'tasks that run go on'}")
+
+
+# -- inside ------------------------------------------------------------------------------------------------------
+
+
+def _run(
+    data: Path | None,
+    host: str,
+    port: int,
+    config: Path | None,
+    certificate: Path | None,
+    key: Path | None,
+    as_json: bool,
+    agent: list[str] | None,
+) -> None:
+    """`agent` has options for the agent that runs beside the server, if one should."""
+    directory = _directory(data)
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = _lock(directory)
+    if lock is None:
+        fail(f"another server runs on {directory}; use it, or stop it with `fairlead down`")
+    from fairlead.api.listening import is_loopback, listen
+    from fairlead.api.tokens import Tokens
+
+    if not is_loopback(host) and (certificate is None or key is None):
+        fail(f"{host} is reached from other machines, so TLS is needed; give --certificate and --key")
+    document = _document(config)
+    tokens = Tokens(directory / "tokens")
+    tokens.standing(directory / "token", "owner", "admin", getpass.getuser(), "whoever may read the data directory")
+    tokens.standing(directory / "agent-token", "local-agent", "agent", "agent", "the agent that `up` starts")
+    try:
+        listening = listen(host, port)
+    except OSError as problem:
+        fail(f"port {port} of {host}: {problem.strerror}; choose another one with --port")
+    port = listening.getsockname()[1]
+    scheme = "http" if certificate is None else "https"
+    url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+    import uvloop
+
+    from fairlead.app import Failed, Serve
+
+    settings = Serve(directory=directory, config=document, certificate=certificate, key=key, version=__version__)
+    try:
+        uvloop.run(_main(settings, listening, url, as_json, agent))
+    except Failed as problem:
+        fail(str(problem))
+    finally:
+        (directory / "server.json").unlink(missing_ok=True)
+        os.close(lock)
+
+
+async def _main(settings: Any, listening: socket.socket, url: str, as_json: bool, agent: list[str] | None) -> None:
+    import asyncio
+
+    over = asyncio.Event()
+    for each in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(each, over.set)
+    directory: Path = settings.directory
+    # The agent starts while the server does: its connection waits in the queue of the socket.
+    beside = asyncio.create_task(_keep_agent(directory, url, agent)) if agent is not None else None
+    await asyncio.sleep(0)
+    from fairlead.app import serve
+    from fairlead.client.place import Running
+
+    def is_up() -> None:
+        import msgspec
+
+        said = Running(pid=os.getpid(), url=url)
+        fresh = directory / "server.json.new"
+        fresh.write_bytes(msgspec.json.encode(said))
+        fresh.replace(directory / "server.json")
+        _greet(url, directory, as_json, agent is not None)
+
+    try:
+        await serve(settings, listening, is_up, over)
+    finally:
+        if beside is not None:
+            beside.cancel()
+            with suppress(asyncio.CancelledError):
+                await beside
+        if not as_json:
+            typer.echo("stopped; tasks that run go on" if agent is not None else "stopped")
+
+
+async def _keep_agent(directory: Path, url: str, options: list[str]) -> None:
+    """An agent of this machine, started again should it end. It does not outlive the server."""
+    import asyncio
+
+    command = [sys.executable, "-c", "from fairlead.cli import main; main()", "agent", "--join", url]
+    command += ["--directory", str(directory / "agent"), "--token-file", str(directory / "agent-token"), *options]
+    pause = 0.1
+    while True:
+        with (directory / "agent.log").open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                *command, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_end_with_parent
+            )
+        try:
+            await process.wait()
+        finally:
+            if process.returncode is None:
+                with suppress(ProcessLookupError):
+                    process.terminate()
+                await process.wait()
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, 5.0)
+
+
+def _end_with_parent() -> None:
+    import ctypes
+
+    os.setsid()  # Ctrl-C is for the server, which ends the agent itself
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+
+
+def _greet(url: str, directory: Path, as_json: bool, agent: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps({"url": url, "data": str(directory), "pid": os.getpid()}))
+        return
+    typer.echo(f"Fairlead {__version__} is up at {url}, with its data in {directory}.")
+    if agent:
+        typer.echo("In another terminal:")
+        typer.echo("  fairlead run -- echo hello        run a command and see what it prints")
+        typer.echo("  fairlead submit --count 10 -- sleep 5")
+        typer.echo("  fairlead ps                       what runs and what waits")
+        typer.echo("  fairlead top                      the same, live")
+        typer.echo("Ctrl-C stops the server. Tasks go on then; `fairlead down --kill` ends them.")
+    else:
+        typer.echo(f"Agents join with: fairlead agent --join {url} --token-file FILE")
+        typer.echo("Their tokens are made with: fairlead token create --role agent --user NAME")
+
+
+def _directory(data: Path | None) -> Path:
+    from fairlead.client.place import data_directory
+
+    return (data or data_directory()).absolute()
+
+
+def _document(config: Path | None) -> object:
+    if config is None:
+        return None
+    from fairlead.app import Failed, understood
+    from fairlead.cli.documents import Unreadable, read_document
+    from fairlead.cli.output import need_file
+
+    need_file(config)
+    try:
+        document = read_document(config)
+        understood({} if document is None else document, defaults=False)
+    except Unreadable as wrong:
+        fail(f"{config}: {wrong.problem}")
+    except Failed as wrong:
+        fail(f"{config}: {wrong}")
+    return {} if document is None else document
+
+
+def _lock(directory: Path) -> int | None:
+    lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    return lock
+
+
+def _is_locked(directory: Path) -> bool:
+    lock = _lock(directory) if directory.exists() else -1
+    if lock is None:
+        return True
+    if lock >= 0:
+        os.close(lock)
+    return False
+
+
+def _kill_all(directory: Path) -> int:
+    """Kill all jobs that are not over, and wait until nothing runs."""
+    from fairlead.client import Client, find_place
+
+    place = find_place(directory)
+    killed = 0
+    with Client(place.url, place.token, place.authority) as client:
+        for name in client.partitions():
+            client.partition = name
+            for job in list(client.jobs(state=["pending", "running"])):
+                client.kill(job.id)
+                killed += 1
+            while any(node.tasks and not node.manager for node in client.nodes()):
+                time.sleep(0.05)
+    return killed

@@ -1,0 +1,134 @@
+"""The client for programs on asyncio. It has the methods of `Client`, to be awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import AsyncIterator, Iterable
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from fairlead.client import calls
+from fairlead.client.calls import AGAIN, TRIES, Answer, Call, Document, pause, problem_of
+from fairlead.client.place import Place, find_place
+from fairlead.client.sync import POLL, unreachable
+from fairlead.wire import api as wire
+
+
+class AsyncClient:
+    """Asks a server, as `Client` does."""
+
+    def __init__(self, url: str = "", token: str = "", authority: str = "", partition: str = "") -> None:
+        place = Place(url.rstrip("/"), token, authority) if url else find_place()
+        self.url = place.url
+        self.partition = partition
+        headers = {"authorization": f"Bearer {place.token}"} if place.token else {}
+        # Certificates take a while to load, and plain HTTP needs none.
+        trust = ssl.create_default_context(cafile=place.authority) if place.authority else place.url.startswith("https")
+        self._http = httpx.AsyncClient(base_url=place.url, headers=headers, verify=trust, timeout=30.0, trust_env=False)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def submit(self, command: list[str] | None = None, document: Document | None = None, **fields: Any) -> str:
+        answer = await self.ask(calls.submit(calls.job_document(command, document, fields), self.partition))
+        return answer.job
+
+    async def submit_many(self, documents: Iterable[Document]) -> list[wire.BatchItem]:
+        items: list[wire.BatchItem] = []
+        waiting = list(documents)
+        for start in range(0, len(waiting), calls.MOST_JOBS):
+            part = waiting[start : start + calls.MOST_JOBS]
+            items += (await self.ask(calls.submit_many(part, self.partition))).items
+        return items
+
+    async def job(self, job: str) -> wire.Job:
+        return await self.ask(calls.job(job, self.partition))
+
+    async def jobs(self, **filters: Any) -> AsyncIterator[wire.Job]:
+        cursor = ""
+        while True:
+            page = await self.ask(calls.jobs(self.partition, cursor=cursor, **filters))
+            for each in page.jobs:
+                yield each
+            cursor = page.next
+            if not cursor:
+                return
+
+    async def wait(self, job: str, timeout: float | None = None) -> wire.Job:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = POLL if deadline is None else min(POLL, deadline - time.monotonic())
+            found = await self.ask(calls.job(job, self.partition, max(0.0, left)))
+            if found.over:
+                return found
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(f"job {job} is still {found.state}")
+
+    async def kill(self, job: str) -> str:
+        return (await self.ask(calls.kill(job, self.partition))).note
+
+    async def scale(self, job: str, count: int, stage: str = "") -> str:
+        return (await self.ask(calls.scale(job, count, stage, self.partition))).note
+
+    async def explain(self, job: str) -> wire.Explanation:
+        return await self.ask(calls.explain(job, self.partition))
+
+    async def log(
+        self, job: str, stage: str = "", index: int = 0, stream: str = "out", follow: bool = False, offset: int = 0
+    ) -> AsyncIterator[bytes]:
+        call = calls.log(job, self.partition, stage=stage, index=index, stream=stream, follow=follow, offset=offset)
+        async for part in self.stream(call):
+            yield part
+
+    async def ask(self, call: Call[Answer]) -> Answer:
+        """Send a call, again if need be, and return its answer."""
+        for attempt in range(TRIES):
+            last = attempt == TRIES - 1
+            retry_after = None
+            try:
+                answer = await self._http.request(
+                    call.method,
+                    call.path,
+                    params=call.parameters,
+                    content=call.content,
+                    headers=call.headers,
+                    timeout=30.0 + call.seconds,
+                )
+            except httpx.TransportError as problem:
+                if last or isinstance(problem, httpx.UnsupportedProtocol):
+                    raise unreachable(self.url, problem) from None
+            else:
+                if answer.status_code not in AGAIN or last:
+                    return call.read(answer.status_code, answer.content)
+                retry_after = answer.headers.get("retry-after")
+            await asyncio.sleep(pause(attempt, retry_after))
+        raise AssertionError
+
+    async def stream(self, call: Call[Any]) -> AsyncIterator[bytes]:
+        """An answer that comes bit by bit. It is not asked for again when it is cut."""
+        try:
+            async with self._http.stream(
+                call.method,
+                call.path,
+                params=call.parameters,
+                headers=call.headers,
+                timeout=httpx.Timeout(30.0, read=None),
+            ) as answer:
+                if answer.status_code >= 400:
+                    raise problem_of(answer.status_code, await answer.aread())
+                async for part in answer.aiter_raw():
+                    yield part
+        except httpx.TransportError as problem:
+            raise unreachable(self.url, problem) from None

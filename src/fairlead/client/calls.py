@@ -1,0 +1,171 @@
+"""What can be asked of a server, as plain values: which request, and which form its answer has.
+
+`Client` and `AsyncClient` send them. A call that changes something carries a key, so that it can be sent again when its
+answer was lost: the server then gives the same answer and does nothing more.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any, Generic, TypeVar
+from uuid import uuid4
+
+import msgspec
+
+from fairlead.wire import api as wire
+
+Answer = TypeVar("Answer")
+Document = Mapping[str, Any] | msgspec.Struct
+
+AGAIN = frozenset((429, 502, 503, 504))
+"""Answers after which a request is sent again."""
+TRIES = 8
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0
+
+
+class Problem(Exception):
+    """The server refused, or could not be reached. `status` is 0 where there was no answer at all."""
+
+    def __init__(self, detail: str, status: int = 0, code: str = "unreachable", field: str = "") -> None:
+        super().__init__(detail, status, code, field)
+        self.detail = detail
+        self.status = status
+        self.code = code
+        self.field = field
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.detail}" if self.field else self.detail
+
+
+class Call(Generic[Answer]):
+    """A request and the form of its answer."""
+
+    def __init__(
+        self,
+        form: type[Answer],
+        method: str,
+        path: str,
+        document: Document | None = None,
+        seconds: float = 0.0,
+        **parameters: Any,
+    ) -> None:
+        """`seconds` is how long the server may wait before it answers."""
+        self.form = form
+        self.method = method
+        self.path = path
+        self.seconds = seconds
+        self.content = None if document is None else msgspec.json.encode(document)
+        self.parameters = {name: value for name, value in parameters.items() if value not in (None, "", [])}
+        self.headers = {} if document is None else {"content-type": "application/json"}
+        if method != "GET":
+            self.headers["idempotency-key"] = uuid4().hex
+
+    def read(self, status: int, content: bytes) -> Answer:
+        """The answer, or the problem that it is."""
+        if status >= 400:
+            raise problem_of(status, content)
+        try:
+            return msgspec.json.decode(content, type=self.form)
+        except msgspec.DecodeError as wrong:
+            raise Problem(
+                f"the answer is not what was asked for ({wrong}); is this a Fairlead server?", status
+            ) from None
+
+
+def problem_of(status: int, content: bytes) -> Problem:
+    try:
+        found = msgspec.json.decode(content, type=wire.Problem)
+    except msgspec.DecodeError:
+        return Problem(f"the server answered {status}; is this a Fairlead server?", status, "unknown")
+    return Problem(found.detail, found.status, found.code, found.field)
+
+
+def pause(attempt: int, retry_after: str | None = None) -> float:
+    """Seconds before the next attempt: longer each time, and not the same for all."""
+    wanted: float = FIRST_PAUSE * (1 << attempt) * random.uniform(0.5, 1.5)
+    if retry_after is not None and retry_after.isdigit():
+        wanted = max(wanted, float(retry_after))
+    return min(wanted, LONGEST_PAUSE)
+
+
+API = "/api/v1"
+MOST_JOBS = 1_000
+"""Jobs in one request of `submit_many`."""
+
+
+def job_document(command: list[str] | None, document: Document | None, fields: dict[str, Any]) -> Document:
+    """A job: a whole document, or a command with what is said of its only stage and of itself."""
+    if document is not None:
+        if command or fields:
+            raise TypeError("give a document, or a command with its particulars, not both")
+        return document
+    if not command:
+        raise TypeError("a job needs a command, or a document that has one")
+    stage_keys = set(wire.StageDocument.__struct_fields__) - {"name"}
+    stage = {key: value for key, value in fields.items() if key in stage_keys and value is not None}
+    job = {key: value for key, value in fields.items() if key not in stage_keys and value is not None}
+    return {**job, "stages": [{"command": list(command), **stage}]}
+
+
+def submit(document: Document, partition: str) -> Call[wire.Submitted]:
+    return Call(wire.Submitted, "POST", f"{API}/jobs", document, partition=partition)
+
+
+def submit_many(documents: list[Document], partition: str) -> Call[wire.Batch]:
+    return Call(wire.Batch, "POST", f"{API}/jobs/batch", {"jobs": documents}, seconds=60.0, partition=partition)
+
+
+def job(name: str, partition: str, wait: float = 0.0) -> Call[wire.Job]:
+    return Call(wire.Job, "GET", f"{API}/jobs/{_part(name)}", seconds=wait, partition=partition, wait=wait or None)
+
+
+def jobs(partition: str, **filters: Any) -> Call[wire.JobPage]:
+    return Call(wire.JobPage, "GET", f"{API}/jobs", partition=partition, **filters)
+
+
+def tasks(name: str, partition: str, **filters: Any) -> Call[wire.TaskPage]:
+    return Call(wire.TaskPage, "GET", f"{API}/jobs/{_part(name)}/tasks", partition=partition, **filters)
+
+
+def explain(name: str, partition: str) -> Call[wire.Explanation]:
+    return Call(wire.Explanation, "GET", f"{API}/jobs/{_part(name)}/explain", partition=partition)
+
+
+def attempts(name: str, partition: str, **filters: Any) -> Call[wire.Attempts]:
+    return Call(wire.Attempts, "GET", f"{API}/jobs/{_part(name)}/attempts", partition=partition, **filters)
+
+
+def kill(name: str, partition: str) -> Call[wire.Done]:
+    return Call(wire.Done, "POST", f"{API}/jobs/{_part(name)}/kill", partition=partition)
+
+
+def scale(name: str, count: int, stage: str, partition: str) -> Call[wire.Done]:
+    document = {"count": count} | ({"stage": stage} if stage else {})
+    return Call(wire.Done, "POST", f"{API}/jobs/{_part(name)}/scale", document, partition=partition)
+
+
+def nodes(partition: str, **filters: Any) -> Call[wire.Nodes]:
+    return Call(wire.Nodes, "GET", f"{API}/nodes", partition=partition, **filters)
+
+
+def partitions() -> Call[wire.Partitions]:
+    return Call(wire.Partitions, "GET", f"{API}/partitions")
+
+
+def queues(partition: str) -> Call[wire.Queues]:
+    return Call(wire.Queues, "GET", f"{API}/queues", partition=partition)
+
+
+def history(partition: str, **filters: Any) -> Call[wire.HistoryPage]:
+    return Call(wire.HistoryPage, "GET", f"{API}/history", partition=partition, **filters)
+
+
+def log(name: str, partition: str, **wanted: Any) -> Call[bytes]:
+    return Call(bytes, "GET", f"{API}/jobs/{_part(name)}/log", partition=partition, **wanted)
+
+
+def _part(name: str) -> str:
+    from urllib.parse import quote
+
+    return quote(name, safe="")

@@ -1,0 +1,335 @@
+"""`Executor`: Python functions on the fleet, in the style of `concurrent.futures`.
+
+A call is pickled into the arguments of a job of one task, and its result comes back through the task's output, so that
+no shared disk is needed. Three threads serve an executor: one submits what gathered, one follows the news, and one
+fetches results.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import queue
+import sys
+import threading
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor as Base
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from time import monotonic
+from typing import Any, ParamSpec, TypeVar
+
+import cloudpickle  # type: ignore[import-untyped]
+
+from fairlead.client.calls import API, Call, Problem
+from fairlead.client.sync import Client
+from fairlead.wire import api as wire
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+PIECE = 100_000
+"""Characters of one argument; the system allows 131,071."""
+MOST_SENT = 1_500_000
+MOST_RETURNED = 8_000_000
+GATHER = 0.005
+"""Seconds that calls gather before they are submitted together."""
+
+# Standard output is for the result alone: what the function prints goes to standard error.
+RUNNER = """
+import base64, os, pickle, sys, traceback, zlib
+out = os.dup(1)
+os.dup2(2, 1)
+def said(kind, value):
+    return zlib.compress(pickle.dumps((kind, value)))
+try:
+    function, arguments, named = pickle.loads(zlib.decompress(base64.b85decode("".join(sys.argv[2:]))))
+    result = function(*arguments, **named)
+    try:
+        import cloudpickle
+        data = zlib.compress(cloudpickle.dumps(("result", result)))
+    except ImportError:
+        data = said("result", result)
+    if len(data) * 5 // 4 > int(sys.argv[1]):
+        raise ValueError(f"the result has {len(data)} bytes when packed; write it to a file and return its name")
+    code = 0
+except BaseException as error:
+    told = "".join(traceback.format_exception(error))
+    try:
+        data = said("error", (error, told))
+        pickle.loads(zlib.decompress(data))
+    except BaseException:
+        data = said("error", (RuntimeError(f"{type(error).__name__}: {error}"), told))
+    sys.stderr.write(told)
+    code = 1
+data = base64.b85encode(data) + b"\\n"
+while data:
+    data = data[os.write(out, data):]
+sys.stdout.flush()
+os._exit(code)
+"""
+
+
+class Remote(Exception):
+    """What a function raised on its node, as text; it is the cause of the error that is raised here."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+class Lost(Exception):
+    """A call did not come to an end of its own: its task was killed, lost or never started."""
+
+
+class Calling(Future[Result]):
+    """A call. To cancel it kills its job, also when it runs already."""
+
+    def __init__(self, cancelled: Callable[[Future[Any]], None]) -> None:
+        super().__init__()
+        self._cancelled = cancelled
+        self.job = ""
+        """The id of its job, once it was submitted."""
+
+    def cancel(self) -> bool:
+        if not super().cancel():
+            return False
+        self.set_running_or_notify_cancel()
+        self._cancelled(self)
+        return True
+
+
+class Executor(Base):
+    """Runs functions on a fleet: `with Executor(resources={"cpu": 1}) as ex: ex.submit(f, 1).result()`.
+
+    Fields are those of a job and its stage, for every call; `but` gives an executor with some of them changed.
+    `python` is the interpreter on the nodes; it needs `cloudpickle`, and whatever the functions import.
+    """
+
+    def __init__(self, client: Client | None = None, python: str = "", **fields: Any) -> None:
+        self._shared = _Shared(client or Client())
+        self._python = python or sys.executable
+        self._fields = {"name": "call", "resources": {"cpu": 1}, **fields}
+
+    def but(self, **fields: Any) -> Executor:
+        """The same executor with other fields, such as `ex.but(resources={"gpu": 1}).submit(train)`."""
+        other = Executor.__new__(Executor)
+        other._shared, other._python, other._fields = self._shared, self._python, {**self._fields, **fields}
+        return other
+
+    def submit(
+        self, fn: Callable[Arguments, Result], /, *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> Future[Result]:
+        packed = zlib.compress(cloudpickle.dumps((fn, args, kwargs)), 1)
+        text = base64.b85encode(packed).decode()
+        if len(text) > MOST_SENT:
+            raise ValueError(
+                f"function and arguments have {len(text)} bytes when packed, more than {MOST_SENT}; pass file names"
+            )
+        pieces = [text[at : at + PIECE] for at in range(0, len(text), PIECE)]
+        command = [self._python, "-c", RUNNER, str(MOST_RETURNED), *pieces]
+        stage_keys = set(wire.StageDocument.__struct_fields__) - {"name"}
+        stage = {key: value for key, value in self._fields.items() if key in stage_keys}
+        job = {key: value for key, value in self._fields.items() if key not in stage_keys}
+        return self._shared.start({**job, "stages": [{"command": command, **stage}]})
+
+    def map(
+        self, fn: Callable[..., Result], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
+    ) -> Iterator[Result]:
+        """As in `concurrent.futures`; a chunk of so many calls is one task."""
+        calls = list(zip(*iterables, strict=False))
+        chunks = [calls[at : at + chunksize] for at in range(0, len(calls), max(1, chunksize))]
+        futures = [self.submit(_each, fn, chunk) for chunk in chunks]
+        deadline = None if timeout is None else monotonic() + timeout
+
+        def results() -> Iterator[Result]:
+            try:
+                for future in futures:
+                    yield from future.result(None if deadline is None else deadline - monotonic())
+            finally:
+                for future in futures:
+                    future.cancel()
+
+        return results()
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        self._shared.shutdown(wait, cancel_futures)
+
+
+def _settle(future: Future[Any], result: Any = None, error: BaseException | None = None) -> None:
+    with suppress(InvalidStateError):  # it was cancelled meanwhile
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+
+def _each(fn: Callable[..., Result], calls: list[tuple[Any, ...]]) -> list[Result]:
+    return [fn(*arguments) for arguments in calls]
+
+
+class _Shared:
+    """What executors with different fields have in common: the calls that are open, and the threads."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._lock = threading.Condition()
+        self._new: list[tuple[dict[str, Any], Calling[Any]]] = []
+        self._open: dict[str, Calling[Any]] = {}
+        self._early: set[str] = set()
+        """Jobs that ended before their submission was answered."""
+        self._ended: queue.SimpleQueue[tuple[str, Calling[Any]] | None] = queue.SimpleQueue()
+        self._closed = False
+        self._threads: list[threading.Thread] = []
+
+    def start(self, document: dict[str, Any]) -> Calling[Any]:
+        future: Calling[Any] = Calling(self._cancelled)
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the executor was shut down")
+            if not self._threads:
+                following = threading.Event()
+                for work in (self._submit, lambda: self._follow(following), self._fetch):
+                    thread = threading.Thread(target=work, daemon=True)
+                    self._threads.append(thread)
+                    thread.start()
+                # What ends before anybody listens would not be heard of.
+                following.wait(10.0)
+            self._new.append((document, future))
+            self._lock.notify_all()
+        return future
+
+    def shutdown(self, wait: bool, cancel: bool) -> None:
+        with self._lock:
+            self._closed = True
+            waiting = [future for _, future in self._new] + list(self._open.values())
+            self._lock.notify_all()
+        if cancel:
+            for future in waiting:
+                future.cancel()
+        if wait:
+            for future in waiting:
+                if not future.cancelled():
+                    future.exception()
+            self._ended.put(None)
+
+    def _cancelled(self, future: Future[Any]) -> None:
+        job = future.job if isinstance(future, Calling) else ""
+        if job:
+            with self._lock:
+                self._open.pop(job, None)
+            self._kill(job)
+
+    def _kill(self, job: str) -> None:
+        try:
+            self._client.kill(job)
+        except Problem as problem:
+            if problem.status != 404:
+                raise
+
+    def _submit(self) -> None:
+        while True:
+            with self._lock:
+                self._lock.wait_for(lambda: self._new or self._closed)
+                if not self._new:
+                    return
+                self._lock.wait(GATHER)
+                new, self._new = self._new[:500], self._new[500:]
+            try:
+                items = self._client.submit_many([document for document, _ in new])
+            except Exception as problem:
+                for _, future in new:
+                    _settle(future, error=problem)
+                continue
+            for (_, future), item in zip(new, items, strict=True):
+                if item.problem is not None:
+                    wrong = item.problem
+                    _settle(future, error=Problem(wrong.detail, wrong.status, wrong.code, wrong.field))
+                    continue
+                future.job = item.job
+                with self._lock:
+                    self._open[item.job] = future
+                    early = item.job in self._early
+                    self._early.discard(item.job)
+                if future.cancelled():
+                    self._cancelled(future)
+                elif early:
+                    self._ended.put((item.job, future))
+
+    def _follow(self, following: threading.Event) -> None:
+        """Hear which jobs ended. After a cut, or where news were missed, each open job is looked at."""
+        while not (self._closed and not self._open):
+            try:
+                call = Call(bytes, "GET", f"{API}/watch", partition=self._client.partition)
+                stream = self._client.stream(call)
+                waiting = b""
+                for part in stream:
+                    if not following.is_set():
+                        following.set()
+                    elif not waiting and part.startswith(b"retry:"):
+                        self._look()
+                    waiting += part
+                    *events, waiting = waiting.split(b"\n\n")
+                    for event in events:
+                        self._hear(event)
+                    if self._closed and not self._open:
+                        break
+            except Problem:
+                following.set()
+                threading.Event().wait(0.5)
+            self._look()
+
+    def _hear(self, event: bytes) -> None:
+        fields = dict(line.split(b": ", 1) for line in event.split(b"\n") if b": " in line)
+        if fields.get(b"event") == b"reset":
+            self._look()
+        elif fields.get(b"event") == b"state":
+            data = json.loads(fields[b"data"])
+            if data["state"] in ("succeeded", "failed", "killed"):
+                self._end(data["job"])
+
+    def _end(self, job: str) -> None:
+        with self._lock:
+            future = self._open.get(job)
+            if future is None:
+                self._early.add(job)
+                return
+        self._ended.put((job, future))
+
+    def _look(self) -> None:
+        for job in list(self._open):
+            try:
+                if self._client.job(job).over:
+                    self._end(job)
+            except Problem as problem:
+                if problem.status == 404:
+                    self._end(job)
+
+    def _fetch(self) -> None:
+        while (ended := self._ended.get()) is not None:
+            job, future = ended
+            with self._lock:
+                if self._open.pop(job, None) is None:
+                    continue
+            try:
+                _settle(future, self._result(job))
+            except Exception as problem:
+                _settle(future, error=problem)
+
+    def _result(self, job: str) -> Any:
+        try:
+            text = b"".join(self._client.log(job)).strip()
+        except Problem as problem:
+            text, why = b"", str(problem)
+        else:
+            why = ""
+        if not text:
+            found = self._client.job(job)
+            raise Lost(f"job {job} is {found.state} without a result: {found.reason or why or 'see its log'}")
+        kind, value = pickle.loads(zlib.decompress(base64.b85decode(text)))
+        if kind == "result":
+            return value
+        error, told = value
+        error.__cause__ = Remote(told)
+        raise error

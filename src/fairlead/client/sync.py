@@ -1,0 +1,189 @@
+"""The client for programs that wait for their answers."""
+
+from __future__ import annotations
+
+import ssl
+import time
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import httpx
+
+from fairlead.client import calls
+from fairlead.client.calls import AGAIN, TRIES, Answer, Call, Document, Problem, pause, problem_of
+from fairlead.client.place import Place, find_place
+from fairlead.wire import api as wire
+
+POLL = 30.0
+"""Seconds that one question for the end of a job waits."""
+Found = TypeVar("Found")
+
+
+class Client:
+    """Asks a server. Without arguments it is the one that `fairlead up` runs on this machine.
+
+    Requests that fail on the way are sent again; what they change is changed once all the same. Refusals are raised as
+    `Problem`. It may be used by several threads.
+    """
+
+    def __init__(self, url: str = "", token: str = "", authority: str = "", partition: str = "") -> None:
+        place = Place(url.rstrip("/"), token, authority) if url else find_place()
+        self.url = place.url
+        self.partition = partition
+        headers = {"authorization": f"Bearer {place.token}"} if place.token else {}
+        # Certificates take a while to load, and plain HTTP needs none.
+        trust = ssl.create_default_context(cafile=place.authority) if place.authority else place.url.startswith("https")
+        self._http = httpx.Client(base_url=place.url, headers=headers, verify=trust, timeout=30.0, trust_env=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._http.close()
+
+    # -- jobs ----------------------------------------------------------------------------------------------------
+
+    def submit(self, command: list[str] | None = None, document: Document | None = None, **fields: Any) -> str:
+        """Start a job and return its id: a command with what is said of it (`count=3, resources={"cpu": 1},
+        queue=…`), or a whole document with stages."""
+        return self.ask(calls.submit(calls.job_document(command, document, fields), self.partition)).job
+
+    def submit_many(self, documents: Iterable[Document]) -> list[wire.BatchItem]:
+        """Start many jobs. Each has the id of its job, or the problem, in the order of the documents."""
+        items: list[wire.BatchItem] = []
+        waiting = list(documents)
+        for start in range(0, len(waiting), calls.MOST_JOBS):
+            part = waiting[start : start + calls.MOST_JOBS]
+            items += self.ask(calls.submit_many(part, self.partition)).items
+        return items
+
+    def job(self, job: str) -> wire.Job:
+        return self.ask(calls.job(job, self.partition))
+
+    def jobs(self, **filters: Any) -> Iterator[wire.Job]:
+        """Jobs, the newest first: `state`, `user`, `queue`, `name`, `label`."""
+        cursor = ""
+        while True:
+            page = self.ask(calls.jobs(self.partition, cursor=cursor, **filters))
+            yield from page.jobs
+            cursor = page.next
+            if not cursor:
+                return
+
+    def tasks(self, job: str, stage: str = "") -> Iterator[wire.Task]:
+        cursor = ""
+        while True:
+            page = self.ask(calls.tasks(job, self.partition, stage=stage, cursor=cursor, limit=1000))
+            yield from page.tasks
+            cursor = page.next
+            if not cursor:
+                return
+
+    def wait(self, job: str, timeout: float | None = None) -> wire.Job:
+        """Wait for a job to be over. `TimeoutError` if it is not by then."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = POLL if deadline is None else min(POLL, deadline - time.monotonic())
+            found = self.ask(calls.job(job, self.partition, max(0.0, left)))
+            if found.over:
+                return found
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(f"job {job} is still {found.state}")
+
+    def kill(self, job: str) -> str:
+        return self.ask(calls.kill(job, self.partition)).note
+
+    def scale(self, job: str, count: int, stage: str = "") -> str:
+        return self.ask(calls.scale(job, count, stage, self.partition)).note
+
+    def explain(self, job: str) -> wire.Explanation:
+        return self.ask(calls.explain(job, self.partition))
+
+    def attempts(self, job: str) -> wire.Attempts:
+        return self.ask(calls.attempts(job, self.partition, limit=1000))
+
+    def log(
+        self, job: str, stage: str = "", index: int = 0, stream: str = "out", follow: bool = False, offset: int = 0
+    ) -> Iterator[bytes]:
+        """What a task wrote, as it comes."""
+        call = calls.log(job, self.partition, stage=stage, index=index, stream=stream, follow=follow, offset=offset)
+        yield from self.stream(call)
+
+    # -- the cluster ---------------------------------------------------------------------------------------------
+
+    def nodes(self, **filters: Any) -> Iterator[wire.Node]:
+        cursor = ""
+        while True:
+            page = self.ask(calls.nodes(self.partition, cursor=cursor, **filters))
+            yield from page.nodes
+            cursor = page.next
+            if not cursor:
+                return
+
+    def partitions(self) -> list[str]:
+        return [each.name for each in self.ask(calls.partitions()).partitions]
+
+    def queues(self) -> list[wire.Queue]:
+        return self.ask(calls.queues(self.partition)).queues
+
+    def history(self, **filters: Any) -> Iterator[wire.PastJob]:
+        """Jobs that are over, the newest first: `user`, `state`."""
+        cursor = ""
+        while True:
+            page = self.ask(calls.history(self.partition, cursor=cursor, **filters))
+            yield from page.jobs
+            cursor = page.next
+            if not cursor:
+                return
+
+    # -- asking --------------------------------------------------------------------------------------------------
+
+    def ask(self, call: Call[Answer]) -> Answer:
+        """Send a call, again if need be, and return its answer."""
+        for attempt in range(TRIES):
+            last = attempt == TRIES - 1
+            retry_after = None
+            try:
+                answer = self._http.request(
+                    call.method,
+                    call.path,
+                    params=call.parameters,
+                    content=call.content,
+                    headers=call.headers,
+                    timeout=30.0 + call.seconds,
+                )
+            except httpx.TransportError as problem:
+                if last or isinstance(problem, httpx.UnsupportedProtocol):
+                    raise unreachable(self.url, problem) from None
+            else:
+                if answer.status_code not in AGAIN or last:
+                    return call.read(answer.status_code, answer.content)
+                retry_after = answer.headers.get("retry-after")
+            time.sleep(pause(attempt, retry_after))
+        raise AssertionError
+
+    def stream(self, call: Call[Any]) -> Iterator[bytes]:
+        """An answer that comes bit by bit. It is not asked for again when it is cut."""
+        try:
+            with self._http.stream(
+                call.method,
+                call.path,
+                params=call.parameters,
+                headers=call.headers,
+                timeout=httpx.Timeout(30.0, read=None),
+            ) as answer:
+                if answer.status_code >= 400:
+                    raise problem_of(answer.status_code, answer.read())
+                yield from answer.iter_raw()
+        except httpx.TransportError as problem:
+            raise unreachable(self.url, problem) from None
+
+
+def unreachable(url: str, problem: Exception) -> Problem:
+    return Problem(f"{url} cannot be reached ({problem}); is the server up?")

@@ -1,0 +1,240 @@
+"""The history on SQLite: ended jobs and attempts, and what tasks used. A thread of its own writes, in large batches."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from typing import Any
+
+import msgspec
+
+from fairlead.journal.base import JournalError
+from fairlead.journal.past import AttemptRow, JobRow
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS jobs (
+    partition TEXT NOT NULL, number INTEGER NOT NULL, id TEXT NOT NULL, name TEXT NOT NULL, user TEXT NOT NULL,
+    queue TEXT NOT NULL, state TEXT NOT NULL, reason TEXT NOT NULL, submitted INTEGER NOT NULL,
+    ended INTEGER NOT NULL, tasks TEXT NOT NULL, PRIMARY KEY (partition, number)) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS jobs_by_id ON jobs (partition, id, number);
+CREATE TABLE IF NOT EXISTS attempts (
+    partition TEXT NOT NULL, number INTEGER NOT NULL, stage TEXT NOT NULL, indices TEXT NOT NULL,
+    attempt INTEGER NOT NULL, outcome TEXT NOT NULL, node TEXT NOT NULL, exit_code INTEGER, reason TEXT NOT NULL,
+    started INTEGER, ended INTEGER NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL);
+CREATE INDEX IF NOT EXISTS attempts_by_job ON attempts (partition, number, stage, first);
+CREATE TABLE IF NOT EXISTS used (
+    partition TEXT NOT NULL, number INTEGER NOT NULL, stage TEXT NOT NULL, place INTEGER NOT NULL,
+    attempt INTEGER NOT NULL, signal INTEGER NOT NULL, ran INTEGER NOT NULL, cpu INTEGER NOT NULL,
+    memory INTEGER NOT NULL, PRIMARY KEY (partition, number, stage, place, attempt)) WITHOUT ROWID;
+"""
+PAUSE = 0.2
+"""Seconds that rows gather before they are written."""
+
+JOB_COLUMNS = ", ".join(JobRow.__struct_fields__)
+ATTEMPT_COLUMNS = ", ".join(AttemptRow.__struct_fields__)
+
+
+class Used(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What one attempt of one task used. Times are in microseconds, memory is in bytes."""
+
+    partition: str
+    number: int
+    stage: str
+    index: int
+    attempt: int
+    signal: int
+    ran: int
+    cpu: int
+    memory: int
+
+
+class History:
+    """May be used by several threads. What was put is written by another one; `flush` waits for that."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = os.fspath(path)
+        self.failure = ""
+        """Why the last batch was not written; it is tried again."""
+        self._jobs: list[JobRow] = []
+        self._attempts: list[AttemptRow] = []
+        self._used: list[Used] = []
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._hurry = threading.Event()
+        self._written = threading.Condition(self._lock)
+        self._closing = False
+        self._busy = False
+        with self._open() as db:
+            db.execute("PRAGMA journal_mode = WAL")
+            db.executescript(SCHEMA)
+        db.close()
+        self._thread = threading.Thread(target=self._work, name="history", daemon=True)
+        self._thread.start()
+
+    # -- writing -------------------------------------------------------------------------------------------------
+
+    def put(self, jobs: list[JobRow], attempts: list[AttemptRow]) -> None:
+        with self._lock:
+            self._jobs += jobs
+            self._attempts += attempts
+        self._wake.set()
+
+    def put_used(self, used: Used) -> None:
+        with self._lock:
+            self._used.append(used)
+        self._wake.set()
+
+    def flush(self, seconds: float = 10.0) -> None:
+        """Have what was put written at once, and wait for that, for so long at most."""
+        self._hurry.set()
+        with self._written:
+            self._written.wait_for(
+                lambda: not (self._jobs or self._attempts or self._used or self._busy), timeout=seconds
+            )
+
+    def close(self) -> None:
+        self._closing = True
+        self._hurry.set()
+        self._wake.set()
+        self._thread.join()
+
+    def _work(self) -> None:
+        db = self._open()
+        try:
+            while True:
+                self._wake.wait()
+                self._hurry.wait(PAUSE)
+                self._hurry.clear()
+                self._wake.clear()
+                closing = self._closing
+                self._write(db)
+                if closing:
+                    return
+        finally:
+            db.close()
+
+    def _write(self, db: sqlite3.Connection) -> None:
+        with self._lock:
+            jobs, self._jobs = self._jobs, []
+            attempts, self._attempts = self._attempts, []
+            used, self._used = self._used, []
+            self._busy = True
+        try:
+            with db:
+                db.executemany(
+                    f"REPLACE INTO jobs ({JOB_COLUMNS}) VALUES ({_marks(JobRow)})",
+                    [(*msgspec.structs.astuple(row)[:-1], _text(row.tasks)) for row in jobs],
+                )
+                db.executemany(
+                    f"INSERT INTO attempts ({ATTEMPT_COLUMNS}, first, last) VALUES ({_marks(AttemptRow)}, ?, ?)",
+                    [_flat(row) for row in attempts],
+                )
+                db.executemany(f"REPLACE INTO used VALUES ({_marks(Used)})", map(msgspec.structs.astuple, used))
+            self.failure = ""
+        except sqlite3.Error as problem:
+            self.failure = f"{self._path}: {problem}"
+            with self._lock:
+                self._jobs, self._attempts, self._used = jobs + self._jobs, attempts + self._attempts, used + self._used
+        finally:
+            with self._written:
+                self._busy = False
+                self._written.notify_all()
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def counted(self, partition: str) -> dict[int, dict[str, int]]:
+        found = self._ask("SELECT number, tasks FROM jobs WHERE partition = ?", partition)
+        return {number: msgspec.json.decode(tasks) for number, tasks in found}
+
+    def known(self, partition: str, number: int) -> list[AttemptRow]:
+        return self.attempts(partition, number)
+
+    def job(self, partition: str, id: str) -> JobRow | None:
+        """A job by its id, the newest if there were several."""
+        sql = f"SELECT {JOB_COLUMNS} FROM jobs WHERE partition = ? AND id = ? ORDER BY number DESC LIMIT 1"
+        return next(map(_job, self._ask(sql, partition, id)), None)
+
+    def jobs(
+        self, partition: str, user: str = "", state: str = "", before: int | None = None, limit: int = 100
+    ) -> list[JobRow]:
+        """Jobs that are over, the newest first."""
+        where, values = ["partition = ?"], [partition]
+        for column, value in (("user", user), ("state", state)):
+            if value:
+                where.append(f"{column} = ?")
+                values.append(value)
+        if before is not None:
+            where.append(f"number < {before:d}")
+        sql = f"SELECT {JOB_COLUMNS} FROM jobs WHERE {' AND '.join(where)} ORDER BY number DESC LIMIT {limit:d}"
+        return list(map(_job, self._ask(sql, *values)))
+
+    def attempts(self, partition: str, number: int, skip: int = 0, limit: int = -1) -> list[AttemptRow]:
+        """The attempts of a job, in the order in which they ended."""
+        sql = (
+            f"SELECT {ATTEMPT_COLUMNS} FROM attempts WHERE partition = ? AND number = ? "
+            f"ORDER BY rowid LIMIT {limit:d} OFFSET {skip:d}"
+        )
+        return list(map(_attempt, self._ask(sql, partition, number)))
+
+    def attempt(self, partition: str, number: int, stage: str, index: int) -> AttemptRow | None:
+        """The last attempt of a task that ended."""
+        sql = (
+            f"SELECT {ATTEMPT_COLUMNS} FROM attempts WHERE partition = ? AND number = ? AND stage = ? "
+            "AND first <= ? AND last >= ? ORDER BY attempt DESC, rowid DESC"
+        )
+        rows = map(_attempt, self._ask(sql, partition, number, stage, index, index))
+        return next((row for row in rows if _holds(row.indices, index)), None)
+
+    def used(self, partition: str, number: int) -> dict[str, tuple[int, int, int]]:
+        """Stage → how long its tasks computed in all, the most memory that one had, and how many told."""
+        sql = (
+            "SELECT stage, sum(cpu), max(memory), count(*) FROM used WHERE partition = ? AND number = ? GROUP BY stage"
+        )
+        return {stage: (cpu, memory, count) for stage, cpu, memory, count in self._ask(sql, partition, number)}
+
+    def _ask(self, sql: str, *values: Any) -> list[Any]:
+        db = self._open()
+        try:
+            return db.execute(sql, values).fetchall()
+        except sqlite3.Error as problem:
+            raise JournalError(f"{self._path}: {problem}; move the file away to begin a new history") from problem
+        finally:
+            db.close()
+
+    def _open(self) -> sqlite3.Connection:
+        try:
+            db = sqlite3.connect(self._path, timeout=10.0, check_same_thread=False)
+            db.execute("PRAGMA synchronous = NORMAL")
+        except sqlite3.Error as problem:
+            raise JournalError(f"{self._path}: {problem}; move the file away to begin a new history") from problem
+        return db
+
+
+def _marks(row: type[msgspec.Struct]) -> str:
+    return ", ".join("?" * len(row.__struct_fields__))
+
+
+def _text(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _flat(row: AttemptRow) -> tuple[Any, ...]:
+    values = list(msgspec.structs.astuple(row))
+    values[AttemptRow.__struct_fields__.index("indices")] = _text(row.indices)
+    return (*values, row.indices[0] if row.indices else 0, row.indices[-1] - 1 if row.indices else -1)
+
+
+def _job(found: tuple[Any, ...]) -> JobRow:
+    return msgspec.convert([*found[:-1], msgspec.json.decode(found[-1])], JobRow)
+
+
+def _attempt(found: tuple[Any, ...]) -> AttemptRow:
+    values = list(found)
+    at = AttemptRow.__struct_fields__.index("indices")
+    values[at] = msgspec.json.decode(values[at])
+    return msgspec.convert(values, AttemptRow)
+
+
+def _holds(flat: tuple[int, ...], index: int) -> bool:
+    return any(start <= index < end for start, end in zip(flat[::2], flat[1::2], strict=True))

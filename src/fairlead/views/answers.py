@@ -1,0 +1,274 @@
+"""State → the documents of the API, in the units people write. Called between turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from fairlead.core.model import Job, Micros, Queue, Reservation, Stage
+from fairlead.core.ranges import count
+from fairlead.core.reasons import Reason
+from fairlead.core.resources import MEMORY, MILLI, SECOND
+from fairlead.core.state import Partition
+from fairlead.views.documents import explain_view, job_view, reservation_view, task_view
+from fairlead.views.lanefigures import LaneFigures
+from fairlead.views.sharefigures import figures_of
+from fairlead.wire import api as wire
+
+NAMED = 20
+"""So many names are given where there may be thousands."""
+
+
+def units(name: str, amount: int) -> int | float:
+    if name == MEMORY:
+        return amount
+    return amount / MILLI if amount % MILLI else amount // MILLI
+
+
+def amounts(pairs: Iterable[tuple[str, int]]) -> dict[str, int | float]:
+    return {name: units(name, amount) for name, amount in pairs}
+
+
+def seconds(micros: Micros) -> float:
+    return micros / SECOND
+
+
+def optional_seconds(micros: Micros | None) -> float | None:
+    return None if micros is None else micros / SECOND
+
+
+# -- jobs --------------------------------------------------------------------------------------------------------
+
+
+def job_answer(p: Partition, job: Job) -> wire.Job:
+    view = job_view(job)
+    spec = job.spec
+    return wire.Job(
+        id=view.id,
+        number=job.number,
+        partition=p.name,
+        name=view.name,
+        user=view.user,
+        queue=view.queue,
+        state=view.state,
+        priority=view.priority,
+        labels=dict(spec.labels),
+        after=list(spec.after),
+        submitted=seconds(job.submitted),
+        waiting_since=None if view.waiting_since is None else view.waiting_since / SECOND,
+        ended=optional_seconds(job.ended_at),
+        reason=view.reason,
+        stages=[_stage_answer(stage) for stage in job.stages],
+    )
+
+
+def _stage_answer(stage: Stage) -> wire.Stage:
+    spec = stage.spec
+    return wire.Stage(
+        name=stage.name,
+        count=stage.count,
+        min=stage.min,
+        resources=amounts(spec.resources),
+        command=list(spec.command),
+        waiting=stage.waiting(),
+        running=stage.running(),
+        ended={name: len(ranges) for name, ranges in sorted((stage.ended or {}).items())},
+    )
+
+
+def task_answers(p: Partition, job: Job, stages: Iterable[Stage], after: int, limit: int) -> wire.TaskPage:
+    """Tasks by stage and index. The cursor counts tasks from the first of the first stage."""
+    found: list[wire.Task] = []
+    at = 0
+    for stage in stages:
+        first = max(0, after - at)
+        for index in range(first, min(stage.count, first + limit - len(found))):
+            found.append(_task_answer(p, stage, index))
+        at += stage.count
+    reached = after + len(found)
+    return wire.TaskPage(tasks=found, next=str(reached) if found and reached < at else "")
+
+
+def _task_answer(p: Partition, stage: Stage, index: int) -> wire.Task:
+    view = task_view(p, stage, index)
+    # Of a task that succeeded at once nothing is kept: its code was 0.
+    plain = view.state == "succeeded" and view.exit_code is None and not stage.job.manager
+    return wire.Task(
+        stage=stage.name,
+        index=index,
+        state=view.state,
+        attempt=view.attempt,
+        tries_used=view.tries_used,
+        node=view.node,
+        devices=list(view.devices),
+        exit_code=0 if plain else view.exit_code,
+        reason=view.reason,
+        note=view.note,
+    )
+
+
+def explanation(p: Partition, job: Job, reasons: dict[tuple[str, str, int], Reason]) -> wire.Explanation:
+    waiting = [
+        wire.Waiting(
+            stage=each.stage,
+            kind=each.kind,
+            count=each.count,
+            position=each.position,
+            code="" if each.reason is None else str(type(each.reason).__struct_config__.tag),
+            reason="" if each.reason is None else str(each.reason),
+        )
+        for each in explain_view(p, job, reasons)
+    ]
+    if not p.reign.ready:
+        waiting = [_not_ready(each) if not each.code else each for each in waiting]
+    return wire.Explanation(job=job.id, state=job.state, waiting=waiting)
+
+
+def _not_ready(each: wire.Waiting) -> wire.Waiting:
+    return wire.Waiting(
+        stage=each.stage,
+        kind=each.kind,
+        count=each.count,
+        position=each.position,
+        code="not ready",
+        reason="the partition has just started and waits for its agents and resource managers",
+    )
+
+
+# -- the cluster -------------------------------------------------------------------------------------------------
+
+
+def node_answer(p: Partition, row: int) -> wire.Node:
+    nodes = p.nodes
+    return wire.Node(
+        name=nodes.name[row],
+        state=nodes.state[row],
+        pool=nodes.pool[row],
+        manager=nodes.manager[row],
+        labels=dict(nodes.labels[row]),
+        taints=list(nodes.taints[row]),
+        resources=amounts(nodes.capacity_of(row).items()),
+        used=amounts(nodes.used_by(row).items()),
+        devices=[used / MILLI for used in nodes.devices[row]],
+        tasks=sum(count(each.indices) for each in nodes.allocations[row].values() if not each.rooms),
+        avoided=nodes.join[row] in nodes.avoided,
+    )
+
+
+def queue_answer(p: Partition, queue: Queue) -> wire.Queue:
+    settings = queue.settings
+    figures = figures_of(p.entitlements(), queue)
+    return wire.Queue(
+        path=queue.path,
+        state=queue.state,
+        leaf=not queue.children,
+        order=settings.order,
+        share=settings.share,
+        guarantee=amounts(settings.guarantee),
+        limit=None if settings.limit is None else amounts(settings.limit),
+        used=amounts(sorted(queue.account.used.items())),
+        jobs=queue.jobs,
+        running=queue.account.running,
+        reservations=queue.reservations,
+        entitlement_percent=figures.entitlement,
+        use_percent=figures.use,
+        loan_percent=figures.loan,
+    )
+
+
+def lane_answers(
+    p: Partition, figures: LaneFigures, lanes: int, first: int, sees: Callable[[Job], bool]
+) -> list[wire.Lane]:
+    """The lanes where most waits; of each, the first reservations that somebody may see."""
+    by_name = {(lane.queue.path, lane.text): lane for lane in p.lanes.values()}
+    found: list[wire.Lane] = []
+    for (queue, shape), (reservations, tasks) in figures.most(lanes).items():
+        lane = by_name.get((queue, shape))
+        shown: list[Reservation] = []
+        for at, each in enumerate(lane or ()):
+            if at >= 50 * first or len(shown) >= first:
+                break
+            if sees(each.stage.job):
+                shown.append(each)
+        found.append(
+            wire.Lane(
+                queue=queue,
+                shape=shape,
+                reservations=reservations,
+                tasks=tasks,
+                first=[_reservation_answer(each) for each in shown],
+            )
+        )
+    return found
+
+
+def _reservation_answer(reservation: Reservation) -> wire.Reservation:
+    view = reservation_view(reservation)
+    return wire.Reservation(
+        job=view.job,
+        stage=view.stage,
+        kind=view.kind,
+        count=view.count,
+        asked=view.asked / SECOND,
+        waiting_since=view.waiting_since / SECOND,
+    )
+
+
+def usage_answer(p: Partition) -> wire.Usage:
+    """By pool; nodes of no pool are under an empty name."""
+    if not p.reign.ready:
+        return wire.Usage(partition=p.name, ready=False, pools={})
+    figures: dict[str, dict[str, int]] = {}
+    for name in p.pools:
+        figures[name] = _no_nodes()
+    nodes = p.nodes
+    for row in nodes.rows.values():
+        pool = figures.setdefault(nodes.pool[row], _no_nodes())
+        pool["total"] += 1
+        pool[nodes.state[row]] += 1
+        pool["idle"] += nodes.state[row] == "up" and not nodes.allocations[row]
+        pool["tasks"] += sum(count(each.indices) for each in nodes.allocations[row].values() if not each.rooms)
+    for lane in p.lanes.values():
+        for shape in lane.shapes:
+            if shape.key.pool:
+                waiting = sum(len(stage.wanted(each.kind)) for each in lane for stage in each.stages)
+                figures.setdefault(shape.key.pool, _no_nodes())["waiting"] += waiting
+    return wire.Usage(
+        partition=p.name, ready=True, pools={name: wire.PoolUse(**pool) for name, pool in sorted(figures.items())}
+    )
+
+
+def _no_nodes() -> dict[str, int]:
+    return dict.fromkeys(("total", "up", "idle", "draining", "disabled", "lost", "tasks", "waiting"), 0)
+
+
+def partition_answer(p: Partition) -> wire.Partition:
+    return wire.Partition(
+        name=p.name,
+        ready=p.reign.ready,
+        nodes=len(p.nodes),
+        jobs=len(p.jobs),
+        waiting_for=[] if p.reign.ready else p.reign.missing(p.nodes, p.managers)[:NAMED],
+    )
+
+
+def manager_answers(p: Partition) -> list[wire.Manager]:
+    nodes: dict[str, int] = {}
+    for row in p.nodes.rows.values():
+        nodes[p.nodes.manager[row]] = nodes.get(p.nodes.manager[row], 0) + 1
+    return [
+        wire.Manager(name=name, registered=seconds(each.registered), nodes=nodes.get(name, 0))
+        for name, each in sorted(p.managers.items())
+    ]
+
+
+def differences(before: Mapping[str, object], after: Mapping[str, object], at: str = "") -> list[wire.Difference]:
+    """What one configuration, as a document, would overwrite of another."""
+    found: list[wire.Difference] = []
+    for key in [*before, *(key for key in after if key not in before)]:
+        old, new = before.get(key), after.get(key)
+        name = f"{at}.{key}" if at else key
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            found += differences(old, new, name)
+        elif old != new:
+            found.append(wire.Difference(key=name, before=old, after=new))
+    return found

@@ -1,0 +1,158 @@
+"""A cycle's changes → news for those who watch: jobs, tasks and nodes that moved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from fairlead.core.changes import (
+    Acknowledged,
+    Chained,
+    Ended,
+    JobAdded,
+    JobMoved,
+    NodeAdded,
+    NodeMoved,
+    NodeRemoved,
+    Placed,
+    SinglesEnded,
+    SinglesPlaced,
+    Stopped,
+)
+from fairlead.core.cycle import Cycle
+from fairlead.core.model import Allocation
+from fairlead.core.nodes import NodeTable
+from fairlead.core.resources import SECOND
+from fairlead.core.state import Partition
+from fairlead.wire.api import Event
+
+
+def events_of(decided: Cycle) -> tuple[Event, ...]:
+    """In the order of the changes."""
+    at = decided.plan.now / SECOND
+    p = decided.plan.partition
+    found: list[Event] = []
+    for change, kept in decided.plan.done:
+        teller = TELLERS.get(type(change))
+        if teller is not None:
+            found += teller(p, at, change, kept)
+    return tuple(found)
+
+
+def _submitted(p: Partition, at: float, change: JobAdded, kept: Any) -> Iterator[Event]:
+    yield Event(what="submitted", at=at, job=change.id, state="pending")
+
+
+def _moved(p: Partition, at: float, change: JobMoved, kept: Any) -> Iterator[Event]:
+    yield Event(what="state", at=at, job=change.job, state=change.state, reason=change.reason)
+
+
+def _placed(p: Partition, at: float, change: Placed, kept: Any) -> Iterator[Event]:
+    job = p.jobs.get(change.job)
+    stage = job.stages[change.stage].name if job is not None else ""
+    for part in change.parts:
+        yield _tasks("placed", at, change.job, stage, part.indices, change.attempt, _name(p.nodes, part.node))
+
+
+def _singles(p: Partition, at: float, change: SinglesPlaced, kept: Any) -> Iterator[Event]:
+    node = _name(p.nodes, change.node)
+    for reservation, _ in kept[0]:
+        yield _tasks("placed", at, reservation.stage.job.id, reservation.stage.name, (0, 1), 1, node)
+
+
+def _chained(p: Partition, at: float, change: Chained, kept: Any) -> Iterator[Event]:
+    front: Allocation = kept[1]
+    node = _name(p.nodes, front.node)
+    yield _tasks("placed", at, front.stage.job.id, front.stage.name, change.indices, change.attempt, node)
+
+
+def _acknowledged(p: Partition, at: float, change: Acknowledged, kept: Any) -> Iterator[Event]:
+    yield _of(p, "running", at, kept[0], change.indices)
+
+
+def _stopped(p: Partition, at: float, change: Stopped, kept: Any) -> Iterator[Event]:
+    yield _of(p, "stopping", at, kept[0], change.indices, reason=change.cause)
+
+
+def _ended(p: Partition, at: float, change: Ended, kept: Any) -> Iterator[Event]:
+    yield _of(p, "ended", at, kept[0], change.indices, change.outcome, change.reason)
+
+
+def _singles_ended(p: Partition, at: float, change: SinglesEnded, kept: list[Allocation]) -> Iterator[Event]:
+    for before in kept:
+        yield _of(p, "ended", at, before, before.indices, "succeeded")
+        yield Event(what="state", at=at, job=before.stage.job.id, state="succeeded")
+
+
+def _node_added(p: Partition, at: float, change: NodeAdded, kept: Any) -> Iterator[Event]:
+    yield Event(what="node", at=at, node=change.name, state=change.state)
+
+
+def _node_moved(p: Partition, at: float, change: NodeMoved, kept: Any) -> Iterator[Event]:
+    yield Event(what="node", at=at, node=_name(p.nodes, change.join), state=change.state)
+
+
+def _node_removed(p: Partition, at: float, change: NodeRemoved, kept: Any) -> Iterator[Event]:
+    yield Event(what="node", at=at, node=kept[0].name, state="removed")
+
+
+Teller = Callable[[Partition, float, Any, Any], Iterator[Event]]
+
+TELLERS: dict[type[Any], Teller] = {
+    JobAdded: _submitted,
+    JobMoved: _moved,
+    Placed: _placed,
+    SinglesPlaced: _singles,
+    Chained: _chained,
+    Acknowledged: _acknowledged,
+    Stopped: _stopped,
+    Ended: _ended,
+    SinglesEnded: _singles_ended,
+    NodeAdded: _node_added,
+    NodeMoved: _node_moved,
+    NodeRemoved: _node_removed,
+}
+
+
+def _of(
+    p: Partition,
+    what: str,
+    at: float,
+    allocation: Allocation,
+    indices: tuple[int, ...],
+    state: str = "",
+    reason: str = "",
+) -> Event:
+    stage = allocation.stage
+    node = _name(p.nodes, allocation.node)
+    return _tasks(what, at, stage.job.id, stage.name, indices, allocation.attempt, node, state, reason)
+
+
+def _tasks(
+    what: str,
+    at: float,
+    job: str,
+    stage: str,
+    indices: tuple[int, ...],
+    attempt: int,
+    node: str,
+    state: str = "",
+    reason: str = "",
+) -> Event:
+    return Event(
+        what=what,
+        at=at,
+        job=job,
+        stage=stage,
+        indices=list(indices),
+        attempt=attempt,
+        node=node,
+        state=state,
+        reason=reason,
+    )
+
+
+def _name(nodes: NodeTable, join: int) -> str:
+    """The name of a node; empty if it left in the same cycle."""
+    row = nodes.rows.get(join)
+    return "" if row is None else nodes.name[row]

@@ -1,0 +1,565 @@
+"""The documents of the HTTP API: what is asked and what is answered, for the server, the client and OpenAPI.
+
+First what people send, as they would write it in YAML; the server reads it with the core's own readers, whose errors
+name the field and the remedy. Then what they get. Times are seconds since 1970, durations are seconds, amounts are in
+the units people write: CPUs, bytes, GPUs.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+Role = Literal["user", "operator", "admin", "agent"]
+
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._@+-]{0,62}$"
+Name = Annotated[str, Meta(pattern=NAME)]
+Text = Annotated[str, Meta(max_length=131_072)]
+Amount = int | float | str
+Duration = int | float | str
+Count = Annotated[int, Meta(ge=0, le=10_000_000)]
+Priority = Annotated[int, Meta(ge=-1_000_000, le=1_000_000)]
+
+
+class Request(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What is sent. What is not given has its default, which docs/settings.md has for each key."""
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What is answered."""
+
+
+# -- what is sent ------------------------------------------------------------------------------------------------
+
+
+class StageDocument(Request, kw_only=True):
+    """Equal tasks of a job."""
+
+    name: Name | UnsetType = UNSET
+    count: Annotated[int, Meta(ge=1, le=10_000_000)] | UnsetType = UNSET
+    min: Annotated[int, Meta(ge=1, le=10_000_000)] | UnsetType = UNSET
+    resources: dict[str, Amount] | UnsetType = UNSET
+    selectors: dict[str, str | list[str]] | UnsetType = UNSET
+    tolerations: list[str] | UnsetType = UNSET
+    pool: Name | UnsetType = UNSET
+    command: list[Text] | UnsetType = UNSET
+    environment: dict[str, Text] | UnsetType = UNSET
+    estimate: Duration | UnsetType = UNSET
+    time_limit: Duration | UnsetType = UNSET
+    tries: Annotated[int, Meta(ge=1, le=1_000)] | UnsetType = UNSET
+    on_loss: Literal["replace", "restart", "fail"] | UnsetType = UNSET
+    scaling: Literal["strict", "partial"] | UnsetType = UNSET
+    near: str | UnsetType = UNSET
+    apart: bool | UnsetType = UNSET
+    directory: str | UnsetType = UNSET
+    secrets: dict[str, Name] | UnsetType = UNSET
+    """Variable → the name of the secret that it holds."""
+
+
+class JobDocument(Request, kw_only=True):
+    """A job. Its user is the caller, unless an operator names another."""
+
+    stages: Annotated[list[StageDocument], Meta(min_length=1, max_length=1_000)]
+    id: Name | UnsetType = UNSET
+    name: Name | UnsetType = UNSET
+    user: Name | UnsetType = UNSET
+    groups: list[Name] | UnsetType = UNSET
+    queue: str | UnsetType = UNSET
+    priority: Priority | UnsetType = UNSET
+    labels: dict[str, str] | UnsetType = UNSET
+    after: list[Name] | UnsetType = UNSET
+    gang: Literal["stage", "job"] | UnsetType = UNSET
+    preemptible: bool | UnsetType = UNSET
+
+
+class BatchDocument(Request, kw_only=True):
+    """Many jobs in one call, each as for one. Each is accepted or refused for itself."""
+
+    jobs: Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=10_000)]
+
+
+class ScaleDocument(Request, kw_only=True):
+    count: Count
+    stage: Name | UnsetType = UNSET
+
+
+class PriorityDocument(Request, kw_only=True):
+    priority: Priority
+
+
+class ReservationDocument(Request, kw_only=True):
+    job: Name
+    stage: Name
+
+
+class ResetDocument(Request, kw_only=True):
+    """The head of a lane goes to the tail, or is given up, if it is this job's."""
+
+    queue: str
+    job: Name
+    cancel: bool | UnsetType = UNSET
+
+
+class ConfigDocument(Request, kw_only=True):
+    """A configuration as in fairlead.yaml; docs/settings.md has every key."""
+
+    partitions: Annotated[dict[str, dict[str, Any]], Meta(min_length=1)] | UnsetType = UNSET
+
+
+class PartitionDocument(Request, kw_only=True, forbid_unknown_fields=False):
+    """One partition's settings, queues and pools, as below `partitions.NAME` of a configuration."""
+
+    queues: dict[str, Any] | UnsetType = UNSET
+    pools: dict[str, Any] | UnsetType = UNSET
+
+
+class UpdateDocument(Request, kw_only=True):
+    """A resource manager's news, taken in this order: nodes, jobs, recover, asks, releases."""
+
+    nodes: list[dict[str, Any]] | UnsetType = UNSET
+    jobs: list[dict[str, Any]] | UnsetType = UNSET
+    recover: list[dict[str, Any]] | UnsetType = UNSET
+    asks: list[dict[str, Any]] | UnsetType = UNSET
+    releases: list[dict[str, Any]] | UnsetType = UNSET
+
+
+class RequestorDocument(Request, kw_only=True):
+    match: str
+    queue: str
+
+
+class SharesDocument(Request, kw_only=True):
+    """What is given is set, the rest stays. `shares` has queues with their percents; null takes a share away."""
+
+    shares: dict[str, int | None] | UnsetType = UNSET
+    requestors: list[RequestorDocument] | UnsetType = UNSET
+    rebalance_threshold: Annotated[int, Meta(ge=0, le=100)] | UnsetType = UNSET
+    rebalance_after: Duration | UnsetType = UNSET
+
+
+class SecretDocument(Request, kw_only=True):
+    value: Text
+
+
+class TokenDocument(Request, kw_only=True):
+    """A new token. `node` is the one node that an agent with it may be; empty for any."""
+
+    role: Role
+    user: Name
+    groups: list[Name] | UnsetType = UNSET
+    node: str | UnsetType = UNSET
+    note: Annotated[str, Meta(max_length=200)] | UnsetType = UNSET
+    expires_in: Duration | UnsetType = UNSET
+
+
+# -- jobs --------------------------------------------------------------------------------------------------------
+
+
+class Stage(Answer, frozen=True, kw_only=True):
+    name: str
+    count: int
+    min: int
+    resources: dict[str, int | float]
+    command: list[str]
+    waiting: int
+    running: int
+    ended: dict[str, int]
+
+
+class Job(Answer, frozen=True, kw_only=True):
+    id: str
+    number: int
+    partition: str
+    name: str
+    user: str
+    queue: str
+    state: str
+    priority: int
+    labels: dict[str, str]
+    after: list[str]
+    submitted: float
+    waiting_since: float | None
+    ended: float | None
+    reason: str
+    stages: list[Stage]
+
+    @property
+    def over(self) -> bool:
+        return self.ended is not None
+
+
+class JobPage(Answer, frozen=True, kw_only=True):
+    """`next` is the cursor of the next page; empty on the last."""
+
+    jobs: list[Job]
+    next: str
+
+
+class Task(Answer, frozen=True, kw_only=True):
+    stage: str
+    index: int
+    state: str
+    attempt: int
+    tries_used: int
+    node: str | None
+    devices: list[int]
+    exit_code: int | None
+    reason: str
+    note: str
+
+
+class TaskPage(Answer, frozen=True, kw_only=True):
+    tasks: list[Task]
+    next: str
+
+
+class Submitted(Answer, frozen=True, kw_only=True):
+    job: str
+    partition: str
+
+
+class BatchItem(Answer, frozen=True, kw_only=True):
+    """The job's id, or why it was refused."""
+
+    job: str = ""
+    problem: Problem | None = None
+
+
+class Batch(Answer, frozen=True, kw_only=True):
+    items: list[BatchItem]
+
+
+class Waiting(Answer, frozen=True, kw_only=True):
+    """Why tasks of a stage wait. `position` 0 is the head of its lane; `code` is the reason as programs know it."""
+
+    stage: str
+    kind: str
+    count: int
+    position: int | None
+    code: str
+    reason: str
+
+
+class Explanation(Answer, frozen=True, kw_only=True):
+    job: str
+    state: str
+    waiting: list[Waiting]
+
+
+class Done(Answer, frozen=True, kw_only=True):
+    """It is done, and durable. `note` says what a person may want to know, such as that nothing changed."""
+
+    note: str = ""
+
+
+# -- the cluster -------------------------------------------------------------------------------------------------
+
+
+class Node(Answer, frozen=True, kw_only=True):
+    name: str
+    state: str
+    pool: str
+    manager: str
+    labels: dict[str, str]
+    taints: list[str]
+    resources: dict[str, int | float]
+    used: dict[str, int | float]
+    devices: list[float]
+    """What is used of each GPU."""
+    tasks: int
+    avoided: bool
+    """Whether it gets no work for a while, because launches went wrong there."""
+
+
+class Nodes(Answer, frozen=True, kw_only=True):
+    nodes: list[Node]
+    next: str
+
+
+class Queue(Answer, frozen=True, kw_only=True):
+    path: str
+    state: str
+    leaf: bool
+    order: str
+    share: int | None
+    guarantee: dict[str, int | float]
+    limit: dict[str, int | float] | None
+    used: dict[str, int | float]
+    jobs: int
+    running: int
+    """Jobs with a live task."""
+    reservations: int
+    entitlement_percent: float
+    """What it may call its own, of the partition."""
+    use_percent: float
+    """What it uses: the largest part of any resource, or slots."""
+    loan_percent: float
+    """What it uses beyond its entitlement."""
+
+
+class Queues(Answer, frozen=True, kw_only=True):
+    queues: list[Queue]
+
+
+class Requestor(Answer, frozen=True, kw_only=True):
+    """Who matches the pattern goes to the queue, unless it names one."""
+
+    match: str
+    queue: str
+
+
+class Shares(Answer, frozen=True, kw_only=True):
+    """How queues divide a partition. `rebalance_after` is in seconds."""
+
+    shares: dict[str, int | None]
+    requestors: list[Requestor]
+    rebalance_threshold: int
+    rebalance_after: float
+
+
+class Reservation(Answer, frozen=True, kw_only=True):
+    job: str
+    stage: str
+    kind: str
+    count: int
+    asked: float
+    waiting_since: float
+
+
+class Lane(Answer, frozen=True, kw_only=True):
+    """`first` has the reservations at its head that the caller may see."""
+
+    queue: str
+    shape: str
+    reservations: int
+    tasks: int
+    first: list[Reservation]
+
+
+class Lanes(Answer, frozen=True, kw_only=True):
+    lanes: list[Lane]
+
+
+class PoolUse(Answer, frozen=True, kw_only=True):
+    """In nodes. `idle` ones are up and have no task; `waiting` counts tasks that ask for this pool."""
+
+    total: int
+    up: int
+    idle: int
+    draining: int
+    disabled: int
+    lost: int
+    tasks: int
+    waiting: int
+
+
+class Usage(Answer, frozen=True, kw_only=True):
+    """Without figures until the partition is ready: nobody could say yet what runs."""
+
+    partition: str
+    ready: bool
+    pools: dict[str, PoolUse]
+
+
+class Partition(Answer, frozen=True, kw_only=True):
+    name: str
+    ready: bool
+    nodes: int
+    jobs: int
+    waiting_for: list[str]
+    """The agents and resource managers that have yet to report after a start; the first few."""
+
+
+class Partitions(Answer, frozen=True, kw_only=True):
+    partitions: list[Partition]
+
+
+class Config(Answer, frozen=True, kw_only=True):
+    """`version` grows with each configuration that was applied."""
+
+    version: int
+    partitions: dict[str, dict[str, Any]]
+
+
+class Difference(Answer, frozen=True, kw_only=True):
+    """A key of the configuration with what it was and what it becomes, as they are written; null for absent."""
+
+    key: str
+    before: Any
+    after: Any
+
+
+class Applied(Answer, frozen=True, kw_only=True):
+    """What a configuration overwrites."""
+
+    version: int
+    differences: list[Difference]
+
+
+# -- resource managers -------------------------------------------------------------------------------------------
+
+
+class Manager(Answer, frozen=True, kw_only=True):
+    name: str
+    registered: float
+    nodes: int
+
+
+class Managers(Answer, frozen=True, kw_only=True):
+    managers: list[Manager]
+
+
+class UpdateItem(Answer, frozen=True, kw_only=True):
+    """What became of one item of an update."""
+
+    what: str
+    name: str
+    accepted: bool
+    reason: str
+
+
+class Updated(Answer, frozen=True, kw_only=True):
+    items: list[UpdateItem]
+
+
+# -- history and watching ----------------------------------------------------------------------------------------
+
+
+class Attempt(Answer, frozen=True, kw_only=True):
+    """How an attempt of some tasks ended. `indices` are ranges: start and end, start and end, …"""
+
+    stage: str
+    indices: list[int]
+    attempt: int
+    outcome: str
+    node: str
+    exit_code: int | None
+    reason: str
+    started: float | None
+    ended: float
+
+
+class PastJob(Answer, frozen=True, kw_only=True):
+    """A job that is over. `tasks` counts its tasks by how they ended."""
+
+    id: str
+    number: int
+    partition: str
+    name: str
+    user: str
+    queue: str
+    state: str
+    reason: str
+    submitted: float
+    ended: float
+    tasks: dict[str, int]
+
+
+class HistoryPage(Answer, frozen=True, kw_only=True):
+    jobs: list[PastJob]
+    next: str
+
+
+class StageUse(Answer, frozen=True, kw_only=True):
+    """Over all attempts whose use is known."""
+
+    attempts: int
+    cpu_seconds: float
+    most_memory: int
+
+
+class Attempts(Answer, frozen=True, kw_only=True):
+    """The attempts of a job, in the order in which they ended, and what its stages used."""
+
+    attempts: list[Attempt]
+    used: dict[str, StageUse]
+    next: str
+
+
+class Event(Answer, frozen=True, kw_only=True):
+    """News. `what` is submitted, state, placed, running, stopping, ended or node; fields that say nothing are empty."""
+
+    what: str
+    at: float
+    job: str = ""
+    stage: str = ""
+    indices: list[int] = []
+    attempt: int = 0
+    node: str = ""
+    state: str = ""
+    reason: str = ""
+
+
+class ManagerEvent(Answer, frozen=True, kw_only=True):
+    """News for a resource manager: allocated, release (please stop), released, node."""
+
+    what: str
+    job: str = ""
+    ask: str = ""
+    indices: list[int] = []
+    attempt: int = 0
+    node: str = ""
+    devices: list[int] = []
+    reason: str = ""
+
+
+# -- access and health -------------------------------------------------------------------------------------------
+
+
+class Token(Answer, frozen=True, kw_only=True):
+    """A token without its secret."""
+
+    id: str
+    role: Role
+    user: str
+    groups: list[str]
+    node: str
+    note: str
+    created: float
+    expires: float | None
+
+
+class Secrets(Answer, frozen=True, kw_only=True):
+    """The names of the caller's secrets. Their values are not told."""
+
+    secrets: list[str]
+
+
+class Tokens(Answer, frozen=True, kw_only=True):
+    tokens: list[Token]
+
+
+class NewToken(Answer, frozen=True, kw_only=True):
+    """`secret` is what its owner presents. It is shown once and kept nowhere."""
+
+    secret: str
+    token: Token
+
+
+class Caller(Answer, frozen=True, kw_only=True):
+    """Who asks, by the token."""
+
+    user: str
+    groups: list[str]
+    role: Role
+
+
+class Health(Answer, frozen=True, kw_only=True):
+    version: str
+    ready: bool
+    partitions: dict[str, bool]
+    """Partition → whether it is ready."""
+    problem: str = ""
+
+
+class Problem(Answer, frozen=True, kw_only=True):
+    """RFC 9457. `field` is where in the request, `code` what programs can go by."""
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str
+    code: str
+    field: str = ""

@@ -1,0 +1,186 @@
+"""A real server for tests: the control plane and the API on a free port, in a thread with a loop of its own.
+
+Nodes are told of, and their tasks' ends are reported, by commands, so that each test decides what happens when.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import traceback
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+
+from fairlead.api.control import Control
+from fairlead.api.gate import Bounds
+from fairlead.api.listening import listen
+from fairlead.api.routes import application
+from fairlead.api.secrets import Secrets
+from fairlead.api.server import server
+from fairlead.api.site import Site
+from fairlead.api.tokens import Tokens
+from fairlead.core.commands import AddNode, AnyCommand, Report
+from fairlead.core.config import parse_config
+from fairlead.core.documents import parse_node
+from fairlead.core.effects import ForNode, Launch
+from fairlead.engines.agents import Agents
+from fairlead.journal import Journal, SqliteJournal
+from fairlead.journal.history import History
+from fairlead.journal.past import Past
+from fairlead.views.metrics import Metrics
+from fairlead.wire.api import Role
+
+Result = TypeVar("Result")
+SECONDS = 30  # no story may take longer; none depends on it
+
+
+class Orders(Agents):
+    """The hub, which also keeps what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launches: dict[tuple[str, str, int], tuple[str, Launch]] = {}
+        self.messages: list[ForNode] = []
+
+    def dispatch(self, partition: str, messages: Sequence[ForNode]) -> None:
+        super().dispatch(partition, messages)
+        self.messages += messages
+        for message in messages:
+            for launch in message.launches:
+                self.launches[launch.job, launch.stage, launch.attempt] = (message.node, launch)
+
+
+class Serving:
+    """A server at work. `as_owner` asks it as an administrator."""
+
+    def __init__(
+        self,
+        folder: Path,
+        config: dict[str, Any] | None = None,
+        bounds: Bounds | None = None,
+        open_journal: Callable[[], Journal] | None = None,
+    ) -> None:
+        self.folder = folder
+        self.orders = Orders()
+        self.faults: list[Exception] = []
+        self.notes: list[str] = []
+        self.tokens = Tokens(folder / "tokens")
+        self.owner = self.tokens.standing(folder / "token", "owner", "admin", "owner", "")
+        self._config = parse_config({"partitions": {"default": {}}} if config is None else config)
+        self._bounds = bounds or Bounds()
+        self._open = open_journal or (lambda: SqliteJournal(folder / "journal", synchronous="off"))
+        self._loop = asyncio.new_event_loop()
+        self._up = threading.Event()
+        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._main(),), daemon=True)
+        self._thread.start()
+        assert self._up.wait(SECONDS)
+        self.as_owner = self.client(self.owner)
+
+    def client(self, secret: str | None = None) -> httpx.Client:
+        headers = {} if secret is None else {"Authorization": f"Bearer {secret}"}
+        return httpx.Client(base_url=self.url, headers=headers, timeout=SECONDS)
+
+    def token(self, role: Role, user: str, groups: tuple[str, ...] = (), node: str = "") -> str:
+        return self.tokens.create(role, user, groups, node)[0]
+
+    def as_user(self, user: str, role: Role = "user", groups: tuple[str, ...] = ()) -> httpx.Client:
+        return self.client(self.token(role, user, groups))
+
+    def do(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Something in the server's loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(SECONDS)
+
+    def tell(self, command: AnyCommand, partition: str = "") -> Any:
+        async def told() -> Any:
+            return await self.control.ask(self.control.find(partition), command)
+
+        return self.do(told())
+
+    def node(self, name: str, cpu: int = 4, partition: str = "", **more: Any) -> None:
+        _, spec = parse_node({"name": name, "resources": {"cpu": cpu, "memory": "8Gi"}, **more})
+        self.tell(AddNode(name=name, spec=spec, operator=True), partition)
+
+    def report(self, job: str, state: Any, stage: str = "main", attempt: int = 1, exit_code: int | None = None) -> None:
+        node, launch = self.orders.launches[job, stage, attempt]
+        self.tell(
+            Report(
+                node=node,
+                job=job,
+                stage=stage,
+                indices=launch.indices,
+                attempt=attempt,
+                state=state,
+                exit_code=exit_code,
+                number=launch.number,
+                operator=True,
+            )
+        )
+
+    def close(self) -> None:
+        self.as_owner.close()
+        self._loop.call_soon_threadsafe(self._closing.set)
+        self._thread.join(SECONDS)
+        assert not self._thread.is_alive()
+        self._loop.close()
+
+    async def _main(self) -> None:
+        self._closing = asyncio.Event()
+        metrics = Metrics()
+        self.secrets = Secrets(self.folder / "secrets")
+        self.history = History(self.folder / "history")
+        observers = [metrics, Past(self.history)]
+        self.control = Control(self._open, self.orders, observers, self._config, note=self.notes.append)
+        await self.control.start()
+        self.site = Site(
+            self.control,
+            self.orders,
+            self.history,
+            self.tokens,
+            self.secrets,
+            metrics.text,
+            self._bounds,
+            "test",
+            self._fault,
+        )
+        listening = listen("127.0.0.1", 0)
+        self.port = listening.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        http = server(application(self.site))
+        serving = asyncio.create_task(http.serve(sockets=[listening]))
+        while not http.started:
+            await asyncio.sleep(0.001)
+        self._up.set()
+        await self._closing.wait()
+        http.should_exit = True
+        await serving
+        await self.control.close()
+        self.history.close()
+
+    def _fault(self, error: Exception) -> None:
+        traceback.print_exception(error)
+        self.faults.append(error)
+
+
+@contextmanager
+def serving(folder: Path, *args: Any, **kwargs: Any) -> Iterator[Serving]:
+    """A server that is closed in the end, and that must not have had a fault."""
+    found = Serving(folder, *args, **kwargs)
+    try:
+        yield found
+    finally:
+        found.close()
+    assert not found.faults
+
+
+JOB = {"stages": [{"command": ["true"], "resources": {"cpu": 1}}]}
+
+
+def submit(client: httpx.Client, document: dict[str, Any] | None = None, **params: Any) -> str:
+    answer = client.post("/api/v1/jobs", json=JOB if document is None else document, params=params)
+    assert answer.status_code == 201, answer.text
+    job: str = answer.json()["job"]
+    return job

@@ -1,0 +1,230 @@
+"""Nodes, queues, lanes, partitions, configuration over HTTP; and a control plane whose journal fails."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from fairlead.journal import NotWritten, SqliteJournal
+from tests.api.serving import JOB, SECONDS, Serving, serving, submit
+
+
+def get(site: Serving, path: str, **params: Any) -> dict[str, Any]:
+    answer = site.as_owner.get(f"/api/v1/{path}", params=params)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def test_nodes(site: Serving) -> None:
+    for number in range(5):
+        site.node(f"n{number}", labels={"rack": "r1"})
+    name = submit(site.as_owner)
+    site.report(name, "running")
+    found = get(site, "nodes")["nodes"]
+    assert [node["name"] for node in found] == [f"n{number}" for number in range(5)]
+    busy = get(site, "nodes/n0")
+    assert (busy["resources"], busy["used"], busy["tasks"]) == ({"cpu": 4, "memory": 8 * 2**30}, {"cpu": 1}, 1)
+    page = get(site, "nodes", limit=2)
+    rest = get(site, "nodes", cursor=page["next"])
+    assert [node["name"] for node in page["nodes"] + rest["nodes"]] == [node["name"] for node in found]
+    assert site.as_owner.post("/api/v1/nodes/n0/drain").json() == {"note": ""}
+    assert site.as_owner.post("/api/v1/nodes/n1/disable").json() == {"note": ""}
+    assert [node["name"] for node in get(site, "nodes", state="draining")["nodes"]] == ["n0"]
+    assert site.as_owner.post("/api/v1/nodes/n1/enable").json() == {"note": ""}
+    assert get(site, "nodes/n1")["state"] == "up"
+    assert site.as_owner.delete("/api/v1/nodes/n4").json() == {"note": ""}
+    assert site.as_owner.get("/api/v1/nodes/n4").status_code == 404
+    assert site.as_owner.post("/api/v1/nodes/n4/drain").status_code == 404
+    assert site.as_owner.delete("/api/v1/nodes/n4").status_code == 404
+    assert site.as_owner.post("/api/v1/nodes/n0/explode").status_code == 400
+    use = get(site, "usage")
+    assert use["ready"] and use["pools"][""] == {
+        "total": 4,
+        "up": 3,
+        "idle": 3,
+        "draining": 1,
+        "disabled": 0,
+        "lost": 0,
+        "tasks": 1,
+        "waiting": 0,
+    }
+
+
+def test_queues(site: Serving) -> None:
+    site.node("n1")
+    submit(site.as_owner)
+    found = {queue["path"]: queue for queue in get(site, "queues")["queues"]}
+    assert set(found) == {"root", "root.default"}
+    assert (found["root"]["used"], found["root"]["leaf"], found["root.default"]["running"]) == ({"cpu": 1}, False, 1)
+    assert site.as_owner.post("/api/v1/queues/root.default/stop").json() == {"note": ""}
+    assert get(site, "queues/root.default")["state"] == "stopped"
+    assert site.as_owner.post("/api/v1/jobs", json=JOB).status_code == 409
+    assert site.as_owner.post("/api/v1/queues/root.default/start").json() == {"note": ""}
+    assert site.as_owner.post("/api/v1/queues/root.none/stop").status_code == 404
+    assert site.as_owner.get("/api/v1/queues/root.none").status_code == 404
+
+
+def test_lanes(site: Serving) -> None:
+    site.node("n1", cpu=1)
+    names = [submit(site.as_owner) for _ in range(4)]
+    (lane,) = get(site, "lanes", first=2)["lanes"]
+    assert (lane["queue"], lane["shape"], lane["reservations"], lane["tasks"]) == ("root.default", "cpu=1", 3, 3)
+    assert [each["job"] for each in lane["first"]] == names[1:3]
+    front = site.as_owner.post("/api/v1/lanes/front", json={"job": names[3], "stage": "main"})
+    assert front.status_code == 200
+    assert get(site, "lanes", first=1)["lanes"][0]["first"][0]["job"] == names[3]
+    reset = {"queue": "root.default", "job": names[3]}
+    assert site.as_owner.post("/api/v1/lanes/reset", json=reset).json() == {"note": ""}
+    assert get(site, "lanes", first=9)["lanes"][0]["first"][-1]["job"] == names[3]
+    assert site.as_owner.post("/api/v1/lanes/cancel", json={"job": names[1], "stage": "main"}).json() == {"note": ""}
+    assert get(site, f"jobs/{names[1]}")["state"] == "killed"
+    assert get(site, "lanes")["lanes"][0]["tasks"] == 2
+    assert site.as_owner.post("/api/v1/lanes/front", json={"job": "none", "stage": "main"}).status_code == 404
+
+
+def test_configuration(site: Serving) -> None:
+    site.node("n1")
+    before = get(site, "config")
+    assert before["partitions"]["default"]["queues"]["root"] == {"default": {"share": 100}}
+    wanted = {"partitions": {"default": {"chain": "1s", "queues": {"root": {"default": {}, "ml": {"share": 60}}}}}}
+    would = site.as_owner.post("/api/v1/config/validate", json=wanted).json()
+    assert would["differences"] == [
+        {"key": "default.queues.root.default.share", "before": 100, "after": None},
+        {"key": "default.queues.root.ml", "before": None, "after": {"share": 60}},
+        {"key": "default.chain", "before": None, "after": "1s"},
+    ]
+    assert get(site, "config") == before
+    done = site.as_owner.put("/api/v1/config", json=wanted)
+    assert done.json() == {"version": before["version"] + 1, "differences": would["differences"]}
+    assert "root.ml" in [queue["path"] for queue in get(site, "queues")["queues"]]
+    assert site.as_owner.put("/api/v1/config", json=wanted).json()["differences"] == []
+    wrong = site.as_owner.put("/api/v1/config", json={"partitions": {"default": {"chian": 1}}})
+    assert (wrong.status_code, wrong.json()["field"]) == (422, "partitions.default.chian")
+    submit(site.as_owner, {"queue": "root.ml", **JOB})
+    below = {"partitions": {"default": {"queues": {"root": {"default": {}, "ml": {"deep": {}}}}}}}
+    conflict = site.as_owner.put("/api/v1/config", json=below)
+    assert (conflict.status_code, conflict.json()["field"]) == (409, "partitions.default.queues.root.ml.deep")
+
+
+def test_shares(site: Serving) -> None:
+    site.node("n1")
+    queues = {"root": {"ml": {"share": 60, "limit": {"cpu": 3}}, "ci": {"share": 40}}}
+    site.as_owner.put("/api/v1/config", json={"partitions": {"default": {"queues": queues}}})
+    submit(site.as_owner, {"queue": "root.ml", "stages": [{"resources": {"cpu": 3}}]})
+    ml = get(site, "queues/root.ml")
+    assert (ml["entitlement_percent"], ml["use_percent"], round(ml["loan_percent"], 6)) == (60.0, 75.0, 15.0)
+    found = get(site, "shares")
+    assert (found["shares"], found["requestors"]) == ({"root.ml": 60, "root.ci": 40}, [])
+    wanted = {
+        "shares": {"root.ml": 30},
+        "requestors": [{"match": "^ci-", "queue": "root.ci"}],
+        "rebalance_threshold": 20,
+        "rebalance_after": "90s",
+    }
+    done = site.as_owner.put("/api/v1/shares", json=wanted)
+    assert {each["key"] for each in done.json()["differences"]} == {
+        "default.queues.root.ml.share",
+        "default.requestors",
+        "default.rebalance_threshold",
+        "default.rebalance_after",
+    }
+    assert get(site, "shares") == {
+        "shares": {"root.ml": 30, "root.ci": 40},
+        "requestors": [{"match": "^ci-", "queue": "root.ci"}],
+        "rebalance_threshold": 20,
+        "rebalance_after": 90.0,
+    }
+    assert get(site, "queues/root.ml")["limit"] == {"cpu": 3}  # what was not named stays
+    for wrong, field in (
+        ({"shares": {"root.mi": 1}}, "shares.root.mi"),
+        ({"shares": {"root.ml": -1}}, "queues.root.ml.share"),
+        ({"requestors": [{"match": "(", "queue": "root.ci"}]}, "requestors[0].match"),
+        ({"more": 1}, "more"),
+    ):
+        answer = site.as_owner.put("/api/v1/shares", json=wrong)
+        assert (answer.status_code, answer.json()["field"]) == (422, field), answer.text
+
+
+def test_secrets(site: Serving) -> None:
+    ann, bob = site.as_user("ann"), site.as_user("bob")
+    named = {"stages": [{"command": ["true"], "secrets": {"PASSWORD": "db"}, "resources": {"cpu": 1}}]}
+    refused = ann.post("/api/v1/jobs", json=named)
+    assert (refused.status_code, refused.json()["field"]) == (422, "stages[0].secrets.PASSWORD")
+    assert ann.put("/api/v1/secrets/db", json={"value": "hidden-value"}).status_code == 200
+    assert ann.get("/api/v1/secrets").json() == {"secrets": ["db"]}
+    assert bob.get("/api/v1/secrets").json() == {"secrets": []}
+    assert bob.post("/api/v1/jobs", json=named).status_code == 422
+    name = submit(ann, named)
+    assert "hidden-value" not in ann.get(f"/api/v1/jobs/{name}").text
+    assert b"hidden-value" not in (site.folder / "journal-wal").read_bytes()
+    assert (site.folder / "secrets").stat().st_mode & 0o777 == 0o600
+    assert site.secrets.values("ann", ("db", "other")) == {"db": "hidden-value"}
+    assert ann.delete("/api/v1/secrets/db").status_code == 200
+    assert ann.delete("/api/v1/secrets/db").status_code == 404
+    assert ann.put("/api/v1/secrets/b d", json={"value": "x"}).status_code == 422
+
+
+def test_partitions_come_and_go(site: Serving) -> None:
+    site.node("n1")
+    kept = submit(site.as_owner)
+    assert site.as_owner.put("/api/v1/partitions/night", json={"queues": {"root": {"q": {}}}}).status_code == 200
+    assert [each["name"] for each in get(site, "partitions")["partitions"]] == ["default", "night"]
+    site.node("x1", partition="night")
+    name = submit(site.as_owner, partition="night")
+    assert get(site, f"jobs/{name}", partition="night")["state"] == "running"
+    assert get(site, f"jobs/{kept}")["state"] == "running"  # without a name it is the one called default
+    assert site.as_owner.get("/api/v1/jobs", params={"partition": "nigth"}).status_code == 404
+    gone = site.as_owner.delete("/api/v1/partitions/night")
+    assert gone.status_code == 200, gone.text
+    assert [each["name"] for each in get(site, "partitions")["partitions"]] == ["default"]
+    assert any(message.stops for message in site.orders.messages if message.node == "x1")
+    assert site.as_owner.delete("/api/v1/partitions/night").status_code == 404
+    assert site.as_owner.delete("/api/v1/partitions/default").status_code == 409
+    assert site.as_owner.put("/api/v1/partitions/bad name", json={}).status_code == 422
+
+
+def test_a_restart_waits_for_its_nodes(tmp_path: Path) -> None:
+    with serving(tmp_path) as site:
+        site.node("n1")
+        submit(site.as_owner, {"id": "first", **JOB})
+    with serving(tmp_path) as site:
+        assert site.client().get("/readyz").status_code == 503
+        assert get(site, "partitions")["partitions"][0]["waiting_for"] == ["n1"]
+        assert get(site, "usage") == {"partition": "default", "ready": False, "pools": {}}
+        second = submit(site.as_owner, {"id": "second", **JOB})
+        assert get(site, f"jobs/{second}/explain")["waiting"][0]["code"] == "not ready"
+        assert site.as_owner.post("/api/v1/partitions/default/ready").json() == {"note": ""}
+        assert site.client().get("/readyz").status_code == 200
+        assert get(site, "jobs/second")["state"] == "running"
+        assert ("first", "main", 1) in site.orders.launches  # told again, for the agent may not have heard
+
+
+class Failing(SqliteJournal):
+    """Fails once, when told to."""
+
+    fail = False
+
+    def append(self, stream: str, epoch: int, seq: int, payload: bytes) -> None:
+        if Failing.fail:
+            Failing.fail = False
+            raise NotWritten("no space left")
+        super().append(stream, epoch, seq, payload)
+
+
+def test_a_journal_that_fails(tmp_path: Path) -> None:
+    with serving(tmp_path, open_journal=lambda: Failing(tmp_path / "journal", synchronous="off")) as site:
+        site.node("n1")
+        before = submit(site.as_owner)
+        Failing.fail = True
+        answer = site.as_owner.post("/api/v1/jobs", json={"id": "lost", **JOB})
+        assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
+        assert "nothing was done" in answer.json()["detail"]
+        deadline = time.monotonic() + SECONDS
+        while site.client().get("/healthz").json()["problem"] and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert get(site, f"jobs/{before}")["state"] == "running"
+        assert site.as_owner.get("/api/v1/jobs/lost").status_code == 404
+        submit(site.as_owner, {"id": "lost", **JOB})
+        assert "no space left" in site.notes[0]

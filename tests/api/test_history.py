@@ -1,0 +1,131 @@
+"""What ended is found again: over HTTP, after the state forgot it, and after a crash before it was written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fairlead.journal.history import History, Used
+from fairlead.journal.past import AttemptRow, Past
+from fairlead.testing import World
+from tests.api.serving import JOB, Serving, submit
+
+
+def end(site: Serving, client: Any, **document: Any) -> str:
+    name = submit(client, {**JOB, **document})
+    site.report(name, "running")
+    site.report(name, "succeeded", exit_code=0)
+    return name
+
+
+def test_over_http(site: Serving) -> None:
+    site.node("n1")
+    ann, bob = site.as_user("ann"), site.as_user("bob")
+    names = [end(site, ann) for _ in range(5)]
+    killed = submit(bob)
+    bob.post(f"/api/v1/jobs/{killed}/kill")
+    site.history.flush()
+
+    def past(client: Any, **params: Any) -> list[str]:
+        found: list[str] = []
+        cursor = ""
+        while True:
+            page = client.get("/api/v1/history", params={"limit": 2, "cursor": cursor, **params}).json()
+            found += [job["id"] for job in page["jobs"]]
+            cursor = page["next"]
+            if not cursor:
+                return found
+
+    assert past(site.as_owner) == [killed, *names[::-1]]
+    assert past(ann) == names[::-1]
+    assert past(ann, user="bob") == []
+    assert past(site.as_owner, state="killed") == [killed] == past(site.as_owner, user="bob")
+    (attempt,) = ann.get(f"/api/v1/jobs/{names[0]}/attempts").json()["attempts"]
+    assert (attempt["outcome"], attempt["node"], attempt["indices"], attempt["attempt"]) == (
+        "succeeded",
+        "n1",
+        [0, 1],
+        1,
+    )
+    assert bob.get(f"/api/v1/jobs/{names[0]}/attempts").status_code == 404
+    site.history.put_used(Used("default", 1, "main", 0, 1, 0, 1_000_000, 250_000, 2**20))
+    site.history.flush()
+    used = ann.get(f"/api/v1/jobs/{names[0]}/attempts").json()["used"]
+    assert used == {"main": {"attempts": 1, "cpu_seconds": 0.25, "most_memory": 2**20}}
+
+
+def test_logs_that_are_not_there(site: Serving) -> None:
+    site.node("n1")
+    waits = submit(site.as_owner, {"stages": [{"resources": {"cpu": 99}}]})
+    ended = end(site, site.as_owner)
+    site.history.flush()
+    for name, params, status in (
+        (waits, {}, 404),
+        (waits, {"stage": "none"}, 404),
+        (waits, {"index": 1}, 404),
+        (waits, {"index": -1}, 400),
+        (waits, {"stream": "in"}, 400),
+        ("none", {}, 404),
+        ("..%2f..%2fetc", {}, 404),
+        (ended, {}, 409),  # nobody is connected for that node
+    ):
+        answer = site.as_owner.get(f"/api/v1/jobs/{name}/log", params=params)
+        assert answer.status_code == status, (name, params, answer.text)
+    assert site.as_user("bob").get(f"/api/v1/jobs/{ended}/log").status_code == 404
+
+
+def rows(history: History, number: int) -> list[tuple[str, tuple[int, ...], int, str, str]]:
+    history.flush()
+    found = [
+        (row.stage, row.indices, row.attempt, row.outcome, row.node) for row in history.attempts("default", number)
+    ]
+    return sorted(found)
+
+
+def story(w: World) -> None:
+    w.nodes(2, cpu=4)
+    w.submit(name="array", stages=[{"name": "a", "count": 6, "min": 1, "tries": 2, "resources": {"cpu": 1}}])
+    w.submit(name="single", stages=[{"name": "s", "resources": {"cpu": 1}}])
+    w.cycle()
+    w.finish("array", stage="a", index=0, exit_code=0)
+    w.finish("array", stage="a", index=1, exit_code=3)
+    w.cycle()
+    w.finish("single", stage="s", index=0, exit_code=0)
+    w.cycle()
+    for index in range(1, 5):
+        w.finish("array", stage="a", index=index, exit_code=0)
+    w.cycle()
+    w.kill("array")
+    w.cycle()
+    w.advance(10)
+
+
+def test_rows_of_a_story(tmp_path: Path) -> None:
+    history = History(tmp_path / "history")
+    w = World(observers=[Past(history)])
+    story(w)
+    found = rows(history, 1)
+    assert [(row[3], row[2]) for row in found if row[1][0] == 1] == [("failed", 1), ("succeeded", 2)]
+    assert rows(history, 2) == [("s", (0, 1), 1, "succeeded", "n1")]
+    job = history.job("default", "array")
+    assert job is not None and (job.state, job.tasks) == ("killed", {"killed": 1, "succeeded": 5})
+    last = history.attempt("default", 1, "a", 1)
+    assert isinstance(last, AttemptRow) and (last.attempt, last.outcome) == (2, "succeeded")
+    assert history.attempt("default", 1, "a", 7) is None
+    history.close()
+    assert len(rows(History(tmp_path / "history"), 1)) == len(found)
+
+
+def test_what_a_crash_kept_from_being_written_is_made_up_for(tmp_path: Path) -> None:
+    w = World()
+    story(w)
+    history = History(tmp_path / "history")
+    past = Past(history)
+    past.began(w.partition())
+    made_up = rows(history, 1)
+    assert [(row[3], row[2]) for row in made_up if row[1] == (1, 2)] == [("succeeded", 2)]
+    assert len(made_up) == 6
+    past.began(w.partition())
+    assert rows(history, 1) == made_up  # once
+    job = history.job("default", "single")
+    assert job is not None and job.tasks == {"succeeded": 1}

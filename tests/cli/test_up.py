@@ -1,0 +1,230 @@
+"""`fairlead up` and the commands that ask it: what they print, how they end, and what outlives what."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.live import PROGRAM, SECONDS, Up
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    found = Up(tmp_path_factory.mktemp("up") / "data")
+    found.until("node", "list", said="box")
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+def test_run_ends_as_its_command_did(up: Up) -> None:
+    done = up.ask("run", "--cpu", "0.1", "--", "sh", "-c", "echo out; echo err >&2; exit 7")
+    assert (done.returncode, done.stdout) == (7, "out\n")
+    assert done.stderr.startswith("err\n") and "exit code 7" in done.stderr
+    assert up.run("run", "--cpu", "0.1", "--shell", "--", "echo $0 a b") == "/bin/sh a b\n"
+    found = json.loads(up.run("run", "--cpu", "0.1", "--json", "--", "true"))
+    assert (found["state"], found["name"]) == ("succeeded", "true")
+
+
+def test_tasks_of_an_array_are_told_apart(up: Up) -> None:
+    lines = up.run("run", "--count", "3", "--cpu", "0.1", "--", "sh", "-c", "echo $FAIRLEAD_INDEX").splitlines()
+    assert sorted(lines) == ["main[0] 0", "main[1] 1", "main[2] 2"]
+
+
+def test_a_task_runs_where_it_was_submitted(up: Up) -> None:
+    assert up.run("run", "--cpu", "0.1", "--", "pwd").strip() == str(up.folder.parent)
+
+
+def test_a_file_or_standard_input(up: Up, tmp_path: Path) -> None:
+    job = "name: hello\nstages:\n- {command: [echo, hi], resources: {cpu: 0.1}}\n"
+    (tmp_path / "job.yaml").write_text(job)
+    assert up.run("submit", "--follow", "--file", str(tmp_path / "job.yaml")) == "hi\n"
+    short = "command: [echo, short]\nresources: {cpu: 0.1}\nname: short\n"
+    name = up.run("submit", "--file", "-", text=short).strip()
+    assert up.run("wait", name) == f"{name}: succeeded\n"
+    assert up.run("logs", name) == "short\n"
+    (tmp_path / "bad.yaml").write_text("stages: [{comand: [x]}]")
+    done = up.ask("submit", "--file", str(tmp_path / "bad.yaml"))
+    assert done.returncode == 1 and "did you mean command?" in done.stderr
+    assert up.ask("submit", "--file", str(tmp_path / "none.yaml")).returncode == 2
+    assert up.ask("submit").returncode == 2
+
+
+def test_after_and_labels(up: Up) -> None:
+    first = up.run("submit", "--cpu", "0.1", "--", "sleep", "600").strip()
+    second = up.run("submit", "--cpu", "0.1", "--after", first, "--label", "a=b", "--", "true").strip()
+    assert f"waits for {first}" in up.run("explain", second)
+    assert second in up.run("ps", "--label", "a=b") and first not in up.run("ps", "--label", "a=b")
+    assert up.ask("wait", "--timeout", "0.1", second).returncode == 124
+    up.run("kill", first)
+    assert up.ask("wait", first, second).returncode == 1
+
+
+def test_a_gang_starts_together(up: Up) -> None:
+    name = up.run("submit", "--gang", "5", "--", "sleep", "600").strip()
+    assert "never fits" in up.run("explain", name)
+    shown = json.loads(up.run("explain", "--json", name))
+    assert shown["waiting"][0]["count"] == 5
+    assert json.loads(up.run("kill", "--json", name)) == {name: ""}
+
+
+def test_secrets_of_others_and_unknown_things(up: Up) -> None:
+    for arguments, code in (
+        (("show", "none"), 1),
+        (("logs", "none"), 1),
+        (("kill", "none"), 1),
+        (("node", "drain", "none"), 1),
+        (("queue", "stop", "root.none"), 1),
+        (("scale", "none", "-1"), 2),
+        (("partition", "remove", "none", "--yes"), 1),
+        (("token", "revoke", "none"), 1),
+        (("nonsense",), 2),
+    ):
+        done = up.ask(*arguments)
+        assert (done.returncode, done.stdout) == (code, ""), arguments
+        assert "Traceback" not in done.stderr
+    said = json.loads(up.run("show", "none", "--json", code=1))
+    assert (said["ok"], said["status"], said["code"]) == (False, 404, "missing")
+
+
+def test_cluster_commands_print_json(up: Up) -> None:
+    for arguments in (
+        ("node", "list"),
+        ("queue", "list"),
+        ("lane", "list"),
+        ("pool", "list"),
+        ("partition", "list"),
+        ("token", "list"),
+        ("config", "get"),
+        ("history",),
+        ("ps",),
+    ):
+        json.loads(up.run(*arguments, "--json"))
+        assert up.run(*arguments)
+    assert json.loads(up.run("node", "show", "box"))["resources"]["cpu"] == 4
+    assert "1 nodes" in up.run("top", "--once")
+
+
+def test_configuration(up: Up, tmp_path: Path) -> None:
+    file = tmp_path / "fairlead.yaml"
+    file.write_text("partitions: {default: {queues: {root: {default: {share: 70}, ml: {share: 30}}}}}")
+    assert "default.queues.root.ml" in up.run("config", "diff", str(file))
+    assert "root.ml" not in up.run("config", "get")
+    assert "default.queues.root.default.share: 100 -> 70" in up.run("config", "apply", str(file))
+    assert up.run("config", "diff", str(file)) == "no difference\n"
+    assert "ml" in up.run("queue", "list")
+    up.run("queue", "stop", "root.ml")
+    assert up.ask("submit", "-q", "root.ml", "--", "true").returncode == 1
+    up.run("queue", "start", "root.ml")
+    assert up.run("partition", "set", "night").startswith("night: (default) -> ")
+    assert "night" in up.run("partition", "list")
+    up.run("partition", "remove", "night", "--yes")
+
+
+def test_shares(up: Up) -> None:
+    assert "100.0%" in up.run("share", "list")
+    assert "default.queues.root.default.share: " in up.run("share", "set", "root.default", "55")
+    assert "rebalance_threshold" in up.run("share", "rebalance", "--threshold", "30", "--after", "2min")
+    assert "requestors" in up.run("share", "match", "^ci-=root.default")
+    said = up.run("share", "list")
+    assert "go to root.default" in said and "30% apart for 120 s" in said
+    assert json.loads(up.run("share", "list", "--json"))["rebalance_after"] == 120
+    assert up.ask("share", "match", "nothing").returncode == 2
+
+
+def test_a_secret_reaches_the_task_and_nothing_else(up: Up) -> None:
+    up.run("secret", "set", "db", text="hidden-value\n")
+    assert up.run("secret", "list") == "db\n"
+    command = ("--cpu", "0.1", "--secret", "PASSWORD=db", "--shell", "--", "echo ${#PASSWORD}")
+    assert up.run("run", *command) == "12\n"
+    for file in up.folder.rglob("*"):
+        if file.is_file() and file.name != "secrets":
+            assert b"hidden-value" not in file.read_bytes(), file
+    up.run("secret", "remove", "db")
+    assert up.ask("run", *command).returncode == 1
+
+
+def test_tokens(up: Up) -> None:
+    secret = up.run("token", "create", "--role", "user", "--user", "bob").strip()
+    before = dict(up.environment)
+    up.environment.update(FAIRLEAD_URL=up.url, FAIRLEAD_TOKEN=secret)
+    try:
+        name = up.run("submit", "--cpu", "0.1", "--", "true").strip()
+        assert up.ask("node", "drain", "box").returncode == 1
+        up.environment["FAIRLEAD_TOKEN"] = "fl_wrong"
+        assert "token" in up.ask("ps").stderr
+        up.environment["FAIRLEAD_URL"] = "http://127.0.0.1:1"
+    finally:
+        up.environment = before
+    assert json.loads(up.run("show", "--json", name))["job"]["user"] == "bob"
+    (known,) = (each for each in json.loads(up.run("token", "list", "--json")) if each["user"] == "bob")
+    up.run("token", "revoke", known["id"])
+
+
+def test_a_second_one_is_refused(up: Up) -> None:
+    done = up.ask("up", "--port", "0")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"another server runs on {up.folder}" in done.stderr
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        other = subprocess.run(
+            [PROGRAM, "server", "--data", str(up.folder.with_name("other")), "--port", str(taken.getsockname()[1])],
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+    assert (other.returncode, "Address already in use; choose another one with --port" in other.stderr) == (1, True)
+
+
+def test_beyond_this_machine_tls_is_needed(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [PROGRAM, "server", "--data", str(tmp_path / "d"), "--host", "0.0.0.0", "--port", "0"],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert done.returncode == 1 and "TLS is needed" in done.stderr
+
+
+def test_nobody_there(tmp_path: Path) -> None:
+    environment = {"FAIRLEAD_DATA": str(tmp_path / "none"), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    for command, code in (("ps", 3), ("down", 1)):
+        done = subprocess.run(
+            [PROGRAM, command], env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
+        )
+        assert (done.returncode, "fairlead up" in done.stderr) == (code, True)
+
+
+def test_tasks_outlive_the_server(tmp_path: Path) -> None:
+    up = Up(tmp_path / "data")
+    try:
+        up.until("node", "list", said="box")
+        flag = tmp_path / "flag"
+        name = up.run("submit", "--shell", "--", f"while [ ! -e {flag} ]; do sleep 0.05; done; echo went on").strip()
+        up.until("show", name, said="running")
+        up.until("node", "list", said="box   up           1")
+        assert up.interrupt() == 0
+        assert up.ask("ps").returncode == 3
+        flag.touch()
+        up.start()
+        assert up.run("wait", name) == f"{name}: succeeded\n"
+        assert up.run("logs", name) == "went on\n"
+        assert '"attempt":1' in up.run("show", "--json", name)
+        # And whoever asks for it ends them.
+        name = up.run("submit", "--", "sleep", "600").strip()
+        up.until("show", name, said="running")
+        assert "1 jobs were killed" in up.run("down", "--kill")
+        deadline = time.monotonic() + SECONDS
+        while up.process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert up.process.returncode == 0
+    finally:
+        up.close()

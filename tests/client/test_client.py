@@ -1,0 +1,218 @@
+"""The client against a real server: answers, refusals, retries that change things once, functions on the fleet."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import wait
+
+import pytest
+
+import fairlead
+from fairlead.client import AsyncClient, Client, Problem
+from fairlead.client.executor import Lost
+from tests.live import SECONDS, Up
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    found = Up(tmp_path_factory.mktemp("client") / "data")
+    found.until("node", "list", said="box")
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+@pytest.fixture
+def client(up: Up) -> Iterator[Client]:
+    with Client(up.url, up.token) as found:
+        yield found
+
+
+SMALL = {"cpu": 0.1}
+
+
+def test_a_job_from_submit_to_log(client: Client) -> None:
+    job = client.submit(
+        ["sh", "-c", "echo $GREETING"], resources=SMALL, environment={"GREETING": "hello"}, name="greet"
+    )
+    found = client.wait(job, timeout=SECONDS)
+    assert (found.state, found.name, found.over) == ("succeeded", "greet", True)
+    assert b"".join(client.log(job)) == b"hello\n"
+    assert [task.exit_code for task in client.tasks(job)] == [0]
+    (attempt,) = client.attempts(job).attempts
+    assert (attempt.outcome, attempt.node) == ("succeeded", "box")
+    assert job in [each.id for each in client.jobs(name="greet")]
+    assert job in [each.id for each in client.history()]
+
+
+def test_refusals_are_raised(client: Client) -> None:
+    with pytest.raises(Problem) as refusal:
+        client.submit(document={"stages": []})
+    assert (refusal.value.status, refusal.value.field) == (422, "stages")
+    with pytest.raises(Problem) as refusal:
+        client.job("../../etc/passwd")
+    assert refusal.value.status == 404
+    with pytest.raises(TypeError):
+        client.submit(["true"], document={"stages": [{}]})
+    with pytest.raises(TypeError):
+        client.submit()
+    waits = client.submit(["true"], resources={"cpu": 99})
+    with pytest.raises(TimeoutError):
+        client.wait(waits, timeout=0.05)
+    assert client.explain(waits).waiting[0].code == "never fits"
+    client.kill(waits)
+
+
+def test_many(client: Client) -> None:
+    documents = [{"name": f"m{number}", "stages": [{"command": ["true"], "resources": SMALL}]} for number in range(30)]
+    items = client.submit_many([*documents, {"stages": 5}])
+    assert [item.problem is None for item in items] == [True] * 30 + [False]
+    assert all(client.wait(item.job, timeout=SECONDS).state == "succeeded" for item in items[:30])
+
+
+def test_nobody_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with Client(f"http://127.0.0.1:{port}", "x") as client, pytest.raises(Problem) as problem:
+        client.jobs().__next__()
+    assert (problem.value.status, problem.value.code) == (0, "unreachable")
+
+
+class Cutting:
+    """Stands before a server, and cuts the first connections after the request has reached it."""
+
+    def __init__(self, url: str, cuts: int) -> None:
+        host, port = url.removeprefix("http://").split(":")
+        self._to = (host, int(port))
+        self.cuts = cuts
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            try:
+                near, _ = self._socket.accept()
+            except OSError:
+                return
+            with near, socket.create_connection(self._to) as far:
+                far.sendall(self._request(near))
+                answer = far.recv(65536)
+                if self.cuts:
+                    self.cuts -= 1
+                    continue
+                near.sendall(answer)
+                far.settimeout(0.3)
+                try:
+                    while more := far.recv(65536):
+                        near.sendall(more)
+                except TimeoutError:
+                    pass
+
+    def _request(self, near: socket.socket) -> bytes:
+        found = near.recv(65536)
+        while b"\r\n\r\n" not in found or (b"POST" in found and not found.endswith(b"}")):
+            found += near.recv(65536)
+        return found
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def test_an_answer_that_is_lost_on_the_way_changes_nothing_twice(up: Up, client: Client) -> None:
+    cutting = Cutting(up.url, cuts=3)
+    try:
+        with Client(cutting.url, up.token) as through:
+            job = through.submit(["true"], resources=SMALL, name="once")
+        assert cutting.cuts == 0
+    finally:
+        cutting.close()
+    assert [each.id for each in client.jobs(name="once")] == [job]
+
+
+def test_asyncio(up: Up) -> None:
+    async def story() -> None:
+        async with AsyncClient(up.url, up.token) as client:
+            names = await asyncio.gather(*(client.submit(["echo", str(n)], resources=SMALL) for n in range(5)))
+            ended = await asyncio.gather(*(client.wait(name, timeout=SECONDS) for name in names))
+            assert [each.state for each in ended] == ["succeeded"] * 5
+            assert b"".join([part async for part in client.log(names[3])]) == b"3\n"
+            with pytest.raises(Problem):
+                await client.job("none")
+            assert names[0] in [job.id async for job in client.jobs()]
+
+    asyncio.run(story())
+
+
+# -- functions ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def executor(client: Client) -> Iterator[fairlead.Executor]:
+    with fairlead.Executor(client, resources=SMALL) as found:
+        yield found
+
+
+def test_results_and_errors_come_back(executor: fairlead.Executor) -> None:
+    def divide(a: int, b: int) -> float:
+        print("this goes to standard error")
+        return a / b
+
+    assert executor.submit(divide, 6, b=3).result(SECONDS) == 2.0
+    failed = executor.submit(divide, 1, 0)
+    with pytest.raises(ZeroDivisionError) as raised:
+        failed.result(SECONDS)
+    assert "divide" in str(raised.value.__cause__)
+    assert executor.submit(os.getpid).result(SECONDS) != os.getpid()
+
+
+def test_map(executor: fairlead.Executor) -> None:
+    assert list(executor.map(lambda a, b: a + b, range(10), range(10), chunksize=4)) == list(range(0, 20, 2))
+    large = executor.submit(lambda text: text[::-1], "ab" * 500_000).result(SECONDS)
+    assert large == "ba" * 500_000
+
+
+def test_a_call_can_be_cancelled(executor: fairlead.Executor, client: Client) -> None:
+    slow = executor.submit(time.sleep, 600)
+    deadline = time.monotonic() + SECONDS
+    while not slow.job and time.monotonic() < deadline:  # type: ignore[attr-defined]
+        time.sleep(0.01)
+    assert slow.cancel() and slow.cancelled()
+    assert client.wait(slow.job, timeout=SECONDS).state == "killed"  # type: ignore[attr-defined]
+
+
+def test_a_call_that_is_killed_says_so(executor: fairlead.Executor, client: Client) -> None:
+    slow = executor.but(name="other").submit(time.sleep, 600)
+    while not slow.job:  # type: ignore[attr-defined]
+        time.sleep(0.01)
+    client.kill(slow.job)  # type: ignore[attr-defined]
+    with pytest.raises(Lost):
+        slow.result(SECONDS)
+
+
+def test_what_cannot_be(executor: fairlead.Executor) -> None:
+    with pytest.raises(ValueError, match="pass file names"):
+        executor.submit(len, os.urandom(2_000_000))
+    with pytest.raises(ValueError, match="write it to a file"):
+        executor.submit(os.urandom, 8_000_000).result(SECONDS)
+    with pytest.raises(Problem, match="there is no queue"):
+        executor.but(queue="root.none").submit(len, "x").result(SECONDS)
+
+
+def test_shutdown(client: Client) -> None:
+    executor = fairlead.Executor(client, resources=SMALL)
+    calls = [executor.submit(abs, -number) for number in range(5)]
+    executor.shutdown()
+    assert [call.result(0) for call in calls] == list(range(5))
+    with pytest.raises(RuntimeError):
+        executor.submit(abs, 1)
+    other = fairlead.Executor(client, resources=SMALL)
+    slow = [other.submit(time.sleep, 600) for _ in range(3)]
+    other.shutdown(cancel_futures=True)
+    assert not wait(slow, SECONDS).not_done and all(call.cancelled() for call in slow)

@@ -1,0 +1,89 @@
+"""`fairlead up` for tests: the real program on a data directory of its own, and commands that are asked of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+PROGRAM = str(Path(sys.executable).with_name("fairlead"))
+SECONDS = 60.0  # no story may take longer; none depends on it
+
+
+class Up:
+    """A server with an agent beside it."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.folder = folder
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("FAIRLEAD_")},
+            "FAIRLEAD_DATA": str(folder),
+            "LOGNAME": "ann",
+        }
+        self._options = options or ("--name", "box", "--resource", "cpu=4", "--resource", "memory=8Gi")
+        self.start()
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            [PROGRAM, "up", "--port", "0", "--json", *self._options],
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, self.process.communicate()[1]
+        self.url: str = json.loads(line)["url"]
+        self.token = (self.folder / "token").read_text().strip()
+
+    def interrupt(self) -> int:
+        """Ctrl-C."""
+        self.process.send_signal(signal.SIGINT)
+        return self.process.wait(SECONDS)
+
+    def run(self, *arguments: str, code: int | None = 0, text: str | None = None) -> str:
+        done = self.ask(*arguments, text=text)
+        assert code is None or done.returncode == code, (arguments, done.returncode, done.stdout, done.stderr)
+        return done.stdout
+
+    def ask(self, *arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [PROGRAM, *arguments],
+            env=self.environment,
+            cwd=self.folder.parent,
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+
+    def until(self, *arguments: str, said: str) -> str:
+        """Ask until the answer has a text in it."""
+        deadline = time.monotonic() + SECONDS
+        while True:
+            done = self.ask(*arguments)
+            if said in done.stdout:
+                return done.stdout
+            assert time.monotonic() < deadline, (done.stdout, done.stderr)
+            time.sleep(0.05)
+
+    def close(self) -> None:
+        """End everything: jobs, server, agent and spawners."""
+        if self.process.poll() is not None:
+            self.start()
+        self.ask("down", "--kill")
+        self.process.wait(SECONDS)
+        for each in psutil.process_iter(["cmdline"]):
+            if any(str(self.folder) in word for word in each.info["cmdline"] or ()):
+                each.kill()
+        for stream in (self.process.stdout, self.process.stderr):
+            if stream is not None:
+                stream.close()
