@@ -9,7 +9,7 @@ PIP    := $(PY) -m pip --disable-pip-version-check --no-input --quiet
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup up test test-long format bench lock clean
+.PHONY: help setup up test test-long soak format bench lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -39,6 +39,9 @@ test: $(READY) ## format check, lint, types and tests
 
 test-long: $(READY) ## every test, the long ones too
 	$(PY) -m pytest -n 2 -m ""
+
+soak: $(READY) ## simulate trouble, seed after seed, until Ctrl-C or a failure; SOAK="--profile storm --first 1000"
+	$(PY) -m fairlead.sim.soak $(SOAK)
 
 format: $(READY) ## format the code and fix what the linter can
 	$(PY) -m ruff format

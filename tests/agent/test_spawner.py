@@ -18,6 +18,8 @@ from fairlead.agent.link import end_all, prepare
 from fairlead.agent.spawner.files import LARGE
 from fairlead.agent.spawner.frames import Unpacker, pack
 from fairlead.agent.spawner.ledger import Ledger
+from fairlead.agent.spawner.limits import Limits
+from fairlead.agent.spawner.tasks import Tasks
 
 SECONDS = 30.0
 
@@ -27,6 +29,7 @@ class Spawner:
         self.directory = prepare(directory)
         self.process = link._start(directory)
         self.known: list[Any] = []
+        self.note = ""
         self.started: set[Any] = set()
         self.ended: dict[Any, Any] = {}
         self.join()
@@ -69,7 +72,7 @@ class Spawner:
         assert data, "the spawner ended"
         for message in self._unpacker.feed(data):
             if message[0] == "state":
-                self.known = message[1]
+                self.known, self.note = message[1:]
                 self.ended |= {
                     (m[1], m[2], m[3], i): result for m, i, _, state, result in message[1] if state == "ended"
                 }
@@ -188,6 +191,29 @@ def test_what_has_not_started_is_returned_and_the_rest_goes_on(spawner: Spawner,
     assert {spawner.ended[key][0] for key in keys[:2]} == {"exit"}
 
 
+def test_a_task_that_goes_on_is_limited_with_its_children(spawner: Spawner, tmp_path: Path) -> None:
+    """Where cgroups can be had."""
+    script = f"""
+        (while :; do :; done) & echo $! >{tmp_path}/pid
+        while :; do :; done
+    """
+    (key,) = spawner.launch(script, cpu=500)
+    spawner.until(lambda: key in spawner.started)
+    if "CPU is not limited" in spawner.note:
+        pytest.skip(spawner.note)
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        sleep(0.01)
+    child = psutil.Process(int((tmp_path / "pid").read_text()))
+    cgroups = f"/proc/{child.pid}/cgroup"
+    until = monotonic() + SECONDS
+    while "/fairlead-" not in Path(cgroups).read_text():
+        assert monotonic() < until
+        sleep(0.01)
+    spawner.send("stop", [(key, 0.0)])
+    spawner.until(lambda: key in spawner.ended)
+    assert not alive(child.pid)
+
+
 def test_large_logs_are_moved_aside(spawner: Spawner) -> None:
     (key,) = spawner.launch(f"head -c {LARGE + 1000} /dev/zero; while :; do echo more; sleep 0.01; done")
     older = spawner.log(key).with_name(spawner.log(key).name + ".1")
@@ -211,6 +237,16 @@ def test_a_launch_that_is_sent_again_is_started_once(spawner: Spawner, tmp_path:
     spawner.launch("true", number=2)
     spawner.until(lambda: len(spawner.ended) == 2)
     assert (tmp_path / "runs").read_text() == "x\n"
+
+
+def test_a_task_is_written_down_before_it_can_start(tmp_path: Path) -> None:
+    path = str(tmp_path / "ledger")
+    ledger = Ledger(path)
+    tasks = Tasks(ledger, Limits("test"), "mark:")
+    spec = (("true",), {}, "/", str(tmp_path), 0, 0)
+    tasks.launch([(("job1", 1, "main", 1), spec, [0], 0, False, None)], {})
+    assert tasks.starting
+    assert set(Ledger(path).tasks) == {(1, "main", 1, 0)}
 
 
 @pytest.mark.parametrize("cut", [1, 5, 20])

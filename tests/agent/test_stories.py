@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,8 +14,10 @@ from typing import Any
 import psutil
 import pytest
 
+from fairlead.agent.main import Agent, Settings, Taken
 from fairlead.core.commands import MoveNode
 from fairlead.core.model import Stage
+from fairlead.gang import wait
 from fairlead.wire.agent import LogRequest
 from tests.agent.plant import PARTITION, SECONDS, Machine, Plant, machine
 
@@ -115,7 +119,7 @@ def test_a_killed_job_leaves_no_process(tmp_path: Path) -> None:
 
 def test_what_a_task_leaves_behind_ends_with_it(tmp_path: Path) -> None:
     file = tmp_path / "pids"
-    script = f"sleep 1000 & echo $! >{file}; setsid sleep 1000 & echo $! >>{file}"
+    script = f"sleep 1000 & echo $! >{file}; setsid sleep 1000 & echo $! >>{file}; sleep 0.2"
 
     async def story() -> None:
         async with plant_with_agent(tmp_path) as (plant, _):
@@ -170,7 +174,7 @@ def test_a_log_is_followed_while_it_grows(tmp_path: Path) -> None:
     async def story() -> None:
         async with plant_with_agent(tmp_path) as (plant, _):
             job = await plant.submit(["sh", "-c", f"echo one; while ! [ -e {go} ]; do sleep 0.01; done; echo two"])
-            await plant.until(lambda p: p.jobs[job].stages[0].live)
+            await plant.until(lambda p: [each.state for each in p.allocations.values()] == ["running"])
             number = await plant.job(job, lambda each: each.number)
             text = b""
             async for part in plant.hub.log(PARTITION, "n1", LogRequest(0, number, "main", 0, 1, follow=True)):
@@ -192,5 +196,58 @@ def test_drained_nodes_return_what_has_not_started(tmp_path: Path) -> None:
             await plant.ask(MoveNode(name="n1", action="enable", operator=True))
             assert await plant.over(job) == "succeeded"
             assert await plant.ends(3000) == list(range(3000))
+
+    tell(story)
+
+
+RING = Path(__file__).parents[2] / "examples" / "gang" / "ring.py"
+
+
+def test_a_gang_adds_up_in_a_ring(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with plant_with_agent(tmp_path) as (plant, _):
+            job = await plant.submit(["python3", str(RING)], count=4)
+            assert await plant.over(job) == "succeeded"
+            total = [6 + 4 * at for at in range(10)]
+            for index in range(4):
+                assert await log_of(plant, job, index=index) == f"rank {index} of 4: {total}\n"
+
+    tell(story)
+
+
+def test_members_of_a_gang_wait_for_each_other(tmp_path: Path) -> None:
+    """Each notes that it is there, waits for all, and then looks who is."""
+    there = f"touch {tmp_path}/member.$RANK; sleep 0.$RANK"
+    script = f"{there}; {sys.executable} -m fairlead.gang 30 && ls {tmp_path} | grep -c member"
+
+    async def story() -> None:
+        async with plant_with_agent(tmp_path) as (plant, _):
+            job = await plant.submit(["sh", "-c", script], count=4)
+            assert await plant.over(job) == "succeeded"
+            assert [await log_of(plant, job, index=index) for index in range(4)] == ["4\n"] * 4
+
+    tell(story)
+
+
+def test_a_gang_that_is_not_complete_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank in ("0", "1"):
+        for name, value in {
+            "RANK": rank,
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "FAIRLEAD_PORT": "20999",
+        }.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(TimeoutError, match=r"not all 2 members of the gang came within 0\.2 s"):
+            wait(0.2)
+
+
+def test_a_second_agent_on_a_directory_is_refused(tmp_path: Path) -> None:
+    async def story() -> None:
+        settings = Settings(join="http://127.0.0.1:1", directory=tmp_path / "agent")
+        first = Agent(settings, lambda event, fields: None)
+        with pytest.raises(Taken, match="another agent uses"):
+            Agent(settings, lambda event, fields: None)
+        os.close(first._lock)
 
     tell(story)

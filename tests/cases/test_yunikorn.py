@@ -18,6 +18,7 @@ from fairlead.core.reasons import OverLimit, TooManyJobs
 from fairlead.core.resources import MEMORY, MILLI, Vector
 from fairlead.core.state import headroom
 from fairlead.testing import World
+from tests.cases import test_starvation as starvation
 
 PUBLISHED = """
 headroom-01 quota-01 quota-03 fairmax-01 fairmax-03 fairmax-05 fairmax-07 queue-sort-01 queue-sort-03 queue-sort-05
@@ -29,18 +30,16 @@ quota-preempt-04 quota-preempt-06 quota-preempt-08 object-state-01
 
 TURNS = "queues take turns by use over share, then name; guarantees do not sort. Comes with shares"
 ORDERS = "the order of a leaf is kind, then priority, time or running tasks. Comes with the orders"
-HOLDS = "a starving gang holds nodes; a single ask reserves none. Comes with holds"
 GANGS = "a gang starts whole in one change, so there are no placeholders to swap, time out or give back"
-PREEMPTION = "victims are whole gangs or tasks beyond min. Comes with preemption"
 NOT_OURS = {
     "fairmax-01": "limits are hard along the whole path: a child's 1200 below 1000 is 1000 (`test_limits_of_a_path`)",
     "alloc-01": "queues of equal use go by name, not by the priority of what waits (`test_priority_in_a_leaf`)",
     "node-sort-01": "nodes are scored by packing, not by weighted use. Comes with placement",
     **dict.fromkeys([f"queue-sort-{at:02}" for at in range(1, 14, 2)], TURNS),
     **dict.fromkeys([f"app-sort-{at:02}" for at in range(2, 11, 2)], ORDERS),
-    **dict.fromkeys(["reserve-01", "reserve-03", "reserve-05", "reserve-07", "reserve-09"], HOLDS),
+    "reserve-05": "nobody asks for one node and nothing else: a selector of a node's own label waits for its turn",
     **dict.fromkeys(["gang-02", "gang-04", "gang-06"], GANGS),
-    **dict.fromkeys(["preempt-02", "preempt-04", "preempt-06"], PREEMPTION),
+    "preempt-06": "a claim is made when it helps, once, and not again for `promise_for` if it did not",
     **dict.fromkeys([f"quota-preempt-{at:02}" for at in (2, 4, 6, 8)], "a lowered limit stops nothing that runs"),
 }
 
@@ -695,6 +694,7 @@ def test_a_stopped_queue_is_started_before_it_is_removed() -> None:
 # -- the list ----------------------------------------------------------------------------------------------------
 
 TESTED = {row[0] for table in (HEADROOM, QUOTA, FAIR_MAX, LIMITS) for row in table}
+TESTED |= starvation.YUNIKORN
 TESTED |= {"gang-08", "remove-01", "remove-03", "remove-05", "object-state-01"}
 
 

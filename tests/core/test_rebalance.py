@@ -142,8 +142,8 @@ def test_a_gang_keeps_what_it_needs() -> None:
 
 def test_what_may_not_be_preempted_stays() -> None:
     w = world()
-    stages = [{"name": "s", "count": 10, "min": 1, "resources": {"cpu": 1}}]
-    w.submit(name="firm", queue="root.a", preemptible=False, stages=stages)
+    stages = [{"name": "s", "count": 10, "resources": {"cpu": 1}}]
+    w.submit(name="firm", queue="root.a", preemptible=False, stages=stages)  # a gang may go beyond the share at once
     w.advance(1)
     array(w, "b", 20)
     w.advance(300)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from fairlead.core.commands import Report
 from fairlead.core.phases import hands
 from fairlead.core.policy.shares import Claim, start_counts
+from fairlead.core.reasons import ShareSpent
 from fairlead.testing import World
 
 
@@ -238,3 +239,38 @@ def test_in_a_fair_queue_the_stage_that_takes_longest_comes_first() -> None:
     w.submit(name="j", queue="root.q", stages=[{"name": "0", "resources": {"cpu": 1}}, *stages])
     w.cycle()
     assert sorted(stage for stage, _ in w.placements("j")) == ["a", "b"]
+
+
+def test_what_cannot_be_taken_back_is_not_lent() -> None:
+    w = world(10, a=30, b=70)
+    stages = [{"name": "s", "count": 10, "min": 1, "resources": {"cpu": 1}}]
+    w.submit(name="firm", queue="root.a", preemptible=False, stages=stages)
+    w.cycle()
+    assert running(w) == {"a": 3, "b": 0}
+    assert w.explain("firm")[0].reason == ShareSpent("root.a")
+    array(w, "a", 2)  # passes it, on loan
+    w.cycle()
+    assert running(w) == {"a": 5, "b": 0}
+
+
+def test_a_gang_that_cannot_be_taken_back_starts_while_its_queue_has_some_of_its_own_left() -> None:
+    w = world(10, a=30, b=70)
+    gang = [{"name": "s", "count": 2, "resources": {"cpu": 1}}]
+    for name in ("first", "second", "third"):
+        w.submit(name=name, queue="root.a", preemptible=False, stages=gang)
+    w.cycle()
+    assert [w.job(name).state for name in ("first", "second", "third")] == ["running", "running", "pending"]
+
+
+def test_single_jobs_that_cannot_be_taken_back_count_those_before_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hands, "FEW", 2)
+    w = World()
+    w.queue("root.a", share=50)
+    w.queue("root.b", share=50)
+    w.nodes(2, cpu=4)
+    for _ in range(3):
+        w.submit(queue="root.a", stages=[{"name": "s", "resources": {"cpu": 1}}])
+    for _ in range(3):
+        w.submit(queue="root.a", preemptible=False, stages=[{"name": "s", "resources": {"cpu": 1}}])
+    w.cycle()
+    assert running(w) == {"a": 4, "b": 0}

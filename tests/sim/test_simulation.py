@@ -73,6 +73,12 @@ def test_fcfs_is_the_oracles(jobs: oracle.Jobs) -> None:
     assert starts(simulated(trace_of(jobs), check=True)) == oracle.fcfs(jobs, MACHINE)
 
 
+@given(logs())
+@settings(max_examples=150, deadline=None)
+def test_easy_is_the_oracles(jobs: oracle.Jobs) -> None:
+    assert starts(simulated(trace_of(jobs), "easy", check=True)) == oracle.easy(jobs, MACHINE)
+
+
 @given(logs(), st.sampled_from([(4, 4), (1,) * 8, (5, 2, 1)]))
 @settings(max_examples=50, deadline=None)
 def test_tasks_of_one_cpu_do_not_mind_on_how_many_nodes(jobs: oracle.Jobs, nodes: tuple[int, ...]) -> None:
@@ -100,6 +106,13 @@ def test_what_ends_makes_room_for_what_arrives_at_that_instant() -> None:
     jobs = [(0, 5, MACHINE, 5), (5, 1, MACHINE, 1)]
     simulation = simulated(trace_of(jobs))
     assert starts(simulation) == [0, 5]
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "easy"])
+def test_nobody_is_held_nodes_for_however_long_it_waits(policy: str) -> None:
+    day = 86_400
+    jobs = [(0, 9 * day, 5, 9 * day), (1, day, 8, day), *((at * day, day, 3, day) for at in range(1, 9))]
+    assert starts(simulated(trace_of(jobs), policy)) == oracle.schedule(jobs, MACHINE, policy == "easy")
 
 
 def test_it_may_be_stopped_and_go_on() -> None:

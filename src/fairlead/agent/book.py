@@ -39,6 +39,8 @@ STATES: dict[str, State] = {
 NOT_STARTED: Result = ("returned", 0, "", 0, 0, 0)
 MOST_REPORTS = 400
 """In one batch."""
+MOST_GONE = 200
+"""Ends that are confirmed, before a spawner hears of it."""
 MOST_UNCONFIRMED = 800
 """Reports under way at a time. The server takes 1,000 of a node."""
 
@@ -78,16 +80,21 @@ class Book:
         self._around = around
         self._entries: dict[Key, Entry] = {}
         self._rooms = Rooms(spawners)
-        self._at_work: dict[Task, Key] = {}
+        self._live: dict[Task, Key] = {}
         """The attempt of each task that has not ended."""
         self._held: dict[Task, Entry] = {}
         """Later attempts of these, which wait until that has."""
         self._news: dict[Key, Entry] = {}
         """What is to be reported, in order."""
+        self._young: list[Entry] = []
+        """Tasks of chains that have just begun. Most of them will have ended before anybody needs to know."""
         self._answers: list[Report] = []
         """Reports of tasks that are not known here."""
+        self._gone: list[list[Key]] = [[] for _ in range(spawners)]
+        """Ends that are confirmed, and that spawners keep until they hear of it."""
         self._specs: dict[tuple[int, int, str, int, bool], SpawnerSpec] = {}
         """Of the message that is being heeded."""
+        self._grown = 0
         self._batches: dict[int, Batch] = {}
         self._unconfirmed = 0
         self._number = 0
@@ -139,12 +146,12 @@ class Book:
             if own is not None:
                 entry.own = own[at]
             task = (tasks.number, tasks.stage, index)
-            if task in self._at_work:
+            if task in self._live:
                 if task in self._held:
                     self._end(self._held[task], NOT_STARTED)
                 self._held[task] = entry
                 continue
-            self._at_work[task] = key
+            self._live[task] = key
             given[spawner].append(index)
             if own is not None:
                 theirs[spawner].append(own[at])
@@ -215,7 +222,10 @@ class Book:
         for key in started:
             entry = self._entries[key]
             entry.state = "running"
-            self._news[key] = entry
+            if entry.waits:
+                self._young.append(entry)
+            else:
+                self._news[key] = entry
         for key, result in ended:
             self._end(self._entries[key], result)
 
@@ -230,7 +240,7 @@ class Book:
                 entry = self._entries[key] = Entry(key, meta, spawner, chain)
                 self._rooms.restore(spawner, chain)
                 if state != "ended":
-                    self._at_work[meta[1], meta[2], index] = key
+                    self._live[meta[1], meta[2], index] = key
             if entry.state == "ended":
                 continue
             if state == "ended" and result is not None:
@@ -273,14 +283,31 @@ class Book:
         task = _task(entry.key)
         if self._is_held(entry):
             del self._held[task]
-        elif self._at_work.get(task) == entry.key:
-            del self._at_work[task]
+        elif self._live.get(task) == entry.key:
+            del self._live[task]
             later = self._held.pop(task, None)
             if later is not None:
-                self._at_work[task] = later.key
+                self._live[task] = later.key
                 self._send(later)
 
     # -- reports -------------------------------------------------------------------------------------------------
+
+    def grow_up(self) -> None:
+        """Called now and then: what has begun before the last time, and still runs, is news."""
+        for entry in self._young[: self._grown]:
+            if entry.state == "running" and not entry.told:
+                self._news[entry.key] = entry
+        del self._young[: self._grown]
+        self._grown = len(self._young)
+
+    @property
+    def at_work(self) -> int:
+        """How many tasks have not ended."""
+        return len(self._live)
+
+    @property
+    def has_young(self) -> bool:
+        return bool(self._young)
 
     @property
     def has_news(self) -> bool:
@@ -328,12 +355,16 @@ class Book:
         if batch is None:
             return
         self._unconfirmed -= batch.reports
-        gone: list[list[Key]] = [[] for _ in self.outbox]
         for key in batch.ended:
-            gone[self._entries.pop(key).at].append(key)
-        for spawner, keys in enumerate(gone):
-            if keys:
+            self._gone[self._entries.pop(key).at].append(key)
+        self.tell_confirmed(MOST_GONE)
+
+    def tell_confirmed(self, least: int = 1) -> None:
+        """Tell spawners which ends are of no more use. There is no hurry, and each message costs both something."""
+        for spawner, keys in enumerate(self._gone):
+            if len(keys) >= least:
                 self.outbox[spawner].append(("confirm", keys))
+                self._gone[spawner] = []
 
     def started(self, *states: str) -> tuple[Tasks, ...]:
         """The tasks in these states, by stage and attempt."""

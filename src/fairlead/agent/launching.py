@@ -63,7 +63,7 @@ def own_variables(around: Surroundings, launch: Launch) -> list[dict[str, str]] 
         many = len(launch.devices) // len(indices)
         for at, variables in enumerate(own):
             given = launch.devices[at * many : (at + 1) * many]
-            variables.update(_gpu_variables(",".join(around.gpus[device] for device in given)))
+            variables.update(_gpu_variables(",".join(_gpu_name(around, device) for device in given)))
     if launch.gang is not None:
         for index, variables in zip(indices, own, strict=True):
             variables.update(rank_variables(launch.gang, index, around.node, alone=bool(launch.devices)))
@@ -108,6 +108,11 @@ def rank_variables(gang: Gang, index: int, node: str, alone: bool) -> dict[str, 
         "OMPI_COMM_WORLD_LOCAL_RANK": seen,
         "OMPI_COMM_WORLD_LOCAL_SIZE": many,
     }
+
+
+def _gpu_name(around: Surroundings, device: int) -> str:
+    """Who says that there are more GPUs than were found knows better."""
+    return around.gpus[device] if device < len(around.gpus) else str(device)
 
 
 def _gpu_variables(names: str) -> dict[str, str]:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from fairlead.agent.spawner.frames import Unpacker, pack
 from fairlead.agent.spawner.processes import MARK
@@ -26,14 +26,17 @@ from fairlead.agent.spawner.main import main
 sys.exit(main(*sys.argv[2:]))
 """
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
+LOG = "spawner.log"
 
 
 class Link(asyncio.Protocol):
     """A connection to one spawner. `heard` is called with each of its messages."""
 
-    def __init__(self, directory: Path, heard: Callable[..., None]) -> None:
+    def __init__(self, directory: Path, heard: Callable[..., None], failed: Callable[[str], None]) -> None:
+        """`failed` hears why a spawner could not be started; it is tried again all the same."""
         self._directory = directory
         self._heard = heard
+        self._failed = failed
         self._transport: asyncio.Transport | None = None
         self._incoming = Unpacker()
         self._lost = asyncio.Event()
@@ -60,19 +63,21 @@ class Link(asyncio.Protocol):
             link = _open(self._directory)
             if link is not None:
                 break
-            if self._process is None or self._process.poll() is not None:
+            ended = None if self._process is None else self._process.poll()
+            if ended:
+                self._failed(f"a spawner ended with code {ended}; {self._directory / LOG} says why")
+            if self._process is None or ended is not None:
                 self._process = _start(self._directory)
             await asyncio.sleep(pause)
             pause = min(LONGEST_PAUSE, 1.5 * pause)
         self._incoming = Unpacker()
         self._lost.clear()
-        await asyncio.get_running_loop().create_connection(lambda: self, sock=link)
+        await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=link)
 
     # -- called by the loop --------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # that of another loop is none by its type
 
     def data_received(self, data: bytes) -> None:
         for message in self._incoming.feed(data):
@@ -102,7 +107,7 @@ def _start(directory: Path) -> subprocess.Popen[bytes]:
     """Start a spawner. If there is one after all, the new one ends by itself."""
     mark = _mark(directory)
     python = [sys.executable, "-S", "-E", "-c"]
-    with open(directory / "spawner.log", "ab") as log:
+    with open(directory / LOG, "ab") as log:
         return subprocess.Popen(
             [*python, BOOT, *python, RUN, SOURCE, str(directory), mark],
             env={MARK: mark},

@@ -41,13 +41,11 @@ def host_name() -> str:
 
 def _cpus() -> float:
     cpus: float = len(os.sched_getaffinity(0))
-    for path in (CGROUPS / "cpu.max",):
-        quota, _, period = _read(path).partition(" ")
+    older = f"{_read(CGROUPS / 'cpu/cpu.cfs_quota_us')} {_read(CGROUPS / 'cpu/cpu.cfs_period_us')}"
+    for limit in (_read(CGROUPS / "cpu.max"), older):
+        quota, _, period = limit.partition(" ")
         if quota.isdigit() and period.isdigit():
             cpus = min(cpus, int(quota) / int(period))
-    quota, period = _read(CGROUPS / "cpu/cpu.cfs_quota_us"), _read(CGROUPS / "cpu/cpu.cfs_period_us")
-    if quota.isdigit() and period.isdigit():
-        cpus = min(cpus, int(quota) / int(period))
     return max(1, int(cpus)) if cpus >= 1 else round(cpus, 3)
 
 

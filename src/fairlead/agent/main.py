@@ -47,7 +47,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     labels: dict[str, str] = {}
     taints: tuple[str, ...] = ()
     resources: dict[str, int | float | str] = {}
-    """Instead of what the machine has."""
+    """Instead of what was found on the machine."""
     address: str = ""
     authority: Path | None = None
     """A file with the certificates to trust, instead of the machine's."""
@@ -72,7 +72,11 @@ class Agent:
         self._logs = str(logs)
         self.book = Book(around, many)
         self._links = [
-            Link(prepare(self._directory / f"spawner-{at}"), lambda *said, at=at: self._hear(at, *said))
+            Link(
+                prepare(self._directory / f"spawner-{at}"),
+                lambda *said, at=at: self._hear(at, *said),
+                lambda problem: log("spawner", {"problem": problem}),
+            )
             for at in range(many)
         ]
         self._epoch_file = self._directory / f"epoch-{settings.partition or 'default'}"
@@ -94,6 +98,8 @@ class Agent:
             await self._all_found.wait()
             await self._stay_joined()
         finally:
+            self.book.tell_confirmed()
+            self._deliver()
             for task in (*links, sweeper):
                 task.cancel()
             await asyncio.gather(*links, sweeper, return_exceptions=True)
@@ -140,7 +146,7 @@ class Agent:
         hello = Hello(
             VERSION,
             self._name,
-            self._settings.resources or self._machine.resources,
+            self._machine.resources | self._settings.resources,
             dict(self._machine.labels) | self._settings.labels,
             self._settings.taints,
             self._settings.pool,

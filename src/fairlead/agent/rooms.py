@@ -27,8 +27,11 @@ class Rooms:
 
     def place(self, chain: int) -> int:
         """The spawner for a task that starts at once."""
-        load = self._chain(chain).left if chain else self._load
-        spawner = min(self._all, key=load.__getitem__)
+        if chain:
+            left = self._chain(chain).left
+            spawner = min(self._all, key=lambda each: (left[each], self._load[each]))
+        else:
+            spawner = min(self._all, key=self._load.__getitem__)
         self.restore(spawner, chain)
         return spawner
 
@@ -45,7 +48,7 @@ class Rooms:
         """So many of a chain run at a time. They are spread evenly, first to who has been given tasks of it."""
         chain = self._chain(number)
         while sum(chain.rooms) < rooms:
-            chain.rooms[min(self._all, key=lambda each: (chain.rooms[each], -chain.left[each]))] += 1
+            chain.rooms[min(self._all, key=lambda each: (chain.rooms[each], -chain.left[each], self._load[each]))] += 1
         while sum(chain.rooms) > rooms:
             chain.rooms[max(self._all, key=lambda each: (chain.rooms[each], -chain.left[each]))] -= 1
 

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from fairlead.agent.book import Book
 from fairlead.agent.logs import read_log
+from fairlead.agent.spawner.pace import Pace
 from fairlead.wire.agent import (
     LOG_PARTS,
     Beat,
@@ -27,8 +28,8 @@ from fairlead.wire.agent import (
     encode,
 )
 
-GATHER = 0.005
-"""Seconds between two batches of reports while there are many; an idle agent reports at once."""
+YOUNG = 0.05
+"""Seconds. A task of a chain that runs for less than this, or twice of it, is reported by its end alone."""
 MOST_LOGS = 100
 """Logs that are read at a time."""
 MOST_UNANSWERED = 3
@@ -71,14 +72,16 @@ class Session:
         self._deliver = deliver
         self._check_epoch = check_epoch
         self._news = asyncio.Event()
+        self._stirred = asyncio.Event()
         self._beats: dict[int, float] = {}
         self._welcome = Welcome(0, MICRO, 0, 0)
         self._readers: dict[int, asyncio.Task[None]] = {}
         self._credits: dict[int, asyncio.Semaphore] = {}
 
     def poke(self) -> None:
-        """The book has news."""
+        """The book has heard something."""
         self._news.set()
+        self._stirred.set()
 
     async def run(self, hello: Hello, joined: Callable[[], None]) -> None:
         """Until the connection ends, which raises. `joined` is called when the server has taken the agent."""
@@ -94,7 +97,7 @@ class Session:
         self._book.grace = first.grace / MICRO
         self._renew(greeted)
         joined()
-        work = [asyncio.create_task(each) for each in (self._listen(), self._report(), self._beat())]
+        work = [asyncio.create_task(each) for each in (self._listen(), self._report(), self._grow_up(), self._beat())]
         try:
             await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
             for task in work:
@@ -151,16 +154,29 @@ class Session:
     # -- out -----------------------------------------------------------------------------------------------------
 
     async def _report(self) -> None:
+        pace = Pace()
         while True:
             await self._news.wait()
-            self._news.clear()
             while self._book.has_news:
+                await asyncio.sleep(pace.wait(monotonic(), self._book.at_work))
                 number, reports = self._book.reports()
                 if reports:
+                    pace.sent(monotonic())
                     await self._channel.send(encode(Reports(number, reports)))
                 else:
                     self._book.confirmed(number)
-                await asyncio.sleep(GATHER)
+            self._news.clear()
+
+    async def _grow_up(self) -> None:
+        """What has begun and does not end soon is told after a while."""
+        while True:
+            await self._stirred.wait()
+            self._stirred.clear()
+            while self._book.has_young:
+                await asyncio.sleep(YOUNG)
+                self._book.grow_up()
+                if self._book.has_news:
+                    self._news.set()
 
     async def _beat(self) -> None:
         number = 0
@@ -168,6 +184,8 @@ class Session:
             await asyncio.sleep(self._welcome.heartbeat / MICRO)
             if len(self._beats) >= MOST_UNANSWERED:
                 raise ConnectionError(f"the server answered none of {len(self._beats)} signs of life")
+            self._book.tell_confirmed()
+            self._deliver()
             number += 1
             self._beats[number] = monotonic()
             await self._channel.send(encode(Beat(number, self._book.started("running", "ended"))))

@@ -22,7 +22,7 @@ def agent(
     taint: Annotated[list[str] | None, typer.Option(help="A taint that tasks must tolerate; may be repeated.")] = None,
     resource: Annotated[
         list[str] | None,
-        typer.Option(help="What this node offers, as cpu=4 or memory=8Gi, instead of all it has; may be repeated."),
+        typer.Option(help="What this node offers, as cpu=4 or memory=8Gi, instead of what it has; may be repeated."),
     ] = None,
     address: Annotated[str, typer.Option(help="Where other nodes reach this one; else as the server sees it.")] = "",
     directory: Annotated[Path | None, typer.Option(help="Where state and logs of tasks are kept.")] = None,

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from fairlead.core.model import Queue, Unit
 from fairlead.core.policy.shares import Measure, entitlements
+from fairlead.core.resources import Vector, add
 
 
 class Entitlements:
@@ -44,6 +45,19 @@ class Entitlements:
     def measure(self, used: Mapping[str, int], tasks: int) -> int:
         """What some use is in all, to compare with an entitlement."""
         return tasks if self.slots else self._measure.dominant_share(used)
+
+    def starts_below(self, entitled: int, used: Mapping[str, int], tasks: int, each: Vector, most: int) -> int:
+        """How many equal tasks may start, up to a number, so that before each of them there is something left."""
+        least = 0
+        while least < most:
+            middle = (least + most) // 2
+            more = dict(used)
+            add(more, each, middle)
+            if self.measure(more, tasks + middle) < entitled:
+                least = middle + 1
+            else:
+                most = middle
+        return least
 
     def loaned(self, queue: Queue) -> int:
         return max(0, self.used(queue) - self.of(queue))

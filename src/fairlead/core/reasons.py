@@ -102,6 +102,15 @@ class AfterUnmet(msgspec.Struct, frozen=True, tag="after unmet"):
         return "waits for " + ", ".join(self.jobs)
 
 
+class ShareSpent(msgspec.Struct, frozen=True, tag="share spent"):
+    """A queue has all that it is entitled to, and what could not be taken back is not lent more."""
+
+    queue: str
+
+    def __str__(self) -> str:
+        return f"queue {self.queue} uses its whole share, and what is not preemptible gets no loan"
+
+
 class NotActive(msgspec.Struct, frozen=True, tag="not active"):
     """A queue on the path is stopped."""
 
@@ -130,6 +139,7 @@ class InChain(msgspec.Struct, frozen=True, tag="in chain"):
 Reason = (
     OverLimit
     | TooManyJobs
+    | ShareSpent
     | NoRoom
     | WouldDelay
     | StillStopping

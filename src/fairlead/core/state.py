@@ -88,7 +88,7 @@ class Partition:
         self.tree = 0
         """Grows when a queue comes, goes, or has other settings."""
         self._entitlements: tuple[int, Entitlements] | None = None
-        self._guarantees = (-1, False)
+        self._seen_in_tree = (-1, False, False)
         self.nodes = NodeTable()
         self.jobs: dict[str, Job] = {}
         self.allocations: dict[int, Allocation] = {}
@@ -218,9 +218,18 @@ class Partition:
 
     def has_guarantees(self) -> bool:
         """Whether any queue is guaranteed anything."""
-        if self._guarantees[0] != self.tree:
-            self._guarantees = (self.tree, any(queue.settings.guarantee for queue in self.queues.values()))
-        return self._guarantees[1]
+        return self._look_at_tree()[1]
+
+    def has_firm_queues(self) -> bool:
+        """Whether there is a queue whose tasks cannot be taken back."""
+        return self._look_at_tree()[2]
+
+    def _look_at_tree(self) -> tuple[int, bool, bool]:
+        if self._seen_in_tree[0] != self.tree:
+            settings = [queue.settings for queue in self.queues.values()]
+            guaranteed, firm = any(each.guarantee for each in settings), not all(each.preemptible for each in settings)
+            self._seen_in_tree = (self.tree, guaranteed, firm)
+        return self._seen_in_tree
 
     def accounts_for(self, queue: Queue, user: str, groups: tuple[str, ...]) -> tuple[Account, ...]:
         """Every account that a job of this user in this queue is booked on, root first."""

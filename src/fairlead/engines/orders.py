@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from fairlead.core import effects
-from fairlead.core.changes import NodeSpec
-from fairlead.core.documents import parse_node
 from fairlead.core.effects import ForNode
 from fairlead.core.model import Job, Stage
 from fairlead.core.outcomes import live_of
@@ -16,7 +14,7 @@ from fairlead.core.ranges import Flat, Ranges, indices
 from fairlead.core.resources import CPU, MEMORY
 from fairlead.core.state import Partition
 from fairlead.engines.base import Secrets
-from fairlead.wire.agent import Gang, Hello, Launch, Place, Spec, Stop, Tasks, Work
+from fairlead.wire.agent import Gang, Launch, Place, Spec, Stop, Tasks, Work
 
 FIRST_PORT, PORTS = 20_000, 6_000
 """Where gangs meet: below what systems give out by themselves."""
@@ -131,33 +129,3 @@ def _joined(one: Launch, other: Launch) -> Launch:
 def join(a: Flat, b: Flat) -> Flat:
     """Two sets of which all of the second lies behind the first."""
     return (*a[:-1], *b[1:]) if a[-1] == b[0] else a + b
-
-
-def node_of(hello: Hello) -> tuple[str, NodeSpec]:
-    """What an agent says of its node. Raises `Refused`, as for any document."""
-    document: dict[str, object] = {"name": hello.node, "resources": hello.resources, "labels": hello.labels}
-    if hello.taints:
-        document["taints"] = list(hello.taints)
-    if hello.pool:
-        document["pool"] = hello.pool
-    return parse_node(document)
-
-
-class Booked(msgspec.Struct, frozen=True):
-    """Tasks that the state has on a node, as its agent is to be asked about them."""
-
-    tasks: Tasks
-    state: str
-
-
-def booked(p: Partition, node: str) -> list[Booked]:
-    """What is on a node, as the state has it."""
-    known = p.nodes.find(node)
-    if known is None:
-        return []
-    allocations = p.nodes.allocations[p.nodes.rows[known]]
-    return [
-        Booked(Tasks(each.stage.job.id, each.stage.job.number, each.stage.name, each.attempt, each.indices), each.state)
-        for _, each in sorted(allocations.items())
-        if not each.stage.job.manager
-    ]

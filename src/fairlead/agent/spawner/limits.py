@@ -1,7 +1,9 @@
 """Limits on what a task uses: cgroups where we can have them. Else CPU is not limited, and memory is watched.
 
 A cgroup is made once for each task that runs at a time, and taken over by the next one: that is cheaper than making
-one for each.
+one for each. To move a process into one costs as much as to start it. CPU time is counted by the tenth of a second, so
+a task that takes less needs no limit on it, and gets its cgroup only when it has run for that long. Memory is another
+matter: what was taken before would not count.
 """
 
 from __future__ import annotations
@@ -10,10 +12,12 @@ import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 PERIOD = 100_000
 """Microseconds over which the CPU time of a task is counted."""
+LIMITED_AFTER = 0.1
+"""Seconds after which a task is limited, unless that has to be at once."""
 LEAST_QUOTA = 1_000
 """The kernel takes no smaller one."""
 
@@ -50,6 +54,9 @@ class Limits:
                 self.note = f"CPU is limited by cgroups (v{version}); memory is {watched}"
                 break
 
+    def at_once(self, memory: int) -> bool:
+        return self._memory and memory > 0
+
     def take(self, cpu: int, memory: int) -> Room | None:
         """A room with these limits, of milli-CPUs and bytes; 0 is no limit."""
         if not self._base or not (cpu or memory):
@@ -65,16 +72,15 @@ class Limits:
             return None  # without a limit rather than not at all; memory is then watched
         return room
 
-    def put(self, room: Room | None, pid: int) -> None:
-        if room is not None:
+    def put(self, room: Room, pids: Iterable[int]) -> None:
+        for pid in pids:
             try:
                 os.write(room.members, b"%d" % pid)
             except OSError:
-                return  # it has ended already
+                continue  # it has ended already
 
-    def give(self, room: Room | None) -> None:
-        if room is not None:
-            self._free.append(room)
+    def give(self, room: Room) -> None:
+        self._free.append(room)
 
     def close(self) -> None:
         """Nobody is in them any more."""

@@ -17,6 +17,7 @@ from time import monotonic, time
 from fairlead.agent.spawner.frames import Unpacker, pack
 from fairlead.agent.spawner.ledger import Ledger
 from fairlead.agent.spawner.limits import Limits
+from fairlead.agent.spawner.pace import Pace
 from fairlead.agent.spawner.processes import left_over, signal_all
 from fairlead.agent.spawner.records import NEVER
 from fairlead.agent.spawner.tasks import Tasks
@@ -27,10 +28,8 @@ if TYPE_CHECKING:
 
 STARTS = 8
 """So many tasks are started before the spawner looks whether anything else is to be done."""
-GATHER = 0.005
-"""Seconds between two messages to the agent while it is busy; an idle spawner speaks at once."""
 IDLE = 10.0
-"""Seconds after which a spawner without an agent and without tasks ends."""
+"""Seconds after which a spawner without an agent and without tasks ends. The ledger keeps the ends of tasks."""
 READ = 1 << 18
 MOST_UNSENT = 64 << 20
 
@@ -52,7 +51,7 @@ class Spawner:
         self._agent: Any = None
         self._incoming = Unpacker()
         self._unsent = b""
-        self._sent_at = 0.0
+        self._pace = Pace()
         self._term_at = NEVER
         self._kill_at = NEVER
         self._idle_since = monotonic()
@@ -88,11 +87,11 @@ class Spawner:
         if self._agent is None:
             due = min(due, now + 1.0)
         elif self._tasks.started or self._tasks.ended or self._unsent:
-            due = min(due, self._sent_at + GATHER)
+            due = min(due, now + self._pace.wait(now, self._tasks.running))
         return max(0, min(60_000, int((due - now) * 1000) + 1)) if due != NEVER else 60_000
 
     def _is_idle(self) -> bool:
-        if self._agent is not None or self._tasks.known:
+        if self._agent is not None or self._tasks.at_work:
             self._idle_since = monotonic()
             return False
         return monotonic() - self._idle_since > IDLE
@@ -176,9 +175,9 @@ class Spawner:
         if self._agent is None or not (tasks.started or tasks.ended or self._unsent):
             return
         now = monotonic()
-        if now - self._sent_at < GATHER or len(self._unsent) > MOST_UNSENT:
+        if self._pace.wait(now, tasks.running) or len(self._unsent) > MOST_UNSENT:
             return
-        self._sent_at = now
+        self._pace.sent(now)
         if tasks.started or tasks.ended:
             self._unsent += pack(("events", tasks.started, tasks.ended))
             tasks.started.clear()

@@ -59,6 +59,18 @@ def mark_of(pid: int) -> str:
     return ""
 
 
+def with_children(pid: int) -> list[int]:
+    """A process and all that it and its children have started, as far as they still hang on it."""
+    found = [pid]
+    for each in found:
+        try:
+            with open(f"/proc/{each}/task/{each}/children", "rb", 0) as file:
+                found += map(int, file.read().split())
+        except OSError:
+            continue
+    return found
+
+
 def owners(tasks: dict[int, str], processes: dict[int, Process], root: int) -> dict[int, int]:
     """Process → the task it belongs to, for all below `root`; tasks are given as their first process → their mark.
 

@@ -51,16 +51,18 @@ class Starter:
         except (OSError, ValueError) as problem:
             return ("failed", 126, f"its working directory {directory}: {problem}", 0, 0, 0)
         path = self._path(command[0] if command else "", environment.get("PATH", os.defpath))
-        room = self._limits.take(cpu, memory)
+        room = self._limits.take(cpu, memory) if self._limits.at_once(memory) else None
         began = monotonic()
         try:
             pid = self._spawn(path, command, environment, logs, f"{logs}/{name}")
         except (OSError, ValueError) as problem:
-            self._limits.give(room)
+            if room is not None:
+                self._limits.give(room)
             self._paths.clear()
             return _why(problem, command)
-        self._limits.put(room, pid)
-        task.room = room
+        if room is not None:
+            self._limits.put(room, (pid,))
+            task.room = room
         task.state = RUNNING
         task.pid = pid
         task.began = began

@@ -11,7 +11,8 @@ from collections import deque
 from heapq import heappop, heappush
 from time import monotonic
 
-from fairlead.agent.spawner.processes import signal_all
+from fairlead.agent.spawner.limits import LIMITED_AFTER
+from fairlead.agent.spawner.processes import signal_all, with_children
 from fairlead.agent.spawner.records import ENDED, LEAVING, NEVER, RUNNING, WAITING, Task
 from fairlead.agent.spawner.starting import Starter
 from fairlead.agent.spawner.watching import cut_logs, end_orphans, members, too_large
@@ -52,6 +53,8 @@ class Tasks:
         """Those that start now. They have their rooms already."""
         self._leaving: dict[Key, Task] = {}
         """Told to stop, or ended with children left."""
+        self._unlimited: deque[Task] = deque()
+        """Those that have no cgroup yet, in the order in which they began."""
         self._pids: list[tuple[Key, int]] = []
         self._results: list[tuple[Key, Result]] = []
         self._scan_at = NEVER
@@ -70,13 +73,18 @@ class Tasks:
         return bool(self._ready)
 
     @property
+    def running(self) -> int:
+        return len(self._by_pid)
+
+    @property
     def at_work(self) -> bool:
         return any(task.state != ENDED for task in self.known.values())
 
     @property
     def next_due(self) -> float:
         watch = self._watch_at if self._by_pid or self._orphans else NEVER
-        return min(watch, self._scan_at, min((task.kill_at for task in self._leaving.values()), default=NEVER))
+        limit = self._unlimited[0].began + LIMITED_AFTER if self._unlimited else NEVER
+        return min(watch, limit, self._scan_at, min((task.kill_at for task in self._leaving.values()), default=NEVER))
 
     # -- taking and stopping -------------------------------------------------------------------------------------
 
@@ -172,6 +180,8 @@ class Tasks:
                 self._by_pid[task.pid] = task
                 self._pids.append((task.key, task.pid))
                 self.started.append(task.key)
+                if task.room is None:
+                    self._unlimited.append(task)
                 continue
             self._leave(task)
             if problem is not None:
@@ -268,6 +278,8 @@ class Tasks:
         now = monotonic()
         if self._leaving and (now >= self._scan_at or any(now >= task.kill_at for task in self._leaving.values())):
             self._clear(now)
+        if self._unlimited and now >= self._unlimited[0].began + LIMITED_AFTER:
+            self._limit(now)
         if now >= self._watch_at:
             self._watch_at = now + WATCH_PAUSE
             running = self._by_pid.values()
@@ -292,6 +304,15 @@ class Tasks:
                 self._scan_at = now + SCAN_PAUSE
             else:
                 self._over(task)
+
+    def _limit(self, now: float) -> None:
+        """Put those that have run for a while into cgroups, with all the processes they have by now."""
+        while self._unlimited and now >= self._unlimited[0].began + LIMITED_AFTER:
+            task = self._unlimited.popleft()
+            if task.state == RUNNING and task.spec is not None:
+                task.room = self._limits.take(task.spec[4], task.spec[5])
+                if task.room is not None:
+                    self._limits.put(task.room, with_children(task.pid))
 
     def _marks(self) -> dict[int, str]:
         """The tasks that have processes, or may have some left."""

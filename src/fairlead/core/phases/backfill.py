@@ -14,7 +14,7 @@ from fairlead.core.forecast import guess
 from fairlead.core.future import Future
 from fairlead.core.lanes import Lane
 from fairlead.core.model import Allocation, Micros, Reservation
-from fairlead.core.phases.turn import needs_of, take_turn
+from fairlead.core.phases.turn import needs_of, take_turn, together_of
 from fairlead.core.plan import Plan
 from fairlead.core.policy.backfill import ends_in_time, plan_start
 from fairlead.core.ranges import count
@@ -31,6 +31,10 @@ class Backfill:
         self.spare = 0
         """For how many more of its tasks there is room then; of a head of several shapes that is not known."""
         self.future = Future(plan.partition)
+        self._shape: Shape | None = None
+        """Of the head, if it has one."""
+        self._delays: WouldDelay | None = None
+        """What is said to those who would delay it."""
         self._full: dict[Lane, NoRoom] = {}
         """So many tasks at once were too many for the room there is."""
 
@@ -46,13 +50,13 @@ class Backfill:
                 self.when, self.spare = planned
         else:
             self._plan_several(reservation)
+        self._shape = None if reservation.whole else reservation.stage.shape
+        if self.when is not None:
+            self._delays = WouldDelay(reservation.stage.job.id, self.when)
         self.plan.planned = (reservation.seq, self.when)
 
     def take_turn(self, lane: Lane, reservation: Reservation, together: int, most: int) -> tuple[int, Reason | None]:
         """A turn as ever; but whoever comes after the head must not delay it."""
-        full = self._full.get(lane)
-        if full is not None and together >= full.wanted and reservation is not self.head:
-            return 0, NoRoom(together, full.room)
         if self.head is None or reservation is self.head:
             placed, reason = take_turn(self.plan, reservation, together, most)
         else:
@@ -62,27 +66,38 @@ class Backfill:
             self._full[lane] = reason
         return placed, reason
 
+    def hopeless(self, lane: Lane, reservation: Reservation) -> Reason | None:
+        """Why somebody cannot start in this cycle, as far as that is known without trying."""
+        if self.head is None or reservation is self.head or reservation.whole:
+            return None
+        together = together_of(reservation)
+        full = self._full.get(lane)
+        if full is not None and together >= full.wanted:
+            return full if together == full.wanted else NoRoom(together, full.room)
+        if self._delays is None or reservation.stage.shape is not self._shape or together <= self.spare:
+            return None
+        # Each of its tasks would be in the way of one of the head's, unless it is over by then.
+        return None if self._in_time(reservation) else self._delays
+
+    def _in_time(self, reservation: Reservation) -> bool:
+        return self.when is not None and ends_in_time(self.plan.now, _lasts(reservation), self.when)
+
     def _beside(self, reservation: Reservation, together: int, most: int) -> tuple[int, Reason | None]:
         plan, p, head = self.plan, self.plan.partition, self.head
         assert head is not None
         mark, room = plan.mark(), p.room
-        if self.when is None or ends_in_time(plan.now, _lasts(reservation), self.when):
+        if self._delays is None or self._in_time(reservation):
             placed, reason = take_turn(plan, reservation, together, most)
             self.future.without(self._placed(mark))
             return placed, reason
-        delays = WouldDelay(head.stage.job.id, self.when)
-        most = together
-        if not head.whole and not reservation.whole and reservation.stage.shape is head.stage.shape:
-            # Each task is in the way of one.
-            if together > self.spare:
-                return 0, delays
-            most = max(together, min(most, self.spare))
+        alike = not reservation.whole and reservation.stage.shape is self._shape
+        most = max(together, min(most, self.spare)) if alike else together
         placed, reason = take_turn(plan, reservation, together, most)
         if reason is None and not self._still_fits(mark, head):
             plan.rollback(mark)
             p.room = room  # what is free again was only tried
             p.index.refresh()
-            return 0, delays
+            return 0, self._delays
         return placed, reason
 
     def _still_fits(self, mark: int, head: Reservation) -> bool:
@@ -166,6 +181,8 @@ def _packs(future: Future, head: Reservation) -> bool:
 def _lasts(reservation: Reservation) -> Micros | None:
     """How long all of it is expected to take."""
     longest = 0
+    if not reservation.whole:
+        return guess(reservation.stage.terms)
     for stage in reservation.stages:
         lasts = guess(stage.terms)
         if lasts is None:

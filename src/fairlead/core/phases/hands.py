@@ -12,6 +12,7 @@ from fairlead.core.changes import SinglesPlaced
 from fairlead.core.fitindex import FitIndex
 from fairlead.core.lanes import Lane
 from fairlead.core.model import NEW, Account, Reservation
+from fairlead.core.phases.turn import is_firm
 from fairlead.core.plan import Plan
 
 FEW = 8
@@ -46,7 +47,7 @@ class Hands:
         # The only task of a stage, asked for the first time, under no limit that would have to be looked at.
         if stage.count != 1 or stage.started or reservation.kind != NEW or stage.history or stage.floor:
             return False
-        if reservation.whole or job.manager or self.plan.partition.stopped:
+        if reservation.whole or job.manager or self.plan.partition.stopped or is_firm(self.plan.partition, job):
             return False
         if not (self._unlimited.get(id(job.accounts)) or self._is_unlimited(job.accounts)):
             return False

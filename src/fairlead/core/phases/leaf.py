@@ -58,6 +58,8 @@ class Turns:
             following = next(self._walks[lane], None)
         if following is None:
             self.close()
+        elif len(self._heap) == 1 and not self.fair:
+            self._heap[0] = (*self._heap[0][:3], following)  # nobody else to come before it
         else:
             heapreplace(self._heap, (lane.key(following), lane.text, lane, following))
 

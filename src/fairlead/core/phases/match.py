@@ -19,7 +19,7 @@ from fairlead.core.phases.kept import serve_kept
 from fairlead.core.phases.leaf import Turns
 from fairlead.core.phases.starts import starts_owed
 from fairlead.core.phases.tree import Branch, Tree
-from fairlead.core.phases.turn import barred, blocks_all, take_turn, together_of
+from fairlead.core.phases.turn import barred, blocks_all, is_firm, take_turn, together_of
 from fairlead.core.plan import Plan
 from fairlead.core.reasons import NoRoom, NotReady, OverLimit, Reason
 from fairlead.core.resources import Vector, add
@@ -145,6 +145,8 @@ class Round:
         hands = None if turns.fair else self._hands
         while turns and self.left > 0:
             lane, reservation = turns.current()
+            if self._backfill is not None and self._pass_hopeless(turns, lane, reservation):
+                continue
             if hands and hands.give(lane, reservation):
                 self.left -= 1
                 placed = 1
@@ -165,6 +167,8 @@ class Round:
         if together > self.left and self.left < self.p.settings.max_placed:
             self.left = 0  # a gang that is too large for what is left of this cycle opens the next one
             return 0
+        if self._hands and is_firm(self.p, reservation.stage.job):
+            self._hands.empty()  # what is in hand counts for what its queue uses
         placed, reason = self._try(branch, turns, reservation, together)
         self.left -= placed
         if reason is None:
@@ -211,6 +215,15 @@ class Round:
         left = [path for path, lanes in self._awake.items() if lanes]
         left += [path for path, turns in self._turns.items() if turns]
         return Tree([self.p.queues[path] for path in sorted(left)], self.p.entitlements(), self._owed)
+
+    def _pass_hopeless(self, turns: Turns, lane: Lane, reservation: Reservation) -> bool:
+        """Pass who cannot start beside the first without room, which can be told of most without trying."""
+        reason = self._backfill.hopeless(lane, reservation) if self._backfill is not None else None
+        if reason is None:
+            return False
+        _say(self.plan, reservation, reason)
+        turns.pass_over(no_room=isinstance(reason, NoRoom))
+        return True
 
     def _try(self, branch: Branch, turns: Turns, reservation: Reservation, together: int) -> tuple[int, Reason | None]:
         most = 1

@@ -150,18 +150,8 @@ class Balance:
 
     def _lacking(self, child: Queue, lane: Lane, stage: Stage) -> int:
         """How many tasks of a lane start before their queue has all that it is entitled to."""
-        used, tasks = self._level(child)
-        entitled = self.rights.of(child)
-        least, most = 0, _waiting(lane)
-        while least < most:
-            middle = (least + most) // 2
-            more = dict(used)
-            add(more, stage.shape.resources, middle)
-            if self.rights.measure(more, tasks + middle) < entitled:
-                least = middle + 1
-            else:
-                most = middle
-        return least
+        resources = stage.shape.resources
+        return self.rights.starts_below(self.rights.of(child), *self._level(child), resources, _waiting(lane))
 
     def _may_lose(self, victim: Victim, blocks: list[Block]) -> bool:
         """Whether all queues below the uneven one keep their share, and what they are guaranteed; it counts if so."""

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 from fairlead.core.changes import Began, Part, Placed, Released
 from fairlead.core.explain import most_ever, never_whole
 from fairlead.core.holding import choose_held, choose_lent
-from fairlead.core.model import NEW, SCALE, Job, Reservation, Stage
+from fairlead.core.model import NEW, REPLACE, SCALE, Job, Reservation, Stage
 from fairlead.core.nodeindex import Choice
 from fairlead.core.phases.topology import gather
 from fairlead.core.plan import Plan
 from fairlead.core.policy.limits import allowed, may_run, tasks_allowed
 from fairlead.core.ranges import split
-from fairlead.core.reasons import NeverFits, NoRoom, NotActive, OverLimit, Reason, StillStopping
+from fairlead.core.reasons import NeverFits, NoRoom, NotActive, OverLimit, Reason, ShareSpent, StillStopping
 from fairlead.core.resources import CPU, GPU, MEMORY, Vector, add, scale
 from fairlead.core.shape import Shape
 from fairlead.core.state import Partition
@@ -47,6 +47,11 @@ def take_turn(
     if reason is not None:
         return 0, reason
     most = together if together > 1 else min(most, len(wanted))
+    if kind != REPLACE and is_firm(p, job):
+        spent, most = _without_loan(p, stage, most)
+        if spent is not None:
+            return 0, spent
+        most = max(most, together)
     limited = limits_of(p, reservation)
     if limited:
         reason = allowed(limited, scale(stage.shape.resources, together))
@@ -70,6 +75,8 @@ def _start_whole(plan: Plan, reservation: Reservation, together: int) -> tuple[i
     if any(len(stage.wanted(NEW)) < needed for stage, needed in needs) or _still_stopping(reservation):
         return 0, StillStopping()
     reason = _admit(p, job) or _over_limit(p, reservation)
+    if reason is None and is_firm(p, job):
+        reason = _without_loan(p, reservation.stage, 1)[0]
     if reason is not None:
         return 0, reason
     mark, room = plan.mark(), p.room
@@ -176,14 +183,35 @@ def is_admitted(p: Partition, job: Job) -> bool:
     return _admit(p, job) is None
 
 
+def is_firm(p: Partition, job: Job) -> bool:
+    """Whether what the job uses cannot be taken back."""
+    return not job.preemptible or (
+        p.has_firm_queues() and not all(queue.settings.preemptible for queue in job.queue.line())
+    )
+
+
+def _without_loan(p: Partition, stage: Stage, most: int) -> tuple[ShareSpent | None, int]:
+    """Where a share is spent, if one is; and how many tasks, up to a number, start before one is."""
+    rights = p.entitlements()
+    for queue in stage.job.queue.line()[1:]:
+        used = (queue.account.used, queue.account.tasks)
+        most = rights.starts_below(rights.of(queue), *used, stage.shape.resources, most)
+        if not most:
+            return ShareSpent(queue.path), 0
+    return None, most
+
+
 def is_bounded(job: Job) -> bool:
-    return any(each.limit is not None or each.max_jobs is not None for each in job.accounts)
+    """Whether something other than room may keep the job back, now or later."""
+    return not job.preemptible or any(each.limit is not None or each.max_jobs is not None for each in job.accounts)
 
 
 def barred(p: Partition, reservation: Reservation) -> bool:
     """Whether who had no room is not even allowed any more. Then it is passed over, and the next one's turn comes."""
     job = reservation.stage.job
-    return _admit(p, job) is not None or _over_limit(p, reservation) is not None
+    if _admit(p, job) is not None or _over_limit(p, reservation) is not None:
+        return True
+    return reservation.kind != REPLACE and is_firm(p, job) and _without_loan(p, reservation.stage, 1)[0] is not None
 
 
 def _place(plan: Plan, stage: Stage, kind: int, least: int, most: int, group: int) -> int:

@@ -1,0 +1,109 @@
+"""What the hub keeps: nodes that were heard of, connections that speak for them, and which tasks run there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+import msgspec
+
+from fairlead.core.ranges import Ranges, check_flat, difference
+from fairlead.engines.base import Connection, Desk, Secrets
+from fairlead.engines.orders import Orders
+from fairlead.wire import agent as wire
+from fairlead.wire.agent import Tasks, encode
+
+MOST_UNSENT = 10_000
+"""Messages. An agent that does not read them is cut off; it learns all of it when it is back."""
+
+Block = tuple[str, int, str, int]
+"""Job, number, stage, attempt."""
+
+
+def block_of(tasks: Tasks) -> Block:
+    return (tasks.job, tasks.number, tasks.stage, tasks.attempt)
+
+
+class Blocks:
+    """A set of tasks, by stage and attempt."""
+
+    def __init__(self, tasks: Iterable[Tasks] = ()) -> None:
+        """Raises `Refused` for what cannot be: it may come from an agent, which is not ours to trust."""
+        self._known: dict[Block, Ranges] = {}
+        for each in tasks:
+            check_flat(each.indices, "indices")
+            self.add(each)
+
+    def add(self, tasks: Tasks) -> None:
+        ranges = self._known.setdefault(block_of(tasks), Ranges())
+        ranges.add(difference(tasks.indices, ranges.overlap(tasks.indices)))
+
+    def drop(self, tasks: Tasks) -> None:
+        ranges = self._known.get(block_of(tasks))
+        if ranges is not None:
+            ranges.remove(ranges.overlap(tasks.indices))
+            if not ranges:
+                del self._known[block_of(tasks)]
+
+    def without(self, other: Blocks) -> list[Tasks]:
+        """Those that are not in another."""
+        found: list[Tasks] = []
+        for block, ranges in self._known.items():
+            flat = ranges.flat()
+            theirs = other._known.get(block)
+            gone = difference(flat, theirs.overlap(flat)) if theirs is not None else flat
+            if gone:
+                found.append(Tasks(*block, gone))
+        return found
+
+
+class Seen(msgspec.Struct):
+    """What is known of a node in this reign, connected or not."""
+
+    heard: float
+    """When it was heard last, by `time.monotonic`."""
+    address: str = ""
+    lost: bool = False
+
+
+class Attached:
+    """A connection that speaks for a node."""
+
+    def __init__(self, node: str, connection: Connection) -> None:
+        self.node = node
+        self.connection = connection
+        self.open = False
+        """Whether it has been told what stands: before that, only stops are kept for it."""
+        self.early: list[wire.Stop] = []
+        self.running = Blocks()
+        """What the state knows to run there, from its reports."""
+        self.outbox: asyncio.Queue[bytes | None] = asyncio.Queue(MOST_UNSENT)
+        self.readers: dict[int, asyncio.Queue[wire.LogPart]] = {}
+
+    def put(self, message: wire.FromServer) -> None:
+        try:
+            self.outbox.put_nowait(encode(message))
+        except asyncio.QueueFull:
+            self.cut()
+
+    def cut(self) -> None:
+        """End it when what is being sent has been."""
+        while not self.outbox.empty():
+            self.outbox.get_nowait()
+        self.outbox.put_nowait(None)
+
+
+class Reign:
+    """A partition under one writer."""
+
+    def __init__(self, desk: Desk, secrets: Secrets) -> None:
+        self.desk = desk
+        self.nodes: dict[str, Seen] = {}
+        self.attached: dict[str, Attached] = {}
+        self.orders = Orders(desk.epoch, self._address, secrets)
+        self.ready_since: float | None = None
+        """When readiness was noticed: the clocks of silence start there."""
+
+    def _address(self, node: str) -> str:
+        seen = self.nodes.get(node)
+        return seen.address if seen is not None else ""

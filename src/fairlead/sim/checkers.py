@@ -1,0 +1,235 @@
+"""What must hold in a trial, judged from outside: by agents, clients and brute force, with none of the core's sums."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from fairlead.core.commands import Accepted, Answer
+from fairlead.core.model import SCALE, Allocation, Job, Stage
+from fairlead.core.resources import GPU
+from fairlead.core.shape import WHOLE_DEVICE
+from fairlead.core.state import Partition
+from fairlead.sim.agents import Agent, Live, Micros, Task, indices
+
+
+class Broken(AssertionError):
+    """Something that must hold does not."""
+
+
+def need(holds: bool, text: str) -> None:
+    if not holds:
+        raise Broken(text)
+
+
+class AttemptChecker:
+    """No task runs twice at once, no attempt runs twice at all, and nothing that succeeded starts again."""
+
+    def __init__(self) -> None:
+        self.live: dict[Task, tuple[int, str]] = {}
+        self.succeeded: dict[Task, int] = {}
+        self._begun: dict[Task, int] = {}
+        """The highest attempt that ever ran."""
+
+    def started(self, agent: Agent, live: Live) -> None:
+        task, attempt = live.task, live.attempt
+        other = self.live.get(task)
+        need(other is None, f"{task} runs as attempt {other} and starts as attempt {attempt} on {agent.name}")
+        need(attempt > self._begun.get(task, 0), f"{task} starts as attempt {attempt}, which is not a new one")
+        self._begun[task] = attempt
+        self.live[task] = (attempt, agent.name)
+
+    def ended(self, live: Live, how: str) -> None:
+        del self.live[live.task]
+        if how == "succeeded":
+            self.succeeded[live.task] = live.attempt
+
+
+class RoomChecker:
+    """No machine runs more than it has, nor more than a whole GPU on one device."""
+
+    def __init__(
+        self, capacity: Mapping[str, Mapping[str, int]], asked: Mapping[tuple[str, str], Mapping[str, int]]
+    ) -> None:
+        self.capacity = capacity
+        self.asked = asked
+        """(Job, stage) → what each task asks for, in milli-units."""
+
+    def check(self, agent: Agent) -> None:
+        cpu = 0
+        devices: dict[int, int] = {}
+        for live in agent.running.values():
+            asked = self.asked[live.task.job, live.task.stage]
+            cpu += asked.get("cpu", 0)
+            for device in live.devices:
+                devices[device] = devices.get(device, 0) + min(WHOLE_DEVICE, asked.get(GPU, 0))
+        has = self.capacity[agent.name]
+        need(cpu <= 1000 * has["cpu"], f"{agent.name} runs {cpu} milli-CPU of {1000 * has['cpu']}")
+        for device, used in devices.items():
+            need(0 <= device < has.get("gpu", 0), f"{agent.name} has no device {device}")
+            need(used <= WHOLE_DEVICE, f"{agent.name} runs {used} milli-GPU on device {device}")
+
+
+def check_agreement(p: Partition, agent: Agent) -> None:
+    """Where nothing is under way between them, the server and an agent believe the same."""
+    join = p.nodes.find(agent.name)
+    known: dict[int, Allocation] = {} if join is None else p.nodes.allocations[p.nodes.rows[join]]
+    believed = {
+        Task(each.stage.job.id, each.stage.job.number, each.stage.name, index): each.attempt
+        for each in known.values()
+        for index in indices(each.indices)
+    }
+    real = {task: live.attempt for task, live in agent.running.items()}
+    need(believed == real, f"{agent.name} runs {real}, and the server believes {believed}")
+
+
+class AnswerChecker:
+    """Nothing that was answered is lost, and the same question has one answer."""
+
+    def __init__(self) -> None:
+        self.accepted: dict[str, str] = {}
+        """Job → the key it was submitted with."""
+        self.over: set[str] = set()
+        self._answers: dict[str, Answer] = {}
+
+    def answered(self, key: str, answer: Answer, job: str = "") -> None:
+        if not isinstance(answer, Accepted):
+            need(key not in self._answers, f"the request {key} was accepted and is then refused: {answer}")
+            return
+        before = self._answers.setdefault(key, answer)
+        need(before == answer, f"the request {key} was answered with {before} and then with {answer}")
+        if job:
+            self.accepted[job] = key
+
+    def seen(self, p: Partition, jobs: Iterable[str]) -> None:
+        """These were touched by a cycle."""
+        self.over.update(job for job in jobs if p.jobs[job].over)
+
+    def check(self, p: Partition) -> None:
+        for job in self.accepted:
+            need(job in p.jobs or job in self.over, f"job {job} was accepted, has not ended, and is not known")
+
+    def check_ends(self, p: Partition, succeeded: Mapping[Task, int]) -> None:
+        """A task that the books call done has really been, as far as they still know it."""
+        for job in p.jobs.values():
+            for stage in job.stages:
+                for index in indices(stage.ended_as("succeeded").flat()):
+                    task = Task(job.id, job.number, stage.name, index)
+                    need(task in succeeded, f"{task} counts as succeeded and never did")
+
+
+class GangChecker:
+    """A gang does not run short for long: what lives and what is done is at least `min`, or it is taken back.
+
+    Time counts only while the server is ready and every agent is in touch: otherwise nobody could know.
+    """
+
+    def __init__(self, allowed: Micros) -> None:
+        self.allowed = allowed
+        self._short: dict[tuple[str, str], Micros] = {}
+        self._last: Micros = 0
+
+    def check(self, p: Partition, live: Mapping[Task, object], now: Micros, in_touch: bool) -> None:
+        passed, self._last = now - self._last, now
+        running: dict[tuple[str, str], int] = {}
+        for task in live:
+            running[task.job, task.stage] = running.get((task.job, task.stage), 0) + 1
+        for (job_id, name), count in running.items():
+            job = p.jobs.get(job_id)
+            stage = job.stage(name) if job is not None else None
+            if job is None or stage is None or job.over or not self._is_short(stage, count):
+                self._short.pop((job_id, name), None)
+            else:
+                short = self._short.get((job_id, name), 0) + (passed if in_touch else 0)
+                self._short[job_id, name] = short
+                need(short <= self.allowed, f"{job_id} {name} has run {count} of {stage.min} for {short} us")
+        for key in [key for key in self._short if key not in running]:
+            del self._short[key]
+
+    @staticmethod
+    def _is_short(stage: Stage, running: int) -> bool:
+        """Tasks that were added later are awaited by nobody, and other ways to deal with losses know no `min`."""
+        if stage.terms.on_loss != "replace" or stage.reservations[SCALE] is not None:
+            return False
+        return running + len(stage.ended_as("succeeded")) + len(stage.ended_as("failed")) < stage.min
+
+
+class KeepingChecker:
+    """Nodes are kept for those who wait, not too many, and not for long: whoever has them starts, or gives them back.
+
+    Who starves has nodes in the end: what keeps it from them is over after as long as others may have theirs.
+    """
+
+    def check(self, p: Partition) -> None:
+        waiting = {each.seq: each for lane in p.lanes.values() for each in lane}
+        for kept in (*p.holds.values(), *p.promises.values()):
+            need(kept.seq in waiting, f"nodes are kept for {kept.job}, which does not wait")
+        if not p.reign.ready:
+            return
+        held: set[int] = set()
+        for hold in p.holds.values():
+            need(p.now <= hold.since + p.settings.hold_for, f"nodes have been held for {hold.job} since {hold.since}")
+            for join in hold.nodes:
+                row = p.nodes.rows.get(join)
+                need(
+                    row is not None and p.nodes.state[row] == "up", f"a node that takes no work is held for {hold.job}"
+                )
+                if not hold.large:
+                    held.add(join)
+        most = -(-len(p.nodes.rows) * p.settings.held_nodes_percent // 100)
+        need(len(held) <= most, f"{len(held)} nodes are held, and at most {most} may be")
+
+
+def check_conserving(p: Partition) -> None:
+    """No allowed head of a lane waits beside nodes on which it would fit, counted from the allocations alone."""
+    if not p.reign.ready or p.settings.backfill:
+        return
+    for lane in p.lanes.values():
+        head = lane.head()
+        if head is None or head.whole or head.stage.shape.key.apart or head.stage.shape.key.near:
+            continue
+        stage = head.stage
+        if any(each.cause == "gang" for each in (stage.live or {}).values()) or not _allowed(stage.job, stage):
+            continue
+        wanted = len(indices(stage.wanted(head.kind).flat()))
+        least = 1 if stage.started else stage.needed
+        if head.kind == SCALE and stage.terms.scaling == "strict" and not stage.terms.min:
+            least = wanted
+        need(
+            room(p, stage) < max(1, least), f"{stage.job.id} {stage.name} waits for {least} and there is room for them"
+        )
+
+
+def _allowed(job: Job, stage: Stage) -> bool:
+    """Only where nothing bounds it: whether a limit holds it back is for others to judge."""
+    return all(each.limit is None and each.max_jobs is None for each in job.accounts)
+
+
+def room(p: Partition, stage: Stage) -> int:
+    """How many tasks of a stage would find room now, node by node."""
+    return sum(_room_on(p, row, stage) for join, row in p.nodes.rows.items() if _takes_work(p, join, row))
+
+
+def _takes_work(p: Partition, join: int, row: int) -> bool:
+    """Not what is kept for somebody: whether it is kept rightly is another question."""
+    return p.nodes.state[row] == "up" and join not in p.nodes.avoided and join not in p.nodes.held
+
+
+def _room_on(p: Partition, row: int, stage: Stage) -> int:
+    asked = dict(stage.shape.key.resources)
+    used: dict[str, int] = {}
+    devices = [0] * (p.nodes.capacity.get(GPU, [0] * (row + 1))[row] // WHOLE_DEVICE)
+    for each in p.nodes.allocations[row].values():
+        tasks = len(indices(each.indices))
+        for name, amount in each.stage.shape.key.resources:
+            used[name] = used.get(name, 0) + amount * tasks
+        for device in each.devices:
+            devices[device] += min(WHOLE_DEVICE, dict(each.stage.shape.key.resources)[GPU])
+    fits = [
+        (p.nodes.capacity[name][row] - used.get(name, 0)) // amount if name in p.nodes.capacity else 0
+        for name, amount in asked.items()
+        if name != GPU
+    ]
+    if asked.get(GPU):
+        milli = min(WHOLE_DEVICE, asked[GPU])
+        fits.append(sum((WHOLE_DEVICE - each) // milli for each in devices) // max(1, asked[GPU] // WHOLE_DEVICE))
+    return min(fits, default=0)

@@ -1,0 +1,191 @@
+"""Scenarios of trouble, drawn from a seed: a small cluster, what people ask of it, and what goes wrong when.
+
+Everything is in one list of events, so that a scenario that fails can be cut down to the events it takes to fail.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any, Literal
+
+import msgspec
+
+from fairlead.core.resources import SECOND
+
+Micros = int
+
+Point = Literal["before", "failed", "unknown, written", "unknown, not written", "committed", "half told"]
+"""Where in a turn the server is killed."""
+POINTS: tuple[Point, ...] = ("before", "failed", "unknown, written", "unknown, not written", "committed", "half told")
+
+AgentFault = Literal["break", "hang", "crash", "refuse", "slow", "double", "reorder"]
+AGENT_FAULTS: tuple[AgentFault, ...] = ("break", "hang", "crash", "refuse", "slow", "double", "reorder")
+
+Ask = Literal["kill", "scale", "drain", "disable", "enable", "priority", "front", "configure", "remove"]
+
+
+class Submission(msgspec.Struct, frozen=True, tag="submit"):
+    at: Micros
+    job: str
+    document: dict[str, Any]
+    durations: tuple[Micros, ...]
+    """Of the tasks of each stage."""
+    failing: int
+    """Of a hundred attempts so many fail."""
+
+
+class Asking(msgspec.Struct, frozen=True, tag="ask"):
+    """What somebody asks for; `target` is a job or a node. A configuration limits queue a to `value` CPUs, 0 for none.
+
+    A node is removed when somebody has switched it off; its agent is back after a while.
+    """
+
+    at: Micros
+    what: Ask
+    target: str
+    value: int = 0
+
+
+class AgentTrouble(msgspec.Struct, frozen=True, tag="agent"):
+    at: Micros
+    node: str
+    what: AgentFault
+    lasts: Micros
+
+
+class ServerTrouble(msgspec.Struct, frozen=True, tag="server"):
+    """The server is killed in its next turn, and started again after a while, by a wall clock that may have moved."""
+
+    at: Micros
+    point: Point
+    down: Micros
+    step: Micros
+
+
+Event = Submission | Asking | AgentTrouble | ServerTrouble
+
+
+class Scenario(msgspec.Struct, frozen=True):
+    seed: int
+    config: dict[str, Any]
+    nodes: dict[str, dict[str, int]]
+    events: tuple[Event, ...]
+
+
+class Profile(msgspec.Struct, frozen=True):
+    """How much goes wrong."""
+
+    jobs: int = 14
+    asks: int = 8
+    agent_faults: int = 8
+    server_faults: int = 3
+    span: Micros = 900 * SECOND
+
+
+PROFILES = {
+    "calm": Profile(agent_faults=0, server_faults=0),
+    "agents": Profile(agent_faults=14, server_faults=0),
+    "server": Profile(agent_faults=0, server_faults=8),
+    "all": Profile(),
+    "storm": Profile(jobs=20, asks=16, agent_faults=25, server_faults=10),
+}
+
+
+def draw_scenario(seed: int, profile: Profile) -> Scenario:
+    rng = Random(seed)
+    nodes = {f"n{at}": _node(rng) for at in range(rng.randint(2, 5))}
+    jobs = [f"j{at}" for at in range(profile.jobs)]
+    events: list[Event] = [_submission(rng, job, jobs[:at], profile.span) for at, job in enumerate(jobs)]
+    events += [_asking(rng, jobs, list(nodes), profile.span) for _ in range(profile.asks)]
+    events += [_agent_trouble(rng, list(nodes), profile.span) for _ in range(profile.agent_faults)]
+    events += [_server_trouble(rng, profile.span) for _ in range(profile.server_faults)]
+    return Scenario(seed, _config(rng), nodes, tuple(sorted(events, key=lambda event: event.at)))
+
+
+def _node(rng: Random) -> dict[str, int]:
+    node = {"cpu": rng.choice((2, 4, 8))}
+    return {**node, "gpu": 2} if rng.random() < 0.3 else node
+
+
+def _config(rng: Random) -> dict[str, Any]:
+    queues: dict[str, Any] = {
+        "a": {"order": rng.choice(("priority", "fifo", "fair")), "share": 50},
+        "b": {"order": rng.choice(("priority", "fifo", "fair")), "share": 50},
+    }
+    if rng.random() < 0.3:
+        queues["b"]["guarantee"] = {"cpu": 2}
+    if rng.random() < 0.5:
+        queues["a"]["limit"] = {"cpu": rng.randint(4, 8)}
+    if rng.random() < 0.3:
+        queues["b"]["max_jobs"] = rng.randint(1, 3)
+    return {
+        "chain": 0,
+        "place": rng.choice(("pack", "pack", "spread", "bestfit", "fgd")),
+        "launch_timeout": "60s",
+        "lease": "30s",
+        "heartbeat": "5s",
+        "ready_after": "20s",
+        "replace_within": "60s",
+        "max_launch_tries": 1_000,  # what is wrong here is never the job's fault
+        "max_placed": rng.choice((3, 5000)),
+        "starving_after": rng.choice(("20s", "2d")),
+        "hold_for": rng.choice(("40s", "1d")),
+        "held_nodes_percent": rng.choice((30, 50, 100)),
+        "hold_large": rng.random() < 0.5,
+        "backfill": rng.random() < 0.3,
+        "keep_ended": rng.choice(("60s", "1h")),
+        "queues": {"root": queues},
+        "requestors": [{"match": "", "queue": "root.a"}],
+    }
+
+
+def _submission(rng: Random, job: str, before: list[str], span: Micros) -> Submission:
+    stages: list[dict[str, Any]] = []
+    durations: list[Micros] = []
+    for at in range(rng.choice((1, 1, 1, 2, 3))):
+        count = rng.choice((1, 1, 2, 3, 4, 6))
+        stage: dict[str, Any] = {"name": f"s{at}", "count": count, "resources": {"cpu": 1}}
+        if rng.random() < 0.2:
+            stage["resources"]["gpu"] = rng.choice((0.5, 1))
+        if rng.random() < 0.4:
+            stage["min"] = rng.randint(1, count)
+        stage["tries"] = rng.choice((1, 2, 50))
+        stage["on_loss"] = rng.choice(("replace", "replace", "restart", "fail"))
+        stage["scaling"] = rng.choice(("strict", "partial"))
+        stage["apart"] = rng.random() < 0.1
+        if rng.random() < 0.2:
+            stage["time_limit"] = f"{rng.randint(5, 200)}s"
+        if rng.random() < 0.5:
+            stage["estimate"] = f"{rng.randint(0, 100)}s"
+        stages.append(stage)
+        durations.append(rng.choice((0, 1, 10, 30, 60, 200)) * SECOND + rng.randint(0, SECOND))
+    document: dict[str, Any] = {
+        "name": job,
+        "preemptible": rng.random() < 0.8,
+        "user": rng.choice(("ann", "bob")),
+        "queue": rng.choice(("root.a", "root.b", "")),
+        "priority": rng.randint(0, 2),
+        "stages": stages,
+        "gang": rng.choice(("stage", "stage", "job")),
+    }
+    if before and rng.random() < 0.15:
+        document["after"] = [rng.choice(before)]
+    return Submission(rng.randint(0, span), job, document, tuple(durations), rng.choice((0, 0, 5, 30)))
+
+
+def _asking(rng: Random, jobs: list[str], nodes: list[str], span: Micros) -> Asking:
+    what: Ask = rng.choice(
+        ("kill", "scale", "scale", "drain", "disable", "enable", "priority", "front", "configure", "remove")
+    )
+    of_job = what in ("kill", "scale", "priority", "front")
+    return Asking(rng.randint(0, span), what, rng.choice(jobs if of_job else nodes), rng.randint(1, 6))
+
+
+def _agent_trouble(rng: Random, nodes: list[str], span: Micros) -> AgentTrouble:
+    lasts = rng.choice((1, 5, 20, 40, 90, 200)) * SECOND + rng.randint(0, SECOND)
+    return AgentTrouble(rng.randint(0, span), rng.choice(nodes), rng.choice(AGENT_FAULTS), lasts)
+
+
+def _server_trouble(rng: Random, span: Micros) -> ServerTrouble:
+    step = rng.choice((0, 0, -3600, -5, 5, 3600)) * SECOND
+    return ServerTrouble(rng.randint(0, span), rng.choice(POINTS), rng.choice((0, 1, 10, 60)) * SECOND, step)

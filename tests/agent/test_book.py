@@ -1,0 +1,220 @@
+"""What the agent makes of what it is told, with no process and no network."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fairlead.agent.book import Book
+from fairlead.agent.launching import Surroundings, own_variables, spawner_spec, surroundings
+from fairlead.wire.agent import Gang, Launch, Place, Report, Spec, Stop, Tasks, Work
+
+AROUND = Surroundings("n1", "/logs", "/home/ann", {"PATH": "/bin"}, ("0", "1", "2"))
+SPEC = Spec(("true",))
+OK = ("exit", 0, "", 7, 5, 9)
+
+
+def tasks(*indices: int, attempt: int = 1, number: int = 1) -> Tasks:
+    return Tasks("job", number, "main", attempt, indices)
+
+
+def launch(*indices: int, attempt: int = 1, chain: int = 0, rooms: int = 0) -> Work:
+    return Work(1, (SPEC,), (Launch(tasks(*indices, attempt=attempt), 0, (), chain, rooms),))
+
+
+def key(index: int, attempt: int = 1) -> tuple[int, str, int, int]:
+    return (1, "main", attempt, index)
+
+
+def sent(book: Book) -> list[tuple[Any, ...]]:
+    """What the spawners are told, by now."""
+    frames = [(spawner, *frame) for spawner, outbox in enumerate(book.outbox) for frame in outbox]
+    for outbox in book.outbox:
+        outbox.clear()
+    return frames
+
+
+def launched(book: Book) -> list[tuple[int, int]]:
+    """(index, attempt) of what the spawners are to start."""
+    groups = [group for _, what, *rest in sent(book) if what == "launch" for group in rest[0]]
+    return sorted((index, meta[3]) for meta, _, indices, *_ in groups for index in indices)
+
+
+def reported(book: Book) -> dict[str, tuple[int, ...]]:
+    return {report.state: report.tasks.indices for report in book.reports()[1]}
+
+
+def test_a_launch_is_taken_once() -> None:
+    book = Book(AROUND, 2)
+    book.heed(launch(0, 3))
+    assert launched(book) == [(0, 1), (1, 1), (2, 1)]
+    book.heed(launch(1, 4))
+    assert launched(book) == [(3, 1)]
+
+
+def test_ends_are_reported_until_they_are_confirmed() -> None:
+    book = Book(AROUND, 1)
+    book.heed(launch(0, 2))
+    book.hear([key(0), key(1)], [])
+    assert reported(book) == {"running": (0, 2)}
+    book.hear([], [(key(0), OK)])
+    number, reports = book.reports()
+    assert reports == (Report(tasks(0, 1), "succeeded", 0, ran=(7,), cpu=(5,), memory=(9,)),)
+    assert not book.has_news
+    book.anew()  # the connection was lost before the confirmation
+    assert reported(book) == {"succeeded": (0, 1)}
+    assert book.started("running") == (tasks(1, 2),)
+    book.confirmed(number)  # of the lost connection: it does not count
+    assert len(book) == 2
+    book.confirmed(number + 1)
+    book.tell_confirmed()
+    assert ("confirm", [key(0)]) in [frame[1:] for frame in sent(book)]
+    assert len(book) == 1
+
+
+def test_a_later_attempt_waits_until_the_earlier_one_has_ended() -> None:
+    book = Book(AROUND, 2)
+    book.heed(launch(0, 1))
+    book.hear([key(0)], [])
+    sent(book)
+    book.heed(Work(1, (SPEC,), launch(0, 1, attempt=2).launches, (Stop(tasks(0, 1), "stale"),)))
+    assert [frame[1] for frame in sent(book)] == ["stop"]
+    book.hear([], [(key(0), ("stopped", 15, "", 0, 0, 0))])
+    assert launched(book) == [(0, 2)]
+
+
+def test_one_that_waits_for_an_earlier_attempt_can_be_stopped_too() -> None:
+    book = Book(AROUND, 1)
+    book.heed(launch(0, 1))
+    book.hear([key(0)], [])
+    book.heed(launch(0, 1, attempt=2))
+    book.heed(Work(1, stops=(Stop(tasks(0, 1, attempt=2), "kill"),)))
+    sent(book)
+    assert reported(book) == {"running": (0, 1), "stopped": (0, 1)}
+    book.hear([], [(key(0), OK)])
+    assert launched(book) == []
+
+
+def test_a_stop_of_what_is_not_known_is_confirmed() -> None:
+    book = Book(AROUND, 1)
+    book.heed(Work(1, stops=(Stop(tasks(4, 6), "kill"),)))
+    assert reported(book) == {"stopped": (4, 6)}
+
+
+def test_what_does_not_stand_any_more_is_returned_unless_it_runs() -> None:
+    book = Book(AROUND, 1)
+    book.heed(launch(0, 1, chain=5))
+    book.heed(launch(1, 5, chain=5, rooms=1))
+    book.hear([key(0)], [])
+    sent(book)
+    standing = Work(1, (SPEC,), (Launch(tasks(2, 3), 0, (), 5, 1),), standing=True)
+    book.heed(standing)
+    returned = [frame[2] for frame in sent(book) if frame[1] == "return"]
+    assert sorted(key for keys in returned for key in keys) == [key(1), key(3), key(4)]
+
+
+def test_what_a_new_spawner_does_not_know_was_never_started() -> None:
+    book = Book(AROUND, 1)
+    book.heed(launch(0, 3))
+    book.hear([key(0)], [])
+    sent(book)
+    meta = ("job", 1, "main", 1)
+    book.find(0, [(meta, 0, 0, "ended", ("lost", 0, "gone", 0, 0, 0)), (meta, 1, 0, "running", None)])
+    assert launched(book) == [(2, 1)]
+    assert reported(book) == {"lost": (0, 1), "running": (1, 2)}
+
+
+def test_an_agent_that_was_restarted_finds_its_tasks() -> None:
+    book = Book(AROUND, 2)
+    meta = ("job", 1, "main", 1)
+    book.find(0, [(meta, 0, 0, "running", None), (meta, 1, 4, "waiting", None)])
+    book.find(1, [(meta, 2, 4, "ended", OK)])
+    book.anew()
+    assert book.started("running") == (tasks(0, 1),)
+    assert reported(book) == {"succeeded": (2, 3)}
+    book.heed(launch(0, 3))
+    assert launched(book) == []
+
+
+@pytest.mark.parametrize("spawners", [1, 2, 3])
+@pytest.mark.parametrize("rooms", [1, 2, 5, 8])
+def test_rooms_of_a_chain_are_spread_over_the_spawners(spawners: int, rooms: int) -> None:
+    book = Book(AROUND, spawners)
+    front = Launch(tasks(0, rooms), 0, (), 5, 0)
+    behind = Launch(tasks(rooms, 100), 0, (), 5, rooms)
+    book.heed(Work(1, (SPEC,), (front, behind)))
+    told = {spawner: (groups, given[5]) for spawner, _, groups, given in sent(book)}
+    assert sum(given for _, given in told.values()) == rooms
+    for groups, given in told.values():
+        at_once = sum(len(group[2]) for group in groups if not group[4])
+        waiting = sum(len(group[2]) for group in groups if group[4])
+        assert at_once == given, "who starts at once has a room where it is"
+        assert (waiting > 0) == (given > 0), "nobody waits where there are no rooms"
+
+
+def test_many_small_chains_are_spread_too() -> None:
+    book = Book(AROUND, 2)
+    for chain in range(1, 9):
+        front = Launch(tasks(2 * chain, 2 * chain + 1), 0, (), chain, 0)
+        behind = Launch(tasks(2 * chain + 1, 2 * chain + 2), 0, (), chain, 1)
+        book.heed(Work(1, (SPEC,), (front, behind)))
+    given: dict[int, int] = {}
+    for spawner, _, groups, _ in sent(book):
+        given[spawner] = given.get(spawner, 0) + sum(len(group[2]) for group in groups)
+    assert given == {0: 8, 1: 8}
+
+
+def test_tasks_of_a_chain_that_end_soon_are_reported_by_their_end_alone() -> None:
+    book = Book(AROUND, 1)
+    book.heed(launch(0, 3, chain=5, rooms=3))
+    book.hear([key(0), key(1)], [])
+    assert not book.has_news
+    book.grow_up()
+    book.hear([key(2)], [(key(0), OK)])
+    book.grow_up()
+    assert reported(book) == {"succeeded": (0, 1), "running": (1, 2)}
+
+
+# -- environments ------------------------------------------------------------------------------------------------
+
+
+def test_agents_keep_their_own_variables_to_themselves() -> None:
+    around = surroundings("n1", "/logs", (), {"PATH": "/bin", "LC_ALL": "C", "FAIRLEAD_TOKEN": "hush", "AWS_KEY": "x"})
+    assert around.environment == {"PATH": "/bin", "LC_ALL": "C"}
+
+
+def test_a_task_has_the_variables_of_its_stage_and_its_secrets() -> None:
+    spec = Spec(("true",), (("A", "1"), ("CUDA_VISIBLE_DEVICES", "0,1,2")), "", 500, 1 << 20, (("KEY", "hush"),))
+    command, variables, directory, logs, cpu, memory = spawner_spec(AROUND, Launch(tasks(0, 1), 0), spec)
+    assert (command, directory, logs, cpu, memory) == (("true",), "/home/ann", "/logs/0", 500, 1 << 20)
+    assert (variables["A"], variables["KEY"], variables["PATH"]) == ("1", "hush", "/bin")
+    assert variables["CUDA_VISIBLE_DEVICES"] == "", "nobody gives himself a GPU"
+
+
+def test_gpus_are_given_by_the_environment() -> None:
+    two_each = own_variables(AROUND, Launch(tasks(0, 2), 0, (2, 0, 1, 1)))
+    assert two_each is not None
+    assert [each["CUDA_VISIBLE_DEVICES"] for each in two_each] == ["2,0", "1,1"]
+
+
+GANG = Gang(5, 2, 20_000, (Place("n2", "10.0.0.2", (0, 2, 4, 5)), Place("n1", "10.0.0.1", (2, 4))))
+
+
+def test_members_of_a_gang_know_their_ranks() -> None:
+    own = own_variables(AROUND, Launch(tasks(0, 2), 0, gang=GANG))
+    assert own is not None
+    names = "RANK LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK".split()
+    assert [[each[name] for name in names] for each in own] == [["2", "0", "2", "1"], ["3", "1", "2", "1"]]
+    variables = spawner_spec(AROUND, Launch(tasks(0, 2), 0, gang=GANG), SPEC)[1]
+    assert variables["FAIRLEAD_PEERS"] == "10.0.0.2,10.0.0.2,10.0.0.1,10.0.0.1,10.0.0.2"
+    assert (variables["MASTER_ADDR"], variables["MASTER_PORT"], variables["WORLD_SIZE"]) == ("10.0.0.2", "20000", "5")
+
+
+def test_a_member_with_its_own_gpu_calls_it_the_first() -> None:
+    own = own_variables(AROUND, Launch(tasks(0, 2), 0, (0, 1), gang=GANG))
+    assert own is not None
+    assert [(each["LOCAL_RANK"], each["FAIRLEAD_LOCAL_RANK"], each["CUDA_VISIBLE_DEVICES"]) for each in own] == [
+        ("0", "0", "0"),
+        ("0", "1", "1"),
+    ]

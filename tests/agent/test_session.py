@@ -1,0 +1,177 @@
+"""A session with a server whose every word is a test's."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from fairlead.agent.book import Book
+from fairlead.agent.logs import log_path
+from fairlead.agent.main import Agent, Settings
+from fairlead.agent.session import Refused, Session
+from fairlead.wire import agent as wire
+from fairlead.wire.agent import Hello, LogRequest, Tasks, Welcome, decode_from_agent, encode
+from tests.agent.test_book import AROUND, launch
+
+HELLO = Hello(wire.VERSION, "n1", {"cpu": 1})
+WELCOME = Welcome(3, 20_000, 1_000_000, 100_000)
+
+
+class Line:
+    """The server's end of a connection."""
+
+    def __init__(self) -> None:
+        self.to_agent: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self.to_server: asyncio.Queue[wire.FromAgent] = asyncio.Queue()
+
+    async def send(self, data: bytes) -> None:
+        self.to_server.put_nowait(decode_from_agent(data))
+
+    async def recv(self) -> bytes:
+        data = await self.to_agent.get()
+        if data is None:
+            raise ConnectionError("cut")
+        return data
+
+    def say(self, message: wire.FromServer) -> None:
+        self.to_agent.put_nowait(encode(message))
+
+
+class Talk:
+    def __init__(self) -> None:
+        self.line = Line()
+        self.book = Book(AROUND, 1)
+        self.leases: list[tuple[float, float]] = []
+        self.epochs: list[int] = []
+        self.session = Session(
+            self.line,
+            self.book,
+            "/nowhere",
+            lambda ask, end: self.leases.append((ask, end)),
+            lambda: None,
+            self.epochs.append,
+        )
+
+    async def run(self) -> None:
+        await self.session.run(HELLO, lambda: None)
+
+
+def tell(story: Callable[[Talk], Coroutine[Any, Any, None]]) -> None:
+    async def in_time() -> None:
+        async with asyncio.timeout(30):
+            await story(Talk())
+
+    asyncio.run(in_time())
+
+
+def test_a_lease_counts_from_when_the_server_was_asked() -> None:
+    async def story(talk: Talk) -> None:
+        before = monotonic()
+        talk.line.say(WELCOME)
+        running = asyncio.create_task(talk.run())
+        assert await talk.line.to_server.get() == HELLO
+        beat = await talk.line.to_server.get()
+        assert isinstance(beat, wire.Beat)
+        sent = monotonic()
+        await asyncio.sleep(0.03)
+        talk.line.say(wire.Beaten(beat.number))
+        while len(talk.leases) < 2:
+            await asyncio.sleep(0.001)
+        (first_ask, first_end), (ask, end) = talk.leases[:2]
+        assert before + 1.0 <= first_end <= end <= sent + 1.0
+        assert first_end - first_ask == pytest.approx(0.1) == end - ask
+        running.cancel()
+
+    tell(story)
+
+
+def test_without_a_fence_there_is_no_lease() -> None:
+    async def story(talk: Talk) -> None:
+        talk.line.say(Welcome(1, 20_000, 0, 100_000))
+        running = asyncio.create_task(talk.run())
+        while not talk.leases:
+            await asyncio.sleep(0.001)
+        assert talk.leases == [(float("inf"), float("inf"))]
+        running.cancel()
+
+    tell(story)
+
+
+def test_a_server_that_answers_no_sign_of_life_is_left() -> None:
+    async def story(talk: Talk) -> None:
+        talk.line.say(WELCOME)
+        with pytest.raises(ConnectionError, match="answered none of 3"):
+            await talk.run()
+
+    tell(story)
+
+
+@pytest.mark.parametrize("final", [True, False])
+def test_a_refusal_says_whether_to_come_again(final: bool) -> None:
+    async def story(talk: Talk) -> None:
+        talk.line.say(wire.Refusal("go away", final))
+        with pytest.raises(Refused, match="go away") as refused:
+            await talk.run()
+        assert refused.value.final == final
+
+    tell(story)
+
+
+def test_orders_of_a_reign_that_is_over_are_not_taken(tmp_path: Path) -> None:
+    async def story() -> None:
+        settings = Settings(join="http://127.0.0.1:1", directory=tmp_path)
+        first = Agent(settings, lambda event, fields: None)
+        first._check_epoch(3)
+        first._check_epoch(3)
+        first._check_epoch(5)
+        with pytest.raises(Refused, match="the server's epoch 4 is over, since 5 was seen"):
+            first._check_epoch(4)
+        os.close(first._lock)
+        again = Agent(settings, lambda event, fields: None)
+        with pytest.raises(Refused):
+            again._check_epoch(4)
+        os.close(again._lock)
+
+    asyncio.run(story())
+
+
+def test_every_order_is_looked_at_for_its_epoch() -> None:
+    async def story(talk: Talk) -> None:
+        talk.line.say(WELCOME)
+        talk.line.say(launch(0, 1))
+        running = asyncio.create_task(talk.run())
+        while len(talk.epochs) < 2:
+            await asyncio.sleep(0.001)
+        assert talk.epochs == [3, 1]
+        running.cancel()
+
+    tell(story)
+
+
+@pytest.mark.parametrize("stage", ["../../etc", "a/b", "", ".hidden", "x" * 64, "a\0b"])
+def test_a_log_is_never_looked_for_elsewhere(stage: str) -> None:
+    assert log_path("/logs", LogRequest(1, 1, stage, 0, 1)) is None
+
+
+def test_a_log_has_its_place() -> None:
+    assert log_path("/logs", LogRequest(1, 1234, "main", 5, 2, "err")) == Path("/logs/1/1234.main.5.2.err")
+
+
+def test_tasks_known_are_listed_in_signs_of_life() -> None:
+    async def story(talk: Talk) -> None:
+        talk.book.heed(launch(0, 2))
+        talk.book.hear([(1, "main", 1, 0)], [])
+        talk.line.say(WELCOME)
+        running = asyncio.create_task(talk.run())
+        while not isinstance(message := await talk.line.to_server.get(), wire.Beat):
+            pass
+        assert message.known == (Tasks("job", 1, "main", 1, (0, 1)),)
+        running.cancel()
+
+    tell(story)

@@ -1,0 +1,193 @@
+"""Nothing starves, and nobody is stopped in vain: what must come of holds and preemption, whatever is drawn.
+
+1. a large gang starts in time under an endless stream of small tasks, and would not without holds
+2. whoever is stopped, somebody starts for it; and nobody is stopped for those that were stopped for it
+3. never more nodes are held than may be
+4. starving gangs do not block each other: in the end all have run
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from fairlead.core import cycle
+from fairlead.core.changes import Placed, Promised, Released, Stopped
+from fairlead.core.model import Promise
+from fairlead.core.resources import SECOND
+from fairlead.testing import World
+
+# -- a stream of small tasks -------------------------------------------------------------------------------------
+
+NODES, CPU = 10, 4
+STARVING, LIMIT = 60, 20
+"""Seconds: when a gang starves, and for how long a small task runs at most."""
+
+
+class Stream:
+    """A full machine with more small tasks than it can take, drawn from a seed, and one gang among them."""
+
+    def __init__(self, seed: int, **config: Any) -> None:
+        self.random = Random(seed)
+        self.w = World({"starving_after": STARVING, "hold_for": "1h", **config})
+        self.w.nodes(NODES, cpu=CPU)
+        self.waiting: list[str] = []
+        self.number = 0
+        self._refill()
+        self.w.cycle()
+
+    def _refill(self) -> None:
+        """There are always some who wait."""
+        known = self.w.partition().jobs
+        self.waiting = [name for name in self.waiting if name not in known or known[name].state == "pending"]
+        while len(self.waiting) < 20:
+            self.number += 1
+            runs = self.random.randint(5, LIMIT)
+            cpu = self.random.choice([1, 1, 1, 2])
+            stage = {"name": "w", "resources": {"cpu": cpu}, "duration": runs, "time_limit": LIMIT + 1}
+            self.waiting.append(self.w.submit(name=f"s{self.number}", stages=[stage]))
+
+    def run(self, seconds: int) -> Iterator[int]:
+        for second in range(seconds):
+            self.w.advance(1)
+            self._refill()
+            yield second
+
+    def started(self, gang: dict[str, Any], within: int) -> int | None:
+        """After how many seconds a gang starts, if it does."""
+        for _ in self.run(2 * LIMIT):  # until the machine is full and nothing ends at the same time any more
+            pass
+        self.w.submit(name="gang", stages=[{"name": "w", **gang}])
+        for second in self.run(within):
+            if self.w.placements("gang"):
+                return second
+        return None
+
+
+GANGS = {
+    "40 %": ({"count": 4, "resources": {"cpu": CPU}}, {}),
+    "100 %": ({"count": 10, "resources": {"cpu": CPU}}, {"hold_large": True}),
+}
+BOUND = STARVING + LIMIT + 2
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("gang", [*GANGS])
+def test_a_large_gang_starts_in_time(gang: str, seed: int) -> None:
+    document, config = GANGS[gang]
+    after = Stream(seed, **config).started(document, BOUND)
+    assert after is not None and after > STARVING - 1
+
+
+@pytest.mark.parametrize("gang", [*GANGS])
+def test_without_holds_it_would_wait(gang: str) -> None:
+    document, config = GANGS[gang]
+    assert Stream(1, **{**config, "hold_for": 0}).started(document, 2 * BOUND) is None
+
+
+def test_a_gang_of_all_nodes_waits_without_its_own_permission() -> None:
+    assert Stream(1, hold_large=False).started(GANGS["100 %"][0], 2 * BOUND) is None
+
+
+# -- whatever is drawn -------------------------------------------------------------------------------------------
+
+
+class Eyes:
+    """Who was stopped for whom, and what came of it."""
+
+    def __init__(self) -> None:
+        self.edges: set[tuple[str, str]] = set()
+        self.ended: list[str] = []
+        self.placed: list[str] = []
+
+    def began(self, partition: object) -> None:
+        pass
+
+    def stopped(self, partition: object, why: str) -> None:
+        pass
+
+    def cycle(self, decided: cycle.Cycle, seconds: object) -> None:
+        stopped: list[str] = []
+        for change, kept in decided.plan.done:
+            if isinstance(change, Stopped) and change.cause == "preempt":
+                stopped.append(kept[0].stage.job.id)
+            elif isinstance(change, Promised):
+                self.edges |= {(change.job, victim) for victim in stopped}
+                stopped = []
+            elif isinstance(change, Released) and isinstance(kept[0], Promise):
+                self.ended.append(change.why)
+            elif isinstance(change, Placed):
+                self.placed.append(change.job)
+        assert not stopped, "tasks were stopped for nobody"
+
+
+jobs = st.fixed_dictionaries(
+    {
+        "count": st.integers(1, 4),
+        "cpu": st.integers(1, 4),
+        "queue": st.sampled_from(["root.a", "root.b", "root.c"]),
+        "priority": st.integers(0, 2),
+        "duration": st.integers(1, 30),
+    },
+    optional={"min": st.just(1), "gang": st.just("job"), "preemptible": st.just(False)},
+)
+steps = st.lists(st.tuples(jobs, st.integers(0, 6)), min_size=1, max_size=14)
+trees = st.fixed_dictionaries(
+    {
+        name: st.fixed_dictionaries({}, optional={"guarantee": st.fixed_dictionaries({"cpu": st.integers(1, 4)})})
+        for name in "abc"
+    }
+)
+
+
+def play(w: World, drawn: list[tuple[dict[str, Any], int]]) -> list[str]:
+    names: list[str] = []
+    for document, wait in drawn:
+        terms = {key: document[key] for key in ("min", "duration") if key in document}
+        stage = {"count": document["count"], "resources": {"cpu": document["cpu"]}, **terms}
+        stages = [{"name": "w", **stage}]
+        if "gang" in document:
+            stages.append({"name": "v", "resources": {"cpu": 1}, "duration": document["duration"]})
+        rest = {key: document[key] for key in ("queue", "priority", "gang", "preemptible") if key in document}
+        names.append(w.submit(name=f"j{len(names)}", stages=stages, **rest))
+        w.advance(wait)
+    return names
+
+
+@given(steps, trees, st.sampled_from([0, 3]))
+@settings(max_examples=150, deadline=None)
+def test_whoever_is_stopped_is_stopped_for_somebody_who_starts(drawn: Any, tree: Any, holds: int) -> None:
+    eyes = Eyes()
+    w = World({"queues": {"root": tree}, "starving_after": 5, "hold_for": holds * 10}, observers=[eyes])
+    w.nodes(2, cpu=4)
+    w.node("n2", cpu=2)
+    play(w, drawn)
+    w.advance(300)
+    assert set(eyes.ended) <= {"it has started"}
+    assert not [pair for pair in eyes.edges if pair[::-1] in eyes.edges]
+    assert {claimant for claimant, _ in eyes.edges} <= set(eyes.placed)
+    assert not w.promises()
+
+
+@given(steps, st.sampled_from([0, 25, 50, 100]), st.booleans())
+@settings(max_examples=100, deadline=None)
+def test_starving_gangs_do_not_block_each_other(drawn: Any, percent: int, large: bool) -> None:
+    """All that can ever fit has run in the end, and not more nodes were held than may be."""
+    config = {"starving_after": 5, "hold_for": 200, "held_nodes_percent": percent, "hold_large": large}
+    w = World({"queues": {"root": {"a": {}, "b": {}, "c": {}}}, **config})
+    w.nodes(4, cpu=4)
+    names = play(w, drawn)
+    most = -(-percent * 4 // 100)
+    for _ in range(80):
+        w.advance(10)
+        by_node = w.holds()
+        holders = {job for each in by_node.values() for job, _, _ in each}
+        assert len(by_node) <= most or (large and len(holders) == 1)
+    states = {name: w.job(name).state for name in names}
+    assert set(states.values()) <= {"succeeded"}, states
+    assert w.now == w.now // SECOND * SECOND

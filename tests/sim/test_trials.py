@@ -1,0 +1,152 @@
+"""Trouble from seeds: a fixed set of scenarios passes, bugs planted on purpose are found, and failures are cut down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from fairlead.core.changes import Acknowledged, Asked
+from fairlead.core.phases.intake import reports
+from fairlead.core.ranges import Ranges
+from fairlead.sim.agents import Agent, Live, Task, flat, indices
+from fairlead.sim.checkers import AnswerChecker, AttemptChecker, Broken, RoomChecker
+from fairlead.sim.faults import PROFILES, AgentTrouble, ServerTrouble, Submission, draw_scenario
+from fairlead.sim.soak import describe, main, shrink
+from fairlead.sim.trial import Failure, try_out
+
+FIXED = [("calm", range(4)), ("agents", range(10)), ("server", range(10)), ("all", range(16)), ("storm", range(6))]
+
+
+@pytest.mark.parametrize(("profile", "seed"), [(profile, seed) for profile, seeds in FIXED for seed in seeds])
+def test_a_seed(profile: str, seed: int) -> None:
+    failure = try_out(draw_scenario(seed, PROFILES[profile]))
+    assert failure is None, "\n".join(describe(failure))
+
+
+def test_a_scenario_is_the_same_again() -> None:
+    scenario = draw_scenario(3, PROFILES["all"])
+    assert scenario == draw_scenario(3, PROFILES["all"])
+    kinds = {type(event) for event in scenario.events}
+    assert {Submission, AgentTrouble, ServerTrouble} <= kinds
+
+
+# -- bugs on purpose ---------------------------------------------------------------------------------------------
+
+
+def forget_to_undo(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dropped undo: an acknowledgement that is taken back leaves its task running."""
+    monkeypatch.setattr(Acknowledged, "undo", lambda self, p, kept: None)
+
+
+def forget_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dropped undo of demand: what was asked for stays in its lane."""
+    monkeypatch.setattr(Asked, "undo", lambda self, p, kept: None)
+
+
+def accept_stale_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report counts whatever its attempt."""
+
+    def live(plan: Any, stage: Any, command: Any) -> list[Any]:
+        known = Ranges.from_indices(index for index in Ranges(command.indices) if index in (stage.live or {}))
+        found: dict[int, list[int]] = {}
+        for index in known:
+            allocation = stage.live[index]
+            if reports._node(plan, allocation) == command.node:
+                found.setdefault(allocation.id, []).append(index)
+        return [(plan.partition.allocations[number], flat(block)) for number, block in found.items()]
+
+    monkeypatch.setattr(reports, "_is_whole", lambda plan, allocation, command: False)
+    monkeypatch.setattr(reports, "_live", live)
+
+
+@pytest.mark.parametrize(
+    ("plant", "profile", "seeds"),
+    [
+        (forget_to_undo, "server", range(20)),
+        (forget_a_place, "server", range(20)),
+        (accept_stale_attempts, "agents", range(60)),
+    ],
+)
+def test_planted_bugs_are_found(
+    monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None], profile: str, seeds: range
+) -> None:
+    plant(monkeypatch)
+    assert any(try_out(draw_scenario(seed, PROFILES[profile])) for seed in seeds)
+
+
+def test_a_failure_is_cut_down(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    forget_to_undo(monkeypatch)
+    found = next(
+        failure for seed in range(20) if (failure := try_out(draw_scenario(seed, PROFILES["server"]))) is not None
+    )
+    short = shrink(found, seconds=20)
+    # One job is enough, and at most one more event.
+    assert len(short.scenario.events) <= 2 < len(found.scenario.events)
+    assert main(["--profile", "server", "--first", str(found.scenario.seed), "--seeds", "1"]) == 1
+    printed = capsys.readouterr().out
+    assert f"seed {found.scenario.seed}: " in printed and "submit j" in printed and "--first" in printed
+
+
+def test_all_is_well(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--profile", "calm", "--seeds", "2"]) == 0
+    assert "2 seeds" in capsys.readouterr().out
+
+
+def test_faults_of_our_own_are_failures_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Agent, "receive", lambda self, message: 1 / 0)
+    failure = try_out(draw_scenario(0, PROFILES["calm"]))
+    assert isinstance(failure, Failure) and failure.problem.startswith("ZeroDivisionError")
+
+
+# -- the checkers ------------------------------------------------------------------------------------------------
+
+
+class Machine:
+    """As much of an agent as the checkers look at."""
+
+    def __init__(self, name: str, *running: Live) -> None:
+        self.name = name
+        self.running = {live.task: live for live in running}
+
+
+TASK = Task("j", 1, "s", 0)
+
+
+def test_two_attempts_at_once() -> None:
+    checker = AttemptChecker()
+    checker.started(Machine("a"), Live(TASK, 1, ()))  # type: ignore[arg-type]
+    with pytest.raises(Broken, match="runs as attempt"):
+        checker.started(Machine("b"), Live(TASK, 2, ()))  # type: ignore[arg-type]
+    checker.ended(Live(TASK, 1, ()), "lost")
+    with pytest.raises(Broken, match="not a new one"):
+        checker.started(Machine("b"), Live(TASK, 1, ()))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("tasks", "devices", "problem"),
+    [(3, (), "milli-CPU"), (2, (0,), "on device 0"), (1, (1,), "has no device 1")],
+)
+def test_more_than_a_machine_has(tasks: int, devices: tuple[int, ...], problem: str) -> None:
+    checker = RoomChecker({"a": {"cpu": 2, "gpu": 1}}, {("j", "s"): {"cpu": 1000, "gpu": 600}})
+    running = [Live(msgspec.structs.replace(TASK, index=index), 1, devices) for index in range(tasks)]
+    with pytest.raises(Broken, match=problem):
+        checker.check(Machine("a", *running))  # type: ignore[arg-type]
+    checker.check(Machine("a", Live(TASK, 1, (0,))))  # type: ignore[arg-type]
+
+
+def test_two_answers() -> None:
+    from fairlead.core.commands import Accepted, Rejected
+
+    checker = AnswerChecker()
+    checker.answered("k", Rejected("x", "no"), "j")  # what was refused may be asked again
+    checker.answered("k", Accepted(job="j"), "j")
+    for answer in (Accepted(job="i"), Rejected("x", "no")):
+        with pytest.raises(Broken):
+            checker.answered("k", answer, "j")
+
+
+def test_blocks_by_hand() -> None:
+    assert indices((0, 2, 5, 6)) == [0, 1, 5] and flat([5, 1, 0]) == (0, 2, 5, 6)
