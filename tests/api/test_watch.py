@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +16,7 @@ import httpx
 
 from fairlead.api.feed import Feed, Missed
 from fairlead.wire.api import Event
-from tests.api.serving import JOB, Serving, serving, submit
+from tests.api.serving import JOB, SECONDS, Serving, serving, submit
 
 News = tuple[str, str, dict[str, Any]]
 
@@ -184,3 +188,14 @@ def test_a_small_resource_manager(tmp_path: Path) -> None:
         assert (found["manager"], found["used"]) == ("k8s", {"cpu": 3})
         update(site, jobs=[{"job": "app", "remove": True}])
         assert site.as_owner.get("/api/v1/nodes/k1").json()["used"] == {}
+
+
+def test_the_example_of_a_resource_manager(site: Serving) -> None:
+    script = Path(__file__).parent.parent.parent / "examples" / "live" / "resource_manager.py"
+    environment = {**os.environ, "FAIRLEAD_URL": site.url, "FAIRLEAD_TOKEN": site.owner}
+    done = subprocess.run(
+        [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    shown = script.read_text().partition("Prints:\n")[2].partition('"""')[0]
+    assert done.stdout == textwrap.dedent(shown)

@@ -129,7 +129,7 @@ def test_configuration(up: Up, tmp_path: Path) -> None:
 
 
 def test_shares(up: Up) -> None:
-    assert "100.0%" in up.run("share", "list")
+    assert "ENTITLED" in up.run("share", "list")
     assert "default.queues.root.default.share: " in up.run("share", "set", "root.default", "55")
     assert "rebalance_threshold" in up.run("share", "rebalance", "--threshold", "30", "--after", "2min")
     assert "requestors" in up.run("share", "match", "^ci-=root.default")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from litestar import Request, Response, get
 
-from fairlead.api.openapi import described
 from fairlead.api.site import USERS, site_of
 from fairlead.wire import api as wire
 
@@ -47,7 +47,12 @@ async def metrics(request: Ask) -> Response[str]:
 
 @get("/api/v1/openapi.json", include_in_schema=False)
 async def openapi(request: Ask) -> Response[bytes]:
-    return Response(described(request.app), media_type="application/json")
+    """Made when somebody asks for the first time."""
+    state = request.app.state
+    if isinstance(state.described, bytes):
+        return Response(state.described, media_type="application/json")
+    state.described = await asyncio.to_thread(state.described)
+    return Response(state.described, media_type="application/json")
 
 
 HANDLERS = [healthz, readyz, metrics, openapi]

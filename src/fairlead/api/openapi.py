@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from litestar import Litestar
+from litestar.types import ControllerRouterHandler
 
 from fairlead.api.examples import EXAMPLES
 from fairlead.wire import api as wire
@@ -30,13 +31,26 @@ PROBLEMS = {
 }
 
 
-@lru_cache(maxsize=1)
-def described(app: Litestar) -> bytes:
-    """The OpenAPI document, as JSON."""
-    return msgspec.json.encode(document(app))
+def described(handlers: Sequence[ControllerRouterHandler], version: str) -> bytes:
+    """The OpenAPI document of some handlers, as JSON. It takes a while, and most servers are never asked for it."""
+    from litestar.openapi.config import OpenAPIConfig
+    from litestar.openapi.plugins import JsonRenderPlugin
+    from litestar.openapi.spec import Components, SecurityScheme
+
+    config = OpenAPIConfig(
+        title="Fairlead",
+        version=version,
+        description="Share a fleet of machines fairly among people and jobs.",
+        components=Components(security_schemes={"token": SecurityScheme(type="http", scheme="bearer")}),
+        security=[{"token": []}],
+        use_handler_docstrings=True,
+        render_plugins=[JsonRenderPlugin()],
+    )
+    app = Litestar(handlers, return_dto=None, openapi_config=config, logging_config=None)
+    return msgspec.json.encode(_document(app))
 
 
-def document(app: Litestar) -> dict[str, Any]:
+def _document(app: Litestar) -> dict[str, Any]:
     found: dict[str, Any] = app.openapi_schema.to_schema()
     _, components = msgspec.json.schema_components(FORMS, ref_template=REFERENCE)
     schemas = found["components"]["schemas"]

@@ -7,17 +7,32 @@ from typing import Any, cast
 from litestar import Litestar, Request, Response, Router
 from litestar.datastructures import State
 from litestar.exceptions import HTTPException
-from litestar.openapi.config import OpenAPIConfig
-from litestar.openapi.plugins import JsonRenderPlugin
-from litestar.openapi.spec import Components, SecurityScheme
+from litestar.plugins import PluginProtocol
+from litestar.types import ControllerRouterHandler
 
 from fairlead.api import access, cluster, config, health, history, jobs, logs, managers, secrets, watch
 from fairlead.api.agents import agents
 from fairlead.api.gate import App, Gate
+from fairlead.api.openapi import described
 from fairlead.api.problems import MEDIA_TYPE, Unserved, plain
 from fairlead.api.site import Document, Site, http_error, refused
 from fairlead.core.errors import Refused
 from fairlead.wire import api as wire
+
+NOUNS = (jobs, logs, history, cluster, config, managers, watch, secrets, access)
+
+
+class Application(Litestar):
+    """Without the plugins that are there by default: they would load libraries that nothing here uses."""
+
+    @staticmethod
+    def _get_default_plugins(plugins: list[PluginProtocol]) -> list[PluginProtocol]:
+        return plugins
+
+
+def handlers() -> list[ControllerRouterHandler]:
+    below = [handler for noun in NOUNS for handler in noun.HANDLERS]
+    return [*health.HANDLERS, Router("/api/v1", route_handlers=below, dto=Document)]
 
 
 def application(site: Site) -> Gate:
@@ -29,12 +44,8 @@ def application(site: Site) -> Gate:
         problem = plain(500, "a fault of the server, which has been logged; ask its operator", "fault")
         return Response(problem, media_type=MEDIA_TYPE, status_code=500)
 
-    nouns = (jobs, logs, history, cluster, config, managers, watch, secrets, access)
-    app = Litestar(
-        [
-            *health.HANDLERS,
-            Router("/api/v1", route_handlers=[handler for noun in nouns for handler in noun.HANDLERS], dto=Document),
-        ],
+    app = Application(
+        handlers(),
         return_dto=None,
         exception_handlers={
             Refused: refused,
@@ -42,17 +53,8 @@ def application(site: Site) -> Gate:
             HTTPException: http_error,
             Exception: fault,
         },
-        openapi_config=OpenAPIConfig(
-            title="Fairlead",
-            version=site.version,
-            description="Share a fleet of machines fairly among people and jobs.",
-            components=Components(security_schemes={"token": SecurityScheme(type="http", scheme="bearer")}),
-            security=[{"token": []}],
-            use_handler_docstrings=True,
-            path="/api/v1/schema",
-            render_plugins=[JsonRenderPlugin()],
-        ),
-        state=State({"site": site}),
+        openapi_config=None,
+        state=State({"site": site, "described": lambda: described(tuple(handlers()), site.version)}),
         logging_config=None,
         request_max_body_size=None,
     )
