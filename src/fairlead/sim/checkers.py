@@ -139,7 +139,8 @@ class GangChecker:
             if job is None or stage is None or job.over or not self._is_short(stage, count):
                 self._short.pop((job_id, name), None)
             else:
-                short = self._short.get((job_id, name), 0) + (passed if in_touch else 0)
+                before = self._short.get((job_id, name))
+                short = 0 if before is None else before + (passed if in_touch else 0)
                 self._short[job_id, name] = short
                 need(short <= self.allowed, f"{job_id} {name} has run {count} of {stage.min} for {short} us")
         for key in [key for key in self._short if key not in running]:
@@ -159,7 +160,7 @@ class KeepingChecker:
     Who starves has nodes in the end: what keeps it from them is over after as long as others may have theirs.
     """
 
-    def check(self, p: Partition) -> None:
+    def check(self, p: Partition, now: Micros) -> None:
         waiting = {each.seq: each for lane in p.lanes.values() for each in lane}
         for kept in (*p.holds.values(), *p.promises.values()):
             need(kept.seq in waiting, f"nodes are kept for {kept.job}, which does not wait")
@@ -167,7 +168,7 @@ class KeepingChecker:
             return
         held: set[int] = set()
         for hold in p.holds.values():
-            need(p.now <= hold.since + p.settings.hold_for, f"nodes have been held for {hold.job} since {hold.since}")
+            need(now <= hold.since + p.settings.hold_for, f"nodes have been held for {hold.job} since {hold.since}")
             for join in hold.nodes:
                 row = p.nodes.rows.get(join)
                 need(
