@@ -189,7 +189,7 @@ def check_conserving(p: Partition) -> None:
         if head is None or head.whole or head.stage.shape.key.apart or head.stage.shape.key.near:
             continue
         stage = head.stage
-        if any(each.cause == "gang" for each in (stage.live or {}).values()) or not _allowed(stage.job, stage):
+        if any(each.cause == "gang" for each in (stage.live or {}).values()) or not _allowed(stage.job):
             continue
         wanted = len(indices(stage.wanted(head.kind).flat()))
         least = 1 if stage.started else stage.needed
@@ -200,9 +200,9 @@ def check_conserving(p: Partition) -> None:
         )
 
 
-def _allowed(job: Job, stage: Stage) -> bool:
-    """Only where nothing bounds it: whether a limit holds it back is for others to judge."""
-    return all(each.limit is None and each.max_jobs is None for each in job.accounts)
+def _allowed(job: Job) -> bool:
+    """Only where nothing bounds it: whether a limit, or a share that is spent, holds it back is for others to judge."""
+    return job.spec.preemptible and all(each.limit is None and each.max_jobs is None for each in job.accounts)
 
 
 def room(p: Partition, stage: Stage) -> int:
