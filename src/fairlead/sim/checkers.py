@@ -189,7 +189,8 @@ def check_conserving(p: Partition) -> None:
         if head is None or head.whole or head.stage.shape.key.apart or head.stage.shape.key.near:
             continue
         stage = head.stage
-        if any(each.cause == "gang" for each in (stage.live or {}).values()) or not _allowed(stage.job):
+        # Members of the same gang that still stop are waited for.
+        if any(each.state == "stopping" for each in (stage.live or {}).values()) or not _allowed(stage.job):
             continue
         wanted = len(indices(stage.wanted(head.kind).flat()))
         least = 1 if stage.started else stage.needed
