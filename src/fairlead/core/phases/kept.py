@@ -23,7 +23,7 @@ def serve_kept(plan: Plan) -> int:
     """Whoever has nodes is tried first, wherever it stands in its lane. Returns how many tasks were placed."""
     p = plan.partition
     placed, before = 0, -1
-    while before < placed:
+    while p.nodes.held and before < placed:
         before = placed
         for kept in in_order(p):
             reservation = p.kept_for(kept)
