@@ -42,7 +42,7 @@ def launched(book: Book) -> list[tuple[int, int]]:
 
 
 def reported(book: Book) -> dict[str, tuple[int, ...]]:
-    return {report.state: report.tasks.indices for report in book.reports()[1]}
+    return {report.state: report.tasks.indices for report in book.reporting.batch()[1]}
 
 
 def test_a_launch_is_taken_once() -> None:
@@ -59,9 +59,9 @@ def test_ends_are_reported_until_they_are_confirmed() -> None:
     book.hear([key(0), key(1)], [])
     assert reported(book) == {"running": (0, 2)}
     book.hear([], [(key(0), OK)])
-    number, reports = book.reports()
+    number, reports = book.reporting.batch()
     assert reports == (Report(tasks(0, 1), "succeeded", 0, ran=(7,), cpu=(5,), memory=(9,)),)
-    assert not book.has_news
+    assert not book.reporting.has_news
     book.anew()  # the connection was lost before the confirmation
     assert reported(book) == {"succeeded": (0, 1)}
     assert book.started("running") == (tasks(1, 2),)
@@ -169,10 +169,10 @@ def test_tasks_of_a_chain_that_end_soon_are_reported_by_their_end_alone() -> Non
     book = Book(AROUND, 1)
     book.heed(launch(0, 3, chain=5, rooms=3))
     book.hear([key(0), key(1)], [])
-    assert not book.has_news
-    book.grow_up()
+    assert not book.reporting.has_news
+    book.reporting.grow_up()
     book.hear([key(2)], [(key(0), OK)])
-    book.grow_up()
+    book.reporting.grow_up()
     assert reported(book) == {"succeeded": (0, 1), "running": (1, 2)}
 
 

@@ -241,7 +241,8 @@ class Tasks:
         result = task.result
         assert result is not None
         if task.cause == "stop":
-            result = ("stopped", *result[1:])
+            code = result[1] + 128 if result[0] == "signal" else result[1]
+            result = ("stopped", code, *result[2:])
         elif task.cause == "lease":
             result = ("lost", 0, "its lease was over", *result[3:])
         elif task.cause:
