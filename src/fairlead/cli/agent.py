@@ -49,13 +49,13 @@ def agent(
         address=address,
         authority=ca,
     )
-    import asyncio
+    import uvloop
 
     async def work() -> None:
         await Agent(settings, _say).run()
 
     try:
-        asyncio.run(work())
+        uvloop.run(work())
     except KeyboardInterrupt:
         _say("stopped", {"tasks": "they go on; start the agent again to find them"})
     except (Refused, Taken) as problem:
