@@ -24,6 +24,8 @@ class Book:
         self.grace = 30.0
         """Seconds that a task has to end when it is told to stop."""
         self.reporting = Reporting()
+        self.queued = 0
+        """How many tasks wait for a room of their chain."""
         self.outbox: list[list[Frame]] = [[] for _ in range(spawners)]
         """What spawners are to be told; whoever sends it empties it."""
         self._around = around
@@ -82,6 +84,7 @@ class Book:
             entry = self._entries[key] = Entry(key, meta, spawner, launch.chain)
             entry.spec = spec
             entry.waits = launch.rooms > 0
+            self.queued += entry.waits
             if own is not None:
                 entry.own = own[at]
             task = (tasks.number, tasks.stage, index)
@@ -159,9 +162,7 @@ class Book:
 
     def hear(self, started: Sequence[Key], ended: Sequence[tuple[Key, Result]]) -> None:
         for key in started:
-            entry = self._entries[key]
-            entry.state = "running"
-            self.reporting.tell(entry)
+            self._begin(self._entries[key])
         for key, result in ended:
             self._end(self._entries[key], result)
 
@@ -182,8 +183,7 @@ class Book:
             if state == "ended" and result is not None:
                 self._end(entry, result)
             elif state != "waiting" and entry.state == "sent":
-                entry.state = "running"
-                self.reporting.tell(entry)
+                self._begin(entry)
         for key in before:
             self._settle_unknown(self._entries[key])
 
@@ -201,7 +201,14 @@ class Book:
         group = (entry.meta, entry.spec, [entry.key[3]], entry.chain, entry.waits, own)
         self.outbox[entry.at].append(("launch", [group], {}))
 
+    def _begin(self, entry: Entry) -> None:
+        self.queued -= entry.waits
+        entry.state = "running"
+        self.reporting.tell(entry)
+
     def _end(self, entry: Entry, result: Result) -> None:
+        if entry.state == "sent":
+            self.queued -= entry.waits
         if entry.state != "ended":
             self._rooms.over(entry.at, entry.chain)
             self._make_way(entry)

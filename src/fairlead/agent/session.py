@@ -158,7 +158,7 @@ class Session:
         while True:
             await self._news.wait()
             while self._book.reporting.has_news:
-                await asyncio.sleep(pace.wait(monotonic(), self._book.at_work))
+                await asyncio.sleep(pace.wait(monotonic(), self._book.at_work, self._book.queued > 0))
                 number, reports = self._book.reporting.batch()
                 if reports:
                     pace.sent(monotonic())

@@ -77,6 +77,11 @@ class Tasks:
         return len(self._by_pid)
 
     @property
+    def waiting(self) -> bool:
+        """Whether tasks wait here for a room."""
+        return any(chain.waiting for chain in self._chains.values())
+
+    @property
     def at_work(self) -> bool:
         return any(task.state != ENDED for task in self.known.values())
 
