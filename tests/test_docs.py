@@ -1,1 +1,294 @@
-<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 260" role="img"><style>text{font:12px sans-serif;fill:#444}.grid{stroke:#ddd}.axis,.tick{stroke:#444}</style><rect width="100%" height="100%" fill="#fff"/><line class="grid" x1="56" x2="748" y1="206.0" y2="206.0"/><text x="50" y="210.0" text-anchor="end">0</text><line class="grid" x1="56" x2="748" y1="157.5" y2="157.5"/><text x="50" y="161.5" text-anchor="end">5</text><line class="grid" x1="56" x2="748" y1="109.0" y2="109.0"/><text x="50" y="113.0" text-anchor="end">10</text><line class="grid" x1="56" x2="748" y1="60.5" y2="60.5"/><text x="50" y="64.5" text-anchor="end">15</text><line class="grid" x1="56" x2="748" y1="12.0" y2="12.0"/><text x="50" y="16.0" text-anchor="end">20</text><line class="tick" x1="56.0" x2="56.0" y1="206" y2="210"/><text x="56.0" y="222" text-anchor="middle">day 0</text><line class="tick" x1="154.9" x2="154.9" y1="206" y2="210"/><text x="154.9" y="222" text-anchor="middle">day 1</text><line class="tick" x1="253.7" x2="253.7" y1="206" y2="210"/><text x="253.7" y="222" text-anchor="middle">day 2</text><line class="tick" x1="352.6" x2="352.6" y1="206" y2="210"/><text x="352.6" y="222" text-anchor="middle">day 3</text><line class="tick" x1="451.4" x2="451.4" y1="206" y2="210"/><text x="451.4" y="222" text-anchor="middle">day 4</text><line class="tick" x1="550.3" x2="550.3" y1="206" y2="210"/><text x="550.3" y="222" text-anchor="middle">day 5</text><line class="tick" x1="649.1" x2="649.1" y1="206" y2="210"/><text x="649.1" y="222" text-anchor="middle">day 6</text><line class="tick" x1="748.0" x2="748.0" y1="206" y2="210"/><text x="748.0" y="222" text-anchor="middle">day 7</text><line class="axis" x1="56" x2="748" y1="206" y2="206"/><polyline points="56.0,206.0 57.0,206.0 58.1,206.0 59.1,206.0 60.1,206.0 61.1,206.0 62.2,206.0 63.2,206.0 64.2,206.0 65.3,206.0 66.3,206.0 67.3,206.0 68.4,206.0 69.4,206.0 70.4,206.0 71.4,206.0 72.5,206.0 73.5,206.0 74.5,206.0 75.6,206.0 76.6,206.0 77.6,206.0 78.7,206.0 79.7,206.0 80.7,206.0 81.7,206.0 82.8,206.0 83.8,206.0 84.8,206.0 85.9,206.0 86.9,206.0 87.9,206.0 89.0,206.0 90.0,109.0 91.0,109.0 92.0,109.0 93.1,109.0 94.1,109.0 95.1,109.0 96.2,109.0 97.2,109.0 98.2,109.0 99.2,109.0 100.3,109.0 101.3,109.0 102.3,109.0 103.4,109.0 104.4,109.0 105.4,109.0 106.5,109.0 107.5,109.0 108.5,109.0 109.5,109.0 110.6,206.0 111.6,206.0 112.6,206.0 113.7,109.0 114.7,109.0 115.7,109.0 116.8,109.0 117.8,109.0 118.8,109.0 119.8,109.0 120.9,109.0 121.9,109.0 122.9,109.0 124.0,109.0 125.0,109.0 126.0,109.0 127.1,109.0 128.1,109.0 129.1,12.0 130.1,12.0 131.2,12.0 132.2,12.0 133.2,12.0 134.3,12.0 135.3,12.0 136.3,12.0 137.4,12.0 138.4,12.0 139.4,109.0 140.4,109.0 141.5,109.0 142.5,109.0 143.5,109.0 144.6,109.0 145.6,109.0 146.6,109.0 147.6,109.0 148.7,109.0 149.7,109.0 150.7,109.0 151.8,109.0 152.8,109.0 153.8,109.0 154.9,109.0 155.9,109.0 156.9,109.0 157.9,109.0 159.0,109.0 160.0,109.0 161.0,109.0 162.1,109.0 163.1,109.0 164.1,109.0 165.2,109.0 166.2,109.0 167.2,109.0 168.2,109.0 169.3,109.0 170.3,109.0 171.3,109.0 172.4,109.0 173.4,109.0 174.4,109.0 175.5,109.0 176.5,109.0 177.5,109.0 178.5,206.0 179.6,206.0 180.6,206.0 181.6,206.0 182.7,206.0 183.7,206.0 184.7,206.0 185.8,206.0 186.8,206.0 187.8,206.0 188.8,109.0 189.9,109.0 190.9,109.0 191.9,109.0 193.0,109.0 194.0,109.0 195.0,109.0 196.0,109.0 197.1,109.0 198.1,109.0 199.1,109.0 200.2,109.0 201.2,109.0 202.2,109.0 203.3,109.0 204.3,109.0 205.3,109.0 206.3,109.0 207.4,109.0 208.4,109.0 209.4,206.0 210.5,206.0 211.5,206.0 212.5,109.0 213.6,109.0 214.6,109.0 215.6,109.0 216.6,109.0 217.7,109.0 218.7,109.0 219.7,109.0 220.8,109.0 221.8,109.0 222.8,109.0 223.9,109.0 224.9,109.0 225.9,109.0 226.9,109.0 228.0,12.0 229.0,12.0 230.0,12.0 231.1,12.0 232.1,12.0 233.1,12.0 234.1,12.0 235.2,12.0 236.2,12.0 237.2,12.0 238.3,109.0 239.3,109.0 240.3,109.0 241.4,109.0 242.4,109.0 243.4,109.0 244.4,109.0 245.5,109.0 246.5,109.0 247.5,109.0 248.6,109.0 249.6,109.0 250.6,109.0 251.7,109.0 252.7,109.0 253.7,109.0 254.7,109.0 255.8,109.0 256.8,109.0 257.8,109.0 258.9,109.0 259.9,109.0 260.9,109.0 262.0,109.0 263.0,109.0 264.0,109.0 265.0,109.0 266.1,109.0 267.1,109.0 268.1,109.0 269.2,109.0 270.2,109.0 271.2,109.0 272.2,109.0 273.3,109.0 274.3,109.0 275.3,109.0 276.4,109.0 277.4,206.0 278.4,206.0 279.5,206.0 280.5,206.0 281.5,206.0 282.5,206.0 283.6,206.0 284.6,206.0 285.6,206.0 286.7,206.0 287.7,109.0 288.7,109.0 289.8,109.0 290.8,109.0 291.8,109.0 292.8,109.0 293.9,109.0 294.9,109.0 295.9,109.0 297.0,109.0 298.0,109.0 299.0,109.0 300.1,109.0 301.1,109.0 302.1,109.0 303.1,109.0 304.2,109.0 305.2,109.0 306.2,109.0 307.3,109.0 308.3,206.0 309.3,206.0 310.4,206.0 311.4,109.0 312.4,109.0 313.4,109.0 314.5,109.0 315.5,109.0 316.5,109.0 317.6,109.0 318.6,109.0 319.6,109.0 320.6,109.0 321.7,109.0 322.7,109.0 323.7,109.0 324.8,109.0 325.8,109.0 326.8,12.0 327.9,12.0 328.9,12.0 329.9,12.0 330.9,12.0 332.0,12.0 333.0,12.0 334.0,12.0 335.1,12.0 336.1,12.0 337.1,109.0 338.2,109.0 339.2,109.0 340.2,109.0 341.2,109.0 342.3,109.0 343.3,109.0 344.3,109.0 345.4,109.0 346.4,109.0 347.4,109.0 348.5,109.0 349.5,109.0 350.5,109.0 351.5,109.0 352.6,109.0 353.6,109.0 354.6,109.0 355.7,109.0 356.7,109.0 357.7,109.0 358.8,109.0 359.8,109.0 360.8,109.0 361.8,109.0 362.9,109.0 363.9,109.0 364.9,109.0 366.0,109.0 367.0,109.0 368.0,109.0 369.0,109.0 370.1,109.0 371.1,109.0 372.1,109.0 373.2,109.0 374.2,109.0 375.2,109.0 376.3,206.0 377.3,206.0 378.3,206.0 379.3,206.0 380.4,206.0 381.4,206.0 382.4,206.0 383.5,206.0 384.5,206.0 385.5,206.0 386.6,109.0 387.6,109.0 388.6,109.0 389.6,109.0 390.7,109.0 391.7,109.0 392.7,109.0 393.8,109.0 394.8,109.0 395.8,109.0 396.9,109.0 397.9,109.0 398.9,109.0 399.9,109.0 401.0,109.0 402.0,109.0 403.0,109.0 404.1,109.0 405.1,109.0 406.1,109.0 407.1,206.0 408.2,206.0 409.2,206.0 410.2,109.0 411.3,109.0 412.3,109.0 413.3,109.0 414.4,109.0 415.4,109.0 416.4,109.0 417.4,109.0 418.5,109.0 419.5,109.0 420.5,109.0 421.6,109.0 422.6,109.0 423.6,109.0 424.7,109.0 425.7,12.0 426.7,12.0 427.7,12.0 428.8,12.0 429.8,12.0 430.8,12.0 431.9,12.0 432.9,12.0 433.9,12.0 435.0,12.0 436.0,109.0 437.0,109.0 438.0,109.0 439.1,109.0 440.1,109.0 441.1,109.0 442.2,109.0 443.2,109.0 444.2,109.0 445.2,109.0 446.3,109.0 447.3,109.0 448.3,109.0 449.4,109.0 450.4,109.0 451.4,109.0 452.5,109.0 453.5,109.0 454.5,109.0 455.5,109.0 456.6,109.0 457.6,109.0 458.6,109.0 459.7,109.0 460.7,109.0 461.7,109.0 462.8,109.0 463.8,109.0 464.8,109.0 465.8,109.0 466.9,109.0 467.9,109.0 468.9,109.0 470.0,109.0 471.0,109.0 472.0,109.0 473.1,109.0 474.1,109.0 475.1,206.0 476.1,206.0 477.2,206.0 478.2,206.0 479.2,206.0 480.3,206.0 481.3,206.0 482.3,206.0 483.4,206.0 484.4,206.0 485.4,109.0 486.4,109.0 487.5,109.0 488.5,109.0 489.5,109.0 490.6,109.0 491.6,109.0 492.6,109.0 493.6,109.0 494.7,109.0 495.7,109.0 496.7,109.0 497.8,109.0 498.8,109.0 499.8,109.0 500.9,109.0 501.9,109.0 502.9,109.0 503.9,109.0 505.0,109.0 506.0,206.0 507.0,206.0 508.1,206.0 509.1,109.0 510.1,109.0 511.2,109.0 512.2,109.0 513.2,109.0 514.2,109.0 515.3,109.0 516.3,109.0 517.3,109.0 518.4,109.0 519.4,109.0 520.4,109.0 521.5,109.0 522.5,109.0 523.5,109.0 524.5,12.0 525.6,12.0 526.6,12.0 527.6,12.0 528.7,12.0 529.7,12.0 530.7,12.0 531.8,12.0 532.8,12.0 533.8,12.0 534.8,109.0 535.9,109.0 536.9,109.0 537.9,109.0 539.0,109.0 540.0,109.0 541.0,109.0 542.0,109.0 543.1,109.0 544.1,109.0 545.1,109.0 546.2,109.0 547.2,109.0 548.2,109.0 549.3,109.0 550.3,109.0 551.3,109.0 552.3,109.0 553.4,109.0 554.4,109.0 555.4,109.0 556.5,109.0 557.5,109.0 558.5,109.0 559.6,109.0 560.6,109.0 561.6,109.0 562.6,109.0 563.7,109.0 564.7,109.0 565.7,109.0 566.8,109.0 567.8,109.0 568.8,109.0 569.9,109.0 570.9,109.0 571.9,109.0 572.9,109.0 574.0,206.0 575.0,206.0 576.0,206.0 577.1,206.0 578.1,206.0 579.1,206.0 580.1,206.0 581.2,206.0 582.2,206.0 583.2,206.0 584.3,109.0 585.3,109.0 586.3,109.0 587.4,109.0 588.4,109.0 589.4,109.0 590.4,109.0 591.5,109.0 592.5,109.0 593.5,109.0 594.6,109.0 595.6,109.0 596.6,109.0 597.7,109.0 598.7,109.0 599.7,109.0 600.7,109.0 601.8,109.0 602.8,109.0 603.8,109.0 604.9,206.0 605.9,206.0 606.9,206.0 608.0,109.0 609.0,109.0 610.0,109.0 611.0,109.0 612.1,109.0 613.1,109.0 614.1,109.0 615.2,109.0 616.2,109.0 617.2,109.0 618.2,109.0 619.3,109.0 620.3,109.0 621.3,109.0 622.4,109.0 623.4,12.0 624.4,12.0 625.5,12.0 626.5,12.0 627.5,12.0 628.5,12.0 629.6,12.0 630.6,12.0 631.6,12.0 632.7,12.0 633.7,109.0 634.7,109.0 635.8,109.0 636.8,109.0 637.8,109.0 638.8,109.0 639.9,109.0 640.9,109.0 641.9,109.0 643.0,109.0 644.0,109.0 645.0,109.0 646.1,109.0 647.1,109.0 648.1,109.0 649.1,109.0 650.2,109.0 651.2,109.0 652.2,109.0 653.3,109.0 654.3,109.0 655.3,109.0 656.4,109.0 657.4,109.0 658.4,109.0 659.4,109.0 660.5,109.0 661.5,109.0 662.5,109.0 663.6,109.0 664.6,109.0 665.6,109.0 666.6,109.0 667.7,109.0 668.7,109.0 669.7,109.0 670.8,109.0 671.8,109.0 672.8,206.0 673.9,206.0 674.9,206.0 675.9,206.0 676.9,206.0 678.0,206.0 679.0,206.0 680.0,206.0 681.1,206.0 682.1,206.0 683.1,109.0 684.2,109.0 685.2,109.0 686.2,109.0 687.2,109.0 688.3,109.0 689.3,109.0 690.3,109.0 691.4,109.0 692.4,109.0 693.4,109.0 694.5,109.0 695.5,109.0 696.5,109.0 697.5,109.0 698.6,109.0 699.6,109.0 700.6,109.0 701.7,109.0 702.7,109.0 703.7,206.0 704.8,206.0 705.8,206.0 706.8,109.0 707.8,109.0 708.9,109.0 709.9,109.0 710.9,109.0 712.0,109.0 713.0,109.0 714.0,109.0 715.0,109.0 716.1,109.0 717.1,109.0 718.1,109.0 719.2,109.0 720.2,109.0 721.2,109.0 722.3,12.0 723.3,12.0 724.3,12.0 725.3,12.0 726.4,12.0 727.4,12.0 728.4,12.0 729.5,12.0 730.5,12.0 731.5,12.0 732.6,109.0 733.6,109.0 734.6,109.0 735.6,109.0 736.7,109.0 737.7,109.0 738.7,109.0 739.8,109.0 740.8,109.0 741.8,109.0 742.9,109.0 743.9,109.0 744.9,109.0 745.9,109.0 747.0,109.0" fill="none" stroke="#0072b2" stroke-width="1.6"/><polyline points="56.0,206.0 57.0,206.0 58.1,206.0 59.1,206.0 60.1,206.0 61.1,206.0 62.2,206.0 63.2,206.0 64.2,12.0 65.3,12.0 66.3,12.0 67.3,12.0 68.4,12.0 69.4,12.0 70.4,12.0 71.4,12.0 72.5,12.0 73.5,12.0 74.5,12.0 75.6,12.0 76.6,12.0 77.6,12.0 78.7,12.0 79.7,12.0 80.7,12.0 81.7,12.0 82.8,12.0 83.8,12.0 84.8,12.0 85.9,12.0 86.9,12.0 87.9,12.0 89.0,12.0 90.0,109.0 91.0,109.0 92.0,109.0 93.1,109.0 94.1,109.0 95.1,109.0 96.2,109.0 97.2,109.0 98.2,109.0 99.2,109.0 100.3,109.0 101.3,109.0 102.3,109.0 103.4,109.0 104.4,109.0 105.4,109.0 106.5,109.0 107.5,109.0 108.5,109.0 109.5,109.0 110.6,109.0 111.6,109.0 112.6,109.0 113.7,109.0 114.7,109.0 115.7,109.0 116.8,109.0 117.8,109.0 118.8,109.0 119.8,109.0 120.9,109.0 121.9,109.0 122.9,109.0 124.0,109.0 125.0,109.0 126.0,109.0 127.1,109.0 128.1,109.0 129.1,206.0 130.1,206.0 131.2,206.0 132.2,206.0 133.2,206.0 134.3,206.0 135.3,206.0 136.3,206.0 137.4,206.0 138.4,206.0 139.4,109.0 140.4,109.0 141.5,109.0 142.5,109.0 143.5,109.0 144.6,109.0 145.6,109.0 146.6,109.0 147.6,109.0 148.7,109.0 149.7,109.0 150.7,109.0 151.8,109.0 152.8,109.0 153.8,109.0 154.9,109.0 155.9,109.0 156.9,109.0 157.9,109.0 159.0,109.0 160.0,206.0 161.0,206.0 162.1,206.0 163.1,109.0 164.1,109.0 165.2,109.0 166.2,109.0 167.2,109.0 168.2,109.0 169.3,109.0 170.3,109.0 171.3,109.0 172.4,109.0 173.4,109.0 174.4,109.0 175.5,109.0 176.5,109.0 177.5,109.0 178.5,12.0 179.6,12.0 180.6,12.0 181.6,12.0 182.7,12.0 183.7,12.0 184.7,12.0 185.8,12.0 186.8,12.0 187.8,12.0 188.8,109.0 189.9,109.0 190.9,109.0 191.9,109.0 193.0,109.0 194.0,109.0 195.0,109.0 196.0,109.0 197.1,109.0 198.1,109.0 199.1,109.0 200.2,109.0 201.2,109.0 202.2,109.0 203.3,109.0 204.3,109.0 205.3,109.0 206.3,109.0 207.4,109.0 208.4,109.0 209.4,109.0 210.5,109.0 211.5,109.0 212.5,109.0 213.6,109.0 214.6,109.0 215.6,109.0 216.6,109.0 217.7,109.0 218.7,109.0 219.7,109.0 220.8,109.0 221.8,109.0 222.8,109.0 223.9,109.0 224.9,109.0 225.9,109.0 226.9,109.0 228.0,206.0 229.0,206.0 230.0,206.0 231.1,206.0 232.1,206.0 233.1,206.0 234.1,206.0 235.2,206.0 236.2,206.0 237.2,206.0 238.3,109.0 239.3,109.0 240.3,109.0 241.4,109.0 242.4,109.0 243.4,109.0 244.4,109.0 245.5,109.0 246.5,109.0 247.5,109.0 248.6,109.0 249.6,109.0 250.6,109.0 251.7,109.0 252.7,109.0 253.7,109.0 254.7,109.0 255.8,109.0 256.8,109.0 257.8,109.0 258.9,206.0 259.9,206.0 260.9,206.0 262.0,109.0 263.0,109.0 264.0,109.0 265.0,109.0 266.1,109.0 267.1,109.0 268.1,109.0 269.2,109.0 270.2,109.0 271.2,109.0 272.2,109.0 273.3,109.0 274.3,109.0 275.3,109.0 276.4,109.0 277.4,12.0 278.4,12.0 279.5,12.0 280.5,12.0 281.5,12.0 282.5,12.0 283.6,12.0 284.6,12.0 285.6,12.0 286.7,12.0 287.7,109.0 288.7,109.0 289.8,109.0 290.8,109.0 291.8,109.0 292.8,109.0 293.9,109.0 294.9,109.0 295.9,109.0 297.0,109.0 298.0,109.0 299.0,109.0 300.1,109.0 301.1,109.0 302.1,109.0 303.1,109.0 304.2,109.0 305.2,109.0 306.2,109.0 307.3,109.0 308.3,109.0 309.3,109.0 310.4,109.0 311.4,109.0 312.4,109.0 313.4,109.0 314.5,109.0 315.5,109.0 316.5,109.0 317.6,109.0 318.6,109.0 319.6,109.0 320.6,109.0 321.7,109.0 322.7,109.0 323.7,109.0 324.8,109.0 325.8,109.0 326.8,206.0 327.9,206.0 328.9,206.0 329.9,206.0 330.9,206.0 332.0,206.0 333.0,206.0 334.0,206.0 335.1,206.0 336.1,206.0 337.1,109.0 338.2,109.0 339.2,109.0 340.2,109.0 341.2,109.0 342.3,109.0 343.3,109.0 344.3,109.0 345.4,109.0 346.4,109.0 347.4,109.0 348.5,109.0 349.5,109.0 350.5,109.0 351.5,109.0 352.6,109.0 353.6,109.0 354.6,109.0 355.7,109.0 356.7,109.0 357.7,206.0 358.8,206.0 359.8,206.0 360.8,109.0 361.8,109.0 362.9,109.0 363.9,109.0 364.9,109.0 366.0,109.0 367.0,109.0 368.0,109.0 369.0,109.0 370.1,109.0 371.1,109.0 372.1,109.0 373.2,109.0 374.2,109.0 375.2,109.0 376.3,12.0 377.3,12.0 378.3,12.0 379.3,12.0 380.4,12.0 381.4,12.0 382.4,12.0 383.5,12.0 384.5,12.0 385.5,12.0 386.6,109.0 387.6,109.0 388.6,109.0 389.6,109.0 390.7,109.0 391.7,109.0 392.7,109.0 393.8,109.0 394.8,109.0 395.8,109.0 396.9,109.0 397.9,109.0 398.9,109.0 399.9,109.0 401.0,109.0 402.0,109.0 403.0,109.0 404.1,109.0 405.1,109.0 406.1,109.0 407.1,109.0 408.2,109.0 409.2,109.0 410.2,109.0 411.3,109.0 412.3,109.0 413.3,109.0 414.4,109.0 415.4,109.0 416.4,109.0 417.4,109.0 418.5,109.0 419.5,109.0 420.5,109.0 421.6,109.0 422.6,109.0 423.6,109.0 424.7,109.0 425.7,206.0 426.7,206.0 427.7,206.0 428.8,206.0 429.8,206.0 430.8,206.0 431.9,206.0 432.9,206.0 433.9,206.0 435.0,206.0 436.0,109.0 437.0,109.0 438.0,109.0 439.1,109.0 440.1,109.0 441.1,109.0 442.2,109.0 443.2,109.0 444.2,109.0 445.2,109.0 446.3,109.0 447.3,109.0 448.3,109.0 449.4,109.0 450.4,109.0 451.4,109.0 452.5,109.0 453.5,109.0 454.5,109.0 455.5,109.0 456.6,206.0 457.6,206.0 458.6,206.0 459.7,109.0 460.7,109.0 461.7,109.0 462.8,109.0 463.8,109.0 464.8,109.0 465.8,109.0 466.9,109.0 467.9,109.0 468.9,109.0 470.0,109.0 471.0,109.0 472.0,109.0 473.1,109.0 474.1,109.0 475.1,12.0 476.1,12.0 477.2,12.0 478.2,12.0 479.2,12.0 480.3,12.0 481.3,12.0 482.3,12.0 483.4,12.0 484.4,12.0 485.4,109.0 486.4,109.0 487.5,109.0 488.5,109.0 489.5,109.0 490.6,109.0 491.6,109.0 492.6,109.0 493.6,109.0 494.7,109.0 495.7,109.0 496.7,109.0 497.8,109.0 498.8,109.0 499.8,109.0 500.9,109.0 501.9,109.0 502.9,109.0 503.9,109.0 505.0,109.0 506.0,109.0 507.0,109.0 508.1,109.0 509.1,109.0 510.1,109.0 511.2,109.0 512.2,109.0 513.2,109.0 514.2,109.0 515.3,109.0 516.3,109.0 517.3,109.0 518.4,109.0 519.4,109.0 520.4,109.0 521.5,109.0 522.5,109.0 523.5,109.0 524.5,206.0 525.6,206.0 526.6,206.0 527.6,206.0 528.7,206.0 529.7,206.0 530.7,206.0 531.8,206.0 532.8,206.0 533.8,206.0 534.8,109.0 535.9,109.0 536.9,109.0 537.9,109.0 539.0,109.0 540.0,109.0 541.0,109.0 542.0,109.0 543.1,109.0 544.1,109.0 545.1,109.0 546.2,109.0 547.2,109.0 548.2,109.0 549.3,109.0 550.3,109.0 551.3,109.0 552.3,109.0 553.4,109.0 554.4,109.0 555.4,206.0 556.5,206.0 557.5,206.0 558.5,109.0 559.6,109.0 560.6,109.0 561.6,109.0 562.6,109.0 563.7,109.0 564.7,109.0 565.7,109.0 566.8,109.0 567.8,109.0 568.8,109.0 569.9,109.0 570.9,109.0 571.9,109.0 572.9,109.0 574.0,12.0 575.0,12.0 576.0,12.0 577.1,12.0 578.1,12.0 579.1,12.0 580.1,12.0 581.2,12.0 582.2,12.0 583.2,12.0 584.3,109.0 585.3,109.0 586.3,109.0 587.4,109.0 588.4,109.0 589.4,109.0 590.4,109.0 591.5,109.0 592.5,109.0 593.5,109.0 594.6,109.0 595.6,109.0 596.6,109.0 597.7,109.0 598.7,109.0 599.7,109.0 600.7,109.0 601.8,109.0 602.8,109.0 603.8,109.0 604.9,109.0 605.9,109.0 606.9,109.0 608.0,109.0 609.0,109.0 610.0,109.0 611.0,109.0 612.1,109.0 613.1,109.0 614.1,109.0 615.2,109.0 616.2,109.0 617.2,109.0 618.2,109.0 619.3,109.0 620.3,109.0 621.3,109.0 622.4,109.0 623.4,206.0 624.4,206.0 625.5,206.0 626.5,206.0 627.5,206.0 628.5,206.0 629.6,206.0 630.6,206.0 631.6,206.0 632.7,206.0 633.7,109.0 634.7,109.0 635.8,109.0 636.8,109.0 637.8,109.0 638.8,109.0 639.9,109.0 640.9,109.0 641.9,109.0 643.0,109.0 644.0,109.0 645.0,109.0 646.1,109.0 647.1,109.0 648.1,109.0 649.1,109.0 650.2,109.0 651.2,109.0 652.2,109.0 653.3,109.0 654.3,206.0 655.3,206.0 656.4,206.0 657.4,109.0 658.4,109.0 659.4,109.0 660.5,109.0 661.5,109.0 662.5,109.0 663.6,109.0 664.6,109.0 665.6,109.0 666.6,109.0 667.7,109.0 668.7,109.0 669.7,109.0 670.8,109.0 671.8,109.0 672.8,12.0 673.9,12.0 674.9,12.0 675.9,12.0 676.9,12.0 678.0,12.0 679.0,12.0 680.0,12.0 681.1,12.0 682.1,12.0 683.1,109.0 684.2,109.0 685.2,109.0 686.2,109.0 687.2,109.0 688.3,109.0 689.3,109.0 690.3,109.0 691.4,109.0 692.4,109.0 693.4,109.0 694.5,109.0 695.5,109.0 696.5,109.0 697.5,109.0 698.6,109.0 699.6,109.0 700.6,109.0 701.7,109.0 702.7,109.0 703.7,109.0 704.8,109.0 705.8,109.0 706.8,109.0 707.8,109.0 708.9,109.0 709.9,109.0 710.9,109.0 712.0,109.0 713.0,109.0 714.0,109.0 715.0,109.0 716.1,109.0 717.1,109.0 718.1,109.0 719.2,109.0 720.2,109.0 721.2,109.0 722.3,206.0 723.3,206.0 724.3,206.0 725.3,206.0 726.4,206.0 727.4,206.0 728.4,206.0 729.5,206.0 730.5,206.0 731.5,206.0 732.6,109.0 733.6,109.0 734.6,109.0 735.6,109.0 736.7,109.0 737.7,109.0 738.7,109.0 739.8,109.0 740.8,109.0 741.8,109.0 742.9,109.0 743.9,109.0 744.9,109.0 745.9,109.0 747.0,109.0" fill="none" stroke="#d55e00" stroke-width="1.6"/><polyline points="56.0,109.0 748.0,109.0" fill="none" stroke="#009e73" stroke-width="1.6"/><rect x="56" y="244" width="12" height="4" fill="#0072b2"/><text x="74" y="250">used by day</text><rect x="173" y="244" width="12" height="4" fill="#d55e00"/><text x="191" y="250">used by night</text><rect x="304" y="244" width="12" height="4" fill="#009e73"/><text x="322" y="250">entitlement of each; above it is a loan</text></svg>
+"""The documentation is true: settings have their rows and defaults, code runs and prints what is shown, links lead
+somewhere, and the paths of the map exist.
+
+    python tests/test_docs.py     writes the output of the demo into README.md
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairlead.core.changes import NodeSpec
+from fairlead.core.config import parse_config
+from fairlead.core.documents import parse_job, parse_node
+from fairlead.core.errors import Refused
+from fairlead.core.model import JobSpec, Limits, PoolSettings, QueueSettings, StageSpec
+from fairlead.core.resources import format_duration, parse_duration
+from fairlead.core.settings import PartitionConfig, PartitionSettings, Requestor
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+DEMO = re.compile(r"(<!-- demo: [^\n]* -->\n\n```text\n)(.*?)(^```$)", re.MULTILINE | re.DOTALL)
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+# -- settings ----------------------------------------------------------------------------------------------------
+
+
+def rows_of(page: str, section: str) -> dict[str, list[str]]:
+    """The rows of the table of a section, by key, as cells."""
+    found = re.search(rf"^## {section}\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
+    assert found, f"docs/settings.md has no section {section}"
+    table: dict[str, list[str]] = {}
+    for line in found[1].splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("| `"):
+            assert len(cells) == 5, f"{section}: {line}"
+            assert cells[0].strip("`") not in table, f"{section}: {cells[0]} stands there twice"
+            table[cells[0].strip("`")] = cells[1:]
+    return table
+
+
+def shown(value: object) -> str:
+    """A default as the page writes it."""
+    if value is None:
+        return "none"
+    if value in ((), ""):
+        return "empty"
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def is_duration(kind: type[Any], key: str) -> bool:
+    return "Micros" in str(kind.__annotations__.get(key))
+
+
+PARTITION = parse_config({"partitions": {"p": {"queues": {"root": {}}, "pools": {"p": {"node": {"cpu": 1}}}}}})["p"]
+JOB = parse_job({"stages": [{}]})
+
+# section → the struct, what a document without the key gives, and rows whose default is said in words.
+SECTIONS: dict[str, tuple[type[Any], Any, dict[str, str]]] = {
+    "Partition": (
+        PartitionSettings,
+        PARTITION.settings,
+        {"queues": "`root` with `default` below it", "pools": "empty"},
+    ),
+    "Requestor": (Requestor, None, {"match": "required", "queue": "required"}),
+    "Queue": (QueueSettings, dict(PARTITION.queues)["root"], {}),
+    "Limits": (Limits, Limits(), {}),
+    "Pool": (PoolSettings, dict(PARTITION.pools)["p"], {"node": "required"}),
+    "Job": (JobSpec, JOB, {"stages": "required"}),
+    "Stage": (StageSpec, JOB.stages[0], {"min": "`count`"}),
+    "Node": (NodeSpec, parse_node({"name": "n"})[1], {"name": "required", "resources": "required"}),
+}
+# Fields that no document has under that name.
+NOT_A_KEY = {("Job", "manager"), ("Job", "matched"), ("Node", "capacity")}
+
+
+@pytest.fixture(scope="module")
+def settings() -> str:
+    return (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_key_has_a_row_and_every_row_a_key(settings: str, section: str) -> None:
+    kind, _, in_words = SECTIONS[section]
+    fields = {field for field in kind.__struct_fields__ if (section, field) not in NOT_A_KEY}
+    assert set(rows_of(settings, section)) == fields | set(in_words)
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_defaults_are_those_of_the_code(settings: str, section: str) -> None:
+    kind, read, in_words = SECTIONS[section]
+    for key, (default, *_) in rows_of(settings, section).items():
+        value = None if key in in_words else getattr(read, key)
+        if is_duration(kind, key) and value is not None:
+            # Many texts stand for one duration, and the shortest (600s) is not always the plainest (10min).
+            assert parse_duration(default.strip("`"), key) == value, format_duration(value)
+        else:
+            assert default == (in_words.get(key) or shown(value)), key
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_rows_are_complete(settings: str, section: str) -> None:
+    kind = SECTIONS[section][0]
+    for key, (_, unit, meaning, effect) in rows_of(settings, section).items():
+        assert meaning, key
+        assert effect.split()[0].rstrip(";") in ("now", "with"), f"{section} {key}: {effect}"
+        assert (unit == "duration") == is_duration(kind, key), f"{section} {key}: {unit}"
+
+
+def partition_with(document: dict[str, Any]) -> PartitionConfig:
+    return parse_config({"partitions": {"p": document}})["p"]
+
+
+# One document a section with an unknown key, so that the sections are what the readers read.
+READERS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "Partition": partition_with,
+    "Requestor": lambda doc: partition_with({"requestors": [{"match": "", "queue": "root.default", **doc}]}),
+    "Queue": lambda doc: partition_with({"queues": {"root": doc}}),
+    "Limits": lambda doc: partition_with({"queues": {"root": {"users": {"*": doc}}}}),
+    "Pool": lambda doc: partition_with({"pools": {"p": {"node": {"cpu": 1}, **doc}}}),
+    "Job": lambda doc: parse_job({"stages": [{}], **doc}),
+    "Stage": lambda doc: parse_job({"stages": [doc]}),
+    "Node": lambda doc: parse_node({"name": "n", **doc}),
+}
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_the_reader_names_the_same_keys(settings: str, section: str) -> None:
+    with pytest.raises(Refused) as refusal:
+        READERS[section]({"zzz": 1})
+    named = refusal.value.problem.partition("; it has ")[2].removesuffix(", and other queues as mappings")
+    assert set(named.split(", ")) == set(rows_of(settings, section))
+
+
+# -- code and output ---------------------------------------------------------------------------------------------
+
+
+def code_of(page: Path) -> list[tuple[str, str | None]]:
+    """The python blocks of a page, each with the text block that follows it at once, if one does."""
+    text = page.read_text(encoding="utf-8")
+    blocks = list(FENCE.finditer(text))
+    found: list[tuple[str, str | None]] = []
+    for at, block in enumerate(blocks):
+        if block[1].split()[:1] == ["python"]:
+            after = blocks[at + 1] if at + 1 < len(blocks) else None
+            follows = after is not None and after[1] == "text" and not text[block.end() : after.start()].strip()
+            found.append((block[2], after[2] if after is not None and follows else None))
+    return found
+
+
+def printed_by(code: str, names: dict[str, Any]) -> str:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(compile(code, "example", "exec"), names)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if code_of(page)], ids=name_of)
+def test_code_runs_and_prints_what_is_shown(page: Path) -> None:
+    names: dict[str, Any] = {}
+    for code, expected in code_of(page):
+        printed = printed_by(code, names)
+        assert printed == (expected or ""), code
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=name_of)
+def test_an_example_prints_what_it_says(example: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", [str(example)])  # ours are no files for it to write
+    source = example.read_text(encoding="utf-8")
+    names: dict[str, Any] = {"__name__": "__main__"}
+    printed = printed_by(source, names)
+    documented = names["__doc__"].partition("Prints:\n")[2]
+    assert [line.strip() for line in documented.strip().splitlines()] == printed.splitlines()
+
+
+def demo_output() -> str:
+    colours = ("FORCE_COLOR", "COLUMNS", "TTY_COMPATIBLE")
+    environment = {name: value for name, value in os.environ.items() if name not in colours}
+    done = subprocess.run(
+        [sys.executable, "-c", "from fairlead.cli import main; main()", "demo"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return "".join(f"{line.rstrip()}\n" for line in done.stdout.splitlines())
+
+
+def test_readme_shows_the_demo() -> None:
+    shown_there = DEMO.search((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert shown_there, "README.md has no block for the demo"
+    assert shown_there[2] == demo_output(), "run `python tests/test_docs.py` to write the new output"
+
+
+def test_what_make_does_is_a_target() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        named = set(re.findall(r"^make ([a-z-]+)", text, re.MULTILINE)) | set(re.findall(r"`make ([a-z-]+)`", text))
+        assert named <= targets, name_of(page)
+
+
+# -- links and paths ---------------------------------------------------------------------------------------------
+
+
+def anchors_of(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def broken_links(page: Path) -> list[str]:
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    broken: list[str] = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path) if path else page
+        if "://" in link or not target.exists() or (anchor and anchor not in anchors_of(target)):
+            broken.append(link)
+    return broken
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    assert broken_links(page) == []
+
+
+def test_broken_links_are_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# A b\n[1](page.md) [2](#a-b) [3](no.md) [4](#c) [5](page.md#d)\n", encoding="utf-8")
+    assert broken_links(page) == ["no.md", "#c", "page.md#d"]
+
+
+def paths_in(text: str) -> set[str]:
+    """What is written as code and looks like a path of a file or folder."""
+    return {found for found in re.findall(r"`([\w./-]+)`", text) if re.search(r"\.(py|md)$|/$", found)}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "settings.md"], ids=name_of)
+def test_paths_exist(page: Path) -> None:
+    missing = {
+        path
+        for path in paths_in(page.read_text(encoding="utf-8"))
+        if not (ROOT / path).exists() and not (ROOT / "src" / "fairlead" / path).exists()
+    }
+    assert not missing
+
+
+def test_the_map_names_every_package() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    source = ROOT / "src" / "fairlead"
+    wanted = {f"src/fairlead/{path.parent.name}/" for path in source.glob("*/__init__.py")}
+    wanted |= {f"src/fairlead/{path.name}" for path in source.glob("*.py") if path.name != "__init__.py"}
+    assert wanted <= paths_in(text.partition("## Map")[2])
+
+
+def test_the_architecture_is_one_sitting() -> None:
+    assert len((ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").splitlines()) < 300
+
+
+def test_commands_that_pages_name_exist() -> None:
+    for page in PAGES:
+        for group, command in re.findall(r"fairlead (config|journal) ([a-z]+)", page.read_text(encoding="utf-8")):
+            words = [sys.executable, "-c", "from fairlead.cli import main; main()", group, command, "--help"]
+            assert subprocess.run(words, capture_output=True, timeout=60, check=False).returncode == 0, (group, command)
+
+
+def test_every_decision_is_listed() -> None:
+    folder = ROOT / "docs" / "decisions"
+    listed = re.findall(r"\((\d{4}-[\w-]+\.md)\)", (folder / "README.md").read_text(encoding="utf-8"))
+    assert listed == sorted(path.name for path in folder.glob("0*.md"))
+
+
+if __name__ == "__main__":
+    readme = ROOT / "README.md"
+    output = demo_output()
+    readme.write_text(
+        DEMO.sub(lambda found: found[1] + output + found[3], readme.read_text(encoding="utf-8")), encoding="utf-8"
+    )
