@@ -94,7 +94,7 @@ def test_who_was_passed_over_starves_first_once_it_is_allowed() -> None:
     w.cycle()
     _submit(w, "many", "root.b", 9)
     w.cycle()
-    ann = _submit(w, "ann", "root.a", user="ann", priority=1)
+    ann = _submit(w, "ann", "root.a", user="ann")
     _submit(w, "bob", "root.a", user="bob")
     w.cycle()
     w.finish("one")
