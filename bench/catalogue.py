@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from bench.deciding import deciding
 from bench.durable import durable
+from bench.fleet import fleet
 from bench.harness import Row
 from bench.joining import joining
 from bench.memory import memory
@@ -23,4 +24,5 @@ CATALOGUE: dict[str, Callable[[float], Iterator[Row]]] = {
     "deciding": deciding,
     "shares": shares,
     "spawning": spawning,
+    "fleet": fleet,
 }

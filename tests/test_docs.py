@@ -179,7 +179,8 @@ def test_code_runs_and_prints_what_is_shown(page: Path) -> None:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=name_of)
-def test_an_example_prints_what_it_says(example: Path) -> None:
+def test_an_example_prints_what_it_says(example: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", [str(example)])  # ours are no files for it to write
     source = example.read_text(encoding="utf-8")
     names: dict[str, Any] = {"__name__": "__main__"}
     printed = printed_by(source, names)

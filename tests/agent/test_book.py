@@ -8,6 +8,7 @@ import pytest
 
 from fairlead.agent.book import Book
 from fairlead.agent.launching import Surroundings, own_variables, spawner_spec, surroundings
+from fairlead.agent.spawner.pace import Pace
 from fairlead.wire.agent import Gang, Launch, Place, Report, Spec, Stop, Tasks, Work
 
 AROUND = Surroundings("n1", "/logs", "/home/ann", {"PATH": "/bin"}, ("0", "1", "2"))
@@ -42,7 +43,7 @@ def launched(book: Book) -> list[tuple[int, int]]:
 
 
 def reported(book: Book) -> dict[str, tuple[int, ...]]:
-    return {report.state: report.tasks.indices for report in book.reports()[1]}
+    return {report.state: report.tasks.indices for report in book.reporting.batch()[1]}
 
 
 def test_a_launch_is_taken_once() -> None:
@@ -59,9 +60,9 @@ def test_ends_are_reported_until_they_are_confirmed() -> None:
     book.hear([key(0), key(1)], [])
     assert reported(book) == {"running": (0, 2)}
     book.hear([], [(key(0), OK)])
-    number, reports = book.reports()
+    number, reports = book.reporting.batch()
     assert reports == (Report(tasks(0, 1), "succeeded", 0, ran=(7,), cpu=(5,), memory=(9,)),)
-    assert not book.has_news
+    assert not book.reporting.has_news
     book.anew()  # the connection was lost before the confirmation
     assert reported(book) == {"succeeded": (0, 1)}
     assert book.started("running") == (tasks(1, 2),)
@@ -168,11 +169,13 @@ def test_many_small_chains_are_spread_too() -> None:
 def test_tasks_of_a_chain_that_end_soon_are_reported_by_their_end_alone() -> None:
     book = Book(AROUND, 1)
     book.heed(launch(0, 3, chain=5, rooms=3))
+    assert book.queued == 3
     book.hear([key(0), key(1)], [])
-    assert not book.has_news
-    book.grow_up()
+    assert book.queued == 1
+    assert not book.reporting.has_news
+    book.reporting.grow_up()
     book.hear([key(2)], [(key(0), OK)])
-    book.grow_up()
+    book.reporting.grow_up()
     assert reported(book) == {"succeeded": (0, 1), "running": (1, 2)}
 
 
@@ -218,3 +221,26 @@ def test_a_member_with_its_own_gpu_calls_it_the_first() -> None:
         ("0", "0", "0"),
         ("0", "1", "1"),
     ]
+
+
+# -- when to speak -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("at_work", "waiting", "seconds"), [(0, False, 0.0), (1, False, 0.0), (2, False, 0.002), (1, True, 0.008)]
+)
+def test_how_long_to_wait_after_many_messages(at_work: int, waiting: bool, seconds: float) -> None:
+    pace = Pace()
+    for _ in range(10):
+        pace.sent(100.0)
+    assert pace.wait(100.0, at_work, waiting) == pytest.approx(seconds)
+    assert pace.wait(100.0 + seconds, at_work, waiting) == pytest.approx(0.0)
+
+
+def test_a_few_messages_after_a_pause_are_sent_at_once() -> None:
+    pace = Pace()
+    waits = []
+    for _ in range(6):
+        waits.append(pace.wait(100.0, 10, True) > 0)
+        pace.sent(100.0)
+    assert waits == [False, False, False, False, True, True]

@@ -97,6 +97,18 @@ def test_a_greeting_is_answered_with_what_stands(tmp_path: Path) -> None:
     tell(tmp_path, story)
 
 
+@pytest.mark.parametrize(
+    ("machine", "fence", "lease"),
+    [("", "lease", 60_000_000), ("another", "lease", 60_000_000), ("", "none", 0), (wire.this_machine(), "lease", 0)],
+)
+def test_who_may_be_cut_off_has_a_lease(tmp_path: Path, machine: str, fence: str, lease: int) -> None:
+    async def story(plant: Plant) -> None:
+        async with puppet(plant, msgspec.structs.replace(HELLO, machine=machine)) as one:
+            assert (await one.wait_for(wire.Welcome)).lease == lease
+
+    tell(tmp_path, story, fence=fence)
+
+
 def test_what_an_agent_comes_back_without_is_lost(tmp_path: Path) -> None:
     async def story(plant: Plant) -> None:
         await plant.submit(["true"], count=2, min=1)

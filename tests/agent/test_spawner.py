@@ -267,6 +267,21 @@ def test_a_ledger_that_was_cut_short_is_read_as_far_as_it_goes(tmp_path: Path, c
     assert (again.ended, again.pids) == ({}, {(1, "main", 1, 0): 4711})
 
 
+def test_a_damaged_ledger_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    ledger = Ledger(str(path))
+    ledger.take(("job1", 1, "main", 1), [0], 0)
+    ledger.write()
+    sound = path.stat().st_size
+    ledger.take(("job2", 2, "main", 1), [0], 0)
+    ledger.write()
+    data = bytearray(path.read_bytes())
+    for at in range(sound + 4, len(data)):
+        data[at] ^= 0xFF
+        path.write_bytes(data)
+        assert set(Ledger(str(path)).tasks) >= {(1, "main", 1, 0)}
+
+
 def test_a_ledger_written_anew_says_the_same(tmp_path: Path) -> None:
     path = str(tmp_path / "ledger")
     ledger = Ledger(path)

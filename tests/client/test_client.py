@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import wait
+from typing import Any
 
 import pytest
 
@@ -203,6 +204,26 @@ def test_what_cannot_be(executor: fairlead.Executor) -> None:
         executor.submit(os.urandom, 8_000_000).result(SECONDS)
     with pytest.raises(Problem, match="there is no queue"):
         executor.but(queue="root.none").submit(len, "x").result(SECONDS)
+
+
+def test_shutdown_while_calls_are_submitted(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are in nobody's list for a moment; news of another job come just then."""
+    began, go = threading.Event(), threading.Event()
+    send = client.submit_many
+
+    def slowly(documents: Any) -> Any:
+        began.set()
+        go.wait(SECONDS)
+        return send(documents)
+
+    monkeypatch.setattr(client, "submit_many", slowly)
+    executor = fairlead.Executor(client, resources=SMALL)
+    call = executor.submit(abs, -3)
+    assert began.wait(SECONDS)
+    executor.shutdown(wait=False)
+    client.wait(client.submit(["true"], resources=SMALL), timeout=SECONDS)
+    go.set()
+    assert call.result(SECONDS) == 3
 
 
 def test_shutdown(client: Client) -> None:

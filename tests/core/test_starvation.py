@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from fairlead.core import cycle
 from fairlead.core.changes import Placed, Promised, Released, Stopped
 from fairlead.core.model import Promise
-from fairlead.core.resources import SECOND
+from fairlead.core.reasons import NeverFits
 from fairlead.testing import World
 
 # -- a stream of small tasks -------------------------------------------------------------------------------------
@@ -188,6 +188,6 @@ def test_starving_gangs_do_not_block_each_other(drawn: Any, percent: int, large:
         by_node = w.holds()
         holders = {job for each in by_node.values() for job, _, _ in each}
         assert len(by_node) <= most or (large and len(holders) == 1)
-    states = {name: w.job(name).state for name in names}
-    assert set(states.values()) <= {"succeeded"}, states
-    assert w.now == w.now // SECOND * SECOND
+    for name in names:
+        state = w.job(name).state
+        assert state == "succeeded" or isinstance(w.explain(name)[0].reason, NeverFits), (name, state)

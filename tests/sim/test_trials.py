@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from fairlead.core.changes import Acknowledged, Asked
+from fairlead.core.phases import kept
 from fairlead.core.phases.intake import reports
 from fairlead.core.ranges import Ranges
 from fairlead.sim.agents import Agent, Live, Task, flat, indices
@@ -62,9 +63,15 @@ def accept_stale_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reports, "_live", live)
 
 
+def keep_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hold is not released when its time is over, or when its nodes are not what they were."""
+    monkeypatch.setattr(kept, "_over", lambda p, each: None)
+
+
 @pytest.mark.parametrize(
     ("plant", "profile", "seeds"),
     [
+        (keep_holds, "calm", range(30)),
         (forget_to_undo, "server", range(20)),
         (forget_a_place, "server", range(20)),
         (accept_stale_attempts, "agents", range(60)),

@@ -555,12 +555,62 @@ def test_shares_follow_capacity_and_configuration() -> None:
     assert now(w, "queue_entitlement_percent")["root.a"] == 75
 
 
+def test_holds_by_job_and_age() -> None:
+    w = Watched({"starving_after": "10s"})
+    w.nodes(2, cpu=1)
+    full = w.tasks(2, name="full")
+    w.advance(0)
+    w.tasks(2, name="gang")
+    w.advance(11)
+    w.tasks(1, name="other")
+    w.advance(4)
+    assert now(w, "held_nodes") == {"": 2}
+    assert now(w, "hold_age_seconds") == {"gang, w": 1 - 0.000001}  # as of the last cycle, a second after it began
+    w.finish(full)
+    w.advance(0)
+    assert now(w, "held_nodes") == {"": 0} and "hold_age_seconds" not in figures(w.metrics)
+
+
+def test_claims_and_victims_by_cause() -> None:
+    w = Watched({"queues": {"root": {"a": {}, "b": {"guarantee": {"cpu": 1}}}}})
+    w.nodes(3, cpu=1)
+    w.tasks(3, queue="root.a", min=1)
+    w.advance(0)
+    w.submit(name="high", queue="root.a", priority=1, stages=[{"count": 1, "resources": {"cpu": 1}}])
+    w.cycle()
+    assert now(w, "promised_nodes") == {"": 1}
+    w.advance(0)
+    w.tasks(1, queue="root.b")
+    w.advance(0)
+    assert w.figures("claims_total") == {"priority": 1, "guarantee": 1, "share": 0}
+    assert w.figures("victims_total") == {"priority": 1, "guarantee": 1, "share": 0}
+
+
+def test_backfill_and_planned_starts() -> None:
+    w = Watched({"backfill": True})
+    w.node("n1", cpu=4)
+    w.tasks(3, name="now", estimate=100, duration=90)
+    w.advance(0)
+    w.tasks(4, name="head")
+    w.tasks(1, name="short", estimate=50, duration=50)
+    w.advance(0)
+    assert w.figure("backfilled_tasks_total") == 1
+    w.advance(100)
+    assert w.job("head").state == "running"
+    assert w.figure("planned_start_late_seconds_count") == 1
+    buckets = w.figures("planned_start_late_seconds_bucket")
+    assert (buckets["-60.0"], buckets["-1.0"]) == (0, 1)  # ten seconds before its time
+
+
 def test_the_page_has_every_metric_and_no_other() -> None:
-    w = Watched({"rebalance_threshold": 1})
+    w = Watched({"rebalance_threshold": 1, "starving_after": "1s"})
     w.queue("root.a")
     w.queue("root.b")
+    w.node("n1", cpu=1)
     w.tasks(1, queue="root.a")
-    w.cycle()
+    w.advance(0)
+    w.tasks(1, queue="root.a")
+    w.advance(2)
     defined = {}
     for family in text_string_to_metric_families(w.metrics.text()):
         if family.name.endswith("_created"):

@@ -2,79 +2,30 @@
 
 It does no I/O: it is told what the server and the spawners say, and says what they are to be told. A task is `sent`
 to a spawner, `running`, and `ended`. (task, attempt) is known by its key and is taken once.
-From the top: records, the server's orders, the spawners' news, reports.
+From the top: the server's orders, the spawners' news, what is over.
 """
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
 
-import msgspec
-
+from fairlead.agent.entries import NOT_STARTED, Entry, Frame, Key, Meta, Result, Task
 from fairlead.agent.launching import SpawnerSpec, Surroundings, each_of, flat_of, own_variables, spawner_spec
+from fairlead.agent.reporting import Reporting
 from fairlead.agent.rooms import Rooms
-from fairlead.wire.agent import Launch, Report, State, Stop, Tasks, Work
+from fairlead.wire.agent import Launch, Report, Stop, Tasks, Work
 
-Key = tuple[int, str, int, int]
-"""The number of the job, the stage, the attempt, the index."""
-Meta = tuple[str, int, str, int]
-"""The job's id and number, the stage, the attempt."""
-Result = tuple[str, int, str, int, int, int]
-"""How it ended, exit code or signal, why, microseconds it ran and computed, most bytes of memory."""
-Task = tuple[int, str, int]
-"""The number of the job, the stage, the index: a task whatever its attempt."""
-Frame = tuple[Any, ...]
-"""A message for a spawner."""
-
-STATES: dict[str, State] = {
-    "stopped": "stopped",
-    "returned": "stopped",
-    "refused": "refused",
-    "lost": "lost",
-    "failed": "failed",
-    "signal": "failed",
-}
-NOT_STARTED: Result = ("returned", 0, "", 0, 0, 0)
-MOST_REPORTS = 400
-"""In one batch."""
 MOST_GONE = 200
 """Ends that are confirmed, before a spawner hears of it."""
-MOST_UNCONFIRMED = 800
-"""Reports under way at a time. The server takes 1,000 of a node."""
-
-
-class Entry:
-    __slots__ = ("at", "chain", "key", "meta", "own", "result", "spec", "state", "told", "waits")
-
-    def __init__(self, key: Key, meta: Meta, at: int, chain: int) -> None:
-        self.key = key
-        self.meta = meta
-        self.at = at
-        """Which spawner has it."""
-        self.chain = chain
-        self.waits = False
-        """Whether it waits for a room of its chain."""
-        self.state: Literal["sent", "running", "ended"] = "sent"
-        self.told = False
-        """Whether its present state was reported."""
-        self.result: Result | None = None
-        self.spec: SpawnerSpec | None = None
-        self.own: dict[str, str] | None = None
-
-
-class Batch(msgspec.Struct, frozen=True):
-    """Reports that were sent: those of ends are over when they are confirmed."""
-
-    reports: int
-    ended: tuple[Key, ...]
 
 
 class Book:
     def __init__(self, around: Surroundings, spawners: int) -> None:
         self.grace = 30.0
         """Seconds that a task has to end when it is told to stop."""
+        self.reporting = Reporting()
+        self.queued = 0
+        """How many tasks wait for a room of their chain."""
         self.outbox: list[list[Frame]] = [[] for _ in range(spawners)]
         """What spawners are to be told; whoever sends it empties it."""
         self._around = around
@@ -84,20 +35,10 @@ class Book:
         """The attempt of each task that has not ended."""
         self._held: dict[Task, Entry] = {}
         """Later attempts of these, which wait until that has."""
-        self._news: dict[Key, Entry] = {}
-        """What is to be reported, in order."""
-        self._young: list[Entry] = []
-        """Tasks of chains that have just begun. Most of them will have ended before anybody needs to know."""
-        self._answers: list[Report] = []
-        """Reports of tasks that are not known here."""
         self._gone: list[list[Key]] = [[] for _ in range(spawners)]
         """Ends that are confirmed, and that spawners keep until they hear of it."""
         self._specs: dict[tuple[int, int, str, int, bool], SpawnerSpec] = {}
         """Of the message that is being heeded."""
-        self._grown = 0
-        self._batches: dict[int, Batch] = {}
-        self._unconfirmed = 0
-        self._number = 0
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -143,6 +84,7 @@ class Book:
             entry = self._entries[key] = Entry(key, meta, spawner, launch.chain)
             entry.spec = spec
             entry.waits = launch.rooms > 0
+            self.queued += entry.waits
             if own is not None:
                 entry.own = own[at]
             task = (tasks.number, tasks.stage, index)
@@ -191,7 +133,7 @@ class Book:
                 self.outbox[spawner].append(("stop", [(key, self.grace) for key in keys]))
         if unknown:
             gone = Tasks(tasks.job, tasks.number, tasks.stage, tasks.attempt, flat_of(unknown))
-            self._answers.append(Report(gone, "stopped"))
+            self.reporting.answer(Report(gone, "stopped"))
 
     def _forget_unnamed(self, launches: Iterable[Launch]) -> None:
         """What has not started and is not wanted any more. A stop may have been missed meanwhile."""
@@ -220,12 +162,7 @@ class Book:
 
     def hear(self, started: Sequence[Key], ended: Sequence[tuple[Key, Result]]) -> None:
         for key in started:
-            entry = self._entries[key]
-            entry.state = "running"
-            if entry.waits:
-                self._young.append(entry)
-            else:
-                self._news[key] = entry
+            self._begin(self._entries[key])
         for key, result in ended:
             self._end(self._entries[key], result)
 
@@ -246,8 +183,7 @@ class Book:
             if state == "ended" and result is not None:
                 self._end(entry, result)
             elif state != "waiting" and entry.state == "sent":
-                entry.state = "running"
-                self._news[key] = entry
+                self._begin(entry)
         for key in before:
             self._settle_unknown(self._entries[key])
 
@@ -265,22 +201,28 @@ class Book:
         group = (entry.meta, entry.spec, [entry.key[3]], entry.chain, entry.waits, own)
         self.outbox[entry.at].append(("launch", [group], {}))
 
+    def _begin(self, entry: Entry) -> None:
+        self.queued -= entry.waits
+        entry.state = "running"
+        self.reporting.tell(entry)
+
     def _end(self, entry: Entry, result: Result) -> None:
+        if entry.state == "sent":
+            self.queued -= entry.waits
         if entry.state != "ended":
             self._rooms.over(entry.at, entry.chain)
             self._make_way(entry)
         entry.state = "ended"
         entry.result = result
         entry.spec = entry.own = None
-        entry.told = False
-        self._news[entry.key] = entry
+        self.reporting.tell(entry)
 
     def _is_held(self, entry: Entry) -> bool:
         """Whether an earlier attempt of its task has yet to end: no task runs twice at once."""
-        return bool(self._held) and self._held.get(_task(entry.key)) is entry
+        return bool(self._held) and self._held.get(entry.task) is entry
 
     def _make_way(self, entry: Entry) -> None:
-        task = _task(entry.key)
+        task = entry.task
         if self._is_held(entry):
             del self._held[task]
         elif self._live.get(task) == entry.key:
@@ -290,73 +232,23 @@ class Book:
                 self._live[task] = later.key
                 self._send(later)
 
-    # -- reports -------------------------------------------------------------------------------------------------
-
-    def grow_up(self) -> None:
-        """Called now and then: what has begun before the last time, and still runs, is news."""
-        for entry in self._young[: self._grown]:
-            if entry.state == "running" and not entry.told:
-                self._news[entry.key] = entry
-        del self._young[: self._grown]
-        self._grown = len(self._young)
+    # -- what is over --------------------------------------------------------------------------------------------
 
     @property
     def at_work(self) -> int:
         """How many tasks have not ended."""
         return len(self._live)
 
-    @property
-    def has_young(self) -> bool:
-        return bool(self._young)
-
-    @property
-    def has_news(self) -> bool:
-        return bool(self._news or self._answers) and self._unconfirmed < MOST_UNCONFIRMED
-
     def anew(self) -> None:
-        """A new connection: nothing that was sent before counts. What runs is told by the greeting."""
-        self._batches.clear()
-        self._unconfirmed = 0
-        self._answers.clear()
-        self._news = {key: entry for key, entry in self._entries.items() if entry.state == "ended"}
-        for entry in self._entries.values():
-            entry.told = entry.state == "running"
-
-    def reports(self) -> tuple[int, tuple[Report, ...]]:
-        """The next batch and its number, by which it will be confirmed."""
-        reports, self._answers = self._answers[:MOST_REPORTS], self._answers[MOST_REPORTS:]
-        groups: dict[tuple[Meta, str, int, str], list[Entry]] = {}
-        taken: list[Key] = []
-        for key, entry in self._news.items():
-            if len(groups) + len(reports) >= MOST_REPORTS:
-                break
-            taken.append(key)
-            if entry.told:
-                continue
-            entry.told = True
-            result = entry.result
-            of = ("running", 0, "") if result is None else (result[0], result[1], result[2])
-            groups.setdefault((entry.meta, *of), []).append(entry)
-        for key in taken:
-            del self._news[key]
-        ended: list[Key] = []
-        for (meta, how, code, why), entries in groups.items():
-            reports.append(_report(meta, how, code, why, entries))
-            if how != "running":
-                ended += [entry.key for entry in entries]
-        self._number += 1
-        self._batches[self._number] = Batch(len(reports), tuple(ended))
-        self._unconfirmed += len(reports)
-        return self._number, tuple(reports)
+        """There is a new connection to the server."""
+        self.reporting.anew(self._entries.values())
 
     def confirmed(self, number: int) -> None:
-        """The server has made a batch durable: its ends need not be known any longer."""
-        batch = self._batches.pop(number, None)
-        if batch is None:
-            return
-        self._unconfirmed -= batch.reports
-        for key in batch.ended:
-            self._gone[self._entries.pop(key).at].append(key)
+        """The server has made a batch of reports durable."""
+        for key in self.reporting.confirmed(number):
+            entry = self._entries.pop(key, None)
+            if entry is not None:
+                self._gone[entry.at].append(key)
         self.tell_confirmed(MOST_GONE)
 
     def tell_confirmed(self, least: int = 1) -> None:
@@ -377,34 +269,3 @@ class Book:
     def is_over(self, number: int, stage: str, attempt: int, index: int) -> bool:
         entry = self._entries.get((number, stage, attempt, index))
         return entry is None or entry.state == "ended"
-
-
-def _task(key: Key) -> Task:
-    return key[0], key[1], key[3]
-
-
-def _report(meta: Meta, how: str, code: int, why: str, entries: list[Entry]) -> Report:
-    tasks = Tasks(*meta, flat_of([entry.key[3] for entry in entries]))
-    if how == "running":
-        return Report(tasks, "running")
-    entries.sort(key=lambda entry: entry.key[3])
-    results = [entry.result for entry in entries if entry.result is not None]
-    state: State = STATES[how] if how != "exit" else "failed" if code else "succeeded"
-    killed = how == "signal"
-    return Report(
-        tasks,
-        state,
-        exit_code=None if how in ("returned", "refused", "lost") else code + 128 if killed else code,
-        signal=code if killed else 0,
-        reason=why or (f"ended by {_signal_name(code)}" if killed else ""),
-        ran=tuple(result[3] for result in results),
-        cpu=tuple(result[4] for result in results),
-        memory=tuple(result[5] for result in results),
-    )
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -9,7 +9,6 @@ import random
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
@@ -24,6 +23,7 @@ from fairlead.agent.link import Link, prepare
 from fairlead.agent.logs import remove_old
 from fairlead.agent.machine import Machine, host_name, this_machine
 from fairlead.agent.session import Refused, Session
+from fairlead.wire import agent as wire
 from fairlead.wire.agent import MOST_BYTES, PATH, VERSION, Hello
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0
@@ -151,7 +151,7 @@ class Agent:
             self._settings.taints,
             self._settings.pool,
             address,
-            _is_local(connection),
+            wire.this_machine(),
             book.started("running"),
             book.started("ended"),
             tuple(sorted(set(self._notes.values()))),
@@ -237,10 +237,6 @@ def _trust(settings: Settings) -> ssl.SSLContext | None:
     if urlsplit(settings.join).scheme not in ("https", "wss"):
         return None
     return ssl.create_default_context(cafile=settings.authority)
-
-
-def _is_local(connection: ClientConnection) -> bool:
-    return ip_address(str(connection.remote_address[0]).partition("%")[0]).is_loopback
 
 
 def _lock(directory: Path) -> int:

@@ -137,7 +137,7 @@ class Session:
             case Welcome():
                 raise Refused("the server greeted twice", False)
         self._deliver()
-        if self._book.has_news:
+        if self._book.reporting.has_news:
             self._news.set()
 
     def _renew(self, sent: float | None) -> None:
@@ -157,9 +157,9 @@ class Session:
         pace = Pace()
         while True:
             await self._news.wait()
-            while self._book.has_news:
-                await asyncio.sleep(pace.wait(monotonic(), self._book.at_work))
-                number, reports = self._book.reports()
+            while self._book.reporting.has_news:
+                await asyncio.sleep(pace.wait(monotonic(), self._book.at_work, self._book.queued > 0))
+                number, reports = self._book.reporting.batch()
                 if reports:
                     pace.sent(monotonic())
                     await self._channel.send(encode(Reports(number, reports)))
@@ -172,10 +172,10 @@ class Session:
         while True:
             await self._stirred.wait()
             self._stirred.clear()
-            while self._book.has_young:
+            while self._book.reporting.has_young:
                 await asyncio.sleep(YOUNG)
-                self._book.grow_up()
-                if self._book.has_news:
+                self._book.reporting.grow_up()
+                if self._book.reporting.has_news:
                     self._news.set()
 
     async def _beat(self) -> None:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from time import strftime
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 
@@ -35,6 +36,11 @@ def agent(
     from fairlead.agent.main import Agent, Settings, Taken
     from fairlead.agent.session import Refused
 
+    parts = urlsplit(join)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise typer.BadParameter(
+            f"{join!r} is not the address of a server, such as https://host:7070", param_hint="--join"
+        )
     token = token_file.read_text().strip() if token_file is not None else os.environ.get("FAIRLEAD_TOKEN", "")
     settings = Settings(
         join=join,
@@ -49,13 +55,13 @@ def agent(
         address=address,
         authority=ca,
     )
-    import asyncio
+    import uvloop
 
     async def work() -> None:
         await Agent(settings, _say).run()
 
     try:
-        asyncio.run(work())
+        uvloop.run(work())
     except KeyboardInterrupt:
         _say("stopped", {"tasks": "they go on; start the agent again to find them"})
     except (Refused, Taken) as problem:

@@ -45,6 +45,7 @@ def simulate(
         Overrun, typer.Option(help="Jobs that outlast their estimate: raise the estimate, or cut the run.")
     ] = "extend",
     seed: Annotated[int | None, typer.Option(min=0, help="Another seed for what is made up.")] = None,
+    faults: Annotated[str, typer.Option(metavar="PROFILE", help="Let nodes fail and come back: light or heavy.")] = "",
     packing: Annotated[
         int | None,
         typer.Option(
@@ -77,7 +78,8 @@ def simulate(
             if packing is not None:
                 whole = _pack(trace, names, packing, shuffles, seed, json_file, interrupted)
             else:
-                whole = _simulate(trace, names, until, json_file, starts, report, interrupted)
+                trouble = (faults, 1 if seed is None else seed) if faults else None
+                whole = _simulate(trace, names, until, trouble, json_file, starts, report, interrupted)
     except Failed as problem:
         fail(str(problem))
     except Unreadable as problem:
@@ -91,13 +93,14 @@ def _simulate(
     trace: Any,
     names: list[str],
     until: str,
+    trouble: tuple[str, int] | None,
     json_file: str,
     starts: str,
     report: str,
     interrupted: Callable[[], bool],
 ) -> bool:
     """Returns whether it came to its end."""
-    from fairlead.sim.runs import run_policies
+    from fairlead.sim.runs import Faults, run_policies
     from fairlead.sim.text import ROWS, parse_time, remarks, write_starts
 
     end = parse_time(until, "until") if until else None
@@ -108,7 +111,7 @@ def _simulate(
             bar.show(run.policy.name, run.record.over, run.now)
             return interrupted()
 
-        runs = run_policies(trace, chosen, end, watch)
+        runs = run_policies(trace, chosen, end, watch, Faults(*trouble) if trouble else None)
     results = [run.result for run in runs]
     _show(trace, results, ROWS, json_file)
     if json_file != "-":

@@ -176,6 +176,8 @@ class _Shared:
         self._client = client
         self._lock = threading.Condition()
         self._new: list[tuple[dict[str, Any], Calling[Any]]] = []
+        self._sent: list[Calling[Any]] = []
+        """Those that are being submitted."""
         self._open: dict[str, Calling[Any]] = {}
         self._early: set[str] = set()
         """Jobs that ended before their submission was answered."""
@@ -203,7 +205,7 @@ class _Shared:
     def shutdown(self, wait: bool, cancel: bool) -> None:
         with self._lock:
             self._closed = True
-            waiting = [future for _, future in self._new] + list(self._open.values())
+            waiting = [future for _, future in self._new] + self._sent + list(self._open.values())
             self._lock.notify_all()
         if cancel:
             for future in waiting:
@@ -236,30 +238,41 @@ class _Shared:
                     return
                 self._lock.wait(GATHER)
                 new, self._new = self._new[:500], self._new[500:]
-            try:
-                items = self._client.submit_many([document for document, _ in new])
-            except Exception as problem:
-                for _, future in new:
-                    _settle(future, error=problem)
+                self._sent = [future for _, future in new]
+            self._send(new)
+            with self._lock:
+                self._sent = []
+
+    def _send(self, new: list[tuple[dict[str, Any], Calling[Any]]]) -> None:
+        try:
+            items = self._client.submit_many([document for document, _ in new])
+        except Exception as problem:
+            for _, future in new:
+                _settle(future, error=problem)
+            return
+        for (_, future), item in zip(new, items, strict=True):
+            if item.problem is not None:
+                wrong = item.problem
+                _settle(future, error=Problem(wrong.detail, wrong.status, wrong.code, wrong.field))
                 continue
-            for (_, future), item in zip(new, items, strict=True):
-                if item.problem is not None:
-                    wrong = item.problem
-                    _settle(future, error=Problem(wrong.detail, wrong.status, wrong.code, wrong.field))
-                    continue
-                future.job = item.job
-                with self._lock:
-                    self._open[item.job] = future
-                    early = item.job in self._early
-                    self._early.discard(item.job)
-                if future.cancelled():
-                    self._cancelled(future)
-                elif early:
-                    self._ended.put((item.job, future))
+            future.job = item.job
+            with self._lock:
+                self._open[item.job] = future
+                early = item.job in self._early
+                self._early.discard(item.job)
+            if future.cancelled():
+                self._cancelled(future)
+            elif early:
+                self._ended.put((item.job, future))
+
+    def _is_over(self) -> bool:
+        """Whether nobody waits for anything any more, and nobody will."""
+        with self._lock:
+            return self._closed and not (self._new or self._sent or self._open)
 
     def _follow(self, following: threading.Event) -> None:
         """Hear which jobs ended. After a cut, or where news were missed, each open job is looked at."""
-        while not (self._closed and not self._open):
+        while not self._is_over():
             try:
                 call = Call(bytes, "GET", f"{API}/watch", partition=self._client.partition)
                 stream = self._client.stream(call)
@@ -273,7 +286,7 @@ class _Shared:
                     *events, waiting = waiting.split(b"\n\n")
                     for event in events:
                         self._hear(event)
-                    if self._closed and not self._open:
+                    if self._is_over():
                         break
             except Problem:
                 following.set()

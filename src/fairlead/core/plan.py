@@ -49,8 +49,8 @@ class Plan:
         """The lanes that were looked at: what was said of them before does not hold any more."""
         self.lent: dict[int, Micros] = {}
         """With backfill, the held nodes that take others' tasks too, if these will be over by some time."""
-        self.planned: tuple[int, Micros | None] | None = None
-        """With backfill, the number of the first reservation without room, and when it is expected to start."""
+        self.planned: tuple[str, int, Micros | None] | None = None
+        """With backfill, the job and kind of the first reservation without room, and when it is planned to start."""
         self.spreads: dict[str, int] = {}
         """Queue → how far those below it are from their shares, where that was looked at."""
         self.more = False

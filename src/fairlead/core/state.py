@@ -144,7 +144,7 @@ class Partition:
         self.settings = settings
         self.forecast = Forecast(self.allocations.values(), self.now) if settings.backfill else None
         self.retime()
-        self.wake()
+        self.look_anew()
 
     # -- queues and accounts -------------------------------------------------------------------------------------
 
@@ -184,7 +184,7 @@ class Partition:
 
     def move_queue(self, path: str, state: QueueState) -> None:
         self.queues[path].state = state
-        self.wake()
+        self.look_anew()
         for listed, name in ((self.draining, "draining"), (self.stopped, "stopped")):
             if state == name:
                 listed.add(path)
@@ -286,6 +286,12 @@ class Partition:
     def wake(self) -> None:
         """Something other than room on a node changed that may let a waiting lane go on."""
         self.room += 1
+
+    def look_anew(self) -> None:
+        """What may start, and who, is another question now: what was found out about lanes does not hold any more."""
+        self.wake()
+        for lane in self.lanes.values():
+            lane.slept = None
 
     def lane_of(self, stage: Stage, whole: bool = False) -> Lane | None:
         """The lane in which a stage asks: for itself, or with its whole job."""

@@ -148,7 +148,7 @@ class Agents:
             return p.settings, running_on(p, name), reign.orders.work(p, message, {}, standing=True)
 
         settings, running, work = await reign.desk.read(look)
-        attached.put(welcome(reign.desk.epoch, settings, hello.local))
+        attached.put(welcome(reign.desk.epoch, settings, hello))
         early = tuple(attached.early)
         attached.put(msgspec.structs.replace(work, stops=(*work.stops, *early)))
         attached.open = True

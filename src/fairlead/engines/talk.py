@@ -35,8 +35,9 @@ def node_of(hello: Hello) -> tuple[str, NodeSpec]:
     return parse_node(document)
 
 
-def welcome(epoch: int, settings: PartitionSettings, local: bool) -> wire.Welcome:
-    lease = settings.lease if settings.fence == "lease" and not local else 0
+def welcome(epoch: int, settings: PartitionSettings, hello: Hello) -> wire.Welcome:
+    here = hello.machine != "" and hello.machine == wire.this_machine()
+    lease = settings.lease if settings.fence == "lease" and not here else 0
     return wire.Welcome(epoch, settings.heartbeat, lease, settings.preempt_grace)
 
 

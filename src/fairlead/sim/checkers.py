@@ -139,7 +139,8 @@ class GangChecker:
             if job is None or stage is None or job.over or not self._is_short(stage, count):
                 self._short.pop((job_id, name), None)
             else:
-                short = self._short.get((job_id, name), 0) + (passed if in_touch else 0)
+                before = self._short.get((job_id, name))
+                short = 0 if before is None else before + (passed if in_touch else 0)
                 self._short[job_id, name] = short
                 need(short <= self.allowed, f"{job_id} {name} has run {count} of {stage.min} for {short} us")
         for key in [key for key in self._short if key not in running]:
@@ -159,7 +160,7 @@ class KeepingChecker:
     Who starves has nodes in the end: what keeps it from them is over after as long as others may have theirs.
     """
 
-    def check(self, p: Partition) -> None:
+    def check(self, p: Partition, now: Micros) -> None:
         waiting = {each.seq: each for lane in p.lanes.values() for each in lane}
         for kept in (*p.holds.values(), *p.promises.values()):
             need(kept.seq in waiting, f"nodes are kept for {kept.job}, which does not wait")
@@ -167,7 +168,7 @@ class KeepingChecker:
             return
         held: set[int] = set()
         for hold in p.holds.values():
-            need(p.now <= hold.since + p.settings.hold_for, f"nodes have been held for {hold.job} since {hold.since}")
+            need(now <= hold.since + p.settings.hold_for, f"nodes have been held for {hold.job} since {hold.since}")
             for join in hold.nodes:
                 row = p.nodes.rows.get(join)
                 need(
@@ -188,7 +189,8 @@ def check_conserving(p: Partition) -> None:
         if head is None or head.whole or head.stage.shape.key.apart or head.stage.shape.key.near:
             continue
         stage = head.stage
-        if any(each.cause == "gang" for each in (stage.live or {}).values()) or not _allowed(stage.job, stage):
+        # Members of the same gang that still stop are waited for.
+        if any(each.state == "stopping" for each in (stage.live or {}).values()) or not _allowed(stage.job):
             continue
         wanted = len(indices(stage.wanted(head.kind).flat()))
         least = 1 if stage.started else stage.needed
@@ -199,9 +201,9 @@ def check_conserving(p: Partition) -> None:
         )
 
 
-def _allowed(job: Job, stage: Stage) -> bool:
-    """Only where nothing bounds it: whether a limit holds it back is for others to judge."""
-    return all(each.limit is None and each.max_jobs is None for each in job.accounts)
+def _allowed(job: Job) -> bool:
+    """Only where nothing bounds it: whether a limit, or a share that is spent, holds it back is for others to judge."""
+    return job.spec.preemptible and all(each.limit is None and each.max_jobs is None for each in job.accounts)
 
 
 def room(p: Partition, stage: Stage) -> int:

@@ -128,8 +128,8 @@ def _config(rng: Random) -> dict[str, Any]:
         "replace_within": "60s",
         "max_launch_tries": 1_000,  # what is wrong here is never the job's fault
         "max_placed": rng.choice((3, 5000)),
-        "starving_after": rng.choice(("20s", "2d")),
-        "hold_for": rng.choice(("40s", "1d")),
+        "starving_after": rng.choice(("5s", "20s", "2d")),
+        "hold_for": rng.choice(("15s", "40s", "1d")),
         "held_nodes_percent": rng.choice((30, 50, 100)),
         "hold_large": rng.random() < 0.5,
         "backfill": rng.random() < 0.3,
@@ -149,7 +149,7 @@ def _submission(rng: Random, job: str, before: list[str], span: Micros) -> Submi
             stage["resources"]["gpu"] = rng.choice((0.5, 1))
         if rng.random() < 0.4:
             stage["min"] = rng.randint(1, count)
-        stage["tries"] = rng.choice((1, 2, 50))
+        stage["tries"] = rng.choice((1, 2, 5))
         stage["on_loss"] = rng.choice(("replace", "replace", "restart", "fail"))
         stage["scaling"] = rng.choice(("strict", "partial"))
         stage["apart"] = rng.random() < 0.1

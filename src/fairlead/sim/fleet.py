@@ -102,6 +102,9 @@ class Fleet:
     def refuse_launches(self, node: str) -> None:
         self._refusing.add(node)
 
+    def accept_launches(self, node: str) -> None:
+        self._refusing.discard(node)
+
     def silence(self, node: str) -> None:
         """Nothing is heard of the agent any more, and nothing reaches it. When it is lost is for others to say."""
         self._silent.add(node)

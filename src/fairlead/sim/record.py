@@ -31,6 +31,7 @@ class Record:
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
+        self._resource = trace.resource
         self._at = {each.job: at for at, each in enumerate(trace.arrivals)}
         jobs = len(trace.arrivals)
         self._started = array("q", [NEVER]) * jobs
@@ -129,7 +130,7 @@ class Record:
 
     def _sample(self, now: Micros) -> None:
         assert self._partition is not None
-        used = self._partition.root.account.used.get(self.trace.resource, 0)
+        used = self._partition.root.account.used.get(self._resource, 0)
         waiting = self.arrived - self.started - len(self.refused)
         if self.times and self.times[-1] == now:
             self.used[-1], self.waiting[-1] = used, waiting

@@ -8,13 +8,16 @@ from typing import Any
 
 import msgspec
 
+from fairlead.core.errors import Refused
 from fairlead.core.model import Micros
 from fairlead.sim.figures import figures
+from fairlead.sim.outages import PROFILES, Outages
 from fairlead.sim.packing import Packed, pack, summary
 from fairlead.sim.policies import Policy
 from fairlead.sim.record import Record
 from fairlead.sim.simulation import Simulation
 from fairlead.sim.traces import Trace
+from fairlead.writer.memory import spared
 
 Watch = Callable[[Simulation], bool]
 """Asked before each cycle: whether to stop."""
@@ -28,15 +31,32 @@ class Run(msgspec.Struct, frozen=True):
     """Whether it came to its end; else its figures are of what there was until then."""
 
 
-def run_policies(trace: Trace, policies: Sequence[Policy], until: Micros | None, watch: Watch) -> list[Run]:
+class Faults(msgspec.Struct, frozen=True):
+    """Which trouble nodes have, and from which seed it is drawn: the same for each policy."""
+
+    profile: str
+    seed: int = 1
+
+    def outages(self, trace: Trace) -> Outages:
+        if self.profile not in PROFILES:
+            raise Refused("faults", f"there is no profile {self.profile}; write {' or '.join(PROFILES)}")
+        return Outages([name for name, _ in trace.nodes], PROFILES[self.profile], self.seed)
+
+
+def run_policies(
+    trace: Trace, policies: Sequence[Policy], until: Micros | None, watch: Watch, faults: Faults | None = None
+) -> list[Run]:
     """If one is stopped, those after it are not begun."""
     runs: list[Run] = []
     for policy in policies:
         began = perf_counter()
-        simulation = Simulation(trace, policy)
-        whole = simulation.run(until, watch)
+        outages = faults.outages(trace) if faults is not None else None
+        simulation = Simulation(trace, policy, outages)
+        with spared():
+            whole = simulation.run(until, watch)
         result = figures(simulation.record, policy.name, perf_counter() - began)
-        runs.append(Run(policy, simulation.record, {**result, "interrupted": not whole}, whole))
+        result |= {"interrupted": not whole, "outages": outages.count if outages is not None else 0}
+        runs.append(Run(policy, simulation.record, result, whole))
         if not whole:
             break
     return runs

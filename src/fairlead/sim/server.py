@@ -30,6 +30,8 @@ SOON = 20_000
 REHEARSED = 0.2
 """So many of the turns are tried and taken back first: nothing may be left of them."""
 
+MOST_IDLE = 50
+
 Reply = Callable[[Answer], None]
 
 
@@ -52,7 +54,7 @@ class Outside(Protocol):
 
     def at(self, when: Micros, what: Callable[[], None]) -> None: ...
     def to_agent(self, node: str, what: str, body: Any) -> None: ...
-    def turned(self, p: Partition) -> None: ...
+    def turned(self, p: Partition, now: Micros) -> None: ...
     def log(self, text: str) -> None: ...
 
 
@@ -74,6 +76,8 @@ class Server:
         self._planned: Micros | None = None
         """When the next turn is to be."""
         self._reign = 0
+        self._idle = 0
+        """How many turns in a row altered nothing."""
 
     @property
     def partition(self) -> Partition:
@@ -144,13 +148,15 @@ class Server:
             self._die(dump(self.partition))
             return
         self._tell(batch, done, 1.0)
-        self.outside.turned(self.partition)
+        self.outside.turned(self.partition, self._clock())
+        self._idle = 0 if batch or done.changes else self._idle + 1
+        need(self._idle < MOST_IDLE, "time alone starts turns that alter nothing, again and again")
         if self.writer.more or self.inbox:
             self._plan(SOON // 2)
         else:
             when = due(self.partition)
             if when is not None:
-                self._plan(max(1, when - self._clock()))
+                self._plan(max(SOON // 2, when - self._clock()))
 
     def _rehearse(self, commands: list[AnyCommand], before: bytes) -> None:
         cycle.run(self.partition, commands, self._clock()).plan.abandon()

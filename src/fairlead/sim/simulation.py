@@ -14,6 +14,7 @@ from fairlead.core.errors import Refused
 from fairlead.core.model import Micros
 from fairlead.journal.memory import MemoryJournal
 from fairlead.sim.fleet import Fleet
+from fairlead.sim.outages import Outages
 from fairlead.sim.policies import Policy
 from fairlead.sim.record import Record
 from fairlead.sim.traces import Arrival, Trace
@@ -21,9 +22,10 @@ from fairlead.writer.loop import Writer
 
 
 class Simulation:
-    def __init__(self, trace: Trace, policy: Policy) -> None:
+    def __init__(self, trace: Trace, policy: Policy, outages: Outages | None = None) -> None:
         self.trace = trace
         self.policy = policy
+        self.outages = outages
         self.record = Record(trace)
         self.fleet = Fleet()
         self.writer = Writer(MemoryJournal(), "default", [self.record])
@@ -39,7 +41,7 @@ class Simulation:
         """
         while not stop(self):
             when = self._next_due()
-            if self.record.is_over or when is None or (until is not None and when > until):
+            if self.record.is_over or when is None or (until is not None and when > until) or self._is_stuck():
                 return True
             self.now = max(self.now, when)
             self.step()
@@ -47,7 +49,8 @@ class Simulation:
 
     def step(self) -> None:
         """One cycle at the present time."""
-        reports = self.fleet.reports(self.now)
+        back = self._break() if self.outages is not None else []
+        reports = [*back, *self.fleet.reports(self.now)]
         first = self._next
         arrivals = self._arrivals()
         self.record.arrive(len(arrivals))
@@ -70,11 +73,36 @@ class Simulation:
             if isinstance(answer, Rejected):
                 raise Refused(answer.field, answer.problem, answer.code)
 
+    def _break(self) -> list[AnyCommand]:
+        """Nodes get into trouble, or out of it; those that are back register."""
+        assert self.outages is not None
+        specs = dict(self.trace.nodes)
+        back: list[AnyCommand] = []
+        for node, what in self.outages.happen(self.now):
+            if what == "fails":
+                self.fleet.fail(node, self.now)
+            elif what == "refuses":
+                self.fleet.refuse_launches(node)
+            elif what == "accepts":
+                self.fleet.accept_launches(node)
+            else:
+                self.fleet.return_node(node, self.now)
+                back.append(AddNode(name=node, spec=specs[node], operator=True))
+        return back
+
+    def _is_stuck(self) -> bool:
+        """Whether trouble that comes and goes is all that can still happen."""
+        if self.outages is None or self.outages.out or self.writer.more or self._next < len(self.trace.arrivals):
+            return False
+        return not self.writer.partition.allocations and self.fleet.next_due() is None
+
     def _next_due(self) -> Micros | None:
         if self.writer.more:
             return self.now
         # What is to be forgotten goes with whatever comes next: a cycle of its own would decide nothing.
         times = [self.fleet.next_due(), due(self.writer.partition, forgetting=False)]
+        if self.outages is not None:
+            times.append(self.outages.next_due())
         if self._next < len(self.trace.arrivals):
             times.append(self.trace.arrivals[self._next].at)
         return min((when for when in times if when is not None), default=None)

@@ -80,6 +80,8 @@ def remarks(result: dict[str, Any]) -> Iterator[str]:
         yield f"{result['not_started']:,} of {result['submitted']:,} jobs had not started"
     if result["not_ended"] > result["not_started"]:
         yield f"{result['not_ended'] - result['not_started']:,} jobs had not ended"
+    if result["outages"]:
+        yield f"nodes were in trouble {result['outages']:,} times"
     for each in result["refused"]:
         yield f"{each['count']:,} refused ({', '.join(each['jobs'])}): {each['why']}"
 

@@ -54,7 +54,7 @@ PATIENCE = 10 * SECOND
 """A client without an answer asks again after this."""
 REPEATED = 0.1
 """So many of the requests are made once more although they were answered."""
-LONGEST = 200_000 * SECOND
+LONGEST = 20_000 * SECOND
 """By then everything must be over."""
 SETTLING = 1_000 * SECOND
 
@@ -260,21 +260,28 @@ class Trial:
     def stopped(self, partition: Partition, why: str) -> None:
         """Whoever starts next is checked."""
 
-    def turned(self, p: Partition) -> None:
+    def turned(self, p: Partition, now: Micros) -> None:
+        """A turn is over; `now` is the time by the server's clock."""
         check_all(p)
         self.answers.check(p)
         self.answers.check_ends(p, self.attempts.succeeded)
         assert self.server.writer is not None
         if not self.server.writer.more and not self.server.inbox:
             check_conserving(p)
-        self.keeping.check(p)
-        in_touch = p.reign.ready and all(self._in_touch(agent) for agent in self.agents.values())
-        self.gangs.check(p, self.attempts.live, self.now, in_touch)
+        self.keeping.check(p, now)
+        self._watch_gangs()
         waiting = {getattr(item.command, "node", "") for item in self.server.inbox}
         for agent in self.agents.values():
             known = self.server.links.get(agent.name) == agent.link != 0
             if known and not self._under_way[agent.name] and not agent.outbox and agent.name not in waiting:
                 check_agreement(p, agent)
+
+    def _watch_gangs(self) -> None:
+        """Whenever tasks start or end: in between they are as many as they were."""
+        if self.server.writer is not None:
+            p = self.server.partition
+            in_touch = p.reign.ready and all(self._in_touch(agent) for agent in self.agents.values())
+            self.gangs.check(p, self.attempts.live, self.now, in_touch)
 
     def _in_touch(self, agent: Agent) -> bool:
         return bool(agent.link) and not any(agent.has(trouble) for trouble in agent.until)
@@ -282,11 +289,13 @@ class Trial:
     def started(self, agent: Agent, live: Live) -> None:
         self.log(f"{agent.name} starts {live.task.job} {live.task.stage}[{live.task.index}] attempt {live.attempt}")
         self.attempts.started(agent, live)
+        self._watch_gangs()
         self.at(self.now, lambda: self.rooms.check(agent))
 
     def ended(self, agent: Agent, live: Live, how: str) -> None:
         self.log(f"{agent.name}: {live.task.job} {live.task.stage}[{live.task.index}] attempt {live.attempt} {how}")
         self.attempts.ended(live, how)
+        self._watch_gangs()
 
     # -- the end -------------------------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from fairlead.core.changes import (
     Ended,
     PendingEnded,
     Placed,
+    Promised,
     Regrouped,
     SinglesEnded,
     SinglesPlaced,
@@ -35,6 +36,7 @@ from fairlead.core.ranges import count
 from fairlead.core.resources import SECOND
 from fairlead.core.state import Partition
 from fairlead.views.lanefigures import LaneFigures, placed_tasks
+from fairlead.views.roomfigures import Rooms
 from fairlead.views.sharefigures import ShareFigures, Shares
 
 LANES = 50
@@ -43,6 +45,7 @@ LANES = 50
 # Bounds of histograms: seconds that a part of a cycle takes, seconds that a reservation waits, commands in a batch.
 TAKEN = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 WAITED = (0.01, 0.1, 1, 5, 15, 60, 300, 900, 3_600, 14_400, 43_200, 86_400, 172_800, 604_800)
+LATE = (-86_400, -3_600, -600, -60, -1, 0, 1, 60, 600, 3_600, 86_400)
 SIZES = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000)
 
 Series = TypeVar("Series", Counter, Gauge, Histogram)
@@ -144,6 +147,35 @@ class Metrics:
         self._rebalanced = define(
             Counter, "fairlead_rebalance_victims_total", "Tasks on loan that were stopped for others' entitlement."
         )
+        self._claims = define(
+            Counter,
+            "fairlead_claims_total",
+            "How often others were stopped so that somebody can start, by its right: a higher priority in its queue, a "
+            "guarantee that is not met, or its share (rebalance).",
+            cause="priority guarantee share",
+        )
+        self._victims = define(
+            Counter,
+            "fairlead_victims_total",
+            "Tasks that were stopped for somebody to whom their room is promised, by its right.",
+            cause="priority guarantee share",
+        )
+        self._backfilled = define(
+            Counter,
+            "fairlead_backfilled_tasks_total",
+            "Tasks that were placed before the first who found no room, without delaying it.",
+        )
+        self._late = define(
+            Histogram,
+            "fairlead_planned_start_late_seconds",
+            "With backfill: how much later than last planned the first who found no room has started; below 0 it was "
+            "earlier.",
+            buckets=LATE,
+        )
+        self._planned: dict[str, tuple[str, int, int]] = {}
+        """Partition → the job and kind of the first who found no room, and when it is planned to start."""
+        self._rooms = Rooms()
+        self.registry.register(self._rooms)
         self._shares = Shares()
         self.registry.register(self._shares)
         self.registry.register(self._lanes)
@@ -170,6 +202,8 @@ class Metrics:
         self._lanes.figures[name] = figures
         shares = self._shares.figures[name] = ShareFigures()
         shares.begin(partition)
+        self._rooms.see(partition)
+        self._planned.pop(name, None)
         self._waits.add(name, [])
         self._see(name, partition.reign.ready)
 
@@ -179,11 +213,14 @@ class Metrics:
         self._count(name, decided)
         self._lanes.figures[name].follow(decided)
         self._shares.figures[name].follow(decided)
+        self._rooms.see(partition)
+        self._follow_plan(name, decided)
         self._batch.labels(name).observe(len(decided.answers))
         for part, taken in seconds.items():
             (self._journal.labels(name) if part == "journal" else self._cycle.labels(name, part)).observe(taken)
         self._see(name, partition.reign.ready)
         if partition.removed:
+            self._rooms.forget(name)
             self._ready.remove(name)  # nobody should wait for it; of its lanes there is nothing left
 
     def stopped(self, partition: Partition, why: str) -> None:
@@ -205,6 +242,20 @@ class Metrics:
         if before is not None and before != ready:
             self._transitions.labels(name, "ready" if ready else "not_ready").inc()
 
+    def _follow_plan(self, name: str, decided: Cycle) -> None:
+        """See whether the first who found no room has started, and who is the first now."""
+        known = self._planned.get(name)
+        if known is not None:
+            job, kind, when = known
+            for change, _ in decided.plan.done:
+                if isinstance(change, Placed) and (change.job, change.kind) == (job, kind):
+                    self._late.labels(name).observe((decided.plan.now - when) / SECOND)
+                    del self._planned[name]
+                    break
+        planned = decided.plan.planned
+        if planned is not None and planned[2] is not None:
+            self._planned[name] = (planned[0], planned[1], planned[2])
+
     def _count(self, name: str, decided: Cycle) -> None:
         tally, waits = _tally(decided)
         self._waits.add(name, waits)
@@ -224,6 +275,9 @@ class Metrics:
             *((self._attempts, how, tally[how]) for how in ("succeeded", "failed", "lost", "preempted", "killed")),
             (self._rebalances, "", notes.get("rebalanced", 0)),
             (self._rebalanced, "", notes.get("rebalance victims", 0)),
+            *((self._claims, cause, tally[f"claim by {cause}"]) for cause in ("priority", "guarantee", "share")),
+            *((self._victims, cause, tally[f"victims by {cause}"]) for cause in ("priority", "guarantee", "share")),
+            (self._backfilled, "", notes.get("backfilled", 0)),
             (self._stale, "", notes.get("stale report", 0)),
             (self._unknown, "", notes.get("unknown attempt", 0)),
         ):
@@ -248,6 +302,11 @@ def _tally(decided: Cycle) -> tuple[Tally[str], list[int]]:
         elif isinstance(change, SinglesPlaced):
             tally["placed"] += len(change.tasks)
             waits += [now - reservation.waiting_since for reservation, _ in kept[0]]
+        elif isinstance(change, Promised):
+            known = decided.plan.partition.allocations
+            tally[f"claim by {change.cause}"] += 1
+            stopping = [known[number] for number in change.victims if number in known]
+            tally[f"victims by {change.cause}"] += sum(count(each.indices) for each in stopping)
         elif isinstance(change, SinglesEnded):
             tally["succeeded"] += len(change.allocations)
         elif isinstance(change, Began):

@@ -122,8 +122,8 @@ class Hello(Message, frozen=True, tag=1):
     pool: str = ""
     address: str = ""
     """Where the other members of a gang reach its tasks."""
-    local: bool = False
-    """Whether it is on the machine of the server, so that neither can be cut off from the other."""
+    machine: str = ""
+    """What `this_machine` gives there."""
     running: tuple[Tasks, ...] = ()
     ended: tuple[Tasks, ...] = ()
     """Those whose reports were not confirmed: they follow."""
@@ -226,6 +226,19 @@ class Refusal(Message, frozen=True, tag=8):
 
 
 FromServer = Welcome | Work | Confirmed | Beaten | LogRequest | LogCancel | LogMore | Refusal
+
+
+def this_machine() -> str:
+    """The same for all processes of a machine, until it is started anew; empty where that is not known.
+
+    An agent on the server's own machine cannot be cut off from it, so it needs no lease.
+    """
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
 
 encode = msgspec.msgpack.Encoder().encode
 decode_from_agent = msgspec.msgpack.Decoder(FromAgent).decode

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 YOUNG, MIDDLE, OLD = 50_000, 20, 100
 
@@ -16,3 +18,15 @@ def spare_the_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG, MIDDLE, OLD)
+
+
+@contextmanager
+def spared() -> Iterator[None]:
+    """The same for as long as something lasts."""
+    before = gc.get_threshold()
+    spare_the_collector()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*before)

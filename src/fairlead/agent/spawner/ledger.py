@@ -14,6 +14,7 @@ from fairlead.agent.spawner.frames import Unpacker, pack
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from typing import Any
 
     from fairlead.agent.spawner.records import Key, Meta, Result
 
@@ -98,20 +99,28 @@ class Ledger:
                 self.written = os.fstat(file.fileno()).st_mtime
         except FileNotFoundError:
             return
-        for record in Unpacker().feed(data):  # a last one that was cut short is not there
-            if record[0] == TAKEN:
-                _, meta, indices, chain = record
-                for index in indices:
-                    self.tasks[meta[1], meta[2], meta[3], index] = (meta, chain)
-            elif record[0] == PIDS:
-                self.pids.update(record[1])
-            elif record[0] == ENDED:
-                self.ended.update(record[1])
-            else:
-                for key in record[1]:
-                    self.tasks.pop(key, None)
-                    self.ended.pop(key, None)
+        try:
+            for record in Unpacker().feed(data):  # a last one that was cut short is not there
+                self._replay(*record)
+        except (EOFError, IndexError, TypeError, ValueError):
+            # Damaged. What that hides was started or not: its processes are ended by their mark, and the server finds
+            # that it is missing.
+            pass
         self.pids = {key: pid for key, pid in self.pids.items() if key in self.tasks and key not in self.ended}
+
+    def _replay(self, what: int, *rest: Any) -> None:
+        if what == TAKEN:
+            meta, indices, chain = rest
+            for index in indices:
+                self.tasks[meta[1], meta[2], meta[3], index] = (meta, chain)
+        elif what == PIDS:
+            self.pids.update(rest[0])
+        elif what == ENDED:
+            self.ended.update(rest[0])
+        else:
+            for key in rest[0]:
+                self.tasks.pop(key, None)
+                self.ended.pop(key, None)
 
 
 def _write(fd: int, data: bytes) -> None:

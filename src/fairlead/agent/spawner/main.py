@@ -87,7 +87,7 @@ class Spawner:
         if self._agent is None:
             due = min(due, now + 1.0)
         elif self._tasks.started or self._tasks.ended or self._unsent:
-            due = min(due, now + self._pace.wait(now, self._tasks.running))
+            due = min(due, now + self._pace.wait(now, self._tasks.running, self._tasks.waiting))
         return max(0, min(60_000, int((due - now) * 1000) + 1)) if due != NEVER else 60_000
 
     def _is_idle(self) -> bool:
@@ -175,7 +175,7 @@ class Spawner:
         if self._agent is None or not (tasks.started or tasks.ended or self._unsent):
             return
         now = monotonic()
-        if self._pace.wait(now, tasks.running) or len(self._unsent) > MOST_UNSENT:
+        if self._pace.wait(now, tasks.running, tasks.waiting) or len(self._unsent) > MOST_UNSENT:
             return
         self._pace.sent(now)
         if tasks.started or tasks.ended:

@@ -1,22 +1,33 @@
-"""How often to speak: at once while little is going on, and else in batches."""
+"""How often to speak. Who is told late has rooms that stand empty, and who is told often has no time for anything else.
+
+So all is said at once while little is going on, after a short pause while somebody may wait to fill rooms, and in
+large batches while more tasks wait here for them already.
+"""
 
 from __future__ import annotations
 
-GATHER = 0.008
-"""Seconds between two messages while much is going on."""
+SHORT, LONG = 0.002, 0.008
+"""Seconds between two messages."""
 BURST = 4
-"""So many may follow each other at once after a pause."""
+"""So many may follow each other at once after a longer time."""
 
 
 class Pace:
-    __slots__ = ("_next",)
+    __slots__ = ("_credit", "_last")
 
     def __init__(self) -> None:
-        self._next = 0.0
+        self._credit = float(BURST)
+        self._last = 0.0
 
-    def wait(self, now: float, at_work: int) -> float:
-        """The seconds until the next message may be sent, while so many tasks are at work."""
-        return max(0.0, self._next - now) if at_work > 1 else 0.0
+    def wait(self, now: float, at_work: int, waiting: bool) -> float:
+        """The seconds until the next message may be sent, while so many tasks run and some wait here or not."""
+        if (at_work <= 1 and not waiting) or self._credit_at(now) >= 1:
+            return 0.0
+        return max(0.0, self._last + (LONG if waiting else SHORT) - now)
 
     def sent(self, now: float) -> None:
-        self._next = max(self._next, now - BURST * GATHER) + GATHER
+        self._credit = max(0.0, self._credit_at(now) - 1)
+        self._last = now
+
+    def _credit_at(self, now: float) -> float:
+        return min(BURST, self._credit + (now - self._last) / LONG)

@@ -77,6 +77,11 @@ class Tasks:
         return len(self._by_pid)
 
     @property
+    def waiting(self) -> bool:
+        """Whether tasks wait here for a room."""
+        return any(chain.waiting for chain in self._chains.values())
+
+    @property
     def at_work(self) -> bool:
         return any(task.state != ENDED for task in self.known.values())
 
@@ -241,7 +246,8 @@ class Tasks:
         result = task.result
         assert result is not None
         if task.cause == "stop":
-            result = ("stopped", *result[1:])
+            code = result[1] + 128 if result[0] == "signal" else result[1]
+            result = ("stopped", code, *result[2:])
         elif task.cause == "lease":
             result = ("lost", 0, "its lease was over", *result[3:])
         elif task.cause:

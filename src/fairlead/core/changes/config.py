@@ -142,7 +142,7 @@ def _set_queues(p: Partition, queues: tuple[tuple[str, QueueSettings], ...]) -> 
                     lane.resort()
     if untied:
         p.retie()
-    p.wake()
+    p.look_anew()
 
 
 CHANGES: tuple[type[Any], ...] = (

@@ -212,6 +212,7 @@ class JobPrioritised(Change, frozen=True, tag="job prioritised"):
         for lane in lanes:
             if lane is not None:
                 lane.resort()
+        p.wake()  # who may be stopped for whom is another question now
         p.touched.jobs[self.job] = None
 
 

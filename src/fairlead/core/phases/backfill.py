@@ -53,7 +53,7 @@ class Backfill:
         self._shape = None if reservation.whole else reservation.stage.shape
         if self.when is not None:
             self._delays = WouldDelay(reservation.stage.job.id, self.when)
-        self.plan.planned = (reservation.seq, self.when)
+        self.plan.planned = (reservation.stage.job.id, reservation.kind, self.when)
 
     def take_turn(self, lane: Lane, reservation: Reservation, together: int, most: int) -> tuple[int, Reason | None]:
         """A turn as ever; but whoever comes after the head must not delay it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
+from heapq import heappop, heappush, heapreplace
 
 import msgspec
 
@@ -44,6 +44,7 @@ def due(p: Partition, forgetting: bool = True) -> Micros | None:
     if not p.reign.ready:
         times.append((p.now if p.reign.began is None else p.reign.began) + p.settings.ready_after)
     else:
+        _drop_old_timers(p)
         if p.timers:
             times.append(p.timers[0][0])
         times += [_short_until(p, since) for since in p.short.values()]
@@ -51,6 +52,20 @@ def due(p: Partition, forgetting: bool = True) -> Micros | None:
         times += starving_due(p)
         times += shares_due(p)
     return min(times, default=None)
+
+
+def _drop_old_timers(p: Partition) -> None:
+    """What was acknowledged or has ended since needs no look: nobody should be woken for it."""
+    while p.timers:
+        when, number = p.timers[0]
+        allocation = p.allocations.get(number)
+        now_due = p.deadline(allocation) if allocation is not None else None
+        if now_due is None:
+            heappop(p.timers)
+        elif now_due > when:
+            heapreplace(p.timers, (now_due, number))
+        else:
+            return
 
 
 def _become_ready(plan: Plan) -> None:

@@ -12,7 +12,7 @@ from fairlead.core.changes import Released
 from fairlead.core.holding import stands
 from fairlead.core.model import Hold, Kept, Micros, Promise, Reservation
 from fairlead.core.outcomes import ask_for_rest
-from fairlead.core.phases.turn import needs_of, take_turn, together_of
+from fairlead.core.phases.turn import barred, needs_of, take_turn, together_of
 from fairlead.core.plan import Plan
 from fairlead.core.policy.score import may_be_held
 from fairlead.core.reasons import NoRoom, OverLimit
@@ -23,11 +23,14 @@ def serve_kept(plan: Plan) -> int:
     """Whoever has nodes is tried first, wherever it stands in its lane. Returns how many tasks were placed."""
     p = plan.partition
     placed, before = 0, -1
-    while before < placed:
+    while p.nodes.held and before < placed:
         before = placed
         for kept in in_order(p):
             reservation = p.kept_for(kept)
-            if reservation is None or kept.looked == (p.room, p.nodes.version):
+            if reservation is None:
+                continue
+            # Without more room it need not be tried again, unless others have used up what it would be allowed.
+            if kept.looked == (p.room, p.nodes.version) and not barred(p, reservation):
                 continue
             tasks, reason = take_turn(plan, reservation, together_of(reservation), kept.tasks)
             placed += tasks

@@ -81,5 +81,5 @@ class Turns:
         lane = heappop(self._heap)[2]
         lane.no_room = no_room = no_room or self._no_room.get(lane)
         lane.limited = self._limited.get(lane)
-        lane.blocked = no_room if no_room is not None and is_bounded(no_room.stage.job) else None
+        lane.blocked = no_room if no_room is not None and is_bounded(self.p, no_room.stage.job) else None
         lane.slept = (self.p.room, self.p.nodes.version)

@@ -19,7 +19,7 @@ from fairlead.core.phases.kept import serve_kept
 from fairlead.core.phases.leaf import Turns
 from fairlead.core.phases.starts import starts_owed
 from fairlead.core.phases.tree import Branch, Tree
-from fairlead.core.phases.turn import barred, blocks_all, is_firm, take_turn, together_of
+from fairlead.core.phases.turn import barred, blocks_all, is_firm, needs_of, take_turn, together_of
 from fairlead.core.plan import Plan
 from fairlead.core.reasons import NoRoom, NotReady, OverLimit, Reason
 from fairlead.core.resources import Vector, add
@@ -66,7 +66,8 @@ def _awake(plan: Plan) -> Awake:
             slept = None
         if slept == (room, version):
             continue
-        if slept is None or lane.no_room is None or slept[1] != version:
+        # Who was passed over may be allowed by now, and then it is not who found no room that is the first.
+        if slept is None or lane.no_room is None or slept[1] != version or lane.no_room is not lane.head():
             lane.drowsy = False
         elif _still_full(p, lane, fits):
             continue
@@ -89,7 +90,10 @@ def _still_full(p: Partition, lane: Lane, fits: dict[Shape, bool]) -> bool:
         return False
     if not fits:
         p.index.put_all_back()
-    for shape in lane.shapes:
+    shapes = lane.shapes
+    if lane.no_room is not None and lane.no_room.whole:
+        shapes = tuple(stage.shape for stage, _ in needs_of(lane.no_room))  # of some stages it may need nothing
+    for shape in shapes:
         known = fits.get(shape)
         if known is None:
             known = fits[shape] = p.index.fits(shape)

@@ -201,9 +201,9 @@ def _without_loan(p: Partition, stage: Stage, most: int) -> tuple[ShareSpent | N
     return None, most
 
 
-def is_bounded(job: Job) -> bool:
+def is_bounded(p: Partition, job: Job) -> bool:
     """Whether something other than room may keep the job back, now or later."""
-    return not job.preemptible or any(each.limit is not None or each.max_jobs is not None for each in job.accounts)
+    return is_firm(p, job) or any(each.limit is not None or each.max_jobs is not None for each in job.accounts)
 
 
 def barred(p: Partition, reservation: Reservation) -> bool:

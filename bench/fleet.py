@@ -1,0 +1,144 @@
+"""A real server with many agents and a long queue: how soon the API answers, and how much memory the server takes.
+
+The agents are coroutines of one process (`python -m bench.fleet URL TOKEN COUNT`): each has a connection, gives signs
+of life, and says of whatever it is sent that it runs. So the fleet is full, and all else waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+from websockets.asyncio.client import connect
+
+from bench.harness import ROOT, Row
+from fairlead.client import Client, calls
+from fairlead.wire import agent as wire
+from fairlead.wire.agent import Beat, Hello, Report, Reports, Tasks, Welcome, Work, decode_from_server, encode
+
+AGENTS = 500
+JOBS, TASKS = 1_000, 100
+REQUESTS = 1_000
+CPUS = 4
+FAIRLEAD = [sys.executable, "-c", "from fairlead.cli import main; main()"]
+
+
+# -- the agents --------------------------------------------------------------------------------------------------
+
+
+async def agent(url: str, token: str, name: str, joined: asyncio.Semaphore) -> None:
+    headers = {"Authorization": f"Bearer {token}"}
+    async with connect(url.replace("http", "ws", 1) + wire.PATH, additional_headers=headers, compression=None) as link:
+        await link.send(encode(Hello(wire.VERSION, name, {"cpu": CPUS, "memory": "8Gi"})))
+        known: list[Tasks] = []
+        number = beats = 0
+        heartbeat = 5.0
+        while True:
+            try:
+                async with asyncio.timeout(heartbeat):
+                    data = await link.recv()
+            except TimeoutError:
+                beats += 1
+                await link.send(encode(Beat(beats, tuple(known))))
+                continue
+            assert isinstance(data, bytes)
+            message = decode_from_server(data)
+            if isinstance(message, Welcome):
+                heartbeat = message.heartbeat / 1e6
+                joined.release()
+            elif isinstance(message, Work) and message.launches:
+                known += [each.tasks for each in message.launches]
+                number += 1
+                await link.send(
+                    encode(Reports(number, tuple(Report(each.tasks, "running") for each in message.launches)))
+                )
+
+
+async def agents(url: str, token: str, many: int) -> None:
+    joined = asyncio.Semaphore(0)
+    async with asyncio.TaskGroup() as group:
+        for number in range(many):
+            group.create_task(agent(url, token, f"n{number}", joined))
+        for _ in range(many):
+            await joined.acquire()
+        print("joined", flush=True)
+
+
+# -- the measurement ---------------------------------------------------------------------------------------------
+
+
+def resident(pid: int) -> float:
+    """Megabytes."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024 / 1e6
+    return 0.0
+
+
+def answers(client: Client, requests: int) -> dict[str, list[float]]:
+    """The seconds of each request, by what is asked."""
+    stage = {"name": "main", "count": 1, "command": ["true"], "resources": {"cpu": 1}}
+    job = client.submit(document={"stages": [stage]})
+    asked = {
+        "a submit": lambda: client.submit(document={"stages": [stage]}),
+        "a job": lambda: client.job(job),
+        "100 jobs": lambda: client.ask(calls.jobs(client.partition, limit=100)),
+        "100 nodes": lambda: client.ask(calls.nodes(client.partition, limit=100)),
+    }
+    taken: dict[str, list[float]] = {what: [] for what in asked}
+    for at in range(requests):
+        what = list(asked)[at % len(asked)]
+        began = perf_counter()
+        asked[what]()
+        taken[what].append(perf_counter() - began)
+    return taken
+
+
+def fleet(scale: float) -> Iterator[Row]:
+    many, jobs, requests = (max(4, int(each * scale)) for each in (AGENTS, JOBS, REQUESTS))
+    with tempfile.TemporaryDirectory() as folder:
+        server = subprocess.Popen(
+            [*FAIRLEAD, "server", "--data", folder, "--port", "0", "--json"],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+        fleet_of = None
+        try:
+            assert server.stdout is not None
+            url = json.loads(server.stdout.readline())["url"]
+            with Client(url, (Path(folder) / "token").read_text().strip()) as client:
+                token = (Path(folder) / "agent-token").read_text().strip()
+                began = perf_counter()
+                fleet_of = subprocess.Popen(
+                    [sys.executable, "-m", "bench.fleet", url, token, str(many)],
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    cwd=ROOT,
+                )
+                assert fleet_of.stdout is not None and fleet_of.stdout.readline() == "joined\n"
+                yield Row(f"{many:,} agents join", perf_counter() - began, "s", note="with the start of their process")
+                array = {"name": "main", "count": TASKS, "min": 1, "command": ["true"], "resources": {"cpu": 1}}
+                client.submit_many({"stages": [array]} for _ in range(jobs))
+                taken = answers(client, requests)
+                for what, times in taken.items():
+                    worst = sorted(times)[int(0.99 * len(times))] * 1000
+                    note = f"median {median(times) * 1000:.1f} ms; {many:,} agents, {jobs * TASKS:,} tasks"
+                    yield Row(f"an answer to {what}, slowest of 100", worst, "ms", goal=100, note=note)
+                yield Row("memory of that server", resident(server.pid), "MB", note=f"{jobs:,} jobs of {TASKS} tasks")
+        finally:
+            for process in (fleet_of, server):
+                if process is not None:
+                    process.terminate()
+                    process.wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(agents(sys.argv[1], sys.argv[2], int(sys.argv[3])))

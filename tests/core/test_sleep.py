@@ -1,0 +1,102 @@
+"""What was found out about lanes, holds and claims does not outlive its cause: nobody sleeps, or is kept, in vain."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fairlead.testing import World
+
+
+def _submit(w: World, name: str, queue: str, count: int = 1, **rest: Any) -> str:
+    stage = {"name": "s", "count": count, "min": rest.pop("min", 1), "resources": rest.pop("resources", {"cpu": 1})}
+    return w.submit(name=name, queue=queue, stages=[stage], **rest)
+
+
+def test_a_raised_priority_claims_at_once() -> None:
+    w = World({"queues": {"root": {"a": {"limit": {"cpu": 2}, "guarantee": {"cpu": 2}}}}})
+    w.node("n", cpu=4)
+    first = _submit(w, "first", "root.a", 2)
+    w.cycle()
+    later = _submit(w, "later", "root.a")
+    w.cycle()
+    w.cycle()
+    w.set_priority(later, 1)
+    w.cycle()
+    assert [w.task(first, "s", index).state for index in (0, 1)] == ["running", "stopping"]
+    assert list(w.promises()) == [(later, "s", "new")]
+
+
+def test_a_lowered_priority_can_be_claimed_at_once() -> None:
+    w = World({"queues": {"root": {"a": {"guarantee": {"cpu": 1}}}}})
+    w.node("n", cpu=1)
+    first = _submit(w, "first", "root.a")
+    w.cycle()
+    later = _submit(w, "later", "root.a")
+    w.cycle()
+    w.cycle()
+    w.set_priority(first, -1)
+    w.cycle()
+    assert list(w.promises()) == [(later, "s", "new")]
+
+
+def test_a_stopped_queue_wants_nothing() -> None:
+    w = World({"queues": {"root": {"a": {"share": 50}, "b": {"share": 50}}}, "rebalance_threshold": 10})
+    w.node("n", cpu=2)
+    _submit(w, "b", "root.b", 2)
+    w.cycle()
+    waiting = _submit(w, "a", "root.a")
+    w.cycle()
+    assert w.partition().uneven
+    w.stop_queue("root.a")
+    w.cycle()
+    assert not w.partition().uneven
+    assert "stopped" in str(w.explain(waiting)[0].reason)
+
+
+def test_a_whole_job_waits_only_for_what_it_needs() -> None:
+    w = World({"queues": {"root": {"a": {}}}})
+    w.node("n", cpu=1, gpu=1)
+    one = _submit(w, "one", "root.a")
+    _submit(w, "other", "root.a", resources={"gpu": 1})
+    w.cycle()
+    stages = [{"name": "s", "resources": {"cpu": 1}}, {"name": "t", "resources": {"gpu": 1}}]
+    whole = w.submit(name="whole", queue="root.a", gang="job", stages=stages)
+    w.cycle()
+    w.scale(whole, "t", 0)
+    w.cycle()
+    w.finish(one)
+    w.cycle()
+    assert w.placements(whole) == {("s", 0): "n"}
+
+
+def test_a_hold_ends_when_others_use_up_what_its_holder_is_allowed() -> None:
+    w = World({"queues": {"root": {"a": {"max_jobs": 1}, "b": {}}}, "starving_after": "1s"})
+    w.node("n", cpu=2, labels={"kind": "n"})
+    w.node("m", cpu=1)
+    _submit(w, "b", "root.b")
+    _submit(w, "c", "root.b", resources={"cpu": 2})
+    w.cycle()
+    gang = _submit(w, "gang", "root.a", 2, min=2)
+    w.advance(2)
+    assert w.holds() == {"n": [(gang, "s", 2)]}
+    w.node("o", cpu=1, gpu=1)
+    _submit(w, "small", "root.a", resources={"gpu": 1})
+    w.cycle()
+    w.cycle()
+    assert not w.holds()
+
+
+def test_who_was_passed_over_starves_first_once_it_is_allowed() -> None:
+    queues = {"a": {"share": 0, "users": {"ann": {"limit": {"cpu": 1}}}}, "b": {"share": 100}}
+    w = World({"queues": {"root": queues}, "starving_after": "10s"})
+    w.node("n", cpu=2)
+    _submit(w, "one", "root.a", user="ann")
+    w.cycle()
+    _submit(w, "many", "root.b", 9)
+    w.cycle()
+    ann = _submit(w, "ann", "root.a", user="ann")
+    _submit(w, "bob", "root.a", user="bob")
+    w.cycle()
+    w.finish("one")
+    w.advance(11)
+    assert w.holds() == {"n": [(ann, "s", 1)]}
