@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "sim": ("writer", "journal.memory", *BELOW_WRITER),
     "agent": ("wire",),
     "client": ("wire",),
-    "cli": ("client",),
+    "cli": ("client", "wire"),
     "testing": ("writer", "core", "views", "journal", "sim"),
     "demo": ("testing", "journal"),
     "gang": (),

@@ -203,7 +203,8 @@ def test_nobody_there(tmp_path: Path) -> None:
         assert (done.returncode, "fairlead up" in done.stderr) == (code, True)
 
 
-def test_tasks_outlive_the_server(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["interrupted", "killed"])
+def test_tasks_outlive_the_server(tmp_path: Path, how: str) -> None:
     up = Up(tmp_path / "data")
     try:
         up.until("node", "list", said="box")
@@ -211,7 +212,11 @@ def test_tasks_outlive_the_server(tmp_path: Path) -> None:
         name = up.run("submit", "--shell", "--", f"while [ ! -e {flag} ]; do sleep 0.05; done; echo went on").strip()
         up.until("show", name, said="running")
         up.until("node", "list", said="box   up           1")
-        assert up.interrupt() == 0
+        if how == "interrupted":
+            assert up.interrupt() == 0
+        else:
+            up.process.kill()
+            up.process.wait(SECONDS)
         assert up.ask("ps").returncode == 3
         flag.touch()
         up.start()

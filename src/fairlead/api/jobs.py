@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Annotated, Any
 
 from litestar import Request, get, post
@@ -184,28 +185,37 @@ async def jobs(
     served = site.control.find(partition)
     before = number_of(cursor)
     wanted = _filter(caller, states, user, queue, name, label)
-    known, administered = await served.read(
-        lambda p: (list(p.jobs.values()), any(each.settings.admin for each in p.queues.values()))
-    )
-    # Where no queue has administrators, users see their own jobs only.
-    owner = "" if caller.operator or administered else caller.user
-    hint = max((user, name, owner), key=len).encode()
+    hint = max((user, name), key=len).encode()
     found: list[wire.Job] = []
-    for part in _slices(known, before):
 
-        def look(p: Partition, part: list[Job] = part) -> None:
-            for each in _likely(part, states, hint):
-                if len(found) <= limit and p.jobs.get(each.id) is each and wanted(each):
-                    found.append(job_answer(p, each))
+    def look(p: Partition, part: Iterable[Job]) -> None:
+        for each in _likely(part, states, hint):
+            if len(found) > limit:
+                break
+            if p.jobs.get(each.id) is each and wanted(each):
+                found.append(job_answer(p, each))
 
-        await served.read(look)
-        if len(found) > limit:
-            return wire.JobPage(jobs=found[:limit], next=str(found[limit - 1].number))
-        await asyncio.sleep(0)
-    return wire.JobPage(jobs=found, next="")
+    if before is None:
+        # The newest are mostly what is asked for, and then nobody has to look at the others.
+        await served.read(lambda p: look(p, list(islice(reversed(p.jobs.values()), SCANNED))))
+    if len(found) <= limit:
+        found.clear()
+        known, administered = await served.read(
+            lambda p: (list(p.jobs.values()), any(each.settings.admin for each in p.queues.values()))
+        )
+        # Where no queue has administrators, users see their own jobs only.
+        owner = "" if caller.operator or administered else caller.user
+        hint = max((user, name, owner), key=len).encode()
+        for part in _slices(known, before):
+            await served.read(lambda p, part=part: look(p, part))  # type: ignore[misc]
+            if len(found) > limit:
+                break
+            await asyncio.sleep(0)
+    more = len(found) > limit
+    return wire.JobPage(jobs=found[:limit], next=str(found[limit - 1].number) if more else "")
 
 
-def _likely(part: list[Job], states: list[str] | None, hint: bytes) -> list[Job]:
+def _likely(part: Iterable[Job], states: list[str] | None, hint: bytes) -> Iterable[Job]:
     """Those of many jobs that may be wanted, by a quick look: `hint` is in what was submitted, packed or not."""
     if states:
         part = [each for each in part if each.state in states]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fairlead.cli.options import AsJson, JobName, Partition, ask_as, pairs
-from fairlead.cli.output import TIME_OVER, ago, amounts, asking, fail, lasted, print_json, print_table
+from fairlead.cli.output import TIME_OVER, ago, amounts, asking, fail, lasted, print_json, print_table, progress
 
 if TYPE_CHECKING:
     from fairlead.client import Client
@@ -409,8 +409,8 @@ def wait(
     """Wait until jobs are over. The exit code is 0 if all succeeded, 1 otherwise."""
     deadline = None if timeout is None else time.monotonic() + timeout
     found: list[wire.Job] = []
-    with ask_as(partition) as client:
-        for job in jobs:
+    with ask_as(partition) as client, progress("jobs", jobs, as_json) as waiting:
+        for job in waiting:
             try:
                 found.append(client.wait(job, None if deadline is None else max(0.0, deadline - time.monotonic())))
             except TimeoutError as late:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from time import time
 from typing import Any, Literal, NoReturn, ParamSpec, TypeVar
@@ -18,6 +19,7 @@ import typer
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
+Step = TypeVar("Step")
 
 UNREACHABLE = 3
 TIME_OVER = 124
@@ -77,6 +79,18 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
     for at, row in enumerate(cells):
         line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         typer.secho(line, bold=at == 0 and sys.stdout.isatty())
+
+
+@contextmanager
+def progress(label: str, steps: Sequence[Step], hidden: bool = False) -> Iterator[Iterable[Step]]:
+    """The steps one by one, with a bar on stderr for somebody who looks."""
+    if hidden or len(steps) < 2 or not sys.stderr.isatty():
+        yield steps
+        return
+    from rich.console import Console
+    from rich.progress import track
+
+    yield track(steps, label, console=Console(stderr=True), transient=True)
 
 
 def ago(moment: float | None) -> str:

@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fairlead import __version__
-from fairlead.cli.output import fail
+from fairlead.cli.output import fail, progress
 
 if TYPE_CHECKING:
     import socket
 
 PORT = 7070
+ONE_MACHINE = {"partitions": {"default": {"ready_after": "5s"}}}
+"""The first configuration of `up`: nobody else has to report after a start, so there is little to wait for."""
 STOPPING = 20.0
 """Seconds that a server gets to end."""
 
@@ -120,6 +122,8 @@ def _run(
     if not is_loopback(host) and (certificate is None or key is None):
         fail(f"{host} is reached from other machines, so TLS is needed; give --certificate and --key")
     document = _document(config)
+    if document is None and agent is not None:
+        document = ONE_MACHINE
     tokens = Tokens(directory / "tokens")
     tokens.standing(directory / "token", "owner", "admin", getpass.getuser(), "whoever may read the data directory")
     tokens.standing(directory / "agent-token", "local-agent", "agent", "agent", "the agent that `up` starts")
@@ -276,9 +280,10 @@ def _kill_all(directory: Path) -> int:
     with Client(place.url, place.token, place.authority) as client:
         for name in client.partitions():
             client.partition = name
-            for job in list(client.jobs(state=["pending", "running"])):
-                client.kill(job.id)
-                killed += 1
+            with progress("killing", list(client.jobs(state=["pending", "running"]))) as jobs:
+                for job in jobs:
+                    client.kill(job.id)
+                    killed += 1
             while any(node.tasks and not node.manager for node in client.nodes()):
                 time.sleep(0.05)
     return killed

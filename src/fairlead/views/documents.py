@@ -196,7 +196,7 @@ def explain_view(p: Partition, job: Job, reasons: dict[tuple[str, str, int], Rea
             reservation = stage.reservations[kind]
             position: int | None = None
             if reservation is not None:
-                position = list(p.lanes[lane_key(reservation)]).index(reservation)
+                position = next(at for at, each in enumerate(p.lanes[lane_key(reservation)]) if each is reservation)
             reason = AfterUnmet(unmet) if unmet else reasons.get((job.id, stage.name, kind))
             if isinstance(reason, NoRoom):
                 reason = why_no_room(p, stage, reason)
