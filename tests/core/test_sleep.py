@@ -100,3 +100,33 @@ def test_who_was_passed_over_starves_first_once_it_is_allowed() -> None:
     w.finish("one")
     w.advance(11)
     assert w.holds() == {"n": [(ann, "s", 1)]}
+
+
+def test_who_is_entitled_to_all_has_no_room_rather_than_no_share() -> None:
+    w = World({"starving_after": "10s"})
+    w.node("n", cpu=2)
+    low = _submit(w, "low", "root.default", 2)
+    w.cycle()
+    high = _submit(w, "high", "root.default", priority=1, preemptible=False)
+    w.cycle()
+    assert list(w.promises()) == [(high, "s", "new")]
+    assert w.task(low, "s", 1).state == "stopping"
+
+
+def test_a_promise_outlives_a_share_that_is_spent_for_now() -> None:
+    w = World({"queues": {"root": {"a": {"share": 50}, "b": {"share": 50}}}})
+    w.node("n", cpu=2, labels={"kind": "n"})
+    w.node("m", cpu=2)
+    stage = {"name": "s", "resources": {"cpu": "1500m"}, "selectors": {"kind": "n"}}
+    low = w.submit(name="low", queue="root.a", stages=[stage])
+    _submit(w, "b", "root.b", resources={"cpu": "1500m"})
+    w.cycle()
+    high = w.submit(name="high", queue="root.a", priority=1, preemptible=False, stages=[stage])
+    w.silence("n")
+    w.cycle()
+    assert list(w.promises()) == [(high, "s", "new")]
+    _submit(w, "other", "root.a", resources={"cpu": "500m"})
+    w.cycle()
+    w.cycle()
+    assert w.usage("root.a") == {"cpu": 2} and w.task(low, "s", 0).state == "stopping"
+    assert list(w.promises()) == [(high, "s", "new")]

@@ -12,10 +12,10 @@ from fairlead.core.changes import Released
 from fairlead.core.holding import stands
 from fairlead.core.model import Hold, Kept, Micros, Promise, Reservation
 from fairlead.core.outcomes import ask_for_rest
-from fairlead.core.phases.turn import barred, needs_of, take_turn, together_of
+from fairlead.core.phases.turn import is_admitted, needs_of, over_limit, take_turn, together_of
 from fairlead.core.plan import Plan
 from fairlead.core.policy.score import may_be_held
-from fairlead.core.reasons import NoRoom, OverLimit
+from fairlead.core.reasons import NoRoom, OverLimit, ShareSpent
 from fairlead.core.state import Partition
 
 
@@ -30,17 +30,25 @@ def serve_kept(plan: Plan) -> int:
             if reservation is None:
                 continue
             # Without more room it need not be tried again, unless others have used up what it would be allowed.
-            if kept.looked == (p.room, p.nodes.version) and not barred(p, reservation):
+            if kept.looked == (p.room, p.nodes.version) and not _is_kept_back(p, reservation):
                 continue
             tasks, reason = take_turn(plan, reservation, together_of(reservation), kept.tasks)
             placed += tasks
-            if isinstance(reason, NoRoom) or (isinstance(reason, OverLimit) and isinstance(kept, Promise)):
+            # Where a share is spent, or for a promise a limit, those who stop or end make it whole again.
+            waits = isinstance(reason, (NoRoom, ShareSpent)) or (
+                isinstance(reason, OverLimit) and isinstance(kept, Promise)
+            )
+            if waits:
                 kept.looked = (p.room, p.nodes.version)
             elif reason is not None:
                 plan.do(Released(kept.seq, f"it may not start: {reason}"))
             elif reservation.whole:
                 ask_for_rest(plan, reservation)
     return placed
+
+
+def _is_kept_back(p: Partition, reservation: Reservation) -> bool:
+    return not is_admitted(p, reservation.stage.job) or over_limit(p, reservation) is not None
 
 
 def end_kept(plan: Plan) -> None:

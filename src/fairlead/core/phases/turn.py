@@ -74,7 +74,7 @@ def _start_whole(plan: Plan, reservation: Reservation, together: int) -> tuple[i
     needs = needs_of(reservation)
     if any(len(stage.wanted(NEW)) < needed for stage, needed in needs) or _still_stopping(reservation):
         return 0, StillStopping()
-    reason = _admit(p, job) or _over_limit(p, reservation)
+    reason = _admit(p, job) or over_limit(p, reservation)
     if reason is None and is_firm(p, job):
         reason = _without_loan(p, reservation.stage, 1)[0]
     if reason is not None:
@@ -113,7 +113,7 @@ def needs_of(reservation: Reservation) -> list[tuple[Stage, int]]:
     return [(stage, stage.needed) for stage in sorted(reservation.stages, key=ease) if stage.needed]
 
 
-def _over_limit(p: Partition, reservation: Reservation) -> OverLimit | None:
+def over_limit(p: Partition, reservation: Reservation) -> OverLimit | None:
     """A limit that all of it together would exceed."""
     return allowed(limits_of(p, reservation), asked_by(reservation))
 
@@ -194,6 +194,8 @@ def _without_loan(p: Partition, stage: Stage, most: int) -> tuple[ShareSpent | N
     """Where a share is spent, if one is; and how many tasks, up to a number, start before one is."""
     rights = p.entitlements()
     for queue in stage.job.queue.line()[1:]:
+        if rights.of(queue) == rights.whole:
+            continue  # there is nobody it could borrow from
         used = (queue.account.used, queue.account.tasks)
         most = rights.starts_below(rights.of(queue), *used, stage.shape.resources, most)
         if not most:
@@ -209,7 +211,7 @@ def is_bounded(p: Partition, job: Job) -> bool:
 def barred(p: Partition, reservation: Reservation) -> bool:
     """Whether who had no room is not even allowed any more. Then it is passed over, and the next one's turn comes."""
     job = reservation.stage.job
-    if _admit(p, job) is not None or _over_limit(p, reservation) is not None:
+    if _admit(p, job) is not None or over_limit(p, reservation) is not None:
         return True
     return reservation.kind != REPLACE and is_firm(p, job) and _without_loan(p, reservation.stage, 1)[0] is not None
 
