@@ -130,3 +130,23 @@ def test_a_promise_outlives_a_share_that_is_spent_for_now() -> None:
     w.cycle()
     assert w.usage("root.a") == {"cpu": 2} and w.task(low, "s", 0).state == "stopping"
     assert list(w.promises()) == [(high, "s", "new")]
+
+
+def test_a_promise_waits_for_all_whose_room_it_counts_on() -> None:
+    w = World({"queues": {"root": {"a": {}}}})
+    w.node("n", cpu=1)
+    w.node("m", cpu=1)
+    slow = _submit(w, "slow", "root.a")
+    low = _submit(w, "low", "root.a")
+    w.cycle()
+    w.silence("n")
+    w.kill(slow)
+    gang = _submit(w, "gang", "root.a", 2, min=2, priority=1)
+    w.cycle()
+    w.cycle()
+    w.cycle()
+    assert w.task(slow, "s", 0).state == "stopping" and w.task(low, "s", 0).state == "pending"
+    assert list(w.promises()) == [(gang, "s", "new")]
+    w.report(slow, "s", 0, 1, "stopped")
+    w.cycle()
+    assert w.placements(gang) == {("s", 0): "m", ("s", 1): "n"}

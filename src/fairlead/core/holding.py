@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from fairlead.core.forecast import guess
-from fairlead.core.model import Kept, Micros, Stage
+from fairlead.core.model import Kept, Micros, Promise, Stage
 from fairlead.core.nodeindex import Choice
 from fairlead.core.nodes import NodeTable
 from fairlead.core.policy.fit import choose_devices, room
@@ -136,3 +136,10 @@ def stands(p: Partition, kept: Kept) -> bool:
         if not may_take(nodes, row, shape) or room_beside(nodes, join, kept_on(p, join), shape, 0) < 0:
             return False
     return True
+
+
+def is_coming(p: Partition, promise: Promise) -> bool:
+    """Whether somebody still stops on the nodes of a promise: for it, or for another cause, which it counts on too."""
+    return any(
+        each.state == "stopping" for join in promise.nodes for each in p.nodes.allocations[p.nodes.rows[join]].values()
+    ) or any(number in p.allocations for number in promise.victims)

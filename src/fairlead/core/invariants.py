@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fairlead.core.holding import stands
+from fairlead.core.holding import is_coming, stands
 from fairlead.core.lanes import lane_key
 from fairlead.core.lifecycle import JOB, NODE, QUEUE
 from fairlead.core.model import (
@@ -388,7 +388,7 @@ def _check_kept(p: Partition) -> None:
     _need(bool(large) or len(held) <= most, f"{len(held)} nodes are held, {most} may be")
     for promise in p.promises.values():
         stopping = [p.allocations[number] for number in promise.victims if number in p.allocations]
-        _need(bool(stopping), f"nobody stops for the promise to job {promise.job} any more")
+        _need(is_coming(p, promise), f"nobody stops for the promise to job {promise.job} any more")
         _need(all(each.state == "stopping" for each in stopping), f"a victim for job {promise.job} goes on")
     at_work = {job.id: job for job in p.jobs.values() if job.allocations}
     known = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fairlead.core.changes import Released
-from fairlead.core.holding import stands
+from fairlead.core.holding import is_coming, stands
 from fairlead.core.model import Hold, Kept, Micros, Promise, Reservation
 from fairlead.core.outcomes import ask_for_rest
 from fairlead.core.phases.turn import is_admitted, needs_of, over_limit, take_turn, together_of
@@ -70,10 +70,10 @@ def end_kept(plan: Plan) -> None:
 
 
 def end_promises(plan: Plan) -> None:
-    """Let go what is promised to somebody who did not start though all who stopped for it are gone."""
+    """Let go what is promised to somebody who did not start though all whose room it counted on are gone."""
     p = plan.partition
     for promise in list(p.promises.values()):
-        if not any(number in p.allocations for number in promise.victims):
+        if not is_coming(p, promise):
             plan.do(Released(promise.seq, "it did not help", p.now + p.settings.promise_for))
 
 
