@@ -150,3 +150,21 @@ def test_a_promise_waits_for_all_whose_room_it_counts_on() -> None:
     w.report(slow, "s", 0, 1, "stopped")
     w.cycle()
     assert w.placements(gang) == {("s", 0): "m", ("s", 1): "n"}
+
+
+def test_what_stops_already_does_not_count_towards_a_guarantee() -> None:
+    """Two claimants at once would each take what one of them may, and the queue would claim it back, for ever."""
+    queues = {"a": {"guarantee": {"cpu": 5}}, "b": {"guarantee": {"cpu": 2}}}
+    w = World({"queues": {"root": queues}})
+    w.node("n", cpu=4, memory="1Gi")
+    w.node("m", cpu=3, memory="1Gi")
+    _submit(w, "a", "root.a", 6)
+    _submit(w, "b", "root.b", 1)
+    w.cycle()
+    for name, asked in (("one", {"cpu": 1}), ("other", {"cpu": 1, "memory": 1})):
+        _submit(w, name, "root.b", resources=asked)
+    w.cycle()
+    assert len(w.promises()) == 1
+    for _ in range(5):
+        w.cycle()
+    assert w.usage("root.a")["cpu"] == 5 and w.usage("root.b")["cpu"] == 2

@@ -26,7 +26,7 @@ from fairlead.core.policy.victims import (
     surplus,
     without_covered,
 )
-from fairlead.core.ranges import Ranges
+from fairlead.core.ranges import Ranges, count
 from fairlead.core.resources import Vector, add
 from fairlead.core.state import Partition
 
@@ -54,6 +54,22 @@ def preempt(plan: Plan) -> None:
         seen = (reservation.seq, p.room, p.nodes.version, p.holds_version, p.counters.allocation)
         if lane.unclaimed != seen and not _claim(plan, reservation):
             lane.unclaimed = seen
+
+
+def changes_to_come(p: Partition) -> tuple[dict[str, Vector], dict[str, Vector]]:
+    """Queue → what it will have lost when all that stops is gone, and what is promised to those below it."""
+    losing: dict[str, Vector] = {}
+    for allocation in p.allocations.values():
+        if allocation.state == "stopping" and not allocation.rooms:
+            for queue in allocation.stage.job.queue.line():
+                add(losing.setdefault(queue.path, {}), allocation.stage.shape.resources, count(allocation.indices))
+    gaining: dict[str, Vector] = {}
+    for promise in p.promises.values():
+        claimant = p.kept_for(promise)
+        for queue in claimant.stage.job.queue.line() if claimant is not None else ():
+            assert claimant is not None
+            add(gaining.setdefault(queue.path, {}), asked_by(claimant))
+    return losing, gaining
 
 
 def stop_victims(plan: Plan, victims: Iterable[Victim], cause: StopCause = "preempt") -> list[int]:
@@ -173,11 +189,16 @@ class _Claim:
         self.needs = needs_of(reservation)
         self.asked = asked_by(reservation)
         self.binding = self._binding(reservation)
-        self.guaranteed = [
-            queue
-            for queue in self.job.queue.line()
-            if is_unmet(queue.account.used, self.asked, dict(queue.settings.guarantee))
-        ]
+        self._losing, gaining = changes_to_come(p)
+        self._left: dict[str, Vector] = {}
+        """Queue → what it keeps when all that stops is gone."""
+        self.guaranteed: list[Queue] = []
+        for queue in self.job.queue.line():
+            # Others below the queue who are promised room have a part of its guarantee already.
+            used = {**self._left_of(queue)}
+            add(used, gaining.get(queue.path, {}))
+            if is_unmet(used, self.asked, dict(queue.settings.guarantee)):
+                self.guaranteed.append(queue)
         self.most = MOST + 8 * sum(needed for _, needed in self.needs)
         # What stops already will be free before anybody who is stopped now.
         self.base = Future(p)
@@ -194,6 +215,13 @@ class _Claim:
             if any(used.get(name, 0) + self.asked.get(name, 0) > most for name, most in limit.items()):
                 found.append((account, limit, dict(used)))
         return found
+
+    def _left_of(self, queue: Queue) -> Vector:
+        known = self._left.get(queue.path)
+        if known is None:
+            known = self._left[queue.path] = dict(queue.account.used)
+            add(known, self._losing.get(queue.path, {}), -1)
+        return known
 
     def _has_room(self, join: int) -> bool:
         return any(self.base.room(join, stage.shape, 1) for stage, _ in self.needs)
@@ -241,7 +269,7 @@ class _Claim:
         line = self.job.queue.line()
         queues = {
             path: [
-                (level.account.used, dict(level.settings.guarantee))
+                (self._left_of(level), dict(level.settings.guarantee))
                 for level in self.p.queues[path].line()
                 if level not in line and level.settings.guarantee
             ]
