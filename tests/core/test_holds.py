@@ -315,13 +315,14 @@ def test_a_holder_may_start_elsewhere() -> None:
 def test_a_holder_is_served_first_wherever_it_stands() -> None:
     w = World(config=HOLDS)
     jobs = full(w, 1)
-    w.submit(name="gang", stages=[stage()], preemptible=False)
+    w.submit(name="gang", stages=[stage()])
     w.advance(11)
-    w.submit(name="higher", stages=[stage()], priority=5)
+    w.submit(name="first", stages=[stage()])
+    w.prioritise("first", "w")
     w.cycle()
     w.finish(jobs[0])
     w.advance(0)
-    assert w.placements("gang") == {("w", 0): "n0"} and w.job("higher").state == "pending"
+    assert w.placements("gang") == {("w", 0): "n0"} and w.job("first").state == "pending"
 
 
 def test_chains_are_asked_back_from_a_held_node() -> None:

@@ -354,6 +354,7 @@ def _load_job(p: Partition, each: _Job, times: dict[int, int]) -> None:
     job.state, job.priority, job.ended_at, job.reason = each.state, each.priority, each.ended_at, each.reason
     job.stages = tuple(_load_stage(p, job, spec, position, stage) for position, stage in enumerate(each.stages))
     p.jobs[job.id] = job
+    p.count_priority(job.priority, 1)
     for stage, document in zip(job.stages, each.stages, strict=True):
         for one in document.reservations:
             asked = times.setdefault(one.asked, one.asked)

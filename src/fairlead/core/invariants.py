@@ -399,6 +399,10 @@ def _check_kept(p: Partition) -> None:
         if job.queue is queue and job.priority == priority
     }
     _need(at_work.keys() == known.keys(), "the jobs at work are not those that the queues know")
+    priorities: dict[int, int] = {}
+    for job in p.jobs.values():
+        priorities[job.priority] = priorities.get(job.priority, 0) + 1
+    _need(priorities == p.priorities, f"jobs have priorities {priorities}, counted are {p.priorities}")
 
 
 def _check_remembered(p: Partition) -> None:

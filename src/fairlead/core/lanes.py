@@ -65,7 +65,6 @@ class Lane:
         "shapes",
         "size",
         "slept",
-        "starved",
         "text",
         "unclaimed",
         "unheld",
@@ -86,8 +85,6 @@ class Lane:
         """Who found no room when the lane was last looked at: the first one that is allowed to start."""
         self.limited: Reservation | None = None
         """Likewise, who would have been beyond a limit: the first one."""
-        self.starved: tuple[int, int] | None = None
-        """The number of a reservation that was noticed to starve, and since when it does."""
         self.unheld: tuple[object, bool] | None = None
         """What there was when nodes were last looked for, and whether nobody else may have any meanwhile."""
         self.unclaimed: tuple[object, ...] | None = None

@@ -97,6 +97,12 @@ class Partition:
         """The number of a starving reservation → the nodes that are kept for it."""
         self.promises: dict[int, Promise] = {}
         """The number of a reservation → the nodes on which room is being made for it."""
+        self.starving = True
+        """Whether some may starve already, for whom no nodes are held."""
+        self.hungry: Micros = 0
+        """Nobody else begins to before this."""
+        self.priorities: dict[int, int] = {}
+        """How many of the jobs that are known have each priority."""
         self.holds_version = 0
         """Grows with every hold or promise that comes or goes."""
         self.chains: dict[int, dict[int, Allocation]] = {}
@@ -143,6 +149,7 @@ class Partition:
             self.requestors = Requestors(settings.requestors)
         self.settings = settings
         self.forecast = Forecast(self.allocations.values(), self.now) if settings.backfill else None
+        self.starving = True
         self.retime()
         self.look_anew()
 
@@ -349,6 +356,7 @@ class Partition:
         del (self.holds if isinstance(kept, Hold) else self.promises)[kept.seq]
         self.holds_version += 1
         self.nodes.let_go(kept)
+        self.starving = True
         self.wake()
 
     def kept(self, seq: int) -> Hold | Promise | None:
@@ -605,6 +613,14 @@ class Partition:
         entry = self.keys.pop((user, key))
         self.key_of.pop(entry.job, None)
         return entry
+
+    def count_priority(self, priority: int, jobs: int) -> None:
+        """So many more jobs of a priority are known, or fewer."""
+        known = self.priorities.get(priority, 0) + jobs
+        if known:
+            self.priorities[priority] = known
+        else:
+            del self.priorities[priority]
 
     # -- small questions -----------------------------------------------------------------------------------------
 

@@ -39,6 +39,7 @@ class JobAdded(Change, frozen=True, tag="job added"):
         job.manager, job.after, job.whole, job.preemptible = spec.manager, spec.after, spec.whole, spec.preemptible
         job.stages = tuple(new_stage(p, job, position, stage) for position, stage in enumerate(spec.stages))
         p.jobs[self.id] = job
+        p.count_priority(job.priority, 1)
         p.settle(job)
         follow(p, job)
         p.counters.job = max(before, self.number + 1)
@@ -47,6 +48,7 @@ class JobAdded(Change, frozen=True, tag="job added"):
 
     def undo(self, p: Partition, kept: int) -> None:
         job = p.jobs.pop(self.id)
+        p.count_priority(job.priority, -1)
         job.queue.jobs -= 1
         unfollow(p, job)
         for stage in job.stages:
@@ -203,6 +205,8 @@ class JobPrioritised(Change, frozen=True, tag="job prioritised"):
         job = p.jobs[self.job]
         if job.allocations:
             job.queue.end_work(job)
+        p.count_priority(job.priority, -1)
+        p.count_priority(priority, 1)
         job.priority = priority
         if job.allocations:
             job.queue.begin_work(job)
@@ -226,6 +230,7 @@ class JobForgotten(Change, frozen=True, tag="job forgotten"):
         if not job.over or job.allocations:
             raise ValueError(f"job {self.job} has not ended")
         del p.jobs[self.job]
+        p.count_priority(job.priority, -1)
         for stage in stages:
             p.leave_shape(stage.shape)
         p.touched.jobs.pop(self.job, None)
@@ -236,6 +241,7 @@ class JobForgotten(Change, frozen=True, tag="job forgotten"):
         job, stages = kept
         job.stages = stages
         p.jobs[self.job] = job
+        p.count_priority(job.priority, 1)
         p.may_forget(job)
         for stage in job.stages:
             stage.shape = p.take_shape(stage.shape.key)

@@ -22,6 +22,9 @@ from fairlead.core.ranges import count
 from fairlead.core.shape import Shape
 from fairlead.core.state import Partition
 
+FAR: Micros = 2**62
+"""Later than anything."""
+
 Claims = dict[int, list[tuple[Shape, int]]]
 """A node by its join number → the shapes, and how many tasks of each, that claim room there."""
 
@@ -32,20 +35,23 @@ def hold_nodes(plan: Plan) -> None:
     """Hold nodes for those who starve, by priority. Nobody gets any in a cycle in which higher priority was placed."""
     p = plan.partition
     end_kept(plan)
-    if not p.reign.ready or plan.more or not p.settings.hold_for:
+    if not p.reign.ready or plan.more or not p.settings.hold_for or not (p.starving or p.hungry <= p.now):
         return
-    starving = sorted(_starving(p), key=lambda each: _place_of(each[1]))
-    if not starving:
-        return
-    _hold_in_order(plan, starving)
-    for lane, reservation in starving:
-        if reservation.seq not in p.holds:
-            lane.starved = (reservation.seq, starves_at(p, reservation))
+    starving: list[tuple[Lane, Reservation]] = []
+    p.hungry = FAR
+    for lane, reservation in _waiting(p):
+        when = starves_at(p, reservation)
+        if when <= p.now:
+            starving.append((lane, reservation))
+        else:
+            p.hungry = min(p.hungry, when)
+    _hold_in_order(plan, sorted(starving, key=lambda each: _place_of(each[1])))
+    p.starving = any(reservation.seq not in p.holds for _, reservation in starving)
 
 
 def _hold_in_order(plan: Plan, starving: list[tuple[Lane, Reservation]]) -> None:
     p = plan.partition
-    placed = _highest_placed(plan)
+    placed = _highest_placed(plan) if starving else None
     for lane, reservation in starving:
         if any(each.large for each in p.holds.values()):
             return
@@ -91,21 +97,15 @@ def starves_at(p: Partition, reservation: Reservation) -> Micros:
 
 
 def starving_due(p: Partition) -> Iterator[Micros]:
-    """When those who wait begin to starve, if nothing happens before."""
-    if not p.settings.hold_for:
-        return
+    """When somebody may begin to starve, if nothing happens before."""
+    if p.settings.hold_for and p.now < p.hungry < FAR:
+        yield p.hungry
+
+
+def _waiting(p: Partition) -> Iterator[tuple[Lane, Reservation]]:
     for lane in p.lanes.values():
         reservation = lane.no_room
         if reservation is not None and _may_starve(p, lane, reservation):
-            when = starves_at(p, reservation)
-            if lane.starved != (reservation.seq, when):
-                yield when
-
-
-def _starving(p: Partition) -> Iterator[tuple[Lane, Reservation]]:
-    for lane in p.lanes.values():
-        reservation = lane.no_room
-        if reservation is not None and starves_at(p, reservation) <= p.now and _may_starve(p, lane, reservation):
             yield lane, reservation
 
 

@@ -80,6 +80,8 @@ class Turns:
         """Nothing more of this lane: it sleeps until something changes for it, or for who found no room."""
         lane = heappop(self._heap)[2]
         lane.no_room = no_room = no_room or self._no_room.get(lane)
+        if no_room is not None:
+            self.p.hungry = min(self.p.hungry, no_room.waiting_since + self.p.settings.starving_after + 1)
         lane.limited = self._limited.get(lane)
         lane.blocked = no_room if no_room is not None and is_bounded(self.p, no_room.stage.job) else None
         lane.slept = (self.p.room, self.p.nodes.version)

@@ -48,7 +48,7 @@ class Victim:
 def preempt(plan: Plan) -> None:
     p = plan.partition
     end_promises(plan)
-    if not p.reign.ready or plan.more:
+    if not p.reign.ready or plan.more or (len(p.priorities) < 2 and not p.has_guarantees()):
         return
     for lane, reservation in sorted(_claimants(p), key=lambda each: _place_of(each[1])):
         seen = (reservation.seq, p.room, p.nodes.version, p.holds_version, p.counters.allocation)

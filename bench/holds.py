@@ -1,0 +1,129 @@
+"""What holds cost: large gangs among an endless stream of small tasks, for every share of nodes that may be held.
+
+    python -m bench.holds docs/holds.svg
+
+It prints a table, and draws how long the gangs wait against how much of the machine is used. It simulates, so that
+the figures do not depend on the machine it runs on.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+from fairlead.core.config import parse_partition
+from fairlead.core.documents import parse_job
+from fairlead.core.resources import CPU, SECOND
+from fairlead.sim.charts import Line, line_chart, linear
+from fairlead.sim.policies import Policy
+from fairlead.sim.simulation import Simulation
+from fairlead.sim.traces import Arrival, Trace
+from fairlead.sim.traces.base import LeftOut, cpu_node
+
+NODES, CPUS = 20, 4
+HOURS = 6
+GANGS, GANG_RUNS, GANG_EVERY = (2, 12, 6, 16, 8), 600, 1800
+"""Nodes of a gang, one after another, and seconds: how long it runs, and how often one comes."""
+SHORT, LONG = 60, 540
+"""Seconds: how long small tasks run."""
+STARVING = 600
+NAMESPACE = 'xmlns="http://www.w3.org/2000/svg"'
+STYLE = (
+    "<style>text{font:12px sans-serif;fill:#444}.grid{stroke:#ddd}.axis,.tick{stroke:#444}</style>"
+    '<rect width="100%" height="100%" fill="#fff"/>'
+)
+SETTINGS = {"chain": 0, "max_placed": 10_000, "starving_after": STARVING, "hold_for": "2h"}
+
+
+class Cost(NamedTuple):
+    percent: int
+    waited: float
+    """Minutes, the mean of all gangs; one that did not start has waited until the end."""
+    longest: float
+    started: int
+    gangs: int
+    used: float
+    """Percent of the machine, from the first gang on."""
+
+
+def work(seed: int) -> Trace:
+    """Small tasks for a little more than the machine can do beside the gangs."""
+    random = Random(seed)
+    arrivals: list[Arrival] = []
+    now = 0.0
+    while now < HOURS * 3600:
+        cpu = random.choice([1, 1, 2])
+        runs = random.randint(SHORT, LONG)
+        arrivals.append(_arrival(now, f"s{len(arrivals)}", 1, cpu, runs))
+        now += random.expovariate(NODES * CPUS / (4 / 3 * (SHORT + LONG) / 2))
+    for number, at in enumerate(range(GANG_EVERY, HOURS * 3600 - GANG_EVERY, GANG_EVERY)):
+        arrivals.append(_arrival(at, f"g{number}", GANGS[number % len(GANGS)], CPUS, GANG_RUNS))
+    arrivals.sort(key=lambda each: each.at)
+    return Trace("stream", arrivals, [(f"n{at}", cpu_node(CPUS)) for at in range(NODES)], LeftOut())
+
+
+def _arrival(at: float, name: str, count: int, cpu: int, runs: int) -> Arrival:
+    stage = {"name": "w", "count": count, "resources": {"cpu": cpu}, "estimate": runs, "time_limit": LONG + GANG_RUNS}
+    spec = parse_job({"name": name, "user": "user", "stages": [stage]})
+    return Arrival(round(at) * SECOND, name, spec, (runs * SECOND,))
+
+
+def cost(trace: Trace, percent: int, **settings: Any) -> Cost:
+    document = {**SETTINGS, "held_nodes_percent": percent, **settings}
+    simulation = Simulation(trace, Policy("holds", parse_partition(document, "holds")))
+    end = HOURS * 3600 * SECOND
+    simulation.run(end)
+    record = simulation.record
+    waits: list[float] = []
+    started = 0
+    for at, arrival in enumerate(trace.arrivals):
+        if arrival.id.startswith("g"):
+            begun = record.job(at).started
+            started += begun is not None
+            waits.append(((end if begun is None else begun) - arrival.at) / SECOND / 60)
+    return Cost(percent, sum(waits) / len(waits), max(waits), started, len(waits), _used(simulation, end))
+
+
+def _used(simulation: Simulation, end: int) -> float:
+    record = simulation.record
+    first = GANG_EVERY * SECOND
+    total = 0
+    times = [*record.times, end]
+    for at, used in enumerate(record.used):
+        total += used * max(0, min(times[at + 1], end) - max(times[at], first))
+    return 100 * total / (simulation.trace.amount(CPU) * (end - first))
+
+
+def draw(costs: Sequence[Cost]) -> str:
+    longest = max(each.waited for each in costs)
+    low = min(each.used for each in costs)
+    points = [(each.used, each.waited) for each in costs]
+    chart = line_chart(
+        [Line("waits", points)],
+        linear(100, lambda value: f"{value:g} % used", low=low - 1),
+        linear(longest, lambda value: f"{value:g} min"),
+        pointed=False,
+    )
+    head, _, body = chart.partition(">")
+    return f"{head.replace('<svg', f'<svg {NAMESPACE}', 1)}>{STYLE}{body}"
+
+
+def main(arguments: list[str]) -> None:
+    trace = work(1)
+    costs = [cost(trace, percent, hold_large=False) for percent in range(0, 101, 10)]
+    costs_large = cost(trace, 0, hold_large=True)
+    off = cost(trace, 0, hold_for=0)
+    print(f"{'held_nodes_percent':>24} {'mean wait':>10} {'longest':>10} {'started':>9} {'used':>7}")
+    rows = [("no holds", off), *((str(each.percent), each) for each in costs), ("0, hold_large", costs_large)]
+    for name, each in rows:
+        started = f"{each.started}/{each.gangs}"
+        print(f"{name:>24} {each.waited:>6.1f} min {each.longest:>6.1f} min {started:>9} {each.used:>5.1f} %")
+    if arguments:
+        Path(arguments[0]).write_text(draw(costs), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
