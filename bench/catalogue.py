@@ -12,6 +12,7 @@ from bench.joining import joining
 from bench.memory import memory
 from bench.recovery import recovery
 from bench.shares import shares
+from bench.simulating import simulating
 from bench.spawning import spawning
 from bench.steps import steps
 
@@ -25,4 +26,5 @@ CATALOGUE: dict[str, Callable[[float], Iterator[Row]]] = {
     "shares": shares,
     "spawning": spawning,
     "fleet": fleet,
+    "simulating": simulating,
 }

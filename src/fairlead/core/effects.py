@@ -4,7 +4,7 @@ from what is assigned (launch) and what is stopping (stop), so that a restart lo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -91,7 +91,7 @@ Done = Iterable[tuple[Change, Any]]
 """Changes with what their `apply` returned."""
 
 
-def effects_of(p: Partition, done: Done, strays: Iterable[tuple[str, Stop]] = ()) -> list[Effect]:
+def effects_of(p: Partition, done: Done, strays: Sequence[tuple[str, Stop]] = ()) -> list[Effect]:
     """What follows from a cycle's changes: a message a node and a message a manager.
 
     `strays` are attempts that some node runs though they were given up; it is told to stop them.
@@ -105,6 +105,8 @@ def effects_of(p: Partition, done: Done, strays: Iterable[tuple[str, Stop]] = ()
         if p.managers and isinstance(change, TOLD):
             for manager, event in _events(p, change, kept):
                 events.setdefault(manager, []).append(event)
+    if not fresh and not events and not strays:
+        return []
     effects: list[Effect] = list(_for_nodes(p, (p.allocations[n] for n in sorted(fresh) if n in p.allocations)))
     effects = _with_strays(effects, strays)
     effects += [ForManager(manager, tuple(events[manager])) for manager in sorted(events)]

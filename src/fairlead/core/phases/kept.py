@@ -85,8 +85,9 @@ def in_order(p: Partition) -> list[Hold | Promise]:
 
 def kept_due(p: Partition) -> Iterator[Micros]:
     """When holds and promises end, if nothing happens before."""
-    for kept in in_order(p):
-        yield _until(p, kept)
+    if p.nodes.held:
+        for kept in in_order(p):
+            yield _until(p, kept)
 
 
 def held_nodes(p: Partition) -> dict[int, None]:
