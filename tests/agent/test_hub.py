@@ -194,6 +194,46 @@ def test_a_new_connection_takes_the_place_of_the_old_one(tmp_path: Path) -> None
     tell(tmp_path, story)
 
 
+def test_another_agent_of_the_same_name_is_refused_until_the_first_is_lost(tmp_path: Path) -> None:
+    async def story(plant: Plant) -> None:
+        one, other = (msgspec.structs.replace(HELLO, identity=each) for each in ("one", "other"))
+        async with puppet(plant, one) as first:
+            await first.wait_for(wire.Welcome)
+            async with puppet(plant, other) as second:
+                refusal = await second.hear()
+                assert isinstance(refusal, wire.Refusal)
+                assert "another agent speaks for n1" in refusal.problem
+            await first.say(wire.Beat(1, ()))
+            await first.wait_for(wire.Beaten)
+            async with puppet(plant, one) as again:
+                await again.wait_for(wire.Welcome)
+        await plant.until(lambda p: p.nodes.state == ["lost"])
+        async with puppet(plant, other) as second:
+            await second.wait_for(wire.Welcome)
+
+    tell(tmp_path, story, lease="1s")
+
+
+def test_a_fault_in_what_hears_of_ends_makes_the_agent_send_again(tmp_path: Path) -> None:
+    async def story(plant: Plant) -> None:
+        def fail(ended: Any) -> None:
+            raise RuntimeError("no room")
+
+        plant.hub._ended = fail
+        job = await plant.submit(["true"])
+        async with puppet(plant) as one:
+            launch = await one.launched()
+            await one.say(
+                wire.Reports(1, (wire.Report(launch.tasks, "succeeded", 0, ran=(1,), cpu=(1,), memory=(1,)),))
+            )
+            with pytest.raises(ConnectionClosed):
+                while True:
+                    await one.hear()
+        assert await plant.over(job) == "succeeded"
+
+    tell(tmp_path, story)
+
+
 def test_gangs_are_told_where_their_members_are(tmp_path: Path) -> None:
     async def story(plant: Plant) -> None:
         two = msgspec.structs.replace(HELLO, node="n2", address="10.0.0.2")

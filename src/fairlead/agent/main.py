@@ -6,6 +6,7 @@ import asyncio
 import fcntl
 import os
 import random
+import secrets
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
@@ -155,6 +156,7 @@ class Agent:
             book.started("running"),
             book.started("ended"),
             tuple(sorted(set(self._notes.values()))),
+            _identity(self._directory),
         )
         session = Session(_Channel(connection), book, self._logs, self._lease, self._deliver, self._check_epoch)
 
@@ -237,6 +239,15 @@ def _trust(settings: Settings) -> ssl.SSLContext | None:
     if urlsplit(settings.join).scheme not in ("https", "wss"):
         return None
     return ssl.create_default_context(cafile=settings.authority)
+
+
+def _identity(directory: Path) -> str:
+    file = directory / "identity"
+    if not file.exists():
+        fresh = file.with_suffix(".new")
+        fresh.write_text(secrets.token_hex(8))
+        fresh.replace(file)
+    return file.read_text()
 
 
 def _lock(directory: Path) -> int:

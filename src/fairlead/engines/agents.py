@@ -112,6 +112,7 @@ class Agents:
             raise Closed
         check_greeting(hello, peer)
         name = hello.node
+        self._check_identity(reign, hello)
         attached = Attached(name, connection)
         before = reign.attached.get(name)
         if before is not None:
@@ -128,11 +129,22 @@ class Agents:
                 del reign.attached[name]
                 self._log("agent gone", {"partition": partition, "node": name})
 
+    def _check_identity(self, reign: Reign, hello: wire.Hello) -> None:
+        """Two agents of one name would throw each other out, and each would be taken to have lost the other's tasks."""
+        seen = reign.nodes.get(hello.node)
+        if seen is not None and not seen.lost and seen.identity not in ("", hello.identity):
+            ago = f"{monotonic() - seen.heard:.0f} s ago"
+            raise Refused(
+                "node",
+                f"another agent speaks for {hello.node} and was heard {ago}; "
+                "give this one another name, or wait until that one is lost",
+            )
+
     async def _join(self, reign: Reign, attached: Attached, hello: wire.Hello) -> None:
         """The node is there again. First the state hears what runs, then the agent what stands."""
         name, spec = node_of(hello)
         seen = reign.nodes.setdefault(name, Seen(monotonic()))
-        seen.heard, seen.address = monotonic(), hello.address
+        seen.heard, seen.address, seen.identity = monotonic(), hello.address, hello.identity
         known = Blocks((*hello.running, *hello.ended))
         commands: list[AnyCommand] = [AddNode(name=name, spec=spec, operator=True)]
         commands += [command_of(name, wire.Report(tasks, "running")) for tasks in hello.running]
@@ -167,6 +179,7 @@ class Agents:
                         task = asyncio.create_task(self._confirm(partition, attached, message, slots))
                         waiting.add(task)
                         task.add_done_callback(waiting.discard)
+                        task.add_done_callback(attached.cut_if_failed)
                     case wire.Beat():
                         attached.put(wire.Beaten(message.number))
                         await self._compare(reign, attached, message)
@@ -258,6 +271,10 @@ class Agents:
                 continue
             if reign.ready_since is None:
                 reign.ready_since = monotonic()
+            known = reign.attached.keys() | set(own)
+            for node, seen in reign.nodes.items():
+                if node not in known:
+                    seen.lost = True  # it was removed, or called lost by somebody else
             for node in own:
                 seen = reign.nodes.setdefault(node, Seen(monotonic()))
                 late = max(seen.heard, reign.ready_since) + (settings.lease + settings.heartbeat) / SECOND

@@ -63,6 +63,8 @@ class Seen(msgspec.Struct):
     heard: float
     """When it was heard last, by `time.monotonic`."""
     address: str = ""
+    identity: str = ""
+    """Which agent speaks for it; empty if none has in this reign."""
     lost: bool = False
 
 
@@ -84,6 +86,13 @@ class Attached:
         try:
             self.outbox.put_nowait(encode(message))
         except asyncio.QueueFull:
+            self.cut()
+
+    def cut_if_failed(self, task: asyncio.Task[None]) -> None:
+        """What could not be confirmed, by a fault of ours, is sent again over another connection."""
+        fault = None if task.cancelled() else task.exception()
+        if fault is not None:
+            task.get_loop().call_exception_handler({"message": "reports were not confirmed", "exception": fault})
             self.cut()
 
     def cut(self) -> None:

@@ -129,6 +129,8 @@ class Hello(Message, frozen=True, tag=1):
     """Those whose reports were not confirmed: they follow."""
     notes: tuple[str, ...] = ()
     """What a person should know of this node, such as limits that it cannot set."""
+    identity: str = ""
+    """What its directory is known by: the same agent has the same one after a restart."""
 
 
 class Reports(Message, frozen=True, tag=2):
