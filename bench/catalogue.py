@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from bench.deciding import deciding
 from bench.durable import durable
+from bench.e2e import e2e
 from bench.fleet import fleet
 from bench.harness import Row
 from bench.joining import joining
@@ -27,4 +28,5 @@ CATALOGUE: dict[str, Callable[[float], Iterator[Row]]] = {
     "spawning": spawning,
     "fleet": fleet,
     "simulating": simulating,
+    "e2e": e2e,
 }

@@ -17,8 +17,11 @@ LEFT_OUT = "positive_data_acceptance"
 ENDLESS = "watch|events"
 
 
-@pytest.mark.parametrize("examples", [3, pytest.param(200, marks=pytest.mark.long)])
-def test_the_server_keeps_to_its_description(tmp_path: Path, examples: int) -> None:
+@pytest.mark.parametrize(
+    ("examples", "phases"),
+    [(5, "examples,fuzzing"), pytest.param(200, "examples,coverage,fuzzing", marks=pytest.mark.long)],
+)
+def test_the_server_keeps_to_its_description(tmp_path: Path, examples: int, phases: str) -> None:
     bounds = Bounds(failures=1e6, failures_burst=1e6, requests=1e6, burst=1e6)
     with serving(tmp_path, bounds=bounds) as site:
         site.node("n1")
@@ -31,7 +34,7 @@ def test_the_server_keeps_to_its_description(tmp_path: Path, examples: int) -> N
                 str(Path(sys.executable).with_name("schemathesis")),
                 *("run", str(tmp_path / "openapi.json"), "--url", site.url),
                 *("-H", f"Authorization: Bearer {site.owner}"),
-                *("--max-examples", str(examples), "--phases", "examples,coverage,fuzzing"),
+                *("--max-examples", str(examples), "--phases", phases),
                 *("--exclude-checks", LEFT_OUT, "--exclude-path-regex", ENDLESS),
                 *("--seed", "1", "--no-color"),
             ],

@@ -77,7 +77,9 @@ class Reader:
 
     def at(self, key: str) -> str:
         """The field of a key, which may be anybody's: kept short and on one line."""
-        key = printable(key, 100)
+        # Nearly always it is one of ours, which needs no look at each character.
+        if not (key.isascii() and key.isidentifier() and len(key) <= 100):
+            key = printable(key, 100)
         return f"{self.field}.{key}" if self.field else key
 
     def get(self, key: str, default: object = None) -> object:

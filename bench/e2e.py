@@ -1,0 +1,107 @@
+"""The whole way, with the real program: from submit to the end of processes, and from submit to the start of one.
+
+`fairlead up` runs on a data directory of its own. Every task is a process that is supervised, limited and logged. The
+floor is what two plain processes can start and await in the same minute.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from time import perf_counter, sleep, time
+
+from bench.harness import Row
+from fairlead.client import Client
+
+TASKS = 10_000
+LONE = 200
+QUEUED = 100_000
+SLOTS = 64
+"""Tasks that may run at a time."""
+FAIRLEAD = [sys.executable, "-c", "from fairlead.cli import main; main()"]
+PLAIN = """
+import os, sys
+for _ in range(int(sys.argv[1])):
+    os.waitpid(os.posix_spawn("/bin/true", ("/bin/true",), os.environ), 0)
+"""
+TRUE = {"command": ["/bin/true"], "resources": {"cpu": 1}}
+
+
+def e2e(scale: float) -> Iterator[Row]:
+    tasks, lone = max(20, round(TASKS * scale)), max(5, round(LONE * scale))
+    with tempfile.TemporaryDirectory() as folder:
+        began = perf_counter()
+        server, client = _up(Path(folder))
+        try:
+            client.wait(client.submit(["/bin/true"]))
+            yield Row("fairlead up, to the end of the first task", perf_counter() - began, "s", 2.0)
+            waits = sorted(_lone(client) for _ in range(lone))
+            yield Row("submit to start of one process, median", 1_000 * waits[lone // 2], "ms", 4.0)
+            yield Row("submit to start of one process, 99 of 100", 1_000 * waits[lone * 99 // 100], "ms", 10.0)
+            floor = _floor(tasks)
+            for what, run in (("one array", _array), ("as many jobs", _jobs)):
+                rate = tasks / run(client, tasks)
+                yield Row(
+                    f"processes from submit to all ended, {what}",
+                    rate,
+                    "/s",
+                    1_552,
+                    True,
+                    rate / floor,
+                    "two plain processes",
+                    f"{tasks:,} of /bin/true; the floor was {floor:,.0f} /s",
+                )
+            client.submit(document={"stages": [{**TRUE, "count": QUEUED, "min": 1, "resources": {"cpu": 10**6}}]})
+            pages = int(Path(f"/proc/{server.pid}/statm").read_text().split()[1])
+            memory = pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+            yield Row(f"memory of the server, {QUEUED:,} tasks queued in an array", memory, "MiB", 100.0)
+        finally:
+            client.close()
+            subprocess.run([*FAIRLEAD, "down", "--kill", "--data", folder], check=True, stdout=subprocess.DEVNULL)
+            server.wait()
+
+
+def _up(folder: Path) -> tuple[subprocess.Popen[str], Client]:
+    options = ["--data", str(folder), "--port", "0", "--json", "--resource", f"cpu={SLOTS}", "--resource", "memory=8Gi"]
+    server = subprocess.Popen([*FAIRLEAD, "up", *options], stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    url = json.loads(server.stdout.readline())["url"]
+    return server, Client(url, (folder / "token").read_text().strip())
+
+
+def _lone(client: Client) -> float:
+    """Seconds from before a submit to when its process looks at the clock. The answer to the submit was awaited."""
+    before = time()
+    job = client.submit(["/bin/date", "+%s.%N"], resources={"cpu": 1})
+    answered = time()
+    client.wait(job)
+    started = float(b"".join(client.log(job)))
+    return max(started, answered) - before
+
+
+def _array(client: Client, tasks: int) -> float:
+    job = client.wait(client.submit(document={"stages": [{**TRUE, "count": tasks, "min": 1}]}))
+    assert job.state == "succeeded" and job.ended is not None
+    return job.ended - job.submitted
+
+
+def _jobs(client: Client, tasks: int) -> float:
+    began = time()
+    items = client.submit_many([{"name": "one", "stages": [TRUE]} for _ in range(tasks)])
+    assert all(item.job for item in items)
+    while any(True for _ in client.jobs(state=["pending", "running"], limit=1)):
+        sleep(0.02)
+    return time() - began
+
+
+def _floor(tasks: int) -> float:
+    began = perf_counter()
+    plain = [subprocess.Popen([sys.executable, "-S", "-E", "-c", PLAIN, str(tasks // 2)]) for _ in range(2)]
+    for each in plain:
+        each.wait()
+    return tasks / (perf_counter() - began)
