@@ -575,6 +575,7 @@ class Partition:
             self.short.pop((stage.job.id, stage.position), None)
         else:
             self.short[stage.job.id, stage.position] = since
+            self.starving = True  # those who replace the lost ones may have waited for too long already
 
     def _resort(self, job: Job) -> None:
         """Only `fair` looks at what runs; in the other orders everybody keeps its place."""
