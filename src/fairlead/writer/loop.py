@@ -70,7 +70,11 @@ class Writer:
 
     def take_over(self, other: Writer) -> None:
         """Say what another one said of the same state: a lane that slept there sleeps here until something changes."""
-        self.reasons, self._said = other.reasons, other._said
+        self.reasons, self._said = dict(other.reasons), {}
+        for key in self.reasons:  # lanes are known by their shapes, and those are others here
+            lane = self._lane_of(*key)
+            if lane is not None:
+                self._said.setdefault(lane, []).append(key)
 
     def _remember(self, decided: Cycle) -> None:
         """Keep what was said. A lane that sleeps is not looked at, and what was said of its head still holds."""
