@@ -171,10 +171,11 @@ class Agent:
             task = Task(launch.job, launch.number, launch.stage, index)
             if (task, launch.attempt) in self.known:
                 continue
+            self.known.add((task, launch.attempt))
             if self.has("refuse"):
+                # For good: if it is sent again before the server has heard of it, it must not be started either.
                 self._report(task, launch.attempt, "refused", reason="not now")
                 continue
-            self.known.add((task, launch.attempt))
             live = Live(task, launch.attempt, launch.devices[at * per_task : (at + 1) * per_task])
             begun.append(index)
             self.wires.started(self, live)
