@@ -42,9 +42,7 @@ _SNAPSHOTS_SCHEMA = {
     "chain BLOB NOT NULL, digest BLOB NOT NULL, payload BLOB NOT NULL, PRIMARY KEY (stream, seq)) "
     "WITHOUT ROWID",
 }
-_APPEND = (
-    "INSERT INTO records SELECT ?1, ?2, ?3, ?4, ?5 WHERE EXISTS (SELECT 1 FROM reigns WHERE stream = ?1 AND epoch = ?3)"
-)
+_APPEND = "INSERT INTO records SELECT ?, ?, ?, ?, ? WHERE EXISTS (SELECT 1 FROM reigns WHERE stream = ? AND epoch = ?)"
 
 _GENESIS = bytes(16)
 _KEPT_SNAPSHOTS = 2
@@ -147,7 +145,7 @@ class SqliteJournal:
             raise self._refusal(stream, epoch, seq)
         digest = _digest(b"fairlead-record", tail.digest, stream, (seq, epoch), payload)
         with self._file.writing(f"stream {stream!r}: record {seq}"):
-            written = self._file.run(_APPEND, (stream, seq, epoch, digest, payload)).rowcount
+            written = self._file.run(_APPEND, (stream, seq, epoch, digest, payload, stream, epoch)).rowcount
         if not written:
             raise self._refusal(stream, epoch, seq)
         mark = Mark(seq, epoch, digest)
@@ -354,9 +352,9 @@ class SqliteJournal:
                 (stream, seq, born, chain, digest, payload),
             )
             file.run(
-                "DELETE FROM snapshots WHERE stream = ?1 AND seq NOT IN "
-                "(SELECT seq FROM snapshots WHERE stream = ?1 ORDER BY seq DESC LIMIT ?2)",
-                (stream, _KEPT_SNAPSHOTS),
+                "DELETE FROM snapshots WHERE stream = ? AND seq NOT IN "
+                "(SELECT seq FROM snapshots WHERE stream = ? ORDER BY seq DESC LIMIT ?)",
+                (stream, stream, _KEPT_SNAPSHOTS),
             )
 
     def prune(self, stream: str, upto: int) -> None:
