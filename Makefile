@@ -35,10 +35,10 @@ test: $(READY) ## format check, lint, types and tests
 	$(PY) -m ruff format --check
 	$(PY) -m ruff check
 	$(PY) -m mypy
-	$(PY) -m pytest -n 2
+	$(PY) -m pytest -n 2 --dist worksteal
 
 test-long: $(READY) ## every test, the long ones too
-	$(PY) -m pytest -n 2 -m ""
+	$(PY) -m pytest -n 2 --dist worksteal -m ""
 
 soak: $(READY) ## simulate trouble, seed after seed, until Ctrl-C or a failure; SOAK="--profile storm --first 1000"
 	$(PY) -m fairlead.sim.soak $(SOAK)
