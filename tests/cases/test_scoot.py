@@ -2,7 +2,7 @@
 
 A class is a queue among its siblings, a worker a slot, a load percent a share. Rows with an id are published cases;
 the others are further rows of the same upstream tables, or follow from the same rules. `NOT_OURS` names the published
-cases that are decided otherwise here, or that belong to a phase still to come.
+cases that are decided otherwise here.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ residue-02 residue-04 select-01 select-03 select-05 duration-01 stop-02
 """.split()
 
 NOT_OURS = {
-    "rebalance-trigger-02": "when to rebalance comes with its phase; the arithmetic has the spread only",
-    "stop-02": "dropping stops that no start needs comes with the phase of rebalance",
     "select-03": "of jobs with equally many running, the one that asked first goes first (`as select-03`)",
     "duration-01": "an estimate is what the job says; past durations are not averaged",
 }
@@ -377,6 +375,37 @@ def test_select(jobs: str, slots: int, expected: str) -> None:
     assert order == expected.split()
 
 
+# -- when loans are taken back -----------------------------------------------------------------------------------
+
+
+def lent(threshold: int, after: str, waiting: int) -> tuple[int, int]:
+    """All slots are lent to one class; the other one, with 90 percent, has so many waiting. Both after 1000 s."""
+    w = World({"unit": "slots", "rebalance_threshold": threshold, "rebalance_after": after})
+    w.queue("root.small", share=10)
+    w.queue("root.large", share=90)
+    w.nodes(10, cpu=1)
+    for queue, tasks in (("small", 10), ("large", waiting)):
+        stages = [{"count": tasks, "min": 1, "resources": {"cpu": 1}}]
+        w.submit(queue=f"root.{queue}", stages=stages) if tasks else None
+        w.advance(1)
+    w.advance(1_000)
+    queues = w.partition().queues
+    return queues["root.small"].account.tasks, queues["root.large"].account.tasks
+
+
+@pytest.mark.parametrize(
+    ("threshold", "after", "waiting", "expected"),
+    [
+        pytest.param(0, "4min", 20, (10, 0), id="rebalance-trigger-02"),
+        pytest.param(10, "0s", 20, (10, 0), id="as rebalance-trigger-02, without a duration"),
+        pytest.param(10, "4min", 20, (1, 9), id="both positive"),
+        pytest.param(10, "4min", 0, (10, 0), id="stop-02"),
+    ],
+)
+def test_when_loans_are_taken_back(threshold: int, after: str, waiting: int, expected: tuple[int, int]) -> None:
+    assert lent(threshold, after, waiting) == expected
+
+
 # -- which class ------------------------------------------------------------------------------------------------
 
 REQUESTORS = """
@@ -412,7 +441,15 @@ def test_class_lookup(user: str, queue: str, matched: str) -> None:
 
 TESTED = {row[0] for row in STARTS} | {row[0] for row in REBALANCES} | {"rebalance-02", "work-conserving-property"}
 TESTED |= {"normalise-02", "normalise-04", "targets-02", "targets-04", "spread-01", "spread-03"}
-TESTED |= {"select-01", "select-05", "class-lookup-02", "class-lookup-04", "class-lookup-06"}
+TESTED |= {
+    "rebalance-trigger-02",
+    "stop-02",
+    "select-01",
+    "select-05",
+    "class-lookup-02",
+    "class-lookup-04",
+    "class-lookup-06",
+}
 
 
 def test_every_published_case_is_tested_or_named() -> None:

@@ -640,6 +640,21 @@ def test_what_a_job_was_given_in_vain_makes_no_chain_longer() -> None:
     assert ahead_of(w, job) == [2, 3, 4, 5]
 
 
+@pytest.mark.timeout(60)
+def test_who_refuses_what_is_sent_ahead_is_not_sent_it_again_and_again() -> None:
+    """The first task runs; those behind it are refused. All of this happens at one instant."""
+    w = world(chain="20s")
+    w.submit(name="j", stages=array(30, duration=1))
+    w.advance(2.5)
+    assert ahead_of(w, "j")
+    w.refuse_launches("n0")
+    w.advance(12)  # the chain runs low, and gets more
+    for _ in range(5):
+        w.cycle()
+    decided = w.cluster.writers["default"].turn([], w.now)
+    assert not decided.changes
+
+
 # -- restarts and odd reports ------------------------------------------------------------------------------------
 
 

@@ -153,6 +153,9 @@ def _take(plan: Plan, allocation: Allocation, block: tuple[int, ...], command: R
     elif state == "failed":
         fail(plan, allocation, block, reason or f"exit code {command.exit_code}", command.exit_code)
     elif allocation.state == "assigned" and (allocation.rooms or allocation.cause):
+        if not allocation.cause and allocation.stage.ran is not None:
+            # Who does not want what is sent ahead would be sent it again and again: only when more tasks prove quick.
+            plan.do(Measured(allocation.stage.job.id, allocation.stage.position, None))
         hand_back(plan, allocation, block, reason or f"node {command.node} did not start it")
     elif state == "refused" and allocation.state == "assigned":
         plan.note("launch refused", count(block))
