@@ -183,11 +183,11 @@ class Fleet:
             self._held[node].append(launch)
             return
         block = _running(node, launch)
+        if self._has_had(block):
+            return  # sent again: (task, attempt) is started once, and who has taken it does not refuse it any more
         if node in self._refusing:
             self._at(now, block.report("refused", reason=f"node {node} refused the launch"))
             return
-        if self._has_had(block):
-            return  # sent again: (task, attempt) is started once
         if launch.rooms:
             line = self._line(block) or self._new_line(node, launch.chain)
             line.rooms = launch.rooms
