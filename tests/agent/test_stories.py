@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -218,7 +219,7 @@ def test_a_gang_adds_up_in_a_ring(tmp_path: Path) -> None:
 def test_members_of_a_gang_wait_for_each_other(tmp_path: Path) -> None:
     """Each notes that it is there, waits for all, and then looks who is."""
     there = f"touch {tmp_path}/member.$RANK; sleep 0.$RANK"
-    script = f"{there}; {sys.executable} -m fairlead.gang 30 && ls {tmp_path} | grep -c member"
+    script = f"{there}; {shlex.quote(sys.executable)} -m fairlead.gang 30 && ls {tmp_path} | grep -c member"
 
     async def story() -> None:
         async with plant_with_agent(tmp_path) as (plant, _):

@@ -288,10 +288,21 @@ class _Shared:
                         self._hear(event)
                     if self._is_over():
                         break
+                self._look()
             except Problem:
                 following.set()
                 threading.Event().wait(0.5)
-            self._look()
+            except RuntimeError as closed:  # the client was closed: nothing will be heard any more
+                following.set()
+                self._give_up(closed)
+                return
+
+    def _give_up(self, why: Exception) -> None:
+        with self._lock:
+            given_up = [*self._sent, *self._open.values()]
+            self._open.clear()
+        for future in given_up:
+            _settle(future, error=why)
 
     def _hear(self, event: bytes) -> None:
         fields = dict(line.split(b": ", 1) for line in event.split(b"\n") if b": " in line)
