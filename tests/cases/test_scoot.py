@@ -455,3 +455,11 @@ TESTED |= {
 def test_every_published_case_is_tested_or_named() -> None:
     assert not TESTED & set(NOT_OURS)
     assert set(PUBLISHED) == TESTED & set(PUBLISHED) | set(NOT_OURS)
+
+
+def test_who_names_its_queue_matches_nothing() -> None:
+    w = World({"queues": {"root": {"a": {}}}, "requestors": [{"match": "", "queue": "root.a"}]})
+    w.node("n", cpu=1)
+    w.submit(name="j", queue="root.a", stages=[{"resources": {"cpu": 1}}])
+    w.cycle()
+    assert w.job("j").matched is None

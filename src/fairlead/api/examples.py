@@ -44,6 +44,7 @@ JOB_ANSWER = {
     "waiting_since": None,
     "ended": None,
     "reason": "",
+    "matched": None,
     "stages": [STAGE_ANSWER],
 }
 TASK_ANSWER = {

@@ -270,6 +270,8 @@ def show(job: JobName, partition: Partition = "", as_json: AsJson = False) -> No
     typer.echo(f"job {found.id} ({found.name}) of {found.user} in {found.queue}: {found.state}", nl=False)
     typer.echo(f", {found.reason}" if found.reason else "")
     lasted_for = (found.ended or time.time()) - found.submitted
+    if found.matched is not None:
+        typer.echo(f"in that queue because its user matches {found.matched!r}")
     typer.echo(f"submitted {ago(found.submitted)} ago, {'lasted' if found.over else 'for'} {lasted(lasted_for)}")
     for stage in found.stages:
         asked = amounts(stage.resources)

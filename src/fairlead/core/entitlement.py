@@ -62,10 +62,6 @@ class Entitlements:
     def loaned(self, queue: Queue) -> int:
         return max(0, self.used(queue) - self.of(queue))
 
-    def percent(self, part: int) -> float:
-        """For people to read; no decision may depend on it."""
-        return 100 * part / self.whole if self.whole else 0.0
-
     def _look(self, queue: Queue) -> tuple[int, int]:
         known = self._of.get(queue.path)
         if known is None:

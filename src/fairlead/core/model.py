@@ -105,8 +105,8 @@ class JobSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     gang: Gang = "stage"
     preemptible: bool = True
     manager: str = ""
-    matched: str = ""
-    """The requestor pattern that chose the queue, if one did."""
+    matched: str | None = None
+    """The requestor pattern that chose the queue, if one did; the empty one matches everybody."""
 
     @property
     def whole(self) -> bool:

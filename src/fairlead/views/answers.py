@@ -58,6 +58,7 @@ def job_answer(p: Partition, job: Job) -> wire.Job:
         ended=optional_seconds(job.ended_at),
         reason=view.reason,
         stages=[_stage_answer(stage) for stage in job.stages],
+        matched=view.matched,
     )
 
 

@@ -27,8 +27,8 @@ class JobView(msgspec.Struct, frozen=True):
     name: str
     user: str
     queue: str
-    matched: str
-    """The requestor pattern that chose the queue; empty if the job named it, or it is the default."""
+    matched: str | None
+    """The requestor pattern that chose the queue; None if the job named it, or it is the default."""
     state: str
     priority: int
     submitted: float

@@ -75,8 +75,8 @@ def figures_of(rights: Entitlements, queue: Queue) -> QueueFigures:
     whole = rights.shared(queue.parent) if queue.parent is not None else 1
     share = 100 * rights.share(queue) / whole if whole else 100 / len(siblings)
     used = rights.used(queue)
-    loan = max(0, used - rights.of(queue))
-    return QueueFigures(share, rights.percent(rights.of(queue)), rights.percent(used), rights.percent(loan))
+    parts = (rights.of(queue), used, rights.loaned(queue))
+    return QueueFigures(share, *(100 * part / rights.whole if rights.whole else 0.0 for part in parts))
 
 
 class Shares(Collector):

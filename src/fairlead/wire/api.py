@@ -184,6 +184,8 @@ class Job(Answer, frozen=True, kw_only=True):
     ended: float | None
     reason: str
     stages: list[Stage]
+    matched: str | None = None
+    """The requestor pattern that chose the queue, if one did."""
 
     @property
     def over(self) -> bool:

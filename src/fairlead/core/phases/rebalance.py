@@ -57,7 +57,11 @@ def _claimants(p: Partition, child: Queue) -> Iterator[tuple[Lane, Reservation]]
     found = [lane for lane in p.lanes.values() if child in lane.queue.line()]
     for lane in sorted(found, key=lambda lane: (lane.queue.path, lane.text)):
         reservation = lane.no_room
-        if reservation is None or lane.slept is None or reservation.stage.reservations[reservation.kind] is None:
+        if (
+            reservation is None
+            or lane.slept is None
+            or reservation.stage.reservations[reservation.kind] is not reservation
+        ):
             continue
         if p.kept(reservation.seq) is None and is_admitted(p, reservation.stage.job):
             yield lane, reservation
