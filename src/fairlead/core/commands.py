@@ -80,6 +80,32 @@ class RemoveNode(Command, frozen=True, tag="remove node"):
     name: str
 
 
+# -- pools -------------------------------------------------------------------------------------------------------
+
+
+class FailOrder(Command, frozen=True, tag="fail order"):
+    """Ordered nodes will not come: those named, or all that have yet to come."""
+
+    pool: str
+    order: int
+    reason: str
+    names: tuple[str, ...] = ()
+
+
+class MovePool(Command, frozen=True, tag="move pool"):
+    """Pause a pool, so that it neither grows nor shrinks by itself, or let it go on at once."""
+
+    pool: str
+    action: Literal["pause", "resume"]
+
+
+class ScalePool(Command, frozen=True, tag="scale pool"):
+    """Order nodes, or give back those that are idle, until the pool has so many. It goes on by itself from there."""
+
+    pool: str
+    nodes: int
+
+
 # -- jobs --------------------------------------------------------------------------------------------------------
 
 
@@ -204,6 +230,9 @@ AnyCommand = (
     | UpdateNode
     | MoveNode
     | RemoveNode
+    | FailOrder
+    | MovePool
+    | ScalePool
     | Submit
     | Scale
     | Kill

@@ -85,7 +85,22 @@ class ForManager(msgspec.Struct, frozen=True, gc=False, tag="for manager"):
     events: tuple[Event, ...]
 
 
-Effect = ForNode | ForManager
+class NodesOrdered(msgspec.Struct, frozen=True, gc=False):
+    """Bring nodes of these names. The order's number is never used again, nor are the names."""
+
+    order: int
+    names: tuple[str, ...]
+
+
+class ForPool(msgspec.Struct, frozen=True, gc=False, tag="for pool"):
+    """For who brings the nodes of a pool: what to bring, and which nodes to take away, by name."""
+
+    pool: str
+    orders: tuple[NodesOrdered, ...] = ()
+    unwanted: tuple[str, ...] = ()
+
+
+Effect = ForNode | ForManager | ForPool
 
 Done = Iterable[tuple[Change, Any]]
 """Changes with what their `apply` returned."""

@@ -490,9 +490,40 @@ class PoolSettings(msgspec.Struct, frozen=True, array_like=True):
     provider: str = ""
 
 
+Meant = tuple[int, str, int, int, int]
+"""Whom room on an ordered node is for: the reservation's number, its job, stage and kind, and how many tasks."""
+
+OrderCause = Literal["demand", "spare", "hand"]
+
+
 class Pool(msgspec.Struct, eq=False):
     name: str
     settings: PoolSettings
+    paused: bool = False
+    """Somebody wants it to stay as it is."""
+    paused_until: Micros = 0
+    """Nothing is ordered before this, because an order failed."""
+    problem: str = ""
+    """Why the last order failed, until one has come."""
+    grew: Micros | None = None
+    shrank: Micros | None = None
+    """When it was last told to."""
+
+    @property
+    def elastic(self) -> bool:
+        """Whether there is somebody who brings its nodes and takes them away."""
+        return bool(self.settings.provider)
+
+
+class NodeOrder(msgspec.Struct, eq=False):
+    """Nodes that a pool was asked for. It is over when the last has come, or is not expected any more."""
+
+    number: int
+    pool: str
+    since: Micros
+    cause: OrderCause
+    coming: dict[str, tuple[Meant, ...]]
+    """The names of the nodes that have yet to come, and what each is meant for."""
 
 
 class Manager(msgspec.Struct, eq=False):
