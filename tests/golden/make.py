@@ -29,12 +29,14 @@ from fairlead.core.commands import (
     Kill,
     MarkReady,
     MoveNode,
+    MovePool,
     MoveQueue,
     RegisterManager,
     RemoveNode,
     RemovePartition,
     Report,
     Scale,
+    ScalePool,
     SetPriority,
     Submit,
     UpdateManager,
@@ -236,6 +238,16 @@ def play(s: Script) -> None:
         RemoveNode(name="c1", operator=True),
     )
     manage(s)
+    # Nodes are ordered for what waits; one comes, the others do not; a pool is paused, and scaled by hand.
+    s.turn(MovePool(pool="gpu", action="pause", operator=True))
+    s.turn(MovePool(pool="gpu", action="resume", operator=True), ScalePool(pool="gpu", nodes=4, operator=True))
+    s.keep()
+    coming = [name for order in s.p.orders.values() for name in order.coming]
+    resources = {"cpu": 8, "gpu": 2}
+    s.turn(node(coming[0], resources=resources, labels={"rack": "r1"}, taints=["gpu"], pool="gpu"))
+    s.keep()
+    s.turn(after=HOUR)
+    s.keep()
     s.turn(submit("gone", {**ARRAY, "queue": "root.old"}), Kill(job="next", operator=True))
     s.turn(Kill(job="gone", operator=True), MoveQueue(queue="root.ci", action="stop", operator=True))
     s.turn(MoveQueue(queue="root.ci", action="start", operator=True), Kill(job="lint", operator=True, key="k2"))

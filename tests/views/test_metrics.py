@@ -418,7 +418,7 @@ def test_cycle_time_by_phase_and_journal_latency() -> None:
     w = Watched()
     w.node("n1", cpu=1)
     w.cycle()
-    once = dict.fromkeys(["intake", "expiry", "match", "holds", "preempt", "seal", "encode"], 1)
+    once = dict.fromkeys(["intake", "expiry", "match", "holds", "preempt", "demand", "seal", "encode"], 1)
     assert w.figures("cycle_seconds_count") == once
     assert w.figure("journal_append_seconds_count") == 1
     w.cycle()  # changes nothing, so that nothing is written
@@ -441,11 +441,12 @@ class Clockwork:
 def test_times_are_those_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     w = Watched()
     w.node("n1", cpu=1)
-    monkeypatch.setattr("fairlead.writer.clock.perf_counter", Clockwork(100, 1, 2, 4, 8, 16, 32, 64, 128))
+    monkeypatch.setattr("fairlead.writer.clock.perf_counter", Clockwork(100, 1, 2, 4, 8, 16, 32, 64, 128, 256))
     w.cycle()
     taken = {labels: round(value) for labels, value in w.figures("cycle_seconds_sum").items()}
-    assert taken == {"intake": 1, "expiry": 2, "match": 4, "holds": 8, "preempt": 16, "seal": 32, "encode": 64}
-    assert round(w.figure("journal_append_seconds_sum")) == 128
+    phases = ("intake", "expiry", "match", "holds", "preempt", "demand", "seal", "encode")
+    assert taken == {phase: 2**at for at, phase in enumerate(phases)}
+    assert round(w.figure("journal_append_seconds_sum")) == 256
 
 
 def writer_with(metrics: Metrics, journal: MemoryJournal) -> Writer:

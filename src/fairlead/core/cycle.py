@@ -13,6 +13,7 @@ from fairlead.core.commands import Answer, AnyCommand
 from fairlead.core.effects import Effect, effects_of
 from fairlead.core.model import Micros
 from fairlead.core.phases.chains import chain, pass_rooms
+from fairlead.core.phases.demand import demand
 from fairlead.core.phases.expiry import due, expiry
 from fairlead.core.phases.holds import hold_nodes
 from fairlead.core.phases.intake import intake
@@ -44,7 +45,7 @@ class Cycle(msgspec.Struct):
 
 
 def run(partition: Partition, commands: Sequence[AnyCommand], now: Micros, watch: Watch = lambda phase: None) -> Cycle:
-    """Take the commands, let time pass, place what can be placed, and make room for those who need it."""
+    """Take the commands, let time pass, place what can be placed, make room for those who need it, order what lacks."""
     plan = Plan(partition, now)
     try:
         answers = intake(plan, commands)
@@ -63,6 +64,8 @@ def run(partition: Partition, commands: Sequence[AnyCommand], now: Micros, watch
             shares(plan)
             preempt(plan)
             watch("preempt")
+            demand(plan)
+            watch("demand")
         invariants.check_touched(partition)
     except BaseException:
         # A fault of ours: the state is as it was, and the writer says so instead of writing half a truth.

@@ -25,6 +25,9 @@ from fairlead.core.model import (
     JobState,
     KeptKey,
     Manager,
+    Meant,
+    NodeOrder,
+    OrderCause,
     Pending,
     Place,
     Pool,
@@ -59,6 +62,7 @@ class _Reservation(msgspec.Struct, frozen=True, array_like=True):
     """It speaks for all stages of the job, and is written with the first."""
     unheld_until: int = 0
     unclaimed_until: int = 0
+    orders: int = 0
 
 
 class _Stage(msgspec.Struct, frozen=True, array_like=True):
@@ -121,6 +125,25 @@ class _Hold(_Kept, frozen=True, array_like=True):
 
 class _Promise(_Kept, frozen=True, array_like=True):
     victims: tuple[int, ...]
+    ordered: bool = False
+
+
+class _Order(msgspec.Struct, frozen=True, array_like=True):
+    number: int
+    pool: str
+    since: int
+    cause: OrderCause
+    coming: tuple[tuple[str, tuple[Meant, ...]], ...]
+
+
+class _Pool(msgspec.Struct, frozen=True, array_like=True):
+    name: str
+    settings: PoolSettings
+    paused: bool = False
+    paused_until: int = 0
+    problem: str = ""
+    grew: int | None = None
+    shrank: int | None = None
 
 
 class _Queue(msgspec.Struct, frozen=True, array_like=True):
@@ -148,7 +171,7 @@ class _Document(msgspec.Struct, frozen=True, array_like=True):
     settings: PartitionSettings
     counters: Counters
     queues: tuple[_Queue, ...]
-    pools: tuple[tuple[str, PoolSettings], ...]
+    pools: tuple[_Pool, ...]
     nodes: tuple[msgspec.Raw, ...]
     jobs: tuple[msgspec.Raw, ...]
     allocations: tuple[msgspec.Raw, ...]
@@ -158,6 +181,9 @@ class _Document(msgspec.Struct, frozen=True, array_like=True):
     avoided: tuple[NodeAvoided, ...] = ()
     holds: tuple[_Hold, ...] = ()
     promises: tuple[_Promise, ...] = ()
+    orders: tuple[_Order, ...] = ()
+    idle: tuple[tuple[int, int], ...] = ()
+    unwanted: tuple[tuple[int, int], ...] = ()
 
 
 class NotADump(Exception):
@@ -186,7 +212,10 @@ def dump(p: Partition) -> bytes:
                 _Queue(path, p.queues[path].settings, p.queues[path].state, p.queues[path].uneven_since)
                 for path in sorted(p.queues)
             ),
-            tuple((name, p.pools[name].settings) for name in sorted(p.pools)),
+            tuple(
+                _Pool(name, each.settings, each.paused, each.paused_until, each.problem, each.grew, each.shrank)
+                for name, each in sorted(p.pools.items())
+            ),
             _packed(as_added(p, join) for join in sorted(p.nodes.rows)),
             _packed(_dump_job(job) for job in sorted(p.jobs.values(), key=lambda job: job.number)),
             _packed(_dump_allocation(p.allocations[number]) for number in sorted(p.allocations)),
@@ -202,9 +231,15 @@ def dump(p: Partition) -> bytes:
                 for _, each in sorted(p.holds.items())
             ),
             tuple(
-                _Promise(each.seq, each.job, each.stage, each.kind, each.places, each.since, each.victims)
+                _Promise(each.seq, each.job, each.stage, each.kind, each.places, each.since, each.victims, each.ordered)
                 for _, each in sorted(p.promises.items())
             ),
+            tuple(
+                _Order(number, each.pool, each.since, each.cause, tuple(each.coming.items()))
+                for number, each in sorted(p.orders.items())
+            ),
+            tuple(sorted(p.idle.items())),
+            tuple(sorted(p.unwanted.items())),
         )
     )
 
@@ -253,6 +288,7 @@ def _dump_stage(stage: Stage) -> _Stage:
                 each.whole,
                 each.unheld_until,
                 each.unclaimed_until,
+                each.orders,
             )
             for each in stage.reservations
             if each is not None and each.stage is stage
@@ -298,7 +334,10 @@ def _load(document: _Document) -> Partition:
         p.add_queue(queue.path, queue.settings)
         p.move_queue(queue.path, queue.state)
         p.mark_uneven(p.queues[queue.path], queue.uneven_since)
-    p.pools = {name: Pool(name, settings) for name, settings in document.pools}
+    p.pools = {
+        each.name: Pool(each.name, each.settings, each.paused, each.paused_until, each.problem, each.grew, each.shrank)
+        for each in document.pools
+    }
     for node in document.nodes:
         _decode_node(node).apply(p)
     for avoided in document.avoided:
@@ -330,7 +369,13 @@ def _load(document: _Document) -> Partition:
     for hold in document.holds:
         p.keep(Hold(hold.seq, hold.job, hold.stage, hold.kind, hold.places, hold.since, large=hold.large))
     for one in document.promises:
-        p.keep(Promise(one.seq, one.job, one.stage, one.kind, one.places, one.since, victims=one.victims))
+        kept = Promise(one.seq, one.job, one.stage, one.kind, one.places, one.since)
+        kept.victims, kept.ordered = one.victims, one.ordered
+        p.keep(kept)
+    for order in document.orders:
+        p.orders[order.number] = NodeOrder(order.number, order.pool, order.since, order.cause, dict(order.coming))
+        p.order_of.update({name: order.number for name, _ in order.coming})
+    p.idle, p.unwanted = dict(document.idle), dict(document.unwanted)
     for manager in document.managers:
         p.managers[manager.name] = Manager(manager.name, manager.registered)
     for user, key, entry in document.keys:
@@ -371,6 +416,7 @@ def _load_job(p: Partition, each: _Job, times: dict[int, int]) -> None:
                     one.whole,
                     one.unheld_until,
                     one.unclaimed_until,
+                    one.orders,
                 )
             )
     if job.ended_at is None:

@@ -14,9 +14,11 @@ from fairlead.core.changes import (
     Chained,
     Change,
     Ended,
+    GivenBack,
     NodeAdded,
     NodeMoved,
     NodeRemoved,
+    Ordered,
     Placed,
     SinglesPlaced,
     Stopped,
@@ -120,12 +122,13 @@ def effects_of(p: Partition, done: Done, strays: Sequence[tuple[str, Stop]] = ()
         if p.managers and isinstance(change, TOLD):
             for manager, event in _events(p, change, kept):
                 events.setdefault(manager, []).append(event)
+    for_pools = _for_pools(p, done)
     if not fresh and not events and not strays:
-        return []
+        return for_pools
     effects: list[Effect] = list(_for_nodes(p, (p.allocations[n] for n in sorted(fresh) if n in p.allocations)))
     effects = _with_strays(effects, strays)
     effects += [ForManager(manager, tuple(events[manager])) for manager in sorted(events)]
-    return effects
+    return effects + for_pools
 
 
 FRESH: dict[type[Any], Callable[[Any], Iterable[int]]] = {
@@ -159,6 +162,37 @@ def standing_effects(p: Partition, node: int | None = None) -> list[ForNode]:
         return _for_nodes(p, (p.allocations[n] for n in sorted(p.allocations)))
     known = p.nodes.allocations[p.nodes.rows[node]]
     return _for_nodes(p, (known[n] for n in sorted(known)))
+
+
+def standing_pools(p: Partition) -> list[ForPool]:
+    """All that is ordered and has not come, and all nodes that are given back, by pool, from the state alone."""
+    orders: dict[str, list[NodesOrdered]] = {}
+    unwanted: dict[str, list[str]] = {}
+    for number in sorted(p.orders):
+        order = p.orders[number]
+        orders.setdefault(order.pool, []).append(NodesOrdered(number, tuple(order.coming)))
+    for join in sorted(p.unwanted):
+        row = p.nodes.rows[join]
+        unwanted.setdefault(p.nodes.pool[row], []).append(p.nodes.name[row])
+    return [
+        ForPool(pool, tuple(orders.get(pool, ())), tuple(unwanted.get(pool, ())))
+        for pool in sorted(orders.keys() | unwanted.keys())
+    ]
+
+
+def _for_pools(p: Partition, done: Done) -> list[Effect]:
+    """What the pools hear of a cycle: one message a pool."""
+    messages: dict[str, ForPool] = {}
+    for change, _ in done:
+        if isinstance(change, Ordered | GivenBack):
+            before = messages.get(change.pool, ForPool(change.pool))
+            orders, unwanted = before.orders, before.unwanted
+            if isinstance(change, Ordered):
+                orders += (NodesOrdered(change.number, tuple(p.orders[change.number].coming)),)
+            else:
+                unwanted += tuple(_node_name(p, join) for join in change.nodes)
+            messages[change.pool] = ForPool(change.pool, orders, unwanted)
+    return [messages[pool] for pool in sorted(messages)]
 
 
 def _for_nodes(p: Partition, allocations: Iterable[Allocation]) -> list[ForNode]:

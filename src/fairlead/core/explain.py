@@ -42,8 +42,25 @@ def why_no_room(p: Partition, stage: Stage, found: NoRoom) -> NoRoom:
     counted = tuple(sorted(failed.items(), key=lambda item: (-item[1], item[0])))
     held = sum(len(p.holds[seq].nodes) for seq in own if seq in p.holds)
     coming = sum(number in p.allocations for seq in own if seq in p.promises for number in p.promises[seq].victims)
+    orders = max((each.orders for each in stage.reservations if each is not None), default=0)
     return msgspec.structs.replace(
-        found, failed=counted, nearest=nearest[2] if nearest else "", held=held, coming=coming
+        found,
+        failed=counted,
+        nearest=nearest[2] if nearest else "",
+        held=held,
+        coming=coming,
+        ordered=_ordered_for(p, stage),
+        vain=orders,
+        given_up=orders >= p.settings.max_orders,
+        problem=next((pool.problem for _, pool in sorted(p.pools.items()) if orders and pool.problem), ""),
+    )
+
+
+def _ordered_for(p: Partition, stage: Stage) -> int:
+    """How many nodes that are coming are meant for tasks of a stage, among others."""
+    whom = (stage.job.id, stage.position)
+    return sum(
+        any(each[:2] == whom for each in meant) for order in p.orders.values() for meant in order.coming.values()
     )
 
 

@@ -52,9 +52,14 @@ class Future:
         """Set down as many tasks as there is room for, up to a number. Returns how many."""
         tasks = self.room(join, shape, most)
         if tasks:
-            free, used = self._node(join)
-            self.take(join, shape, tasks, room_for(free, used, shape, tasks)[1])
+            self.put(join, shape, tasks)
         return tasks
+
+    def put(self, join: int, shape: Shape, tasks: int) -> tuple[int, ...]:
+        """Set down tasks for which there is room. Returns the devices they get."""
+        devices = room_for(*self._node(join), shape, tasks)[1]
+        self.take(join, shape, tasks, devices)
+        return devices
 
     def end_some(self, allocation: Allocation, block: tuple[int, ...]) -> None:
         """Only some tasks of an allocation will have gone."""

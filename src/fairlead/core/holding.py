@@ -93,6 +93,18 @@ def choose_held(p: Partition, stage: Stage, kind: int, most: int) -> list[Choice
     return chosen
 
 
+def choose_on(p: Partition, stage: Stage, join: int, most: int) -> list[Choice]:
+    """Room for tasks of a stage on one node that nobody else has."""
+    nodes, shape = p.nodes, stage.shape
+    row = nodes.rows[join]
+    if join in nodes.held or not nodes.placeable(row) or not may_take(nodes, row, shape):
+        return []
+    if shape.key.apart:
+        most = 0 if any(each.node == join for each in (stage.live or {}).values()) else min(most, 1)
+    tasks, devices = room_now(nodes, join, shape, most)
+    return [Choice(join, tasks, devices)] if tasks else []
+
+
 def choose_lent(p: Partition, stage: Stage, most: int, lent: Mapping[int, Micros]) -> list[Choice]:
     """The held nodes for tasks of anybody that are in nobody's way.
 

@@ -61,6 +61,7 @@ def check_all(p: Partition) -> None:
     _check_queues(p)
     _check_lanes(p)
     _check_kept(p)
+    _check_pools(p)
     _check_remembered(p)
 
 
@@ -388,7 +389,7 @@ def _check_kept(p: Partition) -> None:
     _need(bool(large) or len(held) <= most, f"{len(held)} nodes are held, {most} may be")
     for promise in p.promises.values():
         stopping = [p.allocations[number] for number in promise.victims if number in p.allocations]
-        _need(is_coming(p, promise), f"nobody stops for the promise to job {promise.job} any more")
+        _need(promise.ordered or is_coming(p, promise), f"nobody stops for the promise to job {promise.job} any more")
         _need(all(each.state == "stopping" for each in stopping), f"a victim for job {promise.job} goes on")
     at_work = {job.id: job for job in p.jobs.values() if job.allocations}
     known = {
@@ -403,6 +404,26 @@ def _check_kept(p: Partition) -> None:
     for job in p.jobs.values():
         priorities[job.priority] = priorities.get(job.priority, 0) + 1
     _need(priorities == p.priorities, f"jobs have priorities {priorities}, counted are {p.priorities}")
+
+
+def _check_pools(p: Partition) -> None:
+    """Orders are of pools and have something to wait for; idle and unwanted nodes have nothing to do."""
+    expected = {name: number for number, order in p.orders.items() for name in order.coming}
+    _need(expected == p.order_of, f"nodes are expected as {expected}, listed as {p.order_of}")
+    for number, order in p.orders.items():
+        _need(number == order.number < p.counters.order, f"order {number} was never numbered")
+        _need(order.pool in p.pools, f"order {number} outlives its pool {order.pool}")
+        _need(bool(order.coming), f"order {number} is over, and still there")
+        come = [name for name in order.coming if name in p.nodes.joins]
+        _need(not come, f"order {number} waits for {come}, which have joined")
+    for join, row in p.nodes.rows.items():
+        empty = not p.nodes.allocations[row] and p.nodes.pool[row] in p.pools and p.pools[p.nodes.pool[row]].elastic
+        _need((join in p.idle) == empty, f"node {p.nodes.name[row]} is idle, or is not, and that is not known")
+    for join in p.unwanted:
+        _need(join in p.nodes.rows, f"node {join} is gone and still to be given back")
+        row = p.nodes.rows[join]
+        _need(p.nodes.state[row] != "up", f"node {p.nodes.name[row]} is to be given back and takes work")
+        _need(not p.nodes.allocations[row], f"node {p.nodes.name[row]} is to be given back and has work")
 
 
 def _check_remembered(p: Partition) -> None:

@@ -25,7 +25,7 @@ Outcome = Literal["succeeded", "failed", "lost", "preempted", "killed"]
 """How an attempt ends."""
 StopCause = Literal["", "kill", "scale", "time limit", "preempt", "gang", "return"]
 """Why tasks are told to stop. `return` is no stop: assigned tasks are asked back if they have not started."""
-ClaimCause = Literal["priority", "guarantee", "share"]
+ClaimCause = Literal["priority", "guarantee", "share", "order"]
 """By what right tasks are stopped for others."""
 NodeState = Literal["up", "draining", "disabled", "lost"]
 QueueState = Literal["active", "draining", "stopped"]
@@ -177,6 +177,8 @@ class Reservation(msgspec.Struct, eq=False):
     """No nodes are held for it before this, because those that were did not help in time."""
     unclaimed_until: Micros = 0
     """Nobody is stopped for it before this, because that did not help."""
+    orders: int = 0
+    """How many orders of nodes for it failed."""
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -394,6 +396,8 @@ class Promise(Kept, eq=False):
 
     victims: tuple[int, ...] = ()
     """The allocations that stop for it."""
+    ordered: bool = False
+    """Whether its nodes came because they were ordered for it, and wait for the rest of them."""
 
 
 class Account(msgspec.Struct, eq=False):
@@ -490,8 +494,8 @@ class PoolSettings(msgspec.Struct, frozen=True, array_like=True):
     provider: str = ""
 
 
-Meant = tuple[int, str, int, int, int]
-"""Whom room on an ordered node is for: the reservation's number, its job, stage and kind, and how many tasks."""
+Meant = tuple[str, int, int, int]
+"""Whom room on an ordered node is for: a job, a stage of it by position, the kind, and how many tasks."""
 
 OrderCause = Literal["demand", "spare", "hand"]
 
@@ -524,6 +528,15 @@ class NodeOrder(msgspec.Struct, eq=False):
     cause: OrderCause
     coming: dict[str, tuple[Meant, ...]]
     """The names of the nodes that have yet to come, and what each is meant for."""
+
+    @property
+    def for_whom(self) -> dict[tuple[str, int, int], int]:
+        """Job, stage and kind → how many tasks its nodes are meant for."""
+        whom: dict[tuple[str, int, int], int] = {}
+        for meant in self.coming.values():
+            for job, stage, kind, tasks in meant:
+                whom[job, stage, kind] = whom.get((job, stage, kind), 0) + tasks
+        return whom
 
 
 class Manager(msgspec.Struct, eq=False):

@@ -49,13 +49,25 @@ class NoRoom(msgspec.Struct, frozen=True, tag="no room"):
     """How many nodes are held for it."""
     coming: int = 0
     """How many allocations of others stop for it."""
+    ordered: int = 0
+    """How many nodes are ordered for it."""
+    vain: int = 0
+    """How many orders of nodes for it failed."""
+    given_up: bool = False
+    """Whether they were too many, and nothing is ordered for it any more."""
+    problem: str = ""
+    """Why the last one failed."""
 
     def __str__(self) -> str:
         why = ", ".join(f"{count} {what}" for what, count in self.failed)
         text = _by_stage("room for", self.wanted, self.room, self.stages)
         held = f"; {self.held} nodes are held for it" if self.held else ""
         coming = f"; {self.coming} allocations of others stop for it" if self.coming else ""
-        return text + (f" (nodes: {why})" if why else "") + held + coming
+        ordered = f"; nodes ordered for it: {self.ordered}" if self.ordered else ""
+        vain = f"; orders of nodes for it failed: {self.vain}" if self.vain else ""
+        vain += f" ({self.problem})" if vain and self.problem else ""
+        vain += "; no more are made until a pool is resumed" if self.given_up else ""
+        return text + (f" (nodes: {why})" if why else "") + held + coming + ordered + vain
 
 
 class WouldDelay(msgspec.Struct, frozen=True, tag="would delay"):

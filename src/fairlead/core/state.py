@@ -27,6 +27,7 @@ from fairlead.core.model import (
     Limits,
     Manager,
     Micros,
+    NodeOrder,
     Pool,
     Promise,
     Queue,
@@ -58,6 +59,25 @@ class Counters(msgspec.Struct, array_like=True):
     allocation: int = 1
     reservation: int = 1
     front: int = 1
+    order: int = 1
+
+
+class Scaling:
+    """What the demand phase found when it last looked, so that it need not look again: derived, never written down."""
+
+    __slots__ = ("next_look", "paused", "pools", "seen", "shrink_at")
+
+    def __init__(self) -> None:
+        self.seen: object = None
+        """What there was."""
+        self.next_look: Micros | None = None
+        """It is time to look again, at what changed meanwhile; None if nothing did."""
+        self.shrink_at: Micros | None = None
+        """When the next node will have been idle for long enough."""
+        self.paused: list[str] = []
+        """The pools that were not asked because an order had failed."""
+        self.pools = -1
+        """For which version of the pools all nodes were looked at."""
 
 
 class Touched:
@@ -110,6 +130,15 @@ class Partition:
         self.forecast: Forecast | None = None
         """When what runs is expected to end; only with backfill."""
         self.pools: dict[str, Pool] = {}
+        self.orders: dict[int, NodeOrder] = {}
+        """The orders of nodes that are not over."""
+        self.order_of: dict[str, int] = {}
+        """The name of a node that has yet to come → its order."""
+        self.idle: dict[int, Micros] = {}
+        """The nodes of pools that can shrink on which there is nothing, by join number → since when."""
+        self.unwanted: dict[int, Micros] = {}
+        """The nodes that are given back, by join number → since when. They drain, and are empty."""
+        self.scaling = Scaling()
         self.managers: dict[str, Manager] = {}
         self.keys: dict[tuple[str, str], KeptKey] = {}
         self.shapes: dict[ShapeKey, Shape] = {}
@@ -368,6 +397,11 @@ class Partition:
         job = self.jobs.get(kept.job)
         reservation = job.stages[kept.stage].reservations[kept.kind] if job is not None else None
         return reservation if reservation is not None and reservation.seq == kept.seq else None
+
+    def waits(self, job: str, stage: int, kind: int) -> Reservation | None:
+        """What a job asks for, if it still does."""
+        known = self.jobs.get(job)
+        return known.stages[stage].reservations[kind] if known is not None and stage < len(known.stages) else None
 
     # -- allocations ---------------------------------------------------------------------------------------------
 

@@ -24,9 +24,11 @@ from fairlead.core.commands import (
     AnyCommand,
     BringToFront,
     CancelReservation,
+    FailOrder,
     Kill,
     MarkReady,
     MoveNode,
+    MovePool,
     MoveQueue,
     RegisterManager,
     Rejected,
@@ -35,6 +37,7 @@ from fairlead.core.commands import (
     ReportState,
     ResetLane,
     Scale,
+    ScalePool,
     SetPriority,
     Submit,
     UpdateManager,
@@ -44,7 +47,7 @@ from fairlead.core.config import QUEUE_KEYS, parse_config
 from fairlead.core.cycle import Cycle, due
 from fairlead.core.documents import parse_job, parse_node
 from fairlead.core.dump import dump
-from fairlead.core.effects import Effect, ForManager, standing_effects
+from fairlead.core.effects import Effect, ForManager, ForPool, standing_effects
 from fairlead.core.entitlement import Entitlements
 from fairlead.core.errors import Refused
 from fairlead.core.invariants import check_all
@@ -69,6 +72,7 @@ from fairlead.views.documents import (
     task_view,
     usage_view,
 )
+from fairlead.views.poolfigures import pool_figures
 from fairlead.writer.cluster import Cluster
 from fairlead.writer.loop import Stopped, Writer
 from fairlead.writer.observer import Observer
@@ -98,6 +102,7 @@ class World:
         self._effects: list[Effect] = []
         self._ids: dict[tuple[str, str], str] = {}
         self._taken: set[str] = set()
+        self._unasked = 0
         self._home: dict[str, str] = {}
         self._nodes: dict[tuple[str, str], dict[str, Any]] = {}
         self._silent: dict[str, Micros] = {}
@@ -137,8 +142,45 @@ class World:
         self._queue.append(deepcopy(self._config))
 
     def pool(self, name: str, partition: str | None = None, **settings: Any) -> None:
+        """Add a pool, or set one anew. Its nodes come when `arrive` says so, and go as soon as they are given back."""
         self._config["partitions"][partition or self._default].setdefault("pools", {})[name] = settings
+        _bring_by_hand(settings)
         self._queue.append(deepcopy(self._config))
+
+    def arrive(self, pool: str, n: int = 1, partition: str | None = None, **properties: Any) -> list[str]:
+        """So many nodes of a pool come: those that were ordered first, then such that nobody ordered.
+
+        They are what the pool's nodes are, but for the properties that are given. Returns their names.
+        """
+        where = partition or self._default
+        settings = self._config["partitions"][where]["pools"][pool]
+        p = self.partition(where)
+        waited = [name for _, order in sorted(p.orders.items()) if order.pool == pool for name in order.coming]
+        names = [name for name in waited if (where, name) not in self._nodes][:n]
+        while len(names) < n:
+            self._unasked += 1
+            names.append(f"{pool}-unasked-{self._unasked}")
+        for name in names:
+            given = {"labels": settings.get("labels"), "taints": settings.get("taints", ()), **settings["node"]}
+            self.node(name, pool=pool, partition=where, **{**given, **properties})
+        return names
+
+    def fail_order(self, pool: str, reason: str = "no machines", partition: str | None = None) -> None:
+        """The oldest order of a pool fails: what has yet to come does not."""
+        where = partition or self._default
+        orders = [number for number, order in sorted(self.partition(where).orders.items()) if order.pool == pool]
+        if not orders:
+            raise KeyError(f"pool {pool} has no order that could fail")
+        self._send(where, FailOrder(pool=pool, order=orders[0], reason=reason, operator=True))
+
+    def pause_pool(self, pool: str, partition: str | None = None) -> None:
+        self._send(partition or self._default, MovePool(pool=pool, action="pause", operator=True))
+
+    def resume_pool(self, pool: str, partition: str | None = None) -> None:
+        self._send(partition or self._default, MovePool(pool=pool, action="resume", operator=True))
+
+    def scale_pool(self, pool: str, nodes: int, partition: str | None = None) -> None:
+        self._send(partition or self._default, ScalePool(pool=pool, nodes=nodes, operator=True))
 
     def node(
         self,
@@ -397,6 +439,16 @@ class World:
         """Job, stage and kind of a reservation → the nodes where room is being made for it, and for how many tasks."""
         return promises_view(self.partition(partition))
 
+    def pools(self, partition: str | None = None) -> dict[str, dict[str, Any]]:
+        """Pool → its nodes: ready, total, available, pending, idle, ordered, disabled. Before ready, only that."""
+        p = self.partition(partition)
+        figures = pool_figures(p)
+        if figures is None:
+            return {name: {"ready": False} for name in sorted(p.pools)}
+        return {
+            name: {"ready": True, **msgspec.structs.asdict(each), "idle": each.idle} for name, each in figures.items()
+        }
+
     def usage(self, queue: str, partition: str | None = None) -> dict[str, float]:
         """What a queue uses, in the units people write: CPUs, bytes, GPUs."""
         if queue not in self.partition(partition).queues:
@@ -532,6 +584,9 @@ class World:
         for effect in done.effects:
             if isinstance(effect, ForManager):
                 self.rm(effect.manager, name).hear(effect.events)
+            elif isinstance(effect, ForPool):
+                for node in effect.unwanted:
+                    self.remove_node(node)
 
     def _tell_manager(self, where: str, command: AnyCommand, answer: Answer) -> None:
         if isinstance(command, UpdateManager | RegisterManager):
@@ -638,10 +693,19 @@ def _document(config: Mapping[str, Any], unit: str | None, partitions: Sequence[
         document = {"partitions": {name: deepcopy(document) for name in partitions}}
     # Chains are off unless configured: with them, what runs when depends on what was measured.
     document["partitions"] = {name: {"chain": 0, **(doc or {})} for name, doc in document["partitions"].items()}
+    for doc in document["partitions"].values():
+        for pool in (doc.get("pools") or {}).values():
+            _bring_by_hand(pool)
     if unit is not None:
         for doc in document["partitions"].values():
             doc["unit"] = unit
     return document
+
+
+def _bring_by_hand(pool: Any) -> None:
+    """Nodes of every pool can be ordered here: the test brings them."""
+    if isinstance(pool, dict):
+        pool.setdefault("provider", {"memory": {}})
 
 
 def _seconds(micros: Any) -> Any:

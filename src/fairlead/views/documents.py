@@ -162,14 +162,21 @@ def holds_view(p: Partition) -> dict[str, list[tuple[str, str, int]]]:
 
 
 def promises_view(p: Partition) -> dict[tuple[str, str, str], list[tuple[str, int]]]:
-    """Job, stage and kind of a reservation → the nodes where room is being made for it, and for how many tasks."""
+    """Job, stage and kind → the nodes where room is made for its reservation, or that come, and for how many tasks."""
     nodes = p.nodes
-    return {
+    found: dict[tuple[str, str, str], list[tuple[str, int]]] = {
         (promise.job, p.jobs[promise.job].stages[promise.stage].name, KINDS[promise.kind]): [
             (nodes.name[nodes.rows[join]], tasks) for join, _, tasks in promise.places
         ]
         for _, promise in sorted(p.promises.items())
     }
+    for _, order in sorted(p.orders.items()):
+        for name, meant in order.coming.items():
+            for job, position, kind, tasks in meant:
+                if p.waits(job, position, kind) is not None:
+                    whom = (job, p.jobs[job].stages[position].name, KINDS[kind])
+                    found.setdefault(whom, []).append((name, tasks))
+    return found
 
 
 def placements_view(p: Partition, job: Job) -> dict[tuple[str, int], str]:

@@ -13,11 +13,13 @@ from typing import Any
 from structlog.typing import FilteringBoundLogger
 
 from fairlead.core.changes import (
+    Arrived,
     CalledBack,
     Chained,
     Change,
     ConfigVersioned,
     Ended,
+    GivenBack,
     Held,
     JobAdded,
     JobForgotten,
@@ -25,8 +27,11 @@ from fairlead.core.changes import (
     NodeAvoided,
     NodeMoved,
     NodeRemoved,
+    Ordered,
+    OrderFailed,
     PartitionRemoved,
     Placed,
+    PoolMoved,
     PoolsSet,
     Promised,
     QueueMoved,
@@ -41,7 +46,7 @@ from fairlead.core.changes import (
 )
 from fairlead.core.commands import Rejected
 from fairlead.core.cycle import Cycle
-from fairlead.core.model import KINDS, Allocation, Hold, Job, JobState, Kept, Promise, Reservation, Stage
+from fairlead.core.model import KINDS, Allocation, Hold, Job, JobState, Kept, NodeOrder, Promise, Reservation, Stage
 from fairlead.core.ranges import count
 from fairlead.core.resources import SECOND, format_duration
 from fairlead.core.state import Partition
@@ -211,6 +216,33 @@ def _let_go(names: _Names, change: Released, kept: Any) -> Iterator[Line]:
     yield INFO, "nodes let go", {**fields, "reason": change.why}
 
 
+def _ordered(names: _Names, change: Ordered, kept: Any) -> Iterator[Line]:
+    jobs = list(dict.fromkeys(each[0] for _, meant in change.nodes for each in meant))
+    fields = {"pool": change.pool, "order": change.number, "nodes": sum(nodes for nodes, _ in change.nodes)}
+    yield INFO, "nodes ordered", {**fields, "cause": change.cause, "jobs": len(jobs), "for": jobs[:NAMED]}
+
+
+def _arrived(names: _Names, change: Arrived, kept: Any) -> Iterator[Line]:
+    order: NodeOrder = kept[0]
+    waited = (names.now - order.since) / SECOND
+    yield INFO, "ordered node came", {"pool": order.pool, "order": change.number, "node": change.name, "after": waited}
+
+
+def _order_failed(names: _Names, change: OrderFailed, kept: Any) -> Iterator[Line]:
+    order: NodeOrder = kept[0]
+    fields = {"pool": order.pool, "order": change.number, "nodes": len(change.names), "reason": change.reason}
+    yield WARNING, "ordered nodes not expected any more", fields
+
+
+def _pool_moved(names: _Names, change: PoolMoved, kept: Any) -> Iterator[Line]:
+    yield INFO, "pool paused" if change.paused else "pool resumed", {"pool": change.pool}
+
+
+def _given_back(names: _Names, change: GivenBack, kept: Any) -> Iterator[Line]:
+    on = [names.node(join) for join in change.nodes[:NAMED]]
+    yield INFO, "nodes given back", {"pool": change.pool, "nodes": len(change.nodes), "on": on}
+
+
 def _where(names: _Names, allocation: Allocation) -> dict[str, Any]:
     stage = allocation.stage
     return {"job": stage.job.id, "stage": stage.name, "node": names.node(allocation.node)}
@@ -296,6 +328,11 @@ TELLERS: Tellers = {
     Promised: _promised,
     Released: _let_go,
     QueueMoved: _queue_moved,
+    Ordered: _ordered,
+    Arrived: _arrived,
+    OrderFailed: _order_failed,
+    PoolMoved: _pool_moved,
+    GivenBack: _given_back,
 }
 
 CONFIGURATION = {

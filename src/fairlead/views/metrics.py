@@ -18,11 +18,15 @@ from prometheus_client.registry import Collector
 
 from fairlead.core.changes import (
     Acknowledged,
+    Arrived,
     Asked,
     Began,
     Chained,
     Change,
     Ended,
+    GivenBack,
+    Ordered,
+    OrderFailed,
     PendingEnded,
     Placed,
     Promised,
@@ -124,9 +128,9 @@ class Metrics:
         self._cycle = define(
             Histogram,
             "fairlead_cycle_seconds",
-            "Time of a cycle by phase: intake, expiry, match, holds, preempt, seal (checks and effects) and encode. "
-            "The journal is apart.",
-            phase="intake expiry match holds preempt seal encode",
+            "Time of a cycle by phase: intake, expiry, match, holds, preempt, demand, seal (checks and effects) and "
+            "encode. The journal is apart.",
+            phase="intake expiry match holds preempt demand seal encode",
             buckets=TAKEN,
         )
         self._journal = define(
@@ -159,6 +163,22 @@ class Metrics:
             "fairlead_victims_total",
             "Tasks that were stopped for somebody to whom their room is promised, by its right.",
             cause="priority guarantee share",
+        )
+        self._ordered = define(
+            Counter,
+            "fairlead_nodes_ordered_total",
+            "Nodes that pools were asked for: because work waits for them (demand), to have some in store (spare), or "
+            "by hand.",
+            cause="demand spare hand",
+        )
+        self._expected = define(
+            Counter,
+            "fairlead_ordered_nodes_total",
+            "What became of ordered nodes: they joined (arrived), or are not expected any more (failed).",
+            outcome="arrived failed",
+        )
+        self._given_back = define(
+            Counter, "fairlead_nodes_given_back_total", "Nodes of pools that had nothing to do and were given back."
         )
         self._backfilled = define(
             Counter,
@@ -277,6 +297,10 @@ class Metrics:
             (self._rebalanced, "", notes.get("rebalance victims", 0)),
             *((self._claims, cause, tally[f"claim by {cause}"]) for cause in ("priority", "guarantee", "share")),
             *((self._victims, cause, tally[f"victims by {cause}"]) for cause in ("priority", "guarantee", "share")),
+            *((self._ordered, cause, tally[f"ordered by {cause}"]) for cause in ("demand", "spare", "hand")),
+            (self._expected, "arrived", tally["arrived"]),
+            (self._expected, "failed", tally["order failed"]),
+            (self._given_back, "", tally["given back"]),
             (self._backfilled, "", notes.get("backfilled", 0)),
             (self._stale, "", notes.get("stale report", 0)),
             (self._unknown, "", notes.get("unknown attempt", 0)),
@@ -302,11 +326,19 @@ def _tally(decided: Cycle) -> tuple[Tally[str], list[int]]:
         elif isinstance(change, SinglesPlaced):
             tally["placed"] += len(change.tasks)
             waits += [now - reservation.waiting_since for reservation, _ in kept[0]]
-        elif isinstance(change, Promised):
+        elif isinstance(change, Promised) and change.cause != "order":
             known = decided.plan.partition.allocations
             tally[f"claim by {change.cause}"] += 1
             stopping = [known[number] for number in change.victims if number in known]
             tally[f"victims by {change.cause}"] += sum(count(each.indices) for each in stopping)
+        elif isinstance(change, Ordered):
+            tally[f"ordered by {change.cause}"] += sum(nodes for nodes, _ in change.nodes)
+        elif isinstance(change, Arrived):
+            tally["arrived"] += 1
+        elif isinstance(change, OrderFailed):
+            tally["order failed"] += len(change.names)
+        elif isinstance(change, GivenBack):
+            tally["given back"] += len(change.nodes)
         elif isinstance(change, SinglesEnded):
             tally["succeeded"] += len(change.allocations)
         elif isinstance(change, Began):

@@ -6,7 +6,7 @@ format version rises.
 
 from __future__ import annotations
 
-from fairlead.core.changes import chains, config, gangs, holds, jobs, ledger, nodes, shares, singles, tasks
+from fairlead.core.changes import chains, config, gangs, holds, jobs, ledger, nodes, pools, shares, singles, tasks
 from fairlead.core.changes.base import Change
 from fairlead.core.changes.chains import CalledBack, Chained, Measured, RoomPassed
 from fairlead.core.changes.config import (
@@ -41,6 +41,7 @@ from fairlead.core.changes.nodes import (
     as_added,
     spec_of,
 )
+from fairlead.core.changes.pools import Arrived, GivenBack, Idled, Ordered, OrderFailed, PoolMoved
 from fairlead.core.changes.shares import SpreadSeen
 from fairlead.core.changes.singles import SinglesEnded, SinglesPlaced
 from fairlead.core.changes.tasks import (
@@ -64,6 +65,7 @@ ALL_CHANGES: tuple[type[Change], ...] = (
     *gangs.CHANGES,
     *chains.CHANGES,
     *holds.CHANGES,
+    *pools.CHANGES,
     *ledger.CHANGES,
 )
 
@@ -71,6 +73,7 @@ __all__ = [
     "ALL_CHANGES",
     "NOT_AGAIN",
     "Acknowledged",
+    "Arrived",
     "Asked",
     "Began",
     "CalledBack",
@@ -78,7 +81,9 @@ __all__ = [
     "Change",
     "ConfigVersioned",
     "Ended",
+    "GivenBack",
     "Held",
+    "Idled",
     "JobAdded",
     "JobForgotten",
     "JobMoved",
@@ -93,10 +98,13 @@ __all__ = [
     "NodeRemoved",
     "NodeSet",
     "NodeSpec",
+    "OrderFailed",
+    "Ordered",
     "Part",
     "PartitionRemoved",
     "PendingEnded",
     "Placed",
+    "PoolMoved",
     "PoolsSet",
     "Promised",
     "QueueMoved",

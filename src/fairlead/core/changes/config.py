@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from fairlead.core.changes.base import Change
 from fairlead.core.lifecycle import QUEUE
 from fairlead.core.model import Pool, PoolSettings, Queue, QueueSettings, QueueState
@@ -103,7 +105,7 @@ class PoolsSet(Change, frozen=True, tag="pools set"):
 
     def apply(self, p: Partition) -> dict[str, Pool]:
         before = p.pools
-        p.pools = {name: Pool(name, settings) for name, settings in self.pools}
+        p.pools = {name: _same_pool(before.get(name), name, settings) for name, settings in self.pools}
         p.pools_version += 1
         p.wake()
         return before
@@ -112,6 +114,11 @@ class PoolsSet(Change, frozen=True, tag="pools set"):
         p.pools = kept
         p.pools_version += 1
         p.wake()
+
+
+def _same_pool(before: Pool | None, name: str, settings: PoolSettings) -> Pool:
+    """Another configuration makes no other pool: it stays paused, and remembers what became of its orders."""
+    return Pool(name, settings) if before is None else msgspec.structs.replace(before, settings=settings)
 
 
 class PartitionRemoved(Change, frozen=True, tag="partition removed"):

@@ -30,7 +30,10 @@ class Held(Change, frozen=True, tag="held"):
 
 
 class Promised(Change, frozen=True, tag="promised"):
-    """Room is being made on nodes for a reservation, by allocations that stop: only it may take that."""
+    """Room is being made on nodes for a reservation, by allocations that stop: only it may take that.
+
+    Or nodes came that were ordered for it, and are kept until the rest of them is there.
+    """
 
     job: str
     stage: int
@@ -41,7 +44,16 @@ class Promised(Change, frozen=True, tag="promised"):
 
     def apply(self, p: Partition) -> Promise:
         seq = _unserved(p, self.job, self.stage, self.kind).seq
-        promise = Promise(seq, self.job, self.stage, self.kind, self.places, p.now, victims=self.victims)
+        promise = Promise(
+            seq,
+            self.job,
+            self.stage,
+            self.kind,
+            self.places,
+            p.now,
+            victims=self.victims,
+            ordered=self.cause == "order",
+        )
         p.keep(promise)
         p.touched.jobs[self.job] = None
         return promise

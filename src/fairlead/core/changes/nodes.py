@@ -107,18 +107,22 @@ class NodeRemoved(Change, frozen=True, tag="node removed"):
 
     join: int
 
-    def apply(self, p: Partition) -> tuple[NodeAdded, int, int]:
+    def apply(self, p: Partition) -> tuple[NodeAdded, int, int, int | None, int | None]:
         row = p.nodes.rows[self.join]
         avoided = (p.nodes.failures[row], p.nodes.avoided.get(self.join, 0))
         before = as_added(p, self.join)
         p.nodes.remove(self.join)
         p.touched.nodes.discard(self.join)
-        return (before, *avoided)
+        return (before, *avoided, p.idle.pop(self.join, None), p.unwanted.pop(self.join, None))
 
-    def undo(self, p: Partition, kept: tuple[NodeAdded, int, int]) -> None:
-        before, failures, until = kept
+    def undo(self, p: Partition, kept: tuple[NodeAdded, int, int, int | None, int | None]) -> None:
+        before, failures, until, idle, unwanted = kept
         before.apply(p)
         p.nodes.avoid(self.join, failures, until)
+        if idle is not None:
+            p.idle[self.join] = idle
+        if unwanted is not None:
+            p.unwanted[self.join] = unwanted
 
 
 def as_added(p: Partition, join: int) -> NodeAdded:

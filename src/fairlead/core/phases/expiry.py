@@ -10,6 +10,7 @@ from fairlead.core.changes import JobForgotten, KeyKept, KeysForgotten, Measured
 from fairlead.core.effects import Stop
 from fairlead.core.model import Allocation, Job, Micros, Queue
 from fairlead.core.outcomes import call_back, hand_back, restart, stop, take_back
+from fairlead.core.phases.demand import demand_due, give_up_late
 from fairlead.core.phases.holds import starving_due
 from fairlead.core.phases.kept import kept_due
 from fairlead.core.phases.shares import shares_due
@@ -29,6 +30,7 @@ def expiry(plan: Plan) -> None:
     _end_pauses(plan)
     _meet_deadlines(plan)
     _give_up_short_stages(plan)
+    give_up_late(plan)
     if plan.partition.draining:
         _remove_drained(plan)
 
@@ -51,6 +53,7 @@ def due(p: Partition, forgetting: bool = True) -> Micros | None:
         times += kept_due(p)
         times += starving_due(p)
         times += shares_due(p)
+        times += demand_due(p)
     return min(times, default=None)
 
 

@@ -73,7 +73,7 @@ def end_promises(plan: Plan) -> None:
     """Let go what is promised to somebody who did not start though all whose room it counted on are gone."""
     p = plan.partition
     for promise in list(p.promises.values()):
-        if not is_coming(p, promise):
+        if not promise.ordered and not is_coming(p, promise):
             plan.do(Released(promise.seq, "it did not help", p.now + p.settings.promise_for))
 
 
@@ -102,6 +102,8 @@ def most_held(p: Partition) -> int:
 def _over(p: Partition, kept: Hold | Promise) -> tuple[str, Micros] | None:
     """Why it is over, and until when there is no other."""
     if p.now >= _until(p, kept):
+        if isinstance(kept, Promise) and kept.ordered:
+            return "the rest of its nodes did not come in time", 0
         pause = p.settings.starving_after if isinstance(kept, Hold) else p.settings.promise_for
         return "it did not help in time", p.now + pause
     if kept.checked != p.nodes.version:
@@ -115,7 +117,7 @@ def _until(p: Partition, kept: Hold | Promise) -> Micros:
     settings = p.settings
     if isinstance(kept, Hold):
         return kept.since + settings.hold_for
-    return kept.since + settings.preempt_grace + settings.promise_for
+    return kept.since + settings.promise_for + (0 if kept.ordered else settings.preempt_grace)
 
 
 def _same(kept: Kept, reservation: Reservation) -> bool:
@@ -123,4 +125,7 @@ def _same(kept: Kept, reservation: Reservation) -> bool:
     there: dict[int, int] = {}
     for _, position, tasks in kept.places:
         there[position] = there.get(position, 0) + tasks
-    return there == {stage.position: needed for stage, needed in needs_of(reservation)}
+    needs = {stage.position: needed for stage, needed in needs_of(reservation)}
+    if isinstance(kept, Promise) and kept.ordered:  # the others have yet to come
+        return all(tasks <= needs.get(position, 0) for position, tasks in there.items())
+    return there == needs

@@ -36,6 +36,8 @@ def match(plan: Plan) -> None:
     if p.nodes.held and p.reign.ready:
         p.index.put_all_back()
         left -= serve_kept(plan)
+    if plan.arrivals and p.reign.ready:
+        left -= _serve_arrivals(plan)
     awake = _awake(plan)
     if not p.reign.ready:
         for lanes in awake.values():
@@ -53,6 +55,17 @@ def match(plan: Plan) -> None:
         # What was placed may have moved others up in their lanes (`fair`), or barred a head that had no room, and a
         # job that started whole asks for the rest.
         awake = _awake(plan) if left < before else {}
+
+
+def _serve_arrivals(plan: Plan) -> int:
+    """Whom nodes were ordered for is served there first. Returns how many tasks were placed."""
+    p, placed = plan.partition, 0
+    for join, meant in plan.arrivals:
+        for each in meant if join in p.nodes else ():
+            reservation = p.waits(*each[:3])
+            if reservation is not None and not reservation.whole:
+                placed += take_turn(plan, reservation, together_of(reservation), each[3], on=join)[0]
+    return placed
 
 
 def _awake(plan: Plan) -> Awake:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from fairlead.core.changes import Began, Part, Placed, Released
 from fairlead.core.explain import most_ever, never_whole
-from fairlead.core.holding import choose_held, choose_lent
+from fairlead.core.holding import choose_held, choose_lent, choose_on
 from fairlead.core.model import NEW, REPLACE, SCALE, Job, Reservation, Stage
 from fairlead.core.nodeindex import Choice
 from fairlead.core.phases.topology import gather
@@ -30,11 +30,16 @@ def blocks_all(reservation: Reservation, reason: Reason) -> bool:
 
 
 def take_turn(
-    plan: Plan, reservation: Reservation, together: int, most: int, full: Mapping[Shape, Reason] | None = None
+    plan: Plan,
+    reservation: Reservation,
+    together: int,
+    most: int,
+    full: Mapping[Shape, Reason] | None = None,
+    on: int | None = None,
 ) -> tuple[int, Reason | None]:
     """One gang, or single tasks up to a number. Returns how many were placed, and why no more could be.
 
-    `full` are shapes of which not one task has room: they need not be tried again.
+    `full` are shapes of which not one task has room: they need not be tried again. `on` is the only node to use.
     """
     if reservation.whole:
         return _start_whole(plan, reservation, together)
@@ -60,7 +65,7 @@ def take_turn(
         most = tasks_allowed(limited, stage.shape.resources, most)
     if together == 1 and full and stage.shape in full:
         return 0, full[stage.shape]
-    placed = _place(plan, stage, kind, together, most, p.counters.allocation if together > 1 else 0)
+    placed = _place(plan, stage, kind, together, most, p.counters.allocation if together > 1 else 0, on)
     if placed < together:
         return 0, _no_room(p, reservation, together, placed)
     _let_go(plan, reservation)
@@ -216,9 +221,11 @@ def barred(p: Partition, reservation: Reservation) -> bool:
     return reservation.kind != REPLACE and is_firm(p, job) and _without_loan(p, reservation.stage, 1)[0] is not None
 
 
-def _place(plan: Plan, stage: Stage, kind: int, least: int, most: int, group: int) -> int:
+def _place(plan: Plan, stage: Stage, kind: int, least: int, most: int, group: int, on: int | None = None) -> int:
     """Place up to so many tasks, or none if fewer than the least found room. Returns how many found room."""
     p, shape = plan.partition, stage.shape
+    if on is not None:
+        return _place_chosen(plan, stage, kind, least, group, choose_on(p, stage, on, most))
     held = choose_held(p, stage, kind, most) if p.nodes.held else []
     most -= sum([each.tasks for each in held])
     away = p.index.withdraw({each.node: None for each in stage.live.values()}) if shape.key.apart and stage.live else []
@@ -230,13 +237,19 @@ def _place(plan: Plan, stage: Stage, kind: int, least: int, most: int, group: in
         chosen = p.index.choose(shape, most, p.counters.allocation)
     if p.nodes.held:
         chosen = held + chosen + choose_lent(p, stage, most - sum([each.tasks for each in chosen]), plan.lent)
+    placed = _place_chosen(plan, stage, kind, least, group, chosen)
+    p.index.put_back([*away, *(each.join for each in chosen)])
+    return placed
+
+
+def _place_chosen(plan: Plan, stage: Stage, kind: int, least: int, group: int, chosen: list[Choice]) -> int:
+    p = plan.partition
     placed = sum([each.tasks for each in chosen])
     if placed >= least:
         block = stage.wanted(kind).first(placed)
         attempt = stage.next_attempt(block) if stage.history else stage.floor + 1
         parts = (Part(chosen[0].join, block, chosen[0].devices),) if len(chosen) == 1 else tuple(_parts(chosen, block))
         plan.do(Placed(stage.job.id, stage.position, kind, attempt, p.counters.allocation, parts, group))
-    p.index.put_back([*away, *(each.join for each in chosen)])
     return placed
 
 

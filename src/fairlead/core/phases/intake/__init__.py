@@ -20,9 +20,11 @@ from fairlead.core.commands import (
     BringToFront,
     CancelReservation,
     Configure,
+    FailOrder,
     Kill,
     MarkReady,
     MoveNode,
+    MovePool,
     MoveQueue,
     RegisterManager,
     Rejected,
@@ -31,6 +33,7 @@ from fairlead.core.commands import (
     Report,
     ResetLane,
     Scale,
+    ScalePool,
     SetPriority,
     Submit,
     UpdateManager,
@@ -39,7 +42,7 @@ from fairlead.core.commands import (
 from fairlead.core.errors import Refused
 from fairlead.core.lifecycle import IllegalTransition
 from fairlead.core.model import KeptKey
-from fairlead.core.phases.intake import config, jobs, managers, nodes, reports
+from fairlead.core.phases.intake import config, jobs, managers, nodes, pools, reports
 from fairlead.core.phases.intake.ends import Ends
 from fairlead.core.plan import Plan
 from fairlead.core.reader import check_text
@@ -57,6 +60,9 @@ HANDLERS: dict[type[Any], Callable[[Plan, Any], Accepted]] = {
     UpdateNode: nodes.update,
     MoveNode: nodes.move,
     RemoveNode: nodes.remove,
+    FailOrder: pools.fail_order,
+    MovePool: pools.move,
+    ScalePool: pools.scale,
     Submit: jobs.submit,
     Scale: jobs.scale,
     Kill: jobs.kill,
@@ -70,7 +76,7 @@ HANDLERS: dict[type[Any], Callable[[Plan, Any], Accepted]] = {
 }
 
 # Sent twice these do no more than sent once, and after a restart they must be heard again: their keys say nothing.
-REPEATABLE = (Configure, MarkReady, Report, RegisterManager, UpdateManager)
+REPEATABLE = (Configure, MarkReady, Report, RegisterManager, UpdateManager, FailOrder)
 
 DONE = Accepted()
 

@@ -18,6 +18,7 @@ from fairlead.core.errors import Refused
 from fairlead.core.outcomes import call_back, finish
 from fairlead.core.phases.intake.access import need_operator
 from fairlead.core.phases.intake.nodes import tell_to_stop
+from fairlead.core.phases.intake.pools import forget_orders
 from fairlead.core.plan import Plan
 from fairlead.core.reader import suggestion
 from fairlead.core.resources import shown
@@ -32,6 +33,7 @@ def configure(plan: Plan, command: Configure) -> Accepted:
     _queues(plan, command)
     pools = {name: pool.settings for name, pool in p.pools.items()}
     if pools != dict(command.config.pools):
+        forget_orders(plan, dict(command.config.pools))
         plan.do(PoolsSet(command.config.pools))
     changed = plan.mark() > before
     if command.version > p.config_version:
@@ -122,5 +124,6 @@ def remove_partition(plan: Plan, command: RemovePartition) -> Accepted:
         plan.do(Ended(number, p.allocations[number].indices, "killed", reason="the partition was removed"))
     for join in sorted(p.nodes.rows):
         plan.do(NodeRemoved(join))
+    forget_orders(plan, {})
     plan.do(PartitionRemoved())
     return Accepted()

@@ -9,6 +9,7 @@ from fairlead.core.errors import Refused
 from fairlead.core.model import NodeState
 from fairlead.core.outcomes import call_back, lose
 from fairlead.core.phases.intake.access import need_operator
+from fairlead.core.phases.intake.pools import arrive
 from fairlead.core.plan import Plan
 from fairlead.core.reader import check_name, suggestion
 from fairlead.core.resources import shown
@@ -31,6 +32,8 @@ def join(plan: Plan, name: str, spec: NodeSpec, manager: str) -> Accepted:
     known = p.nodes.find(name)
     if known is None:
         plan.do(NodeAdded(p.counters.join, name, spec, manager))
+        if name in p.order_of and not manager:
+            arrive(plan, name)
         return Accepted()
     row = p.nodes.rows[known]
     if p.nodes.manager[row] != manager:
@@ -78,6 +81,8 @@ def move_to(plan: Plan, name: str, state: NodeState) -> Accepted:
     known = find(plan, name)
     if plan.partition.nodes.state[plan.partition.nodes.rows[known]] == state:
         return Accepted(note="no change")
+    if state == "up" and known in plan.partition.unwanted:
+        raise Refused("name", f"node {name} is given back to its pool; let it go, and order another", "conflict")
     plan.do(NodeMoved(known, state))
     if state == "lost":
         release(plan, known, f"node {name} was lost")

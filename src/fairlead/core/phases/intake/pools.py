@@ -1,0 +1,124 @@
+"""Intake of pools: ordered nodes come or do not, and people steer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fairlead.core.changes import Arrived, OrderFailed, PoolMoved, Promised, Released
+from fairlead.core.commands import Accepted, FailOrder, MovePool, ScalePool
+from fairlead.core.errors import Refused
+from fairlead.core.model import Hold, Meant, Place, Pool, PoolSettings, Reservation
+from fairlead.core.phases.demand import give_back, idle_nodes, order_nodes, size_of
+from fairlead.core.phases.intake.access import need_operator
+from fairlead.core.phases.outlook import coming_nodes
+from fairlead.core.phases.turn import together_of
+from fairlead.core.plan import Plan
+from fairlead.core.reader import check_text, suggestion
+from fairlead.core.resources import shown
+from fairlead.core.state import Partition
+
+MAX_REASON = 500
+MAX_NODES = 100_000
+
+
+def arrive(plan: Plan, name: str) -> None:
+    """A node that was ordered has joined: those it is meant for are served first, and gangs keep it until all fit."""
+    p = plan.partition
+    order = p.orders[p.order_of[name]]
+    join = p.nodes.joins[name]
+    if p.nodes.pool[p.nodes.rows[join]] != order.pool:
+        reason = f"node {name} joined, but not in pool {order.pool}"
+        plan.do(OrderFailed(order.number, (name,), reason, p.now + p.settings.pool_pause))
+        return
+    meant = order.coming[name]
+    plan.do(Arrived(order.number, name))
+    singles: list[Meant] = []
+    for each in meant:
+        reservation = p.waits(*each[:3])
+        if reservation is not None and together_of(reservation) > each[3]:
+            _keep(plan, reservation, (join, each[1], each[3]))
+        elif reservation is not None:
+            singles.append(each)
+    if singles:
+        plan.arrivals.append((join, singles))
+
+
+def _keep(plan: Plan, reservation: Reservation, place: Place) -> None:
+    """Keep a node for a gang, with those that came before."""
+    kept = plan.partition.kept(reservation.seq)
+    if isinstance(kept, Hold) or (kept is not None and not kept.ordered):
+        return  # it is served already
+    places: tuple[Place, ...] = (place,)
+    if kept is not None:
+        places = (*kept.places, place)
+        plan.do(Released(kept.seq, "more of its nodes have come"))
+    stage = reservation.stage
+    plan.do(Promised(stage.job.id, stage.position, reservation.kind, places, (), "order"))
+
+
+def fail_order(plan: Plan, command: FailOrder) -> Accepted:
+    """Nodes will not come. Those that are not expected any more are passed over: whoever says so cannot know."""
+    need_operator(command, "say that an order failed")
+    p = plan.partition
+    find(p, command.pool)
+    check_text(command.reason, "reason", MAX_REASON)
+    order = p.orders.get(command.order)
+    if order is None or order.pool != command.pool:
+        return Accepted(note="no change")
+    names = tuple(name for name in command.names or order.coming if name in order.coming)
+    if not names:
+        return Accepted(note="no change")
+    plan.do(OrderFailed(order.number, names, command.reason, p.now + p.settings.pool_pause))
+    return Accepted()
+
+
+def move(plan: Plan, command: MovePool) -> Accepted:
+    need_operator(command, "pause or resume a pool")
+    pool = find(plan.partition, command.pool)
+    if command.action not in ("pause", "resume"):
+        raise Refused("action", f"{shown(command.action)} is not one of pause, resume; write one of them")
+    paused = command.action == "pause"
+    if pool.paused == paused and (paused or not pool.paused_until):
+        return Accepted(note="no change")
+    plan.do(PoolMoved(pool.name, paused))
+    return Accepted()
+
+
+def scale(plan: Plan, command: ScalePool) -> Accepted:
+    need_operator(command, "scale a pool")
+    p = plan.partition
+    pool = find(p, command.pool)
+    settings = pool.settings
+    if not pool.elastic:
+        raise Refused("pool", f"pool {pool.name} has no provider that could bring nodes; configure one", "conflict")
+    most = MAX_NODES if settings.max is None else settings.max
+    if not settings.min <= command.nodes <= most:
+        raise Refused("nodes", f"{command.nodes} is not between {settings.min} and {most}; choose a size between them")
+    size = size_of(p, pool) + coming_nodes(p, pool)
+    if command.nodes > size:
+        order_nodes(plan, pool, [()] * (command.nodes - size), "hand")
+        return Accepted(note=f"{command.nodes - size} nodes ordered")
+    idle = idle_nodes(p, pool)[: size - command.nodes]
+    if idle:
+        give_back(plan, pool, idle)
+    if len(idle) < size - command.nodes:
+        return Accepted(note=f"{len(idle)} idle nodes given back, of {size - command.nodes}; the others are not idle")
+    return Accepted(note=f"{len(idle)} idle nodes given back" if idle else "no change")
+
+
+def forget_orders(plan: Plan, pools: Mapping[str, PoolSettings]) -> None:
+    """Orders of pools that leave the configuration, or have nobody any more who brings nodes, are over."""
+    p = plan.partition
+    for number in sorted(p.orders):
+        order = p.orders[number]
+        if order.pool not in pools or not pools[order.pool].provider:
+            plan.do(OrderFailed(number, tuple(order.coming), f"pool {order.pool} left the configuration"))
+
+
+def find(p: Partition, name: str) -> Pool:
+    pool = p.pools.get(name)
+    if pool is None:
+        raise Refused(
+            "pool", f"there is no pool {shown(name)}{suggestion(name, p.pools)}; name one that is configured", "unknown"
+        )
+    return pool

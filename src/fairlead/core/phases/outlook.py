@@ -1,0 +1,335 @@
+"""The outlook: where all that waits would go, on the room there is, on nodes that are coming, and on new ones.
+
+Whoever nodes were ordered for keeps them; the others follow, the largest tasks first, because they then need fewest
+nodes. Where pools may not grow enough for all, the first by turn get what there is. Nothing is altered.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from fairlead.core.entitlement import Entitlements
+from fairlead.core.future import Future
+from fairlead.core.holding import room_for
+from fairlead.core.model import Meant, Pool, Stage
+from fairlead.core.phases.allowance import Want, wants_in_turn
+from fairlead.core.resources import GPU, Vector, add
+from fairlead.core.shape import WHOLE_DEVICE, Shape
+from fairlead.core.state import Partition
+
+Whom = tuple[str, int, int]
+"""A job, a stage of it by position, and the kind."""
+
+
+class Outlook(msgspec.Struct):
+    new: dict[str, list[tuple[Meant, ...]]]
+    """Pool → the nodes that it lacks, and what each would be for."""
+    used: dict[int, None]
+    """The nodes without work, by join number, on which some of what waits would go."""
+    coming: dict[str, int]
+    """Pool → how many nodes that are coming somebody waits for."""
+    looked: int
+    """How much was looked at."""
+
+
+class Bin:
+    """A node that is not there yet, and what would be on it."""
+
+    __slots__ = ("_alone", "_devices", "_free", "_meant", "coming", "labels", "pool")
+
+    def __init__(self, pool: Pool, coming: bool) -> None:
+        self.pool = pool
+        self.coming = coming
+        self.labels = dict(pool.settings.labels)
+        self._free: Vector = dict(pool.settings.node)
+        self._devices = [0] * (self._free.get(GPU, 0) // WHOLE_DEVICE)
+        self._meant: dict[Whom, int] = {}
+        self._alone: dict[tuple[str, int], None] = {}
+        """The stages whose tasks keep apart from each other and that have one here."""
+
+    @property
+    def meant(self) -> tuple[Meant, ...]:
+        return tuple((*whom, tasks) for whom, tasks in self._meant.items() if tasks)
+
+    def take(self, stage: Stage, kind: int, most: int) -> tuple[int, tuple[int, ...]]:
+        """Set down as many tasks as there is room for, up to a number. Returns how many, and their devices."""
+        shape, own = stage.shape, (stage.job.id, stage.position)
+        if not shape.accepts(self.labels, self.pool.settings.taints, self.pool.name):
+            return 0, ()
+        if shape.key.apart:
+            most = 0 if own in self._alone else min(most, 1)
+        tasks, devices = room_for(self._free, self._devices, shape, most)
+        if tasks:
+            self._put(stage, kind, tasks, devices)
+        return tasks, devices
+
+    def give_back(self, stage: Stage, kind: int, tasks: int, devices: tuple[int, ...]) -> None:
+        """The reverse of `take`."""
+        self._put(stage, kind, -tasks, devices)
+
+    def _put(self, stage: Stage, kind: int, tasks: int, devices: tuple[int, ...]) -> None:
+        shape, whom = stage.shape, (stage.job.id, stage.position, kind)
+        for name, amount in shape.amounts:
+            self._free[name] -= amount * tasks
+        for device in devices:
+            self._devices[device] += shape.device_milli if tasks > 0 else -shape.device_milli
+        self._meant[whom] = self._meant.get(whom, 0) + tasks
+        if shape.key.apart and tasks > 0:
+            self._alone[whom[:2]] = None
+        elif shape.key.apart:
+            del self._alone[whom[:2]]
+
+
+Step = tuple[Bin | int, Stage, int, int, tuple[int, ...]]
+"""Where tasks were set down, a node that is there or one that is not; whose, of which kind, how many, on what."""
+
+
+class Packing:
+    """One way to set down what waits."""
+
+    def __init__(self, p: Partition, bounded: bool) -> None:
+        self.p = p
+        self.short = False
+        """Whether somebody was left out because a pool may not have more nodes."""
+        self.looked = len(p.allocations) // 10
+        self._on: dict[int, int] = {}
+        """How many tasks would go on nodes that are there."""
+        self.bins: list[Bin] = []
+        self._bounded = bounded
+        self._future = Future(p)
+        self._freed: dict[int, None] = {}
+        for allocation in p.allocations.values():
+            if allocation.state == "stopping" and not allocation.rooms:
+                self._future.end(allocation)
+                self._freed[allocation.node] = None
+        self._fitting: dict[Shape, list[int]] = {}
+        self._apart: dict[tuple[str, int], dict[int, None]] = {}
+        self._from: dict[Shape, int] = {}
+        """For each shape, how many of the first bins are full."""
+        pools = [pool for pool in p.pools.values() if not bounded or grows(p, pool)]
+        self._pools = sorted(pools, key=lambda pool: (pool.settings.cost, pool.name))
+        self._left = {pool.name: nodes_left(p, pool) if bounded else None for pool in pools}
+        self._fits: dict[Shape, list[Pool]] = {}
+        self._steps: list[Step] = []
+
+    @property
+    def used(self) -> dict[int, None]:
+        """The nodes without work that would get some."""
+        nodes = self.p.nodes
+        return {join: None for join, tasks in self._on.items() if tasks and not nodes.allocations[nodes.rows[join]]}
+
+    def expect(self, wants: list[Want]) -> None:
+        """Put up the nodes that are coming, with those they were ordered for as far as these still wait."""
+        left: dict[Whom, list[tuple[Want, int]]] = {}
+        for want in wants:
+            for at, (stage, _) in enumerate(want.needs):
+                left.setdefault((stage.job.id, stage.position, want.reservation.kind), []).append((want, at))
+        for number in sorted(self.p.orders):
+            order = self.p.orders[number]
+            for meant in order.coming.values():
+                coming = Bin(self.p.pools[order.pool], True)
+                self.bins.append(coming)
+                for job, position, kind, tasks in meant:
+                    free = tasks
+                    for want, at in left.get((job, position, kind), ()):
+                        stage, wanted = want.needs[at]
+                        taken, _ = coming.take(stage, kind, min(free, wanted))
+                        want.needs[at] = (stage, wanted - taken)
+                        free -= taken
+
+    def pack(self, wants: list[Want]) -> None:
+        for want in wants:
+            self.looked += 1
+            self._steps = []
+            first = dict(self._from) if want.together else {}
+            kept = self._on_kept(want)
+            missing = 0
+            for stage, wanted in want.needs:
+                tasks = wanted - kept.get(stage.position, 0)
+                missing += self._set_down(stage, want.reservation.kind, tasks) if tasks > 0 else 0
+                if missing and want.together:
+                    self._take_back()
+                    self._from = first
+                    break
+
+    def _on_kept(self, want: Want) -> dict[int, int]:
+        """How many tasks, by stage, have nodes already that came for them."""
+        there: dict[int, int] = {}
+        promise = self.p.promises.get(want.reservation.seq)
+        for _, position, tasks in promise.places if promise is not None and want.together else ():
+            there[position] = there.get(position, 0) + tasks
+        return there
+
+    def _set_down(self, stage: Stage, kind: int, tasks: int) -> int:
+        """Returns how many found no room."""
+        tasks -= self._on_nodes(stage, kind, tasks)
+        tasks -= self._on_bins(stage, kind, tasks) if tasks else 0
+        while tasks:
+            pool = self._choose(stage.shape)
+            if pool is None:
+                break
+            fresh = Bin(pool, False)
+            left = self._left[pool.name]
+            if left is not None:
+                self._left[pool.name] = left - 1
+            self.bins.append(fresh)
+            taken, devices = fresh.take(stage, kind, tasks)
+            self._steps.append((fresh, stage, kind, taken, devices))
+            tasks -= taken
+        return tasks
+
+    def _on_nodes(self, stage: Stage, kind: int, most: int) -> int:
+        """Use room that is there, or that will be when what stops is gone."""
+        shape, taken = stage.shape, 0
+        joins = self._fitting.get(shape)
+        if joins is None:
+            joins = self._fitting[shape] = self._with_room(shape)
+        if shape.key.apart:
+            near = self._near(stage)
+            for join in [join for join in reversed(joins) if join not in near][:most]:
+                taken += self._use(join, stage, kind, 1)
+            return taken
+        while joins and taken < most:
+            taken += self._use(joins[-1], stage, kind, most - taken)
+            if taken < most:
+                joins.pop()
+        return taken
+
+    def _use(self, join: int, stage: Stage, kind: int, most: int) -> int:
+        tasks = self._future.room(join, stage.shape, most)
+        if tasks:
+            devices = self._future.put(join, stage.shape, tasks)
+            self._steps.append((join, stage, kind, tasks, devices))
+            self._on[join] = self._on.get(join, 0) + tasks
+            if stage.shape.key.apart:
+                self._near(stage)[join] = None
+        return tasks
+
+    def _with_room(self, shape: Shape) -> list[int]:
+        """The nodes with room for a task, the last one to be used first."""
+        p = self.p
+        p.index.put_all_back()
+        among = sorted(p.nodes.rows if p.index.fits(shape) else self._freed, reverse=True)
+        self.looked += len(among)
+        return [join for join in among if self._future.room(join, shape, 1)]
+
+    def _near(self, stage: Stage) -> dict[int, None]:
+        """The nodes that have a task of a stage already, or would have."""
+        own = (stage.job.id, stage.position)
+        if own not in self._apart:
+            self._apart[own] = {each.node: None for each in (stage.live or {}).values()}
+        return self._apart[own]
+
+    def _on_bins(self, stage: Stage, kind: int, most: int) -> int:
+        shape, taken = stage.shape, 0
+        at = 0 if shape.key.apart else self._from.get(shape, 0)
+        while taken < most and at < len(self.bins):
+            tasks, devices = self.bins[at].take(stage, kind, most - taken)
+            if tasks:
+                self._steps.append((self.bins[at], stage, kind, tasks, devices))
+                taken += tasks
+            at += taken < most
+        if not shape.key.apart:
+            self._from[shape] = at
+        return taken
+
+    def _choose(self, shape: Shape) -> Pool | None:
+        """The cheapest pool whose nodes take such tasks and that may have one more."""
+        fitting = self._fits.get(shape)
+        if fitting is None:
+            fitting = self._fits[shape] = [pool for pool in self._pools if takes(pool, shape)]
+        for pool in fitting:
+            if self._left[pool.name] != 0:
+                return pool
+        self.short = self.short or bool(fitting)
+        return None
+
+    def _take_back(self) -> None:
+        """What has to start together does not: nothing of it is set down."""
+        for where, stage, kind, tasks, devices in reversed(self._steps):
+            if isinstance(where, Bin):
+                where.give_back(stage, kind, tasks, devices)
+            else:
+                self._future.take(where, stage.shape, -tasks, devices)
+                self._fitting.pop(stage.shape, None)
+                self._on[where] -= tasks
+                self._near(stage).pop(where, None)
+        while self.bins and not self.bins[-1].coming and not self.bins[-1].meant:
+            left = self._left[self.bins[-1].pool.name]
+            if left is not None:
+                self._left[self.bins[-1].pool.name] = left + 1
+            self.bins.pop()
+
+
+def look_ahead(p: Partition, bounded: bool = True) -> Outlook:
+    """Where all that waits and is allowed would go. Without bounds, every pool gets as many nodes as it would need."""
+    packing = _packed(p, bounded, by_size=True)
+    if packing.short:
+        packing = _packed(p, bounded, by_size=False)
+    new: dict[str, list[tuple[Meant, ...]]] = {}
+    coming: dict[str, int] = {}
+    for each in packing.bins:
+        if each.coming and each.meant:
+            coming[each.pool.name] = coming.get(each.pool.name, 0) + 1
+        elif each.meant:
+            new.setdefault(each.pool.name, []).append(each.meant)
+    return Outlook(new, packing.used, coming, packing.looked)
+
+
+def _packed(p: Partition, bounded: bool, by_size: bool) -> Packing:
+    packing = Packing(p, bounded)
+    wants = list(wants_in_turn(p, _rights(p)))
+    packing.expect(wants)
+    if by_size:
+        sizes = {shape: _size(p, shape) for want in wants for shape in (each.shape for each, _ in want.needs)}
+        wants.sort(key=lambda want: -max(sizes[stage.shape] for stage, _ in want.needs))
+    packing.pack(wants)
+    return packing
+
+
+def _size(p: Partition, shape: Shape) -> int:
+    """How large a task is: the largest part, in millionths, that it takes of a node of the pool that fits it best."""
+    sizes = [
+        max((amount * 1_000_000 // dict(pool.settings.node)[name] for name, amount in shape.amounts), default=0)
+        for pool in p.pools.values()
+        if takes(pool, shape)
+    ]
+    return min(sizes, default=0)
+
+
+def _rights(p: Partition) -> Entitlements:
+    """What the queues would be entitled to if all pools were as large as they may be; turns go by that."""
+    capacity, nodes = dict(p.nodes.total), p.nodes.many
+    for pool in p.pools.values():
+        left = nodes_left(p, pool)
+        more = (1 if left is None else left) + coming_nodes(p, pool)
+        add(capacity, dict(pool.settings.node), more)
+        nodes += more
+    return Entitlements(p.settings.unit, capacity, nodes)
+
+
+def takes(pool: Pool, shape: Shape) -> bool:
+    """Whether a node of the pool, with nothing else on it, takes a task of a shape."""
+    settings = pool.settings
+    if shape.key.manager or not shape.accepts(dict(settings.labels), settings.taints, pool.name):
+        return False
+    node = dict(settings.node)
+    return bool(room_for(node, [0] * (node.get(GPU, 0) // WHOLE_DEVICE), shape, 1)[0])
+
+
+def grows(p: Partition, pool: Pool) -> bool:
+    """Whether the pool may be asked for nodes now."""
+    return pool.elastic and not pool.paused and pool.paused_until <= p.now
+
+
+def nodes_left(p: Partition, pool: Pool) -> int | None:
+    """How many nodes more it may have; None if as many as one likes. Lost ones count: they may come back."""
+    most = pool.settings.max
+    if most is None:
+        return None
+    present = sum(p.nodes.pool[row] == pool.name for row in p.nodes.rows.values())
+    return max(0, most - present - coming_nodes(p, pool))
+
+
+def coming_nodes(p: Partition, pool: Pool) -> int:
+    return sum(len(order.coming) for order in p.orders.values() if order.pool == pool.name)

@@ -1,0 +1,70 @@
+"""How many nodes each pool has, how many the waiting work would take, and how many are coming."""
+
+from __future__ import annotations
+
+import msgspec
+
+from fairlead.core.model import Pool
+from fairlead.core.phases.outlook import coming_nodes, look_ahead
+from fairlead.core.state import Partition
+
+
+class PoolFigures(msgspec.Struct, frozen=True):
+    """In nodes. `available` ones have nothing to do and take work: they are not disabled, held or promised."""
+
+    total: int
+    available: int
+    pending: int
+    """How many nodes the waiting work would take that is allowed to start."""
+    ordered: int
+    disabled: int
+
+    @property
+    def idle(self) -> int:
+        """Below 0, so many nodes are missing."""
+        return self.available - self.pending
+
+
+def pool_figures(p: Partition) -> dict[str, PoolFigures] | None:
+    """By name, of the pools that are configured and those that nodes say they are in; None before it is ready."""
+    if not p.reign.ready:
+        return None
+    outlook = look_ahead(p, bounded=False)
+    nodes = p.nodes
+    names = sorted({*p.pools, *(nodes.pool[row] for row in nodes.rows.values() if nodes.pool[row])})
+    total, available, disabled, pending = ({name: 0 for name in names} for _ in range(4))
+    for join, row in nodes.rows.items():
+        name = nodes.pool[row]
+        if name and not nodes.manager[row] and nodes.state[row] != "lost":
+            total[name] += 1
+            disabled[name] += nodes.state[row] == "disabled"
+            available[name] += nodes.placeable(row) and not nodes.allocations[row] and join not in nodes.held
+            pending[name] += join in outlook.used
+    return {
+        name: PoolFigures(
+            total[name],
+            available[name],
+            pending[name] + outlook.coming.get(name, 0) + len(outlook.new.get(name, ())),
+            coming_nodes(p, p.pools[name]) if name in p.pools else 0,
+            disabled[name],
+        )
+        for name in names
+    }
+
+
+def why_it_grew(p: Partition, pool: Pool) -> list[tuple[int, str, int, list[tuple[str, str, int]]]]:
+    """The orders of a pool that are not over: number, cause, nodes that have yet to come, and for whom."""
+    return [
+        (
+            number,
+            order.cause,
+            len(order.coming),
+            [
+                (job, p.jobs[job].stages[stage].name, tasks)
+                for (job, stage, _), tasks in order.for_whom.items()
+                if job in p.jobs
+            ],
+        )
+        for number, order in sorted(p.orders.items())
+        if order.pool == pool.name
+    ]
