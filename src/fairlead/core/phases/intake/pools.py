@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from fairlead.core.changes import Arrived, OrderFailed, PoolMoved, Promised, Released
 from fairlead.core.commands import Accepted, FailOrder, MovePool, ScalePool
 from fairlead.core.errors import Refused
+from fairlead.core.holding import may_take, room_now
 from fairlead.core.model import Hold, Meant, Place, Pool, PoolSettings, Reservation
 from fairlead.core.phases.demand import give_back, idle_nodes, order_nodes, size_of
 from fairlead.core.phases.intake.access import need_operator
@@ -30,7 +31,12 @@ def arrive(plan: Plan, name: str) -> None:
         reason = f"node {name} joined, but not in pool {order.pool}"
         plan.do(OrderFailed(order.number, (name,), reason, p.now + p.settings.pool_pause))
         return
-    meant = order.coming[name]
+    meant = [each for each in order.coming[name] if p.waits(*each[:3]) is not None]
+    if meant and not any(_takes(p, join, each) for each in meant):
+        # Its pool says what it is not: ordering such nodes again and again would not help.
+        reason = f"node {name} joined, and takes nothing of what it was ordered for; see the node of pool {order.pool}"
+        plan.do(OrderFailed(order.number, (name,), reason, p.now + p.settings.pool_pause))
+        return
     plan.do(Arrived(order.number, name))
     singles: list[Meant] = []
     for each in meant:
@@ -41,6 +47,13 @@ def arrive(plan: Plan, name: str) -> None:
             singles.append(each)
     if singles:
         plan.arrivals.append((join, singles))
+
+
+def _takes(p: Partition, join: int, meant: Meant) -> bool:
+    """Whether a node has room for one task of what it is meant for."""
+    job, position, _, _ = meant
+    shape = p.jobs[job].stages[position].shape
+    return may_take(p.nodes, p.nodes.rows[join], shape) and room_now(p.nodes, join, shape, 1)[0] > 0
 
 
 def _keep(plan: Plan, reservation: Reservation, place: Place) -> None:

@@ -1,0 +1,528 @@
+"""Pools: a burst is one order, nothing is ordered for work that fits or twice for the same, and idle nodes go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fairlead.core.commands import Accepted, Rejected
+from fairlead.core.effects import ForPool, standing_pools
+from fairlead.core.reasons import NoRoom
+from fairlead.testing import World
+
+
+def ordered(w: World) -> dict[str, int]:
+    """Pool → how many nodes were ordered since the last look; each pool hears once."""
+    found: dict[str, int] = {}
+    for effect in w.effects():
+        if isinstance(effect, ForPool) and effect.orders:
+            assert effect.pool not in found
+            found[effect.pool] = sum(len(order.names) for order in effect.orders)
+    return found
+
+
+def given_back(w: World) -> list[str]:
+    return [name for effect in w.effects() if isinstance(effect, ForPool) for name in effect.unwanted]
+
+
+def singles(w: World, count: int, cpu: float = 1, **rest: Any) -> list[str]:
+    return [w.submit(stages=[{"resources": {"cpu": cpu}}], **rest) for _ in range(count)]
+
+
+def array(w: World, count: int, cpu: float = 1, **rest: Any) -> str:
+    stage = {"name": "a", "count": count, "min": 1, "resources": {"cpu": cpu}, **rest.pop("stage", {})}
+    return w.submit(stages=[stage], **rest)
+
+
+def gang(w: World, count: int, cpu: float = 1, **rest: Any) -> str:
+    stage = {"name": "w", "count": count, "resources": {"cpu": cpu}, **rest.pop("stage", {})}
+    return w.submit(stages=[stage], **rest)
+
+
+# -- growing -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("each", "nodes"), [(5, 0), (3, 10), (0, 25)])
+def test_a_burst_is_one_order_for_what_does_not_fit(each: int, nodes: int) -> None:
+    """A hundred requests at once on twenty workers, with room for all, for sixty, for none."""
+    w = World()
+    w.pool("p", node={"cpu": 4}, max=100)
+    if each:
+        w.nodes(20, cpu=each)
+    singles(w, 100)
+    w.cycle()
+    assert ordered(w) == ({"p": nodes} if nodes else {})
+    w.cycle()
+    w.advance(60)
+    assert ordered(w) == {}
+
+
+def test_from_no_nodes_at_all() -> None:
+    w = World()
+    w.pool("p", node={"cpu": 4, "memory": "8Gi"}, max=10)
+    job = gang(w, 10)
+    w.cycle()
+    assert ordered(w) == {"p": 3}
+    w.arrive("p", 3)
+    w.advance(0)
+    assert len(w.placements(job)) == 10
+    assert w.pools()["p"] == {
+        "ready": True,
+        "total": 3,
+        "available": 0,
+        "pending": 0,
+        "idle": 0,
+        "ordered": 0,
+        "disabled": 0,
+    }
+
+
+def test_what_is_coming_is_shared() -> None:
+    w = World()
+    w.pool("p", node={"cpu": 4}, max=10)
+    first = array(w, 2)
+    w.cycle()
+    assert ordered(w) == {"p": 1}
+    second = array(w, 2)
+    w.cycle()
+    assert ordered(w) == {}
+    third = array(w, 1)
+    w.cycle()
+    assert ordered(w) == {"p": 1}
+    w.arrive("p")
+    w.advance(0)
+    assert [len(w.placements(job)) for job in (first, second, third)] == [2, 2, 0]
+    assert w.pools()["p"]["idle"] == -1
+
+
+def test_a_gang_keeps_the_nodes_that_came_for_it() -> None:
+    w = World()
+    w.pool("p", node={"cpu": 2}, max=10)
+    job = gang(w, 4, stage={"resources": {"cpu": 2}})
+    w.cycle()
+    assert ordered(w) == {"p": 4}
+    names = w.arrive("p", 3)
+    w.advance(0)
+    small = singles(w, 2)
+    w.advance(0)
+    assert not w.placements(job)
+    assert not any(w.placements(each) for each in small)
+    assert w.promises()[job, "w", "new"] == [(names[0], 1), (names[1], 1), (names[2], 1), ("p-1-3", 1)]
+    w.arrive("p")
+    w.advance(0)
+    assert len(w.placements(job)) == 4
+    assert ordered(w) == {"p": 1}, "for the small ones"
+
+
+def test_a_gang_that_never_gets_the_rest_gives_back_what_came() -> None:
+    w = World({"promise_for": "3min"})
+    w.pool("p", node={"cpu": 2}, max=4)
+    job = gang(w, 4, cpu=2)
+    w.cycle()
+    w.arrive("p", 3)
+    w.advance(0)
+    small = singles(w, 2)
+    w.advance(179)
+    assert not any(w.placements(each) for each in small)
+    w.advance(2)
+    assert all(w.placements(each) for each in small)
+    assert not w.placements(job)
+
+
+def test_the_cheapest_pool_first_within_its_size() -> None:
+    w = World()
+    w.pool("dear", node={"cpu": 4}, max=10, cost=5)
+    w.pool("cheap", node={"cpu": 4}, max=2, cost=1)
+    w.pool("small", node={"cpu": 1}, max=10, cost=0)
+    array(w, 5, cpu=4)
+    w.cycle()
+    assert ordered(w) == {"cheap": 2, "dear": 3}
+
+
+def test_only_pools_whose_nodes_fit() -> None:
+    w = World()
+    w.pool("plain", node={"cpu": 8}, max=10)
+    w.pool("gpu", node={"cpu": 8, "gpu": 2}, max=10, cost=9, taints=["gpu"], labels={"kind": "a100"})
+    rows = [
+        ({"resources": {"gpu": 1}, "count": 3, "tolerations": ["gpu"]}, {"gpu": 2}),
+        ({"resources": {"gpu": 1}}, {}),
+        ({"resources": {"cpu": 9}}, {}),
+        ({"resources": {"cpu": 1}, "selectors": {"kind": ["a100"]}, "tolerations": ["gpu"]}, {"gpu": 1}),
+        ({"resources": {"cpu": 1}, "pool": "plain"}, {"plain": 1}),
+        ({"resources": {"cpu": 1}, "count": 3, "apart": True}, {"plain": 3}),
+    ]
+    for stage, expected in rows:
+        job = w.submit(stages=[stage])
+        w.cycle()
+        assert ordered(w) == expected, stage
+        w.kill(job)
+        while w.partition().orders:
+            w.fail_order(next(iter(w.partition().orders.values())).pool)
+            w.cycle()
+        w.advance(10)
+        w.effects()
+
+
+def test_what_may_not_start_orders_nothing() -> None:
+    w = World()
+    w.queue("root.a", limit={"cpu": 3}, max_jobs=2)
+    w.queue("root.b", share=1)
+    w.pool("p", node={"cpu": 2}, max=100)
+    singles(w, 9, queue="root.a")
+    w.cycle()
+    assert ordered(w) == {"p": 1}, "two jobs may run"
+    gang(w, 4, queue="root.a")
+    array(w, 3, queue="root.b")
+    w.stop_queue("root.b")
+    w.cycle()
+    assert ordered(w) == {}
+    w.start_queue("root.b")
+    w.cycle()
+    assert ordered(w) == {"p": 2}
+
+
+def test_the_first_by_turn_get_what_a_pool_may_bring() -> None:
+    """Two queues of equal share, and room for four nodes: two each, however many either asks for."""
+    w = World()
+    for name in ("a", "b"):
+        w.queue(f"root.{name}", share=50)
+    w.pool("p", node={"cpu": 1}, max=4)
+    jobs = [array(w, 50, queue="root.a"), array(w, 2, queue="root.b")]
+    w.cycle()
+    assert ordered(w) == {"p": 4}
+    w.arrive("p", 4)
+    w.advance(0)
+    assert [len(w.placements(job)) for job in jobs] == [2, 2]
+
+
+def test_held_nodes_are_not_counted_on_and_who_holds_them_orders_nothing() -> None:
+    w = World({"starving_after": "10s", "held_nodes_percent": 100})
+    w.pool("p", node={"cpu": 4}, max=0)
+    w.node("n0", cpu=4)
+    busy = w.submit(stages=[{"resources": {"cpu": 1}}])
+    w.cycle()
+    starved = w.submit(stages=[{"resources": {"cpu": 4}}])
+    w.advance(11)
+    assert list(w.holds()) == ["n0"]
+    w.pool("p", node={"cpu": 4}, max=10)
+    w.cycle()
+    assert ordered(w) == {}
+    singles(w, 1)
+    w.cycle()
+    assert ordered(w) == {"p": 1}, "n0 looks full"
+    w.finish(busy)
+    w.advance(0)
+    assert w.placements(starved)
+
+
+def test_room_that_stops_being_used_is_counted_on() -> None:
+    w = World()
+    w.pool("p", node={"cpu": 4}, max=10)
+    w.node("n0", cpu=4)
+    first = gang(w, 4)
+    w.advance(0)
+    w.hold_acks("n0")
+    w.kill(first)
+    second = gang(w, 4)
+    w.cycle()
+    assert ordered(w) == {}
+    w.finish(first)
+    w.advance(0)
+    assert len(w.placements(second)) == 4
+
+
+# -- orders that fail ----------------------------------------------------------------------------------------------
+
+
+def test_a_failed_order_pauses_its_pool_and_tries_the_next() -> None:
+    w = World()
+    w.pool("a", node={"cpu": 4}, max=10)
+    w.pool("b", node={"cpu": 4}, max=10, cost=2)
+    singles(w, 4)
+    w.cycle()
+    assert ordered(w) == {"a": 1}
+    w.fail_order("a", "no machines left")
+    w.cycle()
+    assert ordered(w) == {"b": 1}
+    w.fail_order("b")
+    w.cycle()
+    assert ordered(w) == {}
+    w.advance(4.9)
+    assert ordered(w) == {}
+    w.advance(0.2)
+    assert ordered(w) == {"a": 1}
+
+
+def test_after_max_orders_it_says_why() -> None:
+    w = World({"max_orders": 2})
+    w.pool("a", node={"cpu": 4}, max=10)
+    job = singles(w, 1)[0]
+    for _ in range(2):
+        w.advance(6)
+        assert ordered(w) == {"a": 1}
+        w.fail_order("a", "quota of the cloud is used up")
+        w.cycle()
+    w.advance(60)
+    assert ordered(w) == {}
+    reason = w.explain(job)[0].reason
+    assert isinstance(reason, NoRoom) and reason.vain == 2 and reason.given_up
+    assert "quota of the cloud is used up" in str(reason)
+    later = singles(w, 1)
+    w.cycle()
+    assert ordered(w) == {"a": 1}, "others may order"
+    w.resume_pool("a")
+    w.arrive("a")
+    w.advance(0)
+    assert w.placements(job) and w.placements(later[0])
+
+
+def test_a_late_order_is_given_up_and_its_node_is_welcome_all_the_same() -> None:
+    w = World({"promise_for": "1min"})
+    w.pool("a", node={"cpu": 4}, max=1)
+    job = singles(w, 1)[0]
+    w.cycle()
+    w.advance(61)
+    assert w.pools()["a"]["ordered"] == 0
+    w.node("a-1-0", pool="a", cpu=4)
+    w.advance(0)
+    assert w.placements(job) == {("main", 0): "a-1-0"}
+
+
+def test_a_node_that_is_not_what_its_pool_says_is_not_ordered_for_ever() -> None:
+    w = World()
+    w.pool("a", node={"cpu": 4}, max=100)
+    singles(w, 1, cpu=4)
+    for _ in range(20):
+        if w.partition().orders:
+            w.arrive("a", cpu=2)
+        w.advance(10)
+    assert w.pools()["a"]["total"] == 3, "max_orders"
+
+
+def test_a_node_that_comes_twice_or_unasked_is_ordered_once() -> None:
+    w = World()
+    w.pool("a", node={"cpu": 4}, max=100)
+    singles(w, 8)
+    w.cycle()
+    assert ordered(w) == {"a": 2}
+    name = w.arrive("a")[0]
+    w.node(name, pool="a", cpu=4)
+    w.advance(0)
+    w.node(name, pool="a", cpu=4)
+    w.arrive("a", 3)
+    w.advance(0)
+    assert ordered(w) == {}
+    assert w.pools()["a"]["total"] == 4
+
+
+# -- in store ------------------------------------------------------------------------------------------------------
+
+
+def test_warm_spare_nodes() -> None:
+    w = World()
+    w.pool("p", node={"cpu": 4}, min=2, max=10, min_idle=1, max_idle=1, idle_for="1min")
+    w.cycle()
+    assert ordered(w) == {"p": 2}
+    w.arrive("p", 2)
+    w.advance(0)
+    assert ordered(w) == {}
+    array(w, 8)
+    w.advance(0)
+    assert ordered(w) == {"p": 1}, "one stays idle"
+    w.arrive("p")
+    w.advance(600)
+    assert w.pools()["p"]["total"] == 3
+
+
+# -- shrinking -----------------------------------------------------------------------------------------------------
+
+
+def grown(w: World, nodes: int) -> str:
+    job = array(w, nodes, cpu=4)
+    w.cycle()
+    w.arrive("p", nodes)
+    w.advance(0)
+    assert len(w.placements(job)) == nodes
+    w.effects()
+    return job
+
+
+def test_idle_nodes_go_after_a_while_but_for_some() -> None:
+    w = World()
+    w.pool("p", node={"cpu": 4}, min=1, max=10, max_idle=2, idle_for="1min")
+    job = grown(w, 6)
+    w.finish(job, "a", 0)
+    w.advance(0)
+    w.advance(30)
+    for index in (1, 2, 3):
+        w.finish(job, "a", index)
+    w.advance(0)
+    w.advance(59)
+    assert len(given_back(w)) == 1, "four are idle, and one has been for long enough"
+    w.advance(2)
+    assert len(given_back(w)) == 1
+    w.advance(600)
+    assert given_back(w) == []
+    w.finish(job)
+    w.advance(700)
+    assert w.pools()["p"]["total"] == 2
+    w.pool("p", node={"cpu": 4}, min=1, max=10, max_idle=0, idle_for="1min")
+    w.advance(700)
+    assert w.pools()["p"]["total"] == 1
+
+
+def test_never_while_not_ready_and_the_clock_starts_again() -> None:
+    w = World({"ready_after": "1h"})
+    w.pool("p", node={"cpu": 4}, max=10, idle_for="1min")
+    job = grown(w, 2)
+    w.finish(job)
+    w.advance(30)
+    w.restart(ready=False)
+    w.advance(1000)
+    assert given_back(w) == []
+    w.mark_ready()
+    w.advance(59)
+    assert given_back(w) == []
+    w.advance(2)
+    assert len(given_back(w)) == 2
+
+
+def test_a_node_that_is_needed_again_stays() -> None:
+    w = World()
+    w.pool("p", node={"cpu": 4}, max=10, idle_for="1min")
+    job = grown(w, 2)
+    w.finish(job)
+    w.advance(50)
+    again = array(w, 1)
+    w.advance(20)
+    assert len(w.placements(again)) == 1
+    assert w.pools()["p"]["total"] == 1
+    w.finish(again)
+    w.advance(70)
+    assert w.pools()["p"]["total"] == 0
+
+
+def test_nodes_that_wait_for_a_gang_are_not_given_back() -> None:
+    """Two idle nodes, and a gang of three that has a third ordered: none of them goes, however late that is."""
+    w = World({"promise_for": "1h"})
+    w.pool("p", node={"cpu": 4}, max=10, idle_for="1min")
+    w.finish(grown(w, 2))
+    w.cycle()
+    waiting = gang(w, 3, cpu=4)
+    w.advance(600)
+    assert given_back(w) == []
+    assert w.pools()["p"] == {**w.pools()["p"], "available": 2, "pending": 3, "idle": -1, "ordered": 1}
+    w.arrive("p")
+    w.advance(0)
+    assert len(w.placements(waiting)) == 3
+
+
+def test_a_node_that_is_given_back_takes_no_work_and_stays_given_back() -> None:
+    w = World()
+    w.pool("p", node={"cpu": 4}, max=10, idle_for="1min")
+    w.finish(grown(w, 1))
+    w.cycle()
+    p = w.partition()
+    while not p.unwanted:
+        w.now += 10_000_000
+        w.cycle()
+    w.enable("p-1-0")
+    job = singles(w, 1)[0]
+    w.answers()
+    w._queue = [each for each in w._queue if "RemoveNode" not in repr(each)]
+    w.cycle()
+    assert not w.placements(job)
+    refused = [answer for answer in w.answers() if isinstance(answer, Rejected)]
+    assert "given back" in str(refused[0])
+    w.restart()
+    assert standing_pools(w.partition())[0].unwanted == ("p-1-0",)
+    w.remove_node("p-1-0")
+    w.arrive("p")
+    w.advance(0)
+    assert w.placements(job)
+
+
+# -- by hand -------------------------------------------------------------------------------------------------------
+
+
+def test_scaled_by_hand() -> None:
+    w = World()
+    w.pool("p", node={"cpu": 4}, min=1, max=5, idle_for="1min")
+    w.cycle()
+    w.arrive("p")
+    w.cycle()
+    w.effects(), w.answers()
+    w.scale_pool("p", 4)
+    w.cycle()
+    assert ordered(w) == {"p": 3}
+    w.arrive("p", 3)
+    w.cycle()
+    busy = array(w, 1, cpu=4)
+    w.cycle()
+    w.scale_pool("p", 1)
+    w.scale_pool("p", 6)
+    w.scale_pool("x", 1)
+    w.answers()
+    w.cycle()
+    answers = w.answers()
+    assert isinstance(answers[0], Accepted) and answers[0].note == "3 idle nodes given back"
+    assert "between 1 and 5" in str(answers[1])
+    assert 'there is no pool "x"' in str(answers[2])
+    w.cycle()
+    assert w.pools()["p"]["total"] == 1
+    assert w.placements(busy)
+
+
+def test_a_paused_pool_neither_grows_nor_shrinks() -> None:
+    w = World()
+    w.pool("p", node={"cpu": 4}, max=10, idle_for="1min")
+    w.finish(grown(w, 2))
+    w.pause_pool("p")
+    w.cycle()
+    array(w, 9, cpu=4)
+    w.advance(500)
+    assert ordered(w) == {}
+    w.resume_pool("p")
+    w.cycle()
+    assert ordered(w) == {"p": 7}
+
+
+# -- restarts and configuration ------------------------------------------------------------------------------------
+
+
+def test_a_restart_orders_nothing_twice_and_forgets_nothing() -> None:
+    w = World()
+    w.pool("p", node={"cpu": 4}, max=10)
+    job = gang(w, 3, cpu=4)
+    w.cycle()
+    w.arrive("p")
+    w.cycle()
+    before = w.partition().orders[1].coming
+    w.effects()
+    w.restart(ready=False)
+    assert w.partition().orders[1].coming == before
+    assert standing_pools(w.partition())[0].orders[0].names == ("p-1-1", "p-1-2")
+    w.advance(1)
+    w.arrive("p", 2)
+    w.cycle()
+    assert not w.placements(job)
+    assert w.pools() == {"p": {"ready": False}}
+    w.mark_ready()
+    w.advance(0)
+    assert len(w.placements(job)) == 3
+    assert ordered(w) == {}
+
+
+def test_a_pool_that_leaves_the_configuration_is_not_waited_for() -> None:
+    w = World()
+    w.pool("p", node={"cpu": 4}, max=10)
+    singles(w, 1)
+    w.cycle()
+    w.configure({"pools": {"q": {"node": {"cpu": 2}, "max": 3}}})
+    w.cycle()
+    w.cycle()
+    assert {order.pool for order in w.partition().orders.values()} == {"q"}
+    w.configure({})
+    w.cycle()
+    assert not w.partition().orders
