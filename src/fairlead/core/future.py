@@ -5,8 +5,8 @@ from __future__ import annotations
 from fairlead.core.changes import Part
 from fairlead.core.explain import MANY
 from fairlead.core.forecast import end_of
-from fairlead.core.holding import may_take, room_for
-from fairlead.core.model import Allocation, Micros
+from fairlead.core.holding import came_for_some, may_take, room_for
+from fairlead.core.model import Allocation, Micros, Promise
 from fairlead.core.ranges import count, indices
 from fairlead.core.resources import Vector, add
 from fairlead.core.shape import Shape
@@ -19,11 +19,24 @@ class Future:
     def __init__(self, p: Partition) -> None:
         self.p = p
         self._nodes: dict[int, tuple[Vector, list[int]]] = {}
+        self._shared: dict[int, None] = {}
+        """Nodes that are kept for some, whose part is taken already; the rest is for everybody."""
+
+    def set_aside(self, promise: Promise) -> None:
+        """Take the room on nodes that were ordered for some who wait for more."""
+        for join, position, tasks in promise.places:
+            shape = self.p.jobs[promise.job].stages[position].shape
+            if self.slots(join, shape, tasks) >= tasks:
+                self.put(join, shape, tasks)
+            if came_for_some(self.p, join):
+                self._shared[join] = None
 
     def room(self, join: int, shape: Shape, most: int = MANY) -> int:
         nodes = self.p.nodes
         row = nodes.rows[join]
-        if not nodes.placeable(row) or join in nodes.held or not may_take(nodes, row, shape):
+        if not nodes.placeable(row) or not may_take(nodes, row, shape):
+            return 0
+        if join in nodes.held and join not in self._shared:
             return 0
         return self.slots(join, shape, 1 if shape.key.apart else most)
 
@@ -73,6 +86,7 @@ class Future:
 
     def copy(self) -> Future:
         other = Future(self.p)
+        other._shared = dict(self._shared)
         other._nodes = {join: (dict(free), list(used)) for join, (free, used) in self._nodes.items()}
         return other
 

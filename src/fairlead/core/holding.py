@@ -76,7 +76,8 @@ def room_for(free: Vector, devices: list[int], shape: Shape, most: int) -> tuple
 def choose_held(p: Partition, stage: Stage, kind: int, most: int) -> list[Choice]:
     """The nodes where tasks of a stage may start now because they are kept for it.
 
-    A node that others hold too gives it no more than its part, so that it delays none of them.
+    A node that others hold too gives it no more than its part, so that it delays none of them. So does one that was
+    ordered: the rest of it is for others.
     """
     reservation = stage.reservations[kind]
     chosen: list[Choice] = []
@@ -86,6 +87,7 @@ def choose_held(p: Partition, stage: Stage, kind: int, most: int) -> list[Choice
     for join, position, tasks in kept.places:
         if position == stage.position and most and p.nodes.placeable(p.nodes.rows[join]):
             alone = len(p.nodes.held[join]) == 1 and not stage.shape.key.apart and not reservation.whole
+            alone = alone and not (isinstance(kept, Promise) and kept.ordered)
             fitting, devices = room_now(p.nodes, join, stage.shape, most if alone else min(tasks, most))
             if fitting:
                 chosen.append(Choice(join, fitting, devices))
@@ -94,30 +96,52 @@ def choose_held(p: Partition, stage: Stage, kind: int, most: int) -> list[Choice
 
 
 def choose_on(p: Partition, stage: Stage, join: int, most: int) -> list[Choice]:
-    """Room for tasks of a stage on one node that nobody else has."""
+    """Room for tasks of a stage on one node, beside what is promised there."""
     nodes, shape = p.nodes, stage.shape
     row = nodes.rows[join]
-    if join in nodes.held or not nodes.placeable(row) or not may_take(nodes, row, shape):
+    if not nodes.placeable(row) or not may_take(nodes, row, shape):
         return []
     if shape.key.apart:
         most = 0 if any(each.node == join for each in (stage.live or {}).values()) else min(most, 1)
-    tasks, devices = room_now(nodes, join, shape, most)
+    tasks, devices = room_now(nodes, join, shape, most) if join not in nodes.held else _beside(p, join, shape, most)
     return [Choice(join, tasks, devices)] if tasks else []
+
+
+def came_for_some(p: Partition, join: int) -> bool:
+    """Whether a node is kept only because it was ordered: then what is beyond the promises is for everybody."""
+    return all(seq in p.promises and p.promises[seq].ordered for seq in p.nodes.held.get(join, ()))
+
+
+def _beside(p: Partition, join: int, shape: Shape, most: int) -> tuple[int, tuple[int, ...]]:
+    """How many tasks of anybody fit an ordered node beside those that it is promised to, and their devices."""
+    if not came_for_some(p, join):
+        return 0, ()
+    there = p.nodes.allocations[p.nodes.rows[join]].values()
+    others = kept_on(p, join) + [(each.stage.shape, count(each.indices)) for each in there if not each.rooms]
+    tasks = room_beside(p.nodes, join, others, shape, most)
+    return room_now(p.nodes, join, shape, tasks) if tasks > 0 else (0, ())
 
 
 def choose_lent(p: Partition, stage: Stage, most: int, lent: Mapping[int, Micros]) -> list[Choice]:
     """The held nodes for tasks of anybody that are in nobody's way.
 
-    Those ask for nothing, or are expected to be over before the nodes' holders can start, as `lent` says.
+    Those ask for nothing, or are expected to be over before the nodes' holders can start, as `lent` says. Or they fit
+    beside what an ordered node is promised to.
     """
     shape, nodes = stage.shape, p.nodes
     lasts = guess(stage.terms)
     own = [each.seq for each in stage.reservations if each is not None]
     near = {each.node for each in (stage.live or {}).values()} if shape.key.apart else ()
     chosen: list[Choice] = []
-    for join in sorted(nodes.held) if lent or not shape.amounts else ():
+    ordered = any(promise.ordered for promise in p.promises.values())
+    for join in sorted(nodes.held) if lent or ordered or not shape.amounts else ():
         row = nodes.rows[join]
         if most <= 0 or join in near or not nodes.placeable(row) or not may_take(nodes, row, shape):
+            continue
+        if ordered and came_for_some(p, join):
+            found = choose_on(p, stage, join, most) if not any(seq in nodes.held[join] for seq in own) else []
+            chosen += found
+            most -= sum(each.tasks for each in found)
             continue
         if shape.amounts and (lasts is None or p.now + lasts > lent.get(join, 0)):
             continue

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fairlead.core.changes import GivenBack, Idled, NodeMoved, Ordered, OrderFailed
+from fairlead.core.changes import GivenBack, Idled, NodeMoved, Ordered, OrderFailed, Promised, Released
 from fairlead.core.model import Meant, Micros, OrderCause, Pool
 from fairlead.core.phases.outlook import Outlook, coming_nodes, grows, look_ahead, nodes_left
 from fairlead.core.plan import Plan
@@ -169,6 +169,18 @@ def _grow(plan: Plan, pool: Pool, outlook: Outlook) -> None:
     add = max(len(meant), add if left is None else min(add, left))
     if add:
         order_nodes(plan, pool, meant + [()] * (add - len(meant)), "demand" if meant else "spare")
+        _renew(plan, meant)
+
+
+def _renew(plan: Plan, nodes: list[tuple[Meant, ...]]) -> None:
+    """Gangs for which more is ordered keep for as long what has come for them."""
+    p = plan.partition
+    for whom in dict.fromkeys(each[:3] for meant in nodes for each in meant):
+        reservation = p.waits(*whom)
+        promise = p.promises.get(reservation.seq) if reservation is not None else None
+        if promise is not None and promise.ordered and promise.since < p.now:
+            plan.do(Released(promise.seq, "more is ordered"))
+            plan.do(Promised(promise.job, promise.stage, promise.kind, promise.places, (), "order"))
 
 
 def _shrink(plan: Plan, pool: Pool, outlook: Outlook) -> None:

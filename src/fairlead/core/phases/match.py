@@ -33,11 +33,11 @@ Awake = dict[str, list[Lane]]
 def match(plan: Plan) -> None:
     p = plan.partition
     left = p.settings.max_placed
+    if plan.arrivals and p.reign.ready:
+        left -= _serve_arrivals(plan)
     if p.nodes.held and p.reign.ready:
         p.index.put_all_back()
         left -= serve_kept(plan)
-    if plan.arrivals and p.reign.ready:
-        left -= _serve_arrivals(plan)
     awake = _awake(plan)
     if not p.reign.ready:
         for lanes in awake.values():

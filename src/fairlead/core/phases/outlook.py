@@ -102,6 +102,10 @@ class Packing:
             if allocation.state == "stopping" and not allocation.rooms:
                 self._future.end(allocation)
                 self._freed[allocation.node] = None
+        for _, promise in sorted(p.promises.items()):
+            if promise.ordered:
+                self._future.set_aside(promise)
+                self._freed.update(promise.nodes)
         self._fitting: dict[Shape, list[int]] = {}
         self._apart: dict[tuple[str, int], dict[int, None]] = {}
         self._from: dict[Shape, int] = {}
@@ -288,9 +292,12 @@ def _packed(p: Partition, bounded: bool, by_size: bool) -> Packing:
 
 
 def _size(p: Partition, shape: Shape) -> int:
-    """How large a task is: the largest part, in millionths, that it takes of a node of the pool that fits it best."""
+    """How large a task is: the parts, in millionths, that it takes of each resource of a node, in the best pool for it.
+
+    Their sum needs fewer nodes than the largest of them: 9 % above the bound instead of 11 % in `bench.bursts`.
+    """
     sizes = [
-        max((amount * 1_000_000 // dict(pool.settings.node)[name] for name, amount in shape.amounts), default=0)
+        sum(amount * 1_000_000 // dict(pool.settings.node)[name] for name, amount in shape.amounts)
         for pool in p.pools.values()
         if takes(pool, shape)
     ]
