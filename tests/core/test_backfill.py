@@ -315,3 +315,87 @@ def test_held_nodes_are_lent_to_those_who_will_be_gone_in_time(backfill: bool, e
     w.cycle()
     assert (w.job("other").state == "running") == runs
     assert list(w.holds()) == ["n0"]
+
+
+# -- plans that change without anybody coming or going -----------------------------------------------------------
+
+
+def _job(w: World, name: str, cpu: Any, estimate: int | None = None, **rest: Any) -> str:
+    asked = rest.pop("resources", {"cpu": cpu})
+    stage = {"name": "w", "resources": asked} | ({} if estimate is None else {"estimate": estimate})
+    return w.submit(name=name, stages=[stage], **rest)
+
+
+def test_an_overrun_estimate_lets_others_go_ahead_by_itself() -> None:
+    w = World({"backfill": True})
+    w.node("n", cpu=2)
+    _job(w, "runs", 1, estimate=10)
+    w.cycle()
+    _job(w, "head", 2)
+    small = _job(w, "small", 1, estimate=15)
+    w.advance(19)
+    assert not w.placements(small)  # planned for 10 s, and from then on for 20 s
+    w.advance(1)
+    assert w.placements(small)  # planned for 40 s
+
+
+def test_a_late_acknowledgement_lets_others_go_ahead() -> None:
+    w = World({"backfill": True})
+    w.node("n", cpu=2)
+    w.hold_acks("n")
+    _job(w, "runs", 1, estimate=10)
+    w.cycle()
+    _job(w, "head", 2)
+    w.advance(2)
+    small = _job(w, "small", 1, estimate=9)
+    w.advance(2)
+    assert not w.placements(small)
+    w.release_acks("n")
+    w.advance(0)
+    assert w.placements(small)  # planned for 14 s, and no more for 10 s
+
+
+def test_nodes_that_are_held_change_the_plan() -> None:
+    w = World({"backfill": True, "starving_after": "5s"})
+    w.node("n", cpu=2)
+    w.node("m", cpu=2, labels={"kind": "m"})
+    _job(w, "runs", 1, estimate=10)
+    w.submit(name="forever", stages=[{"name": "w", "resources": {"cpu": 1}, "selectors": {"kind": "m"}}])
+    w.cycle()
+    head = _job(w, "head", 2)
+    small = _job(w, "small", 1)
+    w.advance(4)
+    assert not w.placements(small)  # it would stand on n, and the head is planned to start there
+    w.advance(2)
+    assert w.holds() == {"n": [(head, "w", 1)]}
+    assert w.placements(small) == {("w", 0): "m"}
+
+
+def test_who_is_the_first_without_room_is_asked_again_when_turns_have_moved() -> None:
+    """What b's head waits for is never known to end. Once a has started something, b's head is the first."""
+    w = World({"backfill": True, "queues": {"root": {"a": {"share": 1}, "b": {"share": 1}, "c": {"share": 1}}}})
+    w.node("n", cpu=2, memory="1Gi")
+    w.node("g", gpu=1)
+    _job(w, "runs", 1, estimate=10, queue="root.c")
+    _job(w, "forever", 0, resources={"gpu": 1}, queue="root.c")
+    w.cycle()
+    _job(w, "head-a", 2, queue="root.a", priority=1)
+    _job(w, "head-b", 0, resources={"gpu": 1}, queue="root.b", priority=1)
+    quick = _job(w, "quick", 0, estimate=5, resources={"cpu": "500m", "memory": "1Gi"}, queue="root.a")
+    slow = _job(w, "slow", "500m", estimate=20, queue="root.b")
+    w.cycle()
+    assert w.placements(quick) and w.placements(slow)
+
+
+def test_lanes_whose_turn_did_not_come_in_a_full_cycle_have_it_in_the_next() -> None:
+    w = World({"backfill": True, "max_placed": 1})
+    w.node("n", cpu=2)
+    _job(w, "runs", 1, estimate=10)
+    w.cycle()
+    _job(w, "head", 2)
+    small = _job(w, "small", "500m", estimate=20)
+    w.advance(0)
+    assert not w.placements(small)
+    _job(w, "first", "250m", estimate=60, priority=1)
+    w.advance(0)
+    assert w.placements(small)  # the head cannot start before 60 s

@@ -15,12 +15,11 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from fairlead.core import cycle
-from fairlead.core.changes import Placed
 from fairlead.core.commands import RemovePartition
 from fairlead.core.dump import dump, load
 from fairlead.core.errors import Refused
 from fairlead.core.invariants import check_all
-from fairlead.core.lanes import lane_key, text_of, whole_key
+from fairlead.core.lanes import lane_key, text_of
 from fairlead.core.phases import hands
 from fairlead.core.policy.fit import choose_devices
 from fairlead.core.policy.placement import PLACEMENTS
@@ -385,22 +384,24 @@ class Machine(RuleBasedStateMachine):
         assert self.balance.came() == sum(asked for asked, _ in expected.values())
 
     def _nothing_was_overlooked(self, p: Partition) -> None:
-        """A lane that sleeps has nothing that could be placed: woken, it places nothing.
+        """Whoever knows nothing but the state, with all lanes awake, finds nothing more to do than who remembers.
 
-        With backfill that holds for as long as the estimates do, and time passes here.
+        And where neither a cycle is to follow nor anything is due, there is nothing to do.
         """
-        if self.settings["backfill"]:
+        writer = self.w.cluster.writers["default"]
+        if writer.more or not p.reign.ready or self.w._queue:
             return
-        asleep = {key for key, lane in p.lanes.items() if lane.slept == (p.room, p.nodes.version)}
-        p.wake()
-        yet_to_start = {job.id for job in p.jobs.values() if job.whole and not job.stages[0].started}
+        live = dump(p)
+        afresh = load(live)
+        afresh.reign = p.reign
+        afresh.retime()
+        found = cycle.run(afresh, [], self.w.now).changes
         decided = cycle.run(p, [], self.w.now)
-        for change in decided.changes:
-            if isinstance(change, Placed):
-                job = p.jobs[change.job]
-                own = (job.queue.path, job.stages[change.stage].shape)
-                assert (whole_key(job) if job.id in yet_to_start else own) not in asleep
+        remembered = decided.changes
         decided.plan.abandon()
+        assert found == remembered
+        due = cycle.due(p)
+        assert not remembered or (due is not None and due <= self.w.now), remembered
 
     def _the_index_is_exact(self, p: Partition) -> None:
         """The index finds a node for a shape just where looking at every node finds one."""

@@ -82,7 +82,6 @@ def test_a_hold_ends_when_others_use_up_what_its_holder_is_allowed() -> None:
     w.node("o", cpu=1, gpu=1)
     _submit(w, "small", "root.a", resources={"gpu": 1})
     w.cycle()
-    w.cycle()
     assert not w.holds()
 
 
@@ -168,3 +167,53 @@ def test_what_stops_already_does_not_count_towards_a_guarantee() -> None:
     for _ in range(5):
         w.cycle()
     assert w.usage("root.a")["cpu"] == 5 and w.usage("root.b")["cpu"] == 2
+
+
+def test_the_room_of_a_promise_that_did_not_help_is_there_for_others_at_once() -> None:
+    w = World({"queues": {"root": {"a": {"limit": {"cpu": 1}}, "b": {}}}})
+    w.node("n", cpu=1)
+    _submit(w, "low", "root.a")
+    w.cycle()
+    _submit(w, "high", "root.a", priority=1)
+    w.cycle()
+    assert w.promises()
+    w.queue("root.a", limit={"cpu": 0})
+    other = _submit(w, "other", "root.b")
+    w.advance(0)
+    assert not w.promises() and w.placements(other)
+
+
+def test_whom_a_claim_did_not_help_claims_again_when_its_time_has_come() -> None:
+    w = World({"queues": {"root": {"a": {}}}, "preempt_grace": "5s", "promise_for": "5s", "lease": "1h"})
+    w.node("m", cpu=1)
+    w.node("n", cpu=1)
+    _submit(w, "first", "root.a")
+    second = _submit(w, "second", "root.a")
+    w.cycle()
+    w.silence("n")
+    high = _submit(w, "high", "root.a", priority=1)
+    w.cycle()
+    assert w.task(second, "s", 0).state == "stopping" and w.promises()
+    w.advance(10)
+    assert not w.promises()
+    w.drain("n")
+    w.advance(4)
+    assert not w.promises()
+    w.advance(2)
+    assert w.placements(high) == {("s", 0): "m"}
+
+
+def test_who_could_not_claim_looks_again_when_something_begins_to_stop() -> None:
+    w = World({"queues": {"root": {"a": {}}}, "preempt_grace": "1h", "lease": "1h"})
+    w.node("n", cpu=2)
+    stage = {"name": "s", "resources": {"cpu": 1}, "time_limit": "5s"}
+    w.submit(name="firm", queue="root.a", preemptible=False, stages=[stage])
+    low = _submit(w, "low", "root.a")
+    w.cycle()
+    w.cycle()
+    w.silence("n")
+    high = _submit(w, "high", "root.a", priority=1, resources={"cpu": 2})
+    w.advance(4)
+    assert not w.promises()
+    w.advance(2)
+    assert list(w.promises()) == [(high, "s", "new")] and w.task(low, "s", 0).state == "stopping"

@@ -41,7 +41,7 @@ class Cycle(msgspec.Struct):
     reasons: dict[tuple[str, str, int], Reason]
     notes: dict[Note, int]
     more: bool
-    """Whether it reached its bounds: the next cycle should follow at once."""
+    """Whether it reached its bounds, or altered what it had looked at: the next cycle should follow at once."""
 
 
 def run(partition: Partition, commands: Sequence[AnyCommand], now: Micros, watch: Watch = lambda phase: None) -> Cycle:
@@ -59,10 +59,13 @@ def run(partition: Partition, commands: Sequence[AnyCommand], now: Micros, watch
             match(plan)
             chain(plan)
             watch("match")
+            matched = plan.mark()
             hold_nodes(plan)
             watch("holds")
             shares(plan)
             preempt(plan)
+            # What was kept, let go or stopped since is another world to all who were tried before.
+            plan.more = plan.more or plan.mark() > matched
             watch("preempt")
             demand(plan)
             watch("demand")

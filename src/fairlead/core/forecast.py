@@ -41,6 +41,18 @@ class Forecast:
         if known is not None:
             del self._ends[bisect_left(self._ends, (known[0], allocation.id))]
 
+    def move(self, allocation: Allocation, now: Micros) -> bool:
+        """What runs is in another state. Returns whether it ends at another time than was thought."""
+        before = self._known.get(allocation.id)
+        self.drop(allocation)
+        self.add(allocation, now)
+        after = self._known.get(allocation.id)
+        return (before and before[0]) != (after and after[0])
+
+    def first(self, now: Micros) -> Micros | None:
+        """When the next one is expected to end. If it does not, all that was worked out with it is wrong."""
+        return next((end for end, _ in self.in_order(now)), None)
+
     def in_order(self, now: Micros) -> Iterator[tuple[Micros, Allocation]]:
         """What runs, the first to end first. What should have ended already gets another estimate."""
         late = [self._known[number][1] for _, number in self._ends[: bisect_left(self._ends, (now + 1, 0))]]

@@ -87,8 +87,8 @@ class Lane:
         """Likewise, who would have been beyond a limit: the first one."""
         self.unheld: tuple[object, bool] | None = None
         """What there was when nodes were last looked for, and whether nobody else may have any meanwhile."""
-        self.unclaimed: tuple[object, ...] | None = None
-        """What there was when nobody was found who could be stopped for its reservations."""
+        self.unclaimed: dict[int, tuple[int, ...]] = {}
+        """By the numbers of reservations: what there was when nobody was found who could be stopped for them."""
         self._runs: list[Run] = []
         self._entries = 0
 

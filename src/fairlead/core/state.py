@@ -47,6 +47,9 @@ from fairlead.core.shape import Shape, ShapeKey
 
 WILDCARD = "*"
 
+FAR: Micros = 2**62
+"""Later than anything."""
+
 PATIENCE = 10
 """Who waits in a chain for so many times `chain` is asked back: whoever is before it is not as quick as was thought."""
 
@@ -83,12 +86,14 @@ class Scaling:
 class Touched:
     """What a cycle's changes reached, so that its checks and effects cost what changed."""
 
-    __slots__ = ("chains", "jobs", "nodes", "quick")
+    __slots__ = ("chains", "jobs", "lanes", "nodes", "quick")
 
     def __init__(self) -> None:
         self.nodes: set[int] = set()
         self.jobs: dict[str, None] = {}
         self.chains: set[int] = set()
+        self.lanes: dict[LaneKey, Lane] = {}
+        """The lanes that went. One that is back because what emptied it was only tried is the same one."""
         self.quick: list[int] = []
         """The allocations that were placed of stages whose tasks are quick."""
 
@@ -125,6 +130,12 @@ class Partition:
         """How many of the jobs that are known have each priority."""
         self.holds_version = 0
         """Grows with every hold or promise that comes or goes."""
+        self.stops = 0
+        """Grows when tasks begin to stop: their room is coming."""
+        self.claims_at: Micros = 0
+        """Nobody for whom stopping others did not help may try that again before this."""
+        self.replan_at: Micros = FAR
+        """With backfill, when something will have overrun its estimate that somebody's planned time counts on."""
         self.chains: dict[int, dict[int, Allocation]] = {}
         """Chain → its allocations: those that have its rooms, and those that wait for one."""
         self.forecast: Forecast | None = None
@@ -345,7 +356,10 @@ class Partition:
         lane = self.lanes.get(key)
         if lane is None:
             shapes = key[1] if isinstance(key[1], tuple) else (key[1],)
-            lane = self.lanes[key] = Lane(stage.job.queue, shapes)
+            lane = self.touched.lanes.get(key)
+            if lane is None:
+                lane = Lane(stage.job.queue, shapes)
+            self.lanes[key] = lane
         lane.add(reservation)
 
     def drop_reservation(self, reservation: Reservation) -> None:
@@ -357,17 +371,17 @@ class Partition:
                 each.set_reservation(reservation.kind, None)
         else:
             stage.set_reservation(reservation.kind, None)
-        lane = self.lanes[key]
-        lane.drop()
-        if not lane.size:
-            del self.lanes[key]
+        self._leave_lane(key, 1)
 
     def drop_new(self, queue: Queue, shape: Shape, reservations: int) -> None:
         """The same for several reservations of one lane that have left their stages already."""
-        lane = self.lanes[queue.path, shape]
+        self._leave_lane((queue.path, shape), reservations)
+
+    def _leave_lane(self, key: LaneKey, reservations: int) -> None:
+        lane = self.lanes[key]
         lane.drop(reservations)
         if not lane.size:
-            del self.lanes[queue.path, shape]
+            self.touched.lanes[key] = self.lanes.pop(key)
 
     # -- holds and promises --------------------------------------------------------------------------------------
 
@@ -379,6 +393,8 @@ class Partition:
             self.promises[kept.seq] = kept
         self.holds_version += 1
         self.nodes.hold(kept)
+        if self.settings.backfill:
+            self.wake()  # who is the first without room cannot plan with these nodes any more
 
     def let_go(self, kept: Hold | Promise) -> None:
         """The reverse of `keep`. Somebody else may find room there now."""
@@ -534,9 +550,8 @@ class Partition:
         """Tasks move on to another state in the same room: the allocation takes the place of the one of its number."""
         stage = after.stage
         self.allocations[after.id] = after
-        if self.forecast is not None:
-            self.forecast.drop(after)
-            self.forecast.add(after, self.now)
+        if self.forecast is not None and self.forecast.move(after, self.now) and self.replan_at < FAR:
+            self.replan_at = self.now
         self._arm(after)
         self.nodes.allocations[self.nodes.rows[after.node]][after.id] = after
         assert stage.live is not None

@@ -134,6 +134,7 @@ class Stopped(Change, frozen=True, tag="stopped"):
     def apply(self, p: Partition) -> Moved:
         before = p.allocations[self.allocation]
         TASK.check(before.state, "stopping")
+        p.stops += 1
         return _move(p, before, self.indices, self.into, "stopping", self.cause)
 
     def undo(self, p: Partition, kept: Moved) -> None:

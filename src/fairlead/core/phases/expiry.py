@@ -13,6 +13,8 @@ from fairlead.core.outcomes import call_back, hand_back, restart, stop, take_bac
 from fairlead.core.phases.demand import demand_due, give_up_late
 from fairlead.core.phases.holds import starving_due
 from fairlead.core.phases.kept import kept_due
+from fairlead.core.phases.match import plan_due
+from fairlead.core.phases.preempt import claims_due
 from fairlead.core.phases.shares import shares_due
 from fairlead.core.plan import Plan
 from fairlead.core.ranges import count
@@ -52,6 +54,8 @@ def due(p: Partition, forgetting: bool = True) -> Micros | None:
         times += [_short_until(p, since) for since in p.short.values()]
         times += kept_due(p)
         times += starving_due(p)
+        times += claims_due(p)
+        times += plan_due(p)
         times += shares_due(p)
         times += demand_due(p)
     return min(times, default=None)

@@ -20,10 +20,7 @@ from fairlead.core.plan import Plan
 from fairlead.core.policy.score import is_exact, may_be_held, node_score
 from fairlead.core.ranges import count
 from fairlead.core.shape import Shape
-from fairlead.core.state import Partition
-
-FAR: Micros = 2**62
-"""Later than anything."""
+from fairlead.core.state import FAR, Partition
 
 Claims = dict[int, list[tuple[Shape, int]]]
 """A node by its join number → the shapes, and how many tasks of each, that claim room there."""

@@ -8,10 +8,12 @@ over all its stages.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from fairlead.core.fitindex import FitIndex
 from fairlead.core.future import lent_nodes
 from fairlead.core.lanes import Lane
-from fairlead.core.model import Reservation
+from fairlead.core.model import Micros, Reservation
 from fairlead.core.outcomes import ask_for_rest
 from fairlead.core.phases.backfill import Backfill
 from fairlead.core.phases.hands import Hands
@@ -24,7 +26,7 @@ from fairlead.core.plan import Plan
 from fairlead.core.reasons import NoRoom, NotReady, OverLimit, Reason
 from fairlead.core.resources import Vector, add
 from fairlead.core.shape import Shape
-from fairlead.core.state import Partition
+from fairlead.core.state import FAR, Partition
 
 Awake = dict[str, list[Lane]]
 """The lanes that may have something to place, by the path of their leaf."""
@@ -35,26 +37,32 @@ def match(plan: Plan) -> None:
     left = p.settings.max_placed
     if plan.arrivals and p.reign.ready:
         left -= _serve_arrivals(plan)
-    if p.nodes.held and p.reign.ready:
-        p.index.put_all_back()
-        left -= serve_kept(plan)
-    awake = _awake(plan)
-    if not p.reign.ready:
-        for lanes in awake.values():
-            for lane in lanes:
-                _say(plan, lane.head(), NotReady())
-        return
-    backfill = Backfill(plan) if p.settings.backfill else None
-    plan.lent = lent_nodes(p) if backfill is not None and awake else {}
-    while awake:
+    if p.replan_at <= p.now:
+        p.replan_at = FAR
+        p.look_anew()
+    backfill: Backfill | None = None
+    before = left + 1
+    # What was placed may have moved others up in their lanes (`fair`), or barred a head that had no room or somebody
+    # who has nodes, and a job that started whole asks for the rest.
+    while 0 < left < before:
+        anew = backfill is not None and _turns_move(p)
         before = left
-        left = Round(plan, awake, left, backfill).serve()
-        if left <= 0:
-            plan.more = True
+        if p.nodes.held and p.reign.ready:
+            p.index.put_all_back()
+            left -= serve_kept(plan)
+        awake = _awake(plan, anew)
+        if not p.reign.ready:
+            for lanes in awake.values():
+                for lane in lanes:
+                    _say(plan, lane.head(), NotReady())
             return
-        # What was placed may have moved others up in their lanes (`fair`), or barred a head that had no room, and a
-        # job that started whole asks for the rest.
-        awake = _awake(plan) if left < before else {}
+        if awake and p.settings.backfill:
+            backfill = Backfill(plan)
+            plan.lent = lent_nodes(p)
+        left = Round(plan, awake, left, backfill).serve() if awake else left
+    plan.more = plan.more or left <= 0
+    if backfill is not None:
+        p.replan_at = _overrun_at(plan, backfill)
 
 
 def _serve_arrivals(plan: Plan) -> int:
@@ -68,7 +76,29 @@ def _serve_arrivals(plan: Plan) -> int:
     return placed
 
 
-def _awake(plan: Plan) -> Awake:
+def plan_due(p: Partition) -> Iterator[Micros]:
+    """When a planned time will turn out to be wrong, if nothing happens before."""
+    if p.now < p.replan_at < FAR:
+        yield p.replan_at
+
+
+def _overrun_at(plan: Plan, backfill: Backfill) -> Micros:
+    """When the first of those should have ended whom the planned time counts on, or for whom held nodes are lent."""
+    forecast = plan.partition.forecast
+    first = forecast.first(plan.now) if forecast is not None else None
+    if first is None or not (plan.lent or (backfill.when is not None and first <= backfill.when)):
+        return FAR
+    return first
+
+
+def _turns_move(p: Partition) -> bool:
+    """Whether what is placed may let others be the first without room: by shares, or in a `fair` queue."""
+    queues = {lane.queue.path: lane.queue for lane in p.lanes.values()}
+    return len(queues) > 1 or any(queue.settings.order == "fair" for queue in queues.values())
+
+
+def _awake(plan: Plan, anew: bool) -> Awake:
+    """The lanes to look at: those for which something has changed; all of them if they are to be looked at anew."""
     p = plan.partition
     room, version = p.room, p.nodes.version
     fits: dict[Shape, bool] = {}
@@ -77,7 +107,7 @@ def _awake(plan: Plan) -> Awake:
         slept = lane.slept
         if slept is not None and lane.blocked is not None and barred(p, lane.blocked):
             slept = None
-        if slept == (room, version):
+        if slept == (room, version) and not anew:
             continue
         # Who was passed over may be allowed by now, and then it is not who found no room that is the first.
         if slept is None or lane.no_room is None or slept[1] != version or lane.no_room is not lane.head():
@@ -90,10 +120,11 @@ def _awake(plan: Plan) -> Awake:
         plan.looked.add(key)
     if awake and p.settings.backfill:
         # Whoever is to be the first of all without room may be in a lane that sleeps.
+        awake = {}
         for key, lane in p.lanes.items():
-            if key not in plan.looked:
-                awake.setdefault(lane.queue.path, []).append(lane)
-                plan.looked.add(key)
+            lane.slept, lane.drowsy = None, False  # if its turn does not come in this cycle, it has to in the next
+            awake.setdefault(lane.queue.path, []).append(lane)
+            plan.looked.add(key)
     return awake
 
 

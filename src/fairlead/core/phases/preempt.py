@@ -12,7 +12,18 @@ from fairlead.core.changes import Promised, Stopped
 from fairlead.core.future import Future
 from fairlead.core.holding import may_take
 from fairlead.core.lanes import Lane
-from fairlead.core.model import Account, Allocation, ClaimCause, Job, Place, Queue, Reservation, Stage, StopCause
+from fairlead.core.model import (
+    Account,
+    Allocation,
+    ClaimCause,
+    Job,
+    Micros,
+    Place,
+    Queue,
+    Reservation,
+    Stage,
+    StopCause,
+)
 from fairlead.core.outcomes import restart, stop
 from fairlead.core.phases.kept import end_promises
 from fairlead.core.phases.turn import asked_by, is_admitted, limits_of, needs_of
@@ -28,7 +39,7 @@ from fairlead.core.policy.victims import (
 )
 from fairlead.core.ranges import Ranges, count
 from fairlead.core.resources import Vector, add
-from fairlead.core.state import Partition
+from fairlead.core.state import FAR, Partition
 
 MOST = 2_000
 """So many that could be stopped are looked at for a claimant, and some more for a large one."""
@@ -50,10 +61,18 @@ def preempt(plan: Plan) -> None:
     end_promises(plan)
     if not p.reign.ready or plan.more or (len(p.priorities) < 2 and not p.has_guarantees()):
         return
+    p.claims_at = FAR
     for lane, reservation in sorted(_claimants(p), key=lambda each: _place_of(each[1])):
-        seen = (reservation.seq, p.room, p.nodes.version, p.holds_version, p.counters.allocation)
-        if lane.unclaimed != seen and not _claim(plan, reservation):
-            lane.unclaimed = seen
+        seen = (p.room, p.nodes.version, p.holds_version, p.counters.allocation, p.stops)
+        if lane.unclaimed.get(reservation.seq) != seen and not _claim(plan, reservation):
+            lane.unclaimed = {seq: then for seq, then in lane.unclaimed.items() if then == seen}
+            lane.unclaimed[reservation.seq] = seen
+
+
+def claims_due(p: Partition) -> Iterator[Micros]:
+    """When somebody may claim again for whom stopping others did not help, if nothing happens before."""
+    if p.now < p.claims_at < FAR:
+        yield p.claims_at
 
 
 def changes_to_come(p: Partition) -> tuple[dict[str, Vector], dict[str, Vector]]:
@@ -144,14 +163,19 @@ def _may_claim(p: Partition, lane: Lane, reservation: Reservation) -> bool:
     stage = reservation.stage
     if lane.slept is None or stage.reservations[reservation.kind] is not reservation:
         return False
-    if p.kept(reservation.seq) is not None or reservation.unclaimed_until > p.now:
+    if p.kept(reservation.seq) is not None:
         return False
     queue, priority = stage.job.queue, stage.job.priority
     if not any(each < priority for each in queue.at_work) and not (
         p.has_guarantees() and any(each.settings.guarantee for each in queue.line())
     ):
         return False
-    return is_admitted(p, stage.job)
+    if not is_admitted(p, stage.job):
+        return False
+    if reservation.unclaimed_until > p.now:
+        p.claims_at = min(p.claims_at, reservation.unclaimed_until)
+        return False
+    return True
 
 
 def _place_of(reservation: Reservation) -> tuple[int, int, int]:
