@@ -28,14 +28,20 @@ class Puppet:
     def __init__(self, connection: ClientConnection) -> None:
         self.connection = connection
         self.number = 0
+        self._confirmed: list[wire.FromServer] = []
 
     async def say(self, message: wire.FromAgent) -> None:
         await self.connection.send(encode(message))
 
     async def hear(self) -> wire.FromServer:
+        if self._confirmed:
+            return self._confirmed.pop(0)
         data = await self.connection.recv()
         assert isinstance(data, bytes)
-        return decode_from_server(data)
+        message = decode_from_server(data)
+        if isinstance(message, wire.Work):
+            self._confirmed += [wire.Confirmed(number) for number in message.confirmed]
+        return message
 
     async def wait_for(self, kind: type[Any]) -> Any:
         while not isinstance(message := await self.hear(), kind):

@@ -118,6 +118,8 @@ class Session:
         match message:
             case Work():
                 self._check_epoch(message.epoch)
+                for number in message.confirmed:
+                    self._book.confirmed(number)
                 self._book.heed(message)
             case Confirmed():
                 self._book.confirmed(message.number)

@@ -99,9 +99,7 @@ async def submit_many(
     return wire.Batch(items=items)
 
 
-def _ask(
-    request: Ask, served: Served, caller: Token, document: object, key: str, at: int
-) -> Slot | wire.BatchItem:
+def _ask(request: Ask, served: Served, caller: Token, document: object, key: str, at: int) -> Slot | wire.BatchItem:
     """Offer a job of a batch: its answer comes later, unless it is refused at once."""
     try:
         command = submission(caller, document, key, f"jobs[{at}]")

@@ -196,18 +196,19 @@ class Agents:
                 task.cancel()
 
     async def _send(self, attached: Attached) -> None:
-        """All that is sent goes this way, in order. `None` is the end."""
+        """All that is sent goes this way, in order."""
         with suppress(Closed):
-            while (data := await attached.outbox.get()) is not None:
-                await attached.connection.send(data)
+            while messages := await attached.take():
+                for message in messages:
+                    await attached.connection.send(encode(message))
         await attached.connection.close(AGAIN, "come again")
 
     async def _confirm(
         self, partition: str, attached: Attached, batch: wire.Reports, slots: list[asyncio.Future[object]]
     ) -> None:
         """Wait until a batch is durable, and say so. Without an answer the agent sends it again elsewhere or later."""
-        answers = await asyncio.gather(*slots)
-        for each, answer in zip(batch.reports, answers, strict=True):
+        for each, slot in zip(batch.reports, slots, strict=True):
+            answer = await slot
             if isinstance(answer, Rejected):
                 self._log("report refused", {"node": attached.node, "problem": str(answer)})
                 continue
@@ -255,7 +256,7 @@ class Agents:
         return slots
 
     async def _offer(self, reign: Reign, commands: Iterable[AnyCommand]) -> list[object]:
-        answers = await asyncio.gather(*await self._take(reign, commands))
+        answers = [await slot for slot in await self._take(reign, commands)]
         if not all(isinstance(answer, Accepted | Rejected) for answer in answers):
             raise Closed  # the writer ended
         return answers
