@@ -22,7 +22,7 @@ from fairlead.gang import wait
 from fairlead.wire.agent import LogRequest
 from tests.agent.plant import PARTITION, SECONDS, Machine, Plant, machine
 
-SHORT = {"heartbeat": "100ms", "preempt_grace": "300ms"}
+SHORT = {"heartbeat": "1s", "preempt_grace": "300ms"}
 
 Story = Callable[[Plant, Machine, Path], Coroutine[Any, Any, None]]
 
@@ -173,7 +173,8 @@ def test_a_log_is_followed_while_it_grows(tmp_path: Path) -> None:
     go = tmp_path / "go"
 
     async def story() -> None:
-        async with plant_with_agent(tmp_path) as (plant, _):
+        # An agent whose signs of life are not answered in time connects anew, which ends what is being read.
+        async with plant_with_agent(tmp_path, heartbeat="10s") as (plant, _):
             job = await plant.submit(["sh", "-c", f"echo one; while ! [ -e {go} ]; do sleep 0.01; done; echo two"])
             await plant.until(lambda p: [each.state for each in p.allocations.values()] == ["running"])
             number = await plant.job(job, lambda each: each.number)
