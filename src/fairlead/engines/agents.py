@@ -151,15 +151,17 @@ class Agents:
         added, *_ = await self._offer(reign, commands)
         if isinstance(added, Rejected):
             raise Refused(added.field, added.problem, added.code)
-        seen.lost = False
 
         def look(p: Partition) -> tuple[PartitionSettings, list[Tasks], wire.Work]:
             join = p.nodes.find(name)
-            standing = standing_effects(p, join) if join is not None else []
+            if join is None or p.nodes.state[p.nodes.rows[join]] == "lost":
+                raise Closed  # it went in the turn in which it came: let it come again
+            standing = standing_effects(p, join)
             message = standing[0] if standing else ForNode(name)
             return p.settings, running_on(p, name), reign.orders.work(p, message, {}, standing=True)
 
         settings, running, work = await reign.desk.read(look)
+        seen.lost = False
         attached.put(welcome(reign.desk.epoch, settings, hello))
         early = tuple(attached.early)
         attached.put(msgspec.structs.replace(work, stops=(*work.stops, *early)))
