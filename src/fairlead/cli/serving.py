@@ -276,7 +276,7 @@ def _is_locked(directory: Path) -> bool:
 
 
 def _end_left(directory: Path, as_json: bool) -> None:
-    """End the tasks that an earlier server left running. Their jobs stand in the journal, which only a server writes."""
+    """End the tasks that an earlier server left running. Their jobs are the journal's, which only a server writes."""
     from fairlead.agent.link import end_all, is_used
 
     deadline = time.monotonic() + STOPPING
