@@ -134,7 +134,10 @@ def test_shares(up: Up) -> None:
     assert "ENTITLED" in up.run("share", "list")
     assert "default.queues.root.default.share: " in up.run("share", "set", "root.default", "55")
     assert "rebalance_threshold" in up.run("share", "rebalance", "--threshold", "30", "--after", "2min")
-    assert "requestors" in up.run("share", "match", "^ci-=root.default")
+    assert "requestors" in up.run("share", "match", "^ci-=root.default", "^ann$=root.default")
+    name = up.run("submit", "--cpu", "0.1", "--", "true").strip()
+    assert "because its user matches '^ann$'" in up.run("show", name)
+    assert json.loads(up.run("show", "--json", name))["job"]["matched"] == "^ann$"
     said = up.run("share", "list")
     assert "go to root.default" in said and "30% apart for 120 s" in said
     assert json.loads(up.run("share", "list", "--json"))["rebalance_after"] == 120
