@@ -14,12 +14,15 @@ from typing import Any
 import msgspec
 import pytest
 import yaml
+from typer import Typer
+from typer.core import TyperGroup
+from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from fairlead import __version__
 from fairlead.app import understood
 from fairlead.cli.documents import MAX_BYTES, Unreadable, read_document
-from fairlead.cli.main import app
+from fairlead.cli.main import app, narrowed
 from fairlead.core.changes import NodeMoved
 from fairlead.core.config import parse_config
 from fairlead.core.dump import dump, load
@@ -55,6 +58,21 @@ def test_version_and_help() -> None:
     assert shown.returncode == 0
     for command in ("demo", "journal", "config", "simulate"):
         assert command in shown.stdout
+
+
+def commands_of(some: Typer) -> list[str]:
+    group = get_command(some)
+    assert isinstance(group, TyperGroup)
+    return list(group.commands)
+
+
+def test_a_call_builds_only_its_command() -> None:
+    every = commands_of(app)
+    assert len(every) > 20
+    for name in every:
+        assert commands_of(narrowed([name, "--json"])) == [name]
+    for words in ([], ["--help"], ["sbmit"]):
+        assert commands_of(narrowed(words)) == every
 
 
 def test_help_is_fast() -> None:

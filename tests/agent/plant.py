@@ -66,8 +66,9 @@ class Plant:
         self.peer = Peer()
         self._journal = SqliteJournal(path, synchronous="off")
         self._writer = Writer(self._journal, PARTITION)
-        self._turns = Turns()
-        self._live = LiveWriter(self._writer, Inbox(), self._dispatch, lambda cycle: None, turns=self._turns)
+        self.turns = Turns()
+        self.inbox = Inbox()
+        self._live = LiveWriter(self._writer, self.inbox, self._dispatch, lambda cycle: None, turns=self.turns)
         self._settings = settings
         self._port = port
 
@@ -88,7 +89,7 @@ class Plant:
             raise Busy(str(full)) from None
 
     async def read(self, look: Callable[[Partition], Result]) -> Result:
-        async with self._turns.lock:
+        async with self.turns.lock:
             return look(self.partition)
 
     def _dispatch(self, effects: Any) -> None:
@@ -146,8 +147,8 @@ class Plant:
                 self.hub.end(PARTITION)
                 await self._live.close()
                 await running
-                await self._turns.alone(self._journal.close)
-                self._turns.close()
+                await self.turns.alone(self._journal.close)
+                self.turns.close()
 
 
 class Machine:

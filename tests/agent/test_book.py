@@ -179,6 +179,21 @@ def test_tasks_of_a_chain_that_end_soon_are_reported_by_their_end_alone() -> Non
     assert reported(book) == {"succeeded": (0, 1), "running": (1, 2)}
 
 
+def test_in_a_flood_most_begins_can_wait_for_the_end() -> None:
+    book = Book(AROUND, 1)
+    book.heed(launch(0, 20))
+    book.hear([key(index) for index in range(10)], [])
+    assert reported(book) == {"running": (0, 4)}, "a few are told at once"
+    book.hear([key(10)], [(key(0), OK), (key(5), OK)])
+    assert reported(book) == {"succeeded": (0, 1, 5, 6)}, "until those are confirmed, others can wait"
+    book.confirmed(1)
+    book.hear([key(11)], [])
+    assert reported(book) == {"running": (11, 12)}
+    book.reporting.grow_up()
+    book.reporting.grow_up()
+    assert reported(book) == {"running": (4, 5, 6, 11)}, "who goes on running is told of"
+
+
 # -- environments ------------------------------------------------------------------------------------------------
 
 
@@ -227,7 +242,8 @@ def test_a_member_with_its_own_gpu_calls_it_the_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("at_work", "waiting", "seconds"), [(0, False, 0.0), (1, False, 0.0), (2, False, 0.002), (1, True, 0.008)]
+    ("at_work", "waiting", "seconds"),
+    [(0, False, 0.0), (1, False, 0.0), (2, False, 0.002), (8, False, 0.005), (64, False, 0.01), (1, True, 0.02)],
 )
 def test_how_long_to_wait_after_many_messages(at_work: int, waiting: bool, seconds: float) -> None:
     pace = Pace()

@@ -28,14 +28,20 @@ class Puppet:
     def __init__(self, connection: ClientConnection) -> None:
         self.connection = connection
         self.number = 0
+        self._confirmed: list[wire.FromServer] = []
 
     async def say(self, message: wire.FromAgent) -> None:
         await self.connection.send(encode(message))
 
     async def hear(self) -> wire.FromServer:
+        if self._confirmed:
+            return self._confirmed.pop(0)
         data = await self.connection.recv()
         assert isinstance(data, bytes)
-        return decode_from_server(data)
+        message = decode_from_server(data)
+        if isinstance(message, wire.Work):
+            self._confirmed += [wire.Confirmed(number) for number in message.confirmed]
+        return message
 
     async def wait_for(self, kind: type[Any]) -> Any:
         while not isinstance(message := await self.hear(), kind):
@@ -176,6 +182,25 @@ def test_who_never_comes_back_after_a_restart_is_lost_too(tmp_path: Path) -> Non
 
     tell(tmp_path, story, lease="200ms", ready_after="100ms")
     tell(tmp_path, later, lease="200ms", ready_after="100ms")
+
+
+def test_who_is_lost_in_the_turn_in_which_it_joins_joins_again(tmp_path: Path) -> None:
+    async def story(plant: Plant) -> None:
+        await plant.turns.lock.acquire()
+        async with puppet(plant) as one:
+            while not plant.inbox.waiting:  # the node is to be added, and then it is lost, in one turn
+                await asyncio.sleep(0.01)
+            plant.offer(MoveNode(name="n1", action="lose", operator=True))
+            plant.turns.lock.release()
+            with pytest.raises(ConnectionClosed):
+                while True:
+                    await one.hear()
+        async with puppet(plant) as again:
+            await again.wait_for(wire.Work)
+            job = await plant.submit(["true"])
+            assert (await again.launched()).tasks.job == job
+
+    tell(tmp_path, story)
 
 
 def test_a_new_connection_takes_the_place_of_the_old_one(tmp_path: Path) -> None:

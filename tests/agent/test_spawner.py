@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -237,6 +238,28 @@ def test_a_launch_that_is_sent_again_is_started_once(spawner: Spawner, tmp_path:
     spawner.launch("true", number=2)
     spawner.until(lambda: len(spawner.ended) == 2)
     assert (tmp_path / "runs").read_text() == "x\n"
+
+
+def test_what_was_refused_is_not_started_later(spawner: Spawner, tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    write = f"echo $FAIRLEAD_INDEX >> {ran}"
+    script = f"{write}; exec sleep 600"
+    (first,) = spawner.launch(script)
+    spawner.until(lambda: first in spawner.started)
+    while not ran.exists() or not ran.read_text():
+        sleep(0.01)
+    pid = spawner.process.pid
+    before = resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))  # it can write nothing down
+    _, second = spawner.launch(script, count=2)
+    spawner.until(lambda: second in spawner.ended)
+    assert spawner.ended[second][0] == "refused"
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
+    spawner.launch(script, count=2)
+    (third,) = spawner.launch(write, number=2)
+    spawner.until(lambda: third in spawner.ended)
+    assert first not in spawner.ended, "who was taken before is not refused when it is sent again"
+    assert second not in spawner.started
+    assert ran.read_text().split() == ["0", "0"], "the first of each job, once"
 
 
 def test_a_task_is_written_down_before_it_can_start(tmp_path: Path) -> None:

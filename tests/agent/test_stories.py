@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import shlex
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -22,7 +23,7 @@ from fairlead.gang import wait
 from fairlead.wire.agent import LogRequest
 from tests.agent.plant import PARTITION, SECONDS, Machine, Plant, machine
 
-SHORT = {"heartbeat": "100ms", "preempt_grace": "300ms"}
+SHORT = {"heartbeat": "1s", "preempt_grace": "300ms"}
 
 Story = Callable[[Plant, Machine, Path], Coroutine[Any, Any, None]]
 
@@ -173,7 +174,8 @@ def test_a_log_is_followed_while_it_grows(tmp_path: Path) -> None:
     go = tmp_path / "go"
 
     async def story() -> None:
-        async with plant_with_agent(tmp_path) as (plant, _):
+        # An agent whose signs of life are not answered in time connects anew, which ends what is being read.
+        async with plant_with_agent(tmp_path, heartbeat="10s") as (plant, _):
             job = await plant.submit(["sh", "-c", f"echo one; while ! [ -e {go} ]; do sleep 0.01; done; echo two"])
             await plant.until(lambda p: [each.state for each in p.allocations.values()] == ["running"])
             number = await plant.job(job, lambda each: each.number)
@@ -183,6 +185,28 @@ def test_a_log_is_followed_while_it_grows(tmp_path: Path) -> None:
                 if text == b"one\n":
                     go.touch()
             assert text == b"one\ntwo\n"
+
+    tell(story)
+
+
+def test_an_attempt_that_was_refused_is_not_started_later(tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+
+    async def story() -> None:
+        async with plant_with_agent(tmp_path) as (plant, one):
+            await plant.until(lambda p: p.nodes.rows)
+            spawners = one.spawners()
+            for pid in spawners:  # they can write nothing down, and so take nothing
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+            job = await plant.submit(["sh", "-c", f"echo $FAIRLEAD_ATTEMPT >> {ran}"])
+            await plant.until(lambda p: p.nodes.avoided)
+            await one.kill()
+            for pid in spawners:
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+            await one.start()
+            assert await plant.over(job) == "succeeded"
+            (attempt,) = ran.read_text().split()
+            assert int(attempt) > 1
 
     tell(story)
 

@@ -137,6 +137,11 @@ def test_shares(site: Serving) -> None:
         "rebalance_after": 90.0,
     }
     assert get(site, "queues/root.ml")["limit"] == {"cpu": 3}  # what was not named stays
+    chosen, named = submit(site.as_owner, {**JOB, "user": "ci-1"}), submit(site.as_owner, {**JOB, "queue": "root.ml"})
+    assert [(each["queue"], each["matched"]) for each in (get(site, f"jobs/{chosen}"), get(site, f"jobs/{named}"))] == [
+        ("root.ci", "^ci-"),
+        ("root.ml", None),
+    ]
     for wrong, field in (
         ({"shares": {"root.mi": 1}}, "shares.root.mi"),
         ({"shares": {"root.ml": -1}}, "queues.root.ml.share"),

@@ -105,10 +105,12 @@ def test_cluster_commands_print_json(up: Up) -> None:
         ("config", "get"),
         ("history",),
         ("ps",),
+        ("top", "--once"),
     ):
         json.loads(up.run(*arguments, "--json"))
         assert up.run(*arguments)
-    assert json.loads(up.run("node", "show", "box"))["resources"]["cpu"] == 4
+    assert json.loads(up.run("node", "show", "--json", "box"))["resources"]["cpu"] == 4
+    assert "has     cpu=4" in up.run("node", "show", "box")
     assert "1 nodes" in up.run("top", "--once")
 
 
@@ -132,7 +134,10 @@ def test_shares(up: Up) -> None:
     assert "ENTITLED" in up.run("share", "list")
     assert "default.queues.root.default.share: " in up.run("share", "set", "root.default", "55")
     assert "rebalance_threshold" in up.run("share", "rebalance", "--threshold", "30", "--after", "2min")
-    assert "requestors" in up.run("share", "match", "^ci-=root.default")
+    assert "requestors" in up.run("share", "match", "^ci-=root.default", "^ann$=root.default")
+    name = up.run("submit", "--cpu", "0.1", "--", "true").strip()
+    assert "because its user matches '^ann$'" in up.run("show", name)
+    assert json.loads(up.run("show", "--json", name))["job"]["matched"] == "^ann$"
     said = up.run("share", "list")
     assert "go to root.default" in said and "30% apart for 120 s" in said
     assert json.loads(up.run("share", "list", "--json"))["rebalance_after"] == 120
@@ -233,3 +238,28 @@ def test_tasks_outlive_the_server(tmp_path: Path, how: str) -> None:
         assert up.process.returncode == 0
     finally:
         up.close()
+
+
+def test_down_ends_what_an_earlier_server_left(tmp_path: Path) -> None:
+    up = Up(tmp_path / "data")
+    try:
+        up.until("node", "list", said="box")
+        name = up.run("submit", "--cpu", "0.1", "--count", "2", "--", "sleep", "600").strip()
+        up.until("show", name, said="running")
+        up.until("node", "list", said="box   up           2")
+        assert up.interrupt() == 0
+        assert "2 tasks that were left were ended" in up.run("down", "--kill")
+        assert json.loads(up.run("down", "--kill", "--json"))["ended"] == 0
+        up.start()
+        up.until("show", "--json", name, said='"attempt":2')  # the next server hears of it, and goes on
+        up.run("down", "--kill")
+    finally:
+        up.close()
+
+
+def test_a_log_as_documents(up: Up) -> None:
+    name = up.run("submit", "--cpu", "0.1", "--", "echo", "grüß dich").strip()
+    up.run("wait", name)
+    pieces = [json.loads(line) for line in up.run("logs", "--json", name).splitlines()]
+    assert {piece["stream"] for piece in pieces} == {"out"}
+    assert "".join(piece["text"] for piece in pieces) == "grüß dich\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import queue
 import socket
 import threading
 import time
@@ -151,6 +152,28 @@ def test_asyncio(up: Up) -> None:
     asyncio.run(story())
 
 
+def test_closing_ends_what_is_being_read() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = Client(f"http://127.0.0.1:{listener.getsockname()[1]}", "token")
+        heard: queue.SimpleQueue[bytes | Exception] = queue.SimpleQueue()
+
+        def read() -> None:
+            try:
+                for part in client.log("1", follow=True):
+                    heard.put(part)
+            except Problem as problem:
+                heard.put(problem)
+
+        threading.Thread(target=read, daemon=True).start()
+        link, _ = listener.accept()
+        with link:
+            link.recv(65536)
+            link.sendall(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n")
+            assert heard.get(timeout=SECONDS) == b"hello"
+            client.close()  # and nothing more ever comes
+            assert isinstance(heard.get(timeout=SECONDS), Problem)
+
+
 # -- functions ---------------------------------------------------------------------------------------------------
 
 
@@ -224,6 +247,18 @@ def test_shutdown_while_calls_are_submitted(client: Client, monkeypatch: pytest.
     client.wait(client.submit(["true"], resources=SMALL), timeout=SECONDS)
     go.set()
     assert call.result(SECONDS) == 3
+
+
+def test_calls_whose_client_was_closed_end_with_an_error(up: Up, client: Client) -> None:
+    other = Client(up.url, up.token)
+    executor = fairlead.Executor(other, resources=SMALL)
+    slow = executor.submit(time.sleep, 600)
+    while not slow.job:  # type: ignore[attr-defined]
+        time.sleep(0.01)
+    other.close()
+    with pytest.raises(RuntimeError):
+        slow.result(SECONDS)
+    client.kill(slow.job)  # type: ignore[attr-defined]
 
 
 def test_shutdown(client: Client) -> None:

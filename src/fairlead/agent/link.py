@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import secrets
 import socket
@@ -14,6 +15,7 @@ from typing import Any, cast
 
 from fairlead.agent.spawner.frames import Unpacker, pack
 from fairlead.agent.spawner.processes import MARK
+from fairlead.agent.spawner.records import ENDED
 
 SOURCE = str(Path(__file__).parents[2])
 # What a task leaves behind becomes a child of the spawner. That is asked for by a first program, which is then
@@ -136,13 +138,33 @@ def prepare(directory: Path) -> Path:
     return directory
 
 
-def end_all(directory: Path, grace: float) -> None:
-    """Make all tasks of an agent's directory end, and their spawners too. What became of them is kept for an agent."""
+def end_all(directory: Path, grace: float) -> int:
+    """Make all tasks of an agent's directory end, and their spawners too; says how many tasks there were.
+
+    What became of them is kept for the next agent.
+    """
     links = [link for each in sorted(directory.glob("spawner-*")) if (link := _open(each)) is not None]
+    ended = 0
     for link in links:
         link.setblocking(True)
         link.sendall(pack(("end", grace)))
     for link in links:
-        while link.recv(1 << 16):
-            pass
+        incoming = Unpacker()
+        while data := link.recv(1 << 16):
+            for what, *rest in incoming.feed(data):
+                if what == "state":  # what it knew when we came
+                    ended += sum(state != ENDED for _, _, _, state, _ in rest[0])
         link.close()
+    return ended
+
+
+def is_used(directory: Path) -> bool:
+    """Whether an agent uses a directory now."""
+    if not (directory / "lock").exists():
+        return False
+    with (directory / "lock").open() as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

@@ -23,6 +23,8 @@ MOST_REPORTS = 400
 """In one batch."""
 MOST_UNCONFIRMED = 800
 """Reports under way at a time. The server takes 1,000 of a node."""
+MOST_PROMPT = 4
+"""Tasks whose begin is reported at once, until the server has confirmed it. In a flood the others wait a little."""
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -30,6 +32,7 @@ class Batch(msgspec.Struct, frozen=True):
 
     reports: int
     ended: tuple[Key, ...]
+    prompt: int
 
 
 class Reporting:
@@ -37,8 +40,11 @@ class Reporting:
         self._news: dict[Key, Entry] = {}
         """What is to be reported, in order."""
         self._young: list[Entry] = []
-        """Tasks of chains that have just begun. Most of them will have ended before anybody needs to know."""
+        """Tasks that have just begun beside many others. Most will have ended before anybody needs to know."""
         self._grown = 0
+        self._prompt = 0
+        """Begins that were reported at once, and are not confirmed."""
+        self._unsent_prompt = 0
         self._answers: list[Report] = []
         """Reports of tasks that are not known here."""
         self._batches: dict[int, Batch] = {}
@@ -46,12 +52,15 @@ class Reporting:
         self._number = 0
 
     def tell(self, entry: Entry) -> None:
-        """Report the present state of a task. One of a chain that has just begun can wait."""
+        """Report the present state of a task. One of a chain, or of a flood, that has just begun can wait."""
         entry.told = False
-        if entry.waits and entry.state == "running":
-            self._young.append(entry)
-        else:
-            self._news[entry.key] = entry
+        if entry.state == "running":
+            if entry.waits or self._prompt >= MOST_PROMPT:
+                self._young.append(entry)
+                return
+            self._prompt += 1
+            self._unsent_prompt += 1
+        self._news[entry.key] = entry
 
     def answer(self, report: Report) -> None:
         self._answers.append(report)
@@ -75,7 +84,7 @@ class Reporting:
     def anew(self, known: Iterable[Entry]) -> None:
         """A new connection: nothing that was sent before counts. What runs is told by the greeting."""
         self._batches.clear()
-        self._unconfirmed = 0
+        self._unconfirmed = self._prompt = self._unsent_prompt = 0
         self._answers.clear()
         self._news.clear()
         for entry in known:
@@ -106,7 +115,8 @@ class Reporting:
             if how != "running":
                 ended += [entry.key for entry in entries]
         self._number += 1
-        self._batches[self._number] = Batch(len(reports), tuple(ended))
+        self._batches[self._number] = Batch(len(reports), tuple(ended), self._unsent_prompt)
+        self._unsent_prompt = 0
         self._unconfirmed += len(reports)
         return self._number, tuple(reports)
 
@@ -116,6 +126,7 @@ class Reporting:
         if batch is None:
             return ()
         self._unconfirmed -= batch.reports
+        self._prompt -= batch.prompt
         return batch.ended
 
 

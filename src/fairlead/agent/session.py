@@ -28,7 +28,7 @@ from fairlead.wire.agent import (
     encode,
 )
 
-YOUNG = 0.05
+YOUNG = 0.1
 """Seconds. A task of a chain that runs for less than this, or twice of it, is reported by its end alone."""
 MOST_LOGS = 100
 """Logs that are read at a time."""
@@ -118,6 +118,8 @@ class Session:
         match message:
             case Work():
                 self._check_epoch(message.epoch)
+                for number in message.confirmed:
+                    self._book.confirmed(number)
                 self._book.heed(message)
             case Confirmed():
                 self._book.confirmed(message.number)

@@ -178,17 +178,7 @@ class Control:
 
     async def ask(self, served: Served, command: AnyCommand) -> Accepted:
         """Have a command carried out. When this returns, it is done and durable."""
-        try:
-            slot = served.offer(command)
-        except Busy as busy:
-            raise Unserved("too many", str(busy), 1) from None
-        reply = await slot
-        if isinstance(reply, Accepted):
-            return reply
-        if isinstance(reply, Rejected):
-            raise Refused(reply.field, reply.problem, reply.code)
-        assert isinstance(reply, Unavailable)
-        raise Unserved("unavailable", str(reply), 1)
+        return await accepted_in(offered(served, command))
 
     @property
     def configured(self) -> tuple[int, dict[str, PartitionConfig]]:
@@ -325,6 +315,25 @@ class Control:
             if journal is not None:
                 await turns.alone(journal.close)
             turns.close()
+
+
+def offered(served: Served, command: AnyCommand) -> Slot:
+    """Where the answer to a command will be."""
+    try:
+        return served.offer(command)
+    except Busy as busy:
+        raise Unserved("too many", str(busy), 1) from None
+
+
+async def accepted_in(slot: Slot) -> Accepted:
+    """Wait for an answer that means yes; any other raises."""
+    reply = await slot
+    if isinstance(reply, Accepted):
+        return reply
+    if isinstance(reply, Rejected):
+        raise Refused(reply.field, reply.problem, reply.code)
+    assert isinstance(reply, Unavailable)
+    raise Unserved("unavailable", str(reply), 1)
 
 
 def _manager_event(event: Event) -> ManagerEvent:

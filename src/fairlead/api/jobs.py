@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from litestar import Request, get, post
 from litestar.params import PathParameter, QueryParameter
 
-from fairlead.api.control import Served
+from fairlead.api.control import Served, accepted_in, offered
 from fairlead.api.problems import Unserved, problem_of
 from fairlead.api.site import (
     USERS,
@@ -34,6 +34,7 @@ from fairlead.core.resources import shown
 from fairlead.core.state import Partition
 from fairlead.views.answers import explanation, job_answer, task_answers
 from fairlead.wire import api as wire
+from fairlead.writer.inbox import Slot
 
 MAX_BATCH = 10_000
 AT_ONCE = 500
@@ -92,20 +93,27 @@ async def submit_many(
     items: list[wire.BatchItem] = []
     for start in range(0, len(documents), AT_ONCE):
         part = enumerate(documents[start : start + AT_ONCE], start)
-        items += await asyncio.gather(
-            *(_item(request, served, caller, document, f"{key}#{at}" if key else "", at) for at, document in part)
-        )
+        asked = [_ask(request, served, caller, document, f"{key}#{at}" if key else "", at) for at, document in part]
+        for each in asked:
+            items.append(each if isinstance(each, wire.BatchItem) else await _item(each))
     return wire.Batch(items=items)
 
 
-async def _item(request: Ask, served: Served, caller: Token, document: object, key: str, at: int) -> wire.BatchItem:
+def _ask(request: Ask, served: Served, caller: Token, document: object, key: str, at: int) -> Slot | wire.BatchItem:
+    """Offer a job of a batch: its answer comes later, unless it is refused at once."""
     try:
         command = submission(caller, document, key, f"jobs[{at}]")
         site_of(request).secrets.check(command.spec)
-        accepted = await site_of(request).control.ask(served, command)
+        return offered(served, command)
     except (Refused, Unserved) as refusal:
         return wire.BatchItem(problem=problem_of(refusal))
-    return wire.BatchItem(job=accepted.job)
+
+
+async def _item(slot: Slot) -> wire.BatchItem:
+    try:
+        return wire.BatchItem(job=(await accepted_in(slot)).job)
+    except (Refused, Unserved) as refusal:
+        return wire.BatchItem(problem=problem_of(refusal))
 
 
 # -- looking -----------------------------------------------------------------------------------------------------

@@ -69,11 +69,26 @@ def list_nodes(
 
 @node.command("show")
 @asking
-def show_node(name: NodeName, partition: Partition = "") -> None:
-    """Show all that is known of a node, as JSON."""
+def show_node(name: NodeName, partition: Partition = "", as_json: AsJson = False) -> None:
+    """Show all that is known of a node."""
     from fairlead.wire import api as wire
 
-    print_json(_ask(wire.Node, "GET", f"nodes/{name}", partition=partition))
+    found: wire.Node = _ask(wire.Node, "GET", f"nodes/{name}", partition=partition)
+    if as_json:
+        print_json(found)
+        return
+    typer.echo(f"node {found.name}: {found.state}, {found.tasks} tasks{', avoided' if found.avoided else ''}")
+    for what, value in (
+        ("has", amounts(found.resources)),
+        ("used", amounts(found.used)),
+        ("gpus", " ".join(f"{used:g}" for used in found.devices)),
+        ("pool", found.pool),
+        ("manager", found.manager),
+        ("labels", " ".join(f"{key}={value}" for key, value in sorted(found.labels.items()))),
+        ("taints", " ".join(found.taints)),
+    ):
+        if value:
+            typer.echo(f"  {what:<8}{value}")
 
 
 @node.command()

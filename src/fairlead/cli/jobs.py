@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import time
+from codecs import getincrementaldecoder
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -304,15 +305,20 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the task ends.")] = False,
     tail: Annotated[int | None, typer.Option(help="Only the last so many bytes.", min=1)] = None,
     partition: Partition = "",
+    as_json: AsJson = False,
 ) -> None:
-    """Show what a task wrote."""
+    """Show what a task wrote. As JSON it is a document for each piece that comes, on a line of its own."""
+    text = getincrementaldecoder("utf-8")("replace")
     with ask_as(partition) as client:
         stream = "err" if stderr else "out"
         if follow:
             _until_started(client, job)
         for part in client.log(job, stage, index, stream, follow, -tail if tail else 0):
-            sys.stdout.buffer.write(part)
-            sys.stdout.buffer.flush()
+            if as_json:
+                print_json({"stream": stream, "text": text.decode(part)})
+            else:
+                sys.stdout.buffer.write(part)
+                sys.stdout.buffer.flush()
 
 
 @asking

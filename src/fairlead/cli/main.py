@@ -5,6 +5,8 @@ Results go to stdout, errors to stderr; `cli/output.py` has the exit codes.
 """
 
 import sys
+from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Annotated
 
 import typer
@@ -73,10 +75,29 @@ def demo() -> None:
     run()
 
 
+def narrowed(words: Sequence[str]) -> typer.Typer:
+    """The app with only the command that is called, if one is: to build all of them takes longer than most of them."""
+
+    called = words[0] if words else ""
+    commands = [each for each in app.registered_commands if called == (each.name or _name_of(each.callback))]
+    groups = [each for each in app.registered_groups if each.typer_instance and called == each.typer_instance.info.name]
+    if not commands and not groups:
+        return app
+    some = copy(app)
+    some.registered_commands, some.registered_groups = commands, groups
+    return some
+
+
+def _name_of(command: Callable[..., object] | None) -> str:
+    return "" if command is None else command.__name__.replace("_", "-")
+
+
 def main() -> None:
     """Run the command line; a failure of the machine becomes one line on stderr."""
+    # The client's library has a command line of its own, with all that it needs, if that can be imported.
+    sys.modules["httpx._main"] = None  # type: ignore[assignment]
     try:
-        app()
+        narrowed(sys.argv[1:])()
     except OSError as error:
         typer.echo(f"fairlead: error: {error}", err=True)
         sys.exit(1)

@@ -26,6 +26,8 @@ ONE_MACHINE = {"partitions": {"default": {"ready_after": "5s"}}}
 """The first configuration of `up`: nobody else has to report after a start, so there is little to wait for."""
 STOPPING = 20.0
 """Seconds that a server gets to end."""
+GRACE = 10.0
+"""Seconds that tasks get to end when there is no server any more to say how long."""
 
 Data = Annotated[Path | None, typer.Option("--data", help="Where state is kept; else FAIRLEAD_DATA, else the user's.")]
 Port = Annotated[int, typer.Option(help="The port to listen on; 0 for any that is free.")]
@@ -73,12 +75,14 @@ def down(
     kill: Annotated[bool, typer.Option("--kill", help="First kill all jobs that are not over.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Stop what `up` or `server` started here. Tasks go on, unless they are killed."""
+    """Stop what `up` or `server` started here. Tasks go on, unless they are killed, also after an earlier server."""
     from fairlead.client.place import running
 
     directory = _directory(data)
     found = running(directory)
     if found is None or not _is_locked(directory):
+        if kill and (directory / "agent").exists():
+            return _end_left(directory, as_json)
         fail(
             f"no server runs on {directory}; `fairlead up` starts one",
             as_json and {"ok": False, "data": str(directory)},
@@ -269,6 +273,23 @@ def _is_locked(directory: Path) -> bool:
     if lock >= 0:
         os.close(lock)
     return False
+
+
+def _end_left(directory: Path, as_json: bool) -> None:
+    """End the tasks that an earlier server left running. Their jobs are the journal's, which only a server writes."""
+    from fairlead.agent.link import end_all, is_used
+
+    deadline = time.monotonic() + STOPPING
+    while is_used(directory / "agent"):  # it may be about to end, as its server has
+        if time.monotonic() > deadline:
+            fail(f"no server runs on {directory}, but an agent does; stop that first")
+        time.sleep(0.02)
+    ended = end_all(directory / "agent", GRACE)
+    if as_json:
+        typer.echo(json.dumps({"ok": True, "data": str(directory), "killed": 0, "ended": ended}))
+    else:
+        again = "; their jobs are not over, and the next `fairlead up` goes on with them" if ended else ""
+        typer.echo(f"no server runs on {directory}; {ended} tasks that were left were ended{again}")
 
 
 def _kill_all(directory: Path) -> int:

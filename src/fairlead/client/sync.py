@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -34,6 +36,7 @@ class Client:
         headers = {"authorization": f"Bearer {place.token}"} if place.token else {}
         # Certificates take a while to load, and plain HTTP needs none.
         trust = ssl.create_default_context(cafile=place.authority) if place.authority else place.url.startswith("https")
+        self._streams: set[socket.socket] = set()
         self._http = httpx.Client(base_url=place.url, headers=headers, verify=trust, timeout=30.0, trust_env=False)
 
     def __enter__(self) -> Self:
@@ -45,6 +48,10 @@ class Client:
         self.close()
 
     def close(self) -> None:
+        """End, also what other threads are reading: they would wait for news that nobody brings any more."""
+        for link in list(self._streams):
+            with suppress(OSError):
+                link.shutdown(socket.SHUT_RDWR)
         self._http.close()
 
     # -- jobs ----------------------------------------------------------------------------------------------------
@@ -180,7 +187,12 @@ class Client:
             ) as answer:
                 if answer.status_code >= 400:
                     raise problem_of(answer.status_code, answer.read())
-                yield from answer.iter_raw()
+                link = answer.extensions["network_stream"].get_extra_info("socket")
+                self._streams.add(link)
+                try:
+                    yield from answer.iter_raw()
+                finally:
+                    self._streams.discard(link)
         except httpx.TransportError as problem:
             raise unreachable(self.url, problem) from None
 

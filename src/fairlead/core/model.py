@@ -263,7 +263,9 @@ class Stage(msgspec.Struct, eq=False):
 
     def waiting(self) -> int:
         """How many tasks are pending, of any kind."""
-        return sum(len(ranges) for ranges in self.pending if ranges)
+        if self.pending is NOTHING_PENDING:
+            return 0
+        return sum([len(ranges) for ranges in self.pending if ranges is not None])
 
     def running(self) -> int:
         """How many tasks have a live attempt."""

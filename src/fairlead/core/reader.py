@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
+from typing import TypeVar
 
 from fairlead.core.errors import Refused
 from fairlead.core.resources import parse_count, parse_duration, printable, shown
@@ -13,7 +14,8 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,62}")
 NAME_RULE = "a name has 1 to 63 letters, digits or . _ @ + - and starts with a letter or digit"
 MAX_TEXT = 131_072
 MAX_COMPARED = 1_000
-_REQUIRED = object()
+
+Value = TypeVar("Value")
 
 
 def check_name(value: object, field: str) -> str:
@@ -77,8 +79,7 @@ class Reader:
 
     def at(self, key: str) -> str:
         """The field of a key, which may be anybody's: kept short and on one line."""
-        # Nearly always it is one of ours, which needs no look at each character.
-        if not (key.isascii() and key.isidentifier() and len(key) <= 100):
+        if len(key) > 100 or not key.isprintable():
             key = printable(key, 100)
         return f"{self.field}.{key}" if self.field else key
 
@@ -88,14 +89,17 @@ class Reader:
         value = self.doc.get(key)
         return default if value is None else value
 
-    def name(self, key: str, default: object = _REQUIRED) -> str:
-        return check_name(self._need(key, default), self.at(key))
+    def name(self, key: str, default: str | None = None) -> str:
+        value = self.get(key)
+        return self._left_out(key, default) if value is None else check_name(value, self.at(key))
 
-    def text(self, key: str, default: object = _REQUIRED, most: int = MAX_TEXT) -> str:
-        return check_text(self._need(key, default), self.at(key), most)
+    def text(self, key: str, default: str | None = None, most: int = MAX_TEXT) -> str:
+        value = self.get(key)
+        return self._left_out(key, default) if value is None else check_text(value, self.at(key), most)
 
-    def count(self, key: str, default: object = _REQUIRED, low: int = 0, high: int = 10_000_000) -> int:
-        return parse_count(self._need(key, default), self.at(key), low, high)
+    def count(self, key: str, default: int | None = None, low: int = 0, high: int = 10_000_000) -> int:
+        value = self.get(key)
+        return self._left_out(key, default) if value is None else parse_count(value, self.at(key), low, high)
 
     def optional_count(self, key: str, low: int = 0, high: int = 10_000_000) -> int | None:
         value = self.get(key)
@@ -110,14 +114,17 @@ class Reader:
         return default if value is None else value
 
     def flag(self, key: str, default: bool) -> bool:
-        value = self.get(key, default)
+        value = self.get(key)
+        if value is None:
+            return default
         if not isinstance(value, bool):
             raise Refused(self.at(key), f"{shown(value)} is neither true nor false; write one of them")
         return value
 
-    def choice(self, key: str, options: Iterable[str], default: str) -> str:
-        value = self.get(key, default)
-        options = tuple(options)
+    def choice(self, key: str, options: Collection[str], default: str) -> str:
+        value = self.get(key)
+        if value is None:
+            return default
         if value not in options:
             raise Refused(self.at(key), f"{shown(value)} is not one of {', '.join(options)}; write one of them")
         return str(value)
@@ -131,7 +138,9 @@ class Reader:
 
     def pairs(self, key: str, names: bool = True) -> tuple[tuple[str, str], ...]:
         """A mapping of texts, sorted; keys are names unless they are free text as well."""
-        value = self.get(key, {})
+        value = self.get(key)
+        if value is None:
+            return ()
         if not isinstance(value, Mapping):
             raise Refused(self.at(key), f"{shown(value)} is not a mapping; write key: value pairs")
         pairs: list[tuple[str, str]] = []
@@ -150,21 +159,22 @@ class Reader:
                     f"{self.what} has no such key{suggestion(key, self._read)}; it has {known}",
                 )
 
-    def _need(self, key: str, default: object) -> object:
-        value = self.get(key, default)
-        if value is _REQUIRED:
+    def _left_out(self, key: str, default: Value | None) -> Value:
+        if default is None:
             slip = get_close_matches(key, list(self.doc)[:MAX_COMPARED], n=1, cutoff=0.75)
             meant = f" (is {printable(slip[0])} meant for it?)" if slip else ""
             raise Refused(self.at(key), f"missing; {self.what} needs it{meant}")
-        return value
+        return default
 
-    def _list(self, key: str, most: int) -> list[object]:
-        value = self.get(key, [])
+    def _list(self, key: str, most: int) -> Sequence[object]:
+        value = self.get(key)
+        if value is None:
+            return ()
         if not isinstance(value, list | tuple):
             raise Refused(self.at(key), f"{shown(value)} is not a list; write [one, two]")
         if len(value) > most:
             raise Refused(self.at(key), f"{len(value)} entries are too many; at most {most} are allowed")
-        return list(value)
+        return value
 
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,126}")

@@ -61,8 +61,10 @@ class _Measure(NamedTuple):
 
 def parse_quantity(name: str, value: object, field: str) -> int:
     """The amount of resource `name` that `value` stands for, exactly."""
-    measure = _measure_of(name)
     units = _BYTE_UNITS if name == MEMORY else _MILLI_UNITS
+    if type(value) is int and 0 <= value <= MAX_QUANTITY // units[""]:
+        return value * units[""]
+    measure = _measure_of(name)
     if isinstance(value, str):
         match = _AMOUNT.fullmatch(_not_too_long(value, field))
         unit = units.get(match[2]) if match else None

@@ -151,15 +151,17 @@ class Agents:
         added, *_ = await self._offer(reign, commands)
         if isinstance(added, Rejected):
             raise Refused(added.field, added.problem, added.code)
-        seen.lost = False
 
         def look(p: Partition) -> tuple[PartitionSettings, list[Tasks], wire.Work]:
             join = p.nodes.find(name)
-            standing = standing_effects(p, join) if join is not None else []
+            if join is None or p.nodes.state[p.nodes.rows[join]] == "lost":
+                raise Closed  # it went in the turn in which it came: let it come again
+            standing = standing_effects(p, join)
             message = standing[0] if standing else ForNode(name)
             return p.settings, running_on(p, name), reign.orders.work(p, message, {}, standing=True)
 
         settings, running, work = await reign.desk.read(look)
+        seen.lost = False
         attached.put(welcome(reign.desk.epoch, settings, hello))
         early = tuple(attached.early)
         attached.put(msgspec.structs.replace(work, stops=(*work.stops, *early)))
@@ -196,18 +198,19 @@ class Agents:
                 task.cancel()
 
     async def _send(self, attached: Attached) -> None:
-        """All that is sent goes this way, in order. `None` is the end."""
+        """All that is sent goes this way, in order."""
         with suppress(Closed):
-            while (data := await attached.outbox.get()) is not None:
-                await attached.connection.send(data)
+            while messages := await attached.take():
+                for message in messages:
+                    await attached.connection.send(encode(message))
         await attached.connection.close(AGAIN, "come again")
 
     async def _confirm(
         self, partition: str, attached: Attached, batch: wire.Reports, slots: list[asyncio.Future[object]]
     ) -> None:
         """Wait until a batch is durable, and say so. Without an answer the agent sends it again elsewhere or later."""
-        answers = await asyncio.gather(*slots)
-        for each, answer in zip(batch.reports, answers, strict=True):
+        for each, slot in zip(batch.reports, slots, strict=True):
+            answer = await slot
             if isinstance(answer, Rejected):
                 self._log("report refused", {"node": attached.node, "problem": str(answer)})
                 continue
@@ -255,7 +258,7 @@ class Agents:
         return slots
 
     async def _offer(self, reign: Reign, commands: Iterable[AnyCommand]) -> list[object]:
-        answers = await asyncio.gather(*await self._take(reign, commands))
+        answers = [await slot for slot in await self._take(reign, commands)]
         if not all(isinstance(answer, Accepted | Rejected) for answer in answers):
             raise Closed  # the writer ended
         return answers

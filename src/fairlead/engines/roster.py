@@ -11,7 +11,7 @@ from fairlead.core.ranges import Ranges, check_flat, difference
 from fairlead.engines.base import Connection, Desk, Secrets
 from fairlead.engines.orders import Orders
 from fairlead.wire import agent as wire
-from fairlead.wire.agent import Tasks, encode
+from fairlead.wire.agent import Tasks
 
 MOST_UNSENT = 10_000
 """Messages. An agent that does not read them is cut off; it learns all of it when it is back."""
@@ -79,14 +79,30 @@ class Attached:
         self.early: list[wire.Stop] = []
         self.running = Blocks()
         """What the state knows to run there, from its reports."""
-        self.outbox: asyncio.Queue[bytes | None] = asyncio.Queue(MOST_UNSENT)
+        self._outbox: asyncio.Queue[wire.FromServer | None] = asyncio.Queue(MOST_UNSENT)
+        """`None` is the end."""
         self.readers: dict[int, asyncio.Queue[wire.LogPart]] = {}
 
     def put(self, message: wire.FromServer) -> None:
         try:
-            self.outbox.put_nowait(encode(message))
+            self._outbox.put_nowait(message)
         except asyncio.QueueFull:
             self.cut()
+
+    async def take(self) -> list[wire.FromServer]:
+        """All that is to be sent now; nothing at the end. Confirmations travel with work, if there is some."""
+        messages = [await self._outbox.get()]
+        while messages[-1] is not None and not self._outbox.empty():
+            messages.append(self._outbox.get_nowait())
+        if messages[-1] is None:
+            return []  # what was not sent by now is learnt over another connection
+        found = [each for each in messages if each is not None]
+        at = next((at for at, each in enumerate(found) if isinstance(each, wire.Work)), None)
+        if at is None or len(found) == 1:
+            return found
+        confirmed = tuple(each.number for each in found if isinstance(each, wire.Confirmed))
+        found[at] = msgspec.structs.replace(found[at], confirmed=confirmed)
+        return [each for each in found if not isinstance(each, wire.Confirmed)]
 
     def cut_if_failed(self, task: asyncio.Task[None]) -> None:
         """What could not be confirmed, by a fault of ours, is sent again over another connection."""
@@ -97,9 +113,9 @@ class Attached:
 
     def cut(self) -> None:
         """End it when what is being sent has been."""
-        while not self.outbox.empty():
-            self.outbox.get_nowait()
-        self.outbox.put_nowait(None)
+        while not self._outbox.empty():
+            self._outbox.get_nowait()
+        self._outbox.put_nowait(None)
 
 
 class Reign:

@@ -31,6 +31,26 @@ OTHER = "other"
 """The queue and the shape of what is not shown for itself. No queue has this path: all begin with root."""
 
 
+TOLD = frozenset(
+    (
+        Asked,
+        Began,
+        Chained,
+        Ended,
+        JobAdded,
+        JobForgotten,
+        PendingEnded,
+        Placed,
+        Regrouped,
+        Revived,
+        SinglesPlaced,
+        StageAdded,
+        StageScaled,
+    )
+)
+"""The changes that change demand."""
+
+
 class Figures(NamedTuple):
     reservations: int
     tasks: int
@@ -118,17 +138,19 @@ def _before(decided: Cycle) -> dict[Stage, int]:
         pending[stage] = (stage.waiting() if known is None else known) + tasks
 
     for change, kept in reversed(decided.plan.done):
-        if isinstance(change, Placed):
+        if type(change) not in TOLD:
+            continue
+        if isinstance(change, Asked):
+            add(stage_of(change.job, change.stage), 0)
+        elif isinstance(change, JobAdded):
+            pending.update(dict.fromkeys(stages_of(change.id), 0))
+        elif isinstance(change, Placed):
             add(stage_of(change.job, change.stage), placed_tasks(change))
         elif isinstance(change, SinglesPlaced):
             for reservation, _ in kept[0]:
                 add(reservation.stage, 1)
         elif isinstance(change, Chained):
             add(kept[1].stage, count(change.indices))
-        elif isinstance(change, Asked):
-            add(stage_of(change.job, change.stage), 0)
-        elif isinstance(change, JobAdded):
-            pending.update(dict.fromkeys(stages_of(change.id), 0))
         elif isinstance(change, Ended):
             if change.again >= 0:
                 stage = kept[0].stage

@@ -61,7 +61,7 @@ NAMED = 10
 
 class Logs:
     def __init__(self, logger: FilteringBoundLogger) -> None:
-        self._logger = logger
+        self._logger: FilteringBoundLogger = logger.bind()  # what is not bound yet is bound anew by each call
         self._ready: dict[str, bool] = {}
         """Partition → whether its readiness was told."""
 
@@ -92,17 +92,21 @@ class Logs:
 
 def lines(decided: Cycle, all_of_them: bool) -> Iterator[Line]:
     """What a cycle decided, in the order in which it did; perhaps only what may need somebody's care."""
-    names = _Names(decided)
     tellers = TELLERS if all_of_them else CAREFUL
     for answer in decided.answers:
         if isinstance(answer, Rejected) and answer.code == "alarm":
             yield ERROR, "unknown attempt", {"reason": str(answer)}
-    yield from _configuration(decided)
-    for change, kept in decided.plan.done:
-        teller = tellers.get(type(change))
-        if teller is not None:
-            yield from teller(names, change, kept)
-    yield from _gangs(decided)
+    kinds = set(map(type, decided.changes))
+    if not kinds.isdisjoint(CONFIGURATION):
+        yield from _configuration(decided)
+    if not kinds.isdisjoint(tellers):
+        names = _Names(decided)
+        for change, kept in decided.plan.done:
+            teller = tellers.get(type(change))
+            if teller is not None:
+                yield from teller(names, change, kept)
+    if Stopped in kinds:
+        yield from _gangs(decided)
 
 
 class _Names:

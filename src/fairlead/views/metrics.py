@@ -52,6 +52,28 @@ WAITED = (0.01, 0.1, 1, 5, 15, 60, 300, 900, 3_600, 14_400, 43_200, 86_400, 172_
 LATE = (-86_400, -3_600, -600, -60, -1, 0, 1, 60, 600, 3_600, 86_400)
 SIZES = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000)
 
+TALLIED = frozenset(
+    (
+        Acknowledged,
+        Arrived,
+        Asked,
+        Began,
+        Chained,
+        Ended,
+        GivenBack,
+        OrderFailed,
+        Ordered,
+        PendingEnded,
+        Placed,
+        Promised,
+        Regrouped,
+        SinglesEnded,
+        SinglesPlaced,
+        StageScaled,
+    )
+)
+"""The changes that say what became of reservations and tasks. In a flood most others say nothing of it."""
+
 Series = TypeVar("Series", Counter, Gauge, Histogram)
 
 
@@ -192,6 +214,32 @@ class Metrics:
             "earlier.",
             buckets=LATE,
         )
+        self._counters: dict[str, tuple[Counter, str]] = {
+            "inserted": (self._upserts, "inserted"),
+            "replaced": (self._upserts, "replaced"),
+            "asked for again": (self._upserts, "ignored"),
+            "completed": (self._ended, "completed"),
+            "cancelled": (self._ended, "cancelled"),
+            "sent to the tail": (self._to_tail, ""),
+            "placed": (self._placed, ""),
+            "acknowledged": (self._launches, "acknowledged"),
+            "launch refused": (self._launches, "refused"),
+            "launch not acknowledged": (self._launches, "silent"),
+            "lost launch": (self._launches, "lost"),
+            **{how: (self._attempts, how) for how in ("succeeded", "failed", "lost", "preempted", "killed")},
+            "rebalanced": (self._rebalances, ""),
+            "rebalance victims": (self._rebalanced, ""),
+            **{f"claim by {cause}": (self._claims, cause) for cause in ("priority", "guarantee", "share")},
+            **{f"victims by {cause}": (self._victims, cause) for cause in ("priority", "guarantee", "share")},
+            **{f"ordered by {cause}": (self._ordered, cause) for cause in ("demand", "spare", "hand")},
+            "arrived": (self._expected, "arrived"),
+            "order failed": (self._expected, "failed"),
+            "given back": (self._given_back, ""),
+            "backfilled": (self._backfilled, ""),
+            "stale report": (self._stale, ""),
+            "unknown attempt": (self._unknown, ""),
+        }
+        """What a cycle counts, by its name in the tally or in the notes → the metric and the value of its label."""
         self._planned: dict[str, tuple[str, int, int]] = {}
         """Partition → the job and kind of the first who found no room, and when it is planned to start."""
         self._rooms = Rooms()
@@ -257,9 +305,11 @@ class Metrics:
 
     def _see(self, name: str, ready: bool) -> None:
         before = self._known.get(name)
+        if before == ready:
+            return
         self._known[name] = ready
         self._ready.labels(name).set(ready)
-        if before is not None and before != ready:
+        if before is not None:
             self._transitions.labels(name, "ready" if ready else "not_ready").inc()
 
     def _follow_plan(self, name: str, decided: Cycle) -> None:
@@ -278,34 +328,11 @@ class Metrics:
 
     def _count(self, name: str, decided: Cycle) -> None:
         tally, waits = _tally(decided)
-        self._waits.add(name, waits)
-        notes = decided.notes
-        for metric, value, number in (
-            (self._upserts, "inserted", tally["inserted"]),
-            (self._upserts, "replaced", tally["replaced"]),
-            (self._upserts, "ignored", notes.get("asked for again", 0)),
-            (self._ended, "completed", len(waits)),
-            (self._ended, "cancelled", tally["cancelled"]),
-            (self._to_tail, "", notes.get("sent to the tail", 0)),
-            (self._placed, "", tally["placed"]),
-            (self._launches, "acknowledged", tally["acknowledged"]),
-            (self._launches, "refused", notes.get("launch refused", 0)),
-            (self._launches, "silent", notes.get("launch not acknowledged", 0)),
-            (self._launches, "lost", tally["lost launch"]),
-            *((self._attempts, how, tally[how]) for how in ("succeeded", "failed", "lost", "preempted", "killed")),
-            (self._rebalances, "", notes.get("rebalanced", 0)),
-            (self._rebalanced, "", notes.get("rebalance victims", 0)),
-            *((self._claims, cause, tally[f"claim by {cause}"]) for cause in ("priority", "guarantee", "share")),
-            *((self._victims, cause, tally[f"victims by {cause}"]) for cause in ("priority", "guarantee", "share")),
-            *((self._ordered, cause, tally[f"ordered by {cause}"]) for cause in ("demand", "spare", "hand")),
-            (self._expected, "arrived", tally["arrived"]),
-            (self._expected, "failed", tally["order failed"]),
-            (self._given_back, "", tally["given back"]),
-            (self._backfilled, "", notes.get("backfilled", 0)),
-            (self._stale, "", notes.get("stale report", 0)),
-            (self._unknown, "", notes.get("unknown attempt", 0)),
-        ):
-            if number:
+        if waits:
+            self._waits.add(name, waits)
+        for what, number in (*tally.items(), *decided.notes.items()):
+            if number and what in self._counters:
+                metric, value = self._counters[what]
                 (metric.labels(name, value) if value else metric.labels(name)).inc(number)
 
 
@@ -315,18 +342,30 @@ def _tally(decided: Cycle) -> tuple[Tally[str], list[int]]:
     tally: Tally[str] = Tally()
     waits: list[int] = []
     for change, kept in decided.plan.done:
-        if isinstance(change, Placed):
-            tally["placed"] += placed_tasks(change)
-            if kept[0] is not None:
-                waits.append(now - kept[0].waiting_since)
-        elif isinstance(change, Chained):
-            tally["placed"] += count(change.indices)
-            if kept[0] is not None:
-                waits.append(now - kept[0].waiting_since)
+        kind = type(change)
+        if kind not in TALLIED:
+            continue
+        if isinstance(change, Asked):
+            before = kept[0]
+            if before is None:
+                tally["inserted"] += 1
+            elif change.round <= before.round:
+                tally["replaced"] += 1
         elif isinstance(change, SinglesPlaced):
             tally["placed"] += len(change.tasks)
             waits += [now - reservation.waiting_since for reservation, _ in kept[0]]
-        elif isinstance(change, Promised) and change.cause != "order":
+        elif isinstance(change, SinglesEnded):
+            tally["succeeded"] += len(change.allocations)
+        elif isinstance(change, Placed | Chained | Began):
+            if isinstance(change, Placed):
+                tally["placed"] += placed_tasks(change)
+            elif isinstance(change, Chained):
+                tally["placed"] += count(change.indices)
+            if kept[0] is not None:
+                waits.append(now - kept[0].waiting_since)
+        elif isinstance(change, Promised):
+            if change.cause == "order":
+                continue  # nobody stops for it
             known = decided.plan.partition.allocations
             tally[f"claim by {change.cause}"] += 1
             stopping = [known[number] for number in change.victims if number in known]
@@ -339,17 +378,6 @@ def _tally(decided: Cycle) -> tuple[Tally[str], list[int]]:
             tally["order failed"] += len(change.names)
         elif isinstance(change, GivenBack):
             tally["given back"] += len(change.nodes)
-        elif isinstance(change, SinglesEnded):
-            tally["succeeded"] += len(change.allocations)
-        elif isinstance(change, Began):
-            if kept[0] is not None:
-                waits.append(now - kept[0].waiting_since)
-        elif isinstance(change, Asked):
-            before = kept[0]
-            if before is None:
-                tally["inserted"] += 1
-            elif change.round <= before.round:
-                tally["replaced"] += 1
         elif isinstance(change, Acknowledged):
             tally["acknowledged"] += count(change.indices)
         elif isinstance(change, Ended):
@@ -358,6 +386,7 @@ def _tally(decided: Cycle) -> tuple[Tally[str], list[int]]:
                 tally["lost launch"] += count(change.indices)
         else:
             tally["cancelled"] += _cancelled(change, kept)
+    tally["completed"] = len(waits)
     return tally, waits
 
 

@@ -172,7 +172,7 @@ class Welcome(Message, frozen=True, tag=1):
 
 
 class Work(Message, frozen=True, tag=2):
-    """What to start and what to stop. Stops come first.
+    """What to start and what to stop. Confirmations come first, then stops.
 
     A `standing` one is all there is to do: what waits in a chain and is not named is to be forgotten.
     """
@@ -182,6 +182,8 @@ class Work(Message, frozen=True, tag=2):
     launches: tuple[Launch, ...] = ()
     stops: tuple[Stop, ...] = ()
     standing: bool = False
+    confirmed: tuple[int, ...] = ()
+    """Batches that are confirmed by the way, as by `Confirmed`."""
 
 
 class Confirmed(Message, frozen=True, tag=3):

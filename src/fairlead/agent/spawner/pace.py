@@ -1,13 +1,15 @@
 """How often to speak. Who is told late has rooms that stand empty, and who is told often has no time for anything else.
 
-So all is said at once while little is going on, after a short pause while somebody may wait to fill rooms, and in
-large batches while more tasks wait here for them already.
+So all is said at once while little is going on, after a pause that is the shorter the fewer tasks keep the machine busy
+meanwhile, and in large batches while more tasks wait here for their rooms already.
 """
 
 from __future__ import annotations
 
-SHORT, LONG = 0.002, 0.008
-"""Seconds between two messages."""
+SHORT, LONG = 0.002, 0.02
+"""Seconds between two messages: at least while somebody may wait to fill rooms, and while tasks wait here for them."""
+MANY = 16
+"""So many tasks at work have enough to do for half of the long pause."""
 BURST = 4
 """So many may follow each other at once after a longer time."""
 
@@ -23,7 +25,8 @@ class Pace:
         """The seconds until the next message may be sent, while so many tasks run and some wait here or not."""
         if (at_work <= 1 and not waiting) or self._credit_at(now) >= 1:
             return 0.0
-        return max(0.0, self._last + (LONG if waiting else SHORT) - now)
+        pause = LONG if waiting else max(SHORT, min(at_work, MANY) * LONG / 2 / MANY)
+        return max(0.0, self._last + pause - now)
 
     def sent(self, now: float) -> None:
         self._credit = max(0.0, self._credit_at(now) - 1)
