@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 
 from fairlead.core.effects import ForPool
 from fairlead.core.errors import Refused
@@ -81,10 +82,16 @@ class Keeper:
 class Pools:
     """All pools of a server. Calls of a provider that outlive a reign are finished before the next one's begin."""
 
-    def __init__(self, make: MakeProvider, join: Join, figures: Figures, log: Log) -> None:
-        self.make = make
-        self.join = join
-        self.figures = figures
+    def __init__(
+        self,
+        make: MakeProvider | None = None,
+        join: Join | None = None,
+        figures: Figures | None = None,
+        log: Log = lambda level, event, fields: None,
+    ) -> None:
+        self.make = make or nobody
+        self.join = join or Join("", Path())
+        self.figures = figures or Figures()
         self.log = log
         self.lines: dict[tuple[str, str], Line] = {}
         self._keepers: dict[str, Keeper] = {}
@@ -126,6 +133,10 @@ class Pools:
         task = asyncio.ensure_future(provider.close())
         self._retiring.add(task)
         task.add_done_callback(self._retiring.discard)
+
+
+def nobody(kind: Kind) -> Provider:
+    raise Refused("provider", "this server brings no machines; start it with `fairlead up` or `fairlead server`")
 
 
 class Broken:

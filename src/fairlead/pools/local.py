@@ -94,18 +94,18 @@ class LocalProvider:
         )
         (directory / JOINED).write_text(self._kind.join.url)
 
-    def _arguments(self, name: str, directory: Path) -> Sequence[str]:
+    def _arguments(self, name: str, directory: Path) -> tuple[str, ...]:
         """What the node has is what the pool says, and nothing that this machine has besides."""
         kind, settings = self._kind, self._kind.settings
         amounts = {CPU: 0, MEMORY: 0, **dict(settings.node)}
-        return [
+        return (
             *(sys.executable, "-c", PROGRAM, "agent", _directory_option(directory)),
             *(f"--join={kind.join.url}", f"--token-file={kind.join.token_file}"),
             *(f"--name={name}", f"--partition={kind.partition}", f"--pool={kind.pool}"),
             *(f"--resource={each}={format_quantity(each, amount)}" for each, amount in sorted(amounts.items())),
             *(f"--label={key}={value}" for key, value in settings.labels),
             *(f"--taint={taint}" for taint in settings.taints),
-        ]
+        )
 
     def _destroy(self, name: str) -> None:
         directory = self._folder / name

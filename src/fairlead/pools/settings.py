@@ -33,6 +33,12 @@ def check_providers(configs: Mapping[str, PartitionConfig]) -> None:
                 parse_provider(settings, f"partitions.{name}.pools.{pool}")
 
 
+def kind_of(pool: PoolSettings) -> str:
+    """Which provider a pool has, by its name; empty if it has none."""
+    named = msgspec.json.decode(pool.provider) if pool.provider else {}
+    return next((kind for kind in KINDS if kind in named), ", ".join(named))
+
+
 def parse_provider(pool: PoolSettings, field: str) -> ProviderSettings:
     """What a pool's `provider` says; `field` is where the pool stands."""
     doc = msgspec.json.decode(pool.provider)

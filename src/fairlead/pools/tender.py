@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -26,6 +27,7 @@ BUSY, QUIET = 2.0, 30.0
 """Seconds between two passes while something is expected to happen, and otherwise."""
 GONE = 4.0
 """Seconds for which a machine has to be missing from the lists to be gone. Some providers list with a delay."""
+MOST_REASON = 500
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0
 """Seconds before a destruction that failed is tried again."""
 
@@ -144,7 +146,7 @@ class Tender:
             self._asked.update(wanted)
             self._tried.add(order)
             try:
-                await self._call("create", lambda wanted=wanted: self._provider.create(wanted))
+                await self._call("create", partial(self._provider.create, wanted))
             except ProviderError as problem:
                 failed = await self._not_brought(wanted, problem)
                 self._asked.difference_update(failed)
@@ -178,6 +180,7 @@ class Tender:
     async def _fail(self, order: int, names: Sequence[str], reason: str) -> None:
         if not names:
             return
+        reason = reason[:MOST_REASON]
         self._figures.failed.labels(*self._where).inc(len(names))
         self._say("warning", "machines failed", order=order, names=list(names), reason=reason)
         pool = self.kind.pool
@@ -191,7 +194,7 @@ class Tender:
         if [name for name in there if name not in self._destroyed] and monotonic() >= self._not_before:
             self._say("info", "machines to destroy", names=there)
             try:
-                await self._call("destroy", lambda: self._provider.destroy(there))
+                await self._call("destroy", partial(self._provider.destroy, there))
                 self._pause = 0.0
                 self._destroyed.update(there)
             except ProviderError as problem:
