@@ -146,12 +146,15 @@ class LocalProvider:
         if joined == self._kind.join.url:
             return
         _end(directory, agent_only=True)
-        lock = _take(directory)
-        if lock is not None:
-            try:
-                self._start(directory.name, directory, lock)
-            finally:
-                os.close(lock)
+        deadline = time.monotonic() + KILLED
+        while (lock := _take(directory)) is None:  # its files are closed a moment after it has ended
+            if time.monotonic() > deadline:
+                raise ProviderError(f"{directory / LOCK} is not let go of")
+            time.sleep(0.01)
+        try:
+            self._start(directory.name, directory, lock)
+        finally:
+            os.close(lock)
 
     def _reap(self) -> None:
         for name, pid in tuple(self._started.items()):
