@@ -115,7 +115,7 @@ def test_a_burst_is_brought_once(story: Story) -> None:
         assert get(site)["use"] == {
             **{"ready": True, "total": 3, "available": 0, "pending": 0, "idle": 0, "ordered": 0, "disabled": 0}
         }
-        assert story.figure("fairlead_machines_created_total") == 3
+        assert story.figure("fairlead_machines_brought_total") == 3
         assert len(story.events("machines created")) == 1
 
 

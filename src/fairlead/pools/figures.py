@@ -14,7 +14,7 @@ class Figures:
         """`registry` is where they are shown, beside others."""
         registry = registry or CollectorRegistry()
         self.created = Counter(
-            "fairlead_machines_created_total",
+            "fairlead_machines_brought_total",
             "Machines that the provider of a pool was asked for, and did not refuse.",
             LABELS,
             registry=registry,
@@ -58,6 +58,7 @@ class Figures:
             metric.labels(partition, pool)
         for call in CALLS:
             self.errors.labels(partition, pool, call)
+            self.calls.labels(partition, pool, call)
 
     def end(self, partition: str, pool: str) -> None:
         """The pool is gone, or its provider is: what there was is not to be seen any more."""
