@@ -36,6 +36,7 @@ from fairlead.core.config import parse_config
 from fairlead.core.documents import parse_job, parse_node
 from fairlead.core.errors import Refused
 from fairlead.core.settings import DEFAULT_CONFIG
+from fairlead.pools.settings import check_providers
 from fairlead.testing import World
 
 LONG = "x" * 10_000_000
@@ -623,6 +624,71 @@ CONFIGS: dict[str, tuple[object, str]] = {
     ),
 }
 
+AT = "partitions.default.pools.p"
+PROVIDERS: dict[str, tuple[object, str]] = {
+    "a provider that there is not": (
+        pool(provider={"comand": ["./cloud"]}),
+        f'{AT}.provider: "comand" names no provider that there is (did you mean command?); '
+        "write for example {local: {}} or {command: [./mycloud]}",
+    ),
+    "no provider": (
+        pool(provider={}),
+        f"{AT}.provider: it names no provider that there is; "
+        "write for example {local: {}} or {command: [./mycloud]}",
+    ),
+    "a provider for tests": (
+        pool(provider={"memory": {}}),
+        f'{AT}.provider: "memory" names no provider that there is; '
+        "write for example {local: {}} or {command: [./mycloud]}",
+    ),
+    "two providers": (
+        pool(provider={"local": {}, "command": ["x"]}, max=1),
+        f"{AT}.provider: it names local and command; a pool has one provider, so remove one",
+    ),
+    "a command as a text": (
+        pool(provider={"command": "./cloud create"}),
+        f'{AT}.provider.command: "./cloud create" is not a list; write [one, two]',
+    ),
+    "an empty command": (
+        pool(provider={"command": []}),
+        f"{AT}.provider.command: empty; name the program, such as [./mycloud]",
+    ),
+    "a command without a name": (
+        pool(provider={"command": ["", "x"]}),
+        f"{AT}.provider.command: empty; name the program, such as [./mycloud]",
+    ),
+    "a command with a number": (
+        pool(provider={"command": ["./cloud", 5]}),
+        f"{AT}.provider.command[1]: 5 is not text; write it in quotes",
+    ),
+    "a command with no time": (
+        pool(provider={"command": ["./cloud"], "timeout": 0}),
+        f"{AT}.provider.timeout: it has to be longer than nothing; write for example 1min",
+    ),
+    "a command with a slip": (
+        pool(provider={"command": ["./cloud"], "time_out": 5}),
+        f"{AT}.provider.time_out: a provider has no such key (did you mean timeout?); it has command, timeout",
+    ),
+    "a local provider with a setting": (
+        pool(provider={"local": {"directory": "/tmp"}}, max=1),
+        f"{AT}.provider.local.directory: a local provider has no settings; "
+        "write {local: {}} or {command: [./mycloud]}",
+    ),
+    "a local provider as a text": (
+        pool(provider={"local": "yes"}, max=1),
+        f'{AT}.provider.local: "yes" is not a mapping; a local provider is written as key: value pairs',
+    ),
+    "a local provider without a bound": (
+        pool(provider={"local": {}}),
+        f"{AT}.max: missing; a local pool starts agents on this machine, so say how many at most",
+    ),
+    "a local provider with GPUs": (
+        pool(node={"gpu": 1}, provider={"local": {}}, max=1),
+        f"{AT}.node.gpu: local agents cannot divide the GPUs of this machine; start one agent that has all of them",
+    ),
+}
+"""A live server refuses these. The core does not look into a provider."""
+
 ANN: dict[str, Any] = {"user": "ann"}
 BOB: dict[str, Any] = {"user": "bob"}
 OP: dict[str, Any] = {"operator": True}
@@ -957,6 +1023,15 @@ def test_a_node_that_is_refused(name: str) -> None:
 def test_a_configuration_that_is_refused(name: str) -> None:
     doc, message = CONFIGS[name]
     check(lambda w: configure(w, doc), message)
+
+
+@pytest.mark.parametrize("name", PROVIDERS)
+def test_a_provider_that_is_refused(name: str) -> None:
+    doc, message = PROVIDERS[name]
+    configs = parse_config(doc)
+    with pytest.raises(Refused) as refusal:
+        check_providers(configs)
+    assert str(refusal.value) == message
 
 
 @pytest.mark.parametrize("name", COMMANDS)

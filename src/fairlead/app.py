@@ -16,12 +16,16 @@ from fairlead.core.errors import Refused
 from fairlead.journal.base import JournalError
 from fairlead.journal.sql import SqliteJournal
 from fairlead.journal.verify import Progress, StreamReport, verify
+from fairlead.pools.settings import check_providers, parse_provider
 from fairlead.views.config import config_view
 
 if TYPE_CHECKING:
     import socket
 
     from structlog.typing import FilteringBoundLogger
+
+    from fairlead.core.settings import PartitionConfig
+    from fairlead.pools.base import Kind, Log, Provider
 
 __all__ = [
     "Failed",
@@ -69,7 +73,13 @@ def told() -> Iterator[None]:
 def understood(document: object, defaults: bool) -> dict[str, Any]:
     """A configuration as it is understood, in the form in which it is written."""
     with told():
-        return config_view(parse_config(document), defaults)
+        return config_view(_parsed(document), defaults)
+
+
+def _parsed(document: object) -> dict[str, PartitionConfig]:
+    configs = parse_config(document)
+    check_providers(configs)
+    return configs
 
 
 def logger_to(
@@ -94,6 +104,8 @@ class Serve(msgspec.Struct, frozen=True, kw_only=True):
     """How a server is to run. `config` is the configuration of a journal that has none yet, as a document."""
 
     directory: Path
+    url: str
+    """Where agents of this machine reach it."""
     config: object = None
     certificate: Path | None = None
     key: Path | None = None
@@ -117,6 +129,9 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
     from fairlead.journal.history import History, Used
     from fairlead.journal.past import Past
     from fairlead.journal.snapshot import Snapshots
+    from fairlead.pools.base import Join
+    from fairlead.pools.figures import Figures
+    from fairlead.pools.keeper import Pools
     from fairlead.views.logs import Logs
     from fairlead.views.metrics import Metrics
     from fairlead.writer.memory import spare_the_collector
@@ -124,6 +139,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
     directory = settings.directory
     log_file = (directory / "server.log").open("a", encoding="utf-8", buffering=1)
     log = logger_to(log_file, "json", "warning")
+    events = logger_to(log_file, "json", "info")
     metrics = Metrics()
     history = History(directory / "history")
     snapshots: dict[str, Snapshots] = {}
@@ -143,6 +159,9 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
             )
         )
 
+    def pool_log(level: str, event: str, fields: dict[str, Any]) -> None:
+        (events.warning if level == "warning" else events.info)(event, **fields)
+
     def after_turn(partition: str, seq: int) -> None:
         if partition not in snapshots:
             snapshots[partition] = Snapshots(directory / "journal", partition, seq)
@@ -150,13 +169,20 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
 
     secrets = Secrets(directory / "secrets")
     hub = Agents(log=lambda event, fields: log.warning(event, **fields), secrets=secrets.values, ended=used)
+    pools = Pools(
+        lambda kind: provider_of(kind, directory / "pools", pool_log),
+        Join(settings.url, directory / "agent-token"),
+        Figures(metrics.registry),
+        pool_log,
+    )
     control = Control(
         lambda: SqliteJournal(directory / "journal"),
         hub,
         [metrics, Logs(log), Past(history)],
-        None if settings.config is None else parse_config(settings.config),
+        None if settings.config is None else _parsed(settings.config),
         after_turn,
         lambda text: log.error("control plane", problem=text),
+        pools,
     )
     site = Site(
         control,
@@ -168,6 +194,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
         Bounds(),
         settings.version,
         lambda error: log.error("fault", error=repr(error), exc_info=error),
+        lambda event, fields: events.info(event, **fields),
     )
     try:
         await control.start()
@@ -187,3 +214,14 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
             each.close()
         history.close()
         log_file.close()
+
+
+def provider_of(kind: Kind, folder: Path, log: Log) -> Provider:
+    """Who brings the nodes of a pool, as its settings say. Machines of this one are kept in `folder`."""
+    from fairlead.pools.command import CommandProvider
+    from fairlead.pools.local import LocalProvider
+
+    settings = parse_provider(kind.settings, f"partitions.{kind.partition}.pools.{kind.pool}")
+    if settings.kind == "local":
+        return LocalProvider(kind, folder / kind.partition / kind.pool, log)
+    return CommandProvider(kind, settings.command, settings.timeout)

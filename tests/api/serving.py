@@ -31,6 +31,7 @@ from fairlead.engines.agents import Agents
 from fairlead.journal import Journal, SqliteJournal
 from fairlead.journal.history import History
 from fairlead.journal.past import Past
+from fairlead.pools.keeper import Pools
 from fairlead.views.metrics import Metrics
 from fairlead.wire.api import Role
 
@@ -63,6 +64,7 @@ class Serving:
         config: dict[str, Any] | None = None,
         bounds: Bounds | None = None,
         open_journal: Callable[[], Journal] | None = None,
+        pools: Pools | None = None,
     ) -> None:
         self.folder = folder
         self.orders = Orders()
@@ -72,6 +74,8 @@ class Serving:
         self.owner = self.tokens.standing(folder / "token", "owner", "admin", "owner", "")
         self._config = parse_config({"partitions": {"default": {}}} if config is None else config)
         self._bounds = bounds or Bounds()
+        self._pools = pools
+        self.log: list[tuple[str, dict[str, Any]]] = []
         self._open = open_journal or (lambda: SqliteJournal(folder / "journal", synchronous="off"))
         self._loop = asyncio.new_event_loop()
         self._up = threading.Event()
@@ -133,7 +137,9 @@ class Serving:
         self.secrets = Secrets(self.folder / "secrets")
         self.history = History(self.folder / "history")
         observers = [metrics, Past(self.history)]
-        self.control = Control(self._open, self.orders, observers, self._config, note=self.notes.append)
+        self.control = Control(
+            self._open, self.orders, observers, self._config, note=self.notes.append, pools=self._pools
+        )
         await self.control.start()
         self.site = Site(
             self.control,
@@ -145,6 +151,7 @@ class Serving:
             self._bounds,
             "test",
             self._fault,
+            lambda event, fields: self.log.append((event, fields)),
         )
         listening = listen("127.0.0.1", 0)
         self.port = listening.getsockname()[1]

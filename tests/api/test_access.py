@@ -17,13 +17,15 @@ from tests.api.serving import JOB, Serving, serving, submit
 # Operation → the least role that may do it.
 ROLES = {
     "user": "submit submitMany jobs job tasks explain log history attempts kill scale setPriority nodes node "
-    "queues queue lanes cancelReservation partitions usage watch whoami secrets setSecret removeSecret metrics",
+    "queues queue lanes cancelReservation partitions usage pools pool watch whoami secrets setSecret removeSecret "
+    "metrics",
     "operator": "moveNode removeNode moveQueue bringToFront resetLane markReady config validateConfig shares setShares "
-    "managers registerManager updateManager managerEvents",
+    "managers registerManager updateManager managerEvents movePool scalePool",
     "admin": "applyConfig setPartition removePartition tokens createToken revokeToken",
     "anybody": "healthz readyz",
 }
 LEAST = {operation: role for role, operations in ROLES.items() for operation in operations.split()}
+ACTIONS = {"nodes": "drain", "queues": "stop", "pools": "pause", "": ""}
 RANKS = ("agent", "user", "operator", "admin")
 
 
@@ -34,7 +36,9 @@ def operations(site: Serving) -> list[tuple[str, str, str]]:
         (
             operation["operationId"],
             method.upper(),
-            path.replace("{action}", "drain" if "nodes" in path else "stop").replace("{", "x").replace("}", ""),
+            path.replace("{action}", next(action for noun, action in ACTIONS.items() if noun in path))
+            .replace("{", "x")
+            .replace("}", ""),
         )
         for path, methods in paths.items()
         for method, operation in methods.items()

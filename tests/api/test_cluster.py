@@ -39,17 +39,6 @@ def test_nodes(site: Serving) -> None:
     assert site.as_owner.post("/api/v1/nodes/n4/drain").status_code == 404
     assert site.as_owner.delete("/api/v1/nodes/n4").status_code == 404
     assert site.as_owner.post("/api/v1/nodes/n0/explode").status_code == 400
-    use = get(site, "usage")
-    assert use["ready"] and use["pools"][""] == {
-        "total": 4,
-        "up": 3,
-        "idle": 3,
-        "draining": 1,
-        "disabled": 0,
-        "lost": 0,
-        "tasks": 1,
-        "waiting": 0,
-    }
 
 
 def test_queues(site: Serving) -> None:

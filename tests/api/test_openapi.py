@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from fairlead.api.examples import EXAMPLES, JOB_ANSWER, NODE_ANSWER
+from fairlead.api.examples import EXAMPLES, JOB_ANSWER, NODE_ANSWER, POOL_ANSWER
 from fairlead.core.model import JobSpec, StageSpec
 from fairlead.wire import api as wire
 from tests.api.serving import Serving, submit
@@ -55,25 +55,39 @@ def test_references_lead_somewhere(site: Serving) -> None:
     assert references(document) <= known
 
 
+PARAMETERS = {"job_id": "17", "manager": "k8s", "partition_name": "night", "secret": "password", "pool": "gpu"}
+
+
 @pytest.mark.parametrize("name", [name for name, (sent, _) in EXAMPLES.items() if sent is not None])
 def test_what_the_examples_send_is_taken(site: Serving, name: str) -> None:
     site.node("n1")
     site.as_owner.post("/api/v1/managers/k8s")
+    pool = {"node": {"cpu": 1}, "max": 8, "provider": {"local": {}}}
+    assert site.as_owner.put("/api/v1/partitions/default", json={"pools": {"gpu": pool}}).is_success
     for _ in range(17):
         submit(site.as_owner, EXAMPLES["submit"][0])
     method, path, _ = operations(site)[name]
-    for parameter, value in {"job_id": "17", "manager": "k8s", "partition_name": "night", "secret": "password"}.items():
+    for parameter, value in PARAMETERS.items():
         path = path.replace(f"{{{parameter}}}", value)
     answer = site.as_owner.request(method, path, json=EXAMPLES[name][0])
     assert answer.is_success, answer.text
     assert set(answer.json()) == set(EXAMPLES[name][1])
 
 
-FORMS = {"job": wire.Job, "node": wire.Node, "jobs": wire.JobPage, "queues": wire.Queues, "lanes": wire.Lanes}
+FORMS: dict[str, type[wire.Answer]] = {
+    "job": wire.Job,
+    "node": wire.Node,
+    "jobs": wire.JobPage,
+    "queues": wire.Queues,
+    "lanes": wire.Lanes,
+    "pools": wire.Pools,
+    "usage": wire.Usage,
+}
 
 
 @pytest.mark.parametrize("name", FORMS)
 def test_what_the_examples_answer_has_the_right_form(name: str) -> None:
     msgspec.convert(EXAMPLES[name][1], FORMS[name])
     assert msgspec.to_builtins(msgspec.convert(JOB_ANSWER, wire.Job)) == JOB_ANSWER
+    assert msgspec.to_builtins(msgspec.convert(POOL_ANSWER, wire.Pool)) == POOL_ANSWER
     assert set(NODE_ANSWER) == set(wire.Node.__struct_fields__)

@@ -25,6 +25,8 @@ def test_the_server_keeps_to_its_description(tmp_path: Path, examples: int, phas
     bounds = Bounds(failures=1e6, failures_burst=1e6, requests=1e6, burst=1e6)
     with serving(tmp_path, bounds=bounds) as site:
         site.node("n1")
+        pool = {"node": {"cpu": 1}, "max": 8, "provider": {"local": {}}}
+        assert site.as_owner.put("/api/v1/partitions/default", json={"pools": {"gpu": pool}}).is_success
         site.as_owner.post("/api/v1/managers/k8s")
         for _ in range(3):
             submit(site.as_owner)

@@ -9,8 +9,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from fairlead.api.examples import POOL_ANSWER
+from fairlead.cli.pools import _lines
+from fairlead.wire import api as wire
 from tests.live import PROGRAM, SECONDS, Up
 
 
@@ -112,6 +116,44 @@ def test_cluster_commands_print_json(up: Up) -> None:
     assert json.loads(up.run("node", "show", "--json", "box"))["resources"]["cpu"] == 4
     assert "has     cpu=4" in up.run("node", "show", "box")
     assert "1 nodes" in up.run("top", "--once")
+
+
+def test_pools(up: Up, tmp_path: Path) -> None:
+    """A pool whose provider lists nothing and brings nothing."""
+    assert up.run("pool", "list").split() == list(HEAD)
+    pool = {"node": {"cpu": 1, "memory": "1Gi"}, "max": 3, "provider": {"command": ["sh", "-c", CLOUD, "cloud"]}}
+    (tmp_path / "part.json").write_text(json.dumps({"pool_pause": "1h", "pools": {"w": pool}}))
+    up.run("partition", "set", "default", str(tmp_path / "part.json"))
+    assert up.run("pool", "list").splitlines()[1].split() == ["w", "ready", *"00000030"]
+    assert up.run("pool", "pause", "w") == "w is paused\n"
+    assert "w: paused, brought by command" in up.run("pool", "show", "w")
+    assert json.loads(up.run("pool", "show", "w", "--json"))["paused"]
+    assert json.loads(up.run("pool", "pause", "w", "--json")) == {"note": "no change"}
+    assert up.run("pool", "resume", "w") == "w goes on\n"
+    assert up.run("pool", "scale", "w", "2") == "2 nodes ordered\n"
+    # Its provider fails, and says so.
+    up.until("pool", "show", "w", said="problem: sh: create ended with code 3: no quota")
+    assert up.ask("pool", "scale", "w", "4").returncode == 1
+    assert up.ask("pool", "show", "v").returncode == 1
+    assert up.ask("pool", "scale", "w", "-1").returncode == 2
+    (tmp_path / "bad.yaml").write_text("pools: {w: {node: {cpu: 1}, provider: {cloud: {}}}}")
+    refused = up.ask("partition", "set", "default", str(tmp_path / "bad.yaml"))
+    assert refused.returncode == 1 and "names no provider" in refused.stderr
+    (tmp_path / "whole.yaml").write_text("partitions: {default: {pools: {w: {node: {cpu: 1}, provider: {cloud: {}}}}}}")
+    checked = up.ask("config", "validate", str(tmp_path / "whole.yaml"))
+    assert checked.returncode == 1 and "names no provider" in checked.stdout + checked.stderr
+
+
+def test_all_that_a_pool_shows() -> None:
+    shown = _lines(msgspec.convert(POOL_ANSWER, wire.Pool))
+    assert shown[0] == "gpu: ready, brought by command"
+    assert "nodes: 4, 1 available, 3 pending, -2 idle, 2 ordered, 0 disabled" in shown
+    assert any(each.startswith("order 3, ") and "for 17 worker (16 tasks): gpu-3-0, gpu-3-1" in each for each in shown)
+    assert shown[-1] == "orphan: gpu-1-4 i-0abc"
+
+
+CLOUD = 'case $1 in list) echo "{\\"machines\\": []}";; *) echo no quota >&2; exit 3;; esac'
+HEAD = ("POOL", "STATE", "NODES", "AVAILABLE", "PENDING", "IDLE", "ORDERED", "DISABLED", "MAX", "ORPHANS")
 
 
 def test_configuration(up: Up, tmp_path: Path) -> None:

@@ -16,7 +16,9 @@ import pytest
 
 import fairlead
 from fairlead.client import AsyncClient, Client, Problem
+from fairlead.client.calls import API, Call
 from fairlead.client.executor import Lost
+from fairlead.wire.api import Applied
 from tests.live import SECONDS, Up
 
 
@@ -76,6 +78,33 @@ def test_many(client: Client) -> None:
     items = client.submit_many([*documents, {"stages": 5}])
     assert [item.problem is None for item in items] == [True] * 30 + [False]
     assert all(client.wait(item.job, timeout=SECONDS).state == "succeeded" for item in items[:30])
+
+
+def test_pools(up: Up, client: Client) -> None:
+    assert client.pools() == []
+    pool = {"node": {"cpu": 1}, "max": 3, "provider": {"command": ["false"]}}
+    client.ask(Call(Applied, "PUT", f"{API}/partitions/default", {"pools": {"w": pool}, "pool_pause": "1h"}))
+    assert client.pause_pool("w") == ""
+    assert client.pool("w").paused
+    assert client.resume_pool("w") == ""
+    assert [(each.name, each.paused) for each in client.pools()] == [("w", False)]
+    assert client.scale_pool("w", 1) == "1 nodes ordered"
+    assert set(client.usage().pools) == {"w"}
+    with pytest.raises(Problem) as refusal:
+        client.scale_pool("w", 9)
+    assert (refusal.value.status, refusal.value.field) == (422, "nodes")
+
+    async def the_same() -> None:
+        other = AsyncClient(up.url, up.token)
+        assert [each.name for each in await other.pools()] == ["w"]
+        assert await other.pause_pool("w") == "" and (await other.pool("w")).paused
+        assert await other.resume_pool("w") == ""
+        assert await other.scale_pool("w", 2) in ("1 nodes ordered", "2 nodes ordered")
+        assert (await other.usage()).ready
+        await other.close()
+
+    asyncio.run(the_same())
+    client.ask(Call(Applied, "PUT", f"{API}/partitions/default", {}))
 
 
 def test_nobody_there() -> None:

@@ -12,6 +12,7 @@ from fairlead.core.commands import AddNode, AnyCommand, Configure, Kill, MarkRea
 from fairlead.core.config import parse_config
 from fairlead.core.documents import parse_job, parse_node
 from fairlead.journal import MemoryJournal
+from fairlead.pools.figures import Figures
 from fairlead.testing import World
 from fairlead.views.metrics import LANES, Metrics
 from fairlead.writer.loop import Stopped, Writer
@@ -605,6 +606,8 @@ def test_backfill_and_planned_starts() -> None:
 
 def test_the_page_has_every_metric_and_no_other() -> None:
     w = Watched({"rebalance_threshold": 1, "starving_after": "1s"})
+    machines = Figures(w.metrics.registry)
+    machines.begin("default", "gpu")
     w.queue("root.a")
     w.queue("root.b")
     w.node("n1", cpu=1)

@@ -1,4 +1,4 @@
-"""The cluster: its nodes, queues, lanes and partitions, and what they have in use."""
+"""The cluster: its nodes, queues, lanes and partitions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from fairlead.core.errors import Refused
 from fairlead.core.reader import Reader
 from fairlead.core.resources import shown
 from fairlead.core.state import Partition
-from fairlead.views.answers import lane_answers, node_answer, partition_answer, queue_answer, usage_answer
+from fairlead.views.answers import lane_answers, node_answer, partition_answer, queue_answer
 from fairlead.wire import api as wire
 
 MAX_NODES = 1_000
@@ -249,13 +249,6 @@ async def mark_ready(request: Ask, partition_name: Annotated[str, PathParameter(
     return await order(request, partition_name, MarkReady(**asks(request)), "partition")
 
 
-@get("/usage", operation_id="usage", guards=[USERS], summary="Nodes in use, by pool")
-async def usage(request: Ask, partition: PartitionName = "") -> wire.Usage:
-    """Without figures until the partition is ready."""
-    control = site_of(request).control
-    return await control.find(partition).read(usage_answer)
-
-
 HANDLERS = [
     nodes,
     node,
@@ -270,5 +263,4 @@ HANDLERS = [
     reset_lane,
     partitions,
     mark_ready,
-    usage,
 ]

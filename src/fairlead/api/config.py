@@ -13,6 +13,7 @@ from fairlead.core.errors import Refused
 from fairlead.core.reader import Reader, check_name, suggestion
 from fairlead.core.resources import SECOND, shown
 from fairlead.core.settings import PartitionConfig
+from fairlead.pools.settings import check_providers
 from fairlead.views.answers import differences
 from fairlead.views.config import config_view
 from fairlead.wire import api as wire
@@ -117,6 +118,7 @@ async def _apply(request: Ask, configs: dict[str, PartitionConfig]) -> wire.Appl
 
 
 def _overwritten(request: Ask, configs: dict[str, PartitionConfig]) -> wire.Applied:
+    check_providers(configs)
     version, known = site_of(request).control.configured
     before, after = (config_view(each, defaults=False)["partitions"] for each in (known, configs))
     return wire.Applied(version=version, differences=differences(before, after))

@@ -15,7 +15,7 @@ from fairlead.api.feed import Feed
 from fairlead.api.problems import Unserved
 from fairlead.core.commands import Accepted, AnyCommand, Rejected
 from fairlead.core.cycle import Cycle
-from fairlead.core.effects import Effect, Event, ForManager, ForNode
+from fairlead.core.effects import Effect, Event, ForManager, ForNode, ForPool
 from fairlead.core.errors import Refused
 from fairlead.core.model import Job
 from fairlead.core.reader import suggestion
@@ -24,6 +24,7 @@ from fairlead.core.settings import DEFAULT_CONFIG, PartitionConfig
 from fairlead.core.state import Partition
 from fairlead.engines.base import Busy, Engine
 from fairlead.journal.base import Journal, JournalError
+from fairlead.pools.keeper import Pools
 from fairlead.views.events import events_of
 from fairlead.views.lanefigures import LaneFigures
 from fairlead.wire.api import ManagerEvent
@@ -38,6 +39,7 @@ Result = TypeVar("Result")
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 """Seconds before a control plane that stopped begins anew, at first and after many vain attempts."""
+BUSY_PAUSE = 0.05
 
 
 AfterTurn = Callable[[str, int], None]
@@ -47,7 +49,9 @@ AfterTurn = Callable[[str, int], None]
 class Served:
     """One partition at work: its writer, the news of it, and who waits for a job to end."""
 
-    def __init__(self, writer: Writer, clock: Clock, turns: Turns, engine: Engine, after_turn: AfterTurn) -> None:
+    def __init__(
+        self, writer: Writer, clock: Clock, turns: Turns, engine: Engine, pools: Pools, after_turn: AfterTurn
+    ) -> None:
         self.name = writer.partition.name
         self.writer = writer
         self.feed = Feed(writer.seq)
@@ -56,6 +60,7 @@ class Served:
         self.figures.begin(writer.partition)
         self.live = LiveWriter(writer, Inbox(), self.dispatch, self.publish, clock, turns)
         self._engine = engine
+        self._pools = pools
         self._turns = turns
         self._after_turn = after_turn
         self._waiters: dict[str, list[asyncio.Future[None]]] = {}
@@ -75,6 +80,14 @@ class Served:
         except Full as full:
             raise Busy(str(full)) from None
 
+    async def settle(self, command: AnyCommand) -> object:
+        """Have a command of our own carried out, however long the inbox is full."""
+        while True:
+            try:
+                return await self.offer(command)
+            except Busy:
+                await asyncio.sleep(BUSY_PAUSE)
+
     async def read(self, look: Callable[[Partition], Result]) -> Result:
         """Look at the state between two turns. It holds up the writer, so it must be quick."""
         async with self._turns.lock:
@@ -91,12 +104,16 @@ class Served:
             for event in events:
                 if event.what == "state":
                     self._tell(event.job)
+        self._pools.follow(self.name, self.partition)
         self._after_turn(self.name, self.writer.seq)
 
     def dispatch(self, effects: Sequence[Effect]) -> None:
         messages = [each for each in effects if isinstance(each, ForNode)]
         if messages:
             self._engine.dispatch(self.name, messages)
+        orders = [each for each in effects if isinstance(each, ForPool)]
+        if orders:
+            self._pools.dispatch(self.name, orders)
         for each in effects:
             if isinstance(each, ForManager):
                 self.manager(each.manager).add(self.writer.seq, tuple(map(_manager_event, each.events)))
@@ -135,6 +152,7 @@ class Control:
         first: Mapping[str, PartitionConfig] | None = None,
         after_turn: AfterTurn = lambda partition, seq: None,
         note: Callable[[str], None] = lambda text: None,
+        pools: Pools | None = None,
     ) -> None:
         """`first` is the configuration of a journal that has none yet; `note` hears what an operator should know."""
         self.problem = "starting"
@@ -145,6 +163,8 @@ class Control:
         self._first = dict(first) if first else {"default": DEFAULT_CONFIG}
         self._after_turn = after_turn
         self._note = note
+        self.pools = pools or Pools()
+        """Without any given, nobody brings the nodes that are ordered."""
         self._served: dict[str, Served] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._journal: Journal | None = None
@@ -222,6 +242,7 @@ class Control:
                 await self._supervisor
         self.problem = "the server is closing"
         await self._end()
+        await self.pools.close()
 
     async def _supervise(self) -> None:
         pause = FIRST_PAUSE
@@ -268,9 +289,10 @@ class Control:
 
     def _serve(self, writer: Writer) -> None:
         assert self._turns is not None
-        served = Served(writer, self._clock, self._turns, self._engine, self._after_turn)
+        served = Served(writer, self._clock, self._turns, self._engine, self.pools, self._after_turn)
         self._served[served.name] = served
         self._engine.begin(served.name, served)
+        self.pools.begin(served.name, served)
         self._tasks[served.name] = asyncio.create_task(self._run(served))
         served.live.look()
 
@@ -298,7 +320,11 @@ class Control:
         await served.live.close()
         await self._tasks.pop(name)
         served.close()
+        self._let_go(name)
+
+    def _let_go(self, name: str) -> None:
         self._engine.end(name)
+        self.pools.end(name)
 
     async def _end(self) -> None:
         for served in self._served.values():
@@ -307,7 +333,7 @@ class Control:
             await task
         for served in self._served.values():
             served.close()
-            self._engine.end(served.name)
+            self._let_go(served.name)
         self._served, self._tasks = {}, {}
         journal, turns = self._journal, self._turns
         self._journal, self._turns, self._cluster = None, None, None

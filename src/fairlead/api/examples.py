@@ -88,6 +88,47 @@ QUEUE_ANSWER = {
     "use_percent": 25.0,
     "loan_percent": 0.0,
 }
+POOL_USE = {
+    "ready": True,
+    "total": 4,
+    "available": 1,
+    "pending": 3,
+    "idle": -2,
+    "ordered": 2,
+    "disabled": 0,
+}
+POOL_ANSWER = {
+    "name": "gpu",
+    "partition": "default",
+    "provider": "command",
+    "resources": {"cpu": 32, "memory": 274877906944, "gpu": 8},
+    "labels": {},
+    "taints": [],
+    "min": 0,
+    "max": 10,
+    "min_idle": 0,
+    "max_idle": 0,
+    "idle_for": 600.0,
+    "cost": 1,
+    "use": POOL_USE,
+    "paused": False,
+    "paused_until": None,
+    "problem": "",
+    "grew": 1790000000.25,
+    "shrank": None,
+    "orders": [
+        {
+            "order": 3,
+            "cause": "demand",
+            "since": 1790000000.25,
+            "nodes": ["gpu-3-0", "gpu-3-1"],
+            "tasks": 16,
+            "jobs": [{"job": "17", "stage": "worker", "tasks": 16}],
+        }
+    ],
+    "leaving": [],
+    "orphans": [{"name": "gpu-1-4", "note": "i-0abc"}],
+}
 CONFIG = {"partitions": {"default": {"queues": {"root": {"ml": {"share": 60}, "ci": {"share": 40}}}}}}
 DIFFERENCE = {"key": "default.queues.root.ml.share", "before": 50, "after": 60}
 TOKEN = {
@@ -196,20 +237,13 @@ EXAMPLES: dict[str, tuple[dict[str, Any] | None, Any]] = {
         {
             "partition": "default",
             "ready": True,
-            "pools": {
-                "gpu": {
-                    "total": 4,
-                    "up": 4,
-                    "idle": 1,
-                    "draining": 0,
-                    "disabled": 0,
-                    "lost": 0,
-                    "tasks": 9,
-                    "waiting": 0,
-                }
-            },
+            "pools": {"gpu": POOL_USE},
         },
     ),
+    "pools": (None, {"partition": "default", "pools": [POOL_ANSWER]}),
+    "pool": (None, POOL_ANSWER),
+    "movePool": (None, DONE),
+    "scalePool": ({"nodes": 4}, {"note": "2 nodes ordered"}),
     "config": (None, {"version": 3, **CONFIG}),
     "validateConfig": (CONFIG, {"version": 3, "differences": [DIFFERENCE]}),
     "applyConfig": (CONFIG, {"version": 4, "differences": [DIFFERENCE]}),

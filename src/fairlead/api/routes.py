@@ -10,7 +10,7 @@ from litestar.exceptions import HTTPException
 from litestar.plugins import PluginProtocol
 from litestar.types import ControllerRouterHandler
 
-from fairlead.api import access, cluster, config, health, history, jobs, logs, managers, secrets, watch
+from fairlead.api import access, cluster, config, health, history, jobs, logs, managers, pools, secrets, watch
 from fairlead.api.agents import agents
 from fairlead.api.gate import App, Gate
 from fairlead.api.openapi import described
@@ -19,7 +19,7 @@ from fairlead.api.site import Document, Site, http_error, refused
 from fairlead.core.errors import Refused
 from fairlead.wire import api as wire
 
-NOUNS = (jobs, logs, history, cluster, config, managers, watch, secrets, access)
+NOUNS = (jobs, logs, history, cluster, pools, config, managers, watch, secrets, access)
 
 
 class Application(Litestar):

@@ -82,7 +82,9 @@ class Site:
         bounds: Bounds,
         version: str,
         fault: Callable[[Exception], None] = lambda error: None,
+        log: Callable[[str, dict[str, Any]], None] = lambda event, fields: None,
     ) -> None:
+        """`fault` hears of faults of ours, `log` of answers that somebody may want to follow."""
         self.control = control
         self.hub = hub
         self.records = records
@@ -92,6 +94,7 @@ class Site:
         self.bounds = bounds
         self.version = version
         self.fault = fault
+        self.log = log
         self.streams: dict[str, int] = {}
         """Token → how many answers without an end are being read with it."""
 

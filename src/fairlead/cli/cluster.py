@@ -1,4 +1,4 @@
-"""The cluster on the command line: nodes, queues, lanes, pools, partitions, readiness, tokens."""
+"""The cluster on the command line: nodes, queues, lanes, partitions, readiness, tokens."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Annotated, Any
 import typer
 
 from fairlead.cli.options import AsJson, Partition, ask_as
-from fairlead.cli.output import ago, amounts, asking, fail, print_json, print_table
+from fairlead.cli.output import ago, amounts, asking, print_json, print_table
 
 node = typer.Typer(name="node", help="Look at nodes and move them.", no_args_is_help=True)
 queue = typer.Typer(name="queue", help="Look at queues, stop and start them.", no_args_is_help=True)
 lane = typer.Typer(name="lane", help="Look at what waits, and move it.", no_args_is_help=True)
-pool = typer.Typer(name="pool", help="Look at pools of nodes.", no_args_is_help=True)
 partition_app = typer.Typer(name="partition", help="Add, change and remove partitions.", no_args_is_help=True)
 share = typer.Typer(name="share", help="Look at shares, patterns and rebalance, and set them.", no_args_is_help=True)
 secret = typer.Typer(name="secret", help="Keep secrets for jobs to name.", no_args_is_help=True)
@@ -214,26 +213,7 @@ def reset(
     _do("POST", "lanes/reset", as_json, f"{job} is at the tail", document, partition=partition)
 
 
-# -- pools, partitions, readiness --------------------------------------------------------------------------------
-
-
-@pool.command("list")
-@asking
-def list_pools(partition: Partition = "", as_json: AsJson = False) -> None:
-    """List pools with how many nodes they have, and what these do."""
-    from fairlead.wire import api as wire
-
-    found = _ask(wire.Usage, "GET", "usage", partition=partition)
-    if as_json:
-        print_json(found)
-        return
-    if not found.ready:
-        fail(f"partition {found.partition} is not ready, so nobody can say; `fairlead partition list` shows why")
-    rows = [
-        (name or "-", use.total, use.up, use.idle, use.draining, use.disabled, use.lost, use.tasks, use.waiting)
-        for name, use in found.pools.items()
-    ]
-    print_table(("POOL", "NODES", "UP", "IDLE", "DRAINING", "DISABLED", "LOST", "TASKS", "WAITING"), rows)
+# -- partitions, readiness ---------------------------------------------------------------------------------------
 
 
 @partition_app.command("list")
@@ -467,4 +447,4 @@ def revoke_token(
     _do("DELETE", f"tokens/{name}", as_json, f"{name} was revoked")
 
 
-GROUPS = (node, queue, share, lane, pool, partition_app, secret, token)
+GROUPS = (node, queue, share, lane, partition_app, secret, token)

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from fairlead import __version__
-from fairlead.cli import agent, bench, cluster, config, jobs, journal, serving, top
+from fairlead.cli import agent, bench, cluster, config, jobs, journal, pools, serving, top
 from fairlead.cli.simulate import simulate
 
 app = typer.Typer(
@@ -44,7 +44,7 @@ for command in (
     bench.bench,
 ):
     app.command()(command)
-for group in cluster.GROUPS:
+for group in (*cluster.GROUPS, pools.pool):
     app.add_typer(group)
 
 

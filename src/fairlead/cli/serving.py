@@ -142,7 +142,9 @@ def _run(
 
     from fairlead.app import Failed, Serve
 
-    settings = Serve(directory=directory, config=document, certificate=certificate, key=key, version=__version__)
+    settings = Serve(
+        directory=directory, url=url, config=document, certificate=certificate, key=key, version=__version__
+    )
     try:
         uvloop.run(_main(settings, listening, url, as_json, agent))
     except Failed as problem:

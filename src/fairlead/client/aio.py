@@ -85,6 +85,24 @@ class AsyncClient:
     async def explain(self, job: str) -> wire.Explanation:
         return await self.ask(calls.explain(job, self.partition))
 
+    async def pools(self) -> list[wire.Pool]:
+        return (await self.ask(calls.pools(self.partition))).pools
+
+    async def pool(self, pool: str) -> wire.Pool:
+        return await self.ask(calls.pool(pool, self.partition))
+
+    async def pause_pool(self, pool: str) -> str:
+        return (await self.ask(calls.move_pool(pool, "pause", self.partition))).note
+
+    async def resume_pool(self, pool: str) -> str:
+        return (await self.ask(calls.move_pool(pool, "resume", self.partition))).note
+
+    async def scale_pool(self, pool: str, nodes: int) -> str:
+        return (await self.ask(calls.scale_pool(pool, nodes, self.partition))).note
+
+    async def usage(self) -> wire.Usage:
+        return await self.ask(calls.usage(self.partition))
+
     async def log(
         self, job: str, stage: str = "", index: int = 0, stream: str = "out", follow: bool = False, offset: int = 0
     ) -> AsyncIterator[bytes]:

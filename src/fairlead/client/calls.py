@@ -157,6 +157,26 @@ def queues(partition: str) -> Call[wire.Queues]:
     return Call(wire.Queues, "GET", f"{API}/queues", partition=partition)
 
 
+def pools(partition: str) -> Call[wire.Pools]:
+    return Call(wire.Pools, "GET", f"{API}/pools", partition=partition)
+
+
+def pool(name: str, partition: str) -> Call[wire.Pool]:
+    return Call(wire.Pool, "GET", f"{API}/pools/{_part(name)}", partition=partition)
+
+
+def move_pool(name: str, action: str, partition: str) -> Call[wire.Done]:
+    return Call(wire.Done, "POST", f"{API}/pools/{_part(name)}/{action}", partition=partition)
+
+
+def scale_pool(name: str, nodes: int, partition: str) -> Call[wire.Done]:
+    return Call(wire.Done, "POST", f"{API}/pools/{_part(name)}/scale", {"nodes": nodes}, partition=partition)
+
+
+def usage(partition: str) -> Call[wire.Usage]:
+    return Call(wire.Usage, "GET", f"{API}/usage", partition=partition)
+
+
 def history(partition: str, **filters: Any) -> Call[wire.HistoryPage]:
     return Call(wire.HistoryPage, "GET", f"{API}/history", partition=partition, **filters)
 

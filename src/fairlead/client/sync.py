@@ -139,6 +139,26 @@ class Client:
     def queues(self) -> list[wire.Queue]:
         return self.ask(calls.queues(self.partition)).queues
 
+    def pools(self) -> list[wire.Pool]:
+        return self.ask(calls.pools(self.partition)).pools
+
+    def pool(self, pool: str) -> wire.Pool:
+        return self.ask(calls.pool(pool, self.partition))
+
+    def pause_pool(self, pool: str) -> str:
+        return self.ask(calls.move_pool(pool, "pause", self.partition)).note
+
+    def resume_pool(self, pool: str) -> str:
+        return self.ask(calls.move_pool(pool, "resume", self.partition)).note
+
+    def scale_pool(self, pool: str, nodes: int) -> str:
+        """Order nodes, or give back idle ones, until the pool has so many."""
+        return self.ask(calls.scale_pool(pool, nodes, self.partition)).note
+
+    def usage(self) -> wire.Usage:
+        """Nodes by pool: how many there are, how many the waiting work would take, how many are coming."""
+        return self.ask(calls.usage(self.partition))
+
     def history(self, **filters: Any) -> Iterator[wire.PastJob]:
         """Jobs that are over, the newest first: `user`, `state`."""
         cursor = ""

@@ -214,34 +214,6 @@ def _reservation_answer(reservation: Reservation) -> wire.Reservation:
     )
 
 
-def usage_answer(p: Partition) -> wire.Usage:
-    """By pool; nodes of no pool are under an empty name."""
-    if not p.reign.ready:
-        return wire.Usage(partition=p.name, ready=False, pools={})
-    figures: dict[str, dict[str, int]] = {}
-    for name in p.pools:
-        figures[name] = _no_nodes()
-    nodes = p.nodes
-    for row in nodes.rows.values():
-        pool = figures.setdefault(nodes.pool[row], _no_nodes())
-        pool["total"] += 1
-        pool[nodes.state[row]] += 1
-        pool["idle"] += nodes.state[row] == "up" and not nodes.allocations[row]
-        pool["tasks"] += sum(count(each.indices) for each in nodes.allocations[row].values() if not each.rooms)
-    for lane in p.lanes.values():
-        for shape in lane.shapes:
-            if shape.key.pool:
-                waiting = sum(len(stage.wanted(each.kind)) for each in lane for stage in each.stages)
-                figures.setdefault(shape.key.pool, _no_nodes())["waiting"] += waiting
-    return wire.Usage(
-        partition=p.name, ready=True, pools={name: wire.PoolUse(**pool) for name, pool in sorted(figures.items())}
-    )
-
-
-def _no_nodes() -> dict[str, int]:
-    return dict.fromkeys(("total", "up", "idle", "draining", "disabled", "lost", "tasks", "waiting"), 0)
-
-
 def partition_answer(p: Partition) -> wire.Partition:
     return wire.Partition(
         name=p.name,

@@ -85,6 +85,12 @@ class ScaleDocument(Request, kw_only=True):
     stage: Name | UnsetType = UNSET
 
 
+class PoolSizeDocument(Request, kw_only=True):
+    """How many nodes a pool should have, of those that it may have."""
+
+    nodes: Annotated[int, Meta(ge=0, le=100_000)]
+
+
 class PriorityDocument(Request, kw_only=True):
     priority: Priority
 
@@ -345,16 +351,17 @@ class Lanes(Answer, frozen=True, kw_only=True):
 
 
 class PoolUse(Answer, frozen=True, kw_only=True):
-    """In nodes. `idle` ones are up and have no task; `waiting` counts tasks that ask for this pool."""
+    """In nodes. `available` ones take work and have none; waiting work would take `pending` ones, and `idle` is the
+    difference, below 0 if nodes are missing; `ordered` ones are coming. Disabled, held and promised ones are not
+    available."""
 
+    ready: bool
     total: int
-    up: int
+    available: int
+    pending: int
     idle: int
-    draining: int
+    ordered: int
     disabled: int
-    lost: int
-    tasks: int
-    waiting: int
 
 
 class Usage(Answer, frozen=True, kw_only=True):
@@ -363,6 +370,69 @@ class Usage(Answer, frozen=True, kw_only=True):
     partition: str
     ready: bool
     pools: dict[str, PoolUse]
+
+
+class OrderedFor(Answer, frozen=True, kw_only=True):
+    job: str
+    stage: str
+    tasks: int
+
+
+class PoolOrder(Answer, frozen=True, kw_only=True):
+    """Nodes that are coming. `jobs` has those of the jobs they are for that the caller may see."""
+
+    order: int
+    cause: str
+    """demand (somebody waits for them), spare (so many should be idle) or hand."""
+    since: float
+    nodes: list[str]
+    tasks: int
+    """For how many tasks they are, of all jobs."""
+    jobs: list[OrderedFor]
+
+
+class Orphan(Answer, frozen=True, kw_only=True):
+    """A machine of the provider that is neither a node nor expected. Nobody but its owner takes it away."""
+
+    name: str
+    note: str
+
+
+class Pool(Answer, frozen=True, kw_only=True):
+    """`use` is null until the partition is ready."""
+
+    name: str
+    partition: str
+    provider: str
+    """local or command; empty if nobody brings its nodes."""
+    resources: dict[str, int | float]
+    """What each of its nodes has."""
+    labels: dict[str, str]
+    taints: list[str]
+    min: int
+    max: int | None
+    min_idle: int
+    max_idle: int
+    idle_for: float
+    cost: int
+    use: PoolUse | None
+    paused: bool
+    paused_until: float | None
+    """Nothing is ordered before this, because an order failed."""
+    problem: str
+    """Why the last order failed, or what is wrong with the provider."""
+    grew: float | None
+    shrank: float | None
+    """When it was last told to."""
+    orders: list[PoolOrder]
+    leaving: list[str]
+    """Nodes that nobody needs and that are being taken away."""
+    orphans: list[Orphan]
+
+
+class Pools(Answer, frozen=True, kw_only=True):
+    partition: str
+    pools: list[Pool]
 
 
 class Partition(Answer, frozen=True, kw_only=True):

@@ -1,0 +1,109 @@
+"""Pools: how many nodes they have, what is coming and for whom, and steering them by hand."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from litestar import Request, get, post
+from litestar.params import PathParameter
+
+from fairlead.api.cluster import order
+from fairlead.api.site import OPERATORS, USERS, Key, PartitionName, Shaped, Site, asks, caller_of, may_see, site_of
+from fairlead.core.commands import MovePool, ScalePool
+from fairlead.core.errors import Refused
+from fairlead.core.reader import Reader, suggestion
+from fairlead.core.resources import shown
+from fairlead.core.state import Partition
+from fairlead.pools.settings import kind_of
+from fairlead.views.poolanswers import pool_answers, usage_answer
+from fairlead.wire import api as wire
+
+MAX_NODES = 100_000
+
+Ask = Request[Any, Any, Any]
+PoolName = Annotated[str, PathParameter(max_length=63)]
+
+
+@get("/usage", operation_id="usage", guards=[USERS], summary="Nodes in use, by pool")
+async def usage(request: Ask, partition: PartitionName = "") -> wire.Usage:
+    """Without figures until the partition is ready."""
+    site = site_of(request)
+    found = await site.control.find(partition).read(usage_answer)
+    site.log("usage", msgspec.to_builtins(found))
+    return found
+
+
+@get("/pools", operation_id="pools", guards=[USERS], summary="Pools, by name")
+async def pools(request: Ask, partition: PartitionName = "") -> wire.Pools:
+    """Their sizes, what is ordered and for whom, and machines that nobody knows."""
+    site, caller = site_of(request), caller_of(request)
+
+    def look(p: Partition) -> list[wire.Pool]:
+        listed = [p.pools[name] for name in sorted(p.pools)]
+        return _complete(site, p, pool_answers(p, listed, lambda job: may_see(caller, job)))
+
+    served = site.control.find(partition)
+    return wire.Pools(partition=served.name, pools=await served.read(look))
+
+
+@get("/pools/{pool:str}", operation_id="pool", guards=[USERS], summary="One pool")
+async def pool(request: Ask, pool: PoolName, partition: PartitionName = "") -> wire.Pool:
+    """Its size, what is ordered and for whom, and machines that nobody knows."""
+    site, caller = site_of(request), caller_of(request)
+
+    def look(p: Partition) -> wire.Pool:
+        if pool not in p.pools:
+            problem = f"there is no pool {shown(pool)}{suggestion(pool, p.pools)}; `fairlead pool list` shows them"
+            raise Refused("pool", problem, "missing")
+        (found,) = _complete(site, p, pool_answers(p, [p.pools[pool]], lambda job: may_see(caller, job)))
+        return found
+
+    return await site.control.find(partition).read(look)
+
+
+@post("/pools/{pool:str}/{action:str}", operation_id="movePool", guards=[OPERATORS], status_code=200)
+async def move_pool(
+    request: Ask,
+    pool: PoolName,
+    action: Annotated[str, PathParameter(pattern="^(pause|resume)$")],
+    partition: PartitionName = "",
+    key: Key = None,
+) -> wire.Done:
+    """Pause a pool, so that it neither grows nor shrinks by itself, or let it go on at once."""
+    command = MovePool(pool=pool, action=action, **asks(request, key))  # type: ignore[arg-type]
+    return await order(request, partition, command, "pool")
+
+
+@post("/pools/{pool:str}/scale", operation_id="scalePool", guards=[OPERATORS], status_code=200)
+async def scale_pool(
+    request: Ask,
+    pool: PoolName,
+    data: Annotated[Any, Shaped(wire.PoolSizeDocument)],
+    partition: PartitionName = "",
+    key: Key = None,
+) -> wire.Done:
+    """Order nodes, or give back those that are idle, until the pool has so many. It goes on by itself from there."""
+    read = Reader(data, "", "a size")
+    nodes = read.count("nodes", high=MAX_NODES)
+    read.close()
+    return await order(request, partition, ScalePool(pool=pool, nodes=nodes, **asks(request, key)), "pool")
+
+
+def _complete(site: Site, p: Partition, answers: list[wire.Pool]) -> list[wire.Pool]:
+    """With what the providers say."""
+    found: list[wire.Pool] = []
+    for each in answers:
+        problem, orphans = site.control.pools.about(p.name, each.name)
+        found.append(
+            msgspec.structs.replace(
+                each,
+                provider=kind_of(p.pools[each.name].settings),
+                problem=each.problem or problem,
+                orphans=[wire.Orphan(name=machine.name, note=machine.note) for machine in orphans],
+            )
+        )
+    return found
+
+
+HANDLERS = [usage, pools, pool, move_pool, scale_pool]

@@ -1,0 +1,129 @@
+"""The user's own program as a provider: called with create, destroy or list, JSON in and JSON out, and no shell."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Sequence
+from contextlib import suppress
+from tempfile import TemporaryFile
+from typing import IO, Any, TypeVar
+
+import msgspec
+
+from fairlead.core.errors import Refused
+from fairlead.core.reader import check_name
+from fairlead.core.resources import MEMORY, MILLI, printable
+from fairlead.pools.base import Kind, Machine, ProviderError
+
+TAIL = 500
+MOST = 64 << 20
+"""Bytes of an answer."""
+
+Form = TypeVar("Form", bound=msgspec.Struct)
+
+
+class Done(msgspec.Struct, frozen=True):
+    """Machines for which it was not done → why."""
+
+    failed: dict[str, str] = {}
+
+
+class Listed(msgspec.Struct, frozen=True):
+    machines: tuple[Machine, ...]
+
+
+class CommandProvider:
+    def __init__(self, kind: Kind, command: Sequence[str], timeout: float) -> None:
+        self._kind = kind
+        self._command = tuple(command)
+        self._timeout = timeout
+
+    async def create(self, names: Sequence[str]) -> None:
+        settings, join = self._kind.settings, self._kind.join
+        node = {
+            "resources": {name: _units(name, amount) for name, amount in settings.node},
+            "labels": dict(settings.labels),
+            "taints": list(settings.taints),
+        }
+        about = {"node": node, "join": {"url": join.url, "token_file": str(join.token_file)}}
+        self._check(await self._call("create", Done, names, about))
+
+    async def destroy(self, names: Sequence[str]) -> None:
+        self._check(await self._call("destroy", Done, names))
+
+    async def list(self) -> Sequence[Machine]:
+        listed = (await self._call("list", Listed)).machines
+        try:
+            for machine in listed:
+                check_name(machine.name, "name")
+        except Refused as refusal:
+            raise self._error(f"list answered with a machine that cannot be: {refusal}", unknown=True) from None
+        return listed
+
+    async def close(self) -> None:
+        pass
+
+    def _check(self, done: Done) -> None:
+        if done.failed:
+            name, reason = next(iter(done.failed.items()))
+            more = f" (and {len(done.failed) - 1} more)" if len(done.failed) > 1 else ""
+            raise self._error(f"{name}: {printable(reason, TAIL)}{more}", tuple(done.failed))
+
+    async def _call(
+        self, what: str, form: type[Form], names: Sequence[str] = (), about: dict[str, Any] | None = None
+    ) -> Form:
+        document: dict[str, Any] = {"partition": self._kind.partition, "pool": self._kind.pool}
+        if what != "list":
+            document["names"] = list(names)
+        # Files and no pipes: what the program leaves running may keep them open.
+        with TemporaryFile() as given, TemporaryFile() as said, TemporaryFile() as errors:
+            given.write(msgspec.json.encode(document | (about or {})))
+            given.seek(0)
+            code = await self._run(what, names, given, said, errors)
+            if code:
+                tail = printable(_end_of(errors).strip(), TAIL)
+                raise self._error(f"{what} ended with code {code}" + (f": {tail}" if tail else ""))
+            said.seek(0)
+            text = said.read(MOST).strip()
+        try:
+            return msgspec.json.decode(text or b"{}", type=form)
+        except (msgspec.DecodeError, UnicodeDecodeError) as problem:
+            raise self._error(
+                f"{what} answered with something else than it should ({problem}); docs/pools.md has the form",
+                unknown=True,
+            ) from None
+
+    async def _run(self, what: str, names: Sequence[str], given: IO[bytes], said: IO[bytes], errors: IO[bytes]) -> int:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self._command, what, stdin=given, stdout=said, stderr=errors, start_new_session=True
+            )
+        except OSError as problem:
+            raise self._error(f"it cannot be run: {problem.strerror}", names) from None
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await process.wait()
+        except TimeoutError:
+            raise self._error(f"{what} took longer than {self._timeout:g} s", unknown=True) from None
+        finally:
+            if process.returncode is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+
+    def _error(self, reason: str, names: Sequence[str] = (), unknown: bool = False) -> ProviderError:
+        return ProviderError(f"{printable(self._command[0], 100)}: {reason}", names, unknown)
+
+
+def _units(name: str, amount: int) -> int | float:
+    """In the units people write, as in the configuration."""
+    if name == MEMORY:
+        return amount
+    return amount / MILLI if amount % MILLI else amount // MILLI
+
+
+def _end_of(file: IO[bytes]) -> str:
+    end = file.seek(0, os.SEEK_END)
+    file.seek(max(0, end - 4 * TAIL))
+    return file.read().decode(errors="replace")[-TAIL:]

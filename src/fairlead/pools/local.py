@@ -1,0 +1,252 @@
+"""Agents as processes of this machine. A machine is a directory, and it is there while its agent holds the lock in it.
+
+Agents outlive the server: the next one finds them by their directories. What is left of an agent that ended by itself,
+its spawners and their tasks, is ended when it is noticed, so that nothing runs of what is not listed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from fairlead.core.resources import CPU, MEMORY, format_quantity
+from fairlead.pools.base import Kind, Log, Machine, ProviderError
+
+PROGRAM = "from fairlead.cli import main; main()"
+MARK = b"FAIRLEAD_TASK="
+"""In the environment of spawners and their tasks, with what is in the file `id` of a spawner's directory."""
+GRACE = 5.0
+"""Seconds between TERM and KILL for an agent and its tasks. Spawners hear of KILL only."""
+KILLED = 10.0
+"""Seconds within which what was killed is gone."""
+LOCK, LOG, JOINED = "machine.lock", "agent.log", "joined"
+LAST_WORDS = 500
+
+
+class LocalProvider:
+    def __init__(self, kind: Kind, folder: Path, log: Log) -> None:
+        """`folder` has a directory for each machine of this pool, and nothing else."""
+        self._kind = kind
+        self._folder = folder
+        self._log = log
+        self._started: dict[str, int] = {}
+        """Machine → the process of its agent, where that is a child of ours."""
+
+    async def create(self, names: Sequence[str]) -> None:
+        await asyncio.to_thread(self._each, self._create, names)
+
+    async def destroy(self, names: Sequence[str]) -> None:
+        await asyncio.to_thread(self._each, self._destroy, names)
+
+    async def list(self) -> Sequence[Machine]:
+        return await asyncio.to_thread(self._list)
+
+    async def close(self) -> None:
+        pass
+
+    # -- in a thread ---------------------------------------------------------------------------------------------
+
+    def _each(self, work: Callable[[str], None], names: Sequence[str]) -> None:
+        problems: dict[str, str] = {}
+        for name in names:
+            try:
+                work(name)
+            except (OSError, ProviderError) as problem:
+                problems[name] = str(problem)
+        if problems:
+            raise ProviderError(next(iter(problems.values())), tuple(problems))
+
+    def _create(self, name: str) -> None:
+        directory = self._folder / name
+        known = directory.is_dir()
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = _take(directory)
+        if lock is None:
+            return  # it is there
+        try:
+            if known:
+                _end(directory)  # what an agent has left that ended by itself
+            self._start(name, directory, lock)
+        finally:
+            os.close(lock)
+
+    def _start(self, name: str, directory: Path, lock: int) -> None:
+        """The agent holds the lock from its first moment: it is the same open file as ours."""
+        log = str(directory / LOG)
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("FAIRLEAD_")}
+        self._started[name] = os.posix_spawn(
+            sys.executable,
+            self._arguments(name, directory),
+            environment,
+            file_actions=[
+                (os.POSIX_SPAWN_DUP2, lock, 3),
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 1, log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
+                (os.POSIX_SPAWN_DUP2, 1, 2),
+            ],
+            setsid=True,
+        )
+        (directory / JOINED).write_text(self._kind.join.url)
+
+    def _arguments(self, name: str, directory: Path) -> tuple[str, ...]:
+        """What the node has is what the pool says, and nothing that this machine has besides."""
+        kind, settings = self._kind, self._kind.settings
+        amounts = {CPU: 0, MEMORY: 0, **dict(settings.node)}
+        return (
+            *(sys.executable, "-c", PROGRAM, "agent", _directory_option(directory)),
+            *(f"--join={kind.join.url}", f"--token-file={kind.join.token_file}"),
+            *(f"--name={name}", f"--partition={kind.partition}", f"--pool={kind.pool}"),
+            *(f"--resource={each}={format_quantity(each, amount)}" for each, amount in sorted(amounts.items())),
+            *(f"--label={key}={value}" for key, value in settings.labels),
+            *(f"--taint={taint}" for taint in settings.taints),
+        )
+
+    def _destroy(self, name: str) -> None:
+        directory = self._folder / name
+        if directory.is_dir():
+            _end(directory)
+            self._reap()
+            shutil.rmtree(directory)
+
+    def _list(self) -> Sequence[Machine]:
+        found = []
+        try:
+            self._reap()
+            for directory in sorted(self._folder.iterdir()) if self._folder.is_dir() else ():
+                lock = _take(directory)
+                if lock is None:
+                    self._rejoin(directory)
+                    found.append(Machine(directory.name, str(directory)))
+                    continue
+                try:
+                    words = _last_words(directory)
+                    self._log("warning", "local agent ended", {**self._who(), "node": directory.name, "said": words})
+                    _end(directory)
+                    shutil.rmtree(directory)
+                finally:
+                    os.close(lock)
+        except OSError as problem:
+            raise ProviderError(f"{self._folder}: {problem}") from problem
+        return found
+
+    def _rejoin(self, directory: Path) -> None:
+        """A server that came back under another address has its agents started anew. Their tasks go on meanwhile."""
+        try:
+            joined = (directory / JOINED).read_text()
+        except FileNotFoundError:
+            joined = self._kind.join.url  # it has just been started
+        if joined == self._kind.join.url:
+            return
+        _end(directory, agent_only=True)
+        deadline = time.monotonic() + KILLED
+        while (lock := _take(directory)) is None:  # its files are closed a moment after it has ended
+            if time.monotonic() > deadline:
+                raise ProviderError(f"{directory / LOCK} is not let go of")
+            time.sleep(0.01)
+        try:
+            self._start(directory.name, directory, lock)
+        finally:
+            os.close(lock)
+
+    def _reap(self) -> None:
+        for name, pid in tuple(self._started.items()):
+            try:
+                ended, _ = os.waitpid(pid, os.WNOHANG)
+            except ChildProcessError:
+                ended = pid
+            if ended:
+                del self._started[name]
+
+    def _who(self) -> dict[str, str]:
+        return {"partition": self._kind.partition, "pool": self._kind.pool}
+
+
+def _take(directory: Path) -> int | None:
+    """The lock of a machine, or None while its agent has it."""
+    lock = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    return lock
+
+
+def _directory_option(directory: Path) -> str:
+    return f"--directory={directory}"
+
+
+def _last_words(directory: Path) -> str:
+    try:
+        return (directory / LOG).read_bytes()[-LAST_WORDS:].decode(errors="replace")
+    except OSError:
+        return ""
+
+
+# -- processes ---------------------------------------------------------------------------------------------------
+
+
+def _end(directory: Path, agent_only: bool = False) -> None:
+    """End the agent of a machine, its spawners and their tasks: TERM first, then KILL, until nobody is left."""
+    began = time.monotonic()
+    for pid, _ in _processes(directory, agent_only):
+        _signal(directory, pid, signal.SIGTERM, agent_only)
+    while any(not spawner for _, spawner in _processes(directory, agent_only)):
+        if time.monotonic() > began + GRACE:
+            break
+        time.sleep(0.02)
+    deadline = time.monotonic() + KILLED
+    while left := _processes(directory, agent_only):
+        if time.monotonic() > deadline:
+            raise ProviderError(f"processes {', '.join(str(pid) for pid, _ in left)} of {directory} do not end")
+        for pid, _ in left:
+            _signal(directory, pid, signal.SIGKILL, agent_only)
+        time.sleep(0.02)
+
+
+def _processes(directory: Path, agent_only: bool) -> list[tuple[int, bool]]:
+    """The processes of a machine, and whether each is a spawner."""
+    marks = () if agent_only else tuple(_marks(directory))
+    found: list[tuple[int, bool]] = []
+    for each in os.listdir("/proc"):
+        if each.isdigit() and (kind := _belongs(int(each), directory, marks)):
+            found.append((int(each), kind == "spawner"))
+    return found
+
+
+def _belongs(pid: int, directory: Path, marks: tuple[bytes, ...]) -> str:
+    """What a process is of a machine, if it is one of its. One that has ended and waits for its parent is none."""
+    with suppress(OSError):
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if os.fsencode(_directory_option(directory)) in arguments:
+            return "agent"
+        for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if marks and arguments != [b""] else ():
+            if entry.startswith(marks):
+                return "spawner" if entry in marks else "task"
+    return ""
+
+
+def _marks(directory: Path) -> Iterator[bytes]:
+    for file in sorted(directory.glob("spawner-*/id")):
+        mark = file.read_bytes()
+        if len(mark) > 1 and mark.endswith(b":"):  # half a mark would be anybody's
+            yield MARK + mark
+
+
+def _signal(directory: Path, pid: int, number: int, agent_only: bool) -> None:
+    """To that very process: its number may be somebody else's by now, the handle is not."""
+    with suppress(OSError):
+        handle = os.pidfd_open(pid)
+        try:
+            if _belongs(pid, directory, () if agent_only else tuple(_marks(directory))):
+                signal.pidfd_send_signal(handle, number)
+        finally:
+            os.close(handle)

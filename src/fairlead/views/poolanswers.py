@@ -1,0 +1,87 @@
+"""Pools as documents of the API: how many nodes, what is coming and for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from fairlead.core.model import Job, NodeOrder, Pool
+from fairlead.core.resources import SECOND
+from fairlead.core.state import Partition
+from fairlead.views.answers import amounts, optional_seconds, seconds
+from fairlead.views.poolfigures import PoolFigures, pool_figures
+from fairlead.wire import api as wire
+
+Sees = Callable[[Job], bool]
+
+
+def usage_answer(p: Partition) -> wire.Usage:
+    """By pool, of those that are configured and those that nodes say they are in."""
+    figures = pool_figures(p)
+    if figures is None:
+        return wire.Usage(partition=p.name, ready=False, pools={})
+    return wire.Usage(partition=p.name, ready=True, pools={name: _use(each) for name, each in figures.items()})
+
+
+def pool_answers(p: Partition, pools: Iterable[Pool], sees: Sees) -> list[wire.Pool]:
+    """What the state has of pools. What their providers say is for others to add."""
+    figures = pool_figures(p)
+    return [_pool_answer(p, pool, None if figures is None else figures[pool.name], sees) for pool in pools]
+
+
+def _pool_answer(p: Partition, pool: Pool, figures: PoolFigures | None, sees: Sees) -> wire.Pool:
+    settings, nodes = pool.settings, p.nodes
+    return wire.Pool(
+        name=pool.name,
+        partition=p.name,
+        provider="",
+        resources=amounts(settings.node),
+        labels=dict(settings.labels),
+        taints=list(settings.taints),
+        min=settings.min,
+        max=settings.max,
+        min_idle=settings.min_idle,
+        max_idle=settings.max_idle,
+        idle_for=seconds(settings.idle_for),
+        cost=settings.cost,
+        use=None if figures is None else _use(figures),
+        paused=pool.paused,
+        paused_until=pool.paused_until / SECOND if pool.paused_until > p.now else None,
+        problem=pool.problem,
+        grew=optional_seconds(pool.grew),
+        shrank=optional_seconds(pool.shrank),
+        orders=[_order(p, order, sees) for _, order in sorted(p.orders.items()) if order.pool == pool.name],
+        leaving=[
+            nodes.name[nodes.rows[join]] for join in sorted(p.unwanted) if nodes.pool[nodes.rows[join]] == pool.name
+        ],
+        orphans=[],
+    )
+
+
+def _use(figures: PoolFigures) -> wire.PoolUse:
+    return wire.PoolUse(
+        ready=True,
+        total=figures.total,
+        available=figures.available,
+        pending=figures.pending,
+        idle=figures.idle,
+        ordered=figures.ordered,
+        disabled=figures.disabled,
+    )
+
+
+def _order(p: Partition, order: NodeOrder, sees: Sees) -> wire.PoolOrder:
+    whom: dict[tuple[str, int], int] = {}
+    for (job, stage, _), tasks in order.for_whom.items():
+        whom[job, stage] = whom.get((job, stage), 0) + tasks
+    return wire.PoolOrder(
+        order=order.number,
+        cause=order.cause,
+        since=seconds(order.since),
+        nodes=list(order.coming),
+        tasks=sum(whom.values()),
+        jobs=[
+            wire.OrderedFor(job=job, stage=p.jobs[job].stages[stage].name, tasks=tasks)
+            for (job, stage), tasks in whom.items()
+            if job in p.jobs and sees(p.jobs[job])
+        ],
+    )

@@ -1,0 +1,154 @@
+"""A fleet that follows the work: the real server, providers, agents and tasks on this machine, and a server that is
+killed while it orders."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from fairlead import Client
+from tests.live import PROGRAM, SECONDS, Up
+
+ROOT = Path(__file__).parents[2]
+CLOUD = ROOT / "examples" / "pools" / "mycloud.py"
+SETTINGS = {"ready_after": "1s", "pool_pause": "200ms", "heartbeat": "500ms"}
+LONG = 4 * SECONDS  # many agents have to start on a machine that may be busy
+
+
+@contextmanager
+def fleet(folder: Path, most: int, provider: dict[str, Any], **more: str) -> Iterator[Up]:
+    pool = {"node": {"cpu": 1, "memory": "64Mi"}, "max": most, "idle_for": "1s", "provider": provider}
+    config = folder / "fairlead.json"
+    config.write_text(json.dumps({"partitions": {"default": {**SETTINGS, "pools": {"work": pool}}}}))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    before = dict(os.environ)
+    os.environ.update(more)
+    up = Up(folder / "data", "--name", "box", "--config", str(config), "--port", port)
+    try:
+        yield up
+    finally:
+        up.close()
+        os.environ.clear()
+        os.environ.update(before)
+        for each in psutil.process_iter(["cmdline"]):
+            if any(str(folder) in word for word in each.info["cmdline"] or ()):
+                each.kill()
+
+
+def until(true: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + LONG
+    while not (found := true()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return found
+
+
+def log(up: Up, event: str) -> list[dict[str, Any]]:
+    file = up.folder / "server.log"
+    lines = file.read_text().splitlines() if file.exists() else []
+    found = [json.loads(line) for line in lines if line.endswith("}")]
+    return [each for each in found if each["event"] == event]
+
+
+def pool(up: Up) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(up.run("pool", "show", "work", "--json"))
+    return found
+
+
+def submit(up: Up, tasks: int, seconds: float = 0.5) -> str:
+    command = ("--", "sleep", str(seconds))
+    return up.run("submit", "--count", str(tasks), "--cpu", "1", "--pool", "work", *command).strip()
+
+
+def ran_on(up: Up, job: str) -> set[str]:
+    """The nodes of all tasks. Each task was tried once, and succeeded."""
+    with Client(up.url, up.token) as client:
+        tasks = sum(client.job(job).stages[0].ended.values())
+        attempts = client.attempts(job).attempts
+    assert {each.outcome for each in attempts} == {"succeeded"}
+    assert sum(stop - start for each in attempts for start, stop in batched(each.indices)) == tasks
+    return {each.node for each in attempts}
+
+
+def batched(ranges: list[int]) -> Iterator[tuple[int, int]]:
+    return zip(ranges[::2], ranges[1::2], strict=True)
+
+
+def processes(folder: Path) -> list[psutil.Process]:
+    """Agents and spawners of machines."""
+    return [
+        each
+        for each in psutil.process_iter(["cmdline"])
+        if any(str(folder) in word for word in each.info["cmdline"] or ())
+    ]
+
+
+def test_from_none_to_eight_and_back(tmp_path: Path) -> None:
+    with fleet(tmp_path, 8, {"local": {}}) as up:
+        job = submit(up, 24)
+        (asked,) = until(lambda: log(up, "machines asked for"))
+        names = {f"work-1-{at}" for at in range(8)}
+        assert set(asked["names"]) == names
+        until(lambda: pool(up)["use"] is not None and not pool(up)["orders"])
+        assert up.run("wait", job) == f"{job}: succeeded\n"
+        until(lambda: pool(up)["use"]["total"] == 0)
+        assert log(up, "machines asked for") == [asked] and log(up, "machines failed") == []
+        assert {each["node"] for each in log(up, "machine gone")} == names
+        assert log(up, "orphan machine") == []
+        assert list((up.folder / "pools" / "default" / "work").iterdir()) == []
+        assert processes(up.folder / "pools") == []
+
+
+@pytest.mark.parametrize("provider", ["local", "command"])
+def test_a_server_that_is_killed_while_it_orders(tmp_path: Path, provider: str) -> None:
+    most = 8 if provider == "local" else 4
+    settings = {"local": {}} if provider == "local" else {"command": [sys.executable, str(CLOUD)]}
+    with fleet(tmp_path, most, settings, MYCLOUD=str(tmp_path / "cloud"), MYCLOUD_FAIRLEAD=PROGRAM) as up:
+        job = submit(up, 2 * most)
+        until(lambda: log(up, "machines asked for"))
+        up.process.kill()
+        up.process.wait(SECONDS)
+        up.start()
+        assert up.run("wait", job) == f"{job}: succeeded\n"
+        # There was one order, and all that came is what it asked for.
+        names = {f"work-1-{at}" for at in range(most)}
+        assert ran_on(up, job) <= names
+        assert {each["node"] for each in log(up, "agent joined")} - {"box"} <= names
+        assert log(up, "machines failed") == [] and log(up, "orphan machine") == []
+        # And back to none, twice: the next burst is a new order.
+        until(lambda: pool(up)["use"]["total"] == 0)
+        again = submit(up, 2)
+        assert up.run("wait", again) == f"{again}: succeeded\n"
+        assert all(name.startswith("work-2-") for name in ran_on(up, again))
+        until(lambda: pool(up)["use"]["total"] == 0)
+        assert processes(up.folder / "pools") == [] and processes(tmp_path / "cloud") == []
+
+
+def test_tasks_and_machines_outlive_the_server(tmp_path: Path) -> None:
+    """Killed while tasks run on machines that it brought, and started at another address."""
+    with fleet(tmp_path, 2, {"local": {}}) as up:
+        flag = tmp_path / "flag"
+        command = ("--cpu", "1", "--pool", "work", "--count", "2", "--shell", "--")
+        job = up.run("submit", *command, f"while [ ! -e {flag} ]; do sleep 0.05; done").strip()
+        until(lambda: '"running":2' in up.run("show", job, "--json"))
+        up.process.kill()
+        up.process.wait(SECONDS)
+        up._options = ("--name", "box")
+        up.start()
+        until(lambda: pool(up)["use"] is not None and len(log(up, "agent joined")) >= 6)
+        flag.touch()
+        assert up.run("wait", job) == f"{job}: succeeded\n"
+        assert ran_on(up, job) == {"work-1-0", "work-1-1"}
+        until(lambda: pool(up)["use"]["total"] == 0)
+        assert log(up, "orphan machine") == [] and len(log(up, "machines asked for")) == 1

@@ -1,0 +1,170 @@
+"""The local provider with real agents. No server is there for them to join; they go on trying."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from fairlead.core.config import parse_config
+from fairlead.pools.base import Join, Kind
+from fairlead.pools.local import LocalProvider
+
+SECONDS = 60.0
+POOL = {"node": {"cpu": 0.5}, "labels": {"rack": "r 1"}, "taints": ["slow"], "max": 9, "provider": {"local": {}}}
+
+
+class Local:
+    """A provider of a folder of its own, which can be made anew as by another server."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.log: list[tuple[str, dict[str, Any]]] = []
+        (folder / "token").write_text("secret")
+        self.anew()
+
+    def anew(self, url: str = "http://127.0.0.1:1") -> None:
+        settings = dict(parse_config({"partitions": {"p": {"pools": {"w": POOL}}}})["p"].pools)["w"]
+        kind = Kind("p", "w", settings, Join(url, self.folder / "token"))
+        self.provider = LocalProvider(
+            kind, self.folder / "w", lambda level, event, fields: self.log.append((event, fields))
+        )
+
+    def create(self, *names: str) -> None:
+        asyncio.run(self.provider.create(names))
+
+    def destroy(self, *names: str) -> None:
+        asyncio.run(self.provider.destroy(names))
+
+    def names(self) -> list[str]:
+        return [machine.name for machine in asyncio.run(self.provider.list())]
+
+    def processes(self, word: str = "", name: str = "") -> list[psutil.Process]:
+        found = []
+        for each in psutil.process_iter(["cmdline"]):
+            text = " ".join(each.info["cmdline"] or ())
+            if str(self.folder / "w" / name) in text and word in text:
+                found.append(each)
+        return found
+
+    def agents(self, name: str = "") -> list[psutil.Process]:
+        return self.processes("--directory=", name)
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[Local]:
+    found = Local(tmp_path)
+    try:
+        yield found
+    finally:
+        for each in found.processes():
+            with suppress(psutil.Error):
+                each.kill()
+
+
+def until(true: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def spawners(local: Local, name: str) -> list[psutil.Process]:
+    return local.processes("fairlead.agent.spawner", name)
+
+
+def test_what_is_there_is_not_brought_twice(local: Local) -> None:
+    assert local.names() == []
+    local.create("w-1-0", "w-1-1")
+    assert local.names() == ["w-1-0", "w-1-1"]
+    before = [each.pid for each in local.agents()]
+    assert len(before) == 2
+    local.create("w-1-0", "w-1-1", "w-1-2")
+    # Another server, after a restart, knows no more than the folder.
+    local.anew()
+    local.create("w-1-1")
+    assert local.names() == ["w-1-0", "w-1-1", "w-1-2"]
+    assert [each.pid for each in local.agents()][:2] == before and len(local.agents()) == 3
+
+
+def test_an_agent_is_told_what_its_pool_says(local: Local) -> None:
+    local.create("w-1-0")
+    (agent,) = local.agents()
+    said = agent.cmdline()
+    for option in (
+        "--name=w-1-0",
+        "--partition=p",
+        "--pool=w",
+        "--resource=cpu=0.5",
+        "--resource=memory=0",
+        "--label=rack=r 1",
+        "--taint=slow",
+        f"--token-file={local.folder / 'token'}",
+    ):
+        assert option in said
+    assert os.getsid(agent.pid) == agent.pid
+
+
+def test_destroyed_ones_leave_nothing(local: Local) -> None:
+    local.create("w-1-0", "w-1-1")
+    until(lambda: len(spawners(local, "w-1-0")) >= 1)
+    local.anew()
+    local.destroy("w-1-0", "w-1-7")
+    assert local.names() == ["w-1-1"]
+    assert local.processes(name="w-1-0") == [] and not (local.folder / "w" / "w-1-0").exists()
+    local.destroy("w-1-0")
+    local.destroy("w-1-1")
+    assert local.names() == [] and local.processes() == []
+
+
+def test_tasks_of_an_agent_that_ended_are_ended_before_it_is_not_listed(local: Local) -> None:
+    local.create("w-1-0")
+    until(lambda: len(spawners(local, "w-1-0")) >= 1)
+    mark = next((local.folder / "w" / "w-1-0").glob("spawner-*/id")).read_text()
+    task = psutil.Popen(["sleep", "600"], env={"FAIRLEAD_TASK": f"{mark}a-task"}, start_new_session=True)
+    stranger = psutil.Popen(["sleep", "600"], env={"FAIRLEAD_TASK": "somebody:else"})
+    try:
+        (agent,) = local.agents()
+        agent.kill()
+        until(lambda: local.names() == [])
+        assert task.wait(SECONDS) in (-signal.SIGTERM, -signal.SIGKILL)
+        assert local.processes() == [] and not (local.folder / "w" / "w-1-0").exists()
+        assert stranger.is_running()
+        assert [event for event, _ in local.log] == ["local agent ended"]
+    finally:
+        for each in (task, stranger):
+            with suppress(psutil.Error):
+                each.kill()
+            each.wait()
+
+
+def test_half_a_mark_is_nobodys(local: Local) -> None:
+    folder = local.folder / "w" / "w-1-0" / "spawner-0"
+    folder.mkdir(parents=True)
+    (folder / "id").write_text("")
+    bystander = psutil.Popen(["sleep", "600"], env={"FAIRLEAD_TASK": "abc:def"})
+    try:
+        local.destroy("w-1-0")
+        assert bystander.is_running()
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def test_a_server_at_another_address_has_agents_join_it(local: Local) -> None:
+    local.create("w-1-0")
+    until(lambda: len(spawners(local, "w-1-0")) >= 1)
+    kept = {each.pid for each in spawners(local, "w-1-0")}
+    local.anew("http://127.0.0.1:2")
+    assert local.names() == ["w-1-0"]
+    (agent,) = local.agents()
+    assert "--join=http://127.0.0.1:2" in agent.cmdline()
+    assert kept <= {each.pid for each in spawners(local, "w-1-0")}
