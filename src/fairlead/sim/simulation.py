@@ -14,21 +14,27 @@ from fairlead.core.errors import Refused
 from fairlead.core.model import Micros
 from fairlead.journal.memory import MemoryJournal
 from fairlead.sim.fleet import Fleet
+from fairlead.sim.machines import Machines
 from fairlead.sim.outages import Outages
 from fairlead.sim.policies import Policy
 from fairlead.sim.record import Record
 from fairlead.sim.traces import Arrival, Trace
 from fairlead.writer.loop import Writer
+from fairlead.writer.observer import Observer
 
 
 class Simulation:
-    def __init__(self, trace: Trace, policy: Policy, outages: Outages | None = None) -> None:
+    def __init__(
+        self, trace: Trace, policy: Policy, outages: Outages | None = None, observers: Sequence[Observer] = ()
+    ) -> None:
         self.trace = trace
         self.policy = policy
         self.outages = outages
         self.record = Record(trace)
         self.fleet = Fleet()
-        self.writer = Writer(MemoryJournal(), "default", [self.record])
+        self.machines = Machines()
+        """Those of the policy's pools."""
+        self.writer = Writer(MemoryJournal(), "default", [self.record, *observers])
         self.now: Micros = 0
         self._next = 0
         """The first arrival that has not come."""
@@ -50,7 +56,8 @@ class Simulation:
     def step(self) -> None:
         """One cycle at the present time."""
         back = self._break() if self.outages is not None else []
-        reports = [*back, *self.fleet.reports(self.now)]
+        machines = self.machines.happen(self.writer.partition, self.now)
+        reports = [*back, *machines, *self.fleet.reports(self.now)]
         first = self._next
         arrivals = self._arrivals()
         self.record.arrive(len(arrivals))
@@ -61,6 +68,7 @@ class Simulation:
             else:
                 self.record.accept(at, self.writer.partition.jobs[answer.job].queue.path)
         self.fleet.deliver(done.effects, self.now)
+        self.machines.hear(done.effects, self.now)
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -69,9 +77,11 @@ class Simulation:
         commands: list[AnyCommand] = [Configure(config=self.policy.config, version=1, operator=True)]
         commands += [AddNode(name=name, spec=spec, operator=True) for name, spec in self.trace.nodes]
         commands.append(MarkReady(operator=True))
-        for answer in self.writer.turn(commands, self.now).answers:
+        done = self.writer.turn(commands, self.now)
+        for answer in done.answers:
             if isinstance(answer, Rejected):
                 raise Refused(answer.field, answer.problem, answer.code)
+        self.machines.hear(done.effects, self.now)
 
     def _break(self) -> list[AnyCommand]:
         """Nodes get into trouble, or out of it; those that are back register."""
@@ -101,6 +111,7 @@ class Simulation:
             return self.now
         # What is to be forgotten goes with whatever comes next: a cycle of its own would decide nothing.
         times = [self.fleet.next_due(), due(self.writer.partition, forgetting=False)]
+        times.append(self.machines.next_due(self.now))
         if self.outages is not None:
             times.append(self.outages.next_due())
         if self._next < len(self.trace.arrivals):
