@@ -139,9 +139,8 @@ def main(arguments: list[str]) -> None:
     trace = work()
     span = trace.arrivals[-1].at / DAY
     print(f"{len(trace.arrivals)} jobs in {span:.1f} days; nodes of {CPUS} CPUs, which take 2 min to come")
-    print(
-        f"{'':>28} {'node-hours':>11} {'used':>7} {'mean wait':>10} {'95 %':>10} {'orders':>7} {'nodes':>7} {'most':>5}"
-    )
+    head = f"{'':>28} {'node-hours':>11} {'used':>7} {'mean wait':>10} {'95 %':>10}"
+    print(f"{head} {'orders':>7} {'nodes':>7} {'most':>5}")
     elastic = week(trace, 0, "pool, idle_for 10 min", max=PEAK)
     rows = [elastic, week(trace, 0, "pool, 4 nodes in store", max=PEAK, min_idle=4, max_idle=4)]
     rows += [week(trace, nodes, f"{nodes} nodes that stay") for nodes in (PEAK, PEAK // 2)]

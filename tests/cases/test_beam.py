@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from fairlead.core.effects import ForNode
+from fairlead.core.policy.scaling import nodes_to_add
 from fairlead.core.resources import CPU, GPU, MEMORY
 from fairlead.testing import World
 
@@ -22,15 +23,12 @@ batch-01 batch-03 batch-05 batch-07 batch-09 batch-11 batch-13 padding-02 paddin
 provision-05 provision-07 provision-09 retry-01 backlog-02 sizing-02 sizing-04 capacity-01 collect-01
 """.split()
 
-POOLS = "ordering nodes, and promises on those that are coming, come with the pools"
 NOT_OURS = {
     "padding-02": "a request means what it says: no quarter of memory on top",
     "padding-04": "a request means what it says: no quarter of memory on top",
     "backlog-02": "it is the node that rests after a failed launch, not the request (`test_the_node_rests`)",
     "capacity-01": "a job is not weighed against another that it would replace",
     "collect-01": "when a batch closes is the inbox's affair; a cycle takes what it is given",
-    **dict.fromkeys([f"provision-{at:02}" for at in range(1, 10, 2)], POOLS),
-    **dict.fromkeys(["sizing-02", "sizing-04"], POOLS),
 }
 
 MI = 2**20
@@ -221,9 +219,95 @@ def test_the_node_rests() -> None:
     assert attempts == [1, 2, 2, 2, 2, 3, 3, 3]
 
 
+# -- nodes that are made -----------------------------------------------------------------------------------------
+
+
+def test_a_batch_orders_only_what_truly_does_not_fit() -> None:
+    """As batch-01 and batch-11: one node for the third, none for a hundred that fit."""
+    for nodes, requests, expected in [({"w1": (200, 250)}, 3, 1), (TWENTY, 100, 0)]:
+        w = world(nodes)
+        w.pool("p", node=amounts(200, 250), max=10)
+        for _ in range(requests):
+            submit(w, *TINY)
+        w.cycle()
+        assert w.pools()["p"]["ordered"] == expected
+
+
+def test_the_second_joins_the_node_that_is_being_made() -> None:
+    """As provision-01: one node, promised to both; and in the next batch too."""
+    w = world({})
+    w.pool("p", node=amounts(200, 250), max=10)
+    first, second = submit(w, *TINY), submit(w, *TINY)
+    w.cycle()
+    assert w.promises() == {(first, "w", "new"): [("p-1-0", 1)], (second, "w", "new"): [("p-1-0", 1)]}
+    w.advance(1)
+    assert w.pools()["p"]["ordered"] == 1
+
+
+def test_a_slow_order_holds_nobody_up() -> None:
+    """As provision-03."""
+    w = world({})
+    w.pool("cpu", node=amounts(100, 200), max=10)
+    w.node("fast", pool="build", **amounts(100, 200))
+    slow, quick = submit(w, *TINY, pool="cpu"), submit(w, *TINY, pool="build")
+    w.cycle()
+    assert w.placements(quick) == {("w", 0): "fast"}
+    assert not w.placements(slow)
+    assert w.pools()["cpu"]["ordered"] == 1
+
+
+def test_after_three_orders_no_more_are_made() -> None:
+    """As provision-05."""
+    w = world({})
+    w.pool("p", node=amounts(200, 250), max=10)
+    job = submit(w, *TINY)
+    for _ in range(3):
+        w.advance(10)
+        w.fail_order("p", "out of machines")
+        w.cycle()
+    w.advance(600)
+    assert not w.partition().orders
+    assert "orders of nodes for it failed: 3 (out of machines)" in str(w.explain(job)[0].reason)
+
+
+def test_a_new_node_is_what_its_pool_says() -> None:
+    """As provision-07: larger than the request, and what is over is for others."""
+    w = world({})
+    w.pool("p", node={"cpu": 16, "memory": "16Gi"}, max=10)
+    submit(w, *TINY)
+    w.cycle()
+    w.arrive("p")
+    w.cycle()
+    assert free(w) == {"p-1-0": (15900, 16384 - 125, 0)}
+
+
+def test_one_request_makes_one_node_while_that_is_coming() -> None:
+    """As provision-09: also if it turns out to be unsuitable; then the order has failed."""
+    w = world({})
+    w.pool("p", node=amounts(200, 250), max=10)
+    submit(w, *TINY)
+    w.cycle()
+    for _ in range(5):
+        w.advance(10)
+        assert w.pools()["p"]["ordered"] == 1
+    w.arrive("p", cpu="50m")
+    w.cycle()
+    assert w.partition().jobs["r"].stages[0].reservations[2].orders == 1  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("name", "there", "coming", "expected"),
+    [("sizing-02", 0, 2, 0), ("sizing-04", 1, 0, 1), ("nothing", 0, 0, 2), ("enough", 2, 0, 0)],
+)
+def test_spare_nodes(name: str, there: int, coming: int, expected: int) -> None:
+    """So many nodes stay idle; what is coming counts."""
+    assert expected == nodes_to_add(idle=there, pending=0, ordered=coming, min_idle=2, total=there, least=0)
+
+
 # -- the list ----------------------------------------------------------------------------------------------------
 
-TESTED = {row[0] for row in BATCHES} | {"batch-09", "retry-01"}
+TESTED = {row[0] for row in BATCHES} | {"batch-09", "retry-01", "sizing-02", "sizing-04"}
+TESTED |= {f"provision-{at:02}" for at in range(1, 10, 2)}
 
 
 def test_every_published_case_is_tested_or_named() -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from fairlead.core.commands import Accepted
 from fairlead.core.effects import ForNode, Launch
+from fairlead.core.policy.scaling import nodes_to_add, nodes_to_give_back, within
 from fairlead.core.reasons import NoRoom
 from fairlead.testing import World
 
@@ -23,14 +24,12 @@ registry-21 registry-23 divergence-02 scaler-01 scaler-03 scaler-05 scaler-07 sc
 usage-05 usage-07 usage-09 client-02 assign-01 assign-03 match-02 te-01
 """.split()
 
-POOLS = "how many nodes a pool should have comes with the pools"
 NOT_OURS = {
     "registry-15": "equal ones go by arrival, not by the job's name (the rows `as registry-15`)",
     "registry-19": "a stage has one reservation a kind; one that grows before it started asks anew (`as registry-19`)",
     "registry-21": "there is no interval: what arrives is tried in the same cycle (`as registry-21`)",
     "match-02": "nodes have no generation: the fullest goes first, then the one that joined first (`as match-02`)",
-    **dict.fromkeys([f"scaler-{at:02}" for at in range(1, 12, 2)], POOLS),
-    **dict.fromkeys([f"usage-{at:02}" for at in range(1, 10, 2)], POOLS),
+    "usage-05": "demand for a pool that has no nodes counts: it grows from none (`as usage-05`)",
 }
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -394,9 +393,95 @@ def test_the_states_of_a_node_and_its_task() -> None:
     assert w.task(job, "w", 0).attempt == 5
 
 
+# -- how large a pool should be ----------------------------------------------------------------------------------
+
+# Idle nodes, pending ones, all of them → the size that the pool should have; 5 to 10 stay idle, 5 to 20 are there.
+SIZES = [
+    ("scaler-01", 8, 5, 8, 10),
+    ("scaler-03", 18, 3, 18, 13),
+    ("scaler-05", 8, 2, 8, 8),
+    ("scaler-07", 4, 0, 4, 5),
+    ("scaler-09", 3, 40, 15, 20),
+    ("nothing waits, as many as may be idle", 10, 0, 12, 12),
+    ("never below the least", 6, 0, 5, 5),
+]
+
+
+@pytest.mark.parametrize(("name", "idle", "pending", "total", "expected"), SIZES)
+def test_the_size_of_a_pool(name: str, idle: int, pending: int, total: int, expected: int) -> None:
+    more = nodes_to_add(idle=idle, pending=pending, ordered=0, min_idle=5, total=total, least=5)
+    less = nodes_to_give_back(idle=idle, pending=pending, max_idle=10, min_idle=5, total=total, least=5)
+    assert not (more and less)
+    assert within(total + more - less, 5, 20) == expected
+
+
+def test_not_ready_then_ready() -> None:
+    """As scaler-11: before it is ready a pool neither grows nor shrinks, and the usage says nothing; then it does."""
+    w = World({"ready_after": "1h"})
+    w.nodes(4, cpu=1, pool="p")
+    w.cycle()
+    w.pool("p", node={"cpu": 1}, max=9, min_idle=1, max_idle=1, idle_for="1s")
+    w.cycle()
+    w.restart(ready=False)
+    for step in range(6):
+        w.advance(10)
+        polled = (w.pools()["p"]["ready"], len(w.partition().nodes), len(w.partition().order_of))
+        assert polled == ((False, 4, 0) if step < 3 else (True, 1, 0)), step
+        if step == 2:
+            w.mark_ready()
+    w.restart(ready=False)
+    w.submit(stages=[{"count": 5, "resources": {"cpu": 1}}])
+    w.advance(10)
+    assert not w.partition().orders
+    w.mark_ready()
+    w.cycle()
+    assert len(w.partition().order_of) == 5, "four for the gang beside the one that is there, and one in store"
+
+
+USAGE: list[tuple[str, dict[str, tuple[int, int]], dict[str, int], dict[str, tuple[int, int, int, int]]]] = [
+    ("usage-01", {}, {}, {}),
+    ("usage-03", {"small": (5, 5)}, {"small": 6}, {"small": (5, 5, 6, -1)}),
+    ("as usage-05", {"small": (2, 2)}, {"large": 5}, {"small": (2, 2, 0, 2), "large": (0, 0, 5, -5)}),
+    ("usage-07", {"small": (1, 1)}, {"small": 0}, {"small": (1, 1, 0, 1)}),
+    ("usage-09", {"small": (3, 5)}, {"small": 4}, {"small": (3, 5, 4, -1)}),
+]
+"""Pool → its nodes that have nothing to do and all of them, what is asked for → available, total, pending, idle.
+
+Upstream subtracts what waits from what is idle while it waits. Here what fits does not wait: a gang does, of one more
+than there are.
+"""
+
+
+@pytest.mark.parametrize(("name", "nodes", "asked", "expected"), USAGE)
+def test_usage(
+    name: str,
+    nodes: dict[str, tuple[int, int]],
+    asked: dict[str, int],
+    expected: dict[str, tuple[int, int, int, int]],
+) -> None:
+    w = World()
+    for pool in {**nodes, **asked}:
+        w.pool(pool, node={"cpu": 1}, max=0)
+    for pool, (idle, total) in nodes.items():
+        w.nodes(total, prefix=f"{pool}-", cpu=1, pool=pool)
+        for _ in range(total - idle):
+            w.submit(stages=[{"resources": {"cpu": 1}, "pool": pool}])
+        w.cycle()
+    for pool, count in asked.items() if any(asked.values()) else ():
+        w.submit(stages=[{"count": count, "resources": {"cpu": 1}, "pool": pool}])
+    w.cycle()
+    found = {
+        pool: (each["available"], each["total"], each["pending"], each["idle"]) for pool, each in w.pools().items()
+    }
+    assert found == expected
+    w.restart(ready=False)
+    assert w.pools() == {pool: {"ready": False} for pool in expected}, "scaler-11"
+
+
 # -- the list ----------------------------------------------------------------------------------------------------
 
-TESTED = {row[0] for row in STORIES} | {"registry-11", "divergence-02", "assign-01", "assign-03", "te-01"}
+TESTED = {row[0] for row in STORIES} | {"registry-11", "divergence-02", "assign-01", "assign-03", "te-01", "scaler-11"}
+TESTED |= {row[0] for row in SIZES} | {row[0] for row in USAGE}
 
 
 def test_every_published_case_is_tested_or_named() -> None:

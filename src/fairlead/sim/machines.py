@@ -1,4 +1,4 @@
-"""Machines that come when they are ordered, after a while, and go when they are not wanted: for simulations of pools."""
+"""Machines that come some time after they are ordered, and go when they are not wanted: for simulations of pools."""
 
 from __future__ import annotations
 
