@@ -86,6 +86,18 @@ queue_settings = st.fixed_dictionaries(
     },
 )
 
+POOLS = ["p", "q"]
+pool_settings = st.fixed_dictionaries(
+    {"node": st.sampled_from([{"cpu": 4, "memory": "4Gi"}, {"cpu": 2, "gpu": 2, "memory": "4Gi"}])},
+    optional={
+        "min": st.integers(0, 1),
+        "max": st.integers(1, 4),
+        "min_idle": st.integers(0, 1),
+        "max_idle": st.integers(0, 2),
+        "cost": st.integers(0, 2),
+    },
+)
+
 
 class Machine(RuleBasedStateMachine):
     @initialize(
@@ -149,6 +161,31 @@ class Machine(RuleBasedStateMachine):
     def misbehave(self, name: str, action: str) -> None:
         if ("default", name) in self.w._nodes:
             getattr(self.w, action)(name)
+
+    # -- pools
+
+    @rule(name=st.sampled_from(POOLS), settings=pool_settings)
+    def pool(self, name: str, settings: dict[str, Any]) -> None:
+        self.w.pool(name, idle_for="5s", labels={"zone": "a"}, **settings)
+
+    @rule(name=st.sampled_from(POOLS), nodes=st.integers(1, 3), small=st.booleans())
+    def arrive(self, name: str, nodes: int, small: bool) -> None:
+        """Now and then nodes come that are not what was ordered."""
+        if name in self.w._config["partitions"]["default"].get("pools", {}):
+            self.w.arrive(name, nodes, **({"cpu": 1} if small else {}))
+
+    @rule(name=st.sampled_from(POOLS))
+    def fail_order(self, name: str) -> None:
+        if any(order.pool == name for order in self.w.partition().orders.values()):
+            self.w.fail_order(name)
+
+    @rule(name=st.sampled_from(POOLS), nodes=st.integers(0, 4))
+    def scale_pool(self, name: str, nodes: int) -> None:
+        self.w.scale_pool(name, nodes)
+
+    @rule(name=st.sampled_from(POOLS), action=st.sampled_from(["pause_pool", "resume_pool"]))
+    def move_pool(self, name: str, action: str) -> None:
+        getattr(self.w, action)(name)
 
     # -- jobs
 
@@ -476,6 +513,8 @@ SETTINGS = {
     "heartbeat": "1s",
     "starving_after": "2s",
     "hold_for": "15s",
+    "promise_for": "12s",
+    "pool_pause": "2s",
 }
 
 TestMachine = Machine.TestCase
