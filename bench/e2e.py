@@ -56,14 +56,24 @@ def e2e(scale: float) -> Iterator[Row]:
                     "two plain processes",
                     f"{tasks:,} of /bin/true; the floor was {floor:,.0f} /s",
                 )
-            client.submit(document={"stages": [{**TRUE, "count": QUEUED, "min": 1, "resources": {"cpu": 10**6}}]})
-            pages = int(Path(f"/proc/{server.pid}/statm").read_text().split()[1])
-            memory = pages * os.sysconf("SC_PAGE_SIZE") / 2**20
-            yield Row(f"memory of the server, {QUEUED:,} tasks queued in an array", memory, "MiB", 100.0)
+            large = {**TRUE, "resources": {"cpu": 10**6}}
+            array = client.submit(document={"stages": [{**large, "count": QUEUED, "min": 1}]})
+            yield Row(f"memory of the server, {QUEUED:,} tasks queued in an array", _memory(server), "MiB", 100.0)
+            client.kill(array)
+            jobs, before = max(20, round(QUEUED * scale)), _memory(server)
+            client.submit_many({"name": "one", "stages": [large]} for _ in range(jobs))
+            memory = _memory(server)
+            each = f"{(memory - before) * 2**20 / jobs:,.0f} bytes each"
+            yield Row(f"memory of the server, {jobs:,} jobs of one task queued", memory, "MiB", note=each)
         finally:
             client.close()
             subprocess.run([*FAIRLEAD, "down", "--kill", "--data", folder], check=True, stdout=subprocess.DEVNULL)
             server.wait()
+
+
+def _memory(server: subprocess.Popen[str]) -> float:
+    pages = int(Path(f"/proc/{server.pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def _up(folder: Path) -> tuple[subprocess.Popen[str], Client]:

@@ -191,6 +191,13 @@ async def lanes(
     return await served.read(look)
 
 
+def _reservation(data: object) -> tuple[str, str]:
+    read = Reader(data, "", "a reservation")
+    job, stage = read.name("job"), read.name("stage")
+    read.close()
+    return job, stage
+
+
 @post("/lanes/front", operation_id="bringToFront", guards=[OPERATORS], status_code=200)
 async def bring_to_front(
     request: Ask,
@@ -199,9 +206,7 @@ async def bring_to_front(
     key: Key = None,
 ) -> wire.Done:
     """The reservations of a stage go before the others of their lanes."""
-    read = Reader(data, "", "a reservation")
-    job, stage = read.name("job"), read.name("stage")
-    read.close()
+    job, stage = _reservation(data)
     return await touch(request, partition, job, BringToFront(job=job, stage=stage, **asks(request, key)))
 
 
@@ -213,9 +218,7 @@ async def cancel(
     key: Key = None,
 ) -> wire.Done:
     """The pending tasks of a stage are given up."""
-    read = Reader(data, "", "a reservation")
-    job, stage = read.name("job"), read.name("stage")
-    read.close()
+    job, stage = _reservation(data)
     return await touch(request, partition, job, CancelReservation(job=job, stage=stage, **asks(request, key)))
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fairlead.cli.options import AsJson, Partition, ask_as
-from fairlead.cli.output import ago, amounts, asking, print_json, print_table
+from fairlead.cli.output import ago, amounts, asking, print_json, print_list, print_table
 
 node = typer.Typer(name="node", help="Look at nodes and move them.", no_args_is_help=True)
 queue = typer.Typer(name="queue", help="Look at queues, stop and start them.", no_args_is_help=True)
@@ -56,14 +56,12 @@ def list_nodes(
     """List nodes with what they have and use."""
     with ask_as(partition) as client:
         found = list(client.nodes(state=state))
-    if as_json:
-        print_json(found)
-        return
-    rows = [
-        (each.name, each.state, each.pool, each.tasks, amounts(each.used) or "-", amounts(each.resources))
-        for each in found
-    ]
-    print_table(("NODE", "STATE", "POOL", "TASKS", "USED", "HAS"), rows)
+    print_list(
+        found,
+        as_json,
+        ("NODE", "STATE", "POOL", "TASKS", "USED", "HAS"),
+        lambda each: (each.name, each.state, each.pool, each.tasks, amounts(each.used) or "-", amounts(each.resources)),
+    )
 
 
 @node.command("show")
@@ -127,11 +125,11 @@ def list_queues(partition: Partition = "", as_json: AsJson = False) -> None:
     """List queues with their share, use and what waits."""
     with ask_as(partition) as client:
         found = client.queues()
-    if as_json:
-        print_json(found)
-        return
-    rows = [
-        (
+    print_list(
+        found,
+        as_json,
+        ("QUEUE", "STATE", "SHARE", "USED", "LIMIT", "RUNNING", "WAITING"),
+        lambda each: (
             "  " * each.path.count(".") + each.path.rpartition(".")[2],
             each.state,
             "" if each.share is None else f"{each.share}%",
@@ -139,10 +137,8 @@ def list_queues(partition: Partition = "", as_json: AsJson = False) -> None:
             "" if each.limit is None else amounts(each.limit),
             each.running,
             each.reservations,
-        )
-        for each in found
-    ]
-    print_table(("QUEUE", "STATE", "SHARE", "USED", "LIMIT", "RUNNING", "WAITING"), rows)
+        ),
+    )
 
 
 @queue.command()
@@ -166,21 +162,19 @@ def list_lanes(partition: Partition = "", as_json: AsJson = False) -> None:
     from fairlead.wire import api as wire
 
     found = _ask(wire.Lanes, "GET", "lanes", partition=partition, first=1).lanes
-    if as_json:
-        print_json(found)
-        return
-    rows = [
-        (
+    print_list(
+        found,
+        as_json,
+        ("QUEUE", "SHAPE", "RESERVATIONS", "TASKS", "HEAD", "WAITS"),
+        lambda each: (
             each.queue,
             each.shape,
             each.reservations,
             each.tasks,
             f"{each.first[0].job} {each.first[0].stage}" if each.first else "",
             ago(each.first[0].waiting_since) if each.first else "",
-        )
-        for each in found
-    ]
-    print_table(("QUEUE", "SHAPE", "RESERVATIONS", "TASKS", "HEAD", "WAITS"), rows)
+        ),
+    )
 
 
 @lane.command()
@@ -222,15 +216,13 @@ def list_partitions(as_json: AsJson = False) -> None:
     """List partitions, and whether they are ready."""
     from fairlead.wire import api as wire
 
-    found = _ask(wire.Partitions, "GET", "partitions").partitions
-    if as_json:
-        print_json(found)
-        return
-    rows = [
-        (each.name, "yes" if each.ready else f"waits for {', '.join(each.waiting_for)}", each.nodes, each.jobs)
-        for each in found
-    ]
-    print_table(("PARTITION", "READY", "NODES", "JOBS"), rows)
+    found: list[wire.Partition] = _ask(wire.Partitions, "GET", "partitions").partitions
+
+    def is_ready(each: wire.Partition) -> str:
+        return "yes" if each.ready else f"waits for {', '.join(each.waiting_for)}"
+
+    columns = ("PARTITION", "READY", "NODES", "JOBS")
+    print_list(found, as_json, columns, lambda each: (each.name, is_ready(each), each.nodes, each.jobs))
 
 
 @partition_app.command("set")

@@ -20,6 +20,7 @@ import typer
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 Step = TypeVar("Step")
+Item = TypeVar("Item")
 
 UNREACHABLE = 3
 TIME_OVER = 124
@@ -79,6 +80,16 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
     for at, row in enumerate(cells):
         line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         typer.secho(line, bold=at == 0 and sys.stdout.isatty())
+
+
+def print_list(
+    found: Sequence[Item], as_json: bool, columns: Sequence[str], row: Callable[[Item], Sequence[object]]
+) -> None:
+    """A table with a row an item, or all of it as JSON."""
+    if as_json:
+        print_json(found)
+    else:
+        print_table(columns, [row(each) for each in found])
 
 
 @contextmanager

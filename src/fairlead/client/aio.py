@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 import time
 from collections.abc import AsyncIterator, Iterable
 from types import TracebackType
@@ -12,9 +11,9 @@ from typing import Any, Self
 import httpx
 
 from fairlead.client import calls
-from fairlead.client.calls import AGAIN, TRIES, Answer, Call, Document, pause, problem_of
+from fairlead.client.calls import AGAIN, PATIENCE, TRIES, Answer, Call, Document, pause, problem_of
 from fairlead.client.place import Place, find_place
-from fairlead.client.sync import POLL, unreachable
+from fairlead.client.sync import unreachable
 from fairlead.wire import api as wire
 
 
@@ -25,10 +24,7 @@ class AsyncClient:
         place = Place(url.rstrip("/"), token, authority) if url else find_place()
         self.url = place.url
         self.partition = partition
-        headers = {"authorization": f"Bearer {place.token}"} if place.token else {}
-        # Certificates take a while to load, and plain HTTP needs none.
-        trust = ssl.create_default_context(cafile=place.authority) if place.authority else place.url.startswith("https")
-        self._http = httpx.AsyncClient(base_url=place.url, headers=headers, verify=trust, timeout=30.0, trust_env=False)
+        self._http = httpx.AsyncClient(**calls.connection(place))
 
     async def __aenter__(self) -> Self:
         return self
@@ -47,9 +43,7 @@ class AsyncClient:
 
     async def submit_many(self, documents: Iterable[Document]) -> list[wire.BatchItem]:
         items: list[wire.BatchItem] = []
-        waiting = list(documents)
-        for start in range(0, len(waiting), calls.MOST_JOBS):
-            part = waiting[start : start + calls.MOST_JOBS]
+        for part in calls.parts_of(documents):
             items += (await self.ask(calls.submit_many(part, self.partition))).items
         return items
 
@@ -69,8 +63,7 @@ class AsyncClient:
     async def wait(self, job: str, timeout: float | None = None) -> wire.Job:
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            left = POLL if deadline is None else min(POLL, deadline - time.monotonic())
-            found = await self.ask(calls.job(job, self.partition, max(0.0, left)))
+            found = await self.ask(calls.job(job, self.partition, calls.until(deadline)))
             if found.over:
                 return found
             if deadline is not None and time.monotonic() >= deadline:
@@ -116,14 +109,7 @@ class AsyncClient:
             last = attempt == TRIES - 1
             retry_after = None
             try:
-                answer = await self._http.request(
-                    call.method,
-                    call.path,
-                    params=call.parameters,
-                    content=call.content,
-                    headers=call.headers,
-                    timeout=30.0 + call.seconds,
-                )
+                answer = await self._http.request(**call.sent, content=call.content, timeout=PATIENCE + call.seconds)
             except httpx.TransportError as problem:
                 if last or isinstance(problem, httpx.UnsupportedProtocol):
                     raise unreachable(self.url, problem) from None
@@ -137,13 +123,7 @@ class AsyncClient:
     async def stream(self, call: Call[Any]) -> AsyncIterator[bytes]:
         """An answer that comes bit by bit. It is not asked for again when it is cut."""
         try:
-            async with self._http.stream(
-                call.method,
-                call.path,
-                params=call.parameters,
-                headers=call.headers,
-                timeout=httpx.Timeout(30.0, read=None),
-            ) as answer:
+            async with self._http.stream(**call.sent, timeout=httpx.Timeout(PATIENCE, read=None)) as answer:
                 if answer.status_code >= 400:
                     raise problem_of(answer.status_code, await answer.aread())
                 async for part in answer.aiter_raw():

@@ -7,12 +7,15 @@ answer was lost: the server then gives the same answer and does nothing more.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+import ssl
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 from uuid import uuid4
 
 import msgspec
 
+from fairlead.client.place import Place
 from fairlead.wire import api as wire
 
 Answer = TypeVar("Answer")
@@ -21,6 +24,10 @@ Document = Mapping[str, Any] | msgspec.Struct
 AGAIN = frozenset((429, 502, 503, 504))
 """Answers after which a request is sent again."""
 TRIES = 8
+PATIENCE = 30.0
+"""Seconds that an answer may take."""
+POLL = 30.0
+"""Seconds that one question for the end of a job waits."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0
 
 
@@ -61,6 +68,11 @@ class Call(Generic[Answer]):
         if method != "GET":
             self.headers["idempotency-key"] = uuid4().hex
 
+    @property
+    def sent(self) -> dict[str, Any]:
+        """What is sent, as the HTTP library wants it."""
+        return {"method": self.method, "url": self.path, "params": self.parameters, "headers": self.headers}
+
     def read(self, status: int, content: bytes) -> Answer:
         """The answer, or the problem that it is."""
         if status >= 400:
@@ -71,6 +83,26 @@ class Call(Generic[Answer]):
             raise Problem(
                 f"the answer is not what was asked for ({wrong}); is this a Fairlead server?", status
             ) from None
+
+
+def connection(place: Place) -> dict[str, Any]:
+    """How a server is spoken to, as the HTTP library wants it."""
+    # Certificates take a while to load, and plain HTTP needs none.
+    trust = ssl.create_default_context(cafile=place.authority) if place.authority else place.url.startswith("https")
+    headers = {"authorization": f"Bearer {place.token}"} if place.token else {}
+    return {"base_url": place.url, "headers": headers, "verify": trust, "timeout": PATIENCE, "trust_env": False}
+
+
+def parts_of(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    """So many as one request may have, and again."""
+    waiting = list(documents)
+    for start in range(0, len(waiting), MOST_JOBS):
+        yield waiting[start : start + MOST_JOBS]
+
+
+def until(deadline: float | None) -> float:
+    """Seconds that the next question for the end of a job may wait."""
+    return POLL if deadline is None else max(0.0, min(POLL, deadline - time.monotonic()))
 
 
 def problem_of(status: int, content: bytes) -> Problem:

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import socket
-import ssl
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import httpx
 
 from fairlead.client import calls
-from fairlead.client.calls import AGAIN, TRIES, Answer, Call, Document, Problem, pause, problem_of
+from fairlead.client.calls import AGAIN, PATIENCE, TRIES, Answer, Call, Document, Problem, pause, problem_of
 from fairlead.client.place import Place, find_place
 from fairlead.wire import api as wire
 
-POLL = 30.0
-"""Seconds that one question for the end of a job waits."""
-Found = TypeVar("Found")
+
+class Paged(Protocol):
+    @property
+    def next(self) -> str: ...
+
+
+Page = TypeVar("Page", bound=Paged)
 
 
 class Client:
@@ -33,11 +36,8 @@ class Client:
         place = Place(url.rstrip("/"), token, authority) if url else find_place()
         self.url = place.url
         self.partition = partition
-        headers = {"authorization": f"Bearer {place.token}"} if place.token else {}
-        # Certificates take a while to load, and plain HTTP needs none.
-        trust = ssl.create_default_context(cafile=place.authority) if place.authority else place.url.startswith("https")
         self._streams: set[socket.socket] = set()
-        self._http = httpx.Client(base_url=place.url, headers=headers, verify=trust, timeout=30.0, trust_env=False)
+        self._http = httpx.Client(**calls.connection(place))
 
     def __enter__(self) -> Self:
         return self
@@ -64,9 +64,7 @@ class Client:
     def submit_many(self, documents: Iterable[Document]) -> list[wire.BatchItem]:
         """Start many jobs. Each has the id of its job, or the problem, in the order of the documents."""
         items: list[wire.BatchItem] = []
-        waiting = list(documents)
-        for start in range(0, len(waiting), calls.MOST_JOBS):
-            part = waiting[start : start + calls.MOST_JOBS]
+        for part in calls.parts_of(documents):
             items += self.ask(calls.submit_many(part, self.partition)).items
         return items
 
@@ -75,29 +73,20 @@ class Client:
 
     def jobs(self, **filters: Any) -> Iterator[wire.Job]:
         """Jobs, the newest first: `state`, `user`, `queue`, `name`, `label`."""
-        cursor = ""
-        while True:
-            page = self.ask(calls.jobs(self.partition, cursor=cursor, **filters))
+        for page in self._pages(lambda cursor: calls.jobs(self.partition, cursor=cursor, **filters)):
             yield from page.jobs
-            cursor = page.next
-            if not cursor:
-                return
 
     def tasks(self, job: str, stage: str = "") -> Iterator[wire.Task]:
-        cursor = ""
-        while True:
-            page = self.ask(calls.tasks(job, self.partition, stage=stage, cursor=cursor, limit=1000))
+        for page in self._pages(
+            lambda cursor: calls.tasks(job, self.partition, stage=stage, cursor=cursor, limit=1000)
+        ):
             yield from page.tasks
-            cursor = page.next
-            if not cursor:
-                return
 
     def wait(self, job: str, timeout: float | None = None) -> wire.Job:
         """Wait for a job to be over. `TimeoutError` if it is not by then."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            left = POLL if deadline is None else min(POLL, deadline - time.monotonic())
-            found = self.ask(calls.job(job, self.partition, max(0.0, left)))
+            found = self.ask(calls.job(job, self.partition, calls.until(deadline)))
             if found.over:
                 return found
             if deadline is not None and time.monotonic() >= deadline:
@@ -125,13 +114,8 @@ class Client:
     # -- the cluster ---------------------------------------------------------------------------------------------
 
     def nodes(self, **filters: Any) -> Iterator[wire.Node]:
-        cursor = ""
-        while True:
-            page = self.ask(calls.nodes(self.partition, cursor=cursor, **filters))
+        for page in self._pages(lambda cursor: calls.nodes(self.partition, cursor=cursor, **filters)):
             yield from page.nodes
-            cursor = page.next
-            if not cursor:
-                return
 
     def partitions(self) -> list[str]:
         return [each.name for each in self.ask(calls.partitions()).partitions]
@@ -161,13 +145,8 @@ class Client:
 
     def history(self, **filters: Any) -> Iterator[wire.PastJob]:
         """Jobs that are over, the newest first: `user`, `state`."""
-        cursor = ""
-        while True:
-            page = self.ask(calls.history(self.partition, cursor=cursor, **filters))
+        for page in self._pages(lambda cursor: calls.history(self.partition, cursor=cursor, **filters)):
             yield from page.jobs
-            cursor = page.next
-            if not cursor:
-                return
 
     # -- asking --------------------------------------------------------------------------------------------------
 
@@ -177,14 +156,7 @@ class Client:
             last = attempt == TRIES - 1
             retry_after = None
             try:
-                answer = self._http.request(
-                    call.method,
-                    call.path,
-                    params=call.parameters,
-                    content=call.content,
-                    headers=call.headers,
-                    timeout=30.0 + call.seconds,
-                )
+                answer = self._http.request(**call.sent, content=call.content, timeout=PATIENCE + call.seconds)
             except httpx.TransportError as problem:
                 if last or isinstance(problem, httpx.UnsupportedProtocol):
                     raise unreachable(self.url, problem) from None
@@ -195,16 +167,20 @@ class Client:
             time.sleep(pause(attempt, retry_after))
         raise AssertionError
 
+    def _pages(self, call: Callable[[str], Call[Page]]) -> Iterator[Page]:
+        """Page after page, each asked for with the cursor of the one before."""
+        cursor = ""
+        while True:
+            page = self.ask(call(cursor))
+            yield page
+            cursor = page.next
+            if not cursor:
+                return
+
     def stream(self, call: Call[Any]) -> Iterator[bytes]:
         """An answer that comes bit by bit. It is not asked for again when it is cut."""
         try:
-            with self._http.stream(
-                call.method,
-                call.path,
-                params=call.parameters,
-                headers=call.headers,
-                timeout=httpx.Timeout(30.0, read=None),
-            ) as answer:
+            with self._http.stream(**call.sent, timeout=httpx.Timeout(PATIENCE, read=None)) as answer:
                 if answer.status_code >= 400:
                     raise problem_of(answer.status_code, answer.read())
                 link = answer.extensions["network_stream"].get_extra_info("socket")

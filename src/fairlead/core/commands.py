@@ -208,6 +208,10 @@ class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
     items: tuple[Item, ...] = ()
 
 
+encode_answer = msgspec.msgpack.Encoder().encode
+decode_answer = msgspec.msgpack.Decoder(Accepted).decode
+
+
 class Rejected(msgspec.Struct, frozen=True, tag="rejected"):
     """Not done, and nothing was altered: which field, what is wrong and what to do."""
 

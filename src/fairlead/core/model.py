@@ -548,11 +548,12 @@ class Manager(msgspec.Struct, eq=False):
     registered: Micros
 
 
-class KeptKey(msgspec.Struct, frozen=True, array_like=True):
+class KeptKey(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """An idempotency key: which body it came with, and what was answered."""
 
     digest: bytes
     answer: bytes
+    """Empty where `job` says it all."""
     job: str = ""
     expires: Micros | None = None
     """None while its job lives."""

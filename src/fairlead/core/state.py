@@ -650,12 +650,13 @@ class Partition:
     # -- what callers are remembered by --------------------------------------------------------------------------
 
     def keep_key(self, user: str, key: str, entry: KeptKey) -> None:
-        before = self.keys.get((user, key))
+        both = (user, key)
+        before = self.keys.get(both)
         if before is not None and before.job:
             self.key_of.pop(before.job, None)
-        self.keys[user, key] = entry
+        self.keys[both] = entry
         if entry.job:
-            self.key_of[entry.job] = (user, key)
+            self.key_of[entry.job] = both  # the same object: there may be as many as there are jobs
         if entry.expires is not None:
             heappush(self.expiring, (entry.expires, user, key))
 

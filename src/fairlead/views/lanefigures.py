@@ -13,10 +13,12 @@ from fairlead.core.changes import (
     Ended,
     JobAdded,
     JobForgotten,
+    KeyKept,
     PendingEnded,
     Placed,
     Regrouped,
     Revived,
+    SinglesEnded,
     SinglesPlaced,
     StageAdded,
     StageScaled,
@@ -31,24 +33,8 @@ OTHER = "other"
 """The queue and the shape of what is not shown for itself. No queue has this path: all begin with root."""
 
 
-TOLD = frozenset(
-    (
-        Asked,
-        Began,
-        Chained,
-        Ended,
-        JobAdded,
-        JobForgotten,
-        PendingEnded,
-        Placed,
-        Regrouped,
-        Revived,
-        SinglesPlaced,
-        StageAdded,
-        StageScaled,
-    )
-)
-"""The changes that change demand."""
+QUIET = frozenset((KeyKept, SinglesEnded))
+"""The commonest changes that change no demand."""
 
 
 class Figures(NamedTuple):
@@ -138,7 +124,7 @@ def _before(decided: Cycle) -> dict[Stage, int]:
         pending[stage] = (stage.waiting() if known is None else known) + tasks
 
     for change, kept in reversed(decided.plan.done):
-        if type(change) not in TOLD:
+        if type(change) in QUIET:
             continue
         if isinstance(change, Asked):
             add(stage_of(change.job, change.stage), 0)

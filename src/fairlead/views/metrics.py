@@ -25,6 +25,8 @@ from fairlead.core.changes import (
     Change,
     Ended,
     GivenBack,
+    JobAdded,
+    KeyKept,
     Ordered,
     OrderFailed,
     PendingEnded,
@@ -52,27 +54,8 @@ WAITED = (0.01, 0.1, 1, 5, 15, 60, 300, 900, 3_600, 14_400, 43_200, 86_400, 172_
 LATE = (-86_400, -3_600, -600, -60, -1, 0, 1, 60, 600, 3_600, 86_400)
 SIZES = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000)
 
-TALLIED = frozenset(
-    (
-        Acknowledged,
-        Arrived,
-        Asked,
-        Began,
-        Chained,
-        Ended,
-        GivenBack,
-        OrderFailed,
-        Ordered,
-        PendingEnded,
-        Placed,
-        Promised,
-        Regrouped,
-        SinglesEnded,
-        SinglesPlaced,
-        StageScaled,
-    )
-)
-"""The changes that say what became of reservations and tasks. In a flood most others say nothing of it."""
+QUIET = frozenset((JobAdded, KeyKept))
+"""The commonest changes that say nothing of what became of reservations and tasks."""
 
 Series = TypeVar("Series", Counter, Gauge, Histogram)
 
@@ -342,8 +325,7 @@ def _tally(decided: Cycle) -> tuple[Tally[str], list[int]]:
     tally: Tally[str] = Tally()
     waits: list[int] = []
     for change, kept in decided.plan.done:
-        kind = type(change)
-        if kind not in TALLIED:
+        if type(change) in QUIET:
             continue
         if isinstance(change, Asked):
             before = kept[0]

@@ -6,7 +6,7 @@ meanwhile, and in large batches while more tasks wait here for their rooms alrea
 
 from __future__ import annotations
 
-SHORT, LONG = 0.002, 0.02
+SHORT, LONG = 0.002, 0.015
 """Seconds between two messages: at least while somebody may wait to fill rooms, and while tasks wait here for them."""
 MANY = 16
 """So many tasks at work have enough to do for half of the long pause."""

@@ -7,6 +7,7 @@ from heapq import heappop, heappush, heapreplace
 import msgspec
 
 from fairlead.core.changes import JobForgotten, KeyKept, KeysForgotten, Measured, NodeAvoided, QueuesRemoved
+from fairlead.core.commands import Accepted, encode_answer
 from fairlead.core.effects import Stop
 from fairlead.core.model import Allocation, Job, Micros, Queue
 from fairlead.core.outcomes import call_back, hand_back, restart, stop, take_back
@@ -173,7 +174,9 @@ def _forget(plan: Plan, job: Job, ended_at: Micros) -> None:
     key = p.key_of.get(job.id)
     if key is not None:
         entry = p.keys[key]
-        plan.do(KeyKept(*key, msgspec.structs.replace(entry, job="", expires=ended_at + p.settings.keep_keys)))
+        said = entry.answer or encode_answer(Accepted(job=job.id))
+        expires = ended_at + p.settings.keep_keys
+        plan.do(KeyKept(*key, msgspec.structs.replace(entry, answer=said, job="", expires=expires)))
     plan.do(JobForgotten(job.id))
 
 

@@ -38,6 +38,8 @@ from fairlead.core.commands import (
     Submit,
     UpdateManager,
     UpdateNode,
+    decode_answer,
+    encode_answer,
 )
 from fairlead.core.errors import Refused
 from fairlead.core.lifecycle import IllegalTransition
@@ -81,7 +83,6 @@ REPEATABLE = (Configure, MarkReady, Report, RegisterManager, UpdateManager, Fail
 DONE = Accepted()
 
 _encode = msgspec.msgpack.Encoder(order="deterministic").encode
-_decode_answer = msgspec.msgpack.Decoder(Accepted).decode
 
 
 def intake(plan: Plan, commands: Iterable[AnyCommand]) -> list[Answer]:
@@ -124,12 +125,13 @@ def _take_once(plan: Plan, command: AnyCommand) -> Answer:
             raise Refused("key", "was used before with another body; use a new key for a new request", "conflict")
         if isinstance(command, Submit | Scale):
             plan.note("asked for again")
-        return _decode_answer(kept.answer)
+        return decode_answer(kept.answer) if kept.answer else Accepted(job=kept.job)
     answer = HANDLERS[type(command)](plan, command)
     # A submission's key lives with its job; any other key counts from now.
     job = answer.job if isinstance(command, Submit) else ""
     expires = None if job else plan.now + plan.partition.settings.keep_keys
-    plan.do(KeyKept(command.user, command.key, KeptKey(digest, _encode(answer), job, expires)))
+    said = b"" if answer == Accepted(job=job) else encode_answer(answer)
+    plan.do(KeyKept(command.user, command.key, KeptKey(digest, said, job, expires)))
     return answer
 
 

@@ -36,7 +36,7 @@ from fairlead.core.outcomes import (
 from fairlead.core.phases.intake.access import need_operator, need_owner, need_submit
 from fairlead.core.plan import Plan
 from fairlead.core.reader import check_name, suggestion
-from fairlead.core.resources import parse_count, shown
+from fairlead.core.resources import BUILT_IN, parse_count, shown
 from fairlead.core.state import Partition
 
 NUMBER = re.compile(r"[0-9]+")
@@ -98,13 +98,16 @@ def route(p: Partition, spec: JobSpec) -> JobSpec:
     requestor = p.requestors.find(spec.user)
     if requestor is not None:
         return msgspec.structs.replace(spec, queue=requestor.queue, matched=requestor.match)
+    default = p.queues.get("root.default")
+    if default is not None and not default.children:
+        return msgspec.structs.replace(spec, queue=default.path)
     leaves = [leaf.path for leaf in p.leaves()]
-    if "root.default" not in leaves and len(leaves) > 1:
+    if len(leaves) > 1:
         raise Refused(
             "queue",
             f"missing, and no requestor pattern matches user {spec.user}; name one of {leaves_text(p.queues)}",
         )
-    return msgspec.structs.replace(spec, queue=leaves[0] if len(leaves) == 1 else "root.default")
+    return msgspec.structs.replace(spec, queue=leaves[0])
 
 
 def _check_id(p: Partition, job_id: str, field: str) -> str:
@@ -117,9 +120,8 @@ def _check_id(p: Partition, job_id: str, field: str) -> str:
 
 
 def check_resources(p: Partition, stage: StageSpec, field: str) -> None:
-    known = p.known_resources()
     for name, _ in stage.resources:
-        if name not in known:
+        if name not in BUILT_IN and name not in (known := p.known_resources()):
             raise Refused(
                 f"{field}.resources.{name}",
                 f"no node or pool offers it{suggestion(name, known)}; known are {_some(known)}",

@@ -1,0 +1,112 @@
+"""Ours and what people would pick instead, in the same minutes: `python -m bench.peers DIRECTORY --python PYTHON`.
+
+The directory has a script for each of the others, which prints a line of JSON; the interpreter is one that has them
+installed. They need root, since each runs in a network of its own. Everything is run in turn, several times over, and
+the table has the medians. Only a quiet machine gives figures that mean something.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bench.e2e import e2e
+from bench.harness import number
+
+SECONDS = 300.0
+"""No script may take longer."""
+
+RATE, HALF, MOST = "tasks/s", "ms p50", "ms p99"
+SCRIPTS = (
+    ("floor: Popen, two processes", "floor_spawn.py --method popen --procs 2 --n {tasks}", {"per_s": RATE}),
+    ("floor: posix_spawn, two processes", "floor_spawn.py --method posix_spawn --procs 2 --n {tasks}", {"per_s": RATE}),
+    ("HyperQueue", "hq_bench.py --n {tasks}", {"tasks_per_s": RATE}),
+    ("HyperQueue", "hq_bench.py --mode latency --n {lone}", {"p50_ms": HALF, "p99_ms": MOST}),
+    ("Dask", "dask_bench.py --kind proc --saturation inf --n {tasks}", {"tasks_per_s": RATE}),
+    ("Dask", "dask_bench.py --mode latency --n {lone}", {"proc.p50_ms": HALF, "proc.p99_ms": MOST}),
+    ("Ray", "ray_bench.py --kind proc --n {tasks}", {"tasks_per_s": RATE}),
+    ("Ray", "ray_bench.py --mode latency --n {lone}", {"proc.p50_ms": HALF, "proc.p99_ms": MOST}),
+    ("Slurm", "slurm_bench.py --n {few} --cpus 64 --tuned", {"tasks_per_s": RATE}),
+    ("Slurm", "slurm_bench.py --mode latency --n 20 --via srun", {"p50_ms": HALF, "p99_ms": MOST}),
+)
+"""Whose figures, from which script, and what is called how there."""
+OURS = {
+    "processes from submit to all ended, one array": ("Fairlead, one array", RATE),
+    "processes from submit to all ended, as many jobs": ("Fairlead, as many jobs", RATE),
+    "submit to start of one process, median": ("Fairlead, as many jobs", HALF),
+    "submit to start of one process, 99 of 100": ("Fairlead, as many jobs", MOST),
+}
+
+Figure = tuple[str, str, float]
+"""Whose it is, its unit, and the figure."""
+
+
+def theirs(directory: Path, python: str, scale: float) -> Iterator[Figure]:
+    sizes = {"tasks": max(20, round(10_000 * scale)), "few": max(20, round(1_000 * scale)), "lone": 100}
+    for name, words, wanted in SCRIPTS:
+        script, *options = words.format(**sizes).split()
+        said = _ask([python, str(directory / script), *options])
+        for key, unit in wanted.items():
+            found: Any = said
+            for part in key.split("."):
+                found = found.get(part) if isinstance(found, dict) else None
+            if found is not None:
+                yield name, unit, float(found)
+
+
+def ours(scale: float) -> Iterator[Figure]:
+    for row in e2e(scale):
+        if row.what in OURS:
+            name, unit = OURS[row.what]
+            yield name, unit, row.figure
+
+
+def _ask(command: list[str]) -> Any:
+    """What a script says; nothing if it cannot run here, such as for want of the program it measures."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=True)
+        return json.loads(done.stdout.splitlines()[-1])
+    except (subprocess.SubprocessError, OSError, ValueError, IndexError) as problem:
+        print(f"{' '.join(command[1:])}: {problem}", file=sys.stderr, flush=True)
+        return {}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.peers", description="Ours and others, in the same minutes.")
+    parser.add_argument("directory", type=Path, help="where the others' scripts are")
+    parser.add_argument("--python", default=sys.executable, help="an interpreter that has the others installed")
+    parser.add_argument("--passes", type=int, default=3, help="how often everything is run")
+    parser.add_argument("--scale", type=float, default=1.0, help="multiply numbers of tasks by this")
+    options = parser.parse_args()
+    found: dict[str, dict[str, list[float]]] = {}
+    for _ in range(options.passes):
+        for figures in (theirs(options.directory, options.python, options.scale), ours(options.scale)):
+            for name, unit, figure in figures:
+                found.setdefault(name, {}).setdefault(unit, []).append(figure)
+                print(f"{name}: {number(figure)} {unit}", file=sys.stderr, flush=True)
+    print(table(found))
+    return 0
+
+
+def table(found: dict[str, dict[str, list[float]]]) -> str:
+    """Medians, and what part of the first floor and how many times the best of the others each rate is."""
+    rates = {name: median(figures[RATE]) for name, figures in found.items() if RATE in figures}
+    floor = next((rate for name, rate in rates.items() if name.startswith("floor")), None)
+    best = max((rate for name, rate in rates.items() if not name.startswith(("floor", "Fairlead"))), default=None)
+    lines = [f"| | {RATE} | of the floor | of the best other | {HALF} / {MOST} |", "|---|---|---|---|---|"]
+    for name, figures in found.items():
+        rate = rates.get(name)
+        parts = [number(rate / each) if rate and each else "" for each in (floor, best)]
+        waits = " / ".join(number(median(figures[unit])) for unit in (HALF, MOST) if unit in figures)
+        lines.append(f"| {name} | {number(rate) if rate else ''} | {parts[0]} | {parts[1]} | {waits} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
