@@ -14,6 +14,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from fairlead.core.commands import MoveNode
+from fairlead.journal import Journal, SqliteJournal, UnknownOutcome
 from fairlead.pools import keeper, tender
 from fairlead.pools.base import Join, Kind, Provider, ProviderError
 from fairlead.pools.figures import Figures
@@ -42,7 +43,12 @@ class Story:
         self.registry = CollectorRegistry()
 
     @contextmanager
-    def up(self, make: Callable[[Kind], Provider] | None = None, **pool: Any) -> Iterator[Serving]:
+    def up(
+        self,
+        make: Callable[[Kind], Provider] | None = None,
+        open_journal: Callable[[], Journal] | None = None,
+        **pool: Any,
+    ) -> Iterator[Serving]:
         self.registry = CollectorRegistry()
         pools = Pools(
             make or (lambda kind: self.provider),
@@ -51,7 +57,8 @@ class Story:
             lambda level, event, fields: self.log.append((level, event, fields)),
         )
         partition = {"ready_after": 0, "pool_pause": "50ms", "pools": {"w": {**POOL, **pool}}}
-        with serving(self.folder, {"partitions": {"default": partition}}, pools=pools) as site:
+        config = {"partitions": {"default": partition}}
+        with serving(self.folder, config, pools=pools, open_journal=open_journal) as site:
             until(lambda: get(site)["use"] is not None)
             yield site
 
@@ -328,3 +335,36 @@ def test_one_call_at_a_time_also_over_reigns(story: Story) -> None:
         until(lambda: len(story.provider.machines) == 2)
         passes(story)
         assert set(story.provider.machines.values()) == {1} and len(story.asked("create")) == 1
+
+
+def test_nothing_is_brought_that_the_journal_may_not_have(story: Story) -> None:
+    """A writer that cannot tell whether it wrote an order ends, and the order is not acted on before it is known."""
+    journals: list[Doubtful] = []
+
+    def open_journal() -> SqliteJournal:
+        journals.append(Doubtful(story.folder / "journal", synchronous="off"))
+        return journals[-1]
+
+    with story.up(open_journal=open_journal) as site:
+        passes(story)
+        journals[0].meanwhile = lambda: passes(story, 1)  # somebody has looked, and wants to see the state
+        before = len(journals)
+        answer = site.as_owner.post("/api/v1/pools/w/scale", json={"nodes": 2})
+        assert answer.status_code == 503
+        until(lambda: len(journals) > before)
+        until(lambda: site.as_owner.get("/api/v1/pools/w").status_code == 200)
+        passes(story)
+        assert get(site)["orders"] == [] and story.asked("create") == []
+
+
+class Doubtful(SqliteJournal):
+    """Writes nothing from some time on, and does not say so."""
+
+    meanwhile: Callable[[], None] | None = None
+
+    def append(self, stream: str, epoch: int, seq: int, payload: bytes) -> None:
+        if self.meanwhile is not None:
+            self.meanwhile()
+            time.sleep(0.1)
+            raise UnknownOutcome("the disk is gone")
+        super().append(stream, epoch, seq, payload)

@@ -117,7 +117,9 @@ class Tender:
         """Look, and do what is missing. Whether more is to be done soon."""
         listed = await self._list()
         names = () if listed is None else tuple(listed)
-        standing = await self._desk.read(lambda p: _standing(p, self.kind.pool, names))
+        standing = await self._desk.read(lambda p: _standing(p, self.kind.pool, names) if self._desk.reigns else None)
+        if standing is None:
+            return False
         if listed is None:
             await self._give_up_new(standing)
             return True
