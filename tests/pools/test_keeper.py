@@ -113,6 +113,8 @@ def test_a_burst_is_brought_once(story: Story) -> None:
         (order,) = get(site)["orders"]
         assert (order["cause"], order["tasks"]) == ("demand", 3)
         assert order["jobs"] == [{"job": job, "stage": "main", "tasks": 3}]
+        passes(story)
+        assert get(site)["orphans"] == []
         arrive(site, *order["nodes"])
         until(lambda: not get(site)["orders"])
         passes(story)
@@ -179,12 +181,15 @@ def test_without_an_answer_it_is_looked_up(story: Story, done: bool) -> None:
 
 def test_what_fails_is_told_and_ordered_anew(story: Story) -> None:
     with story.up() as site:
-        story.provider.failing["create"] = ProviderError("no quota", ["w-1-1"])
+        story.provider.failing["create"] = ProviderError("no quota" + 1000 * "!", ["w-1-1"])
+        story.provider.hidden = {"w-1-0"}  # it is made all the same
         burst(site, 2)
         until(lambda: story.events("machines failed"))
         story.provider.failing.clear()
         (failed,) = story.events("machines failed")
-        assert (failed["order"], failed["names"], failed["reason"]) == (1, ["w-1-1"], "no quota")
+        assert (failed["order"], failed["names"]) == (1, ["w-1-1"])
+        assert failed["reason"].startswith("no quota!!")
+        story.provider.hidden.clear()
         until(lambda: "w-2-0" in story.provider.machines)
         assert sorted(story.provider.machines) == ["w-1-0", "w-2-0"]
         assert story.figure("fairlead_machines_failed_total") == 1
@@ -226,6 +231,43 @@ def test_a_machine_that_vanishes_before_its_node_came(story: Story) -> None:
         assert (failed["names"], failed["reason"]) == (["w-1-0"], "w-1-0 went away before its node came")
         until(lambda: list(story.provider.machines) == ["w-2-0"])
         assert get(site)["orders"][0]["order"] == 2
+
+
+def test_a_machine_that_is_listed_late(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tender, "GONE", 3600.0)
+    with story.up() as site:
+        story.provider.hidden = {"w-1-0"}
+        burst(site, 1)
+        until(lambda: story.asked("create"))
+        passes(story, 5)
+        assert len(story.asked("create")) == 1 and story.events("machines failed") == []
+        story.provider.hidden.clear()
+        passes(story)
+        arrive(site, "w-1-0")
+        until(lambda: not get(site)["orders"])
+        assert story.events("machines failed") == []
+
+
+def test_a_destruction_that_failed_is_not_tried_again_at_once(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tender, "FIRST_PAUSE", 3600.0)
+    monkeypatch.setattr(tender, "LONGEST_PAUSE", 3600.0)
+    with story.up(idle_for="0s") as site:
+        story.provider.machines["w-9-9"] = 1
+        story.provider.failing["destroy"] = ProviderError("busy")
+        arrive(site, "w-9-9")
+        until(lambda: story.asked("destroy"))
+        passes(story, 5)
+        assert len(story.asked("destroy")) == 1 and get(site)["leaving"] == ["w-9-9"]
+
+
+def test_nodes_that_are_not_lost_stay(story: Story) -> None:
+    """Machines that nobody lists may be somebody's own: only those that are silent too are forgotten."""
+    with story.up() as site:
+        arrive(site, "mine-1", "mine-2", "mine-3")
+        site.as_owner.post("/api/v1/nodes/mine-1/disable")
+        site.as_owner.post("/api/v1/nodes/mine-2/drain")
+        passes(story, 8)
+        assert get(site)["use"]["total"] == 3
 
 
 def test_idle_nodes_go_when_their_machines_are_gone(story: Story) -> None:
