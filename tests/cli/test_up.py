@@ -140,8 +140,9 @@ def test_pools(up: Up, tmp_path: Path) -> None:
     refused = up.ask("partition", "set", "default", str(tmp_path / "bad.yaml"))
     assert refused.returncode == 1 and "names no provider" in refused.stderr
     (tmp_path / "whole.yaml").write_text("partitions: {default: {pools: {w: {node: {cpu: 1}, provider: {cloud: {}}}}}}")
-    checked = up.ask("config", "validate", str(tmp_path / "whole.yaml"))
+    checked = up.ask("config", "check", str(tmp_path / "whole.yaml"))
     assert checked.returncode == 1 and "names no provider" in checked.stdout + checked.stderr
+    up.run("partition", "set", "default")
 
 
 def test_all_that_a_pool_shows() -> None:

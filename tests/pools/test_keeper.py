@@ -14,6 +14,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from fairlead.core.commands import MoveNode
+from fairlead.journal import Journal, SqliteJournal, UnknownOutcome
 from fairlead.pools import keeper, tender
 from fairlead.pools.base import Join, Kind, Provider, ProviderError
 from fairlead.pools.figures import Figures
@@ -42,7 +43,12 @@ class Story:
         self.registry = CollectorRegistry()
 
     @contextmanager
-    def up(self, make: Callable[[Kind], Provider] | None = None, **pool: Any) -> Iterator[Serving]:
+    def up(
+        self,
+        make: Callable[[Kind], Provider] | None = None,
+        open_journal: Callable[[], Journal] | None = None,
+        **pool: Any,
+    ) -> Iterator[Serving]:
         self.registry = CollectorRegistry()
         pools = Pools(
             make or (lambda kind: self.provider),
@@ -51,7 +57,8 @@ class Story:
             lambda level, event, fields: self.log.append((level, event, fields)),
         )
         partition = {"ready_after": 0, "pool_pause": "50ms", "pools": {"w": {**POOL, **pool}}}
-        with serving(self.folder, {"partitions": {"default": partition}}, pools=pools) as site:
+        config = {"partitions": {"default": partition}}
+        with serving(self.folder, config, pools=pools, open_journal=open_journal) as site:
             until(lambda: get(site)["use"] is not None)
             yield site
 
@@ -106,6 +113,8 @@ def test_a_burst_is_brought_once(story: Story) -> None:
         (order,) = get(site)["orders"]
         assert (order["cause"], order["tasks"]) == ("demand", 3)
         assert order["jobs"] == [{"job": job, "stage": "main", "tasks": 3}]
+        passes(story)
+        assert get(site)["orphans"] == []
         arrive(site, *order["nodes"])
         until(lambda: not get(site)["orders"])
         passes(story)
@@ -172,12 +181,15 @@ def test_without_an_answer_it_is_looked_up(story: Story, done: bool) -> None:
 
 def test_what_fails_is_told_and_ordered_anew(story: Story) -> None:
     with story.up() as site:
-        story.provider.failing["create"] = ProviderError("no quota", ["w-1-1"])
+        story.provider.failing["create"] = ProviderError("no quota" + 1000 * "!", ["w-1-1"])
+        story.provider.hidden = {"w-1-0"}  # it is made all the same
         burst(site, 2)
         until(lambda: story.events("machines failed"))
         story.provider.failing.clear()
         (failed,) = story.events("machines failed")
-        assert (failed["order"], failed["names"], failed["reason"]) == (1, ["w-1-1"], "no quota")
+        assert (failed["order"], failed["names"]) == (1, ["w-1-1"])
+        assert failed["reason"].startswith("no quota!!")
+        story.provider.hidden.clear()
         until(lambda: "w-2-0" in story.provider.machines)
         assert sorted(story.provider.machines) == ["w-1-0", "w-2-0"]
         assert story.figure("fairlead_machines_failed_total") == 1
@@ -219,6 +231,43 @@ def test_a_machine_that_vanishes_before_its_node_came(story: Story) -> None:
         assert (failed["names"], failed["reason"]) == (["w-1-0"], "w-1-0 went away before its node came")
         until(lambda: list(story.provider.machines) == ["w-2-0"])
         assert get(site)["orders"][0]["order"] == 2
+
+
+def test_a_machine_that_is_listed_late(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tender, "GONE", 3600.0)
+    with story.up() as site:
+        story.provider.hidden = {"w-1-0"}
+        burst(site, 1)
+        until(lambda: story.asked("create"))
+        passes(story, 5)
+        assert len(story.asked("create")) == 1 and story.events("machines failed") == []
+        story.provider.hidden.clear()
+        passes(story)
+        arrive(site, "w-1-0")
+        until(lambda: not get(site)["orders"])
+        assert story.events("machines failed") == []
+
+
+def test_a_destruction_that_failed_is_not_tried_again_at_once(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tender, "FIRST_PAUSE", 3600.0)
+    monkeypatch.setattr(tender, "LONGEST_PAUSE", 3600.0)
+    with story.up(idle_for="0s") as site:
+        story.provider.machines["w-9-9"] = 1
+        story.provider.failing["destroy"] = ProviderError("busy")
+        arrive(site, "w-9-9")
+        until(lambda: story.asked("destroy"))
+        passes(story, 5)
+        assert len(story.asked("destroy")) == 1 and get(site)["leaving"] == ["w-9-9"]
+
+
+def test_nodes_that_are_not_lost_stay(story: Story) -> None:
+    """Machines that nobody lists may be somebody's own: only those that are silent too are forgotten."""
+    with story.up() as site:
+        arrive(site, "mine-1", "mine-2", "mine-3")
+        site.as_owner.post("/api/v1/nodes/mine-1/disable")
+        site.as_owner.post("/api/v1/nodes/mine-2/drain")
+        passes(story, 8)
+        assert get(site)["use"]["total"] == 3
 
 
 def test_idle_nodes_go_when_their_machines_are_gone(story: Story) -> None:
@@ -328,3 +377,36 @@ def test_one_call_at_a_time_also_over_reigns(story: Story) -> None:
         until(lambda: len(story.provider.machines) == 2)
         passes(story)
         assert set(story.provider.machines.values()) == {1} and len(story.asked("create")) == 1
+
+
+def test_nothing_is_brought_that_the_journal_may_not_have(story: Story) -> None:
+    """A writer that cannot tell whether it wrote an order ends, and the order is not acted on before it is known."""
+    journals: list[Doubtful] = []
+
+    def open_journal() -> SqliteJournal:
+        journals.append(Doubtful(story.folder / "journal", synchronous="off"))
+        return journals[-1]
+
+    with story.up(open_journal=open_journal) as site:
+        passes(story)
+        journals[0].meanwhile = lambda: passes(story, 1)  # somebody has looked, and wants to see the state
+        before = len(journals)
+        answer = site.as_owner.post("/api/v1/pools/w/scale", json={"nodes": 2})
+        assert answer.status_code == 503
+        until(lambda: len(journals) > before)
+        until(lambda: site.as_owner.get("/api/v1/pools/w").status_code == 200)
+        passes(story)
+        assert get(site)["orders"] == [] and story.asked("create") == []
+
+
+class Doubtful(SqliteJournal):
+    """Writes nothing from some time on, and does not say so."""
+
+    meanwhile: Callable[[], None] | None = None
+
+    def append(self, stream: str, epoch: int, seq: int, payload: bytes) -> None:
+        if self.meanwhile is not None:
+            self.meanwhile()
+            time.sleep(0.1)
+            raise UnknownOutcome("the disk is gone")
+        super().append(stream, epoch, seq, payload)

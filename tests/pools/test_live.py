@@ -152,3 +152,47 @@ def test_tasks_and_machines_outlive_the_server(tmp_path: Path) -> None:
         assert ran_on(up, job) == {"work-1-0", "work-1-1"}
         until(lambda: pool(up)["use"]["total"] == 0)
         assert log(up, "orphan machine") == [] and len(log(up, "machines asked for")) == 1
+
+
+HALF = """
+import json, subprocess, sys, time
+from pathlib import Path
+
+cloud, half, go = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+asked, what = json.load(sys.stdin), sys.argv[4]
+
+
+def call(document):
+    subprocess.run([sys.executable, cloud, what], input=json.dumps(document), text=True, check=True)
+
+
+if what == "create" and not half.exists():
+    call({**asked, "names": asked["names"][:2]})
+    half.touch()
+    while not go.exists():
+        time.sleep(0.05)
+call(asked)
+"""
+
+
+def test_a_server_that_is_killed_when_half_is_there(tmp_path: Path) -> None:
+    """The next one asks for the other half only, while the call of the first one goes on and asks for all."""
+    (tmp_path / "half.py").write_text(HALF)
+    half, go = tmp_path / "half", tmp_path / "go"
+    command = [sys.executable, str(tmp_path / "half.py"), str(CLOUD), str(half), str(go)]
+    with fleet(tmp_path, 4, {"command": command}, MYCLOUD=str(tmp_path / "cloud"), MYCLOUD_FAIRLEAD=PROGRAM) as up:
+        job = submit(up, 8)
+        until(half.exists)
+        (asked,) = log(up, "machines asked for")
+        up.process.kill()
+        up.process.wait(SECONDS)
+        up.start()
+        _, again = until(lambda: len(found := log(up, "machines asked for")) == 2 and found)
+        assert (again["order"], again["names"]) == (asked["order"], asked["names"][2:])
+        go.touch()
+        assert up.run("wait", job) == f"{job}: succeeded\n"
+        assert ran_on(up, job) <= set(asked["names"])
+        agents = [each for each in processes(tmp_path / "cloud") if "--pool=work" in each.info["cmdline"]]
+        assert len(agents) <= 4
+        until(lambda: pool(up)["use"]["total"] == 0)
+        assert log(up, "machines failed") == [] and log(up, "orphan machine") == []

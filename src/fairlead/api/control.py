@@ -73,6 +73,10 @@ class Served:
     def epoch(self) -> int:
         return self.writer.epoch
 
+    @property
+    def reigns(self) -> bool:
+        return not self.live.over
+
     def offer(self, command: AnyCommand) -> Slot:
         """Have a command carried out; `Busy` means that it was not taken."""
         try:

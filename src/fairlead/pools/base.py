@@ -85,6 +85,10 @@ class Desk(Protocol):
     def partition(self) -> Partition:
         """The state. It may be looked at between turns only."""
 
+    @property
+    def reigns(self) -> bool:
+        """Whether the writer is still at work. Afterwards the state may have what the journal does not."""
+
     def settle(self, command: AnyCommand) -> Awaitable[object]:
         """Have a command carried out, however long the inbox is full.
 

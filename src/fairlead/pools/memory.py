@@ -22,6 +22,8 @@ class MemoryProvider:
         """What is asked → it is not begun before this."""
         self.lingering: set[str] = set()
         """Machines that are listed after they were destroyed."""
+        self.hidden: set[str] = set()
+        """Machines that are not listed yet."""
 
     async def create(self, names: Sequence[str]) -> None:
         failure = await self._ask("create", names)
@@ -43,7 +45,7 @@ class MemoryProvider:
         failure = await self._ask("list", ())
         if failure is not None:
             raise failure
-        return [Machine(name) for name in sorted(self.machines)]
+        return [Machine(name) for name in sorted(self.machines) if name not in self.hidden]
 
     async def close(self) -> None:
         self.asked.append(("close", ()))

@@ -23,9 +23,9 @@ from fairlead.pools.figures import Figures
 
 Result = TypeVar("Result")
 
-BUSY, QUIET = 2.0, 30.0
+BUSY, QUIET = 3.0, 30.0
 """Seconds between two passes while something is expected to happen, and otherwise."""
-GONE = 4.0
+GONE = 5.0
 """Seconds for which a machine has to be missing from the lists to be gone. Some providers list with a delay."""
 MOST_REASON = 500
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0
@@ -117,14 +117,16 @@ class Tender:
         """Look, and do what is missing. Whether more is to be done soon."""
         listed = await self._list()
         names = () if listed is None else tuple(listed)
-        standing = await self._desk.read(lambda p: _standing(p, self.kind.pool, names))
+        standing = await self._desk.read(lambda p: _standing(p, self.kind.pool, names) if self._desk.reigns else None)
+        if standing is None:
+            return False
         if listed is None:
             await self._give_up_new(standing)
             return True
         self._asked &= standing.coming
         self._asked |= standing.coming & listed.keys()
         self._tried &= standing.orders.keys()
-        await self._create(standing, listed)
+        await self._create(standing)
         await self._fail_vanished(standing, listed)
         await self._destroy(standing, listed)
         await self._remove(self._gone(standing.lost, listed), "it is lost")
@@ -137,9 +139,9 @@ class Tender:
 
     # -- growing -------------------------------------------------------------------------------------------------
 
-    async def _create(self, standing: Standing, listed: Mapping[str, Machine]) -> None:
+    async def _create(self, standing: Standing) -> None:
         for order, names in standing.orders.items():
-            wanted = [name for name in names if name not in listed and name not in self._asked]
+            wanted = [name for name in names if name not in self._asked]
             if not wanted:
                 continue
             self._say("info", "machines asked for", order=order, names=wanted)
@@ -174,7 +176,6 @@ class Tender:
         for order, names in standing.orders.items():
             gone = self._gone([name for name in names if name in self._asked], listed)
             if gone:
-                self._asked.difference_update(gone)
                 await self._fail(order, gone, f"{gone[0]} went away before its node came")
 
     async def _fail(self, order: int, names: Sequence[str], reason: str) -> None:

@@ -158,6 +158,11 @@ class LiveWriter:
         else:
             self._end("the writer was closed")
 
+    @property
+    def over(self) -> bool:
+        """Whether it has ended, for whatever reason: what the state has now may never have been written."""
+        return self._over.is_set()
+
     def look(self) -> None:
         """Have a cycle now, with or without messages: the state was altered outside of the loop."""
         self._looked_for = True
