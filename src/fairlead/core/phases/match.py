@@ -23,7 +23,7 @@ from fairlead.core.phases.starts import starts_owed
 from fairlead.core.phases.tree import Branch, Tree
 from fairlead.core.phases.turn import barred, blocks_all, is_firm, needs_of, take_turn, together_of
 from fairlead.core.plan import Plan
-from fairlead.core.reasons import NoRoom, NotReady, OverLimit, Reason
+from fairlead.core.reasons import NoRoom, NotReady, OverLimit, Reason, ShareSpent
 from fairlead.core.resources import Vector, add
 from fairlead.core.shape import Shape
 from fairlead.core.state import FAR, Partition
@@ -43,7 +43,7 @@ def match(plan: Plan) -> None:
     # What was placed may have moved others up in their lanes (`fair`), or barred a head that had no room or somebody
     # who has nodes, and a job that started whole asks for the rest.
     while 0 < left < before:
-        anew = backfill is not None and _turns_move(p)
+        anew = backfill is not None and _depend(p)
         before = left
         if p.nodes.held and p.reign.ready:
             p.index.put_all_back()
@@ -60,7 +60,7 @@ def match(plan: Plan) -> None:
         left = Round(plan, awake, left, backfill).serve() if awake else left
     plan.more = plan.more or left <= 0
     if backfill is not None:
-        p.replan_at = _overrun_at(plan, backfill)
+        p.replan_at = _overrun_at(plan, backfill) if left > 0 else p.now
 
 
 def plan_due(p: Partition) -> Iterator[Micros]:
@@ -78,10 +78,9 @@ def _overrun_at(plan: Plan, backfill: Backfill) -> Micros:
     return first
 
 
-def _turns_move(p: Partition) -> bool:
-    """Whether what is placed may let others be the first without room: by shares, or in a `fair` queue."""
-    queues = {lane.queue.path: lane.queue for lane in p.lanes.values()}
-    return len(queues) > 1 or any(queue.settings.order == "fair" for queue in queues.values())
+def _depend(p: Partition) -> bool:
+    """Whether who is placed changes what is to be said of others: who is the first without room, and who has none."""
+    return len(p.lanes) > 1 or any(lane.queue.settings.order == "fair" for lane in p.lanes.values())
 
 
 def _awake(plan: Plan, anew: bool) -> Awake:
@@ -224,7 +223,7 @@ class Round:
                     self._full[shape] = reason
                     self._lull(shape)
             else:
-                if isinstance(reason, OverLimit):
+                if isinstance(reason, (OverLimit, ShareSpent)):
                     turns.note_limited()
                 if blocks_all(reservation, reason):
                     turns.close()

@@ -26,7 +26,7 @@ from fairlead.core.model import (
 )
 from fairlead.core.outcomes import restart, stop
 from fairlead.core.phases.kept import end_promises
-from fairlead.core.phases.turn import asked_by, is_admitted, limits_of, needs_of
+from fairlead.core.phases.turn import asked_by, is_admitted, limits_of, needs_of, shares_that_bind
 from fairlead.core.plan import Plan
 from fairlead.core.policy.victims import (
     Unit,
@@ -62,9 +62,14 @@ def preempt(plan: Plan) -> None:
     if not p.reign.ready or plan.more or (len(p.priorities) < 2 and not p.has_guarantees()):
         return
     p.claims_at = FAR
+    coming: Coming | None = None
     for lane, reservation in sorted(_claimants(p), key=lambda each: _place_of(each[1])):
         seen = (p.room, p.nodes.version, p.holds_version, p.counters.allocation, p.stops)
-        if lane.unclaimed.get(reservation.seq) != seen and not _claim(plan, reservation):
+        if lane.unclaimed.get(reservation.seq) == seen:
+            continue
+        if coming is None or coming.seen != (p.stops, p.holds_version):
+            coming = Coming(p)
+        if not _claim(plan, reservation, coming):
             lane.unclaimed = {seq: then for seq, then in lane.unclaimed.items() if then == seen}
             lane.unclaimed[reservation.seq] = seen
 
@@ -152,7 +157,7 @@ def _began(allocation: Allocation) -> int:
 
 
 def _claimants(p: Partition) -> Iterator[tuple[Lane, Reservation]]:
-    """Those who are first in their lanes to find no room, or to be beyond a limit."""
+    """Those who are first in their lanes to find no room, or to be beyond a limit or a share that binds them."""
     for lane in p.lanes.values():
         for reservation in (lane.limited, lane.no_room):
             if reservation is not None and _may_claim(p, lane, reservation):
@@ -182,15 +187,30 @@ def _place_of(reservation: Reservation) -> tuple[int, int, int]:
     return (-reservation.stage.job.priority, reservation.waiting_since, reservation.seq)
 
 
-def _claim(plan: Plan, reservation: Reservation) -> bool:
+class Coming:
+    """What will be there when all that stops is gone: it is free before anybody who is stopped now."""
+
+    def __init__(self, p: Partition) -> None:
+        self.seen = (p.stops, p.holds_version)
+        self.losing, self.gaining = changes_to_come(p)
+        self.stopping = [each for each in p.allocations.values() if each.state == "stopping" and not each.rooms]
+        self.tasks: dict[str, int] = {}
+        """Queue → how many tasks stop below it."""
+        self.future = Future(p)
+        for allocation in self.stopping:
+            self.future.end(allocation)
+            for queue in allocation.stage.job.queue.line():
+                self.tasks[queue.path] = self.tasks.get(queue.path, 0) + count(allocation.indices)
+
+
+def _claim(plan: Plan, reservation: Reservation, coming: Coming) -> bool:
     """Stop others for a reservation, if that lets it start. Returns whether anybody is stopped."""
-    p = plan.partition
-    claim = _Claim(p, reservation)
-    if claim.places(()) is not None:
-        return False  # what it needs is coming anyway
+    claim = _Claim(plan.partition, reservation, coming)
     ways: list[tuple[ClaimCause, list[Victim]]] = [("priority", claim.in_queue())]
     if claim.guaranteed:
-        ways.append(("guarantee", claim.in_queue() + claim.elsewhere()))
+        ways.append(("guarantee", ways[0][1] + claim.elsewhere()))
+    if not ways[-1][1] or claim.places(()) is not None:
+        return False  # there is nobody, or what it needs is coming anyway
     for cause, victims in ways:
         chosen = claim.choose(victims)
         if chosen:
@@ -207,48 +227,63 @@ def _claim(plan: Plan, reservation: Reservation) -> bool:
 class _Claim:
     """What a reservation needs, and who might make room for it."""
 
-    def __init__(self, p: Partition, reservation: Reservation) -> None:
+    def __init__(self, p: Partition, reservation: Reservation, coming: Coming) -> None:
         self.p = p
+        self.coming = coming
         self.job = reservation.stage.job
         self.needs = needs_of(reservation)
         self.asked = asked_by(reservation)
         self.binding = self._binding(reservation)
-        self._losing, gaining = changes_to_come(p)
         self._left: dict[str, Vector] = {}
         """Queue → what it keeps when all that stops is gone."""
         self.guaranteed: list[Queue] = []
         for queue in self.job.queue.line():
             # Others below the queue who are promised room have a part of its guarantee already.
             used = {**self._left_of(queue)}
-            add(used, gaining.get(queue.path, {}))
+            add(used, coming.gaining.get(queue.path, {}))
             if is_unmet(used, self.asked, dict(queue.settings.guarantee)):
                 self.guaranteed.append(queue)
+        self.shares = [queue for queue in shares_that_bind(p, reservation) if not self._has_share(queue, {}, 0)]
+        """The queues whose shares are spent, and bind it: only who is below them can help."""
         self.most = MOST + 8 * sum(needed for _, needed in self.needs)
-        # What stops already will be free before anybody who is stopped now.
-        self.base = Future(p)
-        for allocation in p.allocations.values():
-            if allocation.state == "stopping" and not allocation.rooms:
-                self.base.end(allocation)
-        self.open = [join for join in sorted(p.nodes.rows) if self._has_room(join)]
+        self._open: list[int] | None = None
+
+    def _has_share(self, queue: Queue, freed: Vector, tasks: int) -> bool:
+        """Whether a queue is below its share when some have gone: then a task may start."""
+        rights = self.p.entitlements()
+        used = dict(self._left_of(queue))
+        add(used, freed, -1)
+        left = queue.account.tasks - self.coming.tasks.get(queue.path, 0) - tasks
+        return rights.starts_below(rights.of(queue), used, left, self.needs[0][0].shape.resources, 1) > 0
+
+    def open(self) -> list[int]:
+        """The nodes that have room now, or will have when all that stops is gone."""
+        if self._open is None:
+            future = self.coming.future.copy()  # it learns of every node, and is copied often
+            shapes = [stage.shape for stage, _ in self.needs]
+            joins = sorted(self.p.nodes.rows)
+            self._open = [join for join in joins if any(future.room(join, shape, 1) for shape in shapes)]
+        return self._open
 
     def _binding(self, reservation: Reservation) -> list[tuple[Account, Vector, Vector]]:
         """The accounts whose limits keep it back, with limit and use: only who is booked there can help."""
         found: list[tuple[Account, Vector, Vector]] = []
         accounts = [account for account in self.job.accounts if account.limit is not None]
         for account, (_, limit, used) in zip(accounts, limits_of(self.p, reservation), strict=True):
-            if any(used.get(name, 0) + self.asked.get(name, 0) > most for name, most in limit.items()):
-                found.append((account, limit, dict(used)))
+            left = dict(used)
+            for allocation in self.coming.stopping:
+                if account in allocation.stage.job.accounts:
+                    add(left, allocation.stage.shape.resources, -count(allocation.indices))
+            if any(left.get(name, 0) + self.asked.get(name, 0) > most for name, most in limit.items()):
+                found.append((account, limit, left))
         return found
 
     def _left_of(self, queue: Queue) -> Vector:
         known = self._left.get(queue.path)
         if known is None:
             known = self._left[queue.path] = dict(queue.account.used)
-            add(known, self._losing.get(queue.path, {}), -1)
+            add(known, self.coming.losing.get(queue.path, {}), -1)
         return known
-
-    def _has_room(self, join: int) -> bool:
-        return any(self.base.room(join, stage.shape, 1) for stage, _ in self.needs)
 
     # -- who might be stopped
 
@@ -271,19 +306,27 @@ class _Claim:
             for job in reversed(queue.at_work[priority].values()) if counts(priority) else ():
                 if len(found) >= self.most:
                     return found
-                if all(account in job.accounts for account, _, _ in self.binding):
+                if self._counts(job):
                     found += [victim for victim in victims_of(job) if self._helps(victim)]
         return found
 
+    def _counts(self, job: Job) -> bool:
+        """Whether a job counts against all limits and shares that keep the claimant back."""
+        line = job.queue.line() if self.shares else []
+        return all(account in job.accounts for account, _, _ in self.binding) and all(
+            queue in line for queue in self.shares
+        )
+
     def _helps(self, victim: Victim) -> bool:
-        """Whether its room is where the claimant could go, or what it uses counts against the same limit."""
+        """Whether its room is where the claimant could go, or what it uses counts against the same limit or share."""
         nodes = self.p.nodes
-        for allocation, _ in victim.tasks if not self.binding else ():
+        kept_back = bool(self.binding or self.shares)
+        for allocation, _ in victim.tasks if not kept_back else ():
             row = nodes.rows[allocation.node]
             usable = nodes.placeable(row) and allocation.node not in nodes.held
             if usable and any(may_take(nodes, row, stage.shape) for stage, _ in self.needs):
                 return True
-        return bool(self.binding)
+        return kept_back
 
     # -- who is
 
@@ -309,13 +352,13 @@ class _Claim:
         gone = [victim for victim in victims if id(victim.unit) in units]
         if not self._allowed(gone):
             return None
-        future = self.base.copy()
+        future = self.coming.future.copy()
         freed: dict[int, None] = {}
         for victim in gone:
             for allocation, block in victim.tasks:
                 future.end_some(allocation, block)
                 freed[allocation.node] = None
-        nodes = [*sorted(freed), *(join for join in self.open if join not in freed)]
+        nodes = [*sorted(freed), *(join for join in self.open() if join not in freed)]
         places: list[Place] = []
         for stage, needed in self.needs:
             left = needed
@@ -331,11 +374,13 @@ class _Claim:
         return tuple(places)
 
     def _allowed(self, victims: list[Victim]) -> bool:
-        """Whether the limits that keep it back would let it start."""
+        """Whether the limits and shares that keep it back would let it start."""
         freed: Vector = {}
+        tasks = 0
         for victim in victims:
             add(freed, dict(victim.unit.amounts))
-        return all(
+            tasks += sum(count(block) for _, block in victim.tasks)
+        return all(self._has_share(queue, freed, tasks) for queue in self.shares) and all(
             used.get(name, 0) - freed.get(name, 0) + self.asked.get(name, 0) <= most
             for _, limit, used in self.binding
             for name, most in limit.items()

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from fairlead.core.changes import Began, Part, Placed, Released
 from fairlead.core.explain import most_ever, never_whole
 from fairlead.core.holding import choose_held, choose_lent
-from fairlead.core.model import NEW, REPLACE, SCALE, Job, Reservation, Stage
+from fairlead.core.model import NEW, REPLACE, SCALE, Job, Queue, Reservation, Stage
 from fairlead.core.nodeindex import Choice
 from fairlead.core.phases.topology import gather
 from fairlead.core.plan import Plan
@@ -190,12 +190,23 @@ def is_firm(p: Partition, job: Job) -> bool:
     )
 
 
+def shares_that_bind(p: Partition, reservation: Reservation) -> list[Queue]:
+    """The queues whose shares a reservation may not exceed, because what it uses cannot be taken back."""
+    if reservation.kind == REPLACE or not is_firm(p, reservation.stage.job):
+        return []
+    return _not_all(p, reservation.stage.job)
+
+
+def _not_all(p: Partition, job: Job) -> list[Queue]:
+    """The queues of a job that are not entitled to everything: below the others there is nobody to borrow from."""
+    rights = p.entitlements()
+    return [queue for queue in job.queue.line()[1:] if rights.of(queue) != rights.whole]
+
+
 def _without_loan(p: Partition, stage: Stage, most: int) -> tuple[ShareSpent | None, int]:
     """Where a share is spent, if one is; and how many tasks, up to a number, start before one is."""
     rights = p.entitlements()
-    for queue in stage.job.queue.line()[1:]:
-        if rights.of(queue) == rights.whole:
-            continue  # there is nobody it could borrow from
+    for queue in _not_all(p, stage.job):
         used = (queue.account.used, queue.account.tasks)
         most = rights.starts_below(rights.of(queue), *used, stage.shape.resources, most)
         if not most:
