@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fairlead.core.reasons import NoRoom, OverLimit
+from fairlead.core.reasons import NoRoom, OverLimit, ShareSpent
 from fairlead.testing import World
 
 TREE: dict[str, Any] = {"root": {"a": {}, "b": {}}}
@@ -323,29 +323,18 @@ def test_holders_are_not_disturbed() -> None:
     assert len(w.placements("low")) == 2  # one node is not enough, and the other is held
 
 
-def test_a_job_that_cannot_be_stopped_claims_a_share_that_lower_priorities_of_its_queue_have_spent() -> None:
-    w = World(config={"queues": {"root": {"a": {"share": 50}, "b": {"share": 50}}}})
-    w.node("n", cpu=4)
-    w.submit(name="low", queue="root.a", stages=[stage(3, min=1)])
-    w.submit(name="other", queue="root.b", stages=[stage()])
-    w.advance(0)
-    w.submit(name="firm", queue="root.a", stages=[stage()], priority=1, preemptible=False)
-    w.cycle()
-    assert stopping(w, "low") == [1, 2]  # with one of two left there is a part of the share to spare
-    w.advance(0)
-    assert w.placements("firm") and len(w.placements("low")) == 2
-
-
-def test_nobody_is_stopped_for_who_would_still_be_beyond_its_share() -> None:
+@pytest.mark.parametrize("gang", ["stage", "job"])
+def test_nobody_is_stopped_for_who_is_beyond_its_share(gang: str) -> None:
+    """That lower priorities of its own queue are on loan is no harm, and who cannot be stopped gets no loan."""
     w = World(config={"queues": {"root": {"a": {"share": 50, "limit": {"cpu": 3}}, "b": {"share": 50}}}})
     w.node("n", cpu=4)
-    w.submit(name="firm", queue="root.a", stages=[stage(2)], preemptible=False)
+    w.submit(name="low", queue="root.a", stages=[stage(3, min=1)])
     w.advance(0)
-    w.submit(name="low", queue="root.a", stages=[stage()])
+    stages = [stage(), stage(name="v")]
+    w.submit(name="firm", queue="root.a", stages=stages, gang=gang, priority=1, preemptible=False)
     w.advance(0)
-    w.submit(name="high", queue="root.a", stages=[stage()], priority=1, preemptible=False)
-    w.advance(0)
-    assert w.placements("low") and not w.promises()
+    assert len(w.placements("low")) == 3 and not stopping(w, "low")
+    assert isinstance(w.explain("firm")[0].reason, ShareSpent)
 
 
 def test_what_stops_already_makes_room_under_a_limit() -> None:

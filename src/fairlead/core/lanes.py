@@ -84,7 +84,7 @@ class Lane:
         self.no_room: Reservation | None = None
         """Who found no room when the lane was last looked at: the first one that is allowed to start."""
         self.limited: Reservation | None = None
-        """Likewise, who would have been beyond a limit, or a share that it may not exceed: the first one."""
+        """Likewise, who would have been beyond a limit: the first one."""
         self.unheld: tuple[object, bool] | None = None
         """What there was when nodes were last looked for, and whether nobody else may have any meanwhile."""
         self.unclaimed: dict[int, tuple[int, ...]] = {}

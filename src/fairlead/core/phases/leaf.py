@@ -25,7 +25,7 @@ class Turns:
         self._no_room: dict[Lane, Reservation] = {}
         """The first of a lane that found no room, where others behind it were tried."""
         self._limited: dict[Lane, Reservation] = {}
-        """The first of a lane that would have been beyond a limit or its share."""
+        """The first of a lane that would have been beyond a limit."""
         for lane in lanes:
             head = lane.head()
             if head is not None:
@@ -72,7 +72,7 @@ class Turns:
         self.go_on()
 
     def note_limited(self) -> None:
-        """Whose turn it is would be beyond a limit, or a share that it may not exceed."""
+        """Whose turn it is would be beyond a limit."""
         _, _, lane, reservation = self._heap[0]
         self._limited.setdefault(lane, reservation)
 

@@ -23,7 +23,7 @@ from fairlead.core.phases.starts import starts_owed
 from fairlead.core.phases.tree import Branch, Tree
 from fairlead.core.phases.turn import barred, blocks_all, is_firm, needs_of, take_turn, together_of
 from fairlead.core.plan import Plan
-from fairlead.core.reasons import NoRoom, NotReady, OverLimit, Reason, ShareSpent
+from fairlead.core.reasons import NoRoom, NotReady, OverLimit, Reason
 from fairlead.core.resources import Vector, add
 from fairlead.core.shape import Shape
 from fairlead.core.state import FAR, Partition
@@ -223,7 +223,7 @@ class Round:
                     self._full[shape] = reason
                     self._lull(shape)
             else:
-                if isinstance(reason, (OverLimit, ShareSpent)):
+                if isinstance(reason, OverLimit):
                     turns.note_limited()
                 if blocks_all(reservation, reason):
                     turns.close()

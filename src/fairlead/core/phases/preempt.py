@@ -26,7 +26,7 @@ from fairlead.core.model import (
 )
 from fairlead.core.outcomes import restart, stop
 from fairlead.core.phases.kept import end_promises
-from fairlead.core.phases.turn import asked_by, is_admitted, limits_of, needs_of, shares_that_bind
+from fairlead.core.phases.turn import asked_by, is_admitted, limits_of, needs_of, share_spent
 from fairlead.core.plan import Plan
 from fairlead.core.policy.victims import (
     Unit,
@@ -157,7 +157,7 @@ def _began(allocation: Allocation) -> int:
 
 
 def _claimants(p: Partition) -> Iterator[tuple[Lane, Reservation]]:
-    """Those who are first in their lanes to find no room, or to be beyond a limit or a share that binds them."""
+    """Those who are first in their lanes to find no room, or to be beyond a limit."""
     for lane in p.lanes.values():
         for reservation in (lane.limited, lane.no_room):
             if reservation is not None and _may_claim(p, lane, reservation):
@@ -175,7 +175,7 @@ def _may_claim(p: Partition, lane: Lane, reservation: Reservation) -> bool:
         p.has_guarantees() and any(each.settings.guarantee for each in queue.line())
     ):
         return False
-    if not is_admitted(p, stage.job):
+    if not is_admitted(p, stage.job) or share_spent(p, reservation) is not None:
         return False
     if reservation.unclaimed_until > p.now:
         p.claims_at = min(p.claims_at, reservation.unclaimed_until)
@@ -194,13 +194,9 @@ class Coming:
         self.seen = (p.stops, p.holds_version)
         self.losing, self.gaining = changes_to_come(p)
         self.stopping = [each for each in p.allocations.values() if each.state == "stopping" and not each.rooms]
-        self.tasks: dict[str, int] = {}
-        """Queue → how many tasks stop below it."""
         self.future = Future(p)
         for allocation in self.stopping:
             self.future.end(allocation)
-            for queue in allocation.stage.job.queue.line():
-                self.tasks[queue.path] = self.tasks.get(queue.path, 0) + count(allocation.indices)
 
 
 def _claim(plan: Plan, reservation: Reservation, coming: Coming) -> bool:
@@ -243,18 +239,8 @@ class _Claim:
             add(used, coming.gaining.get(queue.path, {}))
             if is_unmet(used, self.asked, dict(queue.settings.guarantee)):
                 self.guaranteed.append(queue)
-        self.shares = [queue for queue in shares_that_bind(p, reservation) if not self._has_share(queue, {}, 0)]
-        """The queues whose shares are spent, and bind it: only who is below them can help."""
         self.most = MOST + 8 * sum(needed for _, needed in self.needs)
         self._open: list[int] | None = None
-
-    def _has_share(self, queue: Queue, freed: Vector, tasks: int) -> bool:
-        """Whether a queue is below its share when some have gone: then a task may start."""
-        rights = self.p.entitlements()
-        used = dict(self._left_of(queue))
-        add(used, freed, -1)
-        left = queue.account.tasks - self.coming.tasks.get(queue.path, 0) - tasks
-        return rights.starts_below(rights.of(queue), used, left, self.needs[0][0].shape.resources, 1) > 0
 
     def open(self) -> list[int]:
         """The nodes that have room now, or will have when all that stops is gone."""
@@ -306,27 +292,19 @@ class _Claim:
             for job in reversed(queue.at_work[priority].values()) if counts(priority) else ():
                 if len(found) >= self.most:
                     return found
-                if self._counts(job):
+                if all(account in job.accounts for account, _, _ in self.binding):
                     found += [victim for victim in victims_of(job) if self._helps(victim)]
         return found
 
-    def _counts(self, job: Job) -> bool:
-        """Whether a job counts against all limits and shares that keep the claimant back."""
-        line = job.queue.line() if self.shares else []
-        return all(account in job.accounts for account, _, _ in self.binding) and all(
-            queue in line for queue in self.shares
-        )
-
     def _helps(self, victim: Victim) -> bool:
-        """Whether its room is where the claimant could go, or what it uses counts against the same limit or share."""
+        """Whether its room is where the claimant could go, or what it uses counts against the same limit."""
         nodes = self.p.nodes
-        kept_back = bool(self.binding or self.shares)
-        for allocation, _ in victim.tasks if not kept_back else ():
+        for allocation, _ in victim.tasks if not self.binding else ():
             row = nodes.rows[allocation.node]
             usable = nodes.placeable(row) and allocation.node not in nodes.held
             if usable and any(may_take(nodes, row, stage.shape) for stage, _ in self.needs):
                 return True
-        return kept_back
+        return bool(self.binding)
 
     # -- who is
 
@@ -374,13 +352,11 @@ class _Claim:
         return tuple(places)
 
     def _allowed(self, victims: list[Victim]) -> bool:
-        """Whether the limits and shares that keep it back would let it start."""
+        """Whether the limits that keep it back would let it start."""
         freed: Vector = {}
-        tasks = 0
         for victim in victims:
             add(freed, dict(victim.unit.amounts))
-            tasks += sum(count(block) for _, block in victim.tasks)
-        return all(self._has_share(queue, freed, tasks) for queue in self.shares) and all(
+        return all(
             used.get(name, 0) - freed.get(name, 0) + self.asked.get(name, 0) <= most
             for _, limit, used in self.binding
             for name, most in limit.items()

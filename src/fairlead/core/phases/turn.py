@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from fairlead.core.changes import Began, Part, Placed, Released
 from fairlead.core.explain import most_ever, never_whole
 from fairlead.core.holding import choose_held, choose_lent
-from fairlead.core.model import NEW, REPLACE, SCALE, Job, Queue, Reservation, Stage
+from fairlead.core.model import NEW, REPLACE, SCALE, Job, Reservation, Stage
 from fairlead.core.nodeindex import Choice
 from fairlead.core.phases.topology import gather
 from fairlead.core.plan import Plan
@@ -74,9 +74,7 @@ def _start_whole(plan: Plan, reservation: Reservation, together: int) -> tuple[i
     needs = needs_of(reservation)
     if any(len(stage.wanted(NEW)) < needed for stage, needed in needs) or _still_stopping(reservation):
         return 0, StillStopping()
-    reason = _admit(p, job) or over_limit(p, reservation)
-    if reason is None and is_firm(p, job):
-        reason = _without_loan(p, reservation.stage, 1)[0]
+    reason = _admit(p, job) or share_spent(p, reservation) or over_limit(p, reservation)
     if reason is not None:
         return 0, reason
     mark, room = plan.mark(), p.room
@@ -190,23 +188,19 @@ def is_firm(p: Partition, job: Job) -> bool:
     )
 
 
-def shares_that_bind(p: Partition, reservation: Reservation) -> list[Queue]:
-    """The queues whose shares a reservation may not exceed, because what it uses cannot be taken back."""
+def share_spent(p: Partition, reservation: Reservation) -> ShareSpent | None:
+    """The share that keeps a reservation back because what it uses could not be taken back."""
     if reservation.kind == REPLACE or not is_firm(p, reservation.stage.job):
-        return []
-    return _not_all(p, reservation.stage.job)
-
-
-def _not_all(p: Partition, job: Job) -> list[Queue]:
-    """The queues of a job that are not entitled to everything: below the others there is nobody to borrow from."""
-    rights = p.entitlements()
-    return [queue for queue in job.queue.line()[1:] if rights.of(queue) != rights.whole]
+        return None
+    return _without_loan(p, reservation.stage, 1)[0]
 
 
 def _without_loan(p: Partition, stage: Stage, most: int) -> tuple[ShareSpent | None, int]:
     """Where a share is spent, if one is; and how many tasks, up to a number, start before one is."""
     rights = p.entitlements()
-    for queue in _not_all(p, stage.job):
+    for queue in stage.job.queue.line()[1:]:
+        if rights.of(queue) == rights.whole:
+            continue  # there is nobody it could borrow from
         used = (queue.account.used, queue.account.tasks)
         most = rights.starts_below(rights.of(queue), *used, stage.shape.resources, most)
         if not most:
@@ -224,7 +218,7 @@ def barred(p: Partition, reservation: Reservation) -> bool:
     job = reservation.stage.job
     if _admit(p, job) is not None or over_limit(p, reservation) is not None:
         return True
-    return reservation.kind != REPLACE and is_firm(p, job) and _without_loan(p, reservation.stage, 1)[0] is not None
+    return share_spent(p, reservation) is not None
 
 
 def _place(plan: Plan, stage: Stage, kind: int, least: int, most: int, group: int) -> int:
