@@ -417,3 +417,62 @@ def test_when_fewer_may_be_held_the_newest_go() -> None:
     w.configure({**HOLDS, "held_nodes_percent": 50, "queues": {"root": {"a": {}, "b": {}}}})
     w.advance(0)
     assert {job for holders in w.holds().values() for job, _, _ in holders} == {"one"}
+
+
+# -- nobody is refused for longer than there is a cause ----------------------------------------------------------
+
+
+def test_of_the_nodes_that_may_be_held_those_with_room_for_all_do_if_the_best_do_not() -> None:
+    w = World(config={**HOLDS, "hold_large": False})
+    w.node("small", cpu=1)
+    w.node("large", cpu=4)
+    w.submit(name="s", stages=[stage(cpu=2)])
+    w.advance(0)
+    w.submit(name="gang", stages=[stage(4)])
+    w.advance(11)
+    assert w.holds() == {"large": [("gang", "w", 4)]}
+
+
+def test_who_had_no_nodes_because_of_its_own_tasks_gets_some_when_these_end() -> None:
+    w = World(config={**HOLDS, "held_nodes_percent": 100})
+    w.node("n", cpu=2, labels={"kind": "n"})
+    w.submit(name="gang", stages=[stage(selectors={"kind": "n"})])
+    w.submit(name="s", stages=[stage()])
+    w.advance(0)
+    w.scale("gang", "w", 3)
+    w.advance(11)
+    assert not w.holds()  # its first task is there, and two more do not fit beside it
+    w.finish("gang", "w", 0)
+    w.advance(0)
+    assert w.holds() == {"n": [("gang", "w", 2)]}
+
+
+def test_who_had_no_nodes_because_of_what_came_to_a_held_one_gets_it_when_that_has_gone() -> None:
+    w = World(config={**HOLDS, "backfill": True, "held_nodes_percent": 50, "hold_large": False})
+    w.node("n", cpu=4)
+    w.node("other", cpu=1)
+    for name in ("s", "t"):
+        w.submit(name=name, stages=[stage(cpu=2 if name == "s" else 1, estimate=1000)])
+        w.advance(0)
+    w.submit(name="holder", stages=[stage(cpu=3)])
+    w.advance(11)
+    assert w.holds() == {"n": [("holder", "w", 1)]}
+    w.submit(name="lent", stages=[stage(cpu=0.5, estimate=100)])
+    w.advance(0)
+    assert w.placements("lent") == {("w", 0): "n"}
+    w.submit(name="second", stages=[stage(cpu=0.75)])
+    w.advance(11)
+    assert w.holds() == {"n": [("holder", "w", 1)]}
+    w.finish("lent")
+    w.advance(0)
+    assert w.placements("second") == {("w", 0): "n"}  # it was held for it too, and there is room for its part
+
+
+def test_after_a_restart_it_is_known_at_once_when_somebody_will_starve() -> None:
+    w = World(config=HOLDS)
+    full(w, 1)
+    w.submit(name="gang", stages=[stage()])
+    w.advance(5)
+    w.restart()
+    w.advance(6)
+    assert w.holds() == {"n0": [("gang", "w", 1)]}

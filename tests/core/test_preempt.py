@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fairlead.core.reasons import NoRoom, OverLimit
+from fairlead.core.reasons import NoRoom, OverLimit, ShareSpent
 from fairlead.testing import World
 
 TREE: dict[str, Any] = {"root": {"a": {}, "b": {}}}
@@ -321,3 +321,31 @@ def test_holders_are_not_disturbed() -> None:
     w.submit(name="high", queue="root.a", stages=[stage(2)], priority=1)
     w.advance(1)
     assert len(w.placements("low")) == 2  # one node is not enough, and the other is held
+
+
+@pytest.mark.parametrize("gang", ["stage", "job"])
+def test_nobody_is_stopped_for_who_is_beyond_its_share(gang: str) -> None:
+    """That lower priorities of its own queue are on loan is no harm, and who cannot be stopped gets no loan."""
+    w = World(config={"queues": {"root": {"a": {"share": 50, "limit": {"cpu": 3}}, "b": {"share": 50}}}})
+    w.node("n", cpu=4)
+    w.submit(name="low", queue="root.a", stages=[stage(3, min=1)])
+    w.advance(0)
+    stages = [stage(), stage(name="v")]
+    w.submit(name="firm", queue="root.a", stages=stages, gang=gang, priority=1, preemptible=False)
+    w.advance(0)
+    assert len(w.placements("low")) == 3 and not stopping(w, "low")
+    assert isinstance(w.explain("firm")[0].reason, ShareSpent)
+
+
+def test_what_stops_already_makes_room_under_a_limit() -> None:
+    w = World(config={"queues": {"root": {"a": {"limit": {"cpu": 2}}}}, "lease": "1h"})
+    w.node("n", cpu=4)
+    for name in ("one", "two"):
+        w.submit(name=name, queue="root.a", stages=[stage()])
+    w.advance(0)
+    w.silence("n")
+    w.kill("one")
+    w.submit(name="high", queue="root.a", stages=[stage()], priority=1)
+    w.advance(1)
+    assert isinstance(w.explain("high")[0].reason, OverLimit)
+    assert stopping(w, "one") == [0] and not stopping(w, "two")

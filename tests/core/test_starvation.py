@@ -17,9 +17,11 @@ import pytest
 from hypothesis import given, settings
 
 from fairlead.core import cycle
-from fairlead.core.changes import Placed, Promised, Released, Stopped
-from fairlead.core.model import Promise
+from fairlead.core.changes import Placed, Promised, Regrouped, Released, Stopped
+from fairlead.core.model import Allocation, Promise
+from fairlead.core.ranges import count
 from fairlead.core.reasons import NeverFits
+from fairlead.core.state import Partition
 from fairlead.testing import World
 
 # -- a stream of small tasks -------------------------------------------------------------------------------------
@@ -98,7 +100,7 @@ def test_a_gang_of_all_nodes_waits_without_its_own_permission() -> None:
 
 
 class Eyes:
-    """Who was stopped for whom, and what came of it."""
+    """Who was stopped for whom, whether that was needed, and what came of it."""
 
     def __init__(self) -> None:
         self.edges: set[tuple[str, str]] = set()
@@ -112,18 +114,75 @@ class Eyes:
         pass
 
     def cycle(self, decided: cycle.Cycle, seconds: object) -> None:
-        stopped: list[str] = []
+        p = decided.plan.partition
+        units: dict[tuple[Any, ...], list[Allocation]] = {}
+        gangs: set[tuple[str, int]] = set()
+        claims: list[tuple[Promised, dict[tuple[Any, ...], list[Allocation]]]] = []
         for change, kept in decided.plan.done:
-            if isinstance(change, Stopped) and change.cause == "preempt":
-                stopped.append(kept[0].stage.job.id)
+            if isinstance(change, Regrouped):
+                gangs.add((change.job, 0 if p.jobs[change.job].whole else change.stage))
+            elif isinstance(change, Stopped) and change.cause == "preempt":
+                stage = kept[0].stage
+                gang = (stage.job.id, 0 if stage.job.whole else stage.position)
+                unit = gang if gang in gangs else (change.into or change.allocation,)
+                units.setdefault(unit, []).append(p.allocations[change.into or change.allocation])
             elif isinstance(change, Promised):
-                self.edges |= {(change.job, victim) for victim in stopped}
-                stopped = []
+                claims.append((change, units))
+                units, gangs = {}, set()
             elif isinstance(change, Released) and isinstance(kept[0], Promise):
                 self.ended.append(change.why)
             elif isinstance(change, Placed):
                 self.placed.append(change.job)
-        assert not stopped, "tasks were stopped for nobody"
+        assert not units, "tasks were stopped for nobody"
+        for number, (promised, victims) in enumerate(claims):
+            self._look_at(p, promised, victims, claims[number:])
+
+    def _look_at(self, p: Partition, promised: Promised, victims: dict[Any, list[Allocation]], later: Any) -> None:
+        """Everybody had less right to the room than the claimant, and could not have been spared."""
+        claimant = p.jobs[promised.job]
+        for each in (each for unit in victims.values() for each in unit):
+            self.edges.add((claimant.id, each.stage.job.id))
+            lower = each.stage.job.priority < claimant.priority
+            other = each.stage.job.queue is not claimant.queue and each.stage.job.priority <= claimant.priority
+            assert lower or (other and promised.cause == "guarantee"), "somebody was stopped for a lower priority"
+        # What is free when all that stopped before is gone, on nodes that are kept for nobody else.
+        others = {id(each) for _, units in later for unit in units.values() for each in unit}
+        theirs = {join for kept in [*p.holds.values(), *p.promises.values()] for join in kept.nodes}
+        theirs -= {join for change, _ in later for join, _, _ in change.places}
+        free = {join: p.nodes.free(row).get("cpu", 0) for join, row in p.nodes.rows.items() if join not in theirs}
+        for each in p.allocations.values():
+            if each.node in free and each.state == "stopping" and id(each) not in others:
+                free[each.node] += _cpu(each)
+        wanted = sorted(
+            (dict(claimant.stages[at].shape.amounts)["cpu"] for _, at, tasks in promised.places for _ in range(tasks)),
+            reverse=True,
+        )
+        assert _fits(wanted, _with(free, [each for unit in victims.values() for each in unit])), "it cannot start"
+        for spared in victims:
+            rest = [each for name, unit in victims.items() if name != spared for each in unit]
+            assert not _fits(wanted, _with(free, rest)), f"{spared} need not have been stopped"
+
+
+def _cpu(allocation: Allocation) -> int:
+    return dict(allocation.stage.shape.amounts)["cpu"] * count(allocation.indices)
+
+
+def _with(free: dict[int, int], gone: list[Allocation]) -> dict[int, int]:
+    free = dict(free)
+    for each in gone:
+        if each.node in free:
+            free[each.node] += _cpu(each)
+    return free
+
+
+def _fits(wanted: list[int], free: dict[int, int]) -> bool:
+    """Whether tasks fit, the largest first. With those of one size and those of one CPU there is no better way."""
+    for cpu in wanted:
+        join = next((join for join, left in free.items() if left >= cpu), None)
+        if join is None:
+            return False
+        free[join] -= cpu
+    return True
 
 
 jobs = st.fixed_dictionaries(

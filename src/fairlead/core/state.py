@@ -404,6 +404,13 @@ class Partition:
         self.starving = True
         self.wake()
 
+    def _see_held(self, allocation: Allocation) -> None:
+        """What has come to a held node since is in the way of others who would hold it too: now, or no more."""
+        for seq in self.nodes.held.get(allocation.node, ()) if self.holds else ():
+            hold = self.holds.get(seq)
+            if hold is not None and hold.since <= allocation.since:
+                self.holds_version += 1
+
     def kept(self, seq: int) -> Hold | Promise | None:
         """What is kept for a reservation: it is held or promised, never both."""
         return self.holds.get(seq) or self.promises.get(seq)
@@ -432,6 +439,7 @@ class Partition:
         self._arm(allocation)
         used = 0 if allocation.rooms else tasks
         self.nodes.book(allocation, stage.shape, used, allocation.devices)
+        self._see_held(allocation)
         if stage.live is None:
             stage.live = {}
         if tasks == 1:
@@ -498,6 +506,7 @@ class Partition:
         if used and not moves:
             self.room += 1
         self.nodes.unbook(allocation, stage.shape, used, allocation.devices)
+        self._see_held(allocation)
         assert stage.live is not None
         if tasks == len(stage.live):
             stage.live = None
@@ -534,6 +543,7 @@ class Partition:
             if self.forecast is not None:
                 self.forecast.drop(allocation)
             self.nodes.unbook(allocation, stage.shape, 1, allocation.devices)
+            self._see_held(allocation)
             stage.live = None
             job.allocations = job.live = 0
             job.queue.end_work(job)

@@ -79,6 +79,9 @@ from fairlead.writer.observer import Observer
 
 Where = Literal["failed", "unknown"]
 
+MOST_CYCLES = 10_000
+"""So many may follow each other at one instant. More are a fault: somebody undoes what somebody else does."""
+
 
 class World:
     """A cluster to play with. It is ready, and the clock stands at 0 s."""
@@ -371,10 +374,16 @@ class World:
         if not seconds >= 0:
             raise ValueError(f"the clock cannot move by {seconds} s; give a number of seconds from 0 on")
         target = self.now + round(seconds * SECOND)
+        cycles = 0
         while True:
             when = self._next_due()
             if when is None or when > target:
                 break
+            cycles = cycles + 1 if when <= self.now else 0
+            if cycles > MOST_CYCLES:
+                raise RuntimeError(
+                    f"there is no end of cycles at {self.now / SECOND} s: see what the last ones changed"
+                )
             self.now = max(self.now, when)
             self.cycle()
         self.now = target

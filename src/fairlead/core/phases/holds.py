@@ -10,20 +10,17 @@ from collections.abc import Iterator
 
 from fairlead.core.changes import Held, Placed, SinglesPlaced
 from fairlead.core.forecast import end_of
-from fairlead.core.holding import claimed_on, may_take, room_beside
 from fairlead.core.lanes import Lane
-from fairlead.core.model import NEW, Job, Micros, Place, Reservation, Stage
+from fairlead.core.model import NEW, Job, Micros, Place, Reservation
 from fairlead.core.outcomes import call_back, live_of
-from fairlead.core.phases.kept import end_kept, held_nodes, most_held
+from fairlead.core.phases.grounds import Claims, Grounds, Offer, gather, offers, suffice
+from fairlead.core.phases.kept import end_kept, most_held
 from fairlead.core.phases.turn import barred, needs_of, together_of
 from fairlead.core.plan import Plan
 from fairlead.core.policy.score import is_exact, may_be_held, node_score
 from fairlead.core.ranges import count
 from fairlead.core.shape import Shape
 from fairlead.core.state import FAR, Partition
-
-Claims = dict[int, list[tuple[Shape, int]]]
-"""A node by its join number → the shapes, and how many tasks of each, that claim room there."""
 
 # -- those who starve --------------------------------------------------------------------------------------------
 
@@ -49,6 +46,7 @@ def hold_nodes(plan: Plan) -> None:
 def _hold_in_order(plan: Plan, starving: list[tuple[Lane, Reservation]]) -> None:
     p = plan.partition
     placed = _highest_placed(plan) if starving else None
+    grounds: Grounds | None = None
     for lane, reservation in starving:
         if any(each.large for each in p.holds.values()):
             return
@@ -57,20 +55,32 @@ def _hold_in_order(plan: Plan, starving: list[tuple[Lane, Reservation]]) -> None
             return
         if barred(p, reservation):
             continue
-        seen = (reservation.seq, p.nodes.version, p.holds_version, p.settings)
+        seen = _seen(p, reservation)
         if lane.unheld is None or lane.unheld[0] != seen:
-            lane.unheld = (seen, _waits_alone(plan, reservation))
+            if grounds is None or grounds.version != p.holds_version:
+                grounds = Grounds(p)
+            lane.unheld = (seen, _waits_alone(plan, reservation, grounds))
         if lane.unheld[1]:
             return
 
 
-def _waits_alone(plan: Plan, reservation: Reservation) -> bool:
+def _seen(p: Partition, reservation: Reservation) -> object:
+    """All that decides whether there are nodes for a reservation: while it is the same, there is no use in looking."""
+    needs = needs_of(reservation)
+    wanted = tuple([needed for _, needed in needs])
+    # Of several shapes the first ones take what is best by now, and the others what they leave.
+    use = (p.now, p.room, p.counters.allocation) if len(needs) > 1 else None
+    own = _own_room(reservation.stage.job)
+    return (reservation.seq, wanted, own, use, p.nodes.version, p.holds_version, p.settings)
+
+
+def _waits_alone(plan: Plan, reservation: Reservation, grounds: Grounds) -> bool:
     """Hold nodes for a reservation. Returns whether it needs so many that nobody else may have any new ones before."""
     p = plan.partition
-    places = _find(p, reservation, p.settings.held_nodes_percent)
+    places = _find(p, reservation, grounds, p.settings.held_nodes_percent)
     large = places is None and p.settings.hold_large
     if large:
-        places = _find(p, reservation, None)
+        places = _find(p, reservation, Grounds(p, alone=True) if p.holds else grounds, None)
     if places is None:
         return False
     if large and p.holds:
@@ -94,9 +104,9 @@ def starves_at(p: Partition, reservation: Reservation) -> Micros:
 
 
 def starving_due(p: Partition) -> Iterator[Micros]:
-    """When somebody may begin to starve, if nothing happens before."""
-    if p.settings.hold_for and p.now < p.hungry < FAR:
-        yield p.hungry
+    """When somebody may begin to starve, if nothing happens before. After a start that is not known yet."""
+    if p.settings.hold_for and p.hungry < FAR:
+        yield max(p.hungry, p.now)
 
 
 def _waiting(p: Partition) -> Iterator[tuple[Lane, Reservation]]:
@@ -138,85 +148,86 @@ def _highest_placed(plan: Plan) -> int | None:
 # -- which nodes -------------------------------------------------------------------------------------------------
 
 
-def _find(p: Partition, reservation: Reservation, percent: int | None) -> tuple[Place, ...] | None:
+def _find(p: Partition, reservation: Reservation, grounds: Grounds, percent: int | None) -> tuple[Place, ...] | None:
     """Nodes whose capacity, beside what others claim there already, takes all that has to start at once; or None.
 
-    With a percentage, only so many of those that could take a task are looked at, and so many of all may be held. With
-    none, it is as if nobody else had any.
+    With a percentage, only so many of those that could take a task are used, and so many of all may be held.
     """
     own = _own_room(reservation.stage.job)
-    kept: Claims = {}
-    if percent is not None:
-        kept = {join: claimed_on(p, join) + own.get(join, []) for join in held_nodes(p)}
     most = len(p.nodes) if percent is None else most_held(p)
+    claims = dict(grounds.claims)
     places: list[Place] = []
     for stage, needed in needs_of(reservation):
-        candidates = _candidates(p, stage, own)
-        if sum(min(room, needed) for _, room in candidates) < needed:
+        apart = {each.node: None for each in (stage.live or {}).values()} if stage.shape.key.apart else {}
+        first = not (own or places or apart)
+        kinds = grounds.kinds() if first else gather(p, claims, own, apart)
+        found = offers(p, stage.shape, kinds, stage.count)
+        if sum(min(each.alone, needed) * len(each.kind.joins) for each in found) < needed:
             return None
-        ranked = _ranked(p, stage.shape, [join for join, _ in candidates])
+        many = sum(len(each.kind.joins) for each in found)
         if percent is not None:
-            ranked = ranked[: may_be_held(percent, len(ranked))]
-        found = _take(p, stage, needed, ranked, kept, own, most)
-        if found is None:
+            many = may_be_held(percent, many)
+        if not suffice(found, needed, many, most - len(claims)):
             return None
-        places += found
+        for join, tasks in _take(p, stage.shape, needed, found, many, most - len(claims)):
+            claims[join] = [*claims.get(join, []), (stage.shape, tasks)]
+            places.append((join, stage.position, tasks))
     return tuple(places)
 
 
-def _take(
-    p: Partition, stage: Stage, needed: int, ranked: list[int], kept: Claims, own: Claims, most: int
-) -> list[Place] | None:
-    """Keep as much as there is of each node in turn, until all tasks have a place. `most` nodes may be kept."""
-    places: list[Place] = []
-    for join in ranked:
-        if join not in kept and len(kept) >= most:
+def _take(p: Partition, shape: Shape, needed: int, found: list[Offer], many: int, new: int) -> list[tuple[int, int]]:
+    """Nodes, and how many tasks each is kept for: the best so many, or those with most room if these do not do."""
+    rooms = {join: (each.beside, each.kind.held) for each in found for join in each.kind.joins}
+    ranked = _ranked(p, shape, list(rooms))
+    return _keep(needed, ranked[:many], rooms, many, new) or _keep(
+        needed, sorted(ranked, key=lambda join: -rooms[join][0]), rooms, many, new
+    )
+
+
+def _keep(
+    needed: int, order: list[int], rooms: dict[int, tuple[int, bool]], many: int, new: int
+) -> list[tuple[int, int]]:
+    """Keep as much as there is of each node in turn, until all tasks have a place; nothing if they do not get one."""
+    kept: list[tuple[int, int]] = []
+    for join in order:
+        room, held = rooms[join]
+        if not room or (not held and new <= 0):
             continue
-        beside = kept[join] if join in kept else own.get(join, [])
-        room = room_beside(p.nodes, join, beside, stage.shape, 1 if stage.shape.key.apart else needed)
-        if room > 0:
-            kept[join] = [*beside, (stage.shape, room)]
-            places.append((join, stage.position, room))
-            needed -= room
+        new -= not held
+        kept.append((join, min(room, needed)))
+        needed -= min(room, needed)
         if not needed:
-            return places
-    return None
+            return kept
+        if len(kept) == many:
+            break
+    return []
 
 
 def _own_room(job: Job) -> Claims:
     """What a job uses already, by node: that does not end before it does."""
     own: Claims = {}
-    for stage in job.stages:
+    for stage in job.stages if job.allocations else ():
         for allocation in live_of(stage):
             own.setdefault(allocation.node, []).append((stage.shape, count(allocation.indices)))
     return own
 
 
-def _candidates(p: Partition, stage: Stage, own: Claims) -> list[tuple[int, int]]:
-    """The nodes that could take a task of a stage if nobody else were there, and how many of them."""
-    nodes, shape = p.nodes, stage.shape
-    taken = {each.node for each in (stage.live or {}).values()} if shape.key.apart else ()
-    found: list[tuple[int, int]] = []
-    for join in sorted(nodes.rows):
-        row = nodes.rows[join]
-        if join in taken or any(seq in p.promises for seq in nodes.held.get(join, ())):
-            continue
-        if nodes.placeable(row) and may_take(nodes, row, shape):
-            room = room_beside(nodes, join, own.get(join, ()), shape, 1 if shape.key.apart else stage.count)
-            if room > 0:
-                found.append((join, room))
-    return found
-
-
 def _ranked(p: Partition, shape: Shape, joins: list[int]) -> list[int]:
     """The best nodes first: by their score, then who is expected to be free first, then who joined first."""
     nodes, asked = p.nodes, shape.resources
+    columns = [(nodes.capacity[name], nodes.used[name]) for name in asked if name in nodes.capacity]
+    names = [name for name in asked if name in nodes.capacity]
+    scores: dict[tuple[int, ...], tuple[bool, int]] = {}
 
-    def rank(join: int) -> tuple[int, int, int, int, int]:
+    def rank(join: int) -> tuple[bool, int, bool, int, int]:
         row = nodes.rows[join]
-        free = nodes.free(row)
+        left = tuple([max(0, capacity[row] - used[row]) for capacity, used in columns])
+        score = scores.get(left)
+        if score is None:
+            free = dict(zip(names, left, strict=True))
+            score = scores[left] = (not is_exact(asked, free), -node_score(asked, free))
         known, when = _expected_free(p, row)
-        return (not is_exact(asked, free), -node_score(asked, free), not known, when, join)
+        return (*score, not known, when, join)
 
     return sorted(joins, key=rank)
 

@@ -45,7 +45,7 @@ def match(plan: Plan) -> None:
     # What was placed may have moved others up in their lanes (`fair`), or barred a head that had no room or somebody
     # who has nodes, and a job that started whole asks for the rest.
     while 0 < left < before:
-        anew = backfill is not None and _turns_move(p)
+        anew = backfill is not None and _depend(p)
         before = left
         if p.nodes.held and p.reign.ready:
             p.index.put_all_back()
@@ -62,7 +62,7 @@ def match(plan: Plan) -> None:
         left = Round(plan, awake, left, backfill).serve() if awake else left
     plan.more = plan.more or left <= 0
     if backfill is not None:
-        p.replan_at = _overrun_at(plan, backfill)
+        p.replan_at = _overrun_at(plan, backfill) if left > 0 else p.now
 
 
 def _serve_arrivals(plan: Plan) -> int:
@@ -91,10 +91,9 @@ def _overrun_at(plan: Plan, backfill: Backfill) -> Micros:
     return first
 
 
-def _turns_move(p: Partition) -> bool:
-    """Whether what is placed may let others be the first without room: by shares, or in a `fair` queue."""
-    queues = {lane.queue.path: lane.queue for lane in p.lanes.values()}
-    return len(queues) > 1 or any(queue.settings.order == "fair" for queue in queues.values())
+def _depend(p: Partition) -> bool:
+    """Whether who is placed changes what is to be said of others: who is the first without room, and who has none."""
+    return len(p.lanes) > 1 or any(lane.queue.settings.order == "fair" for lane in p.lanes.values())
 
 
 def _awake(plan: Plan, anew: bool) -> Awake:

@@ -26,7 +26,7 @@ from fairlead.core.model import (
 )
 from fairlead.core.outcomes import restart, stop
 from fairlead.core.phases.kept import end_promises
-from fairlead.core.phases.turn import asked_by, is_admitted, limits_of, needs_of
+from fairlead.core.phases.turn import asked_by, is_admitted, limits_of, needs_of, share_spent
 from fairlead.core.plan import Plan
 from fairlead.core.policy.victims import (
     Unit,
@@ -62,9 +62,14 @@ def preempt(plan: Plan) -> None:
     if not p.reign.ready or plan.more or (len(p.priorities) < 2 and not p.has_guarantees()):
         return
     p.claims_at = FAR
+    coming: Coming | None = None
     for lane, reservation in sorted(_claimants(p), key=lambda each: _place_of(each[1])):
         seen = (p.room, p.nodes.version, p.holds_version, p.counters.allocation, p.stops)
-        if lane.unclaimed.get(reservation.seq) != seen and not _claim(plan, reservation):
+        if lane.unclaimed.get(reservation.seq) == seen:
+            continue
+        if coming is None or coming.seen != (p.stops, p.holds_version):
+            coming = Coming(p)
+        if not _claim(plan, reservation, coming):
             lane.unclaimed = {seq: then for seq, then in lane.unclaimed.items() if then == seen}
             lane.unclaimed[reservation.seq] = seen
 
@@ -170,7 +175,7 @@ def _may_claim(p: Partition, lane: Lane, reservation: Reservation) -> bool:
         p.has_guarantees() and any(each.settings.guarantee for each in queue.line())
     ):
         return False
-    if not is_admitted(p, stage.job):
+    if not is_admitted(p, stage.job) or share_spent(p, reservation) is not None:
         return False
     if reservation.unclaimed_until > p.now:
         p.claims_at = min(p.claims_at, reservation.unclaimed_until)
@@ -182,15 +187,26 @@ def _place_of(reservation: Reservation) -> tuple[int, int, int]:
     return (-reservation.stage.job.priority, reservation.waiting_since, reservation.seq)
 
 
-def _claim(plan: Plan, reservation: Reservation) -> bool:
+class Coming:
+    """What will be there when all that stops is gone: it is free before anybody who is stopped now."""
+
+    def __init__(self, p: Partition) -> None:
+        self.seen = (p.stops, p.holds_version)
+        self.losing, self.gaining = changes_to_come(p)
+        self.stopping = [each for each in p.allocations.values() if each.state == "stopping" and not each.rooms]
+        self.future = Future(p)
+        for allocation in self.stopping:
+            self.future.end(allocation)
+
+
+def _claim(plan: Plan, reservation: Reservation, coming: Coming) -> bool:
     """Stop others for a reservation, if that lets it start. Returns whether anybody is stopped."""
-    p = plan.partition
-    claim = _Claim(p, reservation)
-    if claim.places(()) is not None:
-        return False  # what it needs is coming anyway
+    claim = _Claim(plan.partition, reservation, coming)
     ways: list[tuple[ClaimCause, list[Victim]]] = [("priority", claim.in_queue())]
     if claim.guaranteed:
-        ways.append(("guarantee", claim.in_queue() + claim.elsewhere()))
+        ways.append(("guarantee", ways[0][1] + claim.elsewhere()))
+    if not ways[-1][1] or claim.places(()) is not None:
+        return False  # there is nobody, or what it needs is coming anyway
     for cause, victims in ways:
         chosen = claim.choose(victims)
         if chosen:
@@ -207,48 +223,53 @@ def _claim(plan: Plan, reservation: Reservation) -> bool:
 class _Claim:
     """What a reservation needs, and who might make room for it."""
 
-    def __init__(self, p: Partition, reservation: Reservation) -> None:
+    def __init__(self, p: Partition, reservation: Reservation, coming: Coming) -> None:
         self.p = p
+        self.coming = coming
         self.job = reservation.stage.job
         self.needs = needs_of(reservation)
         self.asked = asked_by(reservation)
         self.binding = self._binding(reservation)
-        self._losing, gaining = changes_to_come(p)
         self._left: dict[str, Vector] = {}
         """Queue → what it keeps when all that stops is gone."""
         self.guaranteed: list[Queue] = []
         for queue in self.job.queue.line():
             # Others below the queue who are promised room have a part of its guarantee already.
             used = {**self._left_of(queue)}
-            add(used, gaining.get(queue.path, {}))
+            add(used, coming.gaining.get(queue.path, {}))
             if is_unmet(used, self.asked, dict(queue.settings.guarantee)):
                 self.guaranteed.append(queue)
         self.most = MOST + 8 * sum(needed for _, needed in self.needs)
-        # What stops already will be free before anybody who is stopped now.
-        self.base = Future(p)
-        for allocation in p.allocations.values():
-            if allocation.state == "stopping" and not allocation.rooms:
-                self.base.end(allocation)
-        self.open = [join for join in sorted(p.nodes.rows) if self._has_room(join)]
+        self._open: list[int] | None = None
+
+    def open(self) -> list[int]:
+        """The nodes that have room now, or will have when all that stops is gone."""
+        if self._open is None:
+            future = self.coming.future.copy()  # it learns of every node, and is copied often
+            shapes = [stage.shape for stage, _ in self.needs]
+            joins = sorted(self.p.nodes.rows)
+            self._open = [join for join in joins if any(future.room(join, shape, 1) for shape in shapes)]
+        return self._open
 
     def _binding(self, reservation: Reservation) -> list[tuple[Account, Vector, Vector]]:
         """The accounts whose limits keep it back, with limit and use: only who is booked there can help."""
         found: list[tuple[Account, Vector, Vector]] = []
         accounts = [account for account in self.job.accounts if account.limit is not None]
         for account, (_, limit, used) in zip(accounts, limits_of(self.p, reservation), strict=True):
-            if any(used.get(name, 0) + self.asked.get(name, 0) > most for name, most in limit.items()):
-                found.append((account, limit, dict(used)))
+            left = dict(used)
+            for allocation in self.coming.stopping:
+                if account in allocation.stage.job.accounts:
+                    add(left, allocation.stage.shape.resources, -count(allocation.indices))
+            if any(left.get(name, 0) + self.asked.get(name, 0) > most for name, most in limit.items()):
+                found.append((account, limit, left))
         return found
 
     def _left_of(self, queue: Queue) -> Vector:
         known = self._left.get(queue.path)
         if known is None:
             known = self._left[queue.path] = dict(queue.account.used)
-            add(known, self._losing.get(queue.path, {}), -1)
+            add(known, self.coming.losing.get(queue.path, {}), -1)
         return known
-
-    def _has_room(self, join: int) -> bool:
-        return any(self.base.room(join, stage.shape, 1) for stage, _ in self.needs)
 
     # -- who might be stopped
 
@@ -309,13 +330,13 @@ class _Claim:
         gone = [victim for victim in victims if id(victim.unit) in units]
         if not self._allowed(gone):
             return None
-        future = self.base.copy()
+        future = self.coming.future.copy()
         freed: dict[int, None] = {}
         for victim in gone:
             for allocation, block in victim.tasks:
                 future.end_some(allocation, block)
                 freed[allocation.node] = None
-        nodes = [*sorted(freed), *(join for join in self.open if join not in freed)]
+        nodes = [*sorted(freed), *(join for join in self.open() if join not in freed)]
         places: list[Place] = []
         for stage, needed in self.needs:
             left = needed

@@ -79,9 +79,7 @@ def _start_whole(plan: Plan, reservation: Reservation, together: int) -> tuple[i
     needs = needs_of(reservation)
     if any(len(stage.wanted(NEW)) < needed for stage, needed in needs) or _still_stopping(reservation):
         return 0, StillStopping()
-    reason = _admit(p, job) or over_limit(p, reservation)
-    if reason is None and is_firm(p, job):
-        reason = _without_loan(p, reservation.stage, 1)[0]
+    reason = _admit(p, job) or share_spent(p, reservation) or over_limit(p, reservation)
     if reason is not None:
         return 0, reason
     mark, room = plan.mark(), p.room
@@ -195,6 +193,13 @@ def is_firm(p: Partition, job: Job) -> bool:
     )
 
 
+def share_spent(p: Partition, reservation: Reservation) -> ShareSpent | None:
+    """The share that keeps a reservation back because what it uses could not be taken back."""
+    if reservation.kind == REPLACE or not is_firm(p, reservation.stage.job):
+        return None
+    return _without_loan(p, reservation.stage, 1)[0]
+
+
 def _without_loan(p: Partition, stage: Stage, most: int) -> tuple[ShareSpent | None, int]:
     """Where a share is spent, if one is; and how many tasks, up to a number, start before one is."""
     rights = p.entitlements()
@@ -218,7 +223,7 @@ def barred(p: Partition, reservation: Reservation) -> bool:
     job = reservation.stage.job
     if _admit(p, job) is not None or over_limit(p, reservation) is not None:
         return True
-    return reservation.kind != REPLACE and is_firm(p, job) and _without_loan(p, reservation.stage, 1)[0] is not None
+    return share_spent(p, reservation) is not None
 
 
 def _place(plan: Plan, stage: Stage, kind: int, least: int, most: int, group: int, on: int | None = None) -> int:
