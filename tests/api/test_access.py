@@ -145,6 +145,8 @@ def test_tokens_are_made_and_revoked(site: Serving) -> None:
     assert site.as_owner.delete(f"/api/v1/tokens/{token['id']}").status_code == 404
     for wrong in (
         {"role": "user"},
+        {"user": "ann"},
+        {"role": None, "user": "ann"},
         {"role": "king", "user": "ann"},
         {"role": "user", "user": "a b"},
         {"role": "user", "user": "ann", "node": "n1"},

@@ -36,6 +36,8 @@ async def create(request: Ask, data: Annotated[Any, Shaped(wire.TokenDocument)])
     """The answer has the secret, for the only time."""
     read = Reader(data, "", "a token")
     role = read.choice("role", ROLES, "")
+    if not role:
+        raise Refused("role", f"missing; write one of {', '.join(ROLES)}")
     user = read.name("user")
     groups = read.names("groups", most=1_000)
     node = check_name(read.get("node"), "node") if read.get("node") not in (None, "") else ""
