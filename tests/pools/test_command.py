@@ -6,9 +6,11 @@ import asyncio
 import json
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from fairlead.core.config import parse_config
@@ -74,6 +76,18 @@ def test_what_it_may_answer(tmp_path: Path, script: str, names: tuple[str, ...],
     raised = problem(provider(tmp_path, script, 0.5 if slow else 60.0).create(["w-1-0", "w-1-1"]))
     assert (raised.names, raised.unknown) == (names, unknown)
     assert said in str(raised)
+
+
+def test_what_takes_too_long_is_ended(tmp_path: Path) -> None:
+    script = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    cloud = provider(tmp_path, script, 5.0)
+    assert problem(cloud.create(["w-1-0"])).unknown
+    pid = int((tmp_path / "pid").read_text())
+    deadline = time.monotonic() + 60
+    with suppress(psutil.NoSuchProcess):
+        while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
 
 
 def test_a_long_complaint_is_cut(tmp_path: Path) -> None:

@@ -128,6 +128,14 @@ def test_a_burst_is_brought_once(story: Story) -> None:
         assert len(story.events("machines created")) == 1
 
 
+def test_orders_are_not_left_lying(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("BUSY", "QUIET"):
+        monkeypatch.setattr(tender, name, 3600.0)
+    with story.up() as site:
+        burst(site, 2)
+        until(lambda: len(story.provider.machines) == 2)
+
+
 def test_a_restart_brings_only_what_is_not_there(story: Story) -> None:
     """The server ends while machines are being made: some are there, others are not, and nobody has said so."""
     with story.up() as site:
@@ -179,7 +187,8 @@ def test_without_an_answer_it_is_looked_up(story: Story, done: bool) -> None:
         assert order["order"] == 1 and story.events("machines failed") == []
 
 
-def test_what_fails_is_told_and_ordered_anew(story: Story) -> None:
+def test_what_fails_is_told_and_ordered_anew(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tender, "GONE", 3600.0)
     with story.up() as site:
         story.provider.failing["create"] = ProviderError("no quota" + 1000 * "!", ["w-1-1"])
         story.provider.hidden = {"w-1-0"}  # it is made all the same
@@ -211,6 +220,7 @@ def test_a_provider_that_cannot_be_looked_up(story: Story) -> None:
     with story.up() as site:
         burst(site, 1)
         until(lambda: len(story.provider.machines) == 1)
+        passes(story)
         story.provider.failing["list"] = ProviderError("closed today")
         burst(site, 1)
         failed = until(lambda: story.events("machines failed"))

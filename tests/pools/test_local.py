@@ -137,7 +137,7 @@ def test_tasks_of_an_agent_that_ended_are_ended_before_it_is_not_listed(local: L
         until(lambda: local.names() == [])
         assert task.wait(SECONDS) in (-signal.SIGTERM, -signal.SIGKILL)
         assert local.processes() == [] and not (local.folder / "w" / "w-1-0").exists()
-        assert stranger.is_running()
+        assert stranger.poll() is None
         assert [event for event, _ in local.log] == ["local agent ended"]
     finally:
         for each in (task, stranger):
@@ -153,7 +153,7 @@ def test_half_a_mark_is_nobodys(local: Local) -> None:
     bystander = psutil.Popen(["sleep", "600"], env={"FAIRLEAD_TASK": "abc:def"})
     try:
         local.destroy("w-1-0")
-        assert bystander.is_running()
+        assert bystander.poll() is None
     finally:
         bystander.kill()
         bystander.wait()

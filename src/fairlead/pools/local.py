@@ -66,14 +66,11 @@ class LocalProvider:
 
     def _create(self, name: str) -> None:
         directory = self._folder / name
-        known = directory.is_dir()
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = _take(directory)
         if lock is None:
             return  # it is there
         try:
-            if known:
-                _end(directory)  # what an agent has left that ended by itself
             self._start(name, directory, lock)
         finally:
             os.close(lock)
