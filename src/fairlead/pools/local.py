@@ -109,9 +109,12 @@ class LocalProvider:
     def _destroy(self, name: str) -> None:
         directory = self._folder / name
         if directory.is_dir():
-            _end(directory)
-            self._reap()
-            shutil.rmtree(directory)
+            lock = _end_and_take(directory)
+            try:
+                self._reap()
+                shutil.rmtree(directory)
+            finally:
+                os.close(lock)
 
     def _list(self) -> Sequence[Machine]:
         found = []
@@ -142,12 +145,7 @@ class LocalProvider:
             joined = self._kind.join.url  # it has just been started
         if joined == self._kind.join.url:
             return
-        _end(directory, agent_only=True)
-        deadline = time.monotonic() + KILLED
-        while (lock := _take(directory)) is None:  # its files are closed a moment after it has ended
-            if time.monotonic() > deadline:
-                raise ProviderError(f"{directory / LOCK} is not let go of")
-            time.sleep(0.01)
+        lock = _end_and_take(directory, agent_only=True)
         try:
             self._start(directory.name, directory, lock)
         finally:
@@ -189,6 +187,19 @@ def _last_words(directory: Path) -> str:
 
 
 # -- processes ---------------------------------------------------------------------------------------------------
+
+
+def _end_and_take(directory: Path, agent_only: bool = False) -> int:
+    """End the processes of a machine and have its lock: whoever has just started, or not quite ended, holds it."""
+    deadline = time.monotonic() + KILLED
+    while True:
+        _end(directory, agent_only)
+        lock = _take(directory)
+        if lock is not None:
+            return lock
+        if time.monotonic() > deadline:
+            raise ProviderError(f"somebody holds {directory / LOCK}")
+        time.sleep(0.01)
 
 
 def _end(directory: Path, agent_only: bool = False) -> None:
