@@ -13,7 +13,7 @@ import msgspec
 
 from fairlead.core.entitlement import Entitlements
 from fairlead.core.lanes import Lane
-from fairlead.core.model import REPLACE, Promise, Reservation, Stage
+from fairlead.core.model import REPLACE, Job, Promise, Reservation, Stage
 from fairlead.core.phases.tree import Branch, Tree
 from fairlead.core.phases.turn import is_admitted, is_firm, needs_of, together_of
 from fairlead.core.policy.limits import allowed, may_run, tasks_allowed
@@ -39,19 +39,30 @@ class Allowance:
         self._jobs: dict[int, int] = {}
         """Account → how many more jobs would run."""
         self._begun: dict[str, None] = {}
-        self._tasks: dict[str, int] = {}
-        """Queue → how many more tasks it would have."""
+        self._tasks: dict[int, int] = {}
+        """Account → how many more tasks it would have."""
+        self._bound: dict[int, bool] = {}
+        """Accounts of a job → whether what they use matters to anybody."""
+        self._firm = p.has_firm_queues() or any(not job.preemptible for job in p.jobs.values() if not job.over)
 
     def serves(self, reservation: Reservation) -> bool:
         """Whether it may start at all, and nothing else is done for it: its nodes are held, or others stop."""
-        p, job = self.p, reservation.stage.job
-        kept = p.kept(reservation.seq)
-        if job.manager or reservation.orders >= p.settings.max_orders or not is_admitted(p, job):
+        p, stage = self.p, reservation.stage
+        job = stage.job
+        if job.manager or reservation.orders >= p.settings.max_orders:
             return False
-        if kept is not None and not (isinstance(kept, Promise) and kept.ordered):
+        if p.holds or p.promises:
+            kept = p.kept(reservation.seq)
+            if kept is not None and not (isinstance(kept, Promise) and kept.ordered):
+                return False
+        if stage.count > 1 or reservation.whole:
+            needs = needs_of(reservation)
+            if any(len(stage.wanted(reservation.kind)) < needed for stage, needed in needs):
+                return False  # some of it still stop
+        if not p.stopped and not self._counts(job):
+            return True
+        if not is_admitted(p, job):
             return False
-        if any(len(stage.wanted(reservation.kind)) < needed for stage, needed in needs_of(reservation)):
-            return False  # some of it still stop
         if job.allocations or job.id in self._begun:
             return True
         bounded = [(each.name, each.max_jobs, each.running + self._jobs.get(id(each), 0)) for each in job.accounts]
@@ -59,6 +70,8 @@ class Allowance:
 
     def take(self, reservation: Reservation, needs: list[tuple[Stage, int]]) -> bool:
         """Whether all of these may start together; if so they count from here on."""
+        if not self._counts(reservation.stage.job):
+            return True
         asked: Vector = {}
         for stage, tasks in needs:
             add(asked, stage.shape.resources, tasks)
@@ -71,6 +84,8 @@ class Allowance:
 
     def take_some(self, reservation: Reservation, stage: Stage, most: int) -> int:
         """How many tasks may start one by one, up to a number; they count from here on."""
+        if not self._counts(stage.job):
+            return most
         most = tasks_allowed(self._limits(reservation), stage.shape.resources, most)
         most = self._below_share(reservation, stage, most)
         if most:
@@ -78,6 +93,14 @@ class Allowance:
             add(asked, stage.shape.resources, most)
             self._count(reservation, asked, most)
         return most
+
+    def _counts(self, job: Job) -> bool:
+        """Whether anything bounds what jobs of these accounts use, so that it has to be counted."""
+        known = self._bound.get(id(job.accounts))
+        if known is None:
+            bounds = any(each.limit is not None or each.max_jobs is not None for each in job.accounts)
+            known = self._bound[id(job.accounts)] = self._firm or bounds
+        return known
 
     def _limits(self, reservation: Reservation) -> list[tuple[str, Vector, Vector]]:
         found: list[tuple[str, Vector, Vector]] = []
@@ -98,7 +121,7 @@ class Allowance:
             if most and rights.of(queue) != rights.whole:
                 used = dict(queue.account.used)
                 add(used, self._more.get(id(queue.account), {}))
-                tasks = queue.account.tasks + self._tasks.get(queue.path, 0)
+                tasks = queue.account.tasks + self._tasks.get(id(queue.account), 0)
                 most = rights.starts_below(rights.of(queue), used, tasks, stage.shape.resources, most)
         return most
 
@@ -108,10 +131,9 @@ class Allowance:
         self._begun[job.id] = None
         for account in job.accounts:
             add(self._more.setdefault(id(account), {}), asked)
+            self._tasks[id(account)] = self._tasks.get(id(account), 0) + tasks
             if begins:
                 self._jobs[id(account)] = self._jobs.get(id(account), 0) + 1
-        for queue in job.queue.line():
-            self._tasks[queue.path] = self._tasks.get(queue.path, 0) + tasks
 
 
 class Leaf:
@@ -166,18 +188,21 @@ def wants_in_turn(p: Partition, rights: Entitlements) -> Iterator[Want]:
     while branch is not None:
         leaf = leaves[branch.queue.path]
         reservation = leaf.current()
-        if reservation is None:
-            tree.after(branch, True, {}, 0, 0)
-        else:
+        while reservation is not None:
             wants, over = _turn(allowance, reservation, given, _most(tree, branch, leaf, reservation))
-            taken: Vector = {}
-            for want in wants:
-                for stage, tasks in want.needs:
-                    add(taken, stage.shape.resources, tasks)
-            tasks = sum(tasks for want in wants for _, tasks in want.needs)
+            tasks = sum([tasks for want in wants for _, tasks in want.needs])
             leaf.go_on(tasks, over)
             yield from wants
-            tree.after(branch, False, taken, 1, tasks)
+            if branch.rivals:
+                taken: Vector = {}
+                for want in wants:
+                    for stage, some in want.needs:
+                        add(taken, stage.shape.resources, some)
+                tree.after(branch, False, taken, 1, tasks)
+                break
+            reservation = leaf.current()
+        else:
+            tree.after(branch, True, {}, 0, 0)
         branch = tree.next()
 
 

@@ -16,8 +16,8 @@ from fairlead.core.policy.scaling import nodes_to_add, nodes_to_give_back
 from fairlead.core.resources import format_duration
 from fairlead.core.state import Partition
 
-LOOK_COST: Micros = 20
-"""How long to leave the outlook alone for each thing looked at: about twenty times what looking takes."""
+LOOK_COST: Micros = 100
+"""How long to leave the outlook alone for each thing looked at: more than ten times what looking takes."""
 
 LITTLE = 1_000
 """So many things are looked at as often as somebody likes."""
@@ -29,7 +29,7 @@ def demand(plan: Plan) -> None:
     _note_idle(plan)
     if not pools or not p.reign.ready or plan.more or not _is_due(p):
         return
-    outlook = look_ahead(p)
+    outlook = look_ahead(p) if _matters(p, pools) else Outlook({}, {}, {}, 0)
     for pool in pools:
         _grow(plan, pool, outlook)
         _shrink(plan, pool, outlook)
@@ -131,6 +131,11 @@ def _is_due(p: Partition) -> bool:
     if scaling.shrink_at is not None and scaling.shrink_at <= p.now:
         return True
     return scaling.seen != _seen(p) and (scaling.next_look is None or scaling.next_look <= p.now)
+
+
+def _matters(p: Partition, pools: list[Pool]) -> bool:
+    """Whether anything can come of an outlook: a pool may grow, or has nodes that it might give back."""
+    return bool(p.idle) or any(grows(p, pool) and nodes_left(p, pool) != 0 for pool in pools)
 
 
 def _seen(p: Partition) -> object:

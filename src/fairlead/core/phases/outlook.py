@@ -21,6 +21,9 @@ Whom = tuple[str, int, int]
 """A job, a stage of it by position, and the kind."""
 
 
+NO_DEVICES: tuple[int, ...] = ()
+
+
 class Outlook(msgspec.Struct):
     new: dict[str, list[tuple[Meant, ...]]]
     """Pool → the nodes that it lacks, and what each would be for."""
@@ -35,12 +38,11 @@ class Outlook(msgspec.Struct):
 class Bin:
     """A node that is not there yet, and what would be on it."""
 
-    __slots__ = ("_alone", "_devices", "_free", "_meant", "coming", "labels", "pool")
+    __slots__ = ("_alone", "_devices", "_free", "_meant", "coming", "pool")
 
     def __init__(self, pool: Pool, coming: bool) -> None:
         self.pool = pool
         self.coming = coming
-        self.labels = dict(pool.settings.labels)
         self._free: Vector = dict(pool.settings.node)
         self._devices = [0] * (self._free.get(GPU, 0) // WHOLE_DEVICE)
         self._meant: dict[Whom, int] = {}
@@ -52,10 +54,8 @@ class Bin:
         return tuple((*whom, tasks) for whom, tasks in self._meant.items() if tasks)
 
     def take(self, stage: Stage, kind: int, most: int) -> tuple[int, tuple[int, ...]]:
-        """Set down as many tasks as there is room for, up to a number. Returns how many, and their devices."""
+        """Set down as many tasks, which it takes, as there is room for, up to a number. Returns how many, on what."""
         shape, own = stage.shape, (stage.job.id, stage.position)
-        if not shape.accepts(self.labels, self.pool.settings.taints, self.pool.name):
-            return 0, ()
         if shape.key.apart:
             most = 0 if own in self._alone else min(most, 1)
         tasks, devices = room_for(self._free, self._devices, shape, most)
@@ -114,6 +114,8 @@ class Packing:
         self._pools = sorted(pools, key=lambda pool: (pool.settings.cost, pool.name))
         self._left = {pool.name: nodes_left(p, pool) if bounded else None for pool in pools}
         self._fits: dict[Shape, list[Pool]] = {}
+        self._taking: dict[Shape, set[str]] = {}
+        """The pools whose nodes take a shape."""
         self._steps: list[Step] = []
 
     @property
@@ -137,6 +139,8 @@ class Packing:
                     free = tasks
                     for want, at in left.get((job, position, kind), ()):
                         stage, wanted = want.needs[at]
+                        if order.pool not in self._takers(stage.shape):
+                            continue
                         taken, _ = coming.take(stage, kind, min(free, wanted))
                         want.needs[at] = (stage, wanted - taken)
                         free -= taken
@@ -146,10 +150,10 @@ class Packing:
             self.looked += 1
             self._steps = []
             first = dict(self._from) if want.together else {}
-            kept = self._on_kept(want)
+            kept = self._on_kept(want) if self.p.promises else {}
             missing = 0
             for stage, wanted in want.needs:
-                tasks = wanted - kept.get(stage.position, 0)
+                tasks = wanted - kept.get(stage.position, 0) if kept else wanted
                 missing += self._set_down(stage, want.reservation.kind, tasks) if tasks > 0 else 0
                 if missing and want.together:
                     self._take_back()
@@ -227,8 +231,11 @@ class Packing:
     def _on_bins(self, stage: Stage, kind: int, most: int) -> int:
         shape, taken = stage.shape, 0
         at = 0 if shape.key.apart else self._from.get(shape, 0)
+        taking = self._takers(shape)
         while taken < most and at < len(self.bins):
-            tasks, devices = self.bins[at].take(stage, kind, most - taken)
+            tasks, devices = 0, NO_DEVICES
+            if self.bins[at].pool.name in taking:
+                tasks, devices = self.bins[at].take(stage, kind, most - taken)
             if tasks:
                 self._steps.append((self.bins[at], stage, kind, tasks, devices))
                 taken += tasks
@@ -237,11 +244,17 @@ class Packing:
             self._from[shape] = at
         return taken
 
+    def _takers(self, shape: Shape) -> set[str]:
+        known = self._taking.get(shape)
+        if known is None:
+            known = self._taking[shape] = {name for name, pool in self.p.pools.items() if takes(pool, shape)}
+        return known
+
     def _choose(self, shape: Shape) -> Pool | None:
         """The cheapest pool whose nodes take such tasks and that may have one more."""
         fitting = self._fits.get(shape)
         if fitting is None:
-            fitting = self._fits[shape] = [pool for pool in self._pools if takes(pool, shape)]
+            fitting = self._fits[shape] = [pool for pool in self._pools if pool.name in self._takers(shape)]
         for pool in fitting:
             if self._left[pool.name] != 0:
                 return pool
@@ -267,6 +280,8 @@ class Packing:
 
 def look_ahead(p: Partition, bounded: bool = True) -> Outlook:
     """Where all that waits and is allowed would go. Without bounds, every pool gets as many nodes as it would need."""
+    if not p.lanes:
+        return Outlook({}, {}, {}, 0)
     packing = _packed(p, bounded, by_size=True)
     if packing.short:
         packing = _packed(p, bounded, by_size=False)
@@ -285,7 +300,8 @@ def _packed(p: Partition, bounded: bool, by_size: bool) -> Packing:
     wants = list(wants_in_turn(p, _rights(p)))
     packing.expect(wants)
     if by_size:
-        sizes = {shape: _size(p, shape) for want in wants for shape in (each.shape for each, _ in want.needs)}
+        shapes = {stage.shape for want in wants for stage, _ in want.needs}
+        sizes = {shape: _size(p, shape) for shape in shapes}
         wants.sort(key=lambda want: -max(sizes[stage.shape] for stage, _ in want.needs))
     packing.pack(wants)
     return packing
