@@ -35,9 +35,7 @@ async def tokens(request: Ask) -> wire.Tokens:
 async def create(request: Ask, data: Annotated[Any, Shaped(wire.TokenDocument)]) -> wire.NewToken:
     """The answer has the secret, for the only time."""
     read = Reader(data, "", "a token")
-    role = read.choice("role", ROLES, "")
-    if not role:
-        raise Refused("role", f"missing; write one of {', '.join(ROLES)}")
+    role = read.choice("role", ROLES)
     user = read.name("user")
     groups = read.names("groups", most=1_000)
     node = check_name(read.get("node"), "node") if read.get("node") not in (None, "") else ""

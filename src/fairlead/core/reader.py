@@ -121,10 +121,10 @@ class Reader:
             raise Refused(self.at(key), f"{shown(value)} is neither true nor false; write one of them")
         return value
 
-    def choice(self, key: str, options: Collection[str], default: str) -> str:
+    def choice(self, key: str, options: Collection[str], default: str | None = None) -> str:
         value = self.get(key)
         if value is None:
-            return default
+            return self._left_out(key, default)
         if value not in options:
             raise Refused(self.at(key), f"{shown(value)} is not one of {', '.join(options)}; write one of them")
         return str(value)
