@@ -110,7 +110,7 @@ def test_from_none_to_eight_and_back(tmp_path: Path) -> None:
         assert processes(up.folder / "pools") == []
 
 
-@pytest.mark.parametrize("provider", ["local", "command"])
+@pytest.mark.parametrize("provider", ["local", pytest.param("command", marks=pytest.mark.long)])
 def test_a_server_that_is_killed_while_it_orders(tmp_path: Path, provider: str) -> None:
     most = 8 if provider == "local" else 4
     settings = {"local": {}} if provider == "local" else {"command": [sys.executable, str(CLOUD)]}
