@@ -14,7 +14,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from fairlead.core import cycle
 from fairlead.core.changes import Placed, Promised, Regrouped, Released, Stopped
@@ -145,6 +145,12 @@ class Eyes:
             lower = each.stage.job.priority < claimant.priority
             other = each.stage.job.queue is not claimant.queue and each.stage.job.priority <= claimant.priority
             assert lower or (other and promised.cause == "guarantee"), "somebody was stopped for a lower priority"
+        own = claimant.stages[promised.stage]
+        for stage in claimant.stages if claimant.whole and not own.started else (own,):
+            over = sum(len(ranges) for ranges in (stage.ended or {}).values())
+            needed = 1 if stage.started else min(stage.terms.min or stage.count, stage.count - over)
+            promises = sum(tasks for _, at, tasks in promised.places if at == stage.position)
+            assert promises == needed, "it is not promised all that it has to start with"
         # What is free when all that stopped before is gone, on nodes that are kept for nobody else.
         others = {id(each) for _, units in later for unit in units.values() for each in unit}
         theirs = {join for kept in [*p.holds.values(), *p.promises.values()] for join in kept.nodes}
@@ -205,6 +211,7 @@ trees = st.fixed_dictionaries(
 
 
 def play(w: World, drawn: list[tuple[dict[str, Any], int]]) -> list[str]:
+    w.most_cycles = 100
     names: list[str] = []
     for document, wait in drawn:
         terms = {key: document[key] for key in ("min", "duration") if key in document}
@@ -218,7 +225,16 @@ def play(w: World, drawn: list[tuple[dict[str, Any], int]]) -> list[str]:
     return names
 
 
+A = {"count": 1, "cpu": 4, "queue": "root.a", "priority": 0, "duration": 30}
+NEEDLESS = [({**A, "cpu": cpu, "priority": priority}, 1) for cpu, priority in [(4, 1), (4, 0), (2, 0), (4, 2)]]
+"""The newest of low priority has too small a node, and must not be stopped with the one whose node will do."""
+IN_VAIN = [({**A, "preemptible": False}, 1), (A, 1), ({**A, "count": 2, "priority": 1}, 1)]
+"""Of two nodes one cannot be had, and a gang that needs both must not get the other."""
+
+
 @given(steps, trees, st.sampled_from([0, 3]))
+@example(NEEDLESS, {"a": {}}, 0)
+@example(IN_VAIN, {"a": {}}, 0)
 @settings(max_examples=150, deadline=None)
 def test_whoever_is_stopped_is_stopped_for_somebody_who_starts(drawn: Any, tree: Any, holds: int) -> None:
     eyes = Eyes()

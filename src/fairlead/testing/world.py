@@ -79,12 +79,12 @@ from fairlead.writer.observer import Observer
 
 Where = Literal["failed", "unknown"]
 
-MOST_CYCLES = 10_000
-"""So many may follow each other at one instant. More are a fault: somebody undoes what somebody else does."""
-
 
 class World:
     """A cluster to play with. It is ready, and the clock stands at 0 s."""
+
+    most_cycles = 10_000
+    """So many may follow each other at one instant. More are a fault: somebody undoes what somebody else does."""
 
     def __init__(
         self,
@@ -380,7 +380,7 @@ class World:
             if when is None or when > target:
                 break
             cycles = cycles + 1 if when <= self.now else 0
-            if cycles > MOST_CYCLES:
+            if cycles > self.most_cycles:
                 raise RuntimeError(
                     f"there is no end of cycles at {self.now / SECOND} s: see what the last ones changed"
                 )
