@@ -399,3 +399,92 @@ def test_lanes_whose_turn_did_not_come_in_a_full_cycle_have_it_in_the_next() -> 
     _job(w, "first", "250m", estimate=60, priority=1)
     w.advance(0)
     assert w.placements(small)  # the head cannot start before 60 s
+
+
+# -- going on from the last cycle --------------------------------------------------------------------------------
+
+
+class Step(NamedTuple):
+    """After so many seconds a job comes, or the oldest one that runs ends early."""
+
+    after: int
+    tasks: int
+    """0: one ends."""
+    cpu: int
+    run: int
+    estimate: int | None
+    priority: int
+    least: int | None
+    apart: bool
+
+
+steps = st.lists(
+    st.builds(
+        Step,
+        st.sampled_from([0, 1, 2, 5, 15]),
+        st.sampled_from([0, 1, 1, 2, 3, 5, 8]),
+        st.sampled_from([1, 1, 1, 1, 1, 2]),
+        st.integers(10, 90),
+        st.none() | st.integers(1, 90),
+        st.sampled_from([0, 0, 0, 1]),
+        st.sampled_from([None, None, 1]),
+        st.sampled_from([False, False, False, False, False, True]),
+    ),
+    min_size=10,
+    max_size=30,
+)
+
+
+def played(drawn: list[Step], order: str, limit: int | None, anew: bool) -> list[tuple[int, str, int]]:
+    """What was placed, when and how much. With `anew` nothing that an earlier cycle found out is used."""
+    queue = {"order": order} | ({} if limit is None else {"limit": {"cpu": limit}})
+    w = World(config={"backfill": True, "queues": {"root": {"a": queue}}, "starving_after": "1d"})
+    for at, cpu in enumerate((2, 3, 4)):
+        w.node(f"n{at}", cpu=cpu)
+    placed: list[tuple[int, str, int]] = []
+    counted: dict[str, int] = {}
+    for at, each in enumerate(drawn):
+        w.advance(each.after)
+        if each.tasks:
+            estimate = {} if each.estimate is None else {"estimate": each.estimate}
+            least = {} if each.least is None else {"min": each.least}
+            asked = {"count": each.tasks, "resources": {"cpu": each.cpu}, "duration": each.run, "apart": each.apart}
+            w.submit(name=f"j{at}", queue="root.a", priority=each.priority, stages=[asked | estimate | least])
+        else:
+            running = [(job, key) for job in counted for key in w.placements(job)]
+            if running:
+                w.finish(running[0][0], *running[0][1])
+        if anew:
+            w.partition().backfilled = None
+            w.partition().look_anew()
+        w.cycle()
+        for job in [f"j{number}" for number in range(at + 1) if drawn[number].tasks]:
+            tasks = len(w.placements(job))
+            if counted.get(job) != tasks:
+                placed.append((w.now, job, tasks))
+                counted[job] = tasks
+    return placed
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps, st.sampled_from(["priority", "fifo"]), st.sampled_from([None, None, 6]))
+def test_what_was_found_out_before_changes_nothing(drawn: list[Step], order: str, limit: int | None) -> None:
+    assert played(drawn, order, limit, anew=False) == played(drawn, order, limit, anew=True)
+
+
+def test_who_joins_behind_the_head_is_told_why_it_waits() -> None:
+    w = World(config={"backfill": True})
+    w.node("n0", cpu=4)
+    w.submit(name="now", stages=[stage(3, estimate=100)])
+    w.advance(0)
+    w.submit(name="head", stages=[stage(4)])
+    w.cycle()
+    for name, tasks, estimate in (("large", 2, 10), ("late", 1, 500)):
+        w.submit(name=name, stages=[stage(tasks, estimate=estimate)])
+        w.cycle()
+    assert w.explain("late")[0].reason == WouldDelay("head", 100 * SECOND)
+    large = w.explain("large")[0].reason
+    assert isinstance(large, NoRoom) and (large.wanted, large.room) == (2, 1)
+    w.submit(name="short", stages=[stage(estimate=50)])
+    w.cycle()
+    assert w.job("short").state == "running"

@@ -274,3 +274,18 @@ def test_single_jobs_that_cannot_be_taken_back_count_those_before_them(monkeypat
         w.submit(queue="root.a", preemptible=False, stages=[{"name": "s", "resources": {"cpu": 1}}])
     w.cycle()
     assert running(w) == {"a": 4, "b": 0}
+
+
+def test_who_joins_a_lane_that_sleeps_is_tried_only_if_it_comes_first() -> None:
+    w = World()
+    w.node("n0", cpu=4)
+    w.submit(name="now", stages=[{"name": "w", "count": 3, "resources": {"cpu": 1}}])
+    w.submit(name="head", stages=[{"name": "w", "count": 4, "resources": {"cpu": 1}}])
+    w.advance(0)
+    w.submit(name="behind", stages=[{"name": "w", "count": 1, "resources": {"cpu": 1}}])
+    assert not w.cluster.writers["default"].turn([], w.now).plan.looked
+    w.cycle()
+    assert w.job("behind").state == "pending"
+    w.submit(name="first", priority=1, stages=[{"name": "w", "count": 1, "resources": {"cpu": 1}}])
+    w.cycle()
+    assert (w.job("first").state, w.job("behind").state) == ("running", "pending")

@@ -66,7 +66,7 @@ def test_policies_side_by_side(trace: Path, tmp_path: Path) -> None:
     mine = tmp_path / "mine.yaml"
     mine.write_text("partitions: {default: {queues: {root: {all: {limit: {cpu: 4}}}}}}")
     starts = tmp_path / "starts.csv"
-    done = run(trace, "--compare", f"fcfs,{mine}", "--starts", starts, "--json", "-")
+    done = run(trace, "--compare", f"fcfs,,{mine}", "--starts", starts, "--json", "-")
     runs = json.loads(done.stdout)["runs"]
     assert [(each["policy"], each["jobs"]) for each in runs] == [("fcfs", 2), (str(mine), 1)]
     with starts.open() as file:
@@ -86,6 +86,8 @@ def test_other_nodes_fewer_jobs_and_an_end(trace: Path) -> None:
     assert json.loads(run(trace, "--jobs", 1, "--json", "-").stdout)["jobs"] == 1
     early = json.loads(run(trace, "--until", "1min", "--json", "-").stdout)
     assert (early["jobs"], early["submitted"], early["not_started"], early["not_ended"]) == (1, 2, 1, 2)
+    # The last that happened was the second submission, at 10 s; the first job runs on all CPUs.
+    assert (early["makespan_s"], early["utilisation"], early["work_s"]) == (10, 1.0, 80)
 
 
 @pytest.mark.parametrize(
@@ -97,6 +99,7 @@ def test_other_nodes_fewer_jobs_and_an_end(trace: Path) -> None:
         (["TRACE", "--nodes", "0xx"], 1, "nodes"),
         (["TRACE", "--until", "later"], 1, "until: "),
         (["TRACE", "--overrun", "ignore"], 2, "overrun"),
+        (["TRACE", "--report", "nowhere/page.html"], 1, "there is no folder nowhere to write nowhere/page.html in"),
         (["TRACE", "--jobs", "0"], 2, "jobs"),
         (["BROKEN"], 1, "not YAML"),
         (["TRACE", "--policy", "BROKEN"], 1, "not YAML"),

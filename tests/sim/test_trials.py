@@ -18,7 +18,13 @@ from fairlead.sim.faults import PROFILES, AgentTrouble, ServerTrouble, Submissio
 from fairlead.sim.soak import describe, main, shrink
 from fairlead.sim.trial import Failure, try_out
 
-FIXED = [("calm", range(4)), ("agents", range(10)), ("server", range(10)), ("all", range(16)), ("storm", range(6))]
+FIXED = [
+    ("calm", range(4)),
+    ("agents", range(10)),
+    ("server", range(10)),
+    ("all", range(16)),
+    ("storm", (*range(6), 100406)),
+]
 
 
 @pytest.mark.parametrize(("profile", "seed"), [(profile, seed) for profile, seeds in FIXED for seed in seeds])

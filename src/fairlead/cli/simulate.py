@@ -66,6 +66,9 @@ def simulate(
     """
     for path in traces:
         need_file(path)
+    for name in (json_file, starts, report):
+        if name and not Path(name).parent.is_dir():
+            fail(f"there is no folder {Path(name).parent} to write {name} in; make it first")
     from fairlead.app import Failed, told
     from fairlead.cli.documents import Unreadable
     from fairlead.sim.traces import parse_nodes, read_traces
@@ -74,7 +77,7 @@ def simulate(
         with told(), _interrupts() as interrupted:
             given = parse_nodes(nodes, _load) if nodes else None
             trace = read_traces(traces, _load, overrun, given, jobs, seed)
-            names = [each.strip() for each in compare.split(",")] if compare else [policy] if policy else []
+            names = [each.strip() for each in compare.split(",") if each.strip()] or [policy] * bool(policy)
             if packing is not None:
                 whole = _pack(trace, names, packing, shuffles, seed, json_file, interrupted)
             else:
@@ -172,7 +175,7 @@ def _policy(name: str, trace: Any) -> Any:
 
 
 def _show(trace: Any, results: list[dict[str, Any]], rows: Any, json_file: str) -> None:
-    from fairlead.sim.text import table
+    from fairlead.sim.text import plural, table
 
     document = results[0] if len(results) == 1 else {"trace": trace.name, "runs": results}
     text = json.dumps(document, ensure_ascii=False, indent=1)
@@ -181,7 +184,7 @@ def _show(trace: Any, results: list[dict[str, Any]], rows: Any, json_file: str) 
         return
     if json_file:
         Path(json_file).write_text(text + "\n", encoding="utf-8")
-    typer.echo(f"{trace.name}: {len(trace.arrivals):,} jobs, {len(trace.nodes):,} nodes")
+    typer.echo(f"{trace.name}: {plural(len(trace.arrivals), 'job')}, {plural(len(trace.nodes), 'node')}")
     for text in trace.left_out.texts():
         typer.echo(f"  {text}")
     for text in table(results, rows):

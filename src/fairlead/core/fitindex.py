@@ -93,7 +93,9 @@ class FitIndex(NodeIndex[Buckets]):
 
     def refresh(self) -> None:
         # A node that brings a resource nobody had before makes a column more.
-        self._stale |= len(self._names) < len(self.nodes.capacity) - (GPU in self.nodes.capacity)
+        capacity = self.nodes.capacity
+        if len(self._names) < len(capacity) - (GPU in capacity):
+            self._stale = True
         super().refresh()
 
     def choose(self, shape: Shape, most: int, number: int, near: str | None = None) -> list[Choice]:

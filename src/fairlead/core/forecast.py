@@ -27,6 +27,8 @@ class Forecast:
     def __init__(self, allocations: Iterable[Allocation], now: Micros) -> None:
         self._ends: list[tuple[Micros, int]] = []
         self._known: dict[int, tuple[Micros, Allocation]] = {}
+        self.version = 0
+        """Grows when something else is expected."""
         for allocation in allocations:
             self.add(allocation, now)
 
@@ -35,15 +37,24 @@ class Forecast:
         if end is not None and not allocation.rooms:
             self._known[allocation.id] = (end, allocation)
             insort(self._ends, (end, allocation.id))
+            self.version += 1
 
     def drop(self, allocation: Allocation) -> None:
         known = self._known.pop(allocation.id, None)
         if known is not None:
             del self._ends[bisect_left(self._ends, (known[0], allocation.id))]
+            self.version += 1
+
+    def is_late(self, now: Micros) -> bool:
+        """Whether something should have ended already."""
+        return bool(self._ends) and self._ends[0][0] <= now
 
     def move(self, allocation: Allocation, now: Micros) -> bool:
         """What runs is in another state. Returns whether it ends at another time than was thought."""
         before = self._known.get(allocation.id)
+        if before is not None and before[0] == end_of(allocation, now) and not allocation.rooms:
+            self._known[allocation.id] = (before[0], allocation)
+            return False
         self.drop(allocation)
         self.add(allocation, now)
         after = self._known.get(allocation.id)

@@ -32,13 +32,15 @@ class Future:
                 self._shared[join] = None
 
     def room(self, join: int, shape: Shape, most: int = MANY) -> int:
+        return self.slots(join, shape, 1 if shape.key.apart else most) if self.takes(join, shape) else 0
+
+    def takes(self, join: int, shape: Shape) -> bool:
+        """Whether a node takes tasks of a shape, if there is room."""
         nodes = self.p.nodes
         row = nodes.rows[join]
-        if not nodes.placeable(row) or not may_take(nodes, row, shape):
-            return 0
         if join in nodes.held and join not in self._shared:
-            return 0
-        return self.slots(join, shape, 1 if shape.key.apart else most)
+            return False
+        return nodes.placeable(row) and may_take(nodes, row, shape)
 
     def slots(self, join: int, shape: Shape, most: int) -> int:
         """The same for those who may use the node, whoever else may not."""

@@ -27,7 +27,7 @@ from fairlead.core.model import (
 from fairlead.core.policy.score import may_be_held
 from fairlead.core.ranges import Ranges, count, indices
 from fairlead.core.resources import GPU, Vector, add
-from fairlead.core.shape import WHOLE_DEVICE
+from fairlead.core.shape import WHOLE_DEVICE, Shape
 from fairlead.core.state import Partition, is_short
 
 
@@ -37,15 +37,17 @@ class Broken(AssertionError):
 
 def check_touched(p: Partition) -> None:
     """What the open plan reached: its nodes from their allocations up, and that its jobs' tasks add up."""
-    for join in sorted(p.touched.nodes):
-        if join in p.nodes:
+    touched, rows, jobs = p.touched, p.nodes.rows, p.jobs
+    for join in sorted(touched.nodes):
+        if join in rows:
             _check_node(p, join)
-    for job_id in p.touched.jobs:
-        if job_id in p.jobs:
-            _check_counts(p, p.jobs[job_id])
-    for number in sorted(p.touched.chains):
-        if number in p.chains:
-            _check_chain(p, number)
+    for job_id in touched.jobs:
+        if job_id in jobs:
+            _check_counts(p, jobs[job_id])
+    if touched.chains:
+        for number in sorted(touched.chains):
+            if number in p.chains:
+                _check_chain(p, number)
 
 
 def check_all(p: Partition) -> None:
@@ -79,17 +81,22 @@ def _check_node(p: Partition, join: int) -> None:
     name = nodes.name[row]
     used: Vector = {}
     devices: dict[int, int] = {}
+    known: dict[Shape, int] = {}
     for allocation in nodes.allocations[row].values():
         shape = allocation.stage.shape
-        tasks = 0 if allocation.rooms else count(allocation.indices)
-        for resource, amount in shape.amounts:
-            used[resource] = used.get(resource, 0) + amount * tasks
-        for device in allocation.devices:
-            devices[device] = devices.get(device, 0) + shape.device_milli
+        block = allocation.indices
+        tasks = 0 if allocation.rooms else block[1] - block[0] if len(block) == 2 else count(block)
+        known[shape] = known.get(shape, 0) + tasks
         if allocation.node != join:
             raise Broken(f"allocation {allocation.id} is listed on node {name} but lives elsewhere")
-        if len(allocation.devices) != tasks * shape.devices:
-            raise Broken(f"allocation {allocation.id} has {len(allocation.devices)} devices for {tasks} tasks")
+        if shape.devices or allocation.devices:
+            if len(allocation.devices) != tasks * shape.devices:
+                raise Broken(f"allocation {allocation.id} has {len(allocation.devices)} devices for {tasks} tasks")
+            for device in allocation.devices:
+                devices[device] = devices.get(device, 0) + shape.device_milli
+    for shape, tasks in known.items():
+        for resource, amount in shape.amounts:
+            used[resource] = used.get(resource, 0) + amount * tasks
     booked = {device: milli for device, milli in enumerate(nodes.devices[row]) if milli}
     if devices != booked:
         raise Broken(f"node {name}: devices used {booked}, its allocations use {devices}")

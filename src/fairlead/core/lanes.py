@@ -59,6 +59,7 @@ class Lane:
         "_runs",
         "blocked",
         "drowsy",
+        "joined",
         "limited",
         "no_room",
         "queue",
@@ -77,6 +78,8 @@ class Lane:
         self.size = 0
         self.slept: tuple[int, int] | None = None
         """What the lane saw when nothing of it could be placed: it sleeps while that stands."""
+        self.joined: list[Reservation] = []
+        """Who came while it slept; to those who were there before, that makes no difference."""
         self.drowsy = False
         """Whether nothing but room may have woken it: what was said of its first one is still right, without room."""
         self.blocked: Reservation | None = None
@@ -93,9 +96,20 @@ class Lane:
         self._entries = 0
 
     def add(self, reservation: Reservation) -> None:
+        slept = self.slept
         self.touch(reservation)
+        if slept is not None and self.queue.settings.order != "fair":
+            self.slept = slept
+            self.joined.append(reservation)
         self.size += 1
         self.queue.reservations += 1
+
+    def all_behind(self) -> bool:
+        """Whether all who came while it slept stand behind who found no room, and so are not tried before that is."""
+        if self.no_room is None or not _stands(self.no_room):
+            return False
+        first = self.key(self.no_room)
+        return all(self.key(each) > first for each in self.joined)
 
     def drop(self, reservations: int = 1) -> None:
         """Say that so many reservations have left their stages; their entries go when they are passed over."""

@@ -233,7 +233,9 @@ class Stage(msgspec.Struct, eq=False):
     @property
     def needed(self) -> int:
         """How many must be at work at once, counting only tasks that are not over."""
-        return min(self.min, self.count - self.done())
+        least = self.terms.min or self.count
+        left = self.count - self.done() if self.ended else self.count
+        return least if least < left else left
 
     def gang(self) -> tuple[Stage, ...]:
         """The stages that start together with this one, and are taken back with it; it is one of them."""

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from fairlead.core.changes import Change
 from fairlead.core.effects import Stop
 from fairlead.core.lanes import LaneKey
-from fairlead.core.model import Meant, Micros
+from fairlead.core.model import Meant, Micros, Reservation
 from fairlead.core.reasons import Reason
 from fairlead.core.state import Partition, Touched
 
@@ -74,6 +74,11 @@ class Plan:
             raise RuntimeError("the plan is sealed")
         self._done.append((change, change.apply(self.partition)))
 
+    def say(self, reservation: Reservation, reason: Reason) -> None:
+        """Why a reservation was not placed."""
+        for stage in reservation.stages:
+            self.reasons[stage.job.id, stage.terms.name, reservation.kind] = reason
+
     def note(self, what: Note, times: int = 1) -> None:
         self.notes[what] = self.notes.get(what, 0) + times
 
@@ -98,3 +103,4 @@ class Plan:
         self._sealed = False
         self.rollback(0)
         self.partition.now = self._before
+        self.partition.backfilled = None

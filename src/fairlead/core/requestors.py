@@ -15,6 +15,9 @@ from fairlead.core.settings import Requestor
 _QUIET = re2.Options()
 _QUIET.log_errors = False
 
+MANY = 10_000
+"""What was found for so many users is kept."""
+
 
 def problem_of(pattern: str) -> str:
     """Why a pattern cannot be used; empty if it can."""
@@ -36,7 +39,13 @@ class Requestors:
             self._patterns.Add(each.match)
         if requestors:
             self._patterns.Compile()
+        self._found: dict[str, Requestor | None] = {}
 
     def find(self, user: str) -> Requestor | None:
+        if user in self._found:
+            return self._found[user]
         matches = self._patterns.Match(user) if self._requestors else []
-        return self._requestors[min(matches)] if matches else None
+        if len(self._found) >= MANY:
+            self._found.clear()
+        found = self._found[user] = self._requestors[min(matches)] if matches else None
+        return found

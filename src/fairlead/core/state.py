@@ -140,6 +140,8 @@ class Partition:
         """Chain → its allocations: those that have its rooms, and those that wait for one."""
         self.forecast: Forecast | None = None
         """When what runs is expected to end; only with backfill."""
+        self.backfilled: object = None
+        """What backfill found out when it last looked, for the next time."""
         self.pools: dict[str, Pool] = {}
         self.orders: dict[int, NodeOrder] = {}
         """The orders of nodes that are not over."""

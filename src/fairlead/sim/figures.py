@@ -34,6 +34,10 @@ class Job(msgspec.Struct, frozen=True, gc=False):
     def wait(self) -> Micros:
         return self.start - self.submit
 
+    def work_by(self, now: Micros) -> int:
+        """How much of its work is done: of one that still runs, in proportion to the time."""
+        return self.work if self.end is not None else self.work * min(now - self.start, self.run) // max(self.run, 1)
+
     @property
     def slowdown(self) -> float:
         return max(1.0, (self.wait + self.run) / max(self.run, BOUND))
@@ -65,10 +69,10 @@ def figures(record: Record, policy: str, wall: float) -> dict[str, Any]:
     trace = record.trace
     jobs = started_jobs(record)
     submits = [each.at for each in trace.arrivals]
-    ends = [each.end for each in jobs if each.end is not None]
+    ends = [record.now if each.end is None else each.end for each in jobs]
     makespan = max(ends) - min(submits) if ends else 0
     amount = trace.amount(trace.resource)
-    work = sum(each.work for each in jobs if each.end is not None)
+    work = sum(each.work_by(record.now) for each in jobs)
     return {
         "trace": trace.name,
         "policy": policy,

@@ -44,6 +44,8 @@ class Record:
         self.started = 0
         self.over = 0
         self.cycles = 0
+        self.now: Micros = 0
+        """The last instant that was simulated."""
         self.placements = 0
         self.tasks = 0
         self.times = array("q")
@@ -91,6 +93,7 @@ class Record:
         p = self._partition
         assert p is not None
         self.cycles += 1
+        self.now = p.now
         for job_id in p.touched.jobs:
             job = p.jobs[job_id]
             if job.ended_at is not None:

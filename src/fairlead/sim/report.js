@@ -4,6 +4,7 @@ for (const svg of document.querySelectorAll('svg[data-chart]')) {
   const data = JSON.parse(svg.dataset.chart);
   const mark = document.createElementNS('http://www.w3.org/2000/svg', 'line');
   mark.setAttribute('class', 'tick'); mark.setAttribute('y1', 12); mark.setAttribute('y2', 206);
+  mark.style.display = 'none';
   svg.append(mark);
   svg.addEventListener('mousemove', event => {
     const box = svg.getBoundingClientRect(), x = (event.clientX - box.left) * 760 / box.width;

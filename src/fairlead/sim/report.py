@@ -11,7 +11,7 @@ from fairlead.sim.charts import Axis, Bars, Line, bar_chart, legend, line_chart,
 from fairlead.sim.figures import Job, percentile, started_jobs
 from fairlead.sim.runs import Run
 from fairlead.sim.series import means
-from fairlead.sim.text import ROWS, remarks, span
+from fairlead.sim.text import ROWS, plural, remarks, span
 
 BUCKETS = 400
 MOST_QUEUES = 12
@@ -50,7 +50,7 @@ def page(runs: Sequence[Run]) -> str:
     ]
     title = f"{trace.name}: {', '.join(names)}"
     style, script = ((files("fairlead.sim") / f"report.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
-    about = f"{len(trace.arrivals):,} jobs on {len(trace.nodes):,} nodes, simulated by Fairlead."
+    about = f"{plural(len(trace.arrivals), 'job')} on {plural(len(trace.nodes), 'node')}, simulated by Fairlead."
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'

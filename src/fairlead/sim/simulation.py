@@ -47,7 +47,9 @@ class Simulation:
         """
         while not stop(self):
             when = self._next_due()
-            if self.record.is_over or when is None or (until is not None and when > until) or self._is_stuck():
+            if self.record.is_over or when is None or (until is not None and when > until):
+                return True
+            if self.outages is not None and self._is_stuck(self.outages):
                 return True
             self.now = max(self.now, when)
             self.step()
@@ -100,9 +102,9 @@ class Simulation:
                 back.append(AddNode(name=node, spec=specs[node], operator=True))
         return back
 
-    def _is_stuck(self) -> bool:
+    def _is_stuck(self, outages: Outages) -> bool:
         """Whether trouble that comes and goes is all that can still happen."""
-        if self.outages is None or self.outages.out or self.writer.more or self._next < len(self.trace.arrivals):
+        if outages.out or self.writer.more or self._next < len(self.trace.arrivals):
             return False
         return not self.writer.partition.allocations and self.fleet.next_due() is None
 
@@ -110,13 +112,15 @@ class Simulation:
         if self.writer.more:
             return self.now
         # What is to be forgotten goes with whatever comes next: a cycle of its own would decide nothing.
-        times = [self.fleet.next_due(), due(self.writer.partition, forgetting=False)]
-        times.append(self.machines.next_due(self.now))
+        reported = self.fleet.next_due()
+        if reported == self.now:
+            return reported
+        times = [reported, due(self.writer.partition, forgetting=False), self.machines.next_due(self.now)]
         if self.outages is not None:
             times.append(self.outages.next_due())
         if self._next < len(self.trace.arrivals):
             times.append(self.trace.arrivals[self._next].at)
-        return min((when for when in times if when is not None), default=None)
+        return min([when for when in times if when is not None], default=None)
 
     def _arrivals(self) -> Sequence[Submit]:
         commands: list[Submit] = []

@@ -74,14 +74,18 @@ def table(results: Sequence[dict[str, Any]], rows: Rows = ROWS) -> Iterator[str]
         )
 
 
+def plural(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
 def remarks(result: dict[str, Any]) -> Iterator[str]:
     """What a reader of the figures has to know: what they are not about."""
     if result["not_started"]:
         yield f"{result['not_started']:,} of {result['submitted']:,} jobs had not started"
     if result["not_ended"] > result["not_started"]:
-        yield f"{result['not_ended'] - result['not_started']:,} jobs had not ended"
+        yield f"{plural(result['not_ended'] - result['not_started'], 'job')} had not ended"
     if result["outages"]:
-        yield f"nodes were in trouble {result['outages']:,} times"
+        yield f"nodes were in trouble {plural(result['outages'], 'time')}"
     for each in result["refused"]:
         yield f"{each['count']:,} refused ({', '.join(each['jobs'])}): {each['why']}"
 

@@ -7,6 +7,7 @@ import msgspec
 from fairlead.core.explain import why_no_room
 from fairlead.core.lanes import lane_key
 from fairlead.core.model import KINDS, Allocation, Job, Reservation, Stage
+from fairlead.core.phases.backfill import why_passed
 from fairlead.core.ranges import count, indices
 from fairlead.core.reasons import AfterUnmet, InChain, NoRoom, Reason
 from fairlead.core.resources import Vector
@@ -205,6 +206,8 @@ def explain_view(p: Partition, job: Job, reasons: dict[tuple[str, str, int], Rea
             if reservation is not None:
                 position = next(at for at, each in enumerate(p.lanes[lane_key(reservation)]) if each is reservation)
             reason = AfterUnmet(unmet) if unmet else reasons.get((job.id, stage.name, kind))
+            if reason is None and reservation is not None:
+                reason = why_passed(p, reservation)
             if isinstance(reason, NoRoom):
                 reason = why_no_room(p, stage, reason)
             waiting.append(Waiting(stage.name, KINDS[kind], len(wanted), position, reason))

@@ -37,7 +37,7 @@ class JobAdded(Change, frozen=True, tag="job added"):
         accounts = p.accounts_for(queue, spec.user, spec.groups)
         job = Job(self.id, self.number, pack_spec(spec), p.now, queue, accounts, priority=spec.priority)
         job.manager, job.after, job.whole, job.preemptible = spec.manager, spec.after, spec.whole, spec.preemptible
-        job.stages = tuple(new_stage(p, job, position, stage) for position, stage in enumerate(spec.stages))
+        job.stages = tuple([new_stage(p, job, position, stage) for position, stage in enumerate(spec.stages)])
         p.jobs[self.id] = job
         p.count_priority(job.priority, 1)
         p.settle(job)

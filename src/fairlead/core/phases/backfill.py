@@ -7,19 +7,27 @@ at that time beside it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
+from typing import Literal
 
 from fairlead.core.changes import Part, Placed
 from fairlead.core.forecast import guess
 from fairlead.core.future import Future
-from fairlead.core.lanes import Lane
-from fairlead.core.model import Allocation, Micros, Reservation
-from fairlead.core.phases.turn import needs_of, take_turn, together_of
+from fairlead.core.lanes import Lane, lane_key
+from fairlead.core.model import NEW, Allocation, Micros, Reservation
+from fairlead.core.phases.turn import is_bounded, needs_of, take_turn, together_of
 from fairlead.core.plan import Plan
 from fairlead.core.policy.backfill import ends_in_time, plan_start
 from fairlead.core.ranges import count
 from fairlead.core.reasons import NoRoom, Reason, WouldDelay
 from fairlead.core.shape import Shape
+from fairlead.core.state import Partition
+
+Prospect = Literal[0, 1, 2]
+TRY: Prospect = 0
+NO_ROOM: Prospect = 1
+LATE: Prospect = 2
+"""What may come of trying: that is not known; there is no room; it would delay the head."""
 
 
 class Backfill:
@@ -30,13 +38,17 @@ class Backfill:
         """When the head is planned to start; None if that is not known, and then nobody can delay it."""
         self.spare = 0
         """For how many more of its tasks there is room then; of a head of several shapes that is not known."""
-        self.future = Future(plan.partition)
+        self._future: Future | None = None
+        """What will be free then, as far as somebody had to look."""
         self._shape: Shape | None = None
         """Of the head, if it has one."""
         self._delays: WouldDelay | None = None
         """What is said to those who would delay it."""
-        self._full: dict[Lane, NoRoom] = {}
-        """So many tasks at once were too many for the room there is."""
+        self._full: dict[Lane, tuple[int, int]] = {}
+        """So many tasks at once were too many, and for how many there was room."""
+        self._unbounded: dict[tuple[int, bool], bool] = {}
+        """Of jobs with the same accounts: whether nothing but room can keep them back."""
+        self._seen: tuple[int, ...] = ()
 
     def block(self, reservation: Reservation, reason: NoRoom) -> None:
         """Somebody found no room. The first one is the head, and gets a planned time."""
@@ -45,7 +57,7 @@ class Backfill:
         self.head = reservation
         if len(needs_of(reservation)) == 1:
             ((stage, wanted),) = needs_of(reservation)
-            planned = plan_start(reason.room, wanted, self._gains(stage.shape))
+            planned = plan_start(reason.room, wanted, self._ends(), self._gain(stage.shape))
             if planned is not None:
                 self.when, self.spare = planned
         else:
@@ -53,7 +65,7 @@ class Backfill:
         self._shape = None if reservation.whole else reservation.stage.shape
         if self.when is not None:
             self._delays = WouldDelay(reservation.stage.job.id, self.when)
-        self.plan.planned = (reservation.stage.job.id, reservation.kind, self.when)
+        self.plan.planned = self._planned()
 
     def take_turn(self, lane: Lane, reservation: Reservation, together: int, most: int) -> tuple[int, Reason | None]:
         """A turn as ever; but whoever comes after the head must not delay it."""
@@ -63,21 +75,73 @@ class Backfill:
             placed, reason = self._beside(reservation, together, most)
             self.plan.note("backfilled", placed)
         if isinstance(reason, NoRoom) and not reservation.whole:
-            self._full[lane] = reason
+            self._full[lane] = (reason.wanted, reason.room)
+        elif placed and lane in self._full:
+            wanted, left = self._full[lane]
+            self._full[lane] = (wanted, left - placed)
         return placed, reason
 
-    def hopeless(self, lane: Lane, reservation: Reservation) -> Reason | None:
-        """Why somebody cannot start in this cycle, as far as that is known without trying."""
-        if self.head is None or reservation is self.head or reservation.whole:
-            return None
-        together = together_of(reservation)
+    def prospect(self, lane: Lane, reservation: Reservation) -> Prospect:
+        """Whether somebody may be able to start in this cycle, as far as that is known without trying."""
+        stage = reservation.stage
+        if reservation.whole or reservation is self.head:
+            return TRY
+        plain = reservation.kind == NEW and not stage.started
+        together = stage.needed if plain else together_of(reservation)
         full = self._full.get(lane)
-        if full is not None and together >= full.wanted:
-            return full if together == full.wanted else NoRoom(together, full.room)
-        if self._delays is None or reservation.stage.shape is not self._shape or together <= self.spare:
-            return None
+        if full is not None and together > full[1] and (together >= full[0] or self._only_room(reservation)):
+            return NO_ROOM
+        if self._delays is None or stage.shape is not self._shape or together <= self.spare:
+            return TRY
         # Each of its tasks would be in the way of one of the head's, unless it is over by then.
-        return None if self._in_time(reservation) else self._delays
+        return TRY if self._in_time(reservation) else LATE
+
+    def why_passed(self, lane: Lane, reservation: Reservation) -> Reason | None:
+        """Why somebody was not tried."""
+        prospect = self.prospect(lane, reservation)
+        if prospect == NO_ROOM:
+            return NoRoom(together_of(reservation), max(self._full[lane][1], 0))
+        return self._delays if prospect == LATE else None
+
+    def _only_room(self, reservation: Reservation) -> bool:
+        """Whether there is the same room for it as for all others of its lane, and nothing else can keep it back."""
+        job, key = reservation.stage.job, reservation.stage.shape.key
+        if key.apart or key.near or self.plan.partition.nodes.held:
+            return False
+        kind = (id(job.accounts), job.preemptible)
+        known = self._unbounded.get(kind)
+        if known is None:
+            known = self._unbounded[kind] = not is_bounded(self.plan.partition, job)
+        return known
+
+    def remember(self, unfinished: bool) -> None:
+        """Keep what was found out for the next cycle, unless there were some who were not looked at."""
+        p = self.plan.partition
+        self._seen = _seen(p)
+        p.backfilled = self if self.head is not None and not unfinished else None
+
+    def resume(self, plan: Plan) -> bool:
+        """Whether what was found out holds in another cycle; then it goes on from there.
+
+        That is if nothing has changed but that others joined, behind the head. Who was waiting still cannot start:
+        there is no more room, the head has the same planned time, and to be over by then has become harder.
+        """
+        p, head = plan.partition, self.head
+        if head is None or p.nodes.held or self._seen != _seen(p) or p.forecast is None or p.forecast.is_late(plan.now):
+            return False
+        path, asleep = head.stage.job.queue.path, (p.room, p.nodes.version)
+        for lane in p.lanes.values():
+            if lane.queue.path != path or lane.slept != asleep or lane.blocked is not None:
+                return False
+            if any(lane.key(each) < lane.key(head) for each in lane.joined):
+                return False
+        self.plan = plan
+        plan.planned = self._planned()
+        return True
+
+    def _planned(self) -> tuple[str, int, Micros | None] | None:
+        head = self.head
+        return None if head is None else (head.stage.job.id, head.kind, self.when)
 
     def _in_time(self, reservation: Reservation) -> bool:
         return self.when is not None and ends_in_time(self.plan.now, _lasts(reservation), self.when)
@@ -88,10 +152,13 @@ class Backfill:
         mark, room = plan.mark(), p.room
         if self._delays is None or self._in_time(reservation):
             placed, reason = take_turn(plan, reservation, together, most)
-            self.future.without(self._placed(mark))
+            if self._future is not None:
+                self._future.without(self._placed(mark))
             return placed, reason
         alike = not reservation.whole and reservation.stage.shape is self._shape
         most = max(together, min(most, self.spare)) if alike else together
+        if not alike or reservation.stage.shape.key.apart or p.nodes.held:
+            self._then()  # else each of its tasks is in the way of one of the head's
         placed, reason = take_turn(plan, reservation, together, most)
         if reason is None and not self._still_fits(mark, head):
             plan.rollback(mark)
@@ -102,11 +169,17 @@ class Backfill:
 
     def _still_fits(self, mark: int, head: Reservation) -> bool:
         """Whether the head fits at its time beside what was placed since a mark; if so, that counts from here on."""
+        placed, known = self._placed(mark), self._future
+        if known is None:
+            lost = sum([count(part.indices) for _, part in placed])
+            if lost > self.spare:
+                return False
+            self.spare -= lost
+            return True
         needs = needs_of(head)
-        placed = self._placed(mark)
-        self.future.without(placed)
+        known.without(placed)
         alike = not head.whole and all(shape is head.stage.shape for shape, _ in placed)
-        future = self.future if alike else self.future.copy()
+        future = known if alike else known.copy()
         lost = 0
         for shape, part in placed:
             before = future.room(part.node, needs[0][0].shape)
@@ -114,7 +187,7 @@ class Backfill:
             lost += before - future.room(part.node, needs[0][0].shape)
         if lost > self.spare if len(needs) == 1 else not _packs(future.copy(), head):
             return False
-        self.future, self.spare = future, self.spare - lost
+        self._future, self.spare = future, self.spare - lost
         return True
 
     def _placed(self, mark: int) -> list[tuple[Shape, Part]]:
@@ -127,24 +200,48 @@ class Backfill:
             for part in change.parts
         ]
 
-    def _gains(self, shape: Shape) -> Iterator[tuple[Micros, int]]:
-        """When what runs ends, and for how many more tasks there is room then."""
-        future = self.future
+    def _ends(self) -> Iterable[tuple[Micros, Allocation]]:
+        """When what runs is expected to end, in order."""
         forecast = self.plan.partition.forecast
-        for end, allocation in forecast.in_order(self.plan.now) if forecast is not None else ():
-            tasks, join = count(allocation.indices), allocation.node
-            before = future.room(join, shape)
-            future.take(join, allocation.stage.shape, -tasks, allocation.devices)
-            gain = future.room(join, shape) - before
-            # Only what is asked for after this one has ended by the planned time.
-            future.take(join, allocation.stage.shape, tasks, allocation.devices)
-            yield end, gain
-            future.take(join, allocation.stage.shape, -tasks, allocation.devices)
+        return forecast.in_order(self.plan.now) if forecast is not None else ()
+
+    def _gain(self, shape: Shape) -> Callable[[Allocation], int]:
+        """For how many more tasks there is room after this one has ended too."""
+        p, future = self.plan.partition, Future(self.plan.partition)
+        rooms: dict[int, int] = {}
+        if len(p.shapes) == 1 and not shape.key.apart and not p.nodes.over_rows:
+            # Where all tasks are equal, each that ends makes room for one.
+            def alike(allocation: Allocation) -> int:
+                usable = rooms.get(allocation.node)
+                if usable is None:
+                    usable = rooms[allocation.node] = future.takes(allocation.node, shape)
+                return count(allocation.indices) if usable else 0
+
+            return alike
+
+        self._future = future
+
+        def gain(allocation: Allocation) -> int:
+            join = allocation.node
+            before = rooms.get(join)
+            if before is None:
+                before = future.room(join, shape)
+            future.end(allocation)
+            rooms[join] = after = future.room(join, shape)
+            return after - before
+
+        return gain
+
+    def _then(self) -> Future:
+        """What will be free at the planned time: what is now, without all that will have ended."""
+        if self._future is None:
+            assert self.when is not None
+            self._future = self._at(self.when, self._ends())
+        return self._future
 
     def _plan_several(self, head: Reservation) -> None:
         """The same for a head of several shapes: it is tried how much has to end before all of them fit."""
-        forecast = self.plan.partition.forecast
-        ends = list(forecast.in_order(self.plan.now)) if forecast is not None else []
+        ends = list(self._ends())
         times = sorted({end for end, _ in ends})
         low, high = 0, len(times)
         while low < high:
@@ -155,14 +252,31 @@ class Backfill:
                 low = middle + 1
         if low < len(times):
             self.when = times[low]
-            self.future = self._at(times[low], ends)
 
-    def _at(self, when: Micros, ends: list[tuple[Micros, Allocation]]) -> Future:
+    def _at(self, when: Micros, ends: Iterable[tuple[Micros, Allocation]]) -> Future:
         future = Future(self.plan.partition)
         for end, allocation in ends:
-            if end <= when:
-                future.end(allocation)
+            if end > when:
+                break
+            future.end(allocation)
         return future
+
+
+def resume(plan: Plan) -> Backfill | None:
+    """What an earlier cycle found out, if it still holds."""
+    known = plan.partition.backfilled
+    return known if isinstance(known, Backfill) and plan.partition.reign.ready and known.resume(plan) else None
+
+
+def why_passed(p: Partition, reservation: Reservation) -> Reason | None:
+    """Why somebody who waits was not even tried when it was last looked."""
+    known, lane = p.backfilled, p.lanes.get(lane_key(reservation))
+    return known.why_passed(lane, reservation) if isinstance(known, Backfill) and lane is not None else None
+
+
+def _seen(p: Partition) -> tuple[int, ...]:
+    """What all that was found out depends on, but for who waits."""
+    return (p.room, p.nodes.version, p.holds_version, p.tree, p.forecast.version if p.forecast is not None else -1)
 
 
 def _packs(future: Future, head: Reservation) -> bool:

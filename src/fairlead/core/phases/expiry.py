@@ -27,14 +27,20 @@ MOST = 1_000
 
 
 def expiry(plan: Plan) -> None:
+    p = plan.partition
     _become_ready(plan)
-    _forget_jobs(plan)
-    _forget_keys(plan)
-    _end_pauses(plan)
-    _meet_deadlines(plan)
-    _give_up_short_stages(plan)
+    if p.forgetting:
+        _forget_jobs(plan)
+    if p.expiring:
+        _forget_keys(plan)
+    if p.nodes.avoided:
+        _end_pauses(plan)
+    if p.timers:
+        _meet_deadlines(plan)
+    if p.short:
+        _give_up_short_stages(plan)
     give_up_late(plan)
-    if plan.partition.draining:
+    if p.draining:
         _remove_drained(plan)
 
 
@@ -45,19 +51,23 @@ def due(p: Partition, forgetting: bool = True) -> Micros | None:
         times.append(p.forgetting[0][0] + p.settings.keep_ended)
     if p.expiring and forgetting:
         times.append(p.expiring[0][0])
-    times += p.nodes.avoided.values()
+    if p.nodes.avoided:
+        times += p.nodes.avoided.values()
     if not p.reign.ready:
         times.append((p.now if p.reign.began is None else p.reign.began) + p.settings.ready_after)
     else:
         _drop_old_timers(p)
         if p.timers:
             times.append(p.timers[0][0])
-        times += [_short_until(p, since) for since in p.short.values()]
-        times += kept_due(p)
+        if p.short:
+            times += [_short_until(p, since) for since in p.short.values()]
+        if p.nodes.held:
+            times += kept_due(p)
         times += starving_due(p)
         times += claims_due(p)
         times += plan_due(p)
-        times += shares_due(p)
+        if p.uneven:
+            times += shares_due(p)
         times += demand_due(p)
     return min(times, default=None)
 

@@ -7,6 +7,7 @@ from heapq import heappop, heappush, heapreplace
 
 from fairlead.core.lanes import Lane
 from fairlead.core.model import Queue, Reservation
+from fairlead.core.phases.backfill import NO_ROOM, TRY, Backfill
 from fairlead.core.phases.turn import is_bounded
 from fairlead.core.policy.order import Key
 from fairlead.core.state import Partition
@@ -15,7 +16,8 @@ from fairlead.core.state import Partition
 class Turns:
     """The next reservation of each open lane of a leaf, first the one whose turn it is."""
 
-    def __init__(self, p: Partition, leaf: Queue, lanes: list[Lane]) -> None:
+    def __init__(self, p: Partition, leaf: Queue, lanes: list[Lane], joined: bool = False) -> None:
+        """With `joined`, only those are looked at who joined the lanes since they were closed."""
         self.p = p
         self.leaf = leaf
         self.fair = leaf.settings.order == "fair"
@@ -27,10 +29,15 @@ class Turns:
         self._limited: dict[Lane, Reservation] = {}
         """The first of a lane that would have been beyond a limit."""
         for lane in lanes:
-            head = lane.head()
-            if head is not None:
-                self._walks[lane] = walk = iter(lane)
-                heappush(self._heap, (lane.key(head), lane.text, lane, next(walk)))
+            first = lane.head()
+            if first is not None:
+                self._walks[lane] = walk = iter(sorted(lane.joined, key=lane.key) if joined else lane)
+                first = next(walk)
+                heappush(self._heap, (lane.key(first), lane.text, lane, first))
+            if joined and lane.no_room is not None:
+                self._no_room[lane] = lane.no_room
+            if joined and lane.limited is not None:
+                self._limited[lane] = lane.limited
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -71,6 +78,33 @@ class Turns:
             self._no_room.setdefault(lane, reservation)
         self.go_on()
 
+    def pass_hopeless(self, backfill: Backfill) -> None:
+        """Pass over those who cannot start, up to the first of whom that is not known. Who asks is told why later."""
+        heap = self._heap
+        while heap:
+            lane, reservation = self.current()
+            if len(heap) == 1 and not self.fair:
+                self._pass_in_lane(lane, reservation, backfill)
+                return
+            prospect = backfill.prospect(lane, reservation)
+            if prospect == TRY:
+                return
+            self.pass_over(no_room=prospect == NO_ROOM)
+
+    def _pass_in_lane(self, lane: Lane, first: Reservation, backfill: Backfill) -> None:
+        """The same where there is only one lane, so that nobody else can come between."""
+        walk, judge = self._walks[lane], backfill.prospect
+        following: Reservation | None = first
+        while following is not None:
+            prospect = judge(lane, following)
+            if prospect == TRY:
+                self._heap[0] = (*self._heap[0][:3], following)
+                return
+            if prospect == NO_ROOM:
+                self._no_room.setdefault(lane, following)
+            following = next(walk, None)
+        self.close()
+
     def note_limited(self) -> None:
         """Whose turn it is would be beyond a limit."""
         _, _, lane, reservation = self._heap[0]
@@ -85,3 +119,4 @@ class Turns:
         lane.limited = self._limited.get(lane)
         lane.blocked = no_room if no_room is not None and is_bounded(self.p, no_room.stage.job) else None
         lane.slept = (self.p.room, self.p.nodes.version)
+        lane.joined.clear()

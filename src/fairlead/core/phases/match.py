@@ -15,7 +15,7 @@ from fairlead.core.future import lent_nodes
 from fairlead.core.lanes import Lane
 from fairlead.core.model import Micros, Reservation
 from fairlead.core.outcomes import ask_for_rest
-from fairlead.core.phases.backfill import Backfill
+from fairlead.core.phases.backfill import Backfill, resume
 from fairlead.core.phases.hands import Hands
 from fairlead.core.phases.kept import serve_kept
 from fairlead.core.phases.leaf import Turns
@@ -40,8 +40,14 @@ def match(plan: Plan) -> None:
     if p.replan_at <= p.now:
         p.replan_at = FAR
         p.look_anew()
-    backfill: Backfill | None = None
     before = left + 1
+    backfill = resume(plan)
+    if backfill is not None:
+        turns = _joined(plan, backfill)
+        if not turns:
+            return
+        before = left
+        left = Round(plan, {}, left, backfill, turns).serve()
     # What was placed may have moved others up in their lanes (`fair`), or barred a head that had no room or somebody
     # who has nodes, and a job that started whole asks for the rest.
     while 0 < left < before:
@@ -52,17 +58,39 @@ def match(plan: Plan) -> None:
             left -= serve_kept(plan)
         awake = _awake(plan, anew)
         if not p.reign.ready:
-            for lanes in awake.values():
-                for lane in lanes:
-                    _say(plan, lane.head(), NotReady())
+            _say_not_ready(plan, awake)
             return
         if awake and p.settings.backfill:
             backfill = Backfill(plan)
             plan.lent = lent_nodes(p)
-        left = Round(plan, awake, left, backfill).serve() if awake else left
+        left = Round(plan, awake, left, backfill, {}).serve() if awake else left
     plan.more = plan.more or left <= 0
     if backfill is not None:
         p.replan_at = _overrun_at(plan, backfill) if left > 0 else p.now
+        backfill.remember(plan.more)
+
+
+def _joined(plan: Plan, backfill: Backfill) -> dict[str, Turns]:
+    """The turns of those who joined lanes that sleep, for as many of whom it is worth trying."""
+    joined: Awake = {}
+    for lane in plan.partition.lanes.values():
+        if lane.joined:
+            joined.setdefault(lane.queue.path, []).append(lane)
+    turns: dict[str, Turns] = {}
+    for path, lanes in joined.items():
+        those = Turns(plan.partition, plan.partition.queues[path], lanes, joined=True)
+        those.pass_hopeless(backfill)
+        if those:
+            turns[path] = those
+    return turns
+
+
+def _say_not_ready(plan: Plan, awake: Awake) -> None:
+    for lanes in awake.values():
+        for lane in lanes:
+            head = lane.head()
+            if head is not None:
+                plan.say(head, NotReady())
 
 
 def _serve_arrivals(plan: Plan) -> int:
@@ -106,10 +134,18 @@ def _awake(plan: Plan, anew: bool) -> Awake:
         slept = lane.slept
         if slept is not None and lane.blocked is not None and barred(p, lane.blocked):
             slept = None
-        if slept == (room, version) and not anew:
+        if slept is not None and lane.joined and not p.settings.backfill and lane.all_behind():
+            lane.joined.clear()
+        if slept == (room, version) and not anew and not lane.joined:
             continue
         # Who was passed over may be allowed by now, and then it is not who found no room that is the first.
-        if slept is None or lane.no_room is None or slept[1] != version or lane.no_room is not lane.head():
+        if (
+            slept is None
+            or lane.joined
+            or lane.no_room is None
+            or slept[1] != version
+            or lane.no_room is not lane.head()
+        ):
             lane.drowsy = False
         elif _still_full(p, lane, fits):
             continue
@@ -148,16 +184,16 @@ def _still_full(p: Partition, lane: Lane, fits: dict[Shape, bool]) -> bool:
 class Round:
     """Turns until every lane that was awake is closed, or as many tasks as may be are placed."""
 
-    def __init__(self, plan: Plan, awake: Awake, left: int, backfill: Backfill | None) -> None:
+    def __init__(self, plan: Plan, awake: Awake, left: int, backfill: Backfill | None, turns: dict[str, Turns]) -> None:
         self.plan = plan
         self.left = left
         self._backfill = backfill
         p = self.p = plan.partition
         p.index.put_all_back()
         self._awake = awake
-        self._open = sum(map(len, awake.values()))
+        self._open = sum(map(len, awake.values())) + sum(map(len, turns.values()))
         """How many lanes are not closed yet."""
-        self._turns: dict[str, Turns] = {}
+        self._turns = turns
         self._owed = starts_owed(p) if p.settings.unit == "slots" else {}
         self._tree: Tree | None = None
         """None when it has to be made anew."""
@@ -191,9 +227,11 @@ class Round:
         # Under `fair` places move with every task that starts, so that each start has to be seen at once.
         hands = None if turns.fair else self._hands
         while turns and self.left > 0:
+            if self._backfill is not None and self._backfill.head is not None:
+                turns.pass_hopeless(self._backfill)
+                if not turns:
+                    break
             lane, reservation = turns.current()
-            if self._backfill is not None and self._pass_hopeless(turns, lane, reservation):
-                continue
             if hands and hands.give(lane, reservation):
                 self.left -= 1
                 placed = 1
@@ -225,7 +263,7 @@ class Round:
         elif isinstance(reason, NoRoom) and self._hands and self._hands.empty():
             pass  # there is more room than it seemed: the same one is tried again
         else:
-            _say(self.plan, reservation, reason)
+            self.plan.say(reservation, reason)
             if isinstance(reason, NoRoom) and self._backfill is not None:
                 self._backfill.block(reservation, reason)
                 turns.pass_over(no_room=True)
@@ -263,15 +301,6 @@ class Round:
         left += [path for path, turns in self._turns.items() if turns]
         return Tree([self.p.queues[path] for path in sorted(left)], self.p.entitlements(), self._owed)
 
-    def _pass_hopeless(self, turns: Turns, lane: Lane, reservation: Reservation) -> bool:
-        """Pass who cannot start beside the first without room, which can be told of most without trying."""
-        reason = self._backfill.hopeless(lane, reservation) if self._backfill is not None else None
-        if reason is None:
-            return False
-        _say(self.plan, reservation, reason)
-        turns.pass_over(no_room=isinstance(reason, NoRoom))
-        return True
-
     def _try(self, branch: Branch, turns: Turns, reservation: Reservation, together: int) -> tuple[int, Reason | None]:
         most = 1
         # Who is alone may start many at once. That others sleep does not make it alone: after a restart nobody sleeps.
@@ -293,9 +322,3 @@ def _taken(reservation: Reservation, placed: int) -> tuple[Vector, int, int]:
     for stage in reservation.stages:
         add(together, stage.shape.resources, stage.running())
     return together, 1, placed
-
-
-def _say(plan: Plan, reservation: Reservation | None, reason: Reason) -> None:
-    if reservation is not None:
-        for stage in reservation.stages:
-            plan.reasons[stage.job.id, stage.name, reservation.kind] = reason

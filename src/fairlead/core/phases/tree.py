@@ -5,7 +5,7 @@ Only queues with something to serve stand here. Each keeps what it would use by 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from heapq import heapify, heappop, heapreplace
 
 from fairlead.core.entitlement import Entitlements
@@ -77,12 +77,15 @@ class Branch:
 class Tree:
     """Levels are made when a turn first goes down to them: where only some get a turn, the others cost little."""
 
-    def __init__(self, leaves: Iterable[Queue], rights: Entitlements, owed: dict[str, int]) -> None:
+    def __init__(self, leaves: Sequence[Queue], rights: Entitlements, owed: dict[str, int]) -> None:
         """`owed` says, by path, how many starts a queue has to get first; it is kept up."""
         self._rights = rights
         self._owed = owed
         self._below: dict[str, list[Queue]] = {}
         self._root: Branch | None = None
+        if len(leaves) == 1:
+            self._root = Branch(leaves[0], None, rights, owed)  # there is nobody to take turns with
+            return
         for leaf in leaves:
             queue = leaf
             while queue.parent is not None:

@@ -6,8 +6,10 @@ if it fits now and either ends by that time, or takes no more than what will be 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, TypeVar
+
+T = TypeVar("T")
 
 
 class Planned(NamedTuple):
@@ -16,17 +18,17 @@ class Planned(NamedTuple):
     """How much more there is room for then, besides what it was planned for."""
 
 
-def plan_start(room: int, wanted: int, gains: Iterable[tuple[int, int]]) -> Planned | None:
+def plan_start(room: int, wanted: int, ends: Iterable[tuple[int, T]], gain: Callable[[T], int]) -> Planned | None:
     """When so much is wanted that there is not room for now, from what ends when and how much room that gives.
 
-    Gains come in the order of time. All that ends at the planned time counts for what is to spare. None if it is not
-    known that there ever will be room.
+    Ends come in the order of time, and the gain is asked for only of what has ended by the planned time. All of that
+    counts for what is to spare. None if it is not known that there ever will be room.
     """
     when: int | None = None
-    for end, gain in gains:
+    for end, each in ends:
         if room >= wanted and when is not None and end > when:
             break
-        room += gain
+        room += gain(each)
         when = end
     return None if when is None or room < wanted else Planned(when, room - wanted)
 
