@@ -488,3 +488,16 @@ def test_who_joins_behind_the_head_is_told_why_it_waits() -> None:
     w.submit(name="short", stages=[stage(estimate=50)])
     w.cycle()
     assert w.job("short").state == "running"
+
+
+def test_who_should_take_no_time_starts_no_cycles() -> None:
+    """Something that is estimated to take nothing, and runs on, is not looked at again every microsecond."""
+    w = World({"backfill": True})
+    w.node("n0", cpu=2)
+    w.submit(stages=[{"resources": {"cpu": 1}, "estimate": 0}])
+    w.cycle()
+    w.submit(stages=[{"resources": {"cpu": 2}, "estimate": "10s"}])
+    w.now += 1_000_000
+    w.cycle()
+    due = cycle.due(w.partition())
+    assert due is None or due > w.now + 1_000
