@@ -56,7 +56,7 @@ class Story:
             Figures(self.registry),
             lambda level, event, fields: self.log.append((level, event, fields)),
         )
-        partition = {"ready_after": 0, "pool_pause": "50ms", "pools": {"w": {**POOL, **pool}}}
+        partition = {"ready_after": 0, "pool_pause": "50ms", "max_orders": 1000, "pools": {"w": {**POOL, **pool}}}
         config = {"partitions": {"default": partition}}
         with serving(self.folder, config, pools=pools, open_journal=open_journal) as site:
             until(lambda: get(site)["use"] is not None)
