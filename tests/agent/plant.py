@@ -79,6 +79,10 @@ class Plant:
         return self._writer.epoch
 
     @property
+    def reigns(self) -> bool:
+        return not self._writer.stopped
+
+    @property
     def partition(self) -> Partition:
         return self._writer.partition
 

@@ -203,6 +203,28 @@ def test_who_is_lost_in_the_turn_in_which_it_joins_joins_again(tmp_path: Path) -
     tell(tmp_path, story)
 
 
+def test_nobody_is_told_what_may_never_have_been_written(tmp_path: Path) -> None:
+    """Between a write of unknown outcome and the end of its writer's reign an agent joins."""
+
+    async def story(plant: Plant) -> None:
+        async with puppet(plant) as one:
+            await one.wait_for(wire.Work)
+        await plant.turns.lock.acquire()
+        async with puppet(plant) as one:
+            while not plant.inbox.waiting:
+                await asyncio.sleep(0.01)
+            plant.turns.lock.release()
+            await plant.turns.lock.acquire()  # its turn is over, and it has yet to look
+            plant._writer._stop("it is not known whether that was written")
+            plant.turns.lock.release()
+            with pytest.raises(ConnectionClosed):
+                while True:
+                    assert not isinstance(await one.hear(), wire.Work)
+
+    with suppress(ExceptionGroup, Stopped):
+        tell(tmp_path, story)
+
+
 def test_a_new_connection_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
     async def story(plant: Plant) -> None:
         async with puppet(plant) as one:

@@ -75,7 +75,7 @@ class Served:
 
     @property
     def reigns(self) -> bool:
-        return not self.live.over
+        return not self.live.over and not self.writer.stopped
 
     def offer(self, command: AnyCommand) -> Slot:
         """Have a command carried out; `Busy` means that it was not taken."""

@@ -102,5 +102,6 @@ class Plan:
         """Take the whole plan back, sealed or not: it certainly did not reach the journal."""
         self._sealed = False
         self.rollback(0)
+        self.partition.scaling.dirty = True
         self.partition.now = self._before
         self.partition.backfilled = None

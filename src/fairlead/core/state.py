@@ -68,13 +68,13 @@ class Counters(msgspec.Struct, array_like=True):
 class Scaling:
     """What the demand phase found when it last looked, so that it need not look again: derived, never written down."""
 
-    __slots__ = ("next_look", "paused", "pools", "seen", "shrink_at")
+    __slots__ = ("dirty", "next_look", "paused", "pools", "shrink_at")
 
     def __init__(self) -> None:
-        self.seen: object = None
-        """What there was."""
+        self.dirty = True
+        """Whether anything has changed since."""
         self.next_look: Micros | None = None
-        """It is time to look again, at what changed meanwhile; None if nothing did."""
+        """Not before this, because there was much to look at; None if it may be at any time."""
         self.shrink_at: Micros | None = None
         """When the next node will have been idle for long enough."""
         self.paused: list[str] = []

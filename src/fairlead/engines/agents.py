@@ -153,6 +153,8 @@ class Agents:
             raise Refused(added.field, added.problem, added.code)
 
         def look(p: Partition) -> tuple[PartitionSettings, list[Tasks], wire.Work]:
+            if not reign.desk.reigns:
+                raise Closed  # what it would be told to do may never have been written
             join = p.nodes.find(name)
             if join is None or p.nodes.state[p.nodes.rows[join]] == "lost":
                 raise Closed  # it went in the turn in which it came: let it come again

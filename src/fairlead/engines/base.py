@@ -25,6 +25,10 @@ class Desk(Protocol):
     def epoch(self) -> int: ...
 
     @property
+    def reigns(self) -> bool:
+        """Whether the state is what was written. Once it is not, nobody may act on it any more."""
+
+    @property
     def partition(self) -> Partition:
         """The state. It may be looked at within `Engine.begin` and `Engine.dispatch` only, which come between turns."""
 

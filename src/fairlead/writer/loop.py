@@ -53,6 +53,11 @@ class Writer:
         """The state, for reading."""
         return self.state
 
+    @property
+    def stopped(self) -> str:
+        """Why it has stopped, if it has. Then the state may have what never was written."""
+        return self._stopped
+
     def turn(self, commands: Sequence[AnyCommand], now: Micros) -> Cycle:
         """One cycle. When it returns, everything in it is durable."""
         if self._stopped:

@@ -38,7 +38,6 @@ class Ordered(Change, frozen=True, tag="ordered"):
         for name in p.orders.pop(self.number).coming:
             del p.order_of[name]
         p.counters.order, p.pools[self.pool].grew = kept
-        p.scaling.seen = None
 
 
 class Arrived(Change, frozen=True, tag="arrived"):
@@ -155,7 +154,6 @@ class GivenBack(Change, frozen=True, tag="given back"):
         p.pools[self.pool].shrank = kept
         for join in self.nodes:
             del p.unwanted[join]
-        p.scaling.seen = None
 
 
 def _no_more(p: Partition, order: NodeOrder, names: tuple[str, ...]) -> None:

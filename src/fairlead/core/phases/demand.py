@@ -24,7 +24,8 @@ LITTLE = 1_000
 
 
 def demand(plan: Plan) -> None:
-    p = plan.partition
+    p, scaling = plan.partition, plan.partition.scaling
+    scaling.dirty = scaling.dirty or len(plan) > 0
     pools = [p.pools[name] for name in sorted(p.pools) if p.pools[name].elastic]
     _note_idle(plan)
     if not pools or not p.reign.ready or plan.more or not _is_due(p):
@@ -33,8 +34,7 @@ def demand(plan: Plan) -> None:
     for pool in pools:
         _grow(plan, pool, outlook)
         _shrink(plan, pool, outlook)
-    scaling = p.scaling
-    scaling.seen = _seen(p)
+    scaling.dirty = False
     scaling.next_look = p.now + outlook.looked * LOOK_COST if outlook.looked > LITTLE else None
     scaling.paused = [pool.name for pool in pools if pool.paused_until > p.now]
     times = [when for pool in pools if not pool.paused for when in _shrinks(p, pool) if when > p.now]
@@ -46,7 +46,7 @@ def demand_due(p: Partition) -> Iterator[Micros]:
     scaling = p.scaling
     for order in p.orders.values():
         yield _late_at(p, order.since)
-    if scaling.next_look is not None and scaling.seen != _seen(p):
+    if scaling.next_look is not None and scaling.dirty:
         yield scaling.next_look
     for name in scaling.paused:
         if name in p.pools:
@@ -130,29 +130,14 @@ def _is_due(p: Partition) -> bool:
     scaling = p.scaling
     if scaling.shrink_at is not None and scaling.shrink_at <= p.now:
         return True
-    return scaling.seen != _seen(p) and (scaling.next_look is None or scaling.next_look <= p.now)
+    if any(name in p.pools and p.pools[name].paused_until <= p.now for name in scaling.paused):
+        return True
+    return scaling.dirty and (scaling.next_look is None or scaling.next_look <= p.now)
 
 
 def _matters(p: Partition, pools: list[Pool]) -> bool:
     """Whether anything can come of an outlook: a pool may grow, or has nodes that it might give back."""
     return bool(p.idle) or any(grows(p, pool) and nodes_left(p, pool) != 0 for pool in pools)
-
-
-def _seen(p: Partition) -> object:
-    """All that an outlook depends on, as far as it changes."""
-    paused = tuple(name for name, pool in p.pools.items() if not grows(p, pool))
-    return (
-        p.room,
-        p.nodes.version,
-        p.holds_version,
-        p.pools_version,
-        p.counters.reservation,
-        p.counters.allocation,
-        p.counters.order,
-        len(p.order_of),
-        len(p.unwanted),
-        paused,
-    )
 
 
 def _grow(plan: Plan, pool: Pool, outlook: Outlook) -> None:
