@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from fairlead.core import cycle
 from fairlead.core.changes import Placed, SinglesPlaced
@@ -466,6 +466,18 @@ def played(drawn: list[Step], order: str, limit: int | None, anew: bool) -> list
     return placed
 
 
+JOINS_BEFORE_WHO_FOUND_NO_ROOM = [
+    Step(5, 8, 1, 60, None, 1, None, False),
+    Step(0, 2, 2, 72, None, 1, None, False),
+    Step(1, 1, 1, 56, None, 0, None, False),
+    Step(5, 2, 1, 64, 32, 0, None, False),
+    Step(2, 1, 1, 13, None, 1, 1, False),
+    Step(5, 5, 1, 50, None, 1, 1, False),
+]
+"""Behind the head, but the first in its lane: so it is for it that somebody is stopped."""
+
+
+@example(JOINS_BEFORE_WHO_FOUND_NO_ROOM, "priority", None)
 @settings(max_examples=60, deadline=None)
 @given(steps, st.sampled_from(["priority", "fifo"]), st.sampled_from([None, None, 6]))
 def test_what_was_found_out_before_changes_nothing(drawn: list[Step], order: str, limit: int | None) -> None:

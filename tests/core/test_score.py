@@ -66,7 +66,8 @@ def test_how_many_may_be_held(percent: int, nodes: int, most: int) -> None:
         (10, 5, 10, 15),
         (10, None, 12, None),
         (10, 0, 10, 10),
-        (10, 0, 12, 13),
+        (10, 0, 12, 10 + 1_000_000),  # nothing doubled would be nothing
+        (10, 0, 10 + 3_000_000, 10 + 4_000_000),
     ],
 )
 def test_an_estimate_that_was_overrun_doubles(began: int, estimate: int | None, now: int, end: int | None) -> None:

@@ -23,7 +23,7 @@ FIXED = [
     ("agents", range(10)),
     ("server", range(10)),
     ("all", range(16)),
-    ("storm", (*range(6), 100406)),
+    ("storm", (*range(6), 100406, 300018)),
 ]
 
 

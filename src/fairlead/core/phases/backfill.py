@@ -46,8 +46,8 @@ class Backfill:
         """What is said to those who would delay it."""
         self._full: dict[Lane, tuple[int, int]] = {}
         """So many tasks at once were too many, and for how many there was room."""
-        self._unbounded: dict[tuple[int, bool], bool] = {}
-        """Of jobs with the same accounts: whether nothing but room can keep them back."""
+        self._unbounded: dict[tuple[int, bool, Shape], bool] = {}
+        """Of those with the same accounts and shape: whether nothing but the room there is can keep them back."""
         self._seen: tuple[int, ...] = ()
 
     def block(self, reservation: Reservation, reason: NoRoom) -> None:
@@ -105,13 +105,12 @@ class Backfill:
 
     def _only_room(self, reservation: Reservation) -> bool:
         """Whether there is the same room for it as for all others of its lane, and nothing else can keep it back."""
-        job, key = reservation.stage.job, reservation.stage.shape.key
-        if key.apart or key.near or self.plan.partition.nodes.held:
-            return False
-        kind = (id(job.accounts), job.preemptible)
-        known = self._unbounded.get(kind)
+        p, job, shape = self.plan.partition, reservation.stage.job, reservation.stage.shape
+        alike = (id(job.accounts), job.preemptible, shape)
+        known = self._unbounded.get(alike)
         if known is None:
-            known = self._unbounded[kind] = not is_bounded(self.plan.partition, job)
+            known = not (p.nodes.held or shape.key.apart or shape.key.near or is_bounded(p, job))
+            self._unbounded[alike] = known
         return known
 
     def remember(self, unfinished: bool) -> None:
@@ -133,7 +132,9 @@ class Backfill:
         for lane in p.lanes.values():
             if lane.queue.path != path or lane.slept != asleep or lane.blocked is not None:
                 return False
-            if any(lane.key(each) < lane.key(head) for each in lane.joined):
+            # Whom match knows of each lane are the first of it; who joins before one of them would be that instead.
+            known = [each for each in (head, lane.no_room, lane.limited) if each is not None] if lane.joined else []
+            if any(lane.key(each) < lane.key(first) for each in lane.joined for first in known):
                 return False
         self.plan = plan
         plan.planned = self._planned()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+LEAST = 1_000_000
+"""Microseconds: nothing doubled would be nothing, so that is taken for an estimate of nothing that was overrun."""
+
 
 def expected_end(began: int, estimate: int | None, now: int) -> int | None:
     """None if nothing is known. What is estimated to take no time at all ends as soon as it can."""
@@ -9,7 +12,9 @@ def expected_end(began: int, estimate: int | None, now: int) -> int | None:
         return None
     overrun = now - began
     if not estimate:
-        return now if overrun <= 0 else now + 1
+        if overrun <= 0:
+            return now
+        estimate = LEAST
     while estimate <= overrun:
         estimate *= 2
     return began + estimate
