@@ -61,11 +61,8 @@ class Forecast:
         return (before and before[0]) != (after and after[0])
 
     def first(self, now: Micros) -> Micros | None:
-        """When the next one is expected to end. If it does not, all that was worked out with it is wrong.
-
-        What is estimated to take no time is expected to end at once, again and again: nobody need wait for that.
-        """
-        return next((end for end, each in self.in_order(now) if guess(each.stage.terms)), None)
+        """When the next one is expected to end. If it does not, all that was worked out with it is wrong."""
+        return next((end for end, _ in self.in_order(now)), None)
 
     def in_order(self, now: Micros) -> Iterator[tuple[Micros, Allocation]]:
         """What runs, the first to end first. What should have ended already gets another estimate."""

@@ -101,7 +101,8 @@ class Plan:
     def abandon(self) -> None:
         """Take the whole plan back, sealed or not: it certainly did not reach the journal."""
         self._sealed = False
+        if self._done:
+            self.partition.scaling.dirty = True  # it was looked at with what is taken back now
         self.rollback(0)
-        self.partition.scaling.dirty = True
         self.partition.now = self._before
         self.partition.backfilled = None
