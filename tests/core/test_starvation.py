@@ -231,10 +231,21 @@ NEEDLESS = [({**A, "cpu": cpu, "priority": priority}, 1) for cpu, priority in [(
 IN_VAIN = [({**A, "preemptible": False}, 1), (A, 1), ({**A, "count": 2, "priority": 1}, 1)]
 """Of two nodes one cannot be had, and a gang that needs both must not get the other."""
 
+SHARE_SPENT: list[tuple[dict[str, Any], int]] = [
+    ({**A, "count": 2, "cpu": 3, "duration": 6}, 0),
+    ({**A, "cpu": 2, "queue": "root.b", "duration": 7, "gang": "job"}, 0),
+    ({**A, "count": 4, "duration": 3, "min": 1, "preemptible": False}, 0),
+    ({**A, "cpu": 2, "queue": "root.b", "duration": 1}, 0),
+    ({**A, "count": 3, "cpu": 2, "duration": 1}, 0),
+    ({**A, "cpu": 1, "duration": 1, "preemptible": False}, 0),
+]
+"""A holder of the same queue starts just before the last one, which cannot be stopped and has others stop for it."""
+
 
 @given(steps, trees, st.sampled_from([0, 3]))
 @example(NEEDLESS, {"a": {}}, 0)
 @example(IN_VAIN, {"a": {}}, 0)
+@example(SHARE_SPENT, {"a": {"guarantee": {"cpu": 1}}, "b": {}, "c": {}}, 3)
 @settings(max_examples=150, deadline=None)
 def test_whoever_is_stopped_is_stopped_for_somebody_who_starts(drawn: Any, tree: Any, holds: int) -> None:
     eyes = Eyes()
