@@ -177,8 +177,18 @@ def _admit(p: Partition, job: Job) -> Reason | None:
                 return NotActive(queue.path)
     if job.allocations:
         return None
-    bounded = [(each.name, each.max_jobs, each.running) for each in job.accounts if each.max_jobs is not None]
-    return may_run(bounded) if bounded else None
+    bounded = [(each, each.max_jobs) for each in job.accounts if each.max_jobs is not None]
+    if not bounded:
+        return None
+    # Others for whom somebody stops will run, too.
+    names = {promise.job: None for promise in p.promises.values() if promise.job != job.id}
+    coming = [p.jobs[name] for name in names if name in p.jobs and not p.jobs[name].allocations]
+    return may_run(
+        [
+            (each.name, most, each.running + sum(each in claimant.accounts for claimant in coming))
+            for each, most in bounded
+        ]
+    )
 
 
 def is_admitted(p: Partition, job: Job) -> bool:
