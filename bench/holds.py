@@ -1,9 +1,11 @@
 """What holds cost: large gangs among an endless stream of small tasks, for every share of nodes that may be held.
 
     python -m bench.holds docs/holds.svg
+    python -m bench.holds heads
 
 It prints a table, and draws how long the gangs wait against how much of the machine is used. It simulates, so that
-the figures do not depend on the machine it runs on.
+the figures do not depend on the machine it runs on. With `heads` it measures what cycles cost in which many heads of
+lanes starve in a large partition.
 """
 
 from __future__ import annotations
@@ -12,16 +14,21 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
+from time import process_time
 from typing import Any, NamedTuple
 
+from fairlead.core import cycle
+from fairlead.core.commands import Report
 from fairlead.core.config import parse_partition
 from fairlead.core.documents import parse_job
 from fairlead.core.resources import CPU, SECOND
+from fairlead.core.state import Partition
 from fairlead.sim.charts import Line, line_chart, linear
 from fairlead.sim.policies import Policy
 from fairlead.sim.simulation import Simulation
 from fairlead.sim.traces import Arrival, Trace
 from fairlead.sim.traces.base import LeftOut, cpu_node
+from fairlead.testing import World
 
 NODES, CPUS = 20, 4
 HOURS = 6
@@ -111,7 +118,38 @@ def draw(costs: Sequence[Cost]) -> str:
     return f"{head.replace('<svg', f'<svg {NAMESPACE}', 1)}>{STYLE}{body}"
 
 
+def heads(nodes: int, lanes: int) -> None:
+    """CPU time of cycles: when heads of so many shapes begin to starve, when nothing happens, when a task ends."""
+    w = World({**SETTINGS, "hold_large": False, "queues": {"root": {"full": {}, "waiting": {}}}})
+    w.nodes(nodes, cpu=8, memory="64Gi")
+    task = {"name": "s", "count": 2 * nodes, "min": 1, "resources": {"cpu": 4}}
+    w.submit(name="full", queue="root.full", stages=[task])
+    w.advance(0)
+    for number in range(lanes):
+        task = {"name": "s", "count": 40, "resources": {"cpu": 5, "memory": f"{number + 1}Mi"}}
+        w.submit(name=f"gang{number}", queue="root.waiting", stages=[task])
+    w.advance(0)
+    p, now, more, costs = w.partition(), w.now + (STARVING + 1) * SECOND, True, []
+    while more:
+        spent, more = _cycle(p, now)
+        costs.append(spent)
+    print(f"{nodes} nodes, {lanes} heads: they get nodes in {len(costs)} cycles of at most {max(costs):.0f} ms CPU,")
+    print(f"  {_cycle(p, now + 1)[0]:.0f} ms when nothing happens,", end=" ")
+    node = w.placements("full")["s", 0]
+    ended = Report(node, "full", "s", (0, 1), 1, "succeeded", number=p.jobs["full"].number)
+    print(f"{_cycle(p, now + 2, ended)[0]:.0f} ms when a task ends")
+
+
+def _cycle(p: Partition, now: int, *commands: Report) -> tuple[float, bool]:
+    began = process_time()
+    more = cycle.run(p, commands, now).more
+    return 1000 * (process_time() - began), more
+
+
 def main(arguments: list[str]) -> None:
+    if arguments == ["heads"]:
+        heads(10_000, 200)
+        return
     trace = work(1)
     costs = [cost(trace, percent, hold_large=False) for percent in range(0, 101, 10)]
     costs_large = cost(trace, 0, hold_large=True)

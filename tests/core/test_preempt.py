@@ -349,3 +349,22 @@ def test_what_stops_already_makes_room_under_a_limit() -> None:
     w.advance(1)
     assert isinstance(w.explain("high")[0].reason, OverLimit)
     assert stopping(w, "one") == [0] and not stopping(w, "two")
+
+
+def test_nobody_takes_the_place_of_a_claimant_among_the_jobs_that_may_run() -> None:
+    w = World(config={"queues": {"root": {"a": {"max_jobs": 2}}}, "lease": "1h"})
+    w.node("n", cpu=1, labels={"kind": "n"})
+    w.submit(name="low", queue="root.a", stages=[stage(selectors={"kind": "n"})])
+    w.advance(0)
+    w.silence("n")
+    w.submit(name="high", queue="root.a", stages=[stage(selectors={"kind": "n"})], priority=1)
+    w.cycle()
+    assert w.promises() == {("high", "w", "new"): [("n", 1)]}
+    w.node("m", cpu=1)
+    w.submit(name="other", queue="root.a", stages=[stage()])
+    w.advance(1)
+    assert w.promises() and not w.placements("other")
+    w.report("low", "w", 0, 1, "stopped")
+    w.return_node("n")
+    w.advance(1)
+    assert w.placements("high") == {("w", 0): "n"}

@@ -189,3 +189,20 @@ def test_a_restart_does_not_begin_the_time_anew() -> None:
     w.restart()
     w.advance(41)
     assert running(w, "a")[0] == 5
+
+
+def test_what_stops_already_is_not_counted_as_what_a_queue_keeps() -> None:
+    queues = {"a": {"share": 75}, "b": {"share": 25}}
+    w = World({"queues": {"root": queues}, "rebalance_threshold": 10, "rebalance_after": "5s", "lease": "1h"})
+    w.node("n", cpu=2, labels={"kind": "n"})
+    w.node("m", cpu=2, labels={"kind": "m"})
+    for kind in ("n", "m"):
+        stage = {"name": "s", "count": 2, "min": 1, "resources": {"cpu": 1}, "selectors": {"kind": kind}}
+        w.submit(name=f"b-{kind}", queue="root.b", stages=[stage])
+    w.advance(0)
+    w.silence("m")
+    w.kill("b-m")
+    stage = {"name": "s", "count": 2, "min": 1, "resources": {"cpu": 1}, "selectors": {"kind": "n"}}
+    w.submit(name="a", queue="root.a", stages=[stage])
+    w.advance(20)
+    assert len(w.placements("a")) == 1 and len(w.placements("b-n")) == 1

@@ -22,6 +22,9 @@ from fairlead.core.ranges import count
 from fairlead.core.shape import Shape
 from fairlead.core.state import FAR, Partition
 
+MOST = 10
+"""So many get nodes in one cycle, for which all nodes are ranked; the next cycle goes on."""
+
 # -- those who starve --------------------------------------------------------------------------------------------
 
 
@@ -47,7 +50,11 @@ def _hold_in_order(plan: Plan, starving: list[tuple[Lane, Reservation]]) -> None
     p = plan.partition
     placed = _highest_placed(plan) if starving else None
     grounds: Grounds | None = None
+    before = len(p.holds)
     for lane, reservation in starving:
+        if len(p.holds) >= before + MOST:
+            plan.more = True
+            return
         if any(each.large for each in p.holds.values()):
             return
         if placed is not None and placed > reservation.stage.job.priority:

@@ -94,6 +94,9 @@ class Balance:
             if allocation.state == "stopping" and not allocation.rooms:
                 self._future.end(allocation)
                 self._coming[allocation.node] = None
+                for queue in allocation.stage.job.queue.line():
+                    # What stops is not theirs any more: they must keep their shares without it.
+                    self._use(queue, allocation.stage, -count(allocation.indices))
         self._victims = sorted(self._on_loan(), key=_newest_first)
         self._gone: dict[int, Ranges] = {}
         """Allocation → the tasks of it that are as if ended."""

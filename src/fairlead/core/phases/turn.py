@@ -52,7 +52,7 @@ def take_turn(
     if reason is not None:
         return 0, reason
     most = together if together > 1 else min(most, len(wanted))
-    if kind != REPLACE and is_firm(p, job):
+    if _bound_by_share(p, reservation):
         spent, most = _without_loan(p, stage, most)
         if spent is not None:
             return 0, spent
@@ -177,8 +177,18 @@ def _admit(p: Partition, job: Job) -> Reason | None:
                 return NotActive(queue.path)
     if job.allocations:
         return None
-    bounded = [(each.name, each.max_jobs, each.running) for each in job.accounts if each.max_jobs is not None]
-    return may_run(bounded) if bounded else None
+    bounded = [(each, each.max_jobs) for each in job.accounts if each.max_jobs is not None]
+    if not bounded:
+        return None
+    # Others for whom somebody stops will run, too.
+    names = {promise.job: None for promise in p.promises.values() if promise.job != job.id}
+    coming = [p.jobs[name] for name in names if name in p.jobs and not p.jobs[name].allocations]
+    return may_run(
+        [
+            (each.name, most, each.running + sum(each in claimant.accounts for claimant in coming))
+            for each, most in bounded
+        ]
+    )
 
 
 def is_admitted(p: Partition, job: Job) -> bool:
@@ -195,9 +205,12 @@ def is_firm(p: Partition, job: Job) -> bool:
 
 def share_spent(p: Partition, reservation: Reservation) -> ShareSpent | None:
     """The share that keeps a reservation back because what it uses could not be taken back."""
-    if reservation.kind == REPLACE or not is_firm(p, reservation.stage.job):
-        return None
-    return _without_loan(p, reservation.stage, 1)[0]
+    return _without_loan(p, reservation.stage, 1)[0] if _bound_by_share(p, reservation) else None
+
+
+def _bound_by_share(p: Partition, reservation: Reservation) -> bool:
+    """Whether it must not borrow. Who is promised room was within its share when others were stopped for it."""
+    return reservation.kind != REPLACE and is_firm(p, reservation.stage.job) and reservation.seq not in p.promises
 
 
 def _without_loan(p: Partition, stage: Stage, most: int) -> tuple[ShareSpent | None, int]:
