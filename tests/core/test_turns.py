@@ -289,3 +289,20 @@ def test_who_joins_a_lane_that_sleeps_is_tried_only_if_it_comes_first() -> None:
     w.submit(name="first", priority=1, stages=[{"name": "w", "count": 1, "resources": {"cpu": 1}}])
     w.cycle()
     assert (w.job("first").state, w.job("behind").state) == ("running", "pending")
+
+
+def test_who_falls_back_in_a_fair_queue_lets_others_of_its_lane_go_first() -> None:
+    """A job starts in one lane, and is not the first in another any more: who is then is tried, not the job."""
+    w = World()
+    w.queue("root.q", order="fair")
+    w.node("n0", cpu=4)
+    large = [
+        {"name": "a", "count": 2, "resources": {"cpu": 1, "memory": 0}, "selectors": {"zone": ["a"]}},
+        {"name": "b", "count": 5, "resources": {"cpu": 1}},
+    ]
+    w.node("n1", cpu=2, labels={"zone": "a"})
+    both = w.submit(queue="root.q", stages=large)
+    small = w.submit(queue="root.q", stages=[{"resources": {"cpu": 1}}])
+    w.cycle()
+    assert len(w.placements(both)) == 2
+    assert len(w.placements(small)) == 1

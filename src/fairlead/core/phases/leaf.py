@@ -50,7 +50,9 @@ class Turns:
             place = lane.key(reservation)
             if place == key:
                 break
-            heapreplace(heap, (place, text, lane, reservation))  # its job runs more than before
+            # Its job runs more than before: others of its lane may come before it now.
+            place, following = lane.after(self._passed) or (place, reservation)
+            heapreplace(heap, (place, text, lane, following))
         return heap[0][2], heap[0][3]
 
     def go_on(self, after: Reservation | None = None) -> None:
