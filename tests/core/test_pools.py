@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from fairlead.core.commands import Accepted, Rejected
+from fairlead.core.commands import Accepted, Rejected, RemovePartition, ScalePool
+from fairlead.core.cycle import run
 from fairlead.core.effects import ForPool, standing_pools
 from fairlead.core.reasons import NoRoom
 from fairlead.testing import World
@@ -526,3 +527,12 @@ def test_a_pool_that_leaves_the_configuration_is_not_waited_for() -> None:
     w.configure({})
     w.cycle()
     assert not w.partition().orders
+
+
+def test_an_order_that_ends_in_the_cycle_that_makes_it_is_not_sent() -> None:
+    w = World()
+    w.pool("p", node={"cpu": 4}, max=10)
+    w.cycle()
+    commands = [ScalePool(pool="p", nodes=2, operator=True), RemovePartition(operator=True)]
+    decided = run(w.partition(), commands, w.now)
+    assert not [effect for effect in decided.effects if isinstance(effect, ForPool)]

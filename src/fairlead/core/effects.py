@@ -187,12 +187,12 @@ def _for_pools(p: Partition, done: Done) -> list[Effect]:
         if isinstance(change, Ordered | GivenBack):
             before = messages.get(change.pool, ForPool(change.pool))
             orders, unwanted = before.orders, before.unwanted
-            if isinstance(change, Ordered):
+            if isinstance(change, GivenBack):
+                unwanted += tuple(_node_name(p, join) for join in change.nodes if join in p.nodes)
+            elif change.number in p.orders:  # else it was taken back in the same cycle
                 orders += (NodesOrdered(change.number, tuple(p.orders[change.number].coming)),)
-            else:
-                unwanted += tuple(_node_name(p, join) for join in change.nodes)
             messages[change.pool] = ForPool(change.pool, orders, unwanted)
-    return [messages[pool] for pool in sorted(messages)]
+    return [messages[pool] for pool in sorted(messages) if messages[pool].orders or messages[pool].unwanted]
 
 
 def _for_nodes(p: Partition, allocations: Iterable[Allocation]) -> list[ForNode]:
