@@ -166,8 +166,10 @@ class Play:
     def do(self, name: str, *given: Any) -> None:
         """One step, the cycles of its instant, and a look."""
         getattr(self, f"_{name}")(*given)
-        while self.restarts and self.w._next_due() in (0, self.w.now):
+        again = self.restarts and self.w._next_due() in (0, self.w.now)
+        while again:
             self.w.cycle()
+            again = self.w._next_due() in (0, self.w.now)  # after a start there is always a cycle
             self.w.restart()
         self.w.advance(0)
         if self.looking:
