@@ -413,11 +413,14 @@ class Machine(RuleBasedStateMachine):
                         lane = (job.queue.path, text_of(lane_key(reservation)[1]))
                         asked, waiting = expected.get(lane, (0, 0))
                         expected[lane] = (asked + 1, waiting)
-        counted = self.metrics.registry.get_sample_value
-        for (queue, shape), figures in expected.items():
-            labels = {"partition": p.name, "queue": queue, "shape": shape}
-            names = ("fairlead_lane_reservations", "fairlead_lane_pending_tasks")
-            assert figures == tuple(counted(name, labels) or 0 for name in names)
+        names = ("fairlead_lane_reservations", "fairlead_lane_pending_tasks")
+        counted = {
+            (sample.name, sample.labels["queue"], sample.labels["shape"]): sample.value
+            for metric in self.metrics.registry.restricted_registry(names).collect()
+            for sample in metric.samples
+        }
+        for lane, figures in expected.items():
+            assert figures == tuple(counted.get((name, *lane), 0) for name in names)
         assert self.balance.came() == sum(asked for asked, _ in expected.values())
 
     def _nothing_was_overlooked(self, p: Partition) -> None:

@@ -536,3 +536,14 @@ def test_an_order_that_ends_in_the_cycle_that_makes_it_is_not_sent() -> None:
     commands = [ScalePool(pool="p", nodes=2, operator=True), RemovePartition(operator=True)]
     decided = run(w.partition(), commands, w.now)
     assert not [effect for effect in decided.effects if isinstance(effect, ForPool)]
+
+
+def test_nothing_is_ordered_for_the_rest_of_a_gang_that_cannot_start() -> None:
+    w = World()
+    w.pool("p", node={"cpu": 2}, max=10)
+    stages = [{"name": "a", "resources": {"gpu": 1}}, {"name": "b", "count": 5, "min": 1, "resources": {"cpu": 2}}]
+    w.node("lost", gpu=1)
+    w.fail_node("lost")
+    w.submit(gang="job", stages=stages)
+    w.cycle()
+    assert ordered(w) == {}

@@ -117,6 +117,8 @@ class Packing:
         self._taking: dict[Shape, set[str]] = {}
         """The pools whose nodes take a shape."""
         self._steps: list[Step] = []
+        self._without_room: set[int] = set()
+        """The gangs that were left out."""
 
     @property
     def used(self) -> dict[int, None]:
@@ -146,6 +148,13 @@ class Packing:
                         free -= taken
 
     def pack(self, wants: list[Want]) -> None:
+        """Set all of it down. What a gang wants beyond what has to start together follows only if that has room."""
+        gangs = {want.reservation.seq for want in wants if want.together}
+        self._pack([want for want in wants if want.together or want.reservation.seq not in gangs])
+        rest = [want for want in wants if not want.together and want.reservation.seq in gangs]
+        self._pack([want for want in rest if want.reservation.seq not in self._without_room])
+
+    def _pack(self, wants: list[Want]) -> None:
         for want in wants:
             self.looked += 1
             self._steps = []
@@ -156,6 +165,7 @@ class Packing:
                 tasks = wanted - kept.get(stage.position, 0) if kept else wanted
                 missing += self._set_down(stage, want.reservation.kind, tasks) if tasks > 0 else 0
                 if missing and want.together:
+                    self._without_room.add(want.reservation.seq)
                     self._take_back()
                     self._from = first
                     break
