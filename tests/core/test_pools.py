@@ -542,8 +542,13 @@ def test_nothing_is_ordered_for_the_rest_of_a_gang_that_cannot_start() -> None:
     w = World()
     w.pool("p", node={"cpu": 2}, max=10)
     stages = [{"name": "a", "resources": {"gpu": 1}}, {"name": "b", "count": 5, "min": 1, "resources": {"cpu": 2}}]
-    w.node("lost", gpu=1)
-    w.fail_node("lost")
+    w.node("off", gpu=1)
+    w.cycle()
+    w.disable("off")
+    w.cycle()
     w.submit(gang="job", stages=stages)
     w.cycle()
     assert ordered(w) == {}
+    w.enable("off")
+    w.cycle()
+    assert ordered(w) == {"p": 5}
