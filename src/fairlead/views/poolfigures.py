@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from fairlead.core.model import Pool
 from fairlead.core.phases.outlook import coming_nodes, look_ahead
 from fairlead.core.state import Partition
 
@@ -50,21 +49,3 @@ def pool_figures(p: Partition) -> dict[str, PoolFigures] | None:
         )
         for name in names
     }
-
-
-def why_it_grew(p: Partition, pool: Pool) -> list[tuple[int, str, int, list[tuple[str, str, int]]]]:
-    """The orders of a pool that are not over: number, cause, nodes that have yet to come, and for whom."""
-    return [
-        (
-            number,
-            order.cause,
-            len(order.coming),
-            [
-                (job, p.jobs[job].stages[stage].name, tasks)
-                for (job, stage, _), tasks in order.for_whom.items()
-                if job in p.jobs
-            ],
-        )
-        for number, order in sorted(p.orders.items())
-        if order.pool == pool.name
-    ]

@@ -15,8 +15,3 @@ def nodes_to_add(*, idle: int, pending: int, ordered: int, min_idle: int, total:
 def nodes_to_give_back(*, idle: int, pending: int, max_idle: int, min_idle: int, total: int, least: int) -> int:
     """How many idle nodes are too many: beyond those that the waiting work needs, and those that may stay idle."""
     return max(0, min(idle - pending - max(max_idle, min_idle), total - least))
-
-
-def within(size: int, least: int, most: int | None) -> int:
-    """The size that a pool may have instead."""
-    return max(least, size if most is None else min(size, most))
