@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from fairlead.journal.history import History, Used
 from fairlead.journal.past import AttemptRow, Past
 from fairlead.testing import World
@@ -52,6 +54,15 @@ def test_over_http(site: Serving) -> None:
     site.history.flush()
     used = ann.get(f"/api/v1/jobs/{names[0]}/attempts").json()["used"]
     assert used == {"main": {"attempts": 1, "cpu_seconds": 0.25, "most_memory": 2**20}}
+
+
+def test_a_task_that_was_over_before_it_was_told_to_run(site: Serving) -> None:
+    site.node("n1")
+    name = submit(site.as_owner, JOB)
+    site.report(name, "succeeded", exit_code=0)
+    site.history.put_used(Used("default", 1, "main", 0, 1, 0, 1_500_000, 0, 0))
+    (attempt,) = site.as_owner.get(f"/api/v1/jobs/{name}/attempts").json()["attempts"]
+    assert attempt["ended"] - attempt["started"] == pytest.approx(1.5)
 
 
 def test_logs_that_are_not_there(site: Serving) -> None:

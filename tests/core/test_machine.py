@@ -317,6 +317,31 @@ class Machine(RuleBasedStateMachine):
     def move_queue(self, queue: str, action: str) -> None:
         getattr(self.w, action)(queue)
 
+    # -- pools
+
+    @rule(name=st.sampled_from(POOLS), settings=pool_settings)
+    def pool(self, name: str, settings: dict[str, Any]) -> None:
+        self.w.pool(name, idle_for="5s", labels={"zone": "a"}, **settings)
+
+    @rule(name=st.sampled_from(POOLS), nodes=st.integers(1, 3), small=st.booleans())
+    def arrive(self, name: str, nodes: int, small: bool) -> None:
+        """Now and then nodes come that are not what was ordered."""
+        if name in self.w._config["partitions"]["default"].get("pools", {}):
+            self.w.arrive(name, nodes, **({"cpu": 1} if small else {}))
+
+    @rule(name=st.sampled_from(POOLS))
+    def fail_order(self, name: str) -> None:
+        if any(order.pool == name for order in self.w.partition().orders.values()):
+            self.w.fail_order(name)
+
+    @rule(name=st.sampled_from(POOLS), nodes=st.integers(0, 4))
+    def scale_pool(self, name: str, nodes: int) -> None:
+        self.w.scale_pool(name, nodes)
+
+    @rule(name=st.sampled_from(POOLS), action=st.sampled_from(["pause_pool", "resume_pool"]))
+    def move_pool(self, name: str, action: str) -> None:
+        getattr(self.w, action)(name)
+
     # -- time and trouble
 
     @rule(seconds=st.sampled_from([0, 1, 3, 10, 25]))
@@ -496,35 +521,6 @@ TestMachine = Machine.TestCase
 TestMachine.settings = settings(max_examples=120, stateful_step_count=40, deadline=None, report_multiple_bugs=False)
 
 
-class MachineWithPools(Machine):
-    """The same with pools that grow and shrink."""
-
-    # -- pools
-
-    @rule(name=st.sampled_from(POOLS), settings=pool_settings)
-    def pool(self, name: str, settings: dict[str, Any]) -> None:
-        self.w.pool(name, idle_for="5s", labels={"zone": "a"}, **settings)
-
-    @rule(name=st.sampled_from(POOLS), nodes=st.integers(1, 3), small=st.booleans())
-    def arrive(self, name: str, nodes: int, small: bool) -> None:
-        """Now and then nodes come that are not what was ordered."""
-        if name in self.w._config["partitions"]["default"].get("pools", {}):
-            self.w.arrive(name, nodes, **({"cpu": 1} if small else {}))
-
-    @rule(name=st.sampled_from(POOLS))
-    def fail_order(self, name: str) -> None:
-        if any(order.pool == name for order in self.w.partition().orders.values()):
-            self.w.fail_order(name)
-
-    @rule(name=st.sampled_from(POOLS), nodes=st.integers(0, 4))
-    def scale_pool(self, name: str, nodes: int) -> None:
-        self.w.scale_pool(name, nodes)
-
-    @rule(name=st.sampled_from(POOLS), action=st.sampled_from(["pause_pool", "resume_pool"]))
-    def move_pool(self, name: str, action: str) -> None:
-        getattr(self.w, action)(name)
-
-
 @pytest.mark.long
-class TestMachineForLong(MachineWithPools.TestCase):
+class TestMachineForLong(Machine.TestCase):
     settings = settings(max_examples=3000, stateful_step_count=60, deadline=None, report_multiple_bugs=False)

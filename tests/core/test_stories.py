@@ -291,6 +291,21 @@ def test_a_time_limit_stops_the_task() -> None:
     assert (w.job(job).state, w.task(job, "w", 0).reason) == ("failed", "time limit")
 
 
+@pytest.mark.parametrize(("ran", "left"), [(0, 10), (2, 8), (1_000, 7)])  # never longer than since it was placed
+def test_a_time_limit_counts_from_when_the_task_began(ran: float, left: int) -> None:
+    w = world(nodes=1)
+    w.hold_acks("n0")
+    job = w.submit(stages=stage(1, time_limit="10s"))
+    w.cycle()
+    w.advance(3)
+    w.report(job, "w", 0, 1, "running", ran=ran)
+    w.cycle()
+    w.advance(left - 1)
+    assert states(w, job, 1) == ["running"]
+    w.advance(1)
+    assert states(w, job, 1) != ["running"]
+
+
 def test_tries_are_a_budget_and_attempts_grow() -> None:
     w = world()
     job = w.submit(stages=stage(1, tries=3))

@@ -167,7 +167,7 @@ class Report(Command, frozen=True, tag="report"):
     number: int = 0
     """The job's number as the launch gave it; 0 where it is not known."""
     ran: int = 0
-    """How long each of the tasks ran, on the average, in microseconds; 0 where it is not known."""
+    """How long each of the tasks ran, or has run, on the average, in microseconds; 0 where it is not known."""
 
 
 # -- resource managers -------------------------------------------------------------------------------------------

@@ -115,14 +115,17 @@ def effects_of(p: Partition, done: Done, strays: Sequence[tuple[str, Stop]] = ()
     """
     fresh: set[int] = set()
     events: dict[str, list[Event]] = {}
+    scaled: list[Ordered | GivenBack] = []
     for change, kept in done:
-        numbers = FRESH.get(type(change))
-        if numbers is not None:
-            fresh.update(numbers(change))
+        kind = type(change)
+        if kind in FRESH:
+            fresh.update(FRESH[kind](change))
+        elif isinstance(change, SCALED):
+            scaled.append(change)
         if p.managers and isinstance(change, TOLD):
             for manager, event in _events(p, change, kept):
                 events.setdefault(manager, []).append(event)
-    for_pools = _for_pools(p, done)
+    for_pools = _for_pools(p, scaled) if scaled else []
     if not fresh and not events and not strays:
         return for_pools
     effects: list[Effect] = list(_for_nodes(p, (p.allocations[n] for n in sorted(fresh) if n in p.allocations)))
@@ -139,6 +142,9 @@ FRESH: dict[type[Any], Callable[[Any], Iterable[int]]] = {
     CalledBack: lambda change: (change.allocation,),
 }
 """The changes that agents hear of → the numbers of the allocations they are about."""
+
+SCALED = (Ordered, GivenBack)
+"""The changes that pools hear of."""
 
 TOLD = (Placed, Stopped, Ended, NodeAdded, NodeMoved, NodeRemoved)
 """The changes that a resource manager may hear of."""
@@ -180,18 +186,17 @@ def standing_pools(p: Partition) -> list[ForPool]:
     ]
 
 
-def _for_pools(p: Partition, done: Done) -> list[Effect]:
+def _for_pools(p: Partition, scaled: Iterable[Ordered | GivenBack]) -> list[Effect]:
     """What the pools hear of a cycle: one message a pool."""
     messages: dict[str, ForPool] = {}
-    for change, _ in done:
-        if isinstance(change, Ordered | GivenBack):
-            before = messages.get(change.pool, ForPool(change.pool))
-            orders, unwanted = before.orders, before.unwanted
-            if isinstance(change, GivenBack):
-                unwanted += tuple(_node_name(p, join) for join in change.nodes if join in p.nodes)
-            elif change.number in p.orders:  # else it was taken back in the same cycle
-                orders += (NodesOrdered(change.number, tuple(p.orders[change.number].coming)),)
-            messages[change.pool] = ForPool(change.pool, orders, unwanted)
+    for change in scaled:
+        before = messages.get(change.pool, ForPool(change.pool))
+        orders, unwanted = before.orders, before.unwanted
+        if isinstance(change, GivenBack):
+            unwanted += tuple(_node_name(p, join) for join in change.nodes if join in p.nodes)
+        elif change.number in p.orders:  # else it was taken back in the same cycle
+            orders += (NodesOrdered(change.number, tuple(p.orders[change.number].coming)),)
+        messages[change.pool] = ForPool(change.pool, orders, unwanted)
     return [messages[pool] for pool in sorted(messages) if messages[pool].orders or messages[pool].unwanted]
 
 

@@ -33,6 +33,11 @@ PAUSE = 0.2
 
 JOB_COLUMNS = ", ".join(JobRow.__struct_fields__)
 ATTEMPT_COLUMNS = ", ".join(AttemptRow.__struct_fields__)
+# Quick tasks are over before it is told that they run, and then how long they did says when they began.
+BEGAN = """coalesce(started, ended - (
+    SELECT max(ran) FROM used WHERE used.partition = attempts.partition AND used.number = attempts.number
+    AND used.stage = attempts.stage AND used.attempt = attempts.attempt AND place BETWEEN first AND last))"""
+ATTEMPTS_FOUND = ", ".join(BEGAN if name == "started" else name for name in AttemptRow.__struct_fields__)
 
 
 class Used(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -172,7 +177,7 @@ class History:
     def attempts(self, partition: str, number: int, skip: int = 0, limit: int = -1) -> list[AttemptRow]:
         """The attempts of a job, in the order in which they ended."""
         sql = (
-            f"SELECT {ATTEMPT_COLUMNS} FROM attempts WHERE partition = ? AND number = ? "
+            f"SELECT {ATTEMPTS_FOUND} FROM attempts WHERE partition = ? AND number = ? "
             f"ORDER BY rowid LIMIT {limit:d} OFFSET {skip:d}"
         )
         return list(map(_attempt, self._ask(sql, partition, number)))
@@ -180,7 +185,7 @@ class History:
     def attempt(self, partition: str, number: int, stage: str, index: int) -> AttemptRow | None:
         """The last attempt of a task that ended."""
         sql = (
-            f"SELECT {ATTEMPT_COLUMNS} FROM attempts WHERE partition = ? AND number = ? AND stage = ? "
+            f"SELECT {ATTEMPTS_FOUND} FROM attempts WHERE partition = ? AND number = ? AND stage = ? "
             "AND first <= ? AND last >= ? ORDER BY attempt DESC, rowid DESC"
         )
         rows = map(_attempt, self._ask(sql, partition, number, stage, index, index))

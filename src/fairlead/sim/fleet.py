@@ -1,6 +1,7 @@
 """A virtual fleet: what agents would do with launches and stops, on a virtual clock, and as badly as asked.
 
-Agents acknowledge at once, tasks run until they are told to end or their duration is over, and stops are confirmed.
+Agents acknowledge at once, or with whatever happens next; tasks run until they are told to end or their duration is
+over, and stops are confirmed.
 Tasks of a chain run in as many rooms as it has, one after another, and what became of them is gathered for a moment.
 Reports come out as commands, in the order in which they fell due.
 """
@@ -76,7 +77,10 @@ class Flush(msgspec.Struct, frozen=True):
 
 
 class Fleet:
-    def __init__(self) -> None:
+    def __init__(self, prompt: bool = True) -> None:
+        """Unless they are prompt, agents say that something runs only when something else is due, and since when."""
+        self._prompt = prompt
+        self._begun: list[tuple[Micros, Running]] = []
         self.durations: dict[tuple[str, str], Micros] = {}
         """(job, stage) → how long each of its tasks runs; others run until told."""
         self._running: dict[Key, list[Running]] = {}
@@ -160,6 +164,11 @@ class Fleet:
         """What has fallen due by now."""
         due = [each for each in self._unheard if not self._is_unheard(each)]
         self._unheard = []
+        if self._begun:
+            due += [
+                each.report("running", ran=now - when) for when, each in self._begun if each.node not in self._silent
+            ]
+            self._begun = []
         while self._due and self._due[0][0] <= now:
             when, _, command = heappop(self._due)
             told: list[AnyCommand] = []
@@ -194,7 +203,10 @@ class Fleet:
             line.waiting.append(block)
             self._go_on(node, now)
         else:
-            self._at(now, block.report("running"))
+            if self._prompt:
+                self._at(now, block.report("running"))
+            else:
+                self._begun.append((now, block))
             self._start(block, now)
 
     def _has_had(self, block: Running) -> bool:
@@ -305,6 +317,7 @@ class Fleet:
     def _empty(self, node: str) -> list[Running]:
         """Everything at an agent is gone; what it was."""
         had: list[Running] = []
+        self._begun = [each for each in self._begun if each[1].node != node]
         for key in [key for key in self._running if key[0] == node]:
             had += self._running.pop(key)
         for line in self._lines.pop(node, {}).values():

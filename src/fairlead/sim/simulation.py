@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from msgspec.structs import replace
+
 from fairlead.core.commands import AddNode, AnyCommand, Configure, MarkReady, Rejected, Submit
 from fairlead.core.cycle import due
 from fairlead.core.errors import Refused
 from fairlead.core.model import Micros
+from fairlead.core.resources import MAX_DURATION
 from fairlead.journal.memory import MemoryJournal
 from fairlead.sim.fleet import Fleet
 from fairlead.sim.machines import Machines
@@ -31,7 +34,7 @@ class Simulation:
         self.policy = policy
         self.outages = outages
         self.record = Record(trace)
-        self.fleet = Fleet()
+        self.fleet = Fleet(prompt=False)
         self.machines = Machines()
         """Those of the policy's pools."""
         self.writer = Writer(MemoryJournal(), "default", [self.record, *observers])
@@ -76,7 +79,10 @@ class Simulation:
 
     def _open(self) -> None:
         """Set the partition up, at the beginning of time."""
-        commands: list[AnyCommand] = [Configure(config=self.policy.config, version=1, operator=True)]
+        # No message is lost here, and that something runs is said when something else happens, however late that is.
+        settings = replace(self.policy.config.settings, launch_timeout=MAX_DURATION)
+        config = replace(self.policy.config, settings=settings)
+        commands: list[AnyCommand] = [Configure(config=config, version=1, operator=True)]
         commands += [AddNode(name=name, spec=spec, operator=True) for name, spec in self.trace.nodes]
         commands.append(MarkReady(operator=True))
         done = self.writer.turn(commands, self.now)

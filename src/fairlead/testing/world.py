@@ -309,9 +309,10 @@ class World:
         state: ReportState,
         node: str | None = None,
         exit_code: int | None = None,
+        ran: float = 0,
     ) -> None:
-        """Report by hand, also what is stale or odd."""
-        self._report(job, self._stage(job, stage), index, attempt, state, exit_code, node)
+        """Report by hand, also what is stale or odd. `ran` is for how long already, in seconds."""
+        self._report(job, self._stage(job, stage), index, attempt, state, exit_code, node, ran)
 
     # -- agents --------------------------------------------------------------------------------------------------
 
@@ -671,6 +672,7 @@ class World:
         state: ReportState,
         exit_code: int | None,
         node: str | None = None,
+        ran: float = 0,
     ) -> None:
         where = self._where(job)
         allocation = (stage.live or {}).get(index)
@@ -691,6 +693,7 @@ class World:
                 attempt=attempt,
                 state=state,
                 exit_code=exit_code,
+                ran=round(ran * SECOND),
                 operator=True,
             ),
         )

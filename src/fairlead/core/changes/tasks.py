@@ -108,16 +108,19 @@ class Placed(Change, frozen=True, tag="placed"):
 
 
 class Acknowledged(Change, frozen=True, tag="acknowledged"):
-    """The agent has started these tasks."""
+    """The agent has started these tasks, some time ago."""
 
     allocation: int
     indices: tuple[int, ...]
     into: int = 0
+    ran: Micros = 0
 
     def apply(self, p: Partition) -> Moved:
         before = p.allocations[self.allocation]
         TASK.check(before.state, "running")
-        return _move(p, before, self.indices, self.into, "running", "")
+        # Whatever a clock elsewhere says, nothing runs before it was placed.
+        began = max(before.since, p.now - self.ran)
+        return _move(p, before, self.indices, self.into, "running", "", began)
 
     def undo(self, p: Partition, kept: Moved) -> None:
         _move_back(p, self.allocation, self.into, kept)
@@ -135,7 +138,7 @@ class Stopped(Change, frozen=True, tag="stopped"):
         before = p.allocations[self.allocation]
         TASK.check(before.state, "stopping")
         p.stops += 1
-        return _move(p, before, self.indices, self.into, "stopping", self.cause)
+        return _move(p, before, self.indices, self.into, "stopping", self.cause, p.now)
 
     def undo(self, p: Partition, kept: Moved) -> None:
         _move_back(p, self.allocation, self.into, kept)
@@ -301,18 +304,20 @@ def _part(
     )
 
 
-def _move(p: Partition, before: Allocation, block: tuple[int, ...], into: int, state: Any, cause: StopCause) -> Moved:
+def _move(
+    p: Partition, before: Allocation, block: tuple[int, ...], into: int, state: Any, cause: StopCause, since: Micros
+) -> Moved:
     counter, short_since = p.counters.allocation, before.stage.short_since
-    started = p.now if state == "running" else before.started
+    started = since if state == "running" else before.started
     if block == before.indices:
         after = copy(before)
-        after.state, after.since, after.started, after.cause = state, p.now, started, cause
+        after.state, after.since, after.started, after.cause = state, since, started, cause
         p.exchange(after)
     else:
         p.unbook(before, moves=True)
         rest = difference(before.indices, block)
         p.book(_part(before, rest, before.id, before.state, before.since, before.started, before.cause))
-        p.book(_part(before, block, into, state, p.now, started, cause))
+        p.book(_part(before, block, into, state, since, started, cause))
         p.counters.allocation = max(counter, into + 1)
     p.look_short(before.stage)
     return before, counter, short_since

@@ -7,7 +7,8 @@ at that time beside it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import Literal
 
 from fairlead.core.changes import Part, Placed
@@ -21,7 +22,7 @@ from fairlead.core.policy.backfill import ends_in_time, plan_start
 from fairlead.core.ranges import count
 from fairlead.core.reasons import NoRoom, Reason, WouldDelay
 from fairlead.core.shape import Shape
-from fairlead.core.state import Partition
+from fairlead.core.state import FAR, Partition
 
 Prospect = Literal[0, 1, 2]
 TRY: Prospect = 0
@@ -95,6 +96,32 @@ class Backfill:
             return TRY
         # Each of its tasks would be in the way of one of the head's, unless it is over by then.
         return TRY if self._in_time(reservation) else LATE
+
+    def skip_hopeless(
+        self, lane: Lane, first: Reservation, others: Iterator[Reservation]
+    ) -> tuple[Reservation | None, Reservation | None]:
+        """The first of a lane who may be able to start, and the first before it who has no room."""
+        no_room: Reservation | None = None
+        wanted, room = self._full.get(lane, (FAR, FAR))
+        spare = self.spare if self._delays is not None and lane.shapes == (self._shape,) else FAR
+        accounts, lendable, only_room = None, False, False
+        for each in chain((first,), others):
+            stage = each.stage
+            if each.kind != NEW or stage.started or each.whole or each is self.head:
+                prospect = self.prospect(lane, each)
+            else:  # `prospect` without what is the same for all of them: in a long queue these are nearly all
+                together = stage.needed
+                if together > room and (stage.job.accounts is not accounts or stage.job.preemptible != lendable):
+                    accounts, lendable, only_room = stage.job.accounts, stage.job.preemptible, self._only_room(each)
+                if together > room and (only_room or together >= wanted):
+                    prospect = NO_ROOM
+                else:
+                    prospect = LATE if together > spare and not self._in_time(each) else TRY
+            if prospect == TRY:
+                return each, no_room
+            if prospect == NO_ROOM and no_room is None:
+                no_room = each
+        return None, no_room
 
     def why_passed(self, lane: Lane, reservation: Reservation) -> Reason | None:
         """Why somebody was not tried."""

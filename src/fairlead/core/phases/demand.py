@@ -26,6 +26,8 @@ LITTLE = 1_000
 def demand(plan: Plan) -> None:
     p, scaling = plan.partition, plan.partition.scaling
     scaling.dirty = scaling.dirty or len(plan) > 0
+    if not p.pools and not p.idle:
+        return
     pools = [p.pools[name] for name in sorted(p.pools) if p.pools[name].elastic]
     _note_idle(plan)
     if not pools or not p.reign.ready or plan.more or not _is_due(p):
@@ -58,7 +60,7 @@ def demand_due(p: Partition) -> Iterator[Micros]:
 def give_up_late(plan: Plan) -> None:
     """Nodes that did not come in time are not waited for any longer."""
     p = plan.partition
-    for number in sorted(p.orders) if p.reign.ready else ():
+    for number in sorted(p.orders):
         order = p.orders[number]
         if _late_at(p, order.since) <= p.now:
             reason = f"not there within {format_duration(p.settings.promise_for)}"

@@ -39,7 +39,8 @@ def expiry(plan: Plan) -> None:
         _meet_deadlines(plan)
     if p.short:
         _give_up_short_stages(plan)
-    give_up_late(plan)
+    if p.orders and p.reign.ready:
+        give_up_late(plan)
     if p.draining:
         _remove_drained(plan)
 

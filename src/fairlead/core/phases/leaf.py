@@ -95,17 +95,13 @@ class Turns:
 
     def _pass_in_lane(self, lane: Lane, first: Reservation, backfill: Backfill) -> None:
         """The same where there is only one lane, so that nobody else can come between."""
-        walk, judge = self._walks[lane], backfill.prospect
-        following: Reservation | None = first
-        while following is not None:
-            prospect = judge(lane, following)
-            if prospect == TRY:
-                self._heap[0] = (*self._heap[0][:3], following)
-                return
-            if prospect == NO_ROOM:
-                self._no_room.setdefault(lane, following)
-            following = next(walk, None)
-        self.close()
+        following, no_room = backfill.skip_hopeless(lane, first, self._walks[lane])
+        if no_room is not None:
+            self._no_room.setdefault(lane, no_room)
+        if following is None:
+            self.close()
+        else:
+            self._heap[0] = (*self._heap[0][:3], following)
 
     def note_limited(self) -> None:
         """Whose turn it is would be beyond a limit."""

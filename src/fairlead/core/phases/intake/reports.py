@@ -141,7 +141,8 @@ def _take(plan: Plan, allocation: Allocation, block: tuple[int, ...], command: R
     if state == "running":
         if allocation.state == "assigned":
             whole = block == allocation.indices
-            plan.do(Acknowledged(allocation.id, block, 0 if whole else plan.partition.counters.allocation))
+            into = 0 if whole else plan.partition.counters.allocation
+            plan.do(Acknowledged(allocation.id, block, into, command.ran))
             trust(plan, allocation.node)
     elif state == "succeeded":
         if allocation.stage.terms.min == 1:
