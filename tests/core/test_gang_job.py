@@ -602,6 +602,21 @@ def test_a_task_over_its_time_limit_comes_back_with_a_restart(make: MakeWorld) -
     assert states(w, job) == {"a": "r", "b": "r"}
 
 
+def test_the_last_task_of_a_whole_job_says_nothing_of_the_room_for_others(make: MakeWorld) -> None:
+    """What it lacks is room for its second stage, and others are like its first."""
+    w = make(nodes=1, cpu=1)
+    w.node("big", cpu=4)
+    job = whole(w, stage("a", 1), stage("b", 1, cpu=4, on_loss="restart"))
+    w.advance(0)
+    w.finish(job, stage="a", index=0, exit_code=0)
+    w.fail_node("big")
+    w.node("n9", cpu=3)
+    other = w.submit(name="other", stages=[stage("w", 1)])
+    w.cycle()
+    assert states(w, job) == {"a": "s", "b": "p"}
+    assert w.placements(other)
+
+
 # -- scaling, cancelling, killing --------------------------------------------------------------------------------
 
 

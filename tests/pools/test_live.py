@@ -26,10 +26,11 @@ LONG = 4 * SECONDS  # many agents have to start on a machine that may be busy
 
 
 @contextmanager
-def fleet(folder: Path, most: int, provider: dict[str, Any], **more: str) -> Iterator[Up]:
+def fleet(folder: Path, most: int, provider: dict[str, Any], lease: str = "1min", **more: str) -> Iterator[Up]:
     pool = {"node": {"cpu": 1, "memory": "64Mi"}, "max": most, "idle_for": "1s", "provider": provider}
     config = folder / "fairlead.json"
-    config.write_text(json.dumps({"partitions": {"default": {**SETTINGS, "pools": {"work": pool}}}}))
+    settings = {**SETTINGS, "lease": lease, "pools": {"work": pool}}
+    config.write_text(json.dumps({"partitions": {"default": settings}}))
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     before = dict(os.environ)
@@ -152,6 +153,24 @@ def test_tasks_and_machines_outlive_the_server(tmp_path: Path) -> None:
         assert ran_on(up, job) == {"work-1-0", "work-1-1"}
         until(lambda: pool(up)["use"]["total"] == 0)
         assert log(up, "orphan machine") == [] and len(log(up, "machines asked for")) == 1
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_down_and_kill_leave_no_machine(tmp_path: Path, crash: bool) -> None:
+    """Nor do they when the server is gone already. The next one finds that out, and orders anew."""
+    with fleet(tmp_path, 2, {"local": {}}, lease="2s") as up:
+        job = submit(up, 2, 1000)
+        until(lambda: '"running":2' in up.run("show", job, "--json"))
+        if crash:
+            up.process.kill()
+            up.process.wait(SECONDS)
+        assert "2 machines of pools" in up.run("down", "--kill")
+        assert processes(up.folder / "pools") == []
+        up.start()
+        if crash:  # the job was not killed: it is tried again elsewhere
+            up.run("kill", job)
+        again = submit(up, 1)
+        assert up.run("wait", again) == f"{again}: succeeded\n"
 
 
 HALF = """

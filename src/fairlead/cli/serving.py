@@ -81,7 +81,7 @@ def down(
     directory = _directory(data)
     found = running(directory)
     if found is None or not _is_locked(directory):
-        if kill and (directory / "agent").exists():
+        if kill and any((directory / part).exists() for part in ("agent", "pools")):
             return _end_left(directory, as_json)
         fail(
             f"no server runs on {directory}; `fairlead up` starts one",
@@ -95,10 +95,12 @@ def down(
         if time.monotonic() > deadline:
             fail(f"the server (process {found.pid}) does not end; look at {directory / 'server.log'}")
         time.sleep(0.02)
+    machines = _end_machines(directory) if kill else 0
     if as_json:
-        typer.echo(json.dumps({"ok": True, "data": str(directory), "killed": killed}))
+        typer.echo(json.dumps({"ok": True, "data": str(directory), "killed": killed, "machines": machines}))
     else:
-        typer.echo(f"stopped; {f'{killed} jobs were killed' if kill else 'tasks that run go on'}")
+        ended = f"{killed} jobs were killed" + (f" and {machines} machines of pools ended" if machines else "")
+        typer.echo(f"stopped; {ended if kill else 'tasks that run go on'}")
 
 
 # -- inside ------------------------------------------------------------------------------------------------------
@@ -287,11 +289,25 @@ def _end_left(directory: Path, as_json: bool) -> None:
             fail(f"no server runs on {directory}, but an agent does; stop that first")
         time.sleep(0.02)
     ended = end_all(directory / "agent", GRACE)
+    machines = _end_machines(directory)
     if as_json:
-        typer.echo(json.dumps({"ok": True, "data": str(directory), "killed": 0, "ended": ended}))
+        told = {"ok": True, "data": str(directory), "killed": 0, "ended": ended, "machines": machines}
+        typer.echo(json.dumps(told))
     else:
-        again = "; their jobs are not over, and the next `fairlead up` goes on with them" if ended else ""
-        typer.echo(f"no server runs on {directory}; {ended} tasks that were left were ended{again}")
+        again = "; jobs that are not over go on with the next `fairlead up`" if ended or machines else ""
+        pools = f", and {machines} machines of pools" if machines else ""
+        typer.echo(f"no server runs on {directory}; {ended} tasks that were left were ended{pools}{again}")
+
+
+def _end_machines(directory: Path) -> int:
+    """End the machines of pools that are processes of this one. Others belong to whoever brought them."""
+    from fairlead.pools.base import ProviderError
+    from fairlead.pools.local import end_machines
+
+    try:
+        return end_machines(directory / "pools")
+    except (OSError, ProviderError) as problem:
+        fail(f"machines of pools: {problem}; end them by hand")
 
 
 def _kill_all(directory: Path) -> int:

@@ -107,14 +107,8 @@ class LocalProvider:
         )
 
     def _destroy(self, name: str) -> None:
-        directory = self._folder / name
-        if directory.is_dir():
-            lock = _end_and_take(directory)
-            try:
-                self._reap()
-                shutil.rmtree(directory)
-            finally:
-                os.close(lock)
+        _remove(self._folder / name)
+        self._reap()
 
     def _list(self) -> Sequence[Machine]:
         found = []
@@ -162,6 +156,24 @@ class LocalProvider:
 
     def _who(self) -> dict[str, str]:
         return {"partition": self._kind.partition, "pool": self._kind.pool}
+
+
+def end_machines(folder: Path) -> int:
+    """End all machines of all pools whose directories are there, with what runs on them. Returns how many."""
+    ended = 0
+    for directory in sorted(folder.glob("*/*/*")):
+        ended += directory.is_dir()
+        _remove(directory)
+    return ended
+
+
+def _remove(directory: Path) -> None:
+    if directory.is_dir():
+        lock = _end_and_take(directory)
+        try:
+            shutil.rmtree(directory)
+        finally:
+            os.close(lock)
 
 
 def _take(directory: Path) -> int | None:

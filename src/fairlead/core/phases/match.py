@@ -269,10 +269,8 @@ class Round:
                 turns.pass_over(no_room=True)
             elif isinstance(reason, NoRoom):
                 turns.close(reservation)
-                shape = reservation.stage.shape
-                if together == 1 and not shape.key.apart and not self.p.nodes.held and shape not in self._full:
-                    self._full[shape] = reason
-                    self._lull(shape)
+                if together == 1 and not reservation.whole:
+                    self._fill(reservation.stage.shape, reason)
             else:
                 if isinstance(reason, OverLimit):
                     turns.note_limited()
@@ -282,8 +280,11 @@ class Round:
                     turns.pass_over()
         return placed
 
-    def _lull(self, shape: Shape) -> None:
-        """Lanes of a shape without room go on sleeping, if nothing but room could have woken them."""
+    def _fill(self, shape: Shape, reason: Reason) -> None:
+        """One task of a shape found no room. Lanes that nothing but room for it could have woken go on sleeping."""
+        if shape.key.apart or self.p.nodes.held or shape in self._full:
+            return
+        self._full[shape] = reason
         seen = (self.p.room, self.p.nodes.version)
         for path, lanes in self._awake.items():
             lulled = [lane for lane in lanes if lane.drowsy and lane.shapes == (shape,)]
