@@ -278,6 +278,38 @@ def test_after_max_orders_it_says_why() -> None:
     assert w.placements(job) and w.placements(later[0])
 
 
+def test_it_says_which_pools_could_bring_more_and_do_not() -> None:
+    w = World()
+    w.pool("full", node={"cpu": 4}, max=1)
+    w.pool("off", node={"cpu": 4}, max=9, cost=2)
+    w.pool("small", node={"cpu": 1}, max=1)
+    w.pause_pool("off")
+    singles(w, 1)
+    w.cycle()
+    job = w.submit(name="more", stages=[{"name": "w", "resources": {"cpu": 4}}])
+    w.cycle()
+    reason = w.explain(job)[0].reason
+    assert isinstance(reason, NoRoom) and (reason.full, reason.paused) == (("full",), ("off",))
+    assert "pool full has as many nodes as it may; pool off is paused" in str(reason)
+
+
+def test_who_brings_nodes_hears_that_one_is_lost() -> None:
+    """It counts until its machine is known to be gone: it may come back."""
+    w = World()
+    w.pool("a", node={"cpu": 4}, max=1)
+    singles(w, 1)
+    w.cycle()
+    (name,) = w.arrive("a")
+    w.cycle()
+    w.effects()
+    w.fail_node(name)
+    w.cycle()
+    assert [each for each in w.effects() if isinstance(each, ForPool)] == [ForPool("a", lost=(name,))]
+    w.remove_node(name)
+    w.cycle()
+    assert ordered(w) == {"a": 1}
+
+
 def test_a_late_order_is_given_up_and_its_node_is_welcome_all_the_same() -> None:
     w = World({"promise_for": "1min"})
     w.pool("a", node={"cpu": 4}, max=1)

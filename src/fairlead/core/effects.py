@@ -100,6 +100,8 @@ class ForPool(msgspec.Struct, frozen=True, gc=False, tag="for pool"):
     pool: str
     orders: tuple[NodesOrdered, ...] = ()
     unwanted: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+    """Nodes that are silent: their machines may be gone, and then others may take their place."""
 
 
 Effect = ForNode | ForManager | ForPool
@@ -115,7 +117,7 @@ def effects_of(p: Partition, done: Done, strays: Sequence[tuple[str, Stop]] = ()
     """
     fresh: set[int] = set()
     events: dict[str, list[Event]] = {}
-    scaled: list[Ordered | GivenBack] = []
+    scaled: list[Ordered | GivenBack | NodeMoved] = []
     for change, kept in done:
         kind = type(change)
         if kind in FRESH:
@@ -143,7 +145,7 @@ FRESH: dict[type[Any], Callable[[Any], Iterable[int]]] = {
 }
 """The changes that agents hear of → the numbers of the allocations they are about."""
 
-SCALED = (Ordered, GivenBack)
+SCALED = (Ordered, GivenBack, NodeMoved)
 """The changes that pools hear of."""
 
 TOLD = (Placed, Stopped, Ended, NodeAdded, NodeMoved, NodeRemoved)
@@ -186,18 +188,27 @@ def standing_pools(p: Partition) -> list[ForPool]:
     ]
 
 
-def _for_pools(p: Partition, scaled: Iterable[Ordered | GivenBack]) -> list[Effect]:
+def _for_pools(p: Partition, scaled: Iterable[Ordered | GivenBack | NodeMoved]) -> list[Effect]:
     """What the pools hear of a cycle: one message a pool."""
-    messages: dict[str, ForPool] = {}
+    orders: dict[str, list[NodesOrdered]] = {}
+    unwanted: dict[str, list[str]] = {}
+    lost: dict[str, list[str]] = {}
     for change in scaled:
-        before = messages.get(change.pool, ForPool(change.pool))
-        orders, unwanted = before.orders, before.unwanted
         if isinstance(change, GivenBack):
-            unwanted += tuple(_node_name(p, join) for join in change.nodes if join in p.nodes)
-        elif change.number in p.orders:  # else it was taken back in the same cycle
-            orders += (NodesOrdered(change.number, tuple(p.orders[change.number].coming)),)
-        messages[change.pool] = ForPool(change.pool, orders, unwanted)
-    return [messages[pool] for pool in sorted(messages) if messages[pool].orders or messages[pool].unwanted]
+            names = [_node_name(p, join) for join in change.nodes if join in p.nodes]
+            unwanted.setdefault(change.pool, []).extend(names)
+        elif isinstance(change, Ordered):
+            if change.number in p.orders:  # else it was taken back in the same cycle
+                order = NodesOrdered(change.number, tuple(p.orders[change.number].coming))
+                orders.setdefault(change.pool, []).append(order)
+        elif change.state == "lost" and change.join in p.nodes:
+            pool = p.nodes.pool[p.nodes.rows[change.join]]
+            if pool in p.pools:
+                lost.setdefault(pool, []).append(_node_name(p, change.join))
+    return [
+        ForPool(pool, tuple(orders.get(pool, ())), tuple(unwanted.get(pool, ())), tuple(lost.get(pool, ())))
+        for pool in sorted({**orders, **unwanted, **lost})
+    ]
 
 
 def _for_nodes(p: Partition, allocations: Iterable[Allocation]) -> list[ForNode]:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from fairlead.core.model import Stage
+from fairlead.core.model import Pool, Stage
 from fairlead.core.policy.fit import choose_devices, room
 from fairlead.core.reasons import NeverFits, NoRoom
 from fairlead.core.resources import GPU, Vector, add
@@ -53,7 +53,30 @@ def why_no_room(p: Partition, stage: Stage, found: NoRoom) -> NoRoom:
         vain=orders,
         given_up=orders >= p.settings.max_orders,
         problem=next((pool.problem for _, pool in sorted(p.pools.items()) if orders and pool.problem), ""),
+        full=tuple(pool.name for pool in _pools_for(p, stage) if _is_full(p, pool)),
+        paused=tuple(pool.name for pool in _pools_for(p, stage) if pool.paused or pool.paused_until > p.now),
     )
+
+
+def _pools_for(p: Partition, stage: Stage) -> list[Pool]:
+    """The pools that could bring nodes on which tasks of a stage fit."""
+    if stage.job.manager:
+        return []
+    return [pool for _, pool in sorted(p.pools.items()) if pool.elastic and _slots_of(pool, stage.shape)]
+
+
+def _is_full(p: Partition, pool: Pool) -> bool:
+    present = sum(p.nodes.pool[row] == pool.name for row in p.nodes.rows.values())
+    coming = sum(len(order.coming) for order in p.orders.values() if order.pool == pool.name)
+    return pool.settings.max is not None and present + coming >= pool.settings.max
+
+
+def _slots_of(pool: Pool, shape: Shape) -> int:
+    """How many tasks a node of a pool takes."""
+    settings = pool.settings
+    if not shape.accepts(dict(settings.labels), settings.taints, pool.name):
+        return 0
+    return _slots(dict(settings.node), shape)
 
 
 def _ordered_for(p: Partition, stage: Stage) -> int:
@@ -107,10 +130,7 @@ def most_ever(p: Partition, shape: Shape, manager: str, enough: int) -> int:
         if nodes.manager[row] == manager and shape.accepts(nodes.labels[row], nodes.taints[row], nodes.pool[row]):
             most += _slots({name: column[row] for name, column in nodes.capacity.items()}, shape)
     for pool in p.pools.values() if not manager else ():
-        settings = pool.settings
-        if shape.accepts(dict(settings.labels), settings.taints, pool.name):
-            each = _slots(dict(settings.node), shape)
-            most += each * (enough if settings.max is None else settings.max)
+        most += _slots_of(pool, shape) * (enough if pool.settings.max is None else pool.settings.max)
     shape.ever = ((nodes.version, p.pools_version, manager), most, whole)
     return most
 

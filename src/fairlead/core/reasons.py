@@ -57,17 +57,23 @@ class NoRoom(msgspec.Struct, frozen=True, tag="no room"):
     """Whether they were too many, and nothing is ordered for it any more."""
     problem: str = ""
     """Why the last one failed."""
+    full: tuple[str, ...] = ()
+    """Pools whose nodes would do, and that have as many as they may."""
+    paused: tuple[str, ...] = ()
+    """Pools whose nodes would do, and that order nothing for now."""
 
     def __str__(self) -> str:
         why = ", ".join(f"{count} {what}" for what, count in self.failed)
         text = _by_stage("room for", self.wanted, self.room, self.stages)
-        held = f"; {self.held} nodes are held for it" if self.held else ""
+        held = f"; nodes held for it: {self.held}" if self.held else ""
         coming = f"; {self.coming} allocations of others stop for it" if self.coming else ""
         ordered = f"; nodes ordered for it: {self.ordered}" if self.ordered else ""
         vain = f"; orders of nodes for it failed: {self.vain}" if self.vain else ""
         vain += f" ({self.problem})" if vain and self.problem else ""
         vain += "; no more are made until a pool is resumed" if self.given_up else ""
-        return text + (f" (nodes: {why})" if why else "") + held + coming + ordered + vain
+        pools = "".join(f"; pool {name} has as many nodes as it may" for name in self.full)
+        pools += "".join(f"; pool {name} is paused" for name in self.paused)
+        return text + (f" (nodes: {why})" if why else "") + held + coming + ordered + vain + pools
 
 
 class WouldDelay(msgspec.Struct, frozen=True, tag="would delay"):
