@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import stat
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import httpx
 import pytest
 
 from fairlead.api.gate import OPEN_PATHS, Bounds
+from fairlead.api.site import ADMINS, OPERATORS, USERS
 from fairlead.api.tokens import Tokens
 from fairlead.core.errors import Refused
 from tests.api.serving import JOB, Serving, serving, submit
@@ -183,3 +185,8 @@ def test_a_token_expires(tmp_path: Path) -> None:
     over, _ = tokens.create("user", "ann", expires_in=-1.0)
     later, _ = tokens.create("user", "ann", expires_in=1_000.0)
     assert tokens.find(over) is None and tokens.find(later) is not None
+
+
+def test_guards_are_asked_in_the_loop() -> None:
+    """A guard that is no coroutine would be asked in a thread, which costs every request more than its answer."""
+    assert all(map(inspect.iscoroutinefunction, (USERS, OPERATORS, ADMINS)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated, Any, NamedTuple, Protocol
 
 import msgspec
@@ -126,10 +126,10 @@ def may_see(caller: Token, job: Job) -> bool:
     return True
 
 
-def need(*roles: str) -> Callable[[ASGIConnection[Any, Any, Any, Any], BaseRouteHandler], None]:
-    """A guard: only callers in one of these roles."""
+def need(*roles: str) -> Callable[[ASGIConnection[Any, Any, Any, Any], BaseRouteHandler], Awaitable[None]]:
+    """A guard: only callers in one of these roles. It is async, because others are asked in a thread."""
 
-    def guard(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
+    async def guard(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
         caller: Token = connection.scope["caller"]  # type: ignore[typeddict-item]
         if caller.role not in roles:
             raise Refused("token", f"a token of role {caller.role} may not do this; {roles[0]} may", "forbidden")

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
+from fairlead.core.commands import Report
 from fairlead.core.cycle import Cycle, due
 from fairlead.core.effects import Effect, standing_effects
 from fairlead.core.model import Micros
@@ -236,10 +237,16 @@ class LiveWriter:
             turned = monotonic()
             # Views first: who has an answer and then reads finds what was answered.
             self._publish(decided)
-            for message, answer in zip(batch, decided.answers, strict=True):
-                message.reply(answer)
+            # Then agents: what confirms their reports travels with their work, and that waits for nobody's answer.
+            answers = list(zip(batch, decided.answers, strict=True))
+            for message, answer in answers:
+                if isinstance(message.command, Report):
+                    message.reply(answer)
             if decided.effects:
                 self._dispatch(decided.effects)
+            for message, answer in answers:
+                if not isinstance(message.command, Report):
+                    message.reply(answer)
         except BaseException as problem:
             _refuse(batch, problem)
             raise
