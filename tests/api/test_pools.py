@@ -77,7 +77,7 @@ def test_who_it_is_for_is_for_those_who_may_know(tmp_path: Path) -> None:
         ann, bob = site.as_user("ann"), site.as_user("bob")
         site.as_owner.post("/api/v1/pools/w/pause")
         job = submit(ann, wants(3))
-        assert site.as_owner.post("/api/v1/pools/w/scale", json={"nodes": 1}).json() == {"note": "1 nodes ordered"}
+        assert site.as_owner.post("/api/v1/pools/w/scale", json={"nodes": 1}).json() == {"note": "nodes ordered: 1"}
         site.as_owner.post("/api/v1/pools/w/resume")
         for client, jobs in ((ann, [{"job": job, "stage": "main", "tasks": 2}]), (bob, [])):
             for order in client.get("/api/v1/pools/w").json()["orders"]:

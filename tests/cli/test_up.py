@@ -130,7 +130,7 @@ def test_pools(up: Up, tmp_path: Path) -> None:
     assert json.loads(up.run("pool", "show", "w", "--json"))["paused"]
     assert json.loads(up.run("pool", "pause", "w", "--json")) == {"note": "no change"}
     assert up.run("pool", "resume", "w") == "w goes on\n"
-    assert up.run("pool", "scale", "w", "2") == "2 nodes ordered\n"
+    assert up.run("pool", "scale", "w", "2") == "nodes ordered: 2\n"
     # Its provider fails, and says so.
     up.until("pool", "show", "w", said="problem: sh: create ended with code 3: no quota")
     assert up.ask("pool", "scale", "w", "4").returncode == 1

@@ -88,7 +88,7 @@ def test_pools(up: Up, client: Client) -> None:
     assert client.pool("w").paused
     assert client.resume_pool("w") == ""
     assert [(each.name, each.paused) for each in client.pools()] == [("w", False)]
-    assert client.scale_pool("w", 1) == "1 nodes ordered"
+    assert client.scale_pool("w", 1) == "nodes ordered: 1"
     assert set(client.usage().pools) == {"w"}
     with pytest.raises(Problem) as refusal:
         client.scale_pool("w", 9)
@@ -99,7 +99,7 @@ def test_pools(up: Up, client: Client) -> None:
         assert [each.name for each in await other.pools()] == ["w"]
         assert await other.pause_pool("w") == "" and (await other.pool("w")).paused
         assert await other.resume_pool("w") == ""
-        assert await other.scale_pool("w", 2) in ("1 nodes ordered", "2 nodes ordered")
+        assert await other.scale_pool("w", 2) in ("nodes ordered: 1", "nodes ordered: 2")
         assert (await other.usage()).ready
         await other.close()
 

@@ -278,6 +278,19 @@ def test_after_max_orders_it_says_why() -> None:
     assert w.placements(job) and w.placements(later[0])
 
 
+def test_figures_of_a_long_backlog_are_estimated_from_its_beginning() -> None:
+    w = World()
+    w.pool("a", node={"cpu": 4}, max=1)
+    for at in range(3_000):
+        w.submit(name=f"job{at}", stages=[{"name": "w", "resources": {"cpu": 2}}])
+    w.cycle()
+    assert w.pools()["a"]["pending"] == pytest.approx(1_500, rel=0.01)
+    for at in range(2_100, 3_000):
+        w.kill(f"job{at}")
+    w.cycle()
+    assert w.pools()["a"]["pending"] == pytest.approx(1_050, rel=0.01)
+
+
 def test_it_says_which_pools_could_bring_more_and_do_not() -> None:
     w = World()
     w.pool("full", node={"cpu": 4}, max=1)
@@ -499,7 +512,7 @@ def test_scaled_by_hand() -> None:
     w.answers()
     w.cycle()
     answers = w.answers()
-    assert isinstance(answers[0], Accepted) and answers[0].note == "3 idle nodes given back"
+    assert isinstance(answers[0], Accepted) and answers[0].note == "idle nodes given back: 3"
     assert "between 1 and 5" in str(answers[1])
     assert 'there is no pool "x"' in str(answers[2])
     w.cycle()

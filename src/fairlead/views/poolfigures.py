@@ -7,6 +7,8 @@ import msgspec
 from fairlead.core.phases.outlook import coming_nodes, look_ahead
 from fairlead.core.state import Partition
 
+LOOKED = 1_000
+
 
 class PoolFigures(msgspec.Struct, frozen=True):
     """In nodes. `available` ones have nothing to do and take work: they are not disabled, held or promised."""
@@ -14,7 +16,8 @@ class PoolFigures(msgspec.Struct, frozen=True):
     total: int
     available: int
     pending: int
-    """How many nodes the waiting work would take that is allowed to start."""
+    """How many nodes the waiting work would take that is allowed to start. Beyond `LOOKED` reservations the rest is
+    taken to be like them, because nothing else is decided meanwhile."""
     ordered: int
     disabled: int
 
@@ -28,9 +31,12 @@ def pool_figures(p: Partition) -> dict[str, PoolFigures] | None:
     """By name, of the pools that are configured and those that nodes say they are in; None before it is ready."""
     if not p.reign.ready:
         return None
-    outlook = look_ahead(p, bounded=False)
     nodes = p.nodes
     names = sorted({*p.pools, *(nodes.pool[row] for row in nodes.rows.values() if nodes.pool[row])})
+    if not names:
+        return {}
+    outlook = look_ahead(p, bounded=False, most=LOOKED)
+    new = {name: len(lacking) * (LOOKED + outlook.left) // LOOKED for name, lacking in outlook.new.items()}
     total, available, disabled, pending = ({name: 0 for name in names} for _ in range(4))
     for join, row in nodes.rows.items():
         name = nodes.pool[row]
@@ -43,7 +49,7 @@ def pool_figures(p: Partition) -> dict[str, PoolFigures] | None:
         name: PoolFigures(
             total[name],
             available[name],
-            pending[name] + outlook.coming.get(name, 0) + len(outlook.new.get(name, ())),
+            pending[name] + outlook.coming.get(name, 0) + new.get(name, 0),
             coming_nodes(p, p.pools[name]) if name in p.pools else 0,
             disabled[name],
         )

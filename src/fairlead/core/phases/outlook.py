@@ -6,6 +6,8 @@ nodes. Where pools may not grow enough for all, the first by turn get what there
 
 from __future__ import annotations
 
+from itertools import islice
+
 import msgspec
 
 from fairlead.core.entitlement import Entitlements
@@ -33,6 +35,8 @@ class Outlook(msgspec.Struct):
     """Pool → how many nodes that are coming somebody waits for."""
     looked: int
     """How much was looked at."""
+    left: int = 0
+    """How many reservations were not."""
 
 
 class Bin:
@@ -288,13 +292,16 @@ class Packing:
             self.bins.pop()
 
 
-def look_ahead(p: Partition, bounded: bool = True) -> Outlook:
-    """Where all that waits and is allowed would go. Without bounds, every pool gets as many nodes as it would need."""
+def look_ahead(p: Partition, bounded: bool = True, most: int | None = None) -> Outlook:
+    """Where all that waits and is allowed would go, or the first so many of it in turn.
+
+    Without bounds, every pool gets as many nodes as it would need.
+    """
     if not p.lanes:
         return Outlook({}, {}, {}, 0)
-    packing = _packed(p, bounded, by_size=True)
+    packing = _packed(p, bounded, most, by_size=True)
     if packing.short:
-        packing = _packed(p, bounded, by_size=False)
+        packing = _packed(p, bounded, most, by_size=False)
     new: dict[str, list[tuple[Meant, ...]]] = {}
     coming: dict[str, int] = {}
     for each in packing.bins:
@@ -302,12 +309,13 @@ def look_ahead(p: Partition, bounded: bool = True) -> Outlook:
             coming[each.pool.name] = coming.get(each.pool.name, 0) + 1
         elif each.meant:
             new.setdefault(each.pool.name, []).append(each.meant)
-    return Outlook(new, packing.used, coming, packing.looked)
+    left = 0 if most is None else sum(lane.size for lane in p.lanes.values()) - most
+    return Outlook(new, packing.used, coming, packing.looked, max(0, left))
 
 
-def _packed(p: Partition, bounded: bool, by_size: bool) -> Packing:
+def _packed(p: Partition, bounded: bool, most: int | None, by_size: bool) -> Packing:
     packing = Packing(p, bounded)
-    wants = list(wants_in_turn(p, _rights(p)))
+    wants = list(islice(wants_in_turn(p, _rights(p)), most))
     packing.expect(wants)
     if by_size:
         shapes = {stage.shape for want in wants for stage, _ in want.needs}

@@ -110,13 +110,13 @@ def scale(plan: Plan, command: ScalePool) -> Accepted:
     size = size_of(p, pool) + coming_nodes(p, pool)
     if command.nodes > size:
         order_nodes(plan, pool, [()] * (command.nodes - size), "hand")
-        return Accepted(note=f"{command.nodes - size} nodes ordered")
+        return Accepted(note=f"nodes ordered: {command.nodes - size}")
     idle = idle_nodes(p, pool)[: size - command.nodes]
     if idle:
         give_back(plan, pool, idle)
     if len(idle) < size - command.nodes:
-        return Accepted(note=f"{len(idle)} idle nodes given back, of {size - command.nodes}; the others are not idle")
-    return Accepted(note=f"{len(idle)} idle nodes given back" if idle else "no change")
+        return Accepted(note=f"idle nodes given back: {len(idle)} of {size - command.nodes}; the others are not idle")
+    return Accepted(note=f"idle nodes given back: {len(idle)}" if idle else "no change")
 
 
 def forget_orders(plan: Plan, pools: Mapping[str, PoolSettings]) -> None:
