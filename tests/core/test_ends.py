@@ -117,3 +117,19 @@ def test_ends_that_were_not_written_did_not_happen() -> None:
         turn(w, ended(w, "j0"), ended(w, "j1"))
     w.check()
     assert w.dump() == before
+
+
+def test_a_job_whose_other_task_was_scaled_away_waits_for_its_stop() -> None:
+    w = World()
+    w.nodes(2, cpu=1)
+    w.submit(name="j", stages=[{"name": "s", "count": 2, "resources": {"cpu": 1}}])
+    w.cycle()
+    w.cycle()
+    first, second = w.placements("j")["s", 0], w.placements("j")["s", 1]
+    w.silence(second)
+    w.scale("j", "s", 1)
+    w.cycle()
+    report = Report(node=first, job="j", stage="s", indices=(0, 1), attempt=1, state="succeeded", operator=True)
+    turn(w, report)
+    w.check()
+    assert w.job("j").state == "running" and len(w.partition().allocations) == 1

@@ -46,7 +46,7 @@ class Ends:
         if len(job.stages) != 1 or job.manager or job.after or job.over or job.id in p.followers:
             return None
         stage = job.stages[0]
-        if stage.count != 1 or stage.history or not stage.live or stage.name != report.stage:
+        if stage.count != 1 or stage.history or not stage.live or len(stage.live) > 1 or stage.name != report.stage:
             return None
         found = stage.live[0]
         if found.attempt != 1 or found.state == "stopping" or report.number not in (0, job.number):
