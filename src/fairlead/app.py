@@ -216,6 +216,17 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
         log_file.close()
 
 
+def end_local_machines(directory: Path) -> int:
+    """End the machines of pools that are processes of this one. Others belong to whoever brought them."""
+    from fairlead.pools.base import ProviderError
+    from fairlead.pools.local import end_machines
+
+    try:
+        return end_machines(directory / "pools")
+    except (OSError, ProviderError) as problem:
+        raise Failed(f"machines of pools: {problem}; end them by hand") from problem
+
+
 def provider_of(kind: Kind, folder: Path, log: Log) -> Provider:
     """Who brings the nodes of a pool, as its settings say. Machines of this one are kept in `folder`."""
     from fairlead.pools.command import CommandProvider

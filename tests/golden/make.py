@@ -217,7 +217,7 @@ def play(s: Script) -> None:
     s.keep()
     # Half of a gang's launches are acknowledged, one of an array's fails and one is refused.
     s.turn(*s.report("train", "w", "running"), *s.report("train", "ps", "running", 1))
-    s.turn(*s.report("lint", "a", "running", 3))
+    s.turn(*s.report("lint", "a", "running", 3, ran=1_000))
     s.turn(*s.report("lint", "a", "failed", 1, exit_code=3))
     s.turn(*s.report("lint", "a", "refused", 6))
     s.turn(*s.report("lint", "a", "succeeded", 1, exit_code=0))

@@ -300,14 +300,12 @@ def _end_left(directory: Path, as_json: bool) -> None:
 
 
 def _end_machines(directory: Path) -> int:
-    """End the machines of pools that are processes of this one. Others belong to whoever brought them."""
-    from fairlead.pools.base import ProviderError
-    from fairlead.pools.local import end_machines
+    from fairlead.app import Failed, end_local_machines
 
     try:
-        return end_machines(directory / "pools")
-    except (OSError, ProviderError) as problem:
-        fail(f"machines of pools: {problem}; end them by hand")
+        return end_local_machines(directory)
+    except Failed as problem:
+        fail(str(problem))
 
 
 def _kill_all(directory: Path) -> int:
