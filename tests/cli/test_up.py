@@ -274,7 +274,7 @@ def test_tasks_outlive_the_server(tmp_path: Path, how: str) -> None:
         # And whoever asks for it ends them.
         name = up.run("submit", "--", "sleep", "600").strip()
         up.until("show", name, said="running")
-        assert "1 jobs were killed" in up.run("down", "--kill")
+        assert "jobs killed: 1" in up.run("down", "--kill")
         deadline = time.monotonic() + SECONDS
         while up.process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -291,7 +291,7 @@ def test_down_ends_what_an_earlier_server_left(tmp_path: Path) -> None:
         up.until("show", name, said="running")
         up.until("node", "list", said="box   up           2")
         assert up.interrupt() == 0
-        assert "2 tasks that were left were ended" in up.run("down", "--kill")
+        assert "tasks that were left and were ended: 2" in up.run("down", "--kill")
         assert json.loads(up.run("down", "--kill", "--json"))["ended"] == 0
         up.start()
         up.until("show", "--json", name, said='"attempt":2')  # the next server hears of it, and goes on

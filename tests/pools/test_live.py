@@ -164,7 +164,7 @@ def test_down_and_kill_leave_no_machine(tmp_path: Path, crash: bool) -> None:
         if crash:
             up.process.kill()
             up.process.wait(SECONDS)
-        assert "2 machines of pools" in up.run("down", "--kill")
+        assert "machines of pools ended: 2" in up.run("down", "--kill")
         assert processes(up.folder / "pools") == []
         up.start()
         if crash:  # the job was not killed: it is tried again elsewhere

@@ -99,7 +99,7 @@ def down(
     if as_json:
         typer.echo(json.dumps({"ok": True, "data": str(directory), "killed": killed, "machines": machines}))
     else:
-        ended = f"{killed} jobs were killed" + (f" and {machines} machines of pools ended" if machines else "")
+        ended = f"jobs killed: {killed}" + (f"; machines of pools ended: {machines}" if machines else "")
         typer.echo(f"stopped; {ended if kill else 'tasks that run go on'}")
 
 
@@ -295,8 +295,8 @@ def _end_left(directory: Path, as_json: bool) -> None:
         typer.echo(json.dumps(told))
     else:
         again = "; jobs that are not over go on with the next `fairlead up`" if ended or machines else ""
-        pools = f", and {machines} machines of pools" if machines else ""
-        typer.echo(f"no server runs on {directory}; {ended} tasks that were left were ended{pools}{again}")
+        pools = f"; machines of pools ended: {machines}" if machines else ""
+        typer.echo(f"no server runs on {directory}; tasks that were left and were ended: {ended}{pools}{again}")
 
 
 def _end_machines(directory: Path) -> int:

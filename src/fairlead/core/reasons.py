@@ -66,7 +66,7 @@ class NoRoom(msgspec.Struct, frozen=True, tag="no room"):
         why = ", ".join(f"{count} {what}" for what, count in self.failed)
         text = _by_stage("room for", self.wanted, self.room, self.stages)
         held = f"; nodes held for it: {self.held}" if self.held else ""
-        coming = f"; {self.coming} allocations of others stop for it" if self.coming else ""
+        coming = f"; allocations of others that stop for it: {self.coming}" if self.coming else ""
         ordered = f"; nodes ordered for it: {self.ordered}" if self.ordered else ""
         vain = f"; orders of nodes for it failed: {self.vain}" if self.vain else ""
         vain += f" ({self.problem})" if vain and self.problem else ""
