@@ -158,7 +158,7 @@ def test_tasks_and_machines_outlive_the_server(tmp_path: Path) -> None:
 @pytest.mark.parametrize("crash", [False, True])
 def test_down_and_kill_leave_no_machine(tmp_path: Path, crash: bool) -> None:
     """Nor do they when the server is gone already. The next one finds that out, and orders anew."""
-    with fleet(tmp_path, 2, {"local": {}}, lease="2s") as up:
+    with fleet(tmp_path, 2, {"local": {}}, lease="5s") as up:
         job = submit(up, 2, 1000)
         until(lambda: '"running":2' in up.run("show", job, "--json"))
         if crash:
