@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import time
@@ -69,6 +70,12 @@ def test_after_and_labels(up: Up) -> None:
     assert up.ask("wait", "--timeout", "0.1", second).returncode == 124
     up.run("kill", first)
     assert up.ask("wait", first, second).returncode == 1
+
+
+def test_where_tasks_ran_and_for_how_long(up: Up) -> None:
+    job = up.run("submit", "--cpu", "0.1", "--", "sleep", "0.2").strip()
+    up.run("wait", job)
+    assert re.search(r"main\[0\] +succeeded +1 +box +[1-9.0]+\w+ +0", up.run("show", job))
 
 
 def test_a_gang_starts_together(up: Up) -> None:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 FOLLOWED = 32
 """So many tasks of a job are followed at once."""
+SHOWN = 1_000
+"""So many of its tasks are shown."""
 
 Command = Annotated[list[str] | None, typer.Argument(help="The program and its arguments, after --.")]
 Name = Annotated[str | None, typer.Option(help="A name for the job.")]
@@ -263,8 +265,9 @@ def show(job: JobName, partition: Partition = "", as_json: AsJson = False) -> No
         tasks = []
         for task in client.tasks(job):
             tasks.append(task)
-            if len(tasks) == 1_000:
+            if len(tasks) == SHOWN:
                 break
+        past = {} if as_json else _past(client, job, tasks)
     if as_json:
         print_json({"job": found, "tasks": tasks})
         return
@@ -283,13 +286,26 @@ def show(job: JobName, partition: Partition = "", as_json: AsJson = False) -> No
             f"{task.stage}[{task.index}]",
             task.state,
             task.attempt,
-            task.node or "",
+            *past.get((task.stage, task.index), (task.node or "", "")),
             _code(task),
             task.reason or task.note,
         )
         for task in tasks
     ]
-    print_table(("TASK", "STATE", "ATTEMPT", "NODE", "EXIT", "NOTE"), rows)
+    print_table(("TASK", "STATE", "ATTEMPT", "NODE", "RAN", "EXIT", "NOTE"), rows)
+
+
+def _past(client: Client, job: str, tasks: list[wire.Task]) -> dict[tuple[str, int], tuple[str, str]]:
+    """Of tasks that are over, where they ran and for how long, as far as the history has it."""
+    over = {(task.stage, task.index, task.attempt) for task in tasks if task.node is None and task.attempt}
+    past: dict[tuple[str, int], tuple[str, str]] = {}
+    for each in client.attempts(job).attempts if over else ():
+        ran = "" if each.started is None else lasted(each.ended - each.started)
+        for start, stop in zip(each.indices[::2], each.indices[1::2], strict=True):
+            for index in range(start, min(stop, SHOWN)):
+                if (each.stage, index, each.attempt) in over:
+                    past[each.stage, index] = (each.node, ran)
+    return past
 
 
 def _code(task: wire.Task) -> str:
