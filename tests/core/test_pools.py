@@ -492,6 +492,27 @@ def test_a_node_that_is_given_back_takes_no_work_and_stays_given_back() -> None:
 # -- by hand -------------------------------------------------------------------------------------------------------
 
 
+def test_what_is_lost_or_going_counts_for_max_by_hand_too() -> None:
+    w = World()
+    w.pool("p", node={"cpu": 4}, max=3)
+    w.cycle()
+    w.scale_pool("p", 3)
+    w.cycle()
+    w.arrive("p", 3)
+    w.cycle()
+    w.fail_node("p-1-0")
+    w.cycle()
+    w.effects(), w.answers()
+    w.scale_pool("p", 3)
+    w.cycle()
+    answer = w.answers()[0]
+    assert isinstance(answer, Accepted) and answer.note.startswith("nodes ordered: 0 of 1; those that are lost")
+    w.remove_node("p-1-0")
+    w.scale_pool("p", 3)
+    w.cycle()
+    assert ordered(w) == {"p": 1}
+
+
 def test_scaled_by_hand() -> None:
     w = World()
     w.pool("p", node={"cpu": 4}, min=1, max=5, idle_for="1min")

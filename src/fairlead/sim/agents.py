@@ -57,12 +57,14 @@ class Wires(Protocol):
 
 
 class Agent:
-    def __init__(self, name: str, wires: Wires) -> None:
+    def __init__(self, name: str, wires: Wires, links: int = 0) -> None:
         self.name = name
         self.wires = wires
         self.link = 0
         """The number of its connection; 0 for none."""
-        self.links = 0
+        self.links = links
+        """The highest such number. Machines that have one name after another have other numbers."""
+        self.gone = False
         self.running: dict[Task, Live] = {}
         self.known: set[tuple[Task, int]] = set()
         """Every attempt that it was told to start."""
@@ -84,7 +86,7 @@ class Agent:
     @property
     def is_off(self) -> bool:
         """Nothing goes in or out."""
-        return self.has("crash") or self.has("hang")
+        return self.gone or self.has("crash") or self.has("hang")
 
     # -- trouble -------------------------------------------------------------------------------------------------
 
@@ -94,6 +96,13 @@ class Agent:
             self.drop_link("trouble")
         if what == "crash":
             self._lose_all("the machine crashed")
+
+    def vanish(self) -> None:
+        """The machine is gone for good, and nobody hears what became of its tasks."""
+        self.gone = True
+        self.drop_link("the machine is gone")
+        self._lose_all("the machine is gone")
+        self.outbox.clear()
 
     def drop_link(self, why: str) -> None:
         if self.link:
@@ -110,6 +119,8 @@ class Agent:
     def _beat(self) -> None:
         """Every now and then: connect, or say that it is alive."""
         wires = self.wires
+        if self.gone:
+            return
         wires.at(wires.now + wires.heartbeat, self._beat)
         if self.is_off or self.has("break"):
             return

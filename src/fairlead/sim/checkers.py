@@ -208,16 +208,21 @@ def _allowed(job: Job) -> bool:
 
 def room(p: Partition, stage: Stage) -> int:
     """How many tasks of a stage would find room now, node by node."""
-    return sum(_room_on(p, row, stage) for join, row in p.nodes.rows.items() if _takes_work(p, join, row))
+    wanted = stage.shape.key.pool
+    return sum(
+        _room_on(p, row, stage)
+        for join, row in p.nodes.rows.items()
+        if takes_work(p, join, row) and wanted in ("", p.nodes.pool[row])
+    )
 
 
-def _takes_work(p: Partition, join: int, row: int) -> bool:
+def takes_work(p: Partition, join: int, row: int) -> bool:
     """Not what is kept for somebody: whether it is kept rightly is another question."""
     return p.nodes.state[row] == "up" and join not in p.nodes.avoided and join not in p.nodes.held
 
 
-def _room_on(p: Partition, row: int, stage: Stage) -> int:
-    asked = dict(stage.shape.key.resources)
+def used_on(p: Partition, row: int) -> tuple[dict[str, int], list[int]]:
+    """What a node's allocations use of its resources, and of each of its devices."""
     used: dict[str, int] = {}
     devices = [0] * (p.nodes.capacity.get(GPU, [0] * (row + 1))[row] // WHOLE_DEVICE)
     for each in p.nodes.allocations[row].values():
@@ -226,6 +231,12 @@ def _room_on(p: Partition, row: int, stage: Stage) -> int:
             used[name] = used.get(name, 0) + amount * tasks
         for device in each.devices:
             devices[device] += min(WHOLE_DEVICE, dict(each.stage.shape.key.resources)[GPU])
+    return used, devices
+
+
+def _room_on(p: Partition, row: int, stage: Stage) -> int:
+    asked = dict(stage.shape.key.resources)
+    used, devices = used_on(p, row)
     fits = [
         (p.nodes.capacity[name][row] - used.get(name, 0)) // amount if name in p.nodes.capacity else 0
         for name, amount in asked.items()

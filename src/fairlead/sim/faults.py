@@ -21,7 +21,16 @@ POINTS: tuple[Point, ...] = ("before", "failed", "unknown, written", "unknown, n
 AgentFault = Literal["break", "hang", "crash", "refuse", "slow", "double", "reorder"]
 AGENT_FAULTS: tuple[AgentFault, ...] = ("break", "hang", "crash", "refuse", "slow", "double", "reorder")
 
-Ask = Literal["kill", "scale", "drain", "disable", "enable", "priority", "front", "configure", "remove"]
+CloudFault = Literal["late", "stuck", "fail", "unknown", "unlisted", "twice"]
+CLOUD_FAULTS: tuple[CloudFault, ...] = ("late", "late", "stuck", "fail", "fail", "unknown", "unlisted", "twice")
+
+MachineFault = Literal["vanish", "drain", "disable", "remove"] | AgentFault
+MACHINE_FAULTS: tuple[MachineFault, ...] = ("vanish", "vanish", "vanish", "drain", "disable", "remove", *AGENT_FAULTS)
+
+JobAsk = Literal["kill", "scale", "priority", "front"]
+NodeAsk = Literal["drain", "disable", "enable", "configure", "remove"]
+PoolAsk = Literal["pause pool", "resume pool", "scale pool"]
+Ask = JobAsk | NodeAsk | PoolAsk
 
 
 class Submission(msgspec.Struct, frozen=True, tag="submit"):
@@ -35,9 +44,10 @@ class Submission(msgspec.Struct, frozen=True, tag="submit"):
 
 
 class Asking(msgspec.Struct, frozen=True, tag="ask"):
-    """What somebody asks for; `target` is a job or a node. A configuration limits queue a to `value` CPUs, 0 for none.
+    """What somebody asks for; `target` is a job, a node or a pool.
 
-    A node is removed when somebody has switched it off; its agent is back after a while.
+    A configuration limits queue a to `value` CPUs, 0 for none. A node is removed when somebody has switched it
+    off; its agent is back after a while.
     """
 
     at: Micros
@@ -62,7 +72,28 @@ class ServerTrouble(msgspec.Struct, frozen=True, tag="server"):
     step: Micros
 
 
-Event = Submission | Asking | AgentTrouble | ServerTrouble
+class CloudTrouble(msgspec.Struct, frozen=True, tag="cloud"):
+    """For a while, what is asked of the cloud comes out otherwise.
+
+    Machines come late, or never; they are refused; calls are not answered, whether done or not; nobody can look which
+    there are; what is asked for is asked for twice.
+    """
+
+    at: Micros
+    what: CloudFault
+    lasts: Micros
+
+
+class MachineTrouble(msgspec.Struct, frozen=True, tag="machine"):
+    """As for other agents, and some vanish. `which` counts among the machines that the cloud has by then."""
+
+    at: Micros
+    which: int
+    what: MachineFault
+    lasts: Micros
+
+
+Event = Submission | Asking | AgentTrouble | ServerTrouble | CloudTrouble | MachineTrouble
 
 
 class Scenario(msgspec.Struct, frozen=True):
@@ -91,6 +122,10 @@ PROFILES = {
 }
 
 
+WITH_POOLS = 0.3
+"""So many of the scenarios have pools that grow and shrink."""
+
+
 def draw_scenario(seed: int, profile: Profile) -> Scenario:
     rng = Random(seed)
     nodes = {f"n{at}": _node(rng) for at in range(rng.randint(2, 5))}
@@ -99,7 +134,16 @@ def draw_scenario(seed: int, profile: Profile) -> Scenario:
     events += [_asking(rng, jobs, list(nodes), profile.span) for _ in range(profile.asks)]
     events += [_agent_trouble(rng, list(nodes), profile.span) for _ in range(profile.agent_faults)]
     events += [_server_trouble(rng, profile.span) for _ in range(profile.server_faults)]
-    return Scenario(seed, _config(rng), nodes, tuple(sorted(events, key=lambda event: event.at)))
+    config = _config(rng)
+    # What has to do with pools is drawn apart, so that a seed without pools is what it was before there were any.
+    apart = Random(f"{seed} pools")
+    if apart.random() < WITH_POOLS:
+        pools = {name: _pool(apart) for name in ("p", "q")[: apart.randint(1, 2)]}
+        config = {**config, **_pool_settings(apart), "pools": pools}
+        nodes = dict(list(nodes.items())[: apart.choice((0, 1, 2, 5))])
+        events = [_for_pools(apart, each, pools) for each in events if _concerns(each, nodes)]
+        events += _pool_events(apart, profile, pools)
+    return Scenario(seed, config, nodes, tuple(sorted(events, key=lambda event: event.at)))
 
 
 def _node(rng: Random) -> dict[str, int]:
@@ -189,3 +233,82 @@ def _agent_trouble(rng: Random, nodes: list[str], span: Micros) -> AgentTrouble:
 def _server_trouble(rng: Random, span: Micros) -> ServerTrouble:
     step = rng.choice((0, 0, -3600, -5, 5, 3600)) * SECOND
     return ServerTrouble(rng.randint(0, span), rng.choice(POINTS), rng.choice((0, 1, 10, 60)) * SECOND, step)
+
+
+# -- pools -------------------------------------------------------------------------------------------------------
+
+
+def _pool(rng: Random) -> dict[str, Any]:
+    node = {"cpu": rng.choice((2, 4, 12))}  # other nodes have at most 8
+    if rng.random() < 0.4:
+        node["gpu"] = 2
+    pool: dict[str, Any] = {
+        "node": node,
+        "max": rng.randint(1, 5),
+        "cost": rng.randint(1, 3),
+        "provider": {"memory": {}},
+    }
+    pool["idle_for"] = rng.choice(("0s", "10s", "60s", "5min"))
+    if rng.random() < 0.2:
+        pool["min"] = 1
+    if rng.random() < 0.2:
+        pool["min_idle"] = 1
+    if rng.random() < 0.2:
+        pool["max_idle"] = 1
+    return pool
+
+
+def _pool_settings(rng: Random) -> dict[str, Any]:
+    return {
+        "promise_for": rng.choice(("40s", "3min")),
+        "pool_pause": rng.choice(("1s", "5s", "30s")),
+        "max_orders": rng.choice((3, 1_000)),
+    }
+
+
+def _concerns(event: Event, nodes: dict[str, Any]) -> bool:
+    """Whether it is about jobs, the server, or a node that there is."""
+    if isinstance(event, AgentTrouble):
+        return event.node in nodes
+    return (
+        not (isinstance(event, Asking) and event.what in ("drain", "disable", "enable", "remove"))
+        or event.target in nodes
+    )
+
+
+def _for_pools(rng: Random, event: Event, pools: dict[str, Any]) -> Event:
+    """Some jobs ask for what only pools have."""
+    if not isinstance(event, Submission):
+        return event
+    stages = [dict(stage) for stage in event.document["stages"]]
+    for stage in stages:
+        drawn = rng.random()
+        if drawn < 0.3:
+            stage["pool"] = rng.choice(sorted(pools))
+        elif drawn < 0.5:
+            largest = max(pool["node"]["cpu"] for pool in pools.values())
+            stage["resources"] = {**stage["resources"], "cpu": rng.choice((2, largest))}
+    return msgspec.structs.replace(event, document={**event.document, "stages": stages})
+
+
+def _pool_events(rng: Random, profile: Profile, pools: dict[str, Any]) -> list[Event]:
+    """As much trouble as others have."""
+    names = sorted(pools)
+    events: list[Event] = [_pool_asking(rng, names, profile.span) for _ in range(profile.asks // 4)]
+    events += [_cloud_trouble(rng, profile.span) for _ in range(profile.agent_faults // 2)]
+    events += [_machine_trouble(rng, profile.span) for _ in range(profile.agent_faults // 2)]
+    return events
+
+
+def _pool_asking(rng: Random, pools: list[str], span: Micros) -> Asking:
+    what: PoolAsk = rng.choice(("pause pool", "resume pool", "scale pool", "scale pool"))
+    return Asking(rng.randint(0, span), what, rng.choice(pools), rng.randint(0, 5))
+
+
+def _cloud_trouble(rng: Random, span: Micros) -> CloudTrouble:
+    return CloudTrouble(rng.randint(0, span), rng.choice(CLOUD_FAULTS), rng.choice((10, 60, 200)) * SECOND)
+
+
+def _machine_trouble(rng: Random, span: Micros) -> MachineTrouble:
+    lasts = rng.choice((1, 5, 20, 40, 90, 200)) * SECOND + rng.randint(0, SECOND)
+    return MachineTrouble(rng.randint(0, span), rng.randrange(10), rng.choice(MACHINE_FAULTS), lasts)

@@ -16,7 +16,7 @@ from fairlead.core import cycle
 from fairlead.core.commands import AddNode, Answer, AnyCommand, MoveNode, Report
 from fairlead.core.cycle import Cycle, due
 from fairlead.core.dump import dump
-from fairlead.core.effects import ForNode, standing_effects
+from fairlead.core.effects import ForNode, ForPool, standing_effects
 from fairlead.core.model import Micros
 from fairlead.core.state import Partition
 from fairlead.journal.memory import MemoryJournal
@@ -54,6 +54,7 @@ class Outside(Protocol):
 
     def at(self, when: Micros, what: Callable[[], None]) -> None: ...
     def to_agent(self, node: str, what: str, body: Any) -> None: ...
+    def to_pool(self, pool: str) -> None: ...
     def turned(self, p: Partition, now: Micros) -> None: ...
     def log(self, text: str) -> None: ...
 
@@ -175,6 +176,8 @@ class Server:
         for effect in done.effects:
             if isinstance(effect, ForNode):
                 todo.append(lambda effect=effect: self.outside.to_agent(effect.node, "work", effect))  # type: ignore[misc]
+            elif isinstance(effect, ForPool):
+                todo.append(lambda effect=effect: self.outside.to_pool(effect.pool))  # type: ignore[misc]
         for each in todo[: round(len(todo) * part)]:
             each()
 

@@ -6,6 +6,7 @@ can run must have ended, and nobody may run anything that the other side does no
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from heapq import heappop, heappush
@@ -24,8 +25,10 @@ from fairlead.core.commands import (
     Kill,
     MarkReady,
     MoveNode,
+    MovePool,
     RemoveNode,
     Scale,
+    ScalePool,
     SetPriority,
     Submit,
 )
@@ -33,7 +36,7 @@ from fairlead.core.config import parse_partition
 from fairlead.core.cycle import Cycle
 from fairlead.core.documents import parse_job, parse_node
 from fairlead.core.invariants import check_all
-from fairlead.core.model import JobSpec
+from fairlead.core.model import JobSpec, Stage
 from fairlead.core.resources import SECOND
 from fairlead.core.state import Partition
 from fairlead.sim.agents import QUICK, Agent, Live, Micros, Task
@@ -47,7 +50,18 @@ from fairlead.sim.checkers import (
     check_conserving,
     need,
 )
-from fairlead.sim.faults import AgentTrouble, Asking, Event, Scenario, ServerTrouble, Submission
+from fairlead.sim.cloud import Cloud
+from fairlead.sim.faults import (
+    AgentTrouble,
+    Asking,
+    CloudTrouble,
+    Event,
+    MachineTrouble,
+    Scenario,
+    ServerTrouble,
+    Submission,
+)
+from fairlead.sim.poolchecker import PoolChecker
 from fairlead.sim.server import Item, Server
 
 PATIENCE = 10 * SECOND
@@ -67,7 +81,7 @@ class Trial:
         self.lines: list[str] = []
         self._heap: list[tuple[Micros, int, Callable[[], None]]] = []
         self._count = 0
-        self._under_way: dict[str, int] = {name: 0 for name in scenario.nodes}
+        self._under_way: dict[str, int] = defaultdict(int)
         """Messages between the server and each agent."""
         self._received: dict[str, Micros] = {}
         """When the last message from the server arrives, so that they stay in order."""
@@ -83,11 +97,16 @@ class Trial:
         self.attempts = AttemptChecker()
         self.answers = AnswerChecker()
         asked = {(job, stage.name): dict(stage.resources) for job, spec in self._specs.items() for stage in spec.stages}
-        self.rooms = RoomChecker(scenario.nodes, asked)
+        self._capacity = dict(scenario.nodes)
+        """What each machine has, those of pools too."""
+        self.rooms = RoomChecker(self._capacity, asked)
         self.gangs = GangChecker(self.config.settings.replace_within + self.lease + self.heartbeat + 30 * SECOND)
         self.keeping = KeepingChecker()
+        self.pools = PoolChecker()
+        self.cloud = Cloud(self, scenario.seed, scenario.config.get("pools", {}))
         self.server = Server(self, self)
         self.agents: dict[str, Agent] = {}
+        self._booted = 0
 
     def run(self) -> None:
         """Play it out; `Broken` and any other error says that something is wrong with us."""
@@ -104,7 +123,7 @@ class Trial:
         self.at(quiet + SECOND, self._look_for_end)
         while not self._done:
             self.now, _, what = heappop(self._heap)
-            need(self.now < LONGEST, f"it does not end: {self._unended()}")
+            need(self.now < LONGEST, f"it does not end: {self._unended()} {self._unsettled()}")
             what()
         self._check_end()
 
@@ -143,8 +162,8 @@ class Trial:
 
     def to_agent(self, node: str, what: str, body: Any) -> None:
         """In order, while the link stands. An agent that hangs takes it when it is back."""
-        agent, link = self.agents[node], self.server.links.get(node)
-        if link is None:
+        agent, link = self.agents.get(node), self.server.links.get(node)
+        if agent is None or link is None:
             return
         when = max(self.now + self.rng.randrange(QUICK), self._received.get(node, 0) + 1)
         self._received[node] = when
@@ -167,6 +186,28 @@ class Trial:
                 agent.confirmed(body)
 
         self.at(when, arrive)
+
+    def to_pool(self, pool: str) -> None:
+        self.cloud.wake(pool)
+
+    def tell(self, command: AnyCommand) -> None:
+        """What the cloud has to say. What is lost it says again, if it is still so."""
+        self.server.offer(Item(command, lambda answer: self.log(f"{type(command).__name__}: {answer}")))
+
+    def reigning(self) -> Partition | None:
+        return None if self.server.writer is None else self.server.partition
+
+    def boot(self, name: str, pool: str) -> Agent:
+        """A machine of a pool is up."""
+        resources = self.scenario.config["pools"][pool]["node"]
+        self._capacity[name] = resources
+        _, self._nodes[name] = parse_node({"name": name, "resources": resources, "pool": pool})
+        self._booted += 1
+        self.agents[name] = Agent(name, self, 10_000 * self._booted)
+        return self.agents[name]
+
+    def unplug(self, name: str) -> None:
+        self.agents.pop(name).vanish()
 
     def duration(self, task: Task) -> Micros:
         at = [stage.name for stage in self._specs[task.job].stages].index(task.stage)
@@ -197,14 +238,36 @@ class Trial:
         elif isinstance(event, ServerTrouble):
             if self.server.writer is not None and self.server.trouble is None:
                 self.server.trouble = event
+        elif isinstance(event, CloudTrouble):
+            self.log(f"the cloud: {event.what} for {event.lasts / SECOND:.1f} s")
+            self.cloud.trouble(event.what, event.lasts)
+        elif isinstance(event, MachineTrouble):
+            names = sorted(self.cloud.agents)
+            if names:
+                self._trouble_machine(names[event.which % len(names)], event)
         elif event.what == "remove":
-            # Only once: by the time of a second try the machine may be back at work.
-            self.log(f"{event.target} is switched off and removed")
-            self.agents[event.target].trouble("crash", event.value * 20 * SECOND)
-            self.server.offer(Item(RemoveNode(name=event.target, operator=True), lambda answer: None))
+            self._remove(event.target, event.value * 20 * SECOND)
         else:
             self.log(f"{event.what} {event.target} {event.value}")
             self._request(self._command(event), "")
+
+    def _trouble_machine(self, name: str, event: MachineTrouble) -> None:
+        if event.what == "vanish":
+            self.cloud.vanish(name)
+        elif event.what == "remove":
+            self._remove(name, event.lasts)
+        elif event.what == "drain":
+            self._happen(Asking(event.at, "drain", name))
+        elif event.what == "disable":
+            self._happen(Asking(event.at, "disable", name))
+        else:
+            self._happen(AgentTrouble(event.at, name, event.what, event.lasts))
+
+    def _remove(self, node: str, back_after: Micros) -> None:
+        """Only once: by the time of a second try the machine may be back at work."""
+        self.log(f"{node} is switched off and removed")
+        self.agents[node].trouble("crash", back_after)
+        self.server.offer(Item(RemoveNode(name=node, operator=True), lambda answer: None))
 
     def _command(self, event: Asking) -> AnyCommand:
         target, value = event.target, event.value
@@ -218,6 +281,10 @@ class Trial:
             return BringToFront(job=target, stage="s0", operator=True)
         if event.what == "configure":
             return self._configure(value)
+        if event.what == "scale pool":
+            return ScalePool(pool=target, nodes=value, operator=True)
+        if event.what in ("pause pool", "resume pool"):
+            return MovePool(pool=target, action="pause" if event.what == "pause pool" else "resume", operator=True)
         assert event.what in ("drain", "disable", "enable")
         return MoveNode(name=target, action=event.what, operator=True)
 
@@ -253,9 +320,12 @@ class Trial:
     def began(self, partition: Partition) -> None:
         self.answers.seen(partition, partition.jobs)  # the last cycle may have been written without a word
         self.answers.check(partition)
+        self.pools.began(partition)
+        self.at(self.now, self.cloud.begin)
 
     def cycle(self, decided: Cycle, seconds: Mapping[str, float]) -> None:
         self.answers.seen(decided.plan.partition, decided.plan.partition.touched.jobs)
+        self.pools.decided(decided.plan.partition, decided.changes)
 
     def stopped(self, partition: Partition, why: str) -> None:
         """Whoever starts next is checked."""
@@ -269,6 +339,7 @@ class Trial:
         if not self.server.writer.more and not self.server.inbox:
             check_conserving(p)
         self.keeping.check(p, now)
+        self.pools.check(p, now)
         self._watch_gangs()
         waiting = {getattr(item.command, "node", "") for item in self.server.inbox}
         for agent in self.agents.values():
@@ -302,9 +373,14 @@ class Trial:
     def _unended(self) -> list[str]:
         return sorted(self.answers.accepted.keys() - self.answers.over)
 
+    def _unsettled(self) -> str:
+        return "" if self.server.writer is None else self.pools.unsettled(self.server.partition)
+
     def _is_over(self) -> bool:
         busy = any(agent.running or agent.outbox for agent in self.agents.values())
-        return not busy and not self._unended() and self.server.writer is not None and not self.server.inbox
+        if busy or self._unended() or self.server.writer is None or self.server.inbox:
+            return False
+        return not self.pools.unsettled(self.server.partition)
 
     def _look_for_end(self) -> None:
         if self._is_over():
@@ -314,8 +390,10 @@ class Trial:
 
     def _put_right(self) -> None:
         """Whatever was switched off or limited is not any more, so that every job can end."""
-        for node in self.scenario.nodes:
+        for node in self.agents:
             self._happen(Asking(self.now, "enable", node))
+        for pool in self.cloud.pools:
+            self._happen(Asking(self.now, "resume pool", pool))
         self._happen(Asking(self.now, "configure", "", 0))
 
     def _kill_what_cannot_run(self) -> None:
@@ -324,23 +402,28 @@ class Trial:
             return
         for job_id in self._unended():
             job = self.server.partition.jobs[job_id]
-            if not self._could_run([(stage.min, stage.spec.apart, dict(stage.shape.amounts)) for stage in job.stages]):
+            if not self._could_run([Need(stage) for stage in job.stages]):
                 self._request(Kill(job=job_id, operator=True), "")
 
-    def _could_run(self, stages: list[tuple[int, bool, dict[str, int]]]) -> bool:
-        """Whether all stages together would fit on the empty machines; the hardest to place go first."""
-        free = {name: [1000 * has["cpu"], *[1000] * has.get("gpu", 0)] for name, has in self.scenario.nodes.items()}
-        for count, apart, asked in sorted(stages, key=lambda each: (-each[2].get("gpu", 0), not each[1])):
-            gpu = asked.get("gpu", 0)
+    def _could_run(self, needs: list[Need]) -> bool:
+        """Whether all stages together would fit on the empty machines, and on all that pools may have."""
+        free = {name: ("", _empty(has)) for name, has in self.scenario.nodes.items()}
+        for pool, settings in self.scenario.config.get("pools", {}).items():
+            free.update({f"{pool} {at}": (pool, _empty(settings["node"])) for at in range(settings["max"])})
+        for each in sorted(needs, key=lambda each: (not each.pool, -each.gpu, -each.cpu, not each.apart)):
             used: set[str] = set()
-            for _ in range(count):
-                for name, (cpu, *devices) in sorted(free.items(), key=lambda item: (len(item[1]), item[1][0])):
-                    fitting = [at for at, device in enumerate(devices, 1) if device >= gpu]
-                    if (apart and name in used) or cpu < asked.get("cpu", 0) or (gpu and not fitting):
+            for _ in range(each.tasks):
+                for name, (pool, (cpu, *devices)) in sorted(
+                    free.items(), key=lambda item: (len(item[1][1]), item[1][1][0])
+                ):
+                    fitting = [at for at, device in enumerate(devices, 1) if device >= each.gpu]
+                    if (each.apart and name in used) or cpu < each.cpu or (each.gpu and not fitting):
                         continue
-                    free[name][0] -= asked.get("cpu", 0)
-                    if gpu:
-                        free[name][min(fitting, key=lambda at: devices[at - 1])] -= gpu
+                    if each.pool not in ("", pool):
+                        continue
+                    free[name][1][0] -= each.cpu
+                    if each.gpu:
+                        free[name][1][min(fitting, key=lambda at: devices[at - 1])] -= each.gpu
                     used.add(name)
                     break
                 else:
@@ -355,8 +438,22 @@ class Trial:
             check_agreement(p, agent)
 
 
+class Need:
+    """What a stage needs to start."""
+
+    def __init__(self, stage: Stage) -> None:
+        asked = dict(stage.shape.amounts)
+        self.tasks, self.apart, self.pool = stage.min, stage.spec.apart, stage.shape.key.pool
+        self.cpu, self.gpu = asked.get("cpu", 0), asked.get("gpu", 0)
+
+
+def _empty(resources: Mapping[str, int]) -> list[int]:
+    """What an empty machine has: of its CPUs, and of each GPU."""
+    return [1000 * resources["cpu"], *[1000] * resources.get("gpu", 0)]
+
+
 def _over(event: Event) -> Micros:
-    if isinstance(event, AgentTrouble):
+    if isinstance(event, AgentTrouble | CloudTrouble | MachineTrouble):
         return event.at + event.lasts
     return event.at + (event.down if isinstance(event, ServerTrouble) else 0)
 

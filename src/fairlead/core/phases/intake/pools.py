@@ -11,7 +11,7 @@ from fairlead.core.holding import may_take, room_now
 from fairlead.core.model import Hold, Meant, Place, Pool, PoolSettings, Reservation
 from fairlead.core.phases.demand import give_back, idle_nodes, order_nodes, size_of
 from fairlead.core.phases.intake.access import need_operator
-from fairlead.core.phases.outlook import coming_nodes
+from fairlead.core.phases.outlook import coming_nodes, nodes_left
 from fairlead.core.phases.turn import together_of
 from fairlead.core.plan import Plan
 from fairlead.core.reader import check_text, suggestion
@@ -109,14 +109,24 @@ def scale(plan: Plan, command: ScalePool) -> Accepted:
         raise Refused("nodes", f"{command.nodes} is not between {settings.min} and {most}; choose a size between them")
     size = size_of(p, pool) + coming_nodes(p, pool)
     if command.nodes > size:
-        order_nodes(plan, pool, [()] * (command.nodes - size), "hand")
-        return Accepted(note=f"nodes ordered: {command.nodes - size}")
+        return _order_by_hand(plan, pool, command.nodes - size)
     idle = idle_nodes(p, pool)[: size - command.nodes]
     if idle:
         give_back(plan, pool, idle)
     if len(idle) < size - command.nodes:
         return Accepted(note=f"idle nodes given back: {len(idle)} of {size - command.nodes}; the others are not idle")
     return Accepted(note=f"idle nodes given back: {len(idle)}" if idle else "no change")
+
+
+def _order_by_hand(plan: Plan, pool: Pool, wanted: int) -> Accepted:
+    """No more than it may have: nodes that are lost, or given back and not gone yet, count."""
+    left = nodes_left(plan.partition, pool)
+    add = wanted if left is None else min(wanted, left)
+    if add:
+        order_nodes(plan, pool, [()] * add, "hand")
+    if add < wanted:
+        return Accepted(note=f"nodes ordered: {add} of {wanted}; those that are lost or on their way out count for max")
+    return Accepted(note=f"nodes ordered: {add}")
 
 
 def forget_orders(plan: Plan, pools: Mapping[str, PoolSettings]) -> None:

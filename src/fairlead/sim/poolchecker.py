@@ -1,0 +1,157 @@
+"""What must hold of pools in a trial, counted from nodes, orders and what waits, with none of the core's sums."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fairlead.core.changes import Change, GivenBack, Ordered
+from fairlead.core.model import PoolSettings, Stage
+from fairlead.core.resources import GPU
+from fairlead.core.shape import WHOLE_DEVICE
+from fairlead.core.state import Partition
+from fairlead.sim.agents import Micros, indices
+from fairlead.sim.checkers import need, takes_work, used_on
+
+
+class PoolChecker:
+    """Pools grow only for those who wait, within their bounds and once, and give back only what has nothing to do.
+
+    A pool may have more nodes than its `max`: those that were given up and come after all. But it orders none then.
+    """
+
+    def __init__(self) -> None:
+        self._orders: set[int] = set()
+        self._names: set[str] = set()
+        """All that was ever ordered, and the nodes that there ever were."""
+
+    def began(self, p: Partition) -> None:
+        """The last cycle may have been written without a word."""
+        for number, order in p.orders.items():
+            self._orders.add(number)
+            self._names.update(order.coming)
+
+    def decided(self, p: Partition, changes: Iterable[Change]) -> None:
+        """A cycle is durable."""
+        for change in changes:
+            if isinstance(change, Ordered):
+                self._check_ordered(p, change)
+            elif isinstance(change, GivenBack):
+                self._check_given_back(p, change)
+        self._names.update(p.nodes.joins)
+
+    def check(self, p: Partition, now: Micros) -> None:
+        """Nodes that were ordered come, or are given up."""
+        if p.reign.ready:
+            for number, order in p.orders.items():
+                last = max(order.since, p.reign.ready_at) + p.settings.promise_for
+                need(now < last, f"order {number} of {order.pool} is waited for longer than {last}")
+
+    def unsettled(self, p: Partition) -> str:
+        """What pools still have to do when nobody wants anything; "" for nothing."""
+        for pool in p.pools.values():
+            settings = pool.settings
+            present, coming = _nodes_of(p, pool.name), _coming(p, pool.name)
+            if coming or any(p.nodes.state[p.nodes.rows[join]] != "up" for join in present):
+                return f"nodes of {pool.name} are coming or going"
+            least, most = _bounds(settings)
+            if not least <= len(present) <= most:
+                return f"{pool.name} has {len(present)} nodes and should have {least} to {most}"
+        return ""
+
+    def _check_ordered(self, p: Partition, change: Ordered) -> None:
+        number, pool = change.number, change.pool
+        need(number not in self._orders, f"order {number} was there before")
+        self._orders.add(number)
+        order = p.orders.get(number)
+        if order is None:
+            return
+        for name in order.coming:
+            need(name not in self._names and name not in p.nodes.joins, f"{name} is ordered, and was before")
+        self._names.update(order.coming)
+        most = p.pools[pool].settings.max
+        size = len(_nodes_of(p, pool)) + _coming(p, pool)
+        need(most is None or size <= most, f"{pool} has {size} nodes, or has ordered them, and may have {most}")
+        if change.cause == "demand":
+            need(not _all_fit(p), f"order {number} of {pool} is made though all that waits would fit")
+            for meant in order.coming.values():
+                for job, position, kind, _ in meant:
+                    self._check_once(p, job, position, kind)
+
+    def _check_once(self, p: Partition, job: str, position: int, kind: int) -> None:
+        """Whoever nodes are ordered for waits, and no task waits for two nodes."""
+        stage = p.jobs[job].stages[position]
+        wanted = len(indices(stage.wanted(kind).flat()))
+        meant = sum(
+            each[3]
+            for order in p.orders.values()
+            for node in order.coming.values()
+            for each in node
+            if each[:3] == (job, position, kind)
+        )
+        need(meant <= wanted, f"nodes are ordered for {meant} tasks of {job} {stage.name}, and {wanted} wait")
+
+    def _check_given_back(self, p: Partition, change: GivenBack) -> None:
+        left = [
+            join
+            for join in _nodes_of(p, change.pool)
+            if join not in p.unwanted and p.nodes.state[p.nodes.rows[join]] != "lost"
+        ]
+        least = p.pools[change.pool].settings.min
+        size = len(left) + _coming(p, change.pool)
+        need(size >= least, f"{change.pool} gives nodes back, has {size} left, and should have {least}")
+        for join in change.nodes:
+            if join in p.nodes.rows:
+                name, busy = p.nodes.name[p.nodes.rows[join]], p.nodes.allocations[p.nodes.rows[join]]
+                need(not busy, f"{name} is given back and has {busy}")
+                need(join not in p.nodes.held, f"{name} is given back and is kept for somebody")
+
+
+def _bounds(settings: PoolSettings) -> tuple[int, int]:
+    """How many nodes a pool has in the end, when nothing is left to do."""
+    least, most = max(settings.min, settings.min_idle), max(settings.min, settings.min_idle, settings.max_idle)
+    return (least, most) if settings.max is None else (min(least, settings.max), most)
+
+
+def _nodes_of(p: Partition, pool: str) -> list[int]:
+    return [join for join, row in p.nodes.rows.items() if p.nodes.pool[row] == pool]
+
+
+def _coming(p: Partition, pool: str) -> int:
+    return sum(len(order.coming) for order in p.orders.values() if order.pool == pool)
+
+
+class _Free:
+    """What is free on a node."""
+
+    def __init__(self, p: Partition, row: int) -> None:
+        used, devices = used_on(p, row)
+        self.pool = p.nodes.pool[row]
+        self.free = {name: column[row] - used.get(name, 0) for name, column in p.nodes.capacity.items() if name != GPU}
+        self.devices = [WHOLE_DEVICE - each for each in devices]
+        self.stages = {id(each.stage) for each in p.nodes.allocations[row].values()}
+
+    def take(self, stage: Stage) -> bool:
+        key = stage.shape.key
+        asked = dict(key.resources)
+        gpu = asked.pop(GPU, 0)
+        fitting = [at for at, device in enumerate(self.devices) if device >= gpu]
+        if key.pool not in ("", self.pool) or (key.apart and id(stage) in self.stages) or (gpu and not fitting):
+            return False
+        if any(self.free.get(name, 0) < amount for name, amount in asked.items()):
+            return False
+        for name, amount in asked.items():
+            self.free[name] -= amount
+        if gpu:
+            self.devices[min(fitting, key=lambda at: self.devices[at])] -= gpu
+        self.stages.add(id(stage))
+        return True
+
+
+def _all_fit(p: Partition) -> bool:
+    """Whether there is certainly room for all that waits, together, on nodes that take work; no GPU is shared by more
+    than it can be, and no task asks for more than one."""
+    nodes = [_Free(p, row) for join, row in p.nodes.rows.items() if takes_work(p, join, row)]
+    waiting = [(stage, each.kind) for lane in p.lanes.values() for each in lane for stage in each.stages]
+    tasks = [stage for stage, kind in waiting for _ in indices(stage.wanted(kind).flat())]
+    tasks.sort(key=lambda stage: sorted(stage.shape.key.resources, reverse=True), reverse=True)
+    return all(any(node.take(stage) for node in nodes) for stage in tasks)
