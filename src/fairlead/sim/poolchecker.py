@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from fairlead.core.changes import Change, GivenBack, Ordered
 from fairlead.core.model import PoolSettings, Stage
@@ -30,11 +30,11 @@ class PoolChecker:
             self._orders.add(number)
             self._names.update(order.coming)
 
-    def decided(self, p: Partition, changes: Iterable[Change]) -> None:
+    def decided(self, p: Partition, changes: Sequence[Change]) -> None:
         """A cycle is durable."""
         for change in changes:
             if isinstance(change, Ordered):
-                self._check_ordered(p, change)
+                self._check_ordered(p, change, changes)
             elif isinstance(change, GivenBack):
                 self._check_given_back(p, change)
         self._names.update(p.nodes.joins)
@@ -58,7 +58,7 @@ class PoolChecker:
                 return f"{pool.name} has {len(present)} nodes and should have {least} to {most}"
         return ""
 
-    def _check_ordered(self, p: Partition, change: Ordered) -> None:
+    def _check_ordered(self, p: Partition, change: Ordered, changes: Sequence[Change]) -> None:
         number, pool = change.number, change.pool
         need(number not in self._orders, f"order {number} was there before")
         self._orders.add(number)
@@ -72,10 +72,22 @@ class PoolChecker:
         size = len(_nodes_of(p, pool)) + _coming(p, pool)
         need(most is None or size <= most, f"{pool} has {size} nodes, or has ordered them, and may have {most}")
         if change.cause == "demand":
-            need(not _all_fit(p), f"order {number} of {pool} is made though all that waits would fit")
+            need(not _all_fit(p, ()), f"order {number} of {pool} is made though all that waits would fit")
+            self._check_fewest(p, change, [each for each in changes if isinstance(each, Ordered)])
             for meant in order.coming.values():
                 for job, position, kind, _ in meant:
                     self._check_once(p, job, position, kind)
+
+    def _check_fewest(self, p: Partition, change: Ordered, made: list[Ordered]) -> None:
+        """With a node less, not all of it would fit. That is certain where all tasks and all new nodes are equal."""
+        shapes = {stage.shape.key for lane in p.lanes.values() for each in lane for stage in each.stages}
+        asked = next(iter(shapes))
+        if len(shapes) > 1 or len(made) > 1 or asked.apart or GPU in dict(asked.resources):
+            return
+        coming = [order.pool for order in p.orders.values() if order.number != change.number for _ in order.coming]
+        used = sum(bool(meant) for meant in p.orders[change.number].coming.values())
+        fewer = [*coming, *[change.pool] * (used - 1)]
+        need(not _all_fit(p, fewer), f"order {change.number} of {change.pool} is of more nodes than are needed")
 
     def _check_once(self, p: Partition, job: str, position: int, kind: int) -> None:
         """Whoever nodes are ordered for waits, and no task waits for two nodes."""
@@ -120,15 +132,14 @@ def _coming(p: Partition, pool: str) -> int:
     return sum(len(order.coming) for order in p.orders.values() if order.pool == pool)
 
 
-class _Free:
-    """What is free on a node."""
+class _Room:
+    """What is free on a node, there or coming."""
 
-    def __init__(self, p: Partition, row: int) -> None:
-        used, devices = used_on(p, row)
-        self.pool = p.nodes.pool[row]
-        self.free = {name: column[row] - used.get(name, 0) for name, column in p.nodes.capacity.items() if name != GPU}
-        self.devices = [WHOLE_DEVICE - each for each in devices]
-        self.stages = {id(each.stage) for each in p.nodes.allocations[row].values()}
+    def __init__(self, pool: str, free: dict[str, int], devices: list[int], stages: Iterable[Stage] = ()) -> None:
+        self.pool = pool
+        self.free = free
+        self.devices = devices
+        self.stages = {id(stage) for stage in stages}
 
     def take(self, stage: Stage) -> bool:
         key = stage.shape.key
@@ -147,11 +158,26 @@ class _Free:
         return True
 
 
-def _all_fit(p: Partition) -> bool:
-    """Whether there is certainly room for all that waits, together, on nodes that take work; no GPU is shared by more
-    than it can be, and no task asks for more than one."""
-    nodes = [_Free(p, row) for join, row in p.nodes.rows.items() if takes_work(p, join, row)]
+def _there(p: Partition, row: int) -> _Room:
+    used, devices = used_on(p, row)
+    free = {name: column[row] - used.get(name, 0) for name, column in p.nodes.capacity.items()}
+    stages = [each.stage for each in p.nodes.allocations[row].values()]
+    return _Room(p.nodes.pool[row], free, [WHOLE_DEVICE - each for each in devices], stages)
+
+
+def _coming_as(p: Partition, pool: str) -> _Room:
+    node = dict(p.pools[pool].settings.node)
+    return _Room(pool, node, [WHOLE_DEVICE] * (node.get(GPU, 0) // WHOLE_DEVICE))
+
+
+def _all_fit(p: Partition, coming: Iterable[str]) -> bool:
+    """Whether there is room for all that waits, on nodes that take work and on new ones of these pools.
+
+    If it says so it is so: every task has its place. No task here asks for more than one GPU.
+    """
+    rooms = [_there(p, row) for join, row in p.nodes.rows.items() if takes_work(p, join, row)]
+    rooms += [_coming_as(p, pool) for pool in coming]
     waiting = [(stage, each.kind) for lane in p.lanes.values() for each in lane for stage in each.stages]
     tasks = [stage for stage, kind in waiting for _ in indices(stage.wanted(kind).flat())]
     tasks.sort(key=lambda stage: sorted(stage.shape.key.resources, reverse=True), reverse=True)
-    return all(any(node.take(stage) for node in nodes) for stage in tasks)
+    return all(any(room.take(stage) for room in rooms) for stage in tasks)

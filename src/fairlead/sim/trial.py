@@ -402,7 +402,9 @@ class Trial:
             return
         for job_id in self._unended():
             job = self.server.partition.jobs[job_id]
-            if not self._could_run([Need(stage) for stage in job.stages]):
+            needs = [Need(stage) for stage in job.stages]
+            # Stages that start together are placed one after the other; what fits in one way may not in another.
+            if not self._could_run(needs) or (job.whole and len({each.cpu for each in needs}) > 1):
                 self._request(Kill(job=job_id, operator=True), "")
 
     def _could_run(self, needs: list[Need]) -> bool:
