@@ -9,12 +9,20 @@ import msgspec
 import pytest
 
 from fairlead.core.changes import Acknowledged, Asked
-from fairlead.core.phases import kept
+from fairlead.core.phases import demand, expiry, kept, outlook
 from fairlead.core.phases.intake import reports
 from fairlead.core.ranges import Ranges
 from fairlead.sim.agents import Agent, Live, Task, flat, indices
 from fairlead.sim.checkers import AnswerChecker, AttemptChecker, Broken, RoomChecker
-from fairlead.sim.faults import PROFILES, AgentTrouble, ServerTrouble, Submission, draw_scenario
+from fairlead.sim.faults import (
+    PROFILES,
+    AgentTrouble,
+    CloudTrouble,
+    MachineTrouble,
+    ServerTrouble,
+    Submission,
+    draw_scenario,
+)
 from fairlead.sim.soak import describe, main, shrink
 from fairlead.sim.trial import Failure, try_out
 
@@ -38,6 +46,12 @@ def test_a_scenario_is_the_same_again() -> None:
     assert scenario == draw_scenario(3, PROFILES["all"])
     kinds = {type(event) for event in scenario.events}
     assert {Submission, AgentTrouble, ServerTrouble} <= kinds
+
+
+def test_some_scenarios_have_pools() -> None:
+    with_pools = [seed for seed in range(20) if "pools" in draw_scenario(seed, PROFILES["all"]).config]
+    kinds = {type(event) for seed in with_pools for event in draw_scenario(seed, PROFILES["all"]).events}
+    assert 3 <= len(with_pools) <= 10 and {CloudTrouble, MachineTrouble} <= kinds
 
 
 # -- bugs on purpose ---------------------------------------------------------------------------------------------
@@ -74,6 +88,37 @@ def keep_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept, "_over", lambda p, each: None)
 
 
+def order_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes that are coming are not counted."""
+    monkeypatch.setattr(outlook.Packing, "expect", lambda self, wants: None)
+
+
+def ignore_max(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool grows as large as anybody likes."""
+    monkeypatch.setattr(outlook, "nodes_left", lambda p, pool: None)
+    monkeypatch.setattr(demand, "nodes_left", lambda p, pool: None)
+
+
+def wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes that do not come are not given up."""
+    monkeypatch.setattr(expiry, "give_up_late", lambda plan: None)
+
+
+def give_all_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`min` does not count, nor what may stay idle."""
+    monkeypatch.setattr(demand, "nodes_to_give_back", lambda *, idle, **_: idle)
+
+
+def give_back_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes that came for a gang are given back before the others have come."""
+
+    def idle_nodes(p: Any, pool: Any) -> list[int]:
+        rows = {join: p.nodes.rows[join] for join in p.idle}
+        return [join for join, row in rows.items() if (p.nodes.pool[row], p.nodes.state[row]) == (pool.name, "up")]
+
+    monkeypatch.setattr(demand, "idle_nodes", idle_nodes)
+
+
 @pytest.mark.parametrize(
     ("plant", "profile", "seeds"),
     [
@@ -81,6 +126,11 @@ def keep_holds(monkeypatch: pytest.MonkeyPatch) -> None:
         (forget_to_undo, "server", range(20)),
         (forget_a_place, "server", range(20)),
         (accept_stale_attempts, "agents", range(60)),
+        (order_again, "calm", range(20)),
+        (ignore_max, "calm", range(20)),
+        (wait_for_ever, "agents", range(20)),
+        (give_all_back, "calm", range(20)),
+        (give_back_what_is_kept, "calm", range(20)),
     ],
 )
 def test_planted_bugs_are_found(
