@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -129,6 +130,39 @@ def test_a_gang_that_never_gets_the_rest_gives_back_what_came() -> None:
     w.advance(2)
     assert all(w.placements(each) for each in small)
     assert not w.placements(job)
+
+
+@pytest.mark.parametrize("arrivals", list(permutations(range(3))))
+def test_a_whole_job_starts_in_whatever_order_its_nodes_come(arrivals: tuple[int, ...]) -> None:
+    """One of the nodes is for what follows the start. It must not count as one more of those that start."""
+    w = World(config={"partitions": {"default": {"place": "spread"}}})
+    w.pool("p", node={"cpu": 12}, max=3)
+    stages = [
+        {"name": "s0", "count": 6, "min": 1, "resources": {"cpu": 1}, "pool": "p", "apart": True},
+        {"name": "s1", "count": 6, "resources": {"cpu": 1}, "pool": "p"},
+        {"name": "s2", "resources": {"cpu": 12}},
+    ]
+    job = w.submit(gang="job", stages=stages)
+    w.cycle()
+    assert ordered(w) == {"p": 3}
+    for at in arrivals:
+        w.node(f"p-1-{at}", pool="p", cpu=12)
+        w.cycle()
+    assert w.job(job).state == "running"
+
+
+def test_nodes_of_a_gang_are_not_let_go_when_more_comes_than_starts() -> None:
+    w = World()
+    w.pool("p", node={"cpu": 3}, max=3)
+    job = gang(w, 7, stage={"min": 4})
+    w.cycle()
+    w.arrive("p")
+    w.cycle()
+    assert ordered(w) == {"p": 3} and w.job(job).state == "pending"
+    singles(w, 2, cpu=3, priority=9)
+    w.arrive("p")
+    w.cycle()
+    assert w.job(job).state == "running"
 
 
 def test_the_cheapest_pool_first_within_its_size() -> None:

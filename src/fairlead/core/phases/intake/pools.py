@@ -12,7 +12,7 @@ from fairlead.core.model import Hold, Meant, Place, Pool, PoolSettings, Reservat
 from fairlead.core.phases.demand import give_back, idle_nodes, order_nodes, size_of
 from fairlead.core.phases.intake.access import need_operator
 from fairlead.core.phases.outlook import coming_nodes, nodes_left
-from fairlead.core.phases.turn import together_of
+from fairlead.core.phases.turn import needs_of, together_of
 from fairlead.core.plan import Plan
 from fairlead.core.reader import check_text, suggestion
 from fairlead.core.resources import shown
@@ -57,13 +57,18 @@ def _takes(p: Partition, join: int, meant: Meant) -> bool:
 
 
 def _keep(plan: Plan, reservation: Reservation, place: Place) -> None:
-    """Keep a node for a gang, with those that came before."""
+    """Keep a node for a gang, with those that came before, and no more of it than the gang lacks to start."""
     kept = plan.partition.kept(reservation.seq)
     if isinstance(kept, Hold) or (kept is not None and not kept.ordered):
         return  # it is served already
-    places: tuple[Place, ...] = (place,)
+    join, position, tasks = place
+    places = () if kept is None else kept.places
+    needed = sum(needed for stage, needed in needs_of(reservation) if stage.position == position)
+    lacking = needed - sum(tasks for _, at, tasks in places if at == position)
+    if lacking <= 0:
+        return  # it was ordered for those who follow when the gang has started
+    places = (*places, (join, position, min(tasks, lacking)))
     if kept is not None:
-        places = (*kept.places, place)
         plan.do(Released(kept.seq, "more of its nodes have come"))
     stage = reservation.stage
     plan.do(Promised(stage.job.id, stage.position, reservation.kind, places, (), "order"))
