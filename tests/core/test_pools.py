@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fairlead.core.commands import Accepted, Rejected, RemovePartition, ScalePool
-from fairlead.core.cycle import run
+from fairlead.core.cycle import due, run
 from fairlead.core.effects import ForPool, standing_pools
 from fairlead.core.reasons import NoRoom
 from fairlead.testing import World
@@ -521,6 +521,23 @@ def test_a_node_that_is_given_back_takes_no_work_and_stays_given_back() -> None:
     w.arrive("p")
     w.advance(0)
     assert w.placements(job)
+
+
+@pytest.mark.parametrize("left", [{}, {"p": {"node": {"cpu": 4}, "provider": None}}])
+def test_nothing_falls_due_for_pools_that_are_no_more(left: dict[str, Any]) -> None:
+    """A node was about to be given back when its pool left the configuration, or nobody brought its nodes any more."""
+    w = World()
+    w.pool("p", node={"cpu": 4}, max=2, idle_for="1min")
+    w.cycle()
+    w.scale_pool("p", 1)
+    w.cycle()
+    w.arrive("p")
+    w.cycle()
+    assert due(w.partition()) is not None
+    w.configure({"partitions": {"default": {"pools": left}}})
+    w.cycle()
+    assert due(w.partition()) is None
+    w.advance(120)
 
 
 # -- by hand -------------------------------------------------------------------------------------------------------

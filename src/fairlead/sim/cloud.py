@@ -156,6 +156,10 @@ class Tender:
         p = cloud.ground.reigning()
         if self.over or p is None:
             return
+        if self._pool not in p.pools:
+            self._passing = False
+            self._plan(now + QUIET)
+            return
         done = now
         orders = _orders(p, self._pool)
         unwanted, lost = _to_go(p, self._pool)

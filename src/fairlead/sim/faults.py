@@ -29,7 +29,7 @@ MACHINE_FAULTS: tuple[MachineFault, ...] = ("vanish", "vanish", "vanish", "drain
 
 JobAsk = Literal["kill", "scale", "priority", "front"]
 NodeAsk = Literal["drain", "disable", "enable", "configure", "remove"]
-PoolAsk = Literal["pause pool", "resume pool", "scale pool"]
+PoolAsk = Literal["pause pool", "resume pool", "scale pool", "resize pool"]
 Ask = JobAsk | NodeAsk | PoolAsk
 
 
@@ -46,8 +46,8 @@ class Submission(msgspec.Struct, frozen=True, tag="submit"):
 class Asking(msgspec.Struct, frozen=True, tag="ask"):
     """What somebody asks for; `target` is a job, a node or a pool.
 
-    A configuration limits queue a to `value` CPUs, 0 for none. A node is removed when somebody has switched it
-    off; its agent is back after a while.
+    A configuration limits queue a to `value` CPUs, 0 for none, or sets `max` of a pool, 0 to be without it. A node is
+    removed when somebody has switched it off; its agent is back after a while.
     """
 
     at: Micros
@@ -294,14 +294,14 @@ def _for_pools(rng: Random, event: Event, pools: dict[str, Any]) -> Event:
 def _pool_events(rng: Random, profile: Profile, pools: dict[str, Any]) -> list[Event]:
     """As much trouble as others have."""
     names = sorted(pools)
-    events: list[Event] = [_pool_asking(rng, names, profile.span) for _ in range(profile.asks // 4)]
+    events: list[Event] = [_pool_asking(rng, names, profile.span) for _ in range(profile.asks // 2)]
     events += [_cloud_trouble(rng, profile.span) for _ in range(profile.agent_faults // 2)]
     events += [_machine_trouble(rng, profile.span) for _ in range(profile.agent_faults // 2)]
     return events
 
 
 def _pool_asking(rng: Random, pools: list[str], span: Micros) -> Asking:
-    what: PoolAsk = rng.choice(("pause pool", "resume pool", "scale pool", "scale pool"))
+    what: PoolAsk = rng.choice(("pause pool", "resume pool", "scale pool", "scale pool", "resize pool"))
     return Asking(rng.randint(0, span), what, rng.choice(pools), rng.randint(0, 5))
 
 

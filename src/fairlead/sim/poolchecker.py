@@ -40,7 +40,10 @@ class PoolChecker:
         self._names.update(p.nodes.joins)
 
     def check(self, p: Partition, now: Micros) -> None:
-        """Nodes that were ordered come, or are given up."""
+        """Nodes that were ordered come, or are given up, and those that came are not kept for ever."""
+        for promise in p.promises.values():
+            last = promise.since + p.settings.promise_for
+            need(not promise.ordered or now < last, f"nodes that came are kept for {promise.job} longer than {last}")
         if p.reign.ready:
             for number, order in p.orders.items():
                 last = max(order.since, p.reign.ready_at) + p.settings.promise_for
@@ -108,6 +111,8 @@ class PoolChecker:
             for join in _nodes_of(p, change.pool)
             if join not in p.unwanted and p.nodes.state[p.nodes.rows[join]] != "lost"
         ]
+        if change.pool not in p.pools:
+            return  # the same cycle brought another configuration
         least = p.pools[change.pool].settings.min
         size = len(left) + _coming(p, change.pool)
         need(size >= least, f"{change.pool} gives nodes back, has {size} left, and should have {least}")

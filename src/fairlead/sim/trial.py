@@ -87,6 +87,9 @@ class Trial:
         """When the last message from the server arrives, so that they stay in order."""
         self._done = False
         self._version = 1
+        self._limit: int = scenario.config["queues"]["root"]["a"].get("limit", {}).get("cpu", 0)
+        self._most: dict[str, int] = {}
+        """Pool → how many nodes it may have, where that is not what it was; 0 if it is not configured."""
         self.config = parse_partition(scenario.config, "scenario")
         self.lease, self.heartbeat = self.config.settings.lease, self.config.settings.heartbeat
         self._jobs = {event.job: event for event in scenario.events if isinstance(event, Submission)}
@@ -280,7 +283,11 @@ class Trial:
         if event.what == "front":
             return BringToFront(job=target, stage="s0", operator=True)
         if event.what == "configure":
-            return self._configure(value)
+            self._limit = value
+            return self._configure()
+        if event.what == "resize pool":
+            self._most[target] = value
+            return self._configure()
         if event.what == "scale pool":
             return ScalePool(pool=target, nodes=value, operator=True)
         if event.what in ("pause pool", "resume pool"):
@@ -288,15 +295,23 @@ class Trial:
         assert event.what in ("drain", "disable", "enable")
         return MoveNode(name=target, action=event.what, operator=True)
 
-    def _configure(self, limit: int) -> Configure:
+    def _configure(self) -> Configure:
+        """The configuration as it is now wanted."""
         document = dict(self.scenario.config)
         queues: dict[str, Mapping[str, Any]] = dict(document["queues"]["root"])
         queues["a"] = {key: value for key, value in queues["a"].items() if key != "limit"}
-        if limit:
-            queues["a"] = {**queues["a"], "limit": {"cpu": limit}}
+        if self._limit:
+            queues["a"] = {**queues["a"], "limit": {"cpu": self._limit}}
+        document["queues"] = {"root": queues}
+        if "pools" in document:
+            most = {name: self._most.get(name, pool["max"]) for name, pool in document["pools"].items()}
+            document["pools"] = {
+                name: {**pool, "max": max(most[name], pool.get("min", 0))}
+                for name, pool in document["pools"].items()
+                if most[name]
+            }
         self._version += 1
-        config = parse_partition({**document, "queues": {"root": queues}}, "scenario")
-        return Configure(config=config, version=self._version, operator=True)
+        return Configure(config=parse_partition(document, "scenario"), version=self._version, operator=True)
 
     def _request(self, command: AnyCommand, key: str, job: str = "") -> None:
         """Ask until there is an answer, and sometimes once more."""
@@ -394,6 +409,7 @@ class Trial:
             self._happen(Asking(self.now, "enable", node))
         for pool in self.cloud.pools:
             self._happen(Asking(self.now, "resume pool", pool))
+        self._most.clear()
         self._happen(Asking(self.now, "configure", "", 0))
 
     def _kill_what_cannot_run(self) -> None:

@@ -26,9 +26,11 @@ LITTLE = 1_000
 def demand(plan: Plan) -> None:
     p, scaling = plan.partition, plan.partition.scaling
     scaling.dirty = scaling.dirty or len(plan) > 0
+    pools = [p.pools[name] for name in sorted(p.pools) if p.pools[name].elastic]
+    if not pools:  # the last may have just left the configuration: nothing falls due any more
+        scaling.next_look, scaling.paused, scaling.shrink_at = None, [], None
     if not p.pools and not p.idle:
         return
-    pools = [p.pools[name] for name in sorted(p.pools) if p.pools[name].elastic]
     _note_idle(plan)
     if not pools or not p.reign.ready or plan.more or not _is_due(p):
         return
