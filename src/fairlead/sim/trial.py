@@ -36,7 +36,7 @@ from fairlead.core.config import parse_partition
 from fairlead.core.cycle import Cycle
 from fairlead.core.documents import parse_job, parse_node
 from fairlead.core.invariants import check_all
-from fairlead.core.model import JobSpec, Stage
+from fairlead.core.model import JobSpec
 from fairlead.core.resources import SECOND
 from fairlead.core.state import Partition
 from fairlead.sim.agents import QUICK, Agent, Live, Micros, Task
@@ -61,6 +61,7 @@ from fairlead.sim.faults import (
     ServerTrouble,
     Submission,
 )
+from fairlead.sim.feasible import Need, could_run
 from fairlead.sim.poolchecker import PoolChecker
 from fairlead.sim.server import Item, Server
 
@@ -420,33 +421,8 @@ class Trial:
             job = self.server.partition.jobs[job_id]
             needs = [Need(stage) for stage in job.stages]
             # Stages that start together are placed one after the other; what fits in one way may not in another.
-            if not self._could_run(needs) or (job.whole and len({each.cpu for each in needs}) > 1):
+            if not could_run(self.scenario, needs) or (job.whole and len({each.cpu for each in needs}) > 1):
                 self._request(Kill(job=job_id, operator=True), "")
-
-    def _could_run(self, needs: list[Need]) -> bool:
-        """Whether all stages together would fit on the empty machines, and on all that pools may have."""
-        free = {name: ("", _empty(has)) for name, has in self.scenario.nodes.items()}
-        for pool, settings in self.scenario.config.get("pools", {}).items():
-            free.update({f"{pool} {at}": (pool, _empty(settings["node"])) for at in range(settings["max"])})
-        for each in sorted(needs, key=lambda each: (not each.pool, -each.gpu, -each.cpu, not each.apart)):
-            used: set[str] = set()
-            for _ in range(each.tasks):
-                for name, (pool, (cpu, *devices)) in sorted(
-                    free.items(), key=lambda item: (len(item[1][1]), item[1][1][0])
-                ):
-                    fitting = [at for at, device in enumerate(devices, 1) if device >= each.gpu]
-                    if (each.apart and name in used) or cpu < each.cpu or (each.gpu and not fitting):
-                        continue
-                    if each.pool not in ("", pool):
-                        continue
-                    free[name][1][0] -= each.cpu
-                    if each.gpu:
-                        free[name][1][min(fitting, key=lambda at: devices[at - 1])] -= each.gpu
-                    used.add(name)
-                    break
-                else:
-                    return False
-        return True
 
     def _check_end(self) -> None:
         p = self.server.partition
@@ -454,20 +430,6 @@ class Trial:
         need(not self.attempts.live, f"somebody still runs {self.attempts.live}")
         for agent in self.agents.values():
             check_agreement(p, agent)
-
-
-class Need:
-    """What a stage needs to start."""
-
-    def __init__(self, stage: Stage) -> None:
-        asked = dict(stage.shape.amounts)
-        self.tasks, self.apart, self.pool = stage.min, stage.spec.apart, stage.shape.key.pool
-        self.cpu, self.gpu = asked.get("cpu", 0), asked.get("gpu", 0)
-
-
-def _empty(resources: Mapping[str, int]) -> list[int]:
-    """What an empty machine has: of its CPUs, and of each GPU."""
-    return [1000 * resources["cpu"], *[1000] * resources.get("gpu", 0)]
 
 
 def _over(event: Event) -> Micros:
