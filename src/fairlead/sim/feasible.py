@@ -17,6 +17,7 @@ class Need:
         asked = dict(stage.shape.amounts)
         self.tasks, self.apart, self.pool = stage.min, stage.spec.apart, stage.shape.key.pool
         self.cpu, self.gpu = asked.get(CPU, 0), asked.get(GPU, 0)
+        self.kind = (self.cpu, self.gpu, self.pool, self.apart)
 
 
 class Empty:

@@ -421,7 +421,8 @@ class Trial:
             job = self.server.partition.jobs[job_id]
             needs = [Need(stage) for stage in job.stages]
             # Stages that start together are placed one after the other; what fits in one way may not in another.
-            if not could_run(self.scenario, needs) or (job.whole and len({each.cpu for each in needs}) > 1):
+            mixed = self.cloud.pools and job.whole and len({each.kind for each in needs}) > 1
+            if mixed or not could_run(self.scenario, needs):
                 self._request(Kill(job=job_id, operator=True), "")
 
     def _check_end(self) -> None:
