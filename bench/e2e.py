@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from time import perf_counter, sleep, time
 
@@ -32,7 +32,7 @@ for _ in range(int(sys.argv[1])):
 TRUE = {"command": ["/bin/true"], "resources": {"cpu": 1}}
 
 
-def e2e(scale: float) -> Iterator[Row]:
+def e2e(scale: float) -> Generator[Row, None, None]:
     tasks, lone = max(20, round(TASKS * scale)), max(5, round(LONE * scale))
     with tempfile.TemporaryDirectory() as folder:
         began = perf_counter()

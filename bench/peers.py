@@ -61,10 +61,13 @@ def theirs(directory: Path, python: str, scale: float) -> Iterator[Figure]:
 
 
 def ours(scale: float) -> Iterator[Figure]:
-    for row in e2e(scale):
-        if row.what in OURS:
-            name, unit = OURS[row.what]
+    rows, left = e2e(scale), dict(OURS)
+    while left:  # the rest is about memory, and takes long
+        row = next(rows)
+        if row.what in left:
+            name, unit = left.pop(row.what)
             yield name, unit, row.figure
+    rows.close()
 
 
 def _ask(command: list[str]) -> Any:
