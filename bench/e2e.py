@@ -6,8 +6,10 @@ floor is what two plain processes can start and await in the same minute.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -34,41 +36,43 @@ TRUE = {"command": ["/bin/true"], "resources": {"cpu": 1}}
 
 def e2e(scale: float) -> Generator[Row, None, None]:
     tasks, lone = max(20, round(TASKS * scale)), max(5, round(LONE * scale))
-    with tempfile.TemporaryDirectory() as folder:
-        began = perf_counter()
-        server, client = _up(Path(folder))
-        try:
-            client.wait(client.submit(["/bin/true"]))
-            yield Row("fairlead up, to the end of the first task", perf_counter() - began, "s", 2.0)
-            waits = sorted(_lone(client) for _ in range(lone))
-            yield Row("submit to start of one process, median", 1_000 * waits[lone // 2], "ms", 4.0)
-            yield Row("submit to start of one process, 99 of 100", 1_000 * waits[lone * 99 // 100], "ms", 10.0)
-            floor = _floor(tasks)
-            for what, run in (("one array", _array), ("as many jobs", _jobs)):
-                rate = tasks / run(client, tasks)
-                yield Row(
-                    f"processes from submit to all ended, {what}",
-                    rate,
-                    "/s",
-                    1_552,
-                    True,
-                    rate / floor,
-                    "two plain processes",
-                    f"{tasks:,} of /bin/true; the floor was {floor:,.0f} /s",
-                )
-            large = {**TRUE, "resources": {"cpu": 10**6}}
-            array = client.submit(document={"stages": [{**large, "count": QUEUED, "min": 1}]})
-            yield Row(f"memory of the server, {QUEUED:,} tasks queued in an array", _memory(server), "MiB", 100.0)
-            client.kill(array)
-            jobs, before = max(20, round(QUEUED * scale)), _memory(server)
-            client.submit_many({"name": "one", "stages": [large]} for _ in range(jobs))
-            memory = _memory(server)
-            each = f"{(memory - before) * 2**20 / jobs:,.0f} bytes each"
-            yield Row(f"memory of the server, {jobs:,} jobs of one task queued", memory, "MiB", note=each)
-        finally:
-            client.close()
-            subprocess.run([*FAIRLEAD, "down", "--kill", "--data", folder], check=True, stdout=subprocess.DEVNULL)
-            server.wait()
+    # It stays until the end of the process: where many files were deleted, new ones are slow to make for minutes.
+    folder = tempfile.mkdtemp(prefix="e2e-")
+    atexit.register(shutil.rmtree, folder)
+    began = perf_counter()
+    server, client = _up(Path(folder))
+    try:
+        client.wait(client.submit(["/bin/true"]))
+        yield Row("fairlead up, to the end of the first task", perf_counter() - began, "s", 2.0)
+        waits = sorted(_lone(client) for _ in range(lone))
+        yield Row("submit to start of one process, median", 1_000 * waits[lone // 2], "ms", 4.0)
+        yield Row("submit to start of one process, 99 of 100", 1_000 * waits[lone * 99 // 100], "ms", 10.0)
+        floor = _floor(tasks)
+        for what, run in (("one array", _array), ("as many jobs", _jobs)):
+            rate = tasks / run(client, tasks)
+            yield Row(
+                f"processes from submit to all ended, {what}",
+                rate,
+                "/s",
+                1_552,
+                True,
+                rate / floor,
+                "two plain processes",
+                f"{tasks:,} of /bin/true; the floor was {floor:,.0f} /s",
+            )
+        large = {**TRUE, "resources": {"cpu": 10**6}}
+        array = client.submit(document={"stages": [{**large, "count": QUEUED, "min": 1}]})
+        yield Row(f"memory of the server, {QUEUED:,} tasks queued in an array", _memory(server), "MiB", 100.0)
+        client.kill(array)
+        jobs, before = max(20, round(QUEUED * scale)), _memory(server)
+        client.submit_many({"name": "one", "stages": [large]} for _ in range(jobs))
+        memory = _memory(server)
+        each = f"{(memory - before) * 2**20 / jobs:,.0f} bytes each"
+        yield Row(f"memory of the server, {jobs:,} jobs of one task queued", memory, "MiB", note=each)
+    finally:
+        client.close()
+        subprocess.run([*FAIRLEAD, "down", "--data", folder], check=True, stdout=subprocess.DEVNULL)
+        server.wait()
 
 
 def _memory(server: subprocess.Popen[str]) -> float:

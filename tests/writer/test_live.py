@@ -23,7 +23,7 @@ from fairlead.journal import NotWritten, SqliteJournal, UnknownOutcome
 from fairlead.journal.codec import restore
 from fairlead.views.metrics import Metrics
 from fairlead.writer.inbox import Full, Inbox, Reply, Slot, Unavailable
-from fairlead.writer.live import TIMER_PAUSE, LiveWriter, Turns
+from fairlead.writer.live import BURST, TIMER_PAUSE, LiveWriter, Turns
 from fairlead.writer.loop import Writer
 
 PARTITION = "default"
@@ -229,11 +229,15 @@ def test_a_busy_writer_lets_messages_gather(journal: Gated) -> None:
         async with started(journal, max_batch=10, batch_window="1h") as live:
             await live.ask(submit("a"))  # alone: not busy
             await live.ask(submit("b"))
-            await live.ask(submit("c"), submit("d"))  # busy from here on, and for 12 minutes
-            first = live.offer(submit("e"))
+            for at in range(BURST):  # a few follow each other at once
+                await live.ask(submit(f"c{at}"), submit(f"d{at}"))
+            live.offer(submit("e"), submit("f"))  # busy from here on, and for 12 minutes
             await asyncio.sleep(0.05)
-            assert not first[0].done() and live.loop.inbox.waiting == 1
-            rest = live.offer(*[submit(f"f{at}") for at in range(9)])
+            first = live.offer(submit("g"))
+            await asyncio.sleep(0.05)
+            held = live.loop.inbox.waiting
+            assert not first[0].done() and held in (1, 3)
+            rest = live.offer(*[submit(f"h{at}") for at in range(10 - held)])
             await asyncio.gather(*first, *rest)  # ten are enough
 
     play(story())

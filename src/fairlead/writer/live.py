@@ -28,6 +28,8 @@ Result = TypeVar("Result")
 
 FRACTION = 5
 """Under load cycles start at least this part of `batch_window` apart: 10 ms with the default."""
+BURST = 4
+"""So many cycles of several messages may follow each other at once after a quiet time: a lone task is two of them."""
 TIMER_PAUSE = 0.01
 """Seconds between two cycles that time alone starts, if the first altered nothing."""
 
@@ -74,11 +76,11 @@ class LiveWriter:
     """Runs a writer inside an asyncio loop.
 
     **When a cycle starts.** Everything that asks for one (messages, a timer that is due, work that the last cycle left)
-    is served by the same pass. An idle loop sleeps, and the first message starts a cycle at once. After a cycle of two
-    messages or more the writer counts as busy, and lets others gather: the next one starts when `max_batch` messages
-    wait, or a fifth of `batch_window` after the last one started. Where turns are slow, so that they would take more
-    than half of the time, it waits for twice as long as turns take, but never for more than `batch_window`. Work that
-    a cycle left because it reached its bounds is never waited for.
+    is served by the same pass. An idle loop sleeps, and the first message starts a cycle at once. After a few cycles of
+    two messages or more in a short time the writer counts as busy, and lets others gather: the next one starts when
+    `max_batch` messages wait, or a fifth of `batch_window` after the last one started. Where turns are slow, so that
+    they would take more than half of the time, it waits for twice as long as turns take, but never for more than
+    `batch_window`. Work that a cycle left because it reached its bounds is never waited for.
 
     **Threads.** A turn, core and durable write together, is made in a thread of its own, and what arrives meanwhile is
     the next batch. Nobody else may look at the state meanwhile. `publish` and `dispatch` are called in the loop's
@@ -113,6 +115,8 @@ class LiveWriter:
         self._settings: PartitionSettings = writer.partition.settings
         self._due: Micros | None = None
         self._not_before = 0.0
+        self._credit, self._credited = float(BURST), 0.0
+        """So many cycles may follow each other at once, as of then."""
         self._timers_not_before = 0.0
         self._enough = 1
         self._wake = asyncio.Event()
@@ -256,16 +260,22 @@ class LiveWriter:
         self.turn.add(turned - began)
         self.after_turn.add(ended - turned)
         self._settings = self.writer.partition.settings
-        self._not_before = began + self._pause(len(batch), slow)
+        self._not_before = began + self._pause(len(batch), slow, began)
         # A timer may ask again at once for what cannot be done yet.
         self._timers_not_before = 0.0 if batch or decided.changes else ended + TIMER_PAUSE
 
-    def _pause(self, messages: int, turns: float) -> float:
+    def _pause(self, messages: int, turns: float, now: float) -> float:
         """How long after the start of a cycle the next should start, as the class says."""
         if messages <= 1:
             return 0.0
         window = self._settings.batch_window / SECOND
-        return min(window, max(window / FRACTION, 2 * turns))
+        pause = min(window, max(window / FRACTION, 2 * turns))
+        self._credit = min(BURST, self._credit + (now - self._credited) / pause) if pause else BURST
+        self._credited = now
+        if self._credit >= 1:
+            self._credit -= 1
+            return 0.0
+        return pause
 
     def _turn(self, batch: Sequence[Message]) -> tuple[Cycle, Micros | None]:
         decided = self.writer.turn([message.command for message in batch], self._clock())
