@@ -131,7 +131,8 @@ def effects_of(p: Partition, done: Done, strays: Sequence[tuple[str, Stop]] = ()
     if not fresh and not events and not strays:
         return for_pools
     effects: list[Effect] = list(_for_nodes(p, (p.allocations[n] for n in sorted(fresh) if n in p.allocations)))
-    effects = _with_strays(effects, strays)
+    if strays:
+        effects = _with_strays(effects, strays)
     effects += [ForManager(manager, tuple(events[manager])) for manager in sorted(events)]
     return effects + for_pools
 
