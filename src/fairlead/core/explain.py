@@ -10,8 +10,9 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from fairlead.core.model import Pool, Stage
+from fairlead.core.model import Stage
 from fairlead.core.policy.fit import choose_devices, room
+from fairlead.core.pooling import grows, nodes_left, takes
 from fairlead.core.reasons import NeverFits, NoRoom
 from fairlead.core.resources import GPU, Vector, add
 from fairlead.core.shape import WHOLE_DEVICE, Shape
@@ -43,6 +44,7 @@ def why_no_room(p: Partition, stage: Stage, found: NoRoom) -> NoRoom:
     held = sum(len(p.holds[seq].nodes) for seq in own if seq in p.holds)
     coming = sum(number in p.allocations for seq in own if seq in p.promises for number in p.promises[seq].victims)
     orders = max((each.orders for each in stage.reservations if each is not None), default=0)
+    pools = [pool for _, pool in sorted(p.pools.items()) if pool.elastic and takes(pool, stage.shape)]
     return msgspec.structs.replace(
         found,
         failed=counted,
@@ -53,30 +55,9 @@ def why_no_room(p: Partition, stage: Stage, found: NoRoom) -> NoRoom:
         vain=orders,
         given_up=orders >= p.settings.max_orders,
         problem=next((pool.problem for _, pool in sorted(p.pools.items()) if orders and pool.problem), ""),
-        full=tuple(pool.name for pool in _pools_for(p, stage) if _is_full(p, pool)),
-        paused=tuple(pool.name for pool in _pools_for(p, stage) if pool.paused or pool.paused_until > p.now),
+        full=tuple(pool.name for pool in pools if nodes_left(p, pool) == 0),
+        paused=tuple(pool.name for pool in pools if not grows(p, pool)),
     )
-
-
-def _pools_for(p: Partition, stage: Stage) -> list[Pool]:
-    """The pools that could bring nodes on which tasks of a stage fit."""
-    if stage.job.manager:
-        return []
-    return [pool for _, pool in sorted(p.pools.items()) if pool.elastic and _slots_of(pool, stage.shape)]
-
-
-def _is_full(p: Partition, pool: Pool) -> bool:
-    present = sum(p.nodes.pool[row] == pool.name for row in p.nodes.rows.values())
-    coming = sum(len(order.coming) for order in p.orders.values() if order.pool == pool.name)
-    return pool.settings.max is not None and present + coming >= pool.settings.max
-
-
-def _slots_of(pool: Pool, shape: Shape) -> int:
-    """How many tasks a node of a pool takes."""
-    settings = pool.settings
-    if not shape.accepts(dict(settings.labels), settings.taints, pool.name):
-        return 0
-    return _slots(dict(settings.node), shape)
 
 
 def _ordered_for(p: Partition, stage: Stage) -> int:
@@ -130,7 +111,10 @@ def most_ever(p: Partition, shape: Shape, manager: str, enough: int) -> int:
         if nodes.manager[row] == manager and shape.accepts(nodes.labels[row], nodes.taints[row], nodes.pool[row]):
             most += _slots({name: column[row] for name, column in nodes.capacity.items()}, shape)
     for pool in p.pools.values() if not manager else ():
-        most += _slots_of(pool, shape) * (enough if pool.settings.max is None else pool.settings.max)
+        settings = pool.settings
+        if shape.accepts(dict(settings.labels), settings.taints, pool.name):
+            each = _slots(dict(settings.node), shape)
+            most += each * (enough if settings.max is None else settings.max)
     shape.ever = ((nodes.version, p.pools_version, manager), most, whole)
     return most
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from fairlead.core.phases.outlook import coming_nodes, look_ahead
+from fairlead.core.phases.outlook import look_ahead
+from fairlead.core.pooling import coming_nodes
 from fairlead.core.state import Partition
 
 LOOKED = 1_000

@@ -29,7 +29,7 @@ Result = TypeVar("Result")
 FRACTION = 5
 """Under load cycles start at least this part of `batch_window` apart: 10 ms with the default."""
 BURST = 4
-"""So many cycles of several messages may follow each other at once after a quiet time: a lone task is two of them."""
+"""So many cycles of several messages may follow each other at once after a quiet time: a lone task's end is one."""
 TIMER_PAUSE = 0.01
 """Seconds between two cycles that time alone starts, if the first altered nothing."""
 

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 
 from fairlead.core.changes import GivenBack, Idled, NodeMoved, Ordered, OrderFailed, Promised, Released
 from fairlead.core.model import Meant, Micros, OrderCause, Pool
-from fairlead.core.phases.outlook import Outlook, coming_nodes, grows, look_ahead, nodes_left
+from fairlead.core.phases.outlook import Outlook, look_ahead
 from fairlead.core.plan import Plan
 from fairlead.core.policy.scaling import nodes_to_add, nodes_to_give_back
+from fairlead.core.pooling import coming_nodes, grows, nodes_left, size_of
 from fairlead.core.resources import format_duration
 from fairlead.core.state import Partition
 
@@ -97,15 +98,6 @@ def idle_nodes(p: Partition, pool: Pool) -> list[int]:
         and join not in nodes.held
     ]
     return sorted(found, key=lambda join: (p.idle[join], join))
-
-
-def size_of(p: Partition, pool: Pool) -> int:
-    """How many nodes it has, but for those that are lost or given back."""
-    nodes = p.nodes
-    return sum(
-        nodes.pool[row] == pool.name and nodes.state[row] != "lost" and join not in p.unwanted
-        for join, row in nodes.rows.items()
-    )
 
 
 def _note_idle(plan: Plan) -> None:

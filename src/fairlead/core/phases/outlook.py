@@ -15,6 +15,7 @@ from fairlead.core.future import Future
 from fairlead.core.holding import room_for
 from fairlead.core.model import Meant, Pool, Stage
 from fairlead.core.phases.allowance import Want, wants_in_turn
+from fairlead.core.pooling import coming_nodes, grows, nodes_left, takes
 from fairlead.core.resources import GPU, Vector, add
 from fairlead.core.shape import WHOLE_DEVICE, Shape
 from fairlead.core.state import Partition
@@ -347,30 +348,3 @@ def _rights(p: Partition) -> Entitlements:
         add(capacity, dict(pool.settings.node), more)
         nodes += more
     return Entitlements(p.settings.unit, capacity, nodes)
-
-
-def takes(pool: Pool, shape: Shape) -> bool:
-    """Whether a node of the pool, with nothing else on it, takes a task of a shape."""
-    settings = pool.settings
-    if shape.key.manager or not shape.accepts(dict(settings.labels), settings.taints, pool.name):
-        return False
-    node = dict(settings.node)
-    return bool(room_for(node, [0] * (node.get(GPU, 0) // WHOLE_DEVICE), shape, 1)[0])
-
-
-def grows(p: Partition, pool: Pool) -> bool:
-    """Whether the pool may be asked for nodes now."""
-    return pool.elastic and not pool.paused and pool.paused_until <= p.now
-
-
-def nodes_left(p: Partition, pool: Pool) -> int | None:
-    """How many nodes more it may have; None if as many as one likes. Lost ones count: they may come back."""
-    most = pool.settings.max
-    if most is None:
-        return None
-    present = sum(p.nodes.pool[row] == pool.name for row in p.nodes.rows.values())
-    return max(0, most - present - coming_nodes(p, pool))
-
-
-def coming_nodes(p: Partition, pool: Pool) -> int:
-    return sum(len(order.coming) for order in p.orders.values() if order.pool == pool.name)

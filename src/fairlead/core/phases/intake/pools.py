@@ -9,11 +9,11 @@ from fairlead.core.commands import Accepted, FailOrder, MovePool, ScalePool
 from fairlead.core.errors import Refused
 from fairlead.core.holding import may_take, room_now
 from fairlead.core.model import Hold, Meant, Place, Pool, PoolSettings, Reservation
-from fairlead.core.phases.demand import give_back, idle_nodes, order_nodes, size_of
+from fairlead.core.phases.demand import give_back, idle_nodes, order_nodes
 from fairlead.core.phases.intake.access import need_operator
-from fairlead.core.phases.outlook import coming_nodes, nodes_left
 from fairlead.core.phases.turn import needs_of, together_of
 from fairlead.core.plan import Plan
+from fairlead.core.pooling import coming_nodes, nodes_left, size_of
 from fairlead.core.reader import check_text, suggestion
 from fairlead.core.resources import shown
 from fairlead.core.state import Partition
