@@ -20,7 +20,7 @@ from fairlead.core.phases.shares import shares_due
 from fairlead.core.plan import Plan
 from fairlead.core.ranges import count
 from fairlead.core.resources import format_duration
-from fairlead.core.state import FAR, Partition
+from fairlead.core.state import Partition
 
 MOST = 1_000
 """How many records one cycle forgets at most; the next one goes on."""
@@ -64,16 +64,12 @@ def due(p: Partition, forgetting: bool = True) -> Micros | None:
             times += [_short_until(p, since) for since in p.short.values()]
         if p.nodes.held:
             times += kept_due(p)
-        if p.hungry < FAR:
-            times += starving_due(p)
-        if p.claims_at < FAR:
-            times += claims_due(p)
-        if p.replan_at < FAR:
-            times += plan_due(p)
+        times += starving_due(p)
+        times += claims_due(p)
+        times += plan_due(p)
         if p.uneven:
             times += shares_due(p)
-        if p.pools or p.orders:
-            times += demand_due(p)
+        times += demand_due(p)
     return min(times, default=None)
 
 
