@@ -117,12 +117,12 @@ def effects_of(p: Partition, done: Done, strays: Sequence[tuple[str, Stop]] = ()
     """
     fresh: set[int] = set()
     events: dict[str, list[Event]] = {}
-    scaled: list[Ordered | GivenBack | NodeMoved] = []
+    scaled: list[Any] = []
     for change, kept in done:
         kind = type(change)
         if kind in FRESH:
             fresh.update(FRESH[kind](change))
-        elif isinstance(change, SCALED):
+        elif kind in SCALED:
             scaled.append(change)
         if p.managers and isinstance(change, TOLD):
             for manager, event in _events(p, change, kept):
@@ -146,7 +146,7 @@ FRESH: dict[type[Any], Callable[[Any], Iterable[int]]] = {
 }
 """The changes that agents hear of → the numbers of the allocations they are about."""
 
-SCALED = (Ordered, GivenBack, NodeMoved)
+SCALED = frozenset((Ordered, GivenBack, NodeMoved))
 """The changes that pools hear of."""
 
 TOLD = (Placed, Stopped, Ended, NodeAdded, NodeMoved, NodeRemoved)

@@ -91,24 +91,20 @@ class FitIndex(NodeIndex[Buckets]):
         for kind in self._kinds.values():
             kind.masks.pop(shape, None)
 
-    def refresh(self) -> None:
-        # A node that brings a resource nobody had before makes a column more.
-        capacity = self.nodes.capacity
-        if len(self._names) < len(capacity) - (GPU in capacity):
-            self._stale = True
-        super().refresh()
-
     def choose(self, shape: Shape, most: int, number: int, near: str | None = None) -> list[Choice]:
         chosen: list[Choice] = []
         each = 1 if shape.key.apart else most
         while most:
-            # The last one may stay where it is: nobody looks for another.
-            join = self.first(shape, near) if most == 1 else self.take(shape, near)
-            if join is None:
+            found = self._first(shape, near)
+            if found is None:
                 break
+            (_, join), heap = found
             tasks, devices = self.room_on(join, shape, min(most, each))
             chosen.append(Choice(join, tasks, devices))
             most -= tasks
+            if most:  # the last one may stay where it is: nobody looks for another
+                heappop(heap)
+                self._out[join] = None
         return chosen
 
     def room_on(self, join: int, shape: Shape, most: int) -> tuple[int, tuple[int, ...]]:
@@ -129,14 +125,9 @@ class FitIndex(NodeIndex[Buckets]):
     def fits(self, shape: Shape) -> bool:
         return self._first(shape, None) is not None
 
-    def first(self, shape: Shape, near: str | None = None) -> int | None:
-        """The join number of the fullest node that fits one task of a shape."""
-        found = self._first(shape, near)
-        return None if found is None else found[0][1]
-
-    def take(self, shape: Shape, near: str | None = None) -> int | None:
-        """The same, and the node is out of the index until put back."""
-        found = self._first(shape, near)
+    def take(self, shape: Shape) -> int | None:
+        """The join number of the fullest node that fits one task of a shape. It is out of the index until put back."""
+        found = self._first(shape, None)
         if found is None:
             return None
         (_, join), heap = found
@@ -153,6 +144,11 @@ class FitIndex(NodeIndex[Buckets]):
         return all(bucket[at] >= need[at] for at in range(1, len(need) - 1))
 
     # -- inside
+
+    def _is_outgrown(self) -> bool:
+        # A node that brings a resource nobody had before makes a column more.
+        capacity = self.nodes.capacity
+        return len(self._names) < len(capacity) - (GPU in capacity)
 
     def _first(self, shape: Shape, near: str | None) -> tuple[Entry, list[Entry]] | None:
         """The entry of the fullest node that fits, and the heap at whose top it stands."""

@@ -62,14 +62,21 @@ class Forecast:
 
     def first(self, now: Micros) -> Micros | None:
         """When the next one is expected to end. If it does not, all that was worked out with it is wrong."""
-        return next((end for end, _ in self.in_order(now)), None)
+        self._put_off_late(now)
+        return self._ends[0][0] if self._ends else None
 
     def in_order(self, now: Micros) -> Iterator[tuple[Micros, Allocation]]:
-        """What runs, the first to end first. What should have ended already gets another estimate."""
+        """What runs, the first to end first."""
+        self._put_off_late(now)
+        for end, number in self._ends:
+            yield end, self._known[number][1]
+
+    def _put_off_late(self, now: Micros) -> None:
+        """What should have ended already gets another estimate."""
+        if not self.is_late(now):
+            return
         late = [self._known[number][1] for _, number in self._ends[: bisect_left(self._ends, (now + 1, 0))]]
         for allocation in late:
             self.drop(allocation)
         for allocation in late:
             self.add(allocation, now)
-        for end, number in self._ends:
-            yield end, self._known[number][1]

@@ -82,11 +82,14 @@ def _check_node(p: Partition, join: int) -> None:
     used: Vector = {}
     devices: dict[int, int] = {}
     known: dict[Shape, int] = {}
+    shape: Shape | None = None
     for allocation in nodes.allocations[row].values():
-        shape = allocation.stage.shape
+        if allocation.stage.shape is not shape:
+            shape = allocation.stage.shape
+            known.setdefault(shape, 0)
         block = allocation.indices
         tasks = 0 if allocation.rooms else block[1] - block[0] if len(block) == 2 else count(block)
-        known[shape] = known.get(shape, 0) + tasks
+        known[shape] += tasks
         if allocation.node != join:
             raise Broken(f"allocation {allocation.id} is listed on node {name} but lives elsewhere")
         if shape.devices or allocation.devices:

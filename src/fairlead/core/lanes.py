@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterator
+from itertools import islice
 
 from fairlead.core.model import NEW, SCALE, Job, Queue, Reservation
 from fairlead.core.policy.order import ORDERS, Key
@@ -177,9 +178,7 @@ class Lane:
         """The reservations in order."""
         moves = self.queue.settings.order == "fair"
         for run in self._runs:
-            items = run.items
-            for at in range(run.start, len(items)):
-                each = items[at]
+            for each in islice(run.items, run.start, None):
                 if each.stage.reservations[each.kind] is each and (not moves or self._counts(run, each)):
                     yield each
 

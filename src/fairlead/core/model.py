@@ -278,7 +278,7 @@ class Stage(msgspec.Struct, eq=False):
 
     def done(self) -> int:
         """How many tasks have ended for good."""
-        return sum(len(ranges) for ranges in self.ended.values()) if self.ended else 0
+        return sum(map(len, self.ended.values())) if self.ended else 0
 
     def next_attempt(self, block: tuple[int, ...]) -> int:
         """The attempt for a block that is assigned now: above every one its tasks have had."""
@@ -462,6 +462,8 @@ class Queue(msgspec.Struct, eq=False):
     groups: dict[str, Account] = msgspec.field(default_factory=dict)
     tied: dict[tuple[str, tuple[str, ...]], tuple[Account, ...]] = msgspec.field(default_factory=dict)
     """User and groups → every account their jobs here are booked on, root first; see `Partition.accounts_for`."""
+    shared: tuple[Account, ...] = ()
+    """The same for all who have no limits of their own, if there is anybody."""
 
     def begin_work(self, job: Job) -> None:
         self.at_work.setdefault(job.priority, {})[job.id] = job

@@ -99,7 +99,10 @@ class NodeIndex(Generic[K]):
         self.refresh()
 
     def put_all_back(self) -> None:
-        self.put_back(list(self._out))
+        if self._out:
+            self.put_back(list(self._out))
+        else:
+            self.refresh()
 
     def refresh(self) -> None:
         """Take in what changed on the nodes since the last look, and new shapes."""
@@ -109,6 +112,9 @@ class NodeIndex(Generic[K]):
             return
         nodes = self.nodes
         if nodes.altered_since:
+            if self._is_outgrown():
+                self._rebuild()
+                return
             for join in nodes.altered_since:
                 self._enter(join)
             nodes.altered_since.clear()
@@ -123,6 +129,10 @@ class NodeIndex(Generic[K]):
         return sorted({kind.key.labels[at] or "" for kind in self._kinds_for(shape, None)})
 
     # -- inside
+
+    def _is_outgrown(self) -> bool:
+        """Whether the nodes have something by now that the index was not made for."""
+        return False
 
     def _kind(self, key: KindKey) -> K:
         """A new kind."""

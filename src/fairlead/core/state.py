@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from heapq import heappush
+from typing import NamedTuple
 
 import msgspec
 
@@ -83,6 +84,17 @@ class Scaling:
         """For which version of the pools all nodes were looked at."""
 
 
+class QueueTerms(NamedTuple):
+    """Whether any queue of the tree, as it is in this version, has something."""
+
+    tree: int
+    guarantees: bool
+    firm: bool
+    """One whose tasks cannot be taken back."""
+    limits: bool
+    """For itself, or for users or groups in it."""
+
+
 class Touched:
     """What a cycle's changes reached, so that its checks and effects cost what changed."""
 
@@ -113,7 +125,7 @@ class Partition:
         self.tree = 0
         """Grows when a queue comes, goes, or has other settings."""
         self._entitlements: tuple[int, Entitlements] | None = None
-        self._seen_in_tree = (-1, False, False)
+        self._terms = QueueTerms(-1, False, False, False)
         self.nodes = NodeTable()
         self.jobs: dict[str, Job] = {}
         self.allocations: dict[int, Allocation] = {}
@@ -265,20 +277,20 @@ class Partition:
         self._entitlements = (self.tree, fresh)
         return fresh
 
-    def has_guarantees(self) -> bool:
-        """Whether any queue is guaranteed anything."""
-        return self._look_at_tree()[1]
-
-    def has_firm_queues(self) -> bool:
-        """Whether there is a queue whose tasks cannot be taken back."""
-        return self._look_at_tree()[2]
-
-    def _look_at_tree(self) -> tuple[int, bool, bool]:
-        if self._seen_in_tree[0] != self.tree:
+    def terms(self) -> QueueTerms:
+        """What some queue has, and where no queue has it nobody need look for it."""
+        if self._terms.tree != self.tree:
             settings = [queue.settings for queue in self.queues.values()]
-            guaranteed, firm = any(each.guarantee for each in settings), not all(each.preemptible for each in settings)
-            self._seen_in_tree = (self.tree, guaranteed, firm)
-        return self._seen_in_tree
+            self._terms = QueueTerms(
+                self.tree,
+                guarantees=any(each.guarantee for each in settings),
+                firm=not all(each.preemptible for each in settings),
+                limits=any(
+                    each.limit is not None or each.max_jobs is not None or each.users or each.groups
+                    for each in settings
+                ),
+            )
+        return self._terms
 
     def accounts_for(self, queue: Queue, user: str, groups: tuple[str, ...]) -> tuple[Account, ...]:
         """Every account that a job of this user in this queue is booked on, root first."""
@@ -296,13 +308,16 @@ class Partition:
             limits = dict(level.settings.groups).get(group) if group is not None else None
             if group is not None and limits is not None:
                 accounts.append(_account(level.groups, group, f"group {group} in queue {level.path}", limits))
-        tied = queue.tied[user, groups] = tuple(accounts)
+        if len(accounts) == len(line):
+            # Nobody's but the queues': one tuple for all, so that those who are treated alike are known by it.
+            queue.shared = queue.shared or tuple(accounts)
+        tied = queue.tied[user, groups] = queue.shared if len(accounts) == len(line) else tuple(accounts)
         return tied
 
     def retie(self) -> None:
         """Work out all accounts anew after limits of users or groups changed."""
         for queue in self.queues.values():
-            queue.users, queue.groups, queue.tied = {}, {}, {}
+            queue.users, queue.groups, queue.tied, queue.shared = {}, {}, {}, ()
             queue.account.used, queue.account.tasks, queue.account.running = {}, 0, 0
         for job in sorted(self.jobs.values(), key=lambda job: job.number):
             if job.over and not job.allocations:
@@ -567,8 +582,7 @@ class Partition:
         self._arm(after)
         self.nodes.allocations[self.nodes.rows[after.node]][after.id] = after
         assert stage.live is not None
-        for index in indices(after.indices):
-            stage.live[index] = after
+        stage.live.update(dict.fromkeys(indices(after.indices), after))
         if after.chain:
             self.link(after)
         self.touched.nodes.add(after.node)

@@ -56,8 +56,9 @@ class Backfill:
         if self.head is not None:
             return
         self.head = reservation
-        if len(needs_of(reservation)) == 1:
-            ((stage, wanted),) = needs_of(reservation)
+        needs = needs_of(reservation)
+        if len(needs) == 1:
+            stage, wanted = needs[0]
             planned = plan_start(reason.room, wanted, self._ends(), self._gain(stage.shape))
             if planned is not None:
                 self.when, self.spare = planned
@@ -104,19 +105,23 @@ class Backfill:
         no_room: Reservation | None = None
         wanted, room = self._full.get(lane, (FAR, FAR))
         spare = self.spare if self._delays is not None and lane.shapes == (self._shape,) else FAR
-        accounts, lendable, only_room = None, False, False
+        accounts, lendable, only_room, head = None, False, False, self.head
         for each in chain((first,), others):
             stage = each.stage
-            if each.kind != NEW or stage.started or each.whole or each is self.head:
+            if each.kind != NEW or stage.started or stage.ended or each.whole or each is head:
                 prospect = self.prospect(lane, each)
             else:  # `prospect` without what is the same for all of them: in a long queue these are nearly all
-                together = stage.needed
-                if together > room and (stage.job.accounts is not accounts or stage.job.preemptible != lendable):
-                    accounts, lendable, only_room = stage.job.accounts, stage.job.preemptible, self._only_room(each)
-                if together > room and (only_room or together >= wanted):
-                    prospect = NO_ROOM
-                else:
-                    prospect = LATE if together > spare and not self._in_time(each) else TRY
+                together, least = stage.count, stage.terms.min
+                if 0 < least < together:
+                    together = least
+                if together > room:
+                    job = stage.job
+                    if job.accounts is not accounts or job.preemptible != lendable:
+                        accounts, lendable, only_room = job.accounts, job.preemptible, self._only_room(each)
+                    if only_room or together >= wanted:
+                        no_room = no_room or each
+                        continue
+                prospect = LATE if together > spare and not self._in_time(each) else TRY
             if prospect == TRY:
                 return each, no_room
             if prospect == NO_ROOM and no_room is None:

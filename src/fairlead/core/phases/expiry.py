@@ -20,7 +20,7 @@ from fairlead.core.phases.shares import shares_due
 from fairlead.core.plan import Plan
 from fairlead.core.ranges import count
 from fairlead.core.resources import format_duration
-from fairlead.core.state import Partition
+from fairlead.core.state import FAR, Partition
 
 MOST = 1_000
 """How many records one cycle forgets at most; the next one goes on."""
@@ -64,13 +64,12 @@ def due(p: Partition, forgetting: bool = True) -> Micros | None:
             times += [_short_until(p, since) for since in p.short.values()]
         if p.nodes.held:
             times += kept_due(p)
-        times += starving_due(p)
-        times += claims_due(p)
-        times += plan_due(p)
+        times += (starving_due(p), claims_due(p), plan_due(p))
         if p.uneven:
             times += shares_due(p)
         times += demand_due(p)
-    return min(times, default=None)
+    first = min(times, default=FAR)
+    return first if first < FAR else None
 
 
 def _drop_old_timers(p: Partition) -> None:

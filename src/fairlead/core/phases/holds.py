@@ -110,10 +110,9 @@ def starves_at(p: Partition, reservation: Reservation) -> Micros:
     return max(reservation.waiting_since + p.settings.starving_after + 1, reservation.unheld_until)
 
 
-def starving_due(p: Partition) -> Iterator[Micros]:
+def starving_due(p: Partition) -> Micros:
     """When somebody may begin to starve, if nothing happens before. After a start that is not known yet."""
-    if p.settings.hold_for and p.hungry < FAR:
-        yield max(p.hungry, p.now)
+    return max(p.hungry, p.now) if p.settings.hold_for else FAR
 
 
 def _waiting(p: Partition) -> Iterator[tuple[Lane, Reservation]]:

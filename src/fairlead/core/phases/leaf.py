@@ -21,7 +21,8 @@ class Turns:
         self.p = p
         self.leaf = leaf
         self.fair = leaf.settings.order == "fair"
-        self._heap: list[tuple[Key, str, Lane, Reservation]] = []
+        self.open: list[tuple[Key, str, Lane, Reservation]] = []
+        """A heap of the lanes that are not closed yet, each with who is the next of it."""
         self._walks: dict[Lane, Iterator[Reservation]] = {}
         self._passed: dict[int, None] = {}
         self._no_room: dict[Lane, Reservation] = {}
@@ -33,18 +34,15 @@ class Turns:
             if first is not None:
                 self._walks[lane] = walk = iter(sorted(lane.joined, key=lane.key) if joined else lane)
                 first = next(walk)
-                heappush(self._heap, (lane.key(first), lane.text, lane, first))
+                heappush(self.open, (lane.key(first), lane.text, lane, first))
             if joined and lane.no_room is not None:
                 self._no_room[lane] = lane.no_room
             if joined and lane.limited is not None:
                 self._limited[lane] = lane.limited
 
-    def __len__(self) -> int:
-        return len(self._heap)
-
     def current(self) -> tuple[Lane, Reservation]:
         """Whose turn it is, until its lane goes on or is closed."""
-        heap = self._heap
+        heap = self.open
         while self.fair:
             key, text, lane, reservation = heap[0]
             place = lane.key(reservation)
@@ -57,7 +55,7 @@ class Turns:
 
     def go_on(self, after: Reservation | None = None) -> None:
         """The turn is over. The lane queues up again, with the reservation that had it if that wants more."""
-        lane = self._heap[0][2]
+        lane = self.open[0][2]
         following = after
         if self.fair:
             # Places move with every task that starts: look from the beginning, past those that were passed over.
@@ -67,14 +65,14 @@ class Turns:
             following = next(self._walks[lane], None)
         if following is None:
             self.close()
-        elif len(self._heap) == 1 and not self.fair:
-            self._heap[0] = (*self._heap[0][:3], following)  # nobody else to come before it
+        elif len(self.open) == 1 and not self.fair:
+            self.open[0] = (*self.open[0][:3], following)  # nobody else to come before it
         else:
-            heapreplace(self._heap, (lane.key(following), lane.text, lane, following))
+            heapreplace(self.open, (lane.key(following), lane.text, lane, following))
 
     def pass_over(self, no_room: bool = False) -> None:
         """It keeps its place, and the next one of its lane is tried."""
-        _, _, lane, reservation = self._heap[0]
+        _, _, lane, reservation = self.open[0]
         self._passed[id(reservation)] = None
         if no_room:
             self._no_room.setdefault(lane, reservation)
@@ -82,7 +80,7 @@ class Turns:
 
     def pass_hopeless(self, backfill: Backfill) -> None:
         """Pass over those who cannot start, up to the first of whom that is not known. Who asks is told why later."""
-        heap = self._heap
+        heap = self.open
         while heap:
             lane, reservation = self.current()
             if len(heap) == 1 and not self.fair:
@@ -101,16 +99,16 @@ class Turns:
         if following is None:
             self.close()
         else:
-            self._heap[0] = (*self._heap[0][:3], following)
+            self.open[0] = (*self.open[0][:3], following)
 
     def note_limited(self) -> None:
         """Whose turn it is would be beyond a limit."""
-        _, _, lane, reservation = self._heap[0]
+        _, _, lane, reservation = self.open[0]
         self._limited.setdefault(lane, reservation)
 
     def close(self, no_room: Reservation | None = None) -> None:
         """Nothing more of this lane: it sleeps until something changes for it, or for who found no room."""
-        lane = heappop(self._heap)[2]
+        lane = heappop(self.open)[2]
         lane.no_room = no_room = no_room or self._no_room.get(lane)
         if no_room is not None:
             self.p.hungry = min(self.p.hungry, no_room.waiting_since + self.p.settings.starving_after + 1)

@@ -8,8 +8,6 @@ over all its stages.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from fairlead.core.fitindex import FitIndex
 from fairlead.core.future import lent_nodes
 from fairlead.core.lanes import Lane
@@ -80,7 +78,7 @@ def _joined(plan: Plan, backfill: Backfill) -> dict[str, Turns]:
     for path, lanes in joined.items():
         those = Turns(plan.partition, plan.partition.queues[path], lanes, joined=True)
         those.pass_hopeless(backfill)
-        if those:
+        if those.open:
             turns[path] = those
     return turns
 
@@ -104,10 +102,9 @@ def _serve_arrivals(plan: Plan) -> int:
     return placed
 
 
-def plan_due(p: Partition) -> Iterator[Micros]:
+def plan_due(p: Partition) -> Micros:
     """When a planned time will turn out to be wrong, if nothing happens before."""
-    if p.now < p.replan_at < FAR:
-        yield p.replan_at
+    return p.replan_at if p.now < p.replan_at else FAR
 
 
 def _overrun_at(plan: Plan, backfill: Backfill) -> Micros:
@@ -191,7 +188,7 @@ class Round:
         p = self.p = plan.partition
         p.index.put_all_back()
         self._awake = awake
-        self._open = sum(map(len, awake.values())) + sum(map(len, turns.values()))
+        self._open = sum(map(len, awake.values())) + sum([len(each.open) for each in turns.values()])
         """How many lanes are not closed yet."""
         self._turns = turns
         self._owed = starts_owed(p) if p.settings.unit == "slots" else {}
@@ -213,9 +210,9 @@ class Round:
             turns = self._turns.get(path)
             if turns is None:
                 turns = self._turns[path] = Turns(self.p, branch.queue, self._awake.pop(path))
-            open_before = len(turns)
+            open_before = len(turns.open)
             self._serve(branch, turns)
-            self._open -= open_before - len(turns)
+            self._open -= open_before - len(turns.open)
         if self._hands:
             self._hands.empty()
         for whole in self._begun:
@@ -226,10 +223,10 @@ class Round:
         """Give the leaf its turn, or all of them if nobody else is there."""
         # Under `fair` places move with every task that starts, so that each start has to be seen at once.
         hands = None if turns.fair else self._hands
-        while turns and self.left > 0:
+        while turns.open and self.left > 0:
             if self._backfill is not None and self._backfill.head is not None:
                 turns.pass_hopeless(self._backfill)
-                if not turns:
+                if not turns.open:
                     break
             lane, reservation = turns.current()
             if hands and hands.give(lane, reservation):
@@ -237,16 +234,16 @@ class Round:
                 placed = 1
                 turns.go_on()
             else:
-                placed = self._take_turn(branch, turns, reservation)
+                placed = self._take_turn(branch, turns, lane, reservation)
             if self._tree is None:
                 return
             if branch.rivals and placed:
-                self._tree.after(branch, not turns, *_taken(reservation, placed))
+                self._tree.after(branch, not turns.open, *_taken(reservation, placed))
                 return
-        if not turns and self._tree is not None:
+        if not turns.open and self._tree is not None:
             self._tree.after(branch, True, {}, 0, 0)
 
-    def _take_turn(self, branch: Branch, turns: Turns, reservation: Reservation) -> int:
+    def _take_turn(self, branch: Branch, turns: Turns, lane: Lane, reservation: Reservation) -> int:
         """Try the head whose turn it is. Returns how many tasks were placed."""
         together = together_of(reservation)
         if together > self.left and self.left < self.p.settings.max_placed:
@@ -254,7 +251,11 @@ class Round:
             return 0
         if self._hands and is_firm(self.p, reservation.stage.job):
             self._hands.empty()  # what is in hand counts for what its queue uses
-        placed, reason = self._try(branch, turns, reservation, together)
+        most = self._most(branch, turns, reservation, together)
+        if self._backfill is not None:
+            placed, reason = self._backfill.take_turn(lane, reservation, together, most)
+        else:
+            placed, reason = take_turn(self.plan, reservation, together, most, self._full)
         self.left -= placed
         if reason is None:
             if reservation.whole:
@@ -299,20 +300,18 @@ class Round:
     def _grow(self) -> Tree:
         """The tree of the leaves that have open lanes. Nothing is in hand, so what is booked is all that is used."""
         left = [path for path, lanes in self._awake.items() if lanes]
-        left += [path for path, turns in self._turns.items() if turns]
+        left += [path for path, turns in self._turns.items() if turns.open]
         return Tree([self.p.queues[path] for path in sorted(left)], self.p.entitlements(), self._owed)
 
-    def _try(self, branch: Branch, turns: Turns, reservation: Reservation, together: int) -> tuple[int, Reason | None]:
-        most = 1
+    def _most(self, branch: Branch, turns: Turns, reservation: Reservation, together: int) -> int:
+        """How many single tasks it may start in one turn."""
         # Who is alone may start many at once. That others sleep does not make it alone: after a restart nobody sleeps.
-        if not turns.fair or turns.leaf.reservations == 1:
-            most = self.left
-            if branch.rivals and together == 1:
-                assert self._tree is not None
-                most = self._tree.run(branch, reservation.stage.shape.resources, min(most, reservation.count))
-        if self._backfill is not None:
-            return self._backfill.take_turn(turns.current()[0], reservation, together, most)
-        return take_turn(self.plan, reservation, together, most, self._full)
+        if turns.fair and turns.leaf.reservations > 1:
+            return 1
+        if not branch.rivals or together > 1:
+            return self.left
+        assert self._tree is not None
+        return self._tree.run(branch, reservation.stage.shape.resources, min(self.left, reservation.count))
 
 
 def _taken(reservation: Reservation, placed: int) -> tuple[Vector, int, int]:

@@ -59,7 +59,7 @@ class Victim:
 def preempt(plan: Plan) -> None:
     p = plan.partition
     end_promises(plan)
-    if not p.reign.ready or plan.more or (len(p.priorities) < 2 and not p.has_guarantees()):
+    if not p.reign.ready or plan.more or (len(p.priorities) < 2 and not p.terms().guarantees):
         return
     p.claims_at = FAR
     coming: Coming | None = None
@@ -74,10 +74,9 @@ def preempt(plan: Plan) -> None:
             lane.unclaimed[reservation.seq] = seen
 
 
-def claims_due(p: Partition) -> Iterator[Micros]:
+def claims_due(p: Partition) -> Micros:
     """When somebody may claim again for whom stopping others did not help, if nothing happens before."""
-    if p.now < p.claims_at < FAR:
-        yield p.claims_at
+    return p.claims_at if p.now < p.claims_at else FAR
 
 
 def changes_to_come(p: Partition) -> tuple[dict[str, Vector], dict[str, Vector]]:
@@ -172,7 +171,7 @@ def _may_claim(p: Partition, lane: Lane, reservation: Reservation) -> bool:
         return False
     queue, priority = stage.job.queue, stage.job.priority
     if not any(each < priority for each in queue.at_work) and not (
-        p.has_guarantees() and any(each.settings.guarantee for each in queue.line())
+        p.terms().guarantees and any(each.settings.guarantee for each in queue.line())
     ):
         return False
     if not is_admitted(p, stage.job) or share_spent(p, reservation) is not None:

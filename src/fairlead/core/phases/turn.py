@@ -131,6 +131,8 @@ def asked_by(reservation: Reservation) -> Vector:
 
 def limits_of(p: Partition, reservation: Reservation) -> list[tuple[str, Vector, Vector]]:
     """The limits that count for a reservation: whose, how much, and what of that is used, or promised to others."""
+    if not p.terms().limits:
+        return []
     limited = [(each, each.limit) for each in reservation.stage.job.accounts if each.limit is not None]
     if not p.promises:
         return [(account.name, limit, account.used) for account, limit in limited]
@@ -175,7 +177,7 @@ def _admit(p: Partition, job: Job) -> Reason | None:
         for queue in job.queue.line():
             if queue.state == "stopped":
                 return NotActive(queue.path)
-    if job.allocations:
+    if job.allocations or not p.terms().limits:
         return None
     bounded = [(each, each.max_jobs) for each in job.accounts if each.max_jobs is not None]
     if not bounded:
@@ -198,9 +200,7 @@ def is_admitted(p: Partition, job: Job) -> bool:
 
 def is_firm(p: Partition, job: Job) -> bool:
     """Whether what the job uses cannot be taken back."""
-    return not job.preemptible or (
-        p.has_firm_queues() and not all(queue.settings.preemptible for queue in job.queue.line())
-    )
+    return not job.preemptible or (p.terms().firm and not all(queue.settings.preemptible for queue in job.queue.line()))
 
 
 def share_spent(p: Partition, reservation: Reservation) -> ShareSpent | None:
@@ -228,7 +228,9 @@ def _without_loan(p: Partition, stage: Stage, most: int) -> tuple[ShareSpent | N
 
 def is_bounded(p: Partition, job: Job) -> bool:
     """Whether something other than room may keep the job back, now or later."""
-    return is_firm(p, job) or any(each.limit is not None or each.max_jobs is not None for each in job.accounts)
+    if is_firm(p, job):
+        return True
+    return p.terms().limits and any(each.limit is not None or each.max_jobs is not None for each in job.accounts)
 
 
 def barred(p: Partition, reservation: Reservation) -> bool:
@@ -244,8 +246,10 @@ def _place(plan: Plan, stage: Stage, kind: int, least: int, most: int, group: in
     p, shape = plan.partition, stage.shape
     if on is not None:
         return _place_chosen(plan, stage, kind, least, group, choose_on(p, stage, on, most))
-    held = choose_held(p, stage, kind, most) if p.nodes.held else []
-    most -= sum([each.tasks for each in held])
+    held: list[Choice] = []
+    if p.nodes.held:
+        held = choose_held(p, stage, kind, most)
+        most -= sum([each.tasks for each in held])
     away = p.index.withdraw({each.node: None for each in stage.live.values()}) if shape.key.apart and stage.live else []
     if shape.key.near and (most > 1 or stage.live):
         rows = [p.nodes.rows[each.node] for each in (stage.live or {}).values()]
@@ -256,13 +260,13 @@ def _place(plan: Plan, stage: Stage, kind: int, least: int, most: int, group: in
     if p.nodes.held:
         chosen = held + chosen + choose_lent(p, stage, most - sum([each.tasks for each in chosen]), plan.lent)
     placed = _place_chosen(plan, stage, kind, least, group, chosen)
-    p.index.put_back([*away, *(each.join for each in chosen)])
+    p.index.put_back([*away, *[each.join for each in chosen]])
     return placed
 
 
 def _place_chosen(plan: Plan, stage: Stage, kind: int, least: int, group: int, chosen: list[Choice]) -> int:
     p = plan.partition
-    placed = sum([each.tasks for each in chosen])
+    placed = chosen[0].tasks if len(chosen) == 1 else sum([each.tasks for each in chosen])
     if placed >= least:
         block = stage.wanted(kind).first(placed)
         attempt = stage.next_attempt(block) if stage.history else stage.floor + 1
