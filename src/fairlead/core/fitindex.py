@@ -102,9 +102,10 @@ class FitIndex(NodeIndex[Buckets]):
             tasks, devices = self.room_on(join, shape, min(most, each))
             chosen.append(Choice(join, tasks, devices))
             most -= tasks
-            if most:  # the last one may stay where it is: nobody looks for another
-                heappop(heap)
-                self._out[join] = None
+            if not most or len(self._at) == 1:
+                break  # nobody looks for another: this one may stay where it is
+            heappop(heap)
+            self._out[join] = None
         return chosen
 
     def room_on(self, join: int, shape: Shape, most: int) -> tuple[int, tuple[int, ...]]:

@@ -47,7 +47,7 @@ class MemoryJournal:
         return held.epoch
 
     def append(self, stream: str, epoch: int, seq: int, payload: bytes) -> None:
-        held = self._streams.get(stream, _Stream())
+        held = self._streams.get(stream) or _Stream()
         if epoch < held.epoch:
             raise Fenced(stream, epoch, held.epoch)
         if epoch == 0 or epoch != held.begun:

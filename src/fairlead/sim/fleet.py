@@ -212,6 +212,8 @@ class Fleet:
     def _has_had(self, block: Running) -> bool:
         """Whether the agent was told of that attempt before."""
         known = self._running.get(block.key(), [])
+        if not (known or self._lines or self._unheard):
+            return False
         for line in self._lines.get(block.node, {}).values():
             known = [*known, *line.waiting, *line.ended]
         return any(_same(each, block) for each in known) or any(_is_of(each, block) for each in self._unheard)
