@@ -45,13 +45,15 @@ def text_of(shapes: Shape | tuple[Shape, ...]) -> str:
 class Run:
     """Reservations that share all of their key but its last part, in the order of that and of their numbers."""
 
-    __slots__ = ("items", "prefix", "start")
+    __slots__ = ("items", "last", "prefix", "start")
 
     def __init__(self, prefix: Key) -> None:
         self.prefix = prefix
         self.items: list[Reservation] = []
         self.start = 0
         """What stands before this has left or moved."""
+        self.last: Key = ()
+        """The rest of the key of the last one that was appended: whoever is beyond it can be appended too."""
 
 
 class Lane:
@@ -124,17 +126,18 @@ class Lane:
         if self._entries > 2 * self.size + _SLACK:
             self._clear_out()
         key = self.key(reservation)
-        run = self._run(key[:-2])
+        run, within = self._run(key[:-2]), key[-2:]
         items = run.items
-        if not items or self._within(items[-1]) < key[-2:]:
+        if not items or run.last < within:
             items.append(reservation)
+            run.last = within
             self._entries += 1
             return
-        at = bisect_left(items, key[-2:], key=self._within)
+        at = bisect_left(items, within, key=self._within)
         run.start = min(run.start, at)
         # One that was dropped and is back, as after a rollback, never lost its entry; and one that was rolled back for
         # good leaves its number, and its entry, to the next.
-        while at < len(items) and self._within(items[at]) == key[-2:]:
+        while at < len(items) and self._within(items[at]) == within:
             if items[at] is reservation or not _stands(items[at]):
                 items[at] = reservation
                 return
@@ -203,10 +206,13 @@ class Lane:
         return self.key(reservation)[-2:]
 
     def _run(self, prefix: Key) -> Run:
-        at = bisect_left(self._runs, prefix, key=lambda run: run.prefix)
-        if at == len(self._runs) or self._runs[at].prefix != prefix:
-            self._runs.insert(at, Run(prefix))
-        return self._runs[at]
+        runs = self._runs
+        if runs and runs[-1].prefix == prefix:
+            return runs[-1]
+        at = bisect_left(runs, prefix, key=lambda run: run.prefix)
+        if at == len(runs) or runs[at].prefix != prefix:
+            runs.insert(at, Run(prefix))
+        return runs[at]
 
     def _counts(self, run: Run, reservation: Reservation) -> bool:
         """Whether an entry is of a reservation that stands, and at the place it has now."""

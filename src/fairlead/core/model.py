@@ -326,7 +326,7 @@ class Job(msgspec.Struct, eq=False):
 
     def stage(self, name: str) -> Stage | None:
         for stage in self.stages:
-            if stage.name == name:
+            if stage.terms.name == name:
                 return stage
         return None
 

@@ -423,7 +423,7 @@ class Partition:
 
     def _see_held(self, allocation: Allocation) -> None:
         """What has come to a held node since is in the way of others who would hold it too: now, or no more."""
-        for seq in self.nodes.held.get(allocation.node, ()) if self.holds else ():
+        for seq in self.nodes.held.get(allocation.node, ()):
             hold = self.holds.get(seq)
             if hold is not None and hold.since <= allocation.since:
                 self.holds_version += 1
@@ -456,7 +456,8 @@ class Partition:
         self._arm(allocation)
         used = 0 if allocation.rooms else tasks
         self.nodes.book(allocation, stage.shape, used, allocation.devices)
-        self._see_held(allocation)
+        if self.holds:
+            self._see_held(allocation)
         if stage.live is None:
             stage.live = {}
         if tasks == 1:
@@ -473,7 +474,7 @@ class Partition:
             charge(job, stage.shape, used)
         if allocation.chain:
             self.link(allocation)
-        if not job.listed or job.over:
+        if not job.listed or job.ended_at is not None:
             self.settle(job)
         if job.queue.settings.order == "fair":
             self._resort(job)
@@ -523,7 +524,8 @@ class Partition:
         if used and not moves:
             self.room += 1
         self.nodes.unbook(allocation, stage.shape, used, allocation.devices)
-        self._see_held(allocation)
+        if self.holds:
+            self._see_held(allocation)
         assert stage.live is not None
         if tasks == len(stage.live):
             stage.live = None
@@ -560,7 +562,8 @@ class Partition:
             if self.forecast is not None:
                 self.forecast.drop(allocation)
             self.nodes.unbook(allocation, stage.shape, 1, allocation.devices)
-            self._see_held(allocation)
+            if self.holds:
+                self._see_held(allocation)
             stage.live = None
             job.allocations = job.live = 0
             job.queue.end_work(job)
@@ -661,7 +664,7 @@ class Partition:
 
     def settle(self, job: Job) -> None:
         """Count a job with its queue while it wants or uses something there."""
-        listed = not job.over or job.allocations > 0
+        listed = job.ended_at is None or job.allocations > 0
         if listed != job.listed:
             job.queue.jobs += 1 if listed else -1
             job.listed = listed

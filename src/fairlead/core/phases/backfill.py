@@ -164,10 +164,12 @@ class Backfill:
         for lane in p.lanes.values():
             if lane.queue.path != path or lane.slept != asleep or lane.blocked is not None:
                 return False
-            # Whom match knows of each lane are the first of it; who joins before one of them would be that instead.
-            known = [each for each in (head, lane.no_room, lane.limited) if each is not None] if lane.joined else []
-            if any(lane.key(each) < lane.key(first) for each in lane.joined for first in known):
-                return False
+            if lane.joined:
+                # Whom match knows of each lane are the first of it; who joins before one would be that instead.
+                known = {id(each): each for each in (head, lane.no_room, lane.limited) if each is not None}
+                last = max([lane.key(each) for each in known.values()])
+                if min([lane.key(each) for each in lane.joined]) < last:
+                    return False
         self.plan = plan
         plan.planned = self._planned()
         return True

@@ -32,7 +32,7 @@ class Turns:
         for lane in lanes:
             first = lane.head()
             if first is not None:
-                self._walks[lane] = walk = iter(sorted(lane.joined, key=lane.key) if joined else lane)
+                self._walks[lane] = walk = iter(_in_order(lane) if joined else lane)
                 first = next(walk)
                 heappush(self.open, (lane.key(first), lane.text, lane, first))
             if joined and lane.no_room is not None:
@@ -116,3 +116,8 @@ class Turns:
         lane.blocked = no_room if no_room is not None and is_bounded(self.p, no_room.stage.job) else None
         lane.slept = (self.p.room, self.p.nodes.version)
         lane.joined.clear()
+
+
+def _in_order(lane: Lane) -> list[Reservation]:
+    """Who joined a lane while it slept; mostly one."""
+    return sorted(lane.joined, key=lane.key) if len(lane.joined) > 1 else list(lane.joined)

@@ -131,10 +131,12 @@ class Tree:
 
     def _open(self, branch: Branch) -> bool:
         """Make the level below, if there is one."""
-        queues = self._below.pop(branch.queue.path, ())
+        queues = self._below.pop(branch.queue.path, None)
+        if queues is None:
+            return False
         below = [Branch(queue, branch, self._rights, self._owed) for queue in queues]
         for each in below:
             each.rivals = branch.rivals or len(below) > 1
         branch.below = [(each.stand() if len(below) > 1 else FIRST, each) for each in below]
         heapify(branch.below)
-        return bool(below)
+        return True

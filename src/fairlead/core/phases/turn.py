@@ -57,7 +57,7 @@ def take_turn(
         if spent is not None:
             return 0, spent
         most = max(most, together)
-    limited = limits_of(p, reservation)
+    limited = limits_of(p, reservation) if p.terms().limits else []
     if limited:
         reason = allowed(limited, scale(stage.shape.resources, together))
         if reason is not None:
@@ -131,8 +131,6 @@ def asked_by(reservation: Reservation) -> Vector:
 
 def limits_of(p: Partition, reservation: Reservation) -> list[tuple[str, Vector, Vector]]:
     """The limits that count for a reservation: whose, how much, and what of that is used, or promised to others."""
-    if not p.terms().limits:
-        return []
     limited = [(each, each.limit) for each in reservation.stage.job.accounts if each.limit is not None]
     if not p.promises:
         return [(account.name, limit, account.used) for account, limit in limited]

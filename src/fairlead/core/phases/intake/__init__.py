@@ -104,7 +104,8 @@ def _take(plan: Plan, command: AnyCommand) -> Answer:
     try:
         if plan.partition.removed:
             raise Refused("partition", f"{plan.partition.name} was removed; name another one", "gone")
-        check_text(command.user, "user", MAX_USER)
+        if command.user != "":
+            check_text(command.user, "user", MAX_USER)
         if not command.key or isinstance(command, REPEATABLE):
             return HANDLERS[type(command)](plan, command)
         return _take_once(plan, command)

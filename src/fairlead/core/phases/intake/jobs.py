@@ -64,7 +64,7 @@ def add_job(plan: Plan, command: Command, spec: JobSpec, wanted_id: str, field: 
     _check_after(p, job_id, spec)
     plan.do(JobAdded(job_id, number, spec))
     job = p.jobs[job_id]
-    if not p.unmet(job):
+    if not job.after or not p.unmet(job):
         ask_for_job(plan, job)
     return Accepted(job=job_id)
 
@@ -81,7 +81,7 @@ def find_leaf(p: Partition, path: str) -> Queue:
     if queue.children:
         below = leaves_text([each for each in p.queues if each.startswith(f"{path}.")])
         raise Refused("queue", f"{path} has queues below it and takes no jobs; name one of {below}")
-    for level in queue.line():
+    for level in queue.line() if p.stopped or p.draining else ():
         if level.state != "active":
             raise Refused(
                 "queue",
