@@ -68,7 +68,8 @@ def take_turn(
     placed = _place(plan, stage, kind, together, most, p.counters.allocation if together > 1 else 0, on)
     if placed < together:
         return 0, _no_room(p, reservation, together, placed)
-    _let_go(plan, reservation)
+    if p.nodes.held:
+        _let_go(plan, reservation)
     return placed, None
 
 
