@@ -278,6 +278,28 @@ def test_shutdown_while_calls_are_submitted(client: Client, monkeypatch: pytest.
     assert call.result(SECONDS) == 3
 
 
+def test_what_was_cancelled_while_it_was_submitted_is_killed(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    began, go = threading.Event(), threading.Event()
+    send = client.submit_many
+
+    def slowly(documents: Any) -> Any:
+        began.set()
+        go.wait(SECONDS)
+        return send(documents)
+
+    monkeypatch.setattr(client, "submit_many", slowly)
+    executor = fairlead.Executor(client, resources=SMALL)
+    call = executor.submit(time.sleep, 600)
+    assert began.wait(SECONDS)
+    ending = threading.Thread(target=lambda: executor.shutdown(cancel_futures=True))
+    ending.start()
+    wait([call], SECONDS)
+    assert call.cancelled()
+    go.set()
+    ending.join(SECONDS)
+    assert client.job(call.job).state == "killed"  # type: ignore[attr-defined]
+
+
 def test_calls_whose_client_was_closed_end_with_an_error(up: Up, client: Client) -> None:
     other = Client(up.url, up.token)
     executor = fairlead.Executor(other, resources=SMALL)

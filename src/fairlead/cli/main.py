@@ -94,8 +94,6 @@ def _name_of(command: Callable[..., object] | None) -> str:
 
 def main() -> None:
     """Run the command line; a failure of the machine becomes one line on stderr."""
-    # The client's library has a command line of its own, with all that it needs, if that can be imported.
-    sys.modules["httpx._main"] = None  # type: ignore[assignment]
     try:
         narrowed(sys.argv[1:])()
     except OSError as error:

@@ -11,9 +11,8 @@ from typing import Any, Self
 import httpx
 
 from fairlead.client import calls
-from fairlead.client.calls import AGAIN, PATIENCE, TRIES, Answer, Call, Document, pause, problem_of
+from fairlead.client.calls import AGAIN, PATIENCE, TRIES, Answer, Call, Document, pause, problem_of, unreachable
 from fairlead.client.place import Place, find_place
-from fairlead.client.sync import unreachable
 from fairlead.wire import api as wire
 
 
@@ -24,7 +23,13 @@ class AsyncClient:
         place = Place(url.rstrip("/"), token, authority) if url else find_place()
         self.url = place.url
         self.partition = partition
-        self._http = httpx.AsyncClient(**calls.connection(place))
+        self._http = httpx.AsyncClient(
+            base_url=place.url,
+            headers={"authorization": f"Bearer {place.token}"} if place.token else {},
+            verify=calls.trusted(place),
+            timeout=PATIENCE,
+            trust_env=False,
+        )
 
     async def __aenter__(self) -> Self:
         return self
@@ -109,7 +114,7 @@ class AsyncClient:
             last = attempt == TRIES - 1
             retry_after = None
             try:
-                answer = await self._http.request(**call.sent, content=call.content, timeout=PATIENCE + call.seconds)
+                answer = await self._http.request(**_sent(call), content=call.content, timeout=PATIENCE + call.seconds)
             except httpx.TransportError as problem:
                 if last or isinstance(problem, httpx.UnsupportedProtocol):
                     raise unreachable(self.url, problem) from None
@@ -123,10 +128,15 @@ class AsyncClient:
     async def stream(self, call: Call[Any]) -> AsyncIterator[bytes]:
         """An answer that comes bit by bit. It is not asked for again when it is cut."""
         try:
-            async with self._http.stream(**call.sent, timeout=httpx.Timeout(PATIENCE, read=None)) as answer:
+            async with self._http.stream(**_sent(call), timeout=httpx.Timeout(PATIENCE, read=None)) as answer:
                 if answer.status_code >= 400:
                     raise problem_of(answer.status_code, await answer.aread())
                 async for part in answer.aiter_raw():
                     yield part
         except httpx.TransportError as problem:
             raise unreachable(self.url, problem) from None
+
+
+def _sent(call: Call[Any]) -> dict[str, Any]:
+    """What is sent, as the HTTP library wants it."""
+    return {"method": call.method, "url": call.path, "params": call.parameters, "headers": call.headers}

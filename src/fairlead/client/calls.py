@@ -68,11 +68,6 @@ class Call(Generic[Answer]):
         if method != "GET":
             self.headers["idempotency-key"] = uuid4().hex
 
-    @property
-    def sent(self) -> dict[str, Any]:
-        """What is sent, as the HTTP library wants it."""
-        return {"method": self.method, "url": self.path, "params": self.parameters, "headers": self.headers}
-
     def read(self, status: int, content: bytes) -> Answer:
         """The answer, or the problem that it is."""
         if status >= 400:
@@ -85,12 +80,11 @@ class Call(Generic[Answer]):
             ) from None
 
 
-def connection(place: Place) -> dict[str, Any]:
-    """How a server is spoken to, as the HTTP library wants it."""
-    # Certificates take a while to load, and plain HTTP needs none.
-    trust = ssl.create_default_context(cafile=place.authority) if place.authority else place.url.startswith("https")
-    headers = {"authorization": f"Bearer {place.token}"} if place.token else {}
-    return {"base_url": place.url, "headers": headers, "verify": trust, "timeout": PATIENCE, "trust_env": False}
+def trusted(place: Place) -> ssl.SSLContext | bool:
+    """Whose certificates are believed. They take a while to load, and plain HTTP needs none."""
+    if not place.url.startswith("https"):
+        return False
+    return ssl.create_default_context(cafile=place.authority or None)
 
 
 def parts_of(documents: Iterable[Document]) -> Iterator[list[Document]]:
@@ -111,6 +105,10 @@ def problem_of(status: int, content: bytes) -> Problem:
     except msgspec.DecodeError:
         return Problem(f"the server answered {status}; is this a Fairlead server?", status, "unknown")
     return Problem(found.detail, found.status, found.code, found.field)
+
+
+def unreachable(url: str, problem: Exception) -> Problem:
+    return Problem(f"{url} cannot be reached ({problem}); is the server up?")
 
 
 def pause(attempt: int, retry_after: str | None = None) -> float:

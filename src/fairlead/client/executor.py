@@ -211,6 +211,8 @@ class _Shared:
             for future in waiting:
                 future.cancel()
         if wait:
+            with self._lock:  # what is being submitted has to be killed, if it was cancelled
+                self._lock.wait_for(lambda: not (self._new or self._sent))
             for future in waiting:
                 if not future.cancelled():
                     future.exception()
@@ -237,11 +239,13 @@ class _Shared:
                 if not self._new:
                     return
                 self._lock.wait(GATHER)
-                new, self._new = self._new[:500], self._new[500:]
+                new, self._new = [each for each in self._new[:500] if not each[1].cancelled()], self._new[500:]
                 self._sent = [future for _, future in new]
-            self._send(new)
+            if new:
+                self._send(new)
             with self._lock:
                 self._sent = []
+                self._lock.notify_all()
 
     def _send(self, new: list[tuple[dict[str, Any], Calling[Any]]]) -> None:
         try:

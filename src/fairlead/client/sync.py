@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
-import httpx
-
 from fairlead.client import calls
-from fairlead.client.calls import AGAIN, PATIENCE, TRIES, Answer, Call, Document, Problem, pause, problem_of
+from fairlead.client.calls import AGAIN, TRIES, Answer, Call, Document, pause, problem_of, unreachable
+from fairlead.client.links import LOST, Links
 from fairlead.client.place import Place, find_place
 from fairlead.wire import api as wire
 
@@ -36,8 +33,7 @@ class Client:
         place = Place(url.rstrip("/"), token, authority) if url else find_place()
         self.url = place.url
         self.partition = partition
-        self._streams: set[socket.socket] = set()
-        self._http = httpx.Client(**calls.connection(place))
+        self._links = Links(place)
 
     def __enter__(self) -> Self:
         return self
@@ -49,10 +45,7 @@ class Client:
 
     def close(self) -> None:
         """End, also what other threads are reading: they would wait for news that nobody brings any more."""
-        for link in list(self._streams):
-            with suppress(OSError):
-                link.shutdown(socket.SHUT_RDWR)
-        self._http.close()
+        self._links.close()
 
     # -- jobs ----------------------------------------------------------------------------------------------------
 
@@ -156,14 +149,14 @@ class Client:
             last = attempt == TRIES - 1
             retry_after = None
             try:
-                answer = self._http.request(**call.sent, content=call.content, timeout=PATIENCE + call.seconds)
-            except httpx.TransportError as problem:
-                if last or isinstance(problem, httpx.UnsupportedProtocol):
+                answer = self._links.ask(call)
+            except LOST as problem:
+                if last:
                     raise unreachable(self.url, problem) from None
             else:
-                if answer.status_code not in AGAIN or last:
-                    return call.read(answer.status_code, answer.content)
-                retry_after = answer.headers.get("retry-after")
+                if answer.status not in AGAIN or last:
+                    return call.read(answer.status, answer.content)
+                retry_after = answer.retry_after
             time.sleep(pause(attempt, retry_after))
         raise AssertionError
 
@@ -180,18 +173,10 @@ class Client:
     def stream(self, call: Call[Any]) -> Iterator[bytes]:
         """An answer that comes bit by bit. It is not asked for again when it is cut."""
         try:
-            with self._http.stream(**call.sent, timeout=httpx.Timeout(PATIENCE, read=None)) as answer:
-                if answer.status_code >= 400:
-                    raise problem_of(answer.status_code, answer.read())
-                link = answer.extensions["network_stream"].get_extra_info("socket")
-                self._streams.add(link)
-                try:
-                    yield from answer.iter_raw()
-                finally:
-                    self._streams.discard(link)
-        except httpx.TransportError as problem:
+            with self._links.stream(call) as answer:
+                if answer.status >= 400:
+                    raise problem_of(answer.status, answer.read())
+                while part := answer.read1():
+                    yield part
+        except LOST as problem:
             raise unreachable(self.url, problem) from None
-
-
-def unreachable(url: str, problem: Exception) -> Problem:
-    return Problem(f"{url} cannot be reached ({problem}); is the server up?")
