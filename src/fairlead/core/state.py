@@ -84,7 +84,7 @@ class Scaling:
         """For which version of the pools all nodes were looked at."""
 
 
-class QueueTerms(NamedTuple):
+class QueueFacts(NamedTuple):
     """Whether any queue of the tree, as it is in this version, has something."""
 
     tree: int
@@ -125,7 +125,7 @@ class Partition:
         self.tree = 0
         """Grows when a queue comes, goes, or has other settings."""
         self._entitlements: tuple[int, Entitlements] | None = None
-        self._terms = QueueTerms(-1, False, False, False)
+        self._facts = QueueFacts(-1, False, False, False)
         self.nodes = NodeTable()
         self.jobs: dict[str, Job] = {}
         self.allocations: dict[int, Allocation] = {}
@@ -277,11 +277,11 @@ class Partition:
         self._entitlements = (self.tree, fresh)
         return fresh
 
-    def terms(self) -> QueueTerms:
+    def facts(self) -> QueueFacts:
         """What some queue has, and where no queue has it nobody need look for it."""
-        if self._terms.tree != self.tree:
+        if self._facts.tree != self.tree:
             settings = [queue.settings for queue in self.queues.values()]
-            self._terms = QueueTerms(
+            self._facts = QueueFacts(
                 self.tree,
                 guarantees=any(each.guarantee for each in settings),
                 firm=not all(each.preemptible for each in settings),
@@ -290,7 +290,7 @@ class Partition:
                     for each in settings
                 ),
             )
-        return self._terms
+        return self._facts
 
     def accounts_for(self, queue: Queue, user: str, groups: tuple[str, ...]) -> tuple[Account, ...]:
         """Every account that a job of this user in this queue is booked on, root first."""

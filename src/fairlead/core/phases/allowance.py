@@ -43,7 +43,7 @@ class Allowance:
         """Account → how many more tasks it would have."""
         self._bound: dict[int, bool] = {}
         """Accounts of a job → whether what they use matters to anybody."""
-        self._firm = p.terms().firm or any(not job.preemptible for job in p.jobs.values() if not job.over)
+        self._firm = p.facts().firm or any(not job.preemptible for job in p.jobs.values() if not job.over)
 
     def serves(self, reservation: Reservation) -> bool:
         """Whether it may start at all, and nothing else is done for it: its nodes are held, or others stop."""

@@ -59,7 +59,7 @@ class Victim:
 def preempt(plan: Plan) -> None:
     p = plan.partition
     end_promises(plan)
-    if not p.reign.ready or plan.more or (len(p.priorities) < 2 and not p.terms().guarantees):
+    if not p.reign.ready or plan.more or (len(p.priorities) < 2 and not p.facts().guarantees):
         return
     p.claims_at = FAR
     coming: Coming | None = None
@@ -171,7 +171,7 @@ def _may_claim(p: Partition, lane: Lane, reservation: Reservation) -> bool:
         return False
     queue, priority = stage.job.queue, stage.job.priority
     if not any(each < priority for each in queue.at_work) and not (
-        p.terms().guarantees and any(each.settings.guarantee for each in queue.line())
+        p.facts().guarantees and any(each.settings.guarantee for each in queue.line())
     ):
         return False
     if not is_admitted(p, stage.job) or share_spent(p, reservation) is not None:

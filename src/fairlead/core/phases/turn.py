@@ -57,7 +57,7 @@ def take_turn(
         if spent is not None:
             return 0, spent
         most = max(most, together)
-    limited = limits_of(p, reservation) if p.terms().limits else []
+    limited = limits_of(p, reservation) if p.facts().limits else []
     if limited:
         reason = allowed(limited, scale(stage.shape.resources, together))
         if reason is not None:
@@ -176,7 +176,7 @@ def _admit(p: Partition, job: Job) -> Reason | None:
         for queue in job.queue.line():
             if queue.state == "stopped":
                 return NotActive(queue.path)
-    if job.allocations or not p.terms().limits:
+    if job.allocations or not p.facts().limits:
         return None
     bounded = [(each, each.max_jobs) for each in job.accounts if each.max_jobs is not None]
     if not bounded:
@@ -199,7 +199,7 @@ def is_admitted(p: Partition, job: Job) -> bool:
 
 def is_firm(p: Partition, job: Job) -> bool:
     """Whether what the job uses cannot be taken back."""
-    return not job.preemptible or (p.terms().firm and not all(queue.settings.preemptible for queue in job.queue.line()))
+    return not job.preemptible or (p.facts().firm and not all(queue.settings.preemptible for queue in job.queue.line()))
 
 
 def share_spent(p: Partition, reservation: Reservation) -> ShareSpent | None:
@@ -229,7 +229,7 @@ def is_bounded(p: Partition, job: Job) -> bool:
     """Whether something other than room may keep the job back, now or later."""
     if is_firm(p, job):
         return True
-    return p.terms().limits and any(each.limit is not None or each.max_jobs is not None for each in job.accounts)
+    return p.facts().limits and any(each.limit is not None or each.max_jobs is not None for each in job.accounts)
 
 
 def barred(p: Partition, reservation: Reservation) -> bool:
