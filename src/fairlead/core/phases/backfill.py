@@ -106,6 +106,7 @@ class Backfill:
         wanted, room = self._full.get(lane, (FAR, FAR))
         spare = self.spare if self._delays is not None and lane.shapes == (self._shape,) else FAR
         accounts, lendable, only_room, head = None, False, False, self.head
+        now, when = self.plan.now, self.when if self.when is not None else 0
         for each in chain((first,), others):
             stage = each.stage
             if each.kind != NEW or stage.started or stage.ended or each.whole or each is head:
@@ -121,7 +122,7 @@ class Backfill:
                     if only_room or together >= wanted:
                         no_room = no_room or each
                         continue
-                prospect = LATE if together > spare and not self._in_time(each) else TRY
+                prospect = LATE if together > spare and not ends_in_time(now, guess(stage.terms), when) else TRY
             if prospect == TRY:
                 return each, no_room
             if prospect == NO_ROOM and no_room is None:
