@@ -67,6 +67,22 @@ def test_many_jobs_in_one_call(site: Serving) -> None:
     assert again.json() == answer.json()
 
 
+def test_equal_jobs_of_a_batch_stand_for_themselves(site: Serving) -> None:
+    good, bad = {"name": "same", **JOB}, {"name": "bad name", **JOB}
+    answer = site.as_owner.post("/api/v1/jobs/batch", json={"jobs": [good, bad, good, {**good, "id": "own"}, bad]})
+    items = answer.json()["items"]
+    assert [item["problem"] and item["problem"]["field"] for item in items] == [
+        None,
+        "jobs[1].name",
+        None,
+        None,
+        "jobs[4].name",
+    ]
+    names = [item["job"] for item in items if item["job"]]
+    assert len(set(names)) == 3 and "own" in names
+    assert [job(site, name)["name"] for name in names] == ["same"] * 3
+
+
 def test_pages_and_filters(site: Serving) -> None:
     ann, bob = site.as_user("ann"), site.as_user("bob")
     for number in range(7):

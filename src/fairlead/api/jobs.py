@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Annotated, Any
 
+import msgspec
 from litestar import Request, get, post
 from litestar.params import PathParameter, QueryParameter
 
@@ -28,7 +29,7 @@ from fairlead.api.tokens import Token
 from fairlead.core.commands import AnyCommand, Kill, Scale, SetPriority, Submit
 from fairlead.core.documents import parse_job
 from fairlead.core.errors import Refused
-from fairlead.core.model import Job
+from fairlead.core.model import Job, JobSpec
 from fairlead.core.reader import Reader
 from fairlead.core.resources import shown
 from fairlead.core.state import Partition
@@ -49,14 +50,21 @@ JobId = Annotated[str, PathParameter(max_length=63)]
 # -- submitting --------------------------------------------------------------------------------------------------
 
 
-def submission(caller: Token, document: object, key: str, field: str = "") -> Submit:
+Known = dict[bytes, JobSpec]
+"""What documents of one request said, by their bytes: equal ones are read once."""
+
+
+def submission(caller: Token, document: object, key: str, known: Known, field: str = "") -> Submit:
     """A submission as its document says; the caller is its user unless an operator names another."""
     values: dict[str, Any] = dict(Reader(document, field, "a job").doc)
     chosen = values.pop("id", None)
     if chosen is not None and not isinstance(chosen, str):
         raise Refused(f"{field}.id" if field else "id", f"{shown(chosen)} is not text; write it in quotes")
     values.setdefault("user", caller.user)
-    spec = parse_job(values, field)
+    alike = msgspec.json.encode(values)
+    spec = known.get(alike)
+    if spec is None:
+        spec = known[alike] = parse_job(values, field)
     return Submit(spec=spec, id=chosen or "", user=caller.user, groups=caller.groups, operator=caller.operator, key=key)
 
 
@@ -66,7 +74,7 @@ async def submit(
 ) -> wire.Submitted:
     """The answer means that the job is durable. It carries the id by which the job is known from now on."""
     control = site_of(request).control
-    command = submission(caller_of(request), data, key or "")
+    command = submission(caller_of(request), data, key or "", {})
     site_of(request).secrets.check(command.spec)
     served = control.find(partition)
     accepted = await control.ask(served, command)
@@ -90,19 +98,24 @@ async def submit_many(
     for at, document in enumerate(documents):
         Reader(document, f"jobs[{at}]", "a job")
     served = control.find(partition)
+    known: Known = {}
     items: list[wire.BatchItem] = []
     for start in range(0, len(documents), AT_ONCE):
         part = enumerate(documents[start : start + AT_ONCE], start)
-        asked = [_ask(request, served, caller, document, f"{key}#{at}" if key else "", at) for at, document in part]
+        asked = [
+            _ask(request, served, caller, document, f"{key}#{at}" if key else "", at, known) for at, document in part
+        ]
         for each in asked:
             items.append(each if isinstance(each, wire.BatchItem) else await _item(each))
     return wire.Batch(items=items)
 
 
-def _ask(request: Ask, served: Served, caller: Token, document: object, key: str, at: int) -> Slot | wire.BatchItem:
+def _ask(
+    request: Ask, served: Served, caller: Token, document: object, key: str, at: int, known: Known
+) -> Slot | wire.BatchItem:
     """Offer a job of a batch: its answer comes later, unless it is refused at once."""
     try:
-        command = submission(caller, document, key, f"jobs[{at}]")
+        command = submission(caller, document, key, known, f"jobs[{at}]")
         site_of(request).secrets.check(command.spec)
         return offered(served, command)
     except (Refused, Unserved) as refusal:
