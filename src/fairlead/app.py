@@ -190,7 +190,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
         history,
         Tokens(directory / "tokens"),
         secrets,
-        metrics.text,
+        metrics,
         Bounds(),
         settings.version,
         lambda error: log.error("fault", error=repr(error), exc_info=error),

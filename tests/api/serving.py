@@ -147,7 +147,7 @@ class Serving:
             self.history,
             self.tokens,
             self.secrets,
-            metrics.text,
+            metrics,
             self._bounds,
             "test",
             self._fault,

@@ -26,7 +26,6 @@ from fairlead.engines.base import Busy, Engine
 from fairlead.journal.base import Journal, JournalError
 from fairlead.pools.keeper import Pools
 from fairlead.views.events import events_of
-from fairlead.views.lanefigures import LaneFigures
 from fairlead.wire.api import ManagerEvent
 from fairlead.writer.clock import Clock, cycle_clock
 from fairlead.writer.cluster import Cluster
@@ -56,8 +55,6 @@ class Served:
         self.writer = writer
         self.feed = Feed(writer.seq)
         self.managers: dict[str, Feed] = {}
-        self.figures = LaneFigures()
-        self.figures.begin(writer.partition)
         self.live = LiveWriter(writer, Inbox(), self.dispatch, self.publish, clock, turns)
         self._engine = engine
         self._pools = pools
@@ -99,7 +96,6 @@ class Served:
 
     def publish(self, decided: Cycle) -> None:
         """Called after each cycle, between turns."""
-        self.figures.follow(decided)
         if not decided.changes:
             return
         events = events_of(decided)

@@ -42,7 +42,7 @@ async def readyz(request: Ask) -> Response[wire.Health]:
 @get("/metrics", operation_id="metrics", guards=[USERS], media_type="text/plain", summary="Metrics for Prometheus")
 async def metrics(request: Ask) -> Response[str]:
     """docs/metrics.md says what each of them means."""
-    return Response(site_of(request).metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    return Response(site_of(request).metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 @get("/api/v1/openapi.json", include_in_schema=False)

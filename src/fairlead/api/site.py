@@ -26,6 +26,7 @@ from fairlead.core.model import Job, JobSpec
 from fairlead.core.phases.intake.access import need_owner
 from fairlead.engines.base import Connection, Peer
 from fairlead.journal.past import AttemptRow, JobRow
+from fairlead.views.lanefigures import LaneFigures
 from fairlead.wire import api as wire
 from fairlead.wire.agent import LogPart, LogRequest
 
@@ -56,6 +57,14 @@ class Records(Protocol):
     def flush(self, seconds: float) -> None: ...
 
 
+class Measured(Protocol):
+    """What is measured of all partitions."""
+
+    def text(self) -> str: ...
+
+    def lanes(self, partition: str) -> LaneFigures: ...
+
+
 class Keeper(Protocol):
     """Who keeps secrets."""
 
@@ -78,7 +87,7 @@ class Site:
         records: Records,
         tokens: Tokens,
         secrets: Keeper,
-        metrics: Callable[[], str],
+        metrics: Measured,
         bounds: Bounds,
         version: str,
         fault: Callable[[Exception], None] = lambda error: None,

@@ -238,6 +238,10 @@ class Metrics:
         """What a scrape gets, in Prometheus' text format."""
         return generate_latest(self.registry).decode()
 
+    def lanes(self, partition: str) -> LaneFigures:
+        """What waits in a partition."""
+        return self._lanes.figures[partition]
+
     # -- what writers say ----------------------------------------------------------------------------------------
 
     def began(self, partition: Partition) -> None:
