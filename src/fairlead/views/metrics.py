@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections import Counter as Tally
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -57,7 +57,19 @@ SIZES = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000)
 QUIET = frozenset((JobAdded, KeyKept))
 """The commonest changes that say nothing of what became of reservations and tasks."""
 
+PHASES = "intake expiry match holds preempt demand seal encode"
+
 Series = TypeVar("Series", Counter, Gauge, Histogram)
+
+
+class Often(NamedTuple):
+    """The series of a partition that every cycle adds to. To find them by their labels takes longer than to add."""
+
+    counters: dict[str, Counter]
+    """By what a cycle calls it, in its tally or its notes."""
+    batch: Histogram
+    parts: dict[str, Histogram]
+    """How long parts of a cycle take."""
 
 
 class Metrics:
@@ -135,7 +147,7 @@ class Metrics:
             "fairlead_cycle_seconds",
             "Time of a cycle by phase: intake, expiry, match, holds, preempt, demand, seal (checks and effects) and "
             "encode. The journal is apart.",
-            phase="intake expiry match holds preempt demand seal encode",
+            phase=PHASES,
             buckets=TAKEN,
         )
         self._journal = define(
@@ -223,6 +235,8 @@ class Metrics:
             "unknown attempt": (self._unknown, ""),
         }
         """What a cycle counts, by its name in the tally or in the notes → the metric and the value of its label."""
+        self._often: dict[str, Often] = {}
+        """Partition → its series."""
         self._planned: dict[str, tuple[str, int, int]] = {}
         """Partition → the job and kind of the first who found no room, and when it is planned to start."""
         self._rooms = Rooms()
@@ -252,6 +266,14 @@ class Metrics:
                 metric.labels(name, value)
             if not values:
                 metric.labels(name)
+        self._often[name] = Often(
+            {
+                what: metric.labels(name, value) if value else metric.labels(name)
+                for what, (metric, value) in self._counters.items()
+            },
+            self._batch.labels(name),
+            {part: self._cycle.labels(name, part) for part in PHASES.split()} | {"journal": self._journal.labels(name)},
+        )
         figures = LaneFigures()
         figures.begin(partition)
         self._lanes.figures[name] = figures
@@ -265,14 +287,15 @@ class Metrics:
     def cycle(self, decided: Cycle, seconds: Mapping[str, float]) -> None:
         partition = decided.plan.partition
         name = partition.name
-        self._count(name, decided)
+        often = self._often[name]
+        self._count(name, often.counters, decided)
         self._lanes.figures[name].follow(decided)
         self._shares.figures[name].follow(decided)
         self._rooms.see(partition)
         self._follow_plan(name, decided)
-        self._batch.labels(name).observe(len(decided.answers))
+        often.batch.observe(len(decided.answers))
         for part, taken in seconds.items():
-            (self._journal.labels(name) if part == "journal" else self._cycle.labels(name, part)).observe(taken)
+            often.parts[part].observe(taken)
         self._see(name, partition.reign.ready)
         if partition.removed:
             self._rooms.forget(name)
@@ -313,14 +336,13 @@ class Metrics:
         if planned is not None and planned[2] is not None:
             self._planned[name] = (planned[0], planned[1], planned[2])
 
-    def _count(self, name: str, decided: Cycle) -> None:
+    def _count(self, name: str, counters: dict[str, Counter], decided: Cycle) -> None:
         tally, waits = _tally(decided)
         if waits:
             self._waits.add(name, waits)
         for what, number in (*tally.items(), *decided.notes.items()):
-            if number and what in self._counters:
-                metric, value = self._counters[what]
-                (metric.labels(name, value) if value else metric.labels(name)).inc(number)
+            if number and what in counters:
+                counters[what].inc(number)
 
 
 def _tally(decided: Cycle) -> tuple[Tally[str], list[int]]:
