@@ -144,19 +144,22 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
     history = History(directory / "history")
     snapshots: dict[str, Snapshots] = {}
 
-    def used(ended: Ended) -> None:
+    def used(ended: list[Ended]) -> None:
         history.put_used(
-            Used(
-                ended.partition,
-                ended.number,
-                ended.stage,
-                ended.index,
-                ended.attempt,
-                ended.signal,
-                ended.ran,
-                ended.cpu,
-                ended.memory,
-            )
+            [
+                Used(
+                    each.partition,
+                    each.number,
+                    each.stage,
+                    each.index,
+                    each.attempt,
+                    each.signal,
+                    each.ran,
+                    each.cpu,
+                    each.memory,
+                )
+                for each in ended
+            ]
         )
 
     def pool_log(level: str, event: str, fields: dict[str, Any]) -> None:

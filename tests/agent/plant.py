@@ -61,7 +61,7 @@ class Plant:
     def __init__(self, path: Path, settings: dict[str, Any], port: int = 0, **hub: Any) -> None:
         self.ended: list[Ended] = []
         self.log: list[tuple[str, dict[str, Any]]] = []
-        self.hub = Agents(log=lambda event, fields: self.log.append((event, fields)), ended=self.ended.append, **hub)
+        self.hub = Agents(log=lambda event, fields: self.log.append((event, fields)), ended=self.ended.extend, **hub)
         self.url = ""
         self.peer = Peer()
         self._journal = SqliteJournal(path, synchronous="off")

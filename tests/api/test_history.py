@@ -50,7 +50,7 @@ def test_over_http(site: Serving) -> None:
         1,
     )
     assert bob.get(f"/api/v1/jobs/{names[0]}/attempts").status_code == 404
-    site.history.put_used(Used("default", 1, "main", 0, 1, 0, 1_000_000, 250_000, 2**20))
+    site.history.put_used([Used("default", 1, "main", 0, 1, 0, 1_000_000, 250_000, 2**20)])
     site.history.flush()
     used = ann.get(f"/api/v1/jobs/{names[0]}/attempts").json()["used"]
     assert used == {"main": {"attempts": 1, "cpu_seconds": 0.25, "most_memory": 2**20}}
@@ -60,7 +60,7 @@ def test_a_task_that_was_over_before_it_was_told_to_run(site: Serving) -> None:
     site.node("n1")
     name = submit(site.as_owner, JOB)
     site.report(name, "succeeded", exit_code=0)
-    site.history.put_used(Used("default", 1, "main", 0, 1, 0, 1_500_000, 0, 0))
+    site.history.put_used([Used("default", 1, "main", 0, 1, 0, 1_500_000, 0, 0)])
     (attempt,) = site.as_owner.get(f"/api/v1/jobs/{name}/attempts").json()["attempts"]
     assert attempt["ended"] - attempt["started"] == pytest.approx(1.5)
 

@@ -42,9 +42,9 @@ class Agents:
         self,
         log: Log = lambda event, fields: None,
         secrets: Secrets = lambda user, names: {},
-        ended: Callable[[Ended], None] | None = None,
+        ended: Callable[[list[Ended]], None] = lambda tasks: None,
     ) -> None:
-        """`ended` hears of every task that ended, after that is durable."""
+        """`ended` hears of all tasks that ended, after that is durable."""
         self._log = log
         self._secrets = secrets
         self._ended = ended
@@ -211,21 +211,25 @@ class Agents:
         self, partition: str, attached: Attached, batch: wire.Reports, slots: list[asyncio.Future[object]]
     ) -> None:
         """Wait until a batch is durable, and say so. Without an answer the agent sends it again elsewhere or later."""
-        for each, slot in zip(batch.reports, slots, strict=True):
-            answer = await slot
-            if isinstance(answer, Rejected):
-                self._log("report refused", {"node": attached.node, "problem": str(answer)})
-                continue
-            if not isinstance(answer, Accepted):
-                attached.cut()
-                return
-            if each.state == "running":
-                attached.running.add(each.tasks)
-            else:
-                attached.running.drop(each.tasks)
-                if self._ended is not None and not answer.note:
-                    for ended in ends_of(partition, attached.node, each):
-                        self._ended(ended)
+        ended: list[Ended] = []
+        try:
+            for each, slot in zip(batch.reports, slots, strict=True):
+                answer = await slot
+                if isinstance(answer, Rejected):
+                    self._log("report refused", {"node": attached.node, "problem": str(answer)})
+                    continue
+                if not isinstance(answer, Accepted):
+                    attached.cut()
+                    return
+                if each.state == "running":
+                    attached.running.add(each.tasks)
+                else:
+                    attached.running.drop(each.tasks)
+                    if not answer.note:
+                        ended += ends_of(partition, attached.node, each)
+        finally:
+            if ended:
+                self._ended(ended)
         attached.put(wire.Confirmed(batch.number))
 
     async def _compare(self, reign: Reign, attached: Attached, beat: wire.Beat) -> None:

@@ -85,9 +85,9 @@ class History:
             self._attempts += attempts
         self._wake.set()
 
-    def put_used(self, used: Used) -> None:
+    def put_used(self, used: list[Used]) -> None:
         with self._lock:
-            self._used.append(used)
+            self._used += used
         self._wake.set()
 
     def flush(self, seconds: float = 10.0) -> None:
