@@ -55,19 +55,35 @@ async def log_of(plant: Plant, job: str, stream: Any = "out", index: int = 0, at
     return b"".join([part.data async for part in plant.hub.log(PARTITION, "n1", asked)]).decode()
 
 
+WHICH = "$FAIRLEAD_JOB $FAIRLEAD_STAGE $FAIRLEAD_INDEX $FAIRLEAD_ATTEMPT"
+
+
 def test_a_task_runs_and_is_reported(tmp_path: Path) -> None:
     async def story() -> None:
         async with plant_with_agent(tmp_path) as (plant, _):
-            job = await plant.submit(
-                ["sh", "-c", "echo $FAIRLEAD_JOB $FAIRLEAD_INDEX; echo bad >&2; pwd"], directory="/tmp"
-            )
+            job = await plant.submit(["sh", "-c", f"echo {WHICH}; echo bad >&2; pwd"], directory="/tmp")
             assert await plant.over(job) == "succeeded"
-            assert await log_of(plant, job) == f"{job} 0\n/tmp\n"
+            assert await log_of(plant, job) == f"{job} main 0 1\n/tmp\n"
             assert await log_of(plant, job, "err") == "bad\n"
             await plant.ends(1)
             (ended,) = plant.ended
             assert (ended.state, ended.exit_code, ended.signal) == ("succeeded", 0, 0)
             assert ended.ran > 0 and ended.cpu > 0 and ended.memory > 0
+
+    tell(story)
+
+
+def test_jobs_that_run_the_same_are_known_apart(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with plant_with_agent(tmp_path) as (plant, _):
+            same = ["sh", "-c", f"echo {WHICH}"]
+            jobs = await asyncio.gather(*(plant.submit(same, count=2) for _ in range(5)))
+            for job in jobs:
+                assert await plant.over(job) == "succeeded"
+                assert [await log_of(plant, job, index=index) for index in range(2)] == [
+                    f"{job} main 0 1\n",
+                    f"{job} main 1 1\n",
+                ]
 
     tell(story)
 

@@ -10,7 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from fairlead.agent.entries import NOT_STARTED, Entry, Frame, Key, Meta, Result, Task
-from fairlead.agent.launching import SpawnerSpec, Surroundings, each_of, flat_of, own_variables, spawner_spec
+from fairlead.agent.launching import (
+    PER_FOLDER,
+    SpawnerSpec,
+    Surroundings,
+    each_of,
+    flat_of,
+    own_variables,
+    spawner_spec,
+)
 from fairlead.agent.reporting import Reporting
 from fairlead.agent.rooms import Rooms
 from fairlead.wire.agent import Launch, Report, Stop, Tasks, Work
@@ -37,7 +45,7 @@ class Book:
         """Later attempts of these, which wait until that has."""
         self._gone: list[list[Key]] = [[] for _ in range(spawners)]
         """Ends that are confirmed, and that spawners keep until they hear of it."""
-        self._specs: dict[tuple[int, int, str, int, bool], SpawnerSpec] = {}
+        self._specs: dict[tuple[int, int, bool], SpawnerSpec] = {}
         """Of the message that is being heeded."""
 
     def __len__(self) -> int:
@@ -106,8 +114,7 @@ class Book:
         """The same object for all launches of a message that have it in common: it is then sent to a spawner once."""
         if launch.gang is not None:
             return spawner_spec(self._around, launch, work.specs[launch.spec])
-        tasks = launch.tasks
-        key = (launch.spec, tasks.number, tasks.stage, tasks.attempt, bool(launch.devices))
+        key = (launch.spec, launch.tasks.number // PER_FOLDER, bool(launch.devices))
         found = self._specs.get(key)
         if found is None:
             found = self._specs[key] = spawner_spec(self._around, launch, work.specs[launch.spec])

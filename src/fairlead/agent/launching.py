@@ -38,19 +38,18 @@ SpawnerSpec = tuple[tuple[str, ...], dict[str, str], str, str, int, int]
 
 
 def spawner_spec(around: Surroundings, launch: Launch, spec: Spec) -> SpawnerSpec:
-    """What the tasks of a launch have in common. Ours come last: nobody gives himself a GPU."""
-    tasks = launch.tasks
+    """What the tasks of a launch have in common, also with those of other jobs that run the same.
+
+    Ours come last: nobody gives himself a GPU. The spawner adds which task it is.
+    """
     environment = around.environment | dict(spec.environment) | dict(spec.secrets)
-    environment["FAIRLEAD_JOB"] = tasks.job
-    environment["FAIRLEAD_STAGE"] = tasks.stage
-    environment["FAIRLEAD_ATTEMPT"] = str(tasks.attempt)
     environment["FAIRLEAD_NODE"] = around.node
     if around.gpus and not launch.devices:
         environment |= _gpu_variables("")
     if launch.gang is not None:
         environment |= gang_variables(launch.gang)
     directory = spec.directory or around.directory
-    return spec.command, environment, directory, log_folder(around.logs, tasks.number), spec.cpu, spec.memory
+    return spec.command, environment, directory, log_folder(around.logs, launch.tasks.number), spec.cpu, spec.memory
 
 
 def own_variables(around: Surroundings, launch: Launch) -> list[dict[str, str]] | None:

@@ -33,7 +33,8 @@ class Orders:
 
     def work(self, p: Partition, message: ForNode, gangs: dict[int, Gang], standing: bool = False) -> Work:
         """`gangs` keeps those that were worked out already, by the `id` of their first stage."""
-        specs: list[Spec] = []
+        specs: dict[Spec, int] = {}
+        """Each once, in the order of their numbers: in a flood many jobs run the same."""
         known: dict[tuple[int, str], int] = {}
         launches: list[Launch] = []
         for each in message.launches:
@@ -43,8 +44,7 @@ class Orders:
                 continue  # it went in the same cycle
             at = known.get((each.number, each.stage))
             if at is None:
-                at = known[each.number, each.stage] = len(specs)
-                specs.append(self._spec(job, stage))
+                at = known[each.number, each.stage] = specs.setdefault(self._spec(job, stage), len(specs))
             launch = Launch(
                 _tasks(each),
                 at,

@@ -42,6 +42,9 @@ class Starter:
         if task.own:
             environment.update(task.own)
         name = task.name
+        environment["FAIRLEAD_JOB"] = task.meta[0]
+        environment["FAIRLEAD_STAGE"] = task.meta[2]
+        environment["FAIRLEAD_ATTEMPT"] = str(task.meta[3])
         environment["FAIRLEAD_INDEX"] = str(task.index)
         environment[MARK] = self._mark + name
         try:
