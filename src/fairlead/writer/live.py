@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from queue import SimpleQueue
+from threading import Thread
 from time import monotonic
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -54,10 +57,14 @@ class Turns:
 
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
-        self._thread = ThreadPoolExecutor(1, "writer")
+        self._given: SimpleQueue[Given | None] = SimpleQueue()
+        Thread(target=_work_off, args=(self._given,), name="writer", daemon=True).start()
 
     def start(self, work: Callable[[], Result]) -> asyncio.Future[Result]:
-        return asyncio.get_running_loop().run_in_executor(self._thread, work)
+        # Through an executor the way there and back takes three times as long.
+        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._given.put((work, future))
+        return future
 
     async def alone(self, work: Callable[[], Result]) -> Result:
         """Do something while no writer has its turn, such as following a configuration; `look()` comes after it."""
@@ -69,7 +76,26 @@ class Turns:
         return future.result()
 
     def close(self) -> None:
-        self._thread.shutdown(wait=False)
+        """What was started is still done."""
+        self._given.put(None)
+
+
+Given = tuple[Callable[[], Any], asyncio.Future[Any]]
+
+
+def _work_off(given: SimpleQueue[Given | None]) -> None:
+    while (each := given.get()) is not None:
+        _do(*each)
+        del each  # a batch and all that came of it would stay until the next one
+
+
+def _do(work: Callable[[], Any], future: asyncio.Future[Any]) -> None:
+    try:
+        settle = partial(future.set_result, work())
+    except BaseException as problem:
+        settle = partial(future.set_exception, problem)
+    with suppress(RuntimeError):  # the loop is over, and nobody waits any more
+        future.get_loop().call_soon_threadsafe(settle)
 
 
 class LiveWriter:
@@ -298,9 +324,11 @@ async def _ended(future: asyncio.Future[Result]) -> asyncio.CancelledError | Non
     cancelled = None
     while not future.done():
         try:
-            await asyncio.wait([future])
+            await asyncio.shield(future)
         except asyncio.CancelledError as asked:
             cancelled = asked
+        except BaseException:
+            break  # it is the work's, and whoever started it asks for it
     return cancelled
 
 
