@@ -68,9 +68,9 @@ class LaneFigures:
         """Add what a cycle changed."""
         p = decided.plan.partition
         grown: dict[LaneKey, int] = {}
-        for stage, before in _before(decided).items():
+        for stage, more in _growth(decided).items():
             lane: LaneKey = (stage.job.queue.path, stage.shape)
-            grown[lane] = grown.get(lane, 0) + stage.waiting() - before
+            grown[lane] = grown.get(lane, 0) + more
             if stage.job.whole:
                 grown.setdefault(whole_key(stage.job), 0)
         with self._lock:
@@ -103,14 +103,14 @@ def placed_tasks(change: Placed) -> int:
     return count(parts[0].indices) if len(parts) == 1 else sum(count(part.indices) for part in parts)
 
 
-def _before(decided: Cycle) -> dict[Stage, int]:
-    """The stages whose demand a cycle changed, each with how many of its tasks were pending before.
+def _growth(decided: Cycle) -> dict[Stage, int]:
+    """The stages whose demand a cycle changed, each with how many more of its tasks are pending than before.
 
     Only the state after the cycle is there: from it the way leads back through the changes, the last one first.
     """
     jobs = decided.plan.partition.jobs
     forgotten: dict[str, tuple[Stage, ...]] = {}
-    pending: dict[Stage, int] = {}
+    growth: dict[Stage, int] = {}
     counts: dict[Stage, int] = {}
 
     def stages_of(job: str) -> tuple[Stage, ...]:
@@ -120,8 +120,11 @@ def _before(decided: Cycle) -> dict[Stage, int]:
         return stages_of(job)[position]
 
     def add(stage: Stage, tasks: int) -> None:
-        known = pending.get(stage)
-        pending[stage] = (stage.waiting() if known is None else known) + tasks
+        growth[stage] = growth.get(stage, 0) + tasks
+
+    def had(stage: Stage, tasks: int) -> None:
+        """So many were pending before a change: what was found behind it counts no more."""
+        growth[stage] = stage.waiting() - tasks
 
     for change, kept in reversed(decided.plan.done):
         if type(change) in QUIET:
@@ -129,34 +132,37 @@ def _before(decided: Cycle) -> dict[Stage, int]:
         if isinstance(change, Asked):
             add(stage_of(change.job, change.stage), 0)
         elif isinstance(change, JobAdded):
-            pending.update(dict.fromkeys(stages_of(change.id), 0))
+            for stage in stages_of(change.id):
+                had(stage, 0)
         elif isinstance(change, Placed):
-            add(stage_of(change.job, change.stage), placed_tasks(change))
+            add(stage_of(change.job, change.stage), -placed_tasks(change))
         elif isinstance(change, SinglesPlaced):
             for reservation, _ in kept[0]:
-                add(reservation.stage, 1)
+                add(reservation.stage, -1)
         elif isinstance(change, Chained):
-            add(kept[1].stage, count(change.indices))
+            add(kept[1].stage, -count(change.indices))
         elif isinstance(change, Ended):
             if change.again >= 0:
                 stage = kept[0].stage
-                add(stage, -_below(change.indices, counts.get(stage, stage.count)))
+                add(stage, _below(change.indices, counts.get(stage, stage.count)))
         elif isinstance(change, PendingEnded):
-            add(stage_of(change.job, change.stage), count(change.indices))
+            add(stage_of(change.job, change.stage), -count(change.indices))
         elif isinstance(change, Began | Regrouped):
             for stage in stages_of(change.job):
                 add(stage, 0)
         elif isinstance(change, Revived):
-            add(stage_of(change.job, change.stage), -count(change.indices))
+            add(stage_of(change.job, change.stage), count(change.indices))
         elif isinstance(change, StageScaled):
             stage = stage_of(change.job, change.stage)
             counts[stage] = kept[1]
-            pending[stage] = sum(len(wanted) for wanted in kept[4] if wanted is not None)
+            had(stage, sum(len(wanted) for wanted in kept[4] if wanted is not None))
         elif isinstance(change, StageAdded):
-            pending.update((stage, 0) for stage in stages_of(change.job) if stage.name == change.spec.name)
+            for stage in stages_of(change.job):
+                if stage.name == change.spec.name:
+                    had(stage, 0)
         elif isinstance(change, JobForgotten):
             forgotten[change.job] = kept[1]
-    return pending
+    return growth
 
 
 def _below(block: tuple[int, ...], limit: int) -> int:
