@@ -17,6 +17,9 @@ from fairlead.core.model import Allocation, Job, Micros
 from fairlead.core.ranges import Ranges, difference
 from fairlead.core.state import Partition
 
+ENDS = frozenset((Ended, SinglesEnded, JobMoved))
+"""The few changes after which something may be over."""
+
 
 class JobRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A job that is over. `tasks` counts its tasks by how they ended."""
@@ -88,6 +91,8 @@ class Past:
         attempts: list[AttemptRow] = []
         over: dict[str, Job] = {}
         for change, kept in decided.plan.done:
+            if type(change) not in ENDS:
+                continue
             if isinstance(change, Ended):
                 before: Allocation = kept[0]
                 if before.stage.job.over:
