@@ -20,6 +20,7 @@ from fairlead.api.site import (
     Limit,
     PartitionName,
     Shaped,
+    Site,
     asks,
     caller_of,
     may_see,
@@ -87,7 +88,7 @@ async def submit_many(
 ) -> wire.Batch:
     """Each job is accepted or refused for itself; the items of the answer are in the order of the jobs."""
     caller = caller_of(request)
-    control = site_of(request).control
+    site = site_of(request)
     read = Reader(data, "", "a batch")
     documents = read.get("jobs")
     read.close()
@@ -97,26 +98,24 @@ async def submit_many(
         raise Refused("jobs", f"{len(documents)} jobs are too many; send at most {MAX_BATCH} at once")
     for at, document in enumerate(documents):
         Reader(document, f"jobs[{at}]", "a job")
-    served = control.find(partition)
+    served = site.control.find(partition)
     known: Known = {}
     items: list[wire.BatchItem] = []
     for start in range(0, len(documents), AT_ONCE):
         part = enumerate(documents[start : start + AT_ONCE], start)
-        asked = [
-            _ask(request, served, caller, document, f"{key}#{at}" if key else "", at, known) for at, document in part
-        ]
+        asked = [_ask(site, served, caller, document, f"{key}#{at}" if key else "", at, known) for at, document in part]
         for each in asked:
             items.append(each if isinstance(each, wire.BatchItem) else await _item(each))
     return wire.Batch(items=items)
 
 
 def _ask(
-    request: Ask, served: Served, caller: Token, document: object, key: str, at: int, known: Known
+    site: Site, served: Served, caller: Token, document: object, key: str, at: int, known: Known
 ) -> Slot | wire.BatchItem:
     """Offer a job of a batch: its answer comes later, unless it is refused at once."""
     try:
         command = submission(caller, document, key, known, f"jobs[{at}]")
-        site_of(request).secrets.check(command.spec)
+        site.secrets.check(command.spec)
         return offered(served, command)
     except (Refused, Unserved) as refusal:
         return wire.BatchItem(problem=problem_of(refusal))
