@@ -185,13 +185,38 @@ def test_in_a_flood_most_begins_can_wait_for_the_end() -> None:
     book.hear([key(index) for index in range(10)], [])
     assert reported(book) == {"running": (0, 4)}, "a few are told at once"
     book.hear([key(10)], [(key(0), OK), (key(5), OK)])
-    assert reported(book) == {"succeeded": (0, 1, 5, 6)}, "until those are confirmed, others can wait"
+    assert reported(book) == {"succeeded": (0, 1, 5, 6)}, "others can wait"
     book.confirmed(1)
     book.hear([key(11)], [])
-    assert reported(book) == {"running": (11, 12)}
+    assert not book.reporting.has_news, "also when those are confirmed, as long as some wait"
+    book.reporting.grow_up()
+    book.hear([key(12)], [])
+    assert reported(book) == {"running": (12, 13)}, "now and then a few more are told at once"
+    book.reporting.grow_up()
+    assert reported(book) == {"running": (4, 5, 6, 12)}, "who goes on running is told of"
+
+
+def test_one_after_the_other_every_begin_is_told_at_once() -> None:
+    book = Book(AROUND, 1)
+    book.heed(launch(0, 20))
+    for index in range(20):
+        book.hear([key(index)], [])
+        number, (report,) = book.reporting.batch()
+        assert (report.state, report.tasks.indices) == ("running", (index, index + 1))
+        book.confirmed(number)
+
+
+def test_after_a_flood_every_begin_is_told_at_once() -> None:
+    book = Book(AROUND, 1)
+    book.heed(launch(0, 20))
+    book.hear([key(index) for index in range(10)], [])
     book.reporting.grow_up()
     book.reporting.grow_up()
-    assert reported(book) == {"running": (4, 5, 6, 11)}, "who goes on running is told of"
+    assert reported(book) == {"running": (0, 10)}
+    for index in range(10, 20):
+        book.hear([key(index)], [])
+        assert reported(book) == {"running": (index, index + 1)}
+        book.confirmed(index - 8)
 
 
 # -- environments ------------------------------------------------------------------------------------------------

@@ -24,7 +24,8 @@ MOST_REPORTS = 400
 MOST_UNCONFIRMED = 800
 """Reports under way at a time. The server takes 1,000 of a node."""
 MOST_PROMPT = 4
-"""Tasks whose begin is reported at once, until the server has confirmed it. In a flood the others wait a little."""
+"""Tasks whose begin is reported at once, until the server has confirmed it. In a flood the others wait a little, and
+while some wait there are no more than so many each time they are looked at: to the server a few begins are a cycle."""
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -43,7 +44,7 @@ class Reporting:
         """Tasks that have just begun beside many others. Most will have ended before anybody needs to know."""
         self._grown = 0
         self._prompt = 0
-        """Begins that were reported at once, and are not confirmed."""
+        """Begins that were reported at once and are not confirmed; in a flood, since those who wait were looked at."""
         self._unsent_prompt = 0
         self._answers: list[Report] = []
         """Reports of tasks that are not known here."""
@@ -72,6 +73,7 @@ class Reporting:
                 self._news[entry.key] = entry
         del self._young[: self._grown]
         self._grown = len(self._young)
+        self._prompt = 0
 
     @property
     def has_young(self) -> bool:
@@ -126,7 +128,8 @@ class Reporting:
         if batch is None:
             return ()
         self._unconfirmed -= batch.reports
-        self._prompt -= batch.prompt
+        if not self._young:
+            self._prompt = max(0, self._prompt - batch.prompt)
         return batch.ended
 
 
