@@ -268,7 +268,7 @@ def test_a_member_with_its_own_gpu_calls_it_the_first() -> None:
 
 @pytest.mark.parametrize(
     ("at_work", "waiting", "seconds"),
-    [(0, False, 0.0), (1, False, 0.0), (2, False, 0.002), (8, False, 0.00375), (64, False, 0.0075), (1, True, 0.015)],
+    [(0, False, 0.0), (1, False, 0.0), (2, False, 0.002), (8, False, 0.004), (64, False, 0.010), (1, True, 0.015)],
 )
 def test_how_long_to_wait_after_many_messages(at_work: int, waiting: bool, seconds: float) -> None:
     pace = Pace()

@@ -6,10 +6,11 @@ meanwhile, and in large batches while more tasks wait here for their rooms alrea
 
 from __future__ import annotations
 
-SHORT, LONG = 0.002, 0.015
-"""Seconds between two messages: at least while somebody may wait to fill rooms, and while tasks wait here for them."""
-MANY = 16
-"""So many tasks at work have enough to do for half of the long pause."""
+SHORT, MIDDLE, LONG = 0.002, 0.010, 0.015
+"""Seconds between two messages: while somebody may wait to fill rooms at least and at most, and while tasks wait here
+for them."""
+MANY = 20
+"""So many tasks at work have enough to do for the middle pause."""
 BURST = 4
 """So many may follow each other at once after a longer time."""
 
@@ -25,7 +26,7 @@ class Pace:
         """The seconds until the next message may be sent, while so many tasks run and some wait here or not."""
         if (at_work <= 1 and not waiting) or self._credit_at(now) >= 1:
             return 0.0
-        pause = LONG if waiting else max(SHORT, min(at_work, MANY) * LONG / 2 / MANY)
+        pause = LONG if waiting else max(SHORT, min(at_work, MANY) * MIDDLE / MANY)
         return max(0.0, self._last + pause - now)
 
     def sent(self, now: float) -> None:
