@@ -276,6 +276,22 @@ def test_a_chain_is_lengthened_only_while_nobody_else_waits() -> None:
     assert not w.placements(flood)
 
 
+def test_who_stood_behind_what_was_sent_ahead_has_its_turn_at_once() -> None:
+    """Else it would have to wait for something to happen until nodes are held for it, though it starves."""
+    w = world(starving_after="15ms", held_nodes_percent=100)
+    w.submit(stages=array(1, duration=0.01))
+    w.submit(name="old", stages=array(3))
+    w.advance(0.01)
+    first = w.submit(stages=array(3), priority=1)
+    w.advance(0.01)
+    w.finish(first, "w", 0)
+    w.hold_acks("n0")  # nothing else happens
+    w.cycle()
+    assert (states(w, first, 3), ahead_of(w, first)) == (["succeeded", "assigned", "assigned"], [2])
+    w.advance(0)
+    assert w.holds() == {"n0": [("old", "w", 1)]}
+
+
 def test_at_most_so_many_wait_for_a_room() -> None:
     w = world(chain="10min")
     job = w.submit(stages=array(5_000, duration=0.001))

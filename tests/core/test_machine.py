@@ -428,6 +428,7 @@ class Machine(RuleBasedStateMachine):
         writer = self.w.cluster.writers["default"]
         if writer.more or not p.reign.ready or self.w._queue:
             return
+        due = cycle.due(p)  # before anybody looks: what is found is remembered, also by a plan that is taken back
         live = dump(p)
         afresh = load(live)
         afresh.reign = p.reign
@@ -437,7 +438,6 @@ class Machine(RuleBasedStateMachine):
         remembered = decided.changes
         decided.plan.abandon()
         assert found == remembered
-        due = cycle.due(p)
         assert not remembered or (due is not None and due <= self.w.now), remembered
 
     def _the_index_is_exact(self, p: Partition) -> None:

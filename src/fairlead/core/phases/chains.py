@@ -144,4 +144,7 @@ def _send(plan: Plan, front: Allocation, most: int, rooms: int) -> int:
             left -= count(block)
             attempt = stage.next_attempt(block)
             plan.do(Chained(front.id, kind, block, attempt, p.counters.allocation, rooms))
+    lane = p.lane_of(stage)
+    # Whoever stood behind a reservation that is gone with this has not had its turn.
+    plan.more = plan.more or (lane is not None and lane.slept is None)
     return most - max(left, 0)
