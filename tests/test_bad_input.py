@@ -22,6 +22,7 @@ from fairlead.core.commands import (
     MoveNode,
     MoveQueue,
     RegisterManager,
+    Rejected,
     RemoveNode,
     RemovePartition,
     Report,
@@ -36,8 +37,10 @@ from fairlead.core.config import parse_config
 from fairlead.core.documents import parse_job, parse_node
 from fairlead.core.errors import Refused
 from fairlead.core.settings import DEFAULT_CONFIG
+from fairlead.journal.memory import MemoryJournal
 from fairlead.pools.settings import check_providers
 from fairlead.testing import World
+from fairlead.writer.loop import Writer
 
 LONG = "x" * 10_000_000
 NOT_A_NAME = (
@@ -1105,3 +1108,12 @@ def test_a_refused_configuration_leaves_the_next_one_alone() -> None:
     w.queue("root.other")
     w.cycle()
     assert "root.other" in w.partition().queues and "root.new" not in w.partition().queues
+
+
+@pytest.mark.parametrize("queue", ["", "root.a"])
+def test_a_job_for_a_partition_that_is_not_configured_yet(queue: str) -> None:
+    """Its writer may have ended before the first configuration was written."""
+    writer = Writer(MemoryJournal(), "default")
+    document = {"user": "ann", "queue": queue, "stages": [{"command": ["true"]}]}
+    (answer,) = writer.turn([Submit(spec=parse_job({k: v for k, v in document.items() if v}))], 1).answers
+    assert answer == Rejected("queue", "the partition is not configured yet and has none; ask again later", "unknown")

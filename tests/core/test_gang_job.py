@@ -742,3 +742,18 @@ def test_a_resource_manager_cannot_ask_for_it() -> None:
     w.cycle()
     (rejected,) = [each for each in w.rm("k8s").events() if each.what == "rejected"]
     assert rejected.reason.startswith("job[0].gang: a manager's job has no such key")
+
+
+@pytest.mark.parametrize("place", ["spread", "random", "dotprod", "fgd", "pack"])
+def test_what_was_spread_out_in_vain_is_packed(make: MakeWorld, place: str) -> None:
+    """Only with two tasks of the first stage on the small node there is room for all."""
+    w = make(nodes=0, place=place)
+    w.node("large", cpu=8, gpu=2)
+    w.node("small", cpu=2, gpu=2)
+    w.cycle()
+    one, half = {"cpu": 1, "gpu": 1}, {"cpu": 1, "gpu": 0.5}
+    job = whole(w, {**stage("a", 3), "resources": one}, {**stage("b", 2), "resources": half})
+    w.cycle()
+    w.cycle()
+    assert states(w, job) == {"a": "rrr", "b": "rr"}
+    assert sorted(w.placements(job).values()) == ["large", "large", "large", "small", "small"]

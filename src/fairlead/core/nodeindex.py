@@ -56,6 +56,8 @@ class NodeIndex(Generic[K]):
         """The nodes that were taken out and not put back yet."""
         self._pushes = 0
         self._stale = True
+        self.tight = False
+        """Whether the tightest node is to be chosen, whatever the placement says."""
 
     # -- for the state
 

@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 from fairlead.core.nodeindex import Choice, Kind, KindKey, NodeIndex
 from fairlead.core.nodes import NodeTable
 from fairlead.core.policy.fragmentation import Task, Workload
-from fairlead.core.policy.placement import PLACEMENTS, Fleet, Key, Node, draw
+from fairlead.core.policy.placement import PLACEMENTS, Fleet, Key, Node, Placement, draw
 from fairlead.core.resources import CPU, GPU
 from fairlead.core.shape import WHOLE_DEVICE, Shape
 
@@ -55,14 +55,14 @@ class ScoreIndex(NodeIndex[Groups]):
         self._weights.pop(shape, None)
 
     def choose(self, shape: Shape, most: int, number: int, near: str | None = None) -> list[Choice]:
-        task = self._shapes[shape]
+        task, placement = self._shapes[shape], self._placement()
         chosen: dict[int, tuple[int, tuple[int, ...]]] = {}
         for at in range(most):
             found = self._best(shape, task, near, number + at)
             if found is None:
                 break
             kind, group, join = found
-            devices = self.placement.devices(group.state, task, self._fleet(kind))
+            devices = placement.devices(group.state, task, self._fleet(kind))
             tasks, before = chosen.get(join, (0, ()))
             chosen[join] = (tasks + 1, before + devices)
             if shape.key.apart:
@@ -86,16 +86,20 @@ class ScoreIndex(NodeIndex[Groups]):
 
     # -- inside
 
+    def _placement(self) -> Placement:
+        return PLACEMENTS["bestfit"] if self.tight else self.placement
+
     def _best(self, shape: Shape, task: Task, near: str | None, number: int) -> tuple[Groups, Group, int] | None:
         """The first node, by its join number, of those in the best state; or one that is drawn of those."""
         best: list[tuple[int, Groups, Group]] = []
         score: Key | None = None
+        placement = self._placement()
         for kind in self._kinds_for(shape, near):
             fleet = self._fleet(kind)
             for group in kind.groups.values():
                 if not _fits(group.state, task):
                     continue
-                key = self.placement.score(group.state, task, fleet)
+                key = placement.score(group.state, task, fleet)
                 if score is None or key < score:
                     score, best = key, []
                 if key == score:
@@ -104,7 +108,7 @@ class ScoreIndex(NodeIndex[Groups]):
             return None
         best.sort(key=lambda each: each[0])
         at = 0
-        if self.placement.drawn:
+        if placement.drawn:
             at = draw(self.seed, number, [group.size for _, _, group in best])
         join, kind, group = best[at]
         return kind, group, join

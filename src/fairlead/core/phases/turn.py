@@ -15,6 +15,7 @@ from fairlead.core.policy.limits import allowed, may_run, tasks_allowed
 from fairlead.core.ranges import split
 from fairlead.core.reasons import NeverFits, NoRoom, NotActive, OverLimit, Reason, ShareSpent, StillStopping
 from fairlead.core.resources import CPU, GPU, MEMORY, Vector, add, scale
+from fairlead.core.scoreindex import ScoreIndex
 from fairlead.core.shape import Shape
 from fairlead.core.state import Partition
 
@@ -83,8 +84,27 @@ def _start_whole(plan: Plan, reservation: Reservation, together: int) -> tuple[i
     reason = _admit(p, job) or share_spent(p, reservation) or over_limit(p, reservation)
     if reason is not None:
         return 0, reason
+    tried = _place_all(plan, needs)
+    if tried and isinstance(p.index, ScoreIndex):
+        # Where one stage was spread out, another may have found no room: packed tightly they may all have some.
+        p.index.tight = True
+        try:
+            tried = _place_all(plan, needs)
+        finally:
+            p.index.tight = False
+    if tried:
+        found = sum(placed for _, _, placed in tried)
+        return 0, never_whole(p, needs) or NoRoom(together, found, stages=tuple(tried))
+    plan.do(Began(job.id))
+    _let_go(plan, reservation)
+    return together, None
+
+
+def _place_all(plan: Plan, needs: list[tuple[Stage, int]]) -> list[tuple[str, int, int]]:
+    """Place all of it. If that cannot be, nothing is placed: returns stage, wanted and found, as far as was tried."""
+    p = plan.partition
     mark, room = plan.mark(), p.room
-    group = p.counters.allocation if together > 1 else 0
+    group = p.counters.allocation if sum([needed for _, needed in needs]) > 1 else 0
     tried: list[tuple[str, int, int]] = []
     for stage, needed in needs:
         placed = _place(plan, stage, NEW, needed, needed, group)
@@ -93,11 +113,8 @@ def _start_whole(plan: Plan, reservation: Reservation, together: int) -> tuple[i
             plan.rollback(mark)
             p.room = room  # what is free again was only tried: nobody else need look
             p.index.refresh()
-            found = sum(placed for _, _, placed in tried)
-            return 0, never_whole(p, needs) or NoRoom(together, found, stages=tuple(tried))
-    plan.do(Began(job.id))
-    _let_go(plan, reservation)
-    return together, None
+            return tried
+    return []
 
 
 def needs_of(reservation: Reservation) -> list[tuple[Stage, int]]:

@@ -93,6 +93,8 @@ def find_leaf(p: Partition, path: str) -> Queue:
 
 def route(p: Partition, spec: JobSpec) -> JobSpec:
     """A job with its queue: the one it names, the first whose requestor pattern its user matches, or the default."""
+    if not p.queues:
+        raise Refused("queue", "the partition is not configured yet and has none; ask again later", "unknown")
     if spec.queue:
         return spec
     requestor = p.requestors.find(spec.user)
