@@ -29,9 +29,9 @@ from fairlead.sim.trial import Failure, try_out
 FIXED = [
     ("calm", range(4)),
     ("agents", range(10)),
-    ("server", range(10)),
+    ("server", (*range(10), 101438, 101920)),
     ("all", range(16)),
-    ("storm", (*range(6), 100406, 300018)),
+    ("storm", (*range(6), 100406, 101517, 300018)),
 ]
 
 
