@@ -27,6 +27,8 @@ from fairlead.writer.memory import spared
 
 GOAL = 5
 """Times as fast."""
+TIMES = 5
+"""Ours is short: the median of so many runs, on a machine whose speed is another one from second to second."""
 MILLI = 1000
 
 POLICIES = {"fcfs": "FirstInFirstOut", "easy": "EASYBackfilling"}
@@ -62,7 +64,7 @@ def compare(python: str, log: Path, jobs: int | None) -> Iterator[Row]:
         parts = {"groups": {"all": {"core": 1}}, "resources": {"all": processors}}
         machine.write_text(json.dumps({"start_time": 0, "equivalence": {"processor": {"core": 1}}, **parts}))
         for policy, their_name in POLICIES.items():
-            mine = ours(plain, policy)
+            mine = sorted((ours(plain, policy) for _ in range(TIMES)), key=lambda each: each["cpu"])[TIMES // 2]
             arguments = [str(plain), str(machine), their_name, str(Path(folder) / "results")]
             done = subprocess.run([python, "-c", THEIRS, *arguments], capture_output=True, text=True, check=False)
             if done.returncode or not done.stdout:
