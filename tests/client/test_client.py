@@ -258,8 +258,12 @@ def test_what_cannot_be(executor: fairlead.Executor) -> None:
         executor.but(queue="root.none").submit(len, "x").result(SECONDS)
 
 
-def test_shutdown_while_calls_are_submitted(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are in nobody's list for a moment; news of another job come just then."""
+Submitting = tuple[threading.Event, threading.Event]
+
+
+@pytest.fixture
+def submitting(client: Client, monkeypatch: pytest.MonkeyPatch) -> Submitting:
+    """Calls are not submitted at once: when it has begun, and when it is to go on."""
     began, go = threading.Event(), threading.Event()
     send = client.submit_many
 
@@ -269,6 +273,12 @@ def test_shutdown_while_calls_are_submitted(client: Client, monkeypatch: pytest.
         return send(documents)
 
     monkeypatch.setattr(client, "submit_many", slowly)
+    return began, go
+
+
+def test_shutdown_while_calls_are_submitted(client: Client, submitting: Submitting) -> None:
+    """They are in nobody's list for a moment; news of another job come just then."""
+    began, go = submitting
     executor = fairlead.Executor(client, resources=SMALL)
     call = executor.submit(abs, -3)
     assert began.wait(SECONDS)
@@ -278,16 +288,8 @@ def test_shutdown_while_calls_are_submitted(client: Client, monkeypatch: pytest.
     assert call.result(SECONDS) == 3
 
 
-def test_what_was_cancelled_while_it_was_submitted_is_killed(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    began, go = threading.Event(), threading.Event()
-    send = client.submit_many
-
-    def slowly(documents: Any) -> Any:
-        began.set()
-        go.wait(SECONDS)
-        return send(documents)
-
-    monkeypatch.setattr(client, "submit_many", slowly)
+def test_what_was_cancelled_while_it_was_submitted_is_killed(client: Client, submitting: Submitting) -> None:
+    began, go = submitting
     executor = fairlead.Executor(client, resources=SMALL)
     call = executor.submit(time.sleep, 600)
     assert began.wait(SECONDS)
