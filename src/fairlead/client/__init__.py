@@ -1,7 +1,7 @@
 """The Python client: `Client`, `AsyncClient` and `Executor`.
 
-`calls` says what can be asked, `sync` (over `links`) and `aio` ask it, `place` finds the server, `executor` runs functions
-on a fleet.
+`calls` says what can be asked, `sync` (over `links`) and `aio` ask it, `place` finds the server, `executor` runs
+functions on a fleet.
 """
 
 from importlib import import_module
