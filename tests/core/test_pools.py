@@ -312,6 +312,47 @@ def test_after_max_orders_it_says_why() -> None:
     assert w.placements(job) and w.placements(later[0])
 
 
+def given_up(*others: str) -> World:
+    """Somebody for whom pool `a` has been asked in vain for as often as may be."""
+    w = World({"max_orders": 1})
+    w.pool("a", node={"cpu": 4}, max=10)
+    for name in others:
+        w.pool(name, node={"cpu": 4}, max=10, cost=9)
+    singles(w, 1)
+    w.cycle()
+    assert ordered(w) == {"a": 1}
+    w.fail_order("a", "no machines")
+    w.advance(60)
+    assert ordered(w) == {}
+    return w
+
+
+def test_a_pool_that_is_new_may_bring_what_others_could_not() -> None:
+    w = given_up()
+    w.pool("b", node={"cpu": 4}, max=10)
+    w.cycle()
+    assert sum(ordered(w).values()) == 1
+
+
+def test_a_pool_that_left_and_came_back_is_asked_anew() -> None:
+    w = given_up()
+    w.configure({"max_orders": 1})
+    w.cycle()
+    w.pool("a", node={"cpu": 4}, max=10)
+    w.cycle()
+    assert ordered(w) == {"a": 1}
+
+
+def test_any_pool_that_is_resumed_lets_them_order_anew() -> None:
+    w = given_up("b")
+    w.pool("a", node={"cpu": 4}, max=9)
+    w.cycle()
+    assert ordered(w) == {}, "it is the same pool, configured otherwise"
+    w.resume_pool("b")
+    w.cycle()
+    assert sum(ordered(w).values()) == 1
+
+
 def test_figures_of_a_long_backlog_are_estimated_from_its_beginning() -> None:
     w = World()
     w.pool("a", node={"cpu": 4}, max=1)

@@ -70,7 +70,7 @@ class NoRoom(msgspec.Struct, frozen=True, tag="no room"):
         ordered = f"; nodes ordered for it: {self.ordered}" if self.ordered else ""
         vain = f"; orders of nodes for it failed: {self.vain}" if self.vain else ""
         vain += f" ({self.problem})" if vain and self.problem else ""
-        vain += "; no more are made until a pool is resumed" if self.given_up else ""
+        vain += "; no more are made until a pool is resumed or added" if self.given_up else ""
         pools = "".join(f"; pool {name} has as many nodes as it may" for name in self.full)
         pools += "".join(f"; pool {name} is paused" for name in self.paused)
         return text + (f" (nodes: {why})" if why else "") + held + coming + ordered + vain + pools

@@ -18,7 +18,7 @@ from fairlead.core.errors import Refused
 from fairlead.core.outcomes import call_back, finish
 from fairlead.core.phases.intake.access import need_operator
 from fairlead.core.phases.intake.nodes import tell_to_stop
-from fairlead.core.phases.intake.pools import forget_orders
+from fairlead.core.phases.intake.pools import forget_orders, welcome
 from fairlead.core.plan import Plan
 from fairlead.core.reader import suggestion
 from fairlead.core.resources import shown
@@ -35,6 +35,7 @@ def configure(plan: Plan, command: Configure) -> Accepted:
     if pools != dict(command.config.pools):
         forget_orders(plan, dict(command.config.pools))
         plan.do(PoolsSet(command.config.pools))
+        welcome(plan, [name for name in p.pools if name not in pools])
     changed = plan.mark() > before
     if command.version > p.config_version:
         plan.do(ConfigVersioned(command.version))

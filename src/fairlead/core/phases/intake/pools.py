@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from fairlead.core.changes import Arrived, OrderFailed, PoolMoved, Promised, Released
 from fairlead.core.commands import Accepted, FailOrder, MovePool, ScalePool
@@ -96,10 +96,22 @@ def move(plan: Plan, command: MovePool) -> Accepted:
     if command.action not in ("pause", "resume"):
         raise Refused("action", f"{shown(command.action)} is not one of pause, resume; write one of them")
     paused = command.action == "pause"
-    if pool.paused == paused and (paused or not pool.paused_until):
+    if pool.paused == paused and (paused or not (pool.paused_until or _is_in_vain(plan.partition))):
         return Accepted(note="no change")
     plan.do(PoolMoved(pool.name, paused))
     return Accepted()
+
+
+def welcome(plan: Plan, names: Iterable[str]) -> None:
+    """Pools have come into the configuration: they may bring what others could not."""
+    if _is_in_vain(plan.partition):
+        for name in names:
+            plan.do(PoolMoved(name, paused=False))
+
+
+def _is_in_vain(p: Partition) -> bool:
+    """Whether orders failed for somebody who waits."""
+    return any(each.orders for lane in p.lanes.values() for each in lane)
 
 
 def scale(plan: Plan, command: ScalePool) -> Accepted:
