@@ -120,16 +120,21 @@ class AnswerChecker:
 class GangChecker:
     """A gang does not run short for long: what lives and what is done is at least `min`, or it is taken back.
 
-    Time counts only while the server is ready and every agent is in touch: otherwise nobody could know.
+    Time counts only while the server is ready and every agent is in touch: otherwise nobody could know. A server that
+    was away gives everybody its time anew.
     """
 
     def __init__(self, allowed: Micros) -> None:
         self.allowed = allowed
         self._short: dict[tuple[str, str], Micros] = {}
         self._last: Micros = 0
+        self._ready_at: Micros = 0
 
     def check(self, p: Partition, live: Mapping[Task, object], now: Micros, in_touch: bool) -> None:
         passed, self._last = now - self._last, now
+        if p.reign.ready_at != self._ready_at:
+            self._ready_at = p.reign.ready_at
+            self._short = dict.fromkeys(self._short, 0)
         running: dict[tuple[str, str], int] = {}
         for task in live:
             running[task.job, task.stage] = running.get((task.job, task.stage), 0) + 1
