@@ -910,3 +910,25 @@ def test_a_node_that_refuses_every_replacement_does_not_keep_a_gang_short_for_ev
     assert w.job(job).state == "running" and w.task(job, "w", 0).state == "running"
     w.advance(1)
     assert w.task(job, "w", 0).state != "running", "short for 10 s, however often somebody was asked meanwhile"
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_what_was_refused_and_scaled_starts_together(when: str) -> None:
+    """A gang of one had a node that refused it: it has not started, however many it is to have by then."""
+    w = World()
+    w.node("bad", cpu=1)
+    w.cycle()
+    w.refuse_launches("bad")
+    job = w.submit(stages=[{"name": "w", "count": 1, "resources": {"cpu": 1}}])
+    if when == "before":
+        w.cycle()
+        w.scale(job, "w", 4)
+    w.advance(0.5)
+    if when == "after":
+        w.scale(job, "w", 4)
+    w.node("small", cpu=3)
+    w.advance(0.1)
+    assert not w.placements(job), "three of four are no gang"
+    w.node("more", cpu=1)
+    w.advance(0.1)
+    assert len(w.placements(job)) == 4

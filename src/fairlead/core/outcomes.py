@@ -241,6 +241,9 @@ def take_back(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason
     if not stage.job.over:
         if allocation.group:
             _disband(plan, allocation)
+        elif allocation.kind == NEW and not (stage.live or stage.ended or stage.job.whole):
+            # Nothing of it has run: if it is scaled, the others start together with this one.
+            plan.do(Regrouped(stage.job.id, stage.position))
         to_tail(plan, stage, allocation.kind, _waited(stage, allocation.kind))
     avoid(plan, join)
     settle(plan, stage.job)
