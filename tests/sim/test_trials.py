@@ -28,7 +28,7 @@ from fairlead.sim.trial import Failure, try_out
 
 FIXED = [
     ("calm", range(4)),
-    ("agents", range(10)),
+    ("agents", (*range(10), 410613)),
     ("server", (*range(10), 101438, 101920)),
     ("all", range(16)),
     ("storm", (*range(6), 100406, 101517, 210407, 300018, 400004)),
