@@ -79,10 +79,12 @@ def test_who_it_is_for_is_for_those_who_may_know(tmp_path: Path) -> None:
         job = submit(ann, wants(3))
         assert site.as_owner.post("/api/v1/pools/w/scale", json={"nodes": 1}).json() == {"note": "nodes ordered: 1"}
         site.as_owner.post("/api/v1/pools/w/resume")
-        for client, jobs in ((ann, [{"job": job, "stage": "main", "tasks": 2}]), (bob, [])):
+        for client, knows in ((ann, True), (bob, False)):
             for order in client.get("/api/v1/pools/w").json()["orders"]:
                 if order["cause"] == "demand":
-                    assert (order["tasks"], order["jobs"]) == (2, jobs)
+                    tasks = order["tasks"]
+                    assert tasks in (2, 3), "the order by hand is for one of them, unless it has failed by now"
+                    assert order["jobs"] == ([{"job": job, "stage": "main", "tasks": tasks}] if knows else [])
 
 
 def test_usage_is_without_figures_before_ready_and_leaves_a_line(tmp_path: Path) -> None:
