@@ -706,6 +706,8 @@ class Partition:
 
     def unmet(self, job: Job) -> tuple[str, ...]:
         """The jobs it comes after that have not succeeded yet. One that is forgotten had succeeded."""
+        if not job.after:
+            return ()
         return tuple(name for name in job.after if name in self.jobs and self.jobs[name].state != "succeeded")
 
     def known_resources(self) -> list[str]:

@@ -64,7 +64,7 @@ def add_job(plan: Plan, command: Command, spec: JobSpec, wanted_id: str, field: 
     _check_after(p, job_id, spec)
     plan.do(JobAdded(job_id, number, spec))
     job = p.jobs[job_id]
-    if not job.after or not p.unmet(job):
+    if not p.unmet(job):
         ask_for_job(plan, job)
     return Accepted(job=job_id)
 
