@@ -221,10 +221,10 @@ def test_several_hold_one_node_up_to_its_capacity() -> None:
     w.finish("s", "w", 1)
     w.finish("s", "w", 2)
     w.advance(0)
-    assert w.job("a").state == "running" and w.job("b").state == "pending"
+    assert w.job("b").state == "running" and w.job("a").state == "pending"  # queue b uses less: it is its turn
     w.finish("s", "w", 3)
     w.advance(0)
-    assert w.job("b").state == "running"
+    assert w.job("a").state == "running"
 
 
 def test_a_holder_takes_no_more_of_a_shared_node_than_its_part() -> None:

@@ -20,7 +20,7 @@ from fairlead.core.dump import dump, load
 from fairlead.core.errors import Refused
 from fairlead.core.invariants import check_all
 from fairlead.core.lanes import lane_key, text_of
-from fairlead.core.phases import hands
+from fairlead.core.phases import singles
 from fairlead.core.policy.fit import choose_devices
 from fairlead.core.policy.placement import PLACEMENTS
 from fairlead.core.shape import Shape
@@ -30,7 +30,7 @@ from fairlead.views.metrics import Metrics
 from tests.core.gang_watch import WatchedWorld
 
 NODES = [f"n{number}" for number in range(5)]
-FEW = hands.FEW
+FEW = singles.FEW
 PLACES = ["pack"] * len(PLACEMENTS) + sorted(PLACEMENTS)
 JOBS = [f"j{number}" for number in range(8)]
 QUEUES = ["root.a", "root.b.x", "root.b.y"]
@@ -108,7 +108,7 @@ class Machine(RuleBasedStateMachine):
         backfill=st.booleans(),
     )
     def start(self, rhythm: int, place: str, first: list[Any], chain: Any, backfill: bool) -> None:
-        hands.FEW = 1  # so that lanes as short as these get nodes in hand too
+        singles.FEW = 1  # so that lanes as short as these get batches too
         self.rhythm = rhythm
         self.rules = 0
         self.metrics = Metrics()
@@ -137,7 +137,7 @@ class Machine(RuleBasedStateMachine):
             self.w.advance(1)
 
     def teardown(self) -> None:
-        hands.FEW = FEW
+        singles.FEW = FEW
 
     # -- nodes
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from fairlead.core.commands import Report
-from fairlead.core.phases import hands
+from fairlead.core.phases import singles as batches
 from fairlead.core.policy.shares import Claim, start_counts
 from fairlead.core.reasons import ShareSpent
 from fairlead.testing import World
@@ -96,7 +96,7 @@ def test_queues_without_shares_are_alike() -> None:
 
 @pytest.mark.parametrize("kind", ["array", "singles"])
 def test_one_array_and_as_many_single_jobs_are_the_same_to_others(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hands, "FEW", 2)
+    monkeypatch.setattr(batches, "FEW", 2)
     w = world(3, "dominant", 8, a=50, b=25, c=25)
     for queue in ("a", "b"):
         array(w, queue, 40)
@@ -263,7 +263,7 @@ def test_a_gang_that_cannot_be_taken_back_starts_while_its_queue_has_some_of_its
 
 
 def test_single_jobs_that_cannot_be_taken_back_count_those_before_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hands, "FEW", 2)
+    monkeypatch.setattr(batches, "FEW", 2)
     w = World()
     w.queue("root.a", share=50)
     w.queue("root.b", share=50)

@@ -13,7 +13,7 @@ import pytest
 
 from fairlead.core import cycle
 from fairlead.core.effects import ForNode
-from fairlead.core.phases import match
+from fairlead.core.phases.turn import Starter
 from fairlead.journal.memory import MemoryJournal
 from fairlead.testing import World
 
@@ -29,7 +29,7 @@ class Counted:
         self.w.cycle()
         self._count(monkeypatch, cycle, "run")
         self._count(monkeypatch, MemoryJournal, "append")
-        self._count(monkeypatch, match, "take_turn")
+        self._count(monkeypatch, Starter, "start")
         self.w.effects()
 
     def _count(self, monkeypatch: pytest.MonkeyPatch, place: Any, name: str) -> None:
@@ -129,7 +129,7 @@ def test_a_single_request_is_one_transaction_and_one_message(monkeypatch: pytest
     c = Counted(monkeypatch)
     job = c.submit("alone")
     c.w.cycle()
-    assert (c.counts["run"], c.counts["append"], c.counts["take_turn"]) == (1, 1, 1)
+    assert (c.counts["run"], c.counts["append"], c.counts["start"]) == (1, 1, 1)
     assert [each.node for each in c.messages()] == [*c.w.placements(job).values()] == ["n0"]
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from fairlead.core.admission import is_firm
+from fairlead.core.asks import together_of
 from fairlead.core.forecast import guess
-from fairlead.core.model import Kept, Micros, Promise, Stage
+from fairlead.core.model import Kept, Micros, Promise, Reservation, Stage
 from fairlead.core.nodeindex import Choice
 from fairlead.core.nodes import NodeTable
 from fairlead.core.policy.fit import choose_devices, room
@@ -146,6 +148,33 @@ def choose_lent(p: Partition, stage: Stage, most: int, lent: Mapping[int, Micros
         if shape.amounts and (lasts is None or p.now + lasts > lent.get(join, 0)):
             continue
         if not any(seq in nodes.held[join] for seq in own):
+            tasks, devices = room_now(nodes, join, shape, 1 if shape.key.apart else most)
+            if tasks:
+                chosen.append(Choice(join, tasks, devices))
+                most -= tasks
+    return chosen
+
+
+def choose_yielded(p: Partition, ask: Reservation, stage: Stage, most: int) -> list[Choice]:
+    """Nodes that arrived for single tasks of lower priority in the same queue, and that yield to this ask.
+
+    An ask that may stop tasks for its priority takes their place before they start, not after. Gangs keep their nodes.
+    """
+    nodes, shape, priority = p.nodes, stage.shape, stage.job.priority
+    yielding: dict[int, None] = {}
+    for promise in p.promises.values() if most > 0 else ():
+        owner = p.kept_for(promise)
+        if promise.ordered and owner is not None and not owner.whole and together_of(owner) == 1:
+            job = owner.stage.job
+            if job.queue is stage.job.queue and job.priority < priority and not is_firm(p, job):
+                yielding[promise.seq] = None
+    near = {each.node for each in (stage.live or {}).values()} if shape.key.apart else ()
+    chosen: list[Choice] = []
+    for join in sorted({join: None for seq in yielding for join in p.promises[seq].nodes}):
+        row = nodes.rows[join]
+        if most <= 0 or join in near or not all(seq in yielding for seq in nodes.held[join]):
+            continue
+        if nodes.placeable(row) and may_take(nodes, row, shape):
             tasks, devices = room_now(nodes, join, shape, 1 if shape.key.apart else most)
             if tasks:
                 chosen.append(Choice(join, tasks, devices))

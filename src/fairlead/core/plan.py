@@ -11,7 +11,7 @@ from typing import Any, Literal
 from fairlead.core.changes import Change
 from fairlead.core.effects import Stop
 from fairlead.core.lanes import LaneKey
-from fairlead.core.model import Meant, Micros, Reservation
+from fairlead.core.model import Micros, Reservation
 from fairlead.core.reasons import Reason
 from fairlead.core.state import Partition, Touched
 
@@ -53,8 +53,6 @@ class Plan:
         """With backfill, the job and kind of the first reservation without room, and when it is planned to start."""
         self.spreads: dict[str, int] = {}
         """Queue → how far those below it are from their shares, where that was looked at."""
-        self.arrivals: list[tuple[int, list[Meant]]] = []
-        """Ordered nodes that have come, by join number, and whom room there is meant for."""
         self.more = False
         """Whether work was left that another cycle at the same time can do."""
         partition.now = now

@@ -1,7 +1,7 @@
-"""Who among all that wait would be allowed to start, one after the other, as if there were room for everybody.
+"""The asks for which pools may bring nodes: those that admission lets start, one after the other, if all of them fit.
 
-In turns as in matching: down the queue tree by share, in the leaf by its order. Limits, numbers of running jobs and
-shares count what would have started before. Nothing is altered.
+In turns as in matching: down the queue tree by share, in the leaf by its order. Admission counts what would have
+started before. Nothing is altered.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from heapq import heapify, heappop, heapreplace, merge
 
 import msgspec
 
+from fairlead.core.admission import Admission
+from fairlead.core.asks import needs_of, together_of
 from fairlead.core.entitlement import Entitlements
 from fairlead.core.lanes import Lane
-from fairlead.core.model import REPLACE, Job, Promise, Reservation, Stage
+from fairlead.core.model import Promise, Reservation, Stage
 from fairlead.core.phases.tree import Branch, Tree
-from fairlead.core.phases.turn import is_admitted, is_firm, needs_of, together_of
-from fairlead.core.policy.limits import allowed, may_run, tasks_allowed
 from fairlead.core.resources import Vector, add
 from fairlead.core.state import Partition
 
@@ -27,113 +27,6 @@ class Want(msgspec.Struct, eq=False):
     reservation: Reservation
     needs: list[tuple[Stage, int]]
     together: bool
-
-
-class Allowance:
-    """What limits, running jobs and shares leave, counting what would have started."""
-
-    def __init__(self, p: Partition) -> None:
-        self.p = p
-        self._more: dict[int, Vector] = {}
-        """Account → what it would use more."""
-        self._jobs: dict[int, int] = {}
-        """Account → how many more jobs would run."""
-        self._begun: dict[str, None] = {}
-        self._tasks: dict[int, int] = {}
-        """Account → how many more tasks it would have."""
-        self._bound: dict[int, bool] = {}
-        """Accounts of a job → whether what they use matters to anybody."""
-        self._firm = p.facts().firm or any(not job.preemptible for job in p.jobs.values() if not job.over)
-
-    def serves(self, reservation: Reservation) -> bool:
-        """Whether it may start at all, and nothing else is done for it: its nodes are held, or others stop."""
-        p, stage = self.p, reservation.stage
-        job = stage.job
-        if job.manager or reservation.orders >= p.settings.max_orders:
-            return False
-        if p.holds or p.promises:
-            kept = p.kept(reservation.seq)
-            if kept is not None and not (isinstance(kept, Promise) and kept.ordered):
-                return False
-        if stage.count > 1 or reservation.whole:
-            needs = needs_of(reservation)
-            if any(len(stage.wanted(reservation.kind)) < needed for stage, needed in needs):
-                return False  # some of it still stop
-        if not p.stopped and not self._counts(job):
-            return True
-        if not is_admitted(p, job):
-            return False
-        if job.allocations or job.id in self._begun:
-            return True
-        bounded = [(each.name, each.max_jobs, each.running + self._jobs.get(id(each), 0)) for each in job.accounts]
-        return may_run(bounded) is None
-
-    def take(self, reservation: Reservation, needs: list[tuple[Stage, int]]) -> bool:
-        """Whether all of these may start together; if so they count from here on."""
-        if not self._counts(reservation.stage.job):
-            return True
-        asked: Vector = {}
-        for stage, tasks in needs:
-            add(asked, stage.shape.resources, tasks)
-        if allowed(self._limits(reservation), asked) is not None:
-            return False
-        if not self._below_share(reservation, needs[0][0], 1):
-            return False
-        self._count(reservation, asked, sum(tasks for _, tasks in needs))
-        return True
-
-    def take_some(self, reservation: Reservation, stage: Stage, most: int) -> int:
-        """How many tasks may start one by one, up to a number; they count from here on."""
-        if not self._counts(stage.job):
-            return most
-        most = tasks_allowed(self._limits(reservation), stage.shape.resources, most)
-        most = self._below_share(reservation, stage, most)
-        if most:
-            asked: Vector = {}
-            add(asked, stage.shape.resources, most)
-            self._count(reservation, asked, most)
-        return most
-
-    def _counts(self, job: Job) -> bool:
-        """Whether anything bounds what jobs of these accounts use, so that it has to be counted."""
-        known = self._bound.get(id(job.accounts))
-        if known is None:
-            bounds = any(each.limit is not None or each.max_jobs is not None for each in job.accounts)
-            known = self._bound[id(job.accounts)] = self._firm or bounds
-        return known
-
-    def _limits(self, reservation: Reservation) -> list[tuple[str, Vector, Vector]]:
-        found: list[tuple[str, Vector, Vector]] = []
-        for account in reservation.stage.job.accounts:
-            if account.limit is not None:
-                used = dict(account.used)
-                add(used, self._more.get(id(account), {}))
-                found.append((account.name, account.limit, used))
-        return found
-
-    def _below_share(self, reservation: Reservation, stage: Stage, most: int) -> int:
-        """What cannot be taken back starts within the share only. Where there are no nodes yet there are no shares."""
-        p, job = self.p, stage.job
-        if reservation.kind == REPLACE or not p.nodes.many or not is_firm(p, job):
-            return most
-        rights = p.entitlements()
-        for queue in job.queue.line()[1:]:
-            if most and rights.of(queue) != rights.whole:
-                used = dict(queue.account.used)
-                add(used, self._more.get(id(queue.account), {}))
-                tasks = queue.account.tasks + self._tasks.get(id(queue.account), 0)
-                most = rights.starts_below(rights.of(queue), used, tasks, stage.shape.resources, most)
-        return most
-
-    def _count(self, reservation: Reservation, asked: Vector, tasks: int) -> None:
-        job = reservation.stage.job
-        begins = not job.allocations and job.id not in self._begun
-        self._begun[job.id] = None
-        for account in job.accounts:
-            add(self._more.setdefault(id(account), {}), asked)
-            self._tasks[id(account)] = self._tasks.get(id(account), 0) + tasks
-            if begins:
-                self._jobs[id(account)] = self._jobs.get(id(account), 0) + 1
 
 
 class Leaf:
@@ -181,7 +74,7 @@ def wants_in_turn(p: Partition, rights: Entitlements) -> Iterator[Want]:
         lanes.setdefault(lane.queue.path, []).append(lane)
     leaves = {path: Leaf(each) for path, each in lanes.items()}
     tree = Tree([p.queues[path] for path in sorted(leaves)], rights, {})
-    allowance = Allowance(p)
+    admission = Admission(p)
     given: dict[int, int] = {}
     """Reservation → how many of its tasks have had their turn."""
     branch = tree.next()
@@ -189,7 +82,7 @@ def wants_in_turn(p: Partition, rights: Entitlements) -> Iterator[Want]:
         leaf = leaves[branch.queue.path]
         reservation = leaf.current()
         while reservation is not None:
-            wants, over = _turn(allowance, reservation, given, _most(tree, branch, leaf, reservation))
+            wants, over = _turn(admission, reservation, given, _most(tree, branch, leaf, reservation))
             tasks = sum([tasks for want in wants for _, tasks in want.needs])
             leaf.go_on(tasks, over)
             yield from wants
@@ -215,35 +108,49 @@ def _most(tree: Tree, branch: Branch, leaf: Leaf, reservation: Reservation) -> i
     )
 
 
-def _turn(allowance: Allowance, reservation: Reservation, given: dict[int, int], most: int) -> tuple[list[Want], bool]:
-    """What a turn gives, and whether the reservation has had its last."""
-    kind, seq = reservation.kind, reservation.seq
-    before = given.get(seq, 0)
+def _turn(admission: Admission, ask: Reservation, given: dict[int, int], most: int) -> tuple[list[Want], bool]:
+    """What a turn gives, and whether the ask has had its last."""
+    before = given.get(ask.seq, 0)
     if not before:
-        if not allowance.serves(reservation):
+        if not _may_order(admission.p, ask):
             return [], True
-        together = together_of(reservation)
-        if together > 1 or reservation.whole:
-            needs = needs_of(reservation)
-            if not allowance.take(reservation, needs):
+        together = together_of(ask)
+        if together > 1 or ask.whole:
+            needs = needs_of(ask)
+            if admission.refusal(ask, needs) is not None:
                 return [], True
-            given[seq] = together
-            return [Want(reservation, needs, True)], together >= reservation.count
-    if reservation.whole:
-        return _rest_of_whole(allowance, reservation), True
-    stage = reservation.stage
-    tasks = allowance.take_some(reservation, stage, min(most, len(stage.wanted(kind)) - before))
-    given[seq] = before + tasks
-    wants = [Want(reservation, [(stage, tasks)], False)] if tasks else []
-    return wants, not tasks or given[seq] >= reservation.count
+            admission.count(ask, needs)
+            given[ask.seq] = together
+            return [Want(ask, needs, True)], together >= ask.count
+    if ask.whole:
+        return _rest_of_whole(admission, ask), True
+    wants = _some(admission, ask, ask.stage, min(most, ask.count - before))
+    given[ask.seq] = before + sum(tasks for want in wants for _, tasks in want.needs)
+    return wants, not wants or given[ask.seq] >= ask.count
 
 
-def _rest_of_whole(allowance: Allowance, reservation: Reservation) -> list[Want]:
+def _rest_of_whole(admission: Admission, ask: Reservation) -> list[Want]:
     """What the stages of a job want beyond what has to start together."""
-    wants: list[Want] = []
-    for stage in reservation.stages:
-        rest = len(stage.wanted(reservation.kind)) - stage.needed
-        tasks = allowance.take_some(reservation, stage, rest) if rest > 0 else 0
-        if tasks:
-            wants.append(Want(reservation, [(stage, tasks)], False))
-    return wants
+    return [
+        want
+        for stage in ask.stages
+        for want in _some(admission, ask, stage, len(stage.wanted(ask.kind)) - stage.needed)
+    ]
+
+
+def _some(admission: Admission, ask: Reservation, stage: Stage, most: int) -> list[Want]:
+    """As many tasks of a stage, up to a number, as admission lets start one by one."""
+    tasks, _ = admission.most(ask, stage, 1, most) if most > 0 else (0, None)
+    if not tasks:
+        return []
+    needs = [(stage, tasks)]
+    admission.count(ask, needs)
+    return [Want(ask, needs, False)]
+
+
+def _may_order(p: Partition, ask: Reservation) -> bool:
+    """False for an ask of a manager, one whose orders failed too often, and one for which nodes are held or claimed."""
+    if ask.stage.job.manager or ask.orders >= p.settings.max_orders:
+        return False
+    kept = p.kept(ask.seq) if p.holds or p.promises else None
+    return kept is None or (isinstance(kept, Promise) and kept.ordered)

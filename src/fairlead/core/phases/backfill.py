@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Literal
 
+from fairlead.core.admission import is_bounded
+from fairlead.core.asks import needs_of, together_of
 from fairlead.core.changes import Part, Placed
 from fairlead.core.forecast import guess
 from fairlead.core.future import Future
 from fairlead.core.lanes import Lane, lane_key
 from fairlead.core.model import NEW, Allocation, Micros, Reservation
-from fairlead.core.phases.turn import is_bounded, needs_of, take_turn, together_of
+from fairlead.core.phases.turn import Starter
 from fairlead.core.plan import Plan
 from fairlead.core.policy.backfill import ends_in_time, plan_start
 from fairlead.core.ranges import count
@@ -69,12 +71,14 @@ class Backfill:
             self._delays = WouldDelay(reservation.stage.job.id, self.when)
         self.plan.planned = self._planned()
 
-    def take_turn(self, lane: Lane, reservation: Reservation, together: int, most: int) -> tuple[int, Reason | None]:
-        """A turn as ever; but whoever comes after the head must not delay it."""
+    def start(
+        self, starter: Starter, lane: Lane, reservation: Reservation, together: int, most: int
+    ) -> tuple[int, Reason | None]:
+        """Start an ask in its turn, unless it comes after the head and would delay it."""
         if self.head is None or reservation is self.head:
-            placed, reason = take_turn(self.plan, reservation, together, most)
+            placed, reason = starter.start(lane, reservation, together, most)
         else:
-            placed, reason = self._beside(reservation, together, most)
+            placed, reason = self._beside(starter, lane, reservation, together, most)
             self.plan.note("backfilled", placed)
         if isinstance(reason, NoRoom) and not reservation.whole:
             self._full[lane] = (reason.wanted, reason.room)
@@ -85,8 +89,8 @@ class Backfill:
 
     def prospect(self, lane: Lane, reservation: Reservation) -> Prospect:
         """Whether somebody may be able to start in this cycle, as far as that is known without trying."""
-        stage = reservation.stage
-        if reservation.whole or reservation is self.head:
+        stage, p = reservation.stage, self.plan.partition
+        if reservation.whole or reservation is self.head or (p.nodes.held and p.kept(reservation.seq) is not None):
             return TRY
         plain = reservation.kind == NEW and not stage.started
         together = stage.needed if plain else together_of(reservation)
@@ -107,9 +111,10 @@ class Backfill:
         spare = self.spare if self._delays is not None and lane.shapes == (self._shape,) else FAR
         accounts, lendable, only_room, head = None, False, False, self.head
         now, when = self.plan.now, self.when if self.when is not None else 0
+        held = bool(self.plan.partition.nodes.held)  # then some may have nodes of their own
         for each in chain((first,), others):
             stage = each.stage
-            if each.kind != NEW or stage.started or stage.ended or each.whole or each is head:
+            if each.kind != NEW or stage.started or stage.ended or each.whole or each is head or held:
                 prospect = self.prospect(lane, each)
             else:  # `prospect` without what is the same for all of them: in a long queue these are nearly all
                 together, least = stage.count, stage.terms.min
@@ -182,12 +187,14 @@ class Backfill:
     def _in_time(self, reservation: Reservation) -> bool:
         return self.when is not None and ends_in_time(self.plan.now, _lasts(reservation), self.when)
 
-    def _beside(self, reservation: Reservation, together: int, most: int) -> tuple[int, Reason | None]:
+    def _beside(
+        self, starter: Starter, lane: Lane, reservation: Reservation, together: int, most: int
+    ) -> tuple[int, Reason | None]:
         plan, p, head = self.plan, self.plan.partition, self.head
         assert head is not None
         mark, room = plan.mark(), p.room
         if self._delays is None or self._in_time(reservation):
-            placed, reason = take_turn(plan, reservation, together, most)
+            placed, reason = starter.start(lane, reservation, together, most)
             if self._future is not None:
                 self._future.without(self._placed(mark))
             return placed, reason
@@ -195,7 +202,7 @@ class Backfill:
         most = max(together, min(most, self.spare)) if alike else together
         if not alike or reservation.stage.shape.key.apart or p.nodes.held:
             self._then()  # else each of its tasks is in the way of one of the head's
-        placed, reason = take_turn(plan, reservation, together, most)
+        placed, reason = starter.start(lane, reservation, together, most)
         if reason is None and not self._still_fits(mark, head):
             plan.rollback(mark)
             p.room = room  # what is free again was only tried

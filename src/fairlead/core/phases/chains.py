@@ -7,6 +7,7 @@ lengthens those that run low. Both look only at what the cycle touched.
 
 from __future__ import annotations
 
+from fairlead.core.admission import Admission
 from fairlead.core.changes import Chained, RoomPassed
 from fairlead.core.model import Allocation, Stage
 from fairlead.core.plan import Plan
@@ -123,23 +124,23 @@ def _may_grow(p: Partition, stage: Stage, join: int) -> bool:
     own = sum(each is not None for each in stage.reservations)
     if lane is None or len(p.lanes) > 1 or lane.size > own:
         return False
-    if not p.nodes.placeable(p.nodes.rows[join]) or join in p.nodes.held:
-        return False
-    if p.stopped and any(queue.path in p.stopped for queue in stage.job.queue.line()):
-        return False
-    # Under a limit that was lowered, rooms have to become free.
-    return not any(
-        each.used.get(name, 0) > limit for each in stage.job.accounts for name, limit in (each.limit or {}).items()
-    )
+    return p.nodes.placeable(p.nodes.rows[join]) and join not in p.nodes.held
 
 
 def _send(plan: Plan, front: Allocation, most: int, rooms: int) -> int:
-    """Let up to so many pending tasks of its stage wait behind an allocation. Returns how many do."""
+    """Let up to `most` pending tasks of its stage wait behind an allocation. Returns how many do.
+
+    They take over rooms, so that admission is asked whether 0 tasks more may start: under a limit that was lowered,
+    rooms have to become free.
+    """
     p = plan.partition
-    stage = front.stage
+    stage, admission = front.stage, Admission(p)
     left = most
     for kind, wanted in enumerate(stage.pending):
-        if wanted is not None and left > 0:
+        ask = stage.reservations[kind]
+        if wanted is not None and ask is not None and left > 0:
+            if admission.refusal(ask, ((stage, 0),)) is not None:
+                continue
             block = wanted.first(left)
             left -= count(block)
             attempt = stage.next_attempt(block)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fairlead.core.admission import refusal
+from fairlead.core.asks import needs_of, together_of
 from fairlead.core.changes import Held, Placed, SinglesPlaced
 from fairlead.core.forecast import end_of
 from fairlead.core.lanes import Lane
@@ -15,7 +17,6 @@ from fairlead.core.model import NEW, Job, Micros, Place, Reservation
 from fairlead.core.outcomes import call_back, live_of
 from fairlead.core.phases.grounds import Claims, Grounds, Offer, gather, offers, suffice
 from fairlead.core.phases.kept import end_kept, most_held
-from fairlead.core.phases.turn import barred, needs_of, together_of
 from fairlead.core.plan import Plan
 from fairlead.core.policy.score import is_exact, may_be_held, node_score
 from fairlead.core.ranges import count
@@ -60,7 +61,7 @@ def _hold_in_order(plan: Plan, starving: list[tuple[Lane, Reservation]]) -> None
         if placed is not None and placed > reservation.stage.job.priority:
             plan.more = True
             return
-        if barred(p, reservation):
+        if refusal(p, reservation) is not None:
             continue
         seen = _seen(p, reservation)
         if lane.unheld is None or lane.unheld[0] != seen:

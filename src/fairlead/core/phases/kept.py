@@ -1,54 +1,22 @@
-"""Nodes that are held or promised: those they are kept for are tried first, and they are let go when they do not serve.
+"""Nodes that are held or promised are released when they do not serve their ask any more.
 
-That is when the reservation has started, when it is not wanted as it was or may not start any more, when one of the
-nodes is no longer what it was, and when it takes too long.
+That is when the ask is not wanted as it was, when admission refuses it for a reason that does not pass by itself, when
+one of the nodes is no longer what it was, and when it takes too long. An ask that starts releases its nodes itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fairlead.core.admission import Admission
+from fairlead.core.asks import needs_of
 from fairlead.core.changes import Released
 from fairlead.core.holding import is_coming, stands
 from fairlead.core.model import Hold, Kept, Micros, Promise, Reservation
-from fairlead.core.outcomes import ask_for_rest
-from fairlead.core.phases.turn import is_admitted, needs_of, over_limit, take_turn, together_of
 from fairlead.core.plan import Plan
 from fairlead.core.policy.score import may_be_held
-from fairlead.core.reasons import NoRoom, OverLimit, ShareSpent
+from fairlead.core.reasons import OverLimit, Reason, ShareSpent
 from fairlead.core.state import Partition
-
-
-def serve_kept(plan: Plan) -> int:
-    """Whoever has nodes is tried first, wherever it stands in its lane. Returns how many tasks were placed."""
-    p = plan.partition
-    placed, before = 0, -1
-    while p.nodes.held and before < placed:
-        before = placed
-        for kept in in_order(p):
-            reservation = p.kept_for(kept)
-            if reservation is None:
-                continue
-            # Without more room it need not be tried again, unless others have used up what it would be allowed.
-            if kept.looked == (p.room, p.nodes.version) and not _is_kept_back(p, reservation):
-                continue
-            tasks, reason = take_turn(plan, reservation, together_of(reservation), kept.tasks)
-            placed += tasks
-            # Where a share is spent, or for a promise a limit, those who stop or end make it whole again.
-            waits = isinstance(reason, (NoRoom, ShareSpent)) or (
-                isinstance(reason, OverLimit) and isinstance(kept, Promise)
-            )
-            if waits:
-                kept.looked = (p.room, p.nodes.version)
-            elif reason is not None:
-                plan.do(Released(kept.seq, f"it may not start: {reason}"))
-            elif reservation.whole:
-                ask_for_rest(plan, reservation)
-    return placed
-
-
-def _is_kept_back(p: Partition, reservation: Reservation) -> bool:
-    return not is_admitted(p, reservation.stage.job) or over_limit(p, reservation) is not None
 
 
 def end_kept(plan: Plan) -> None:
@@ -64,9 +32,27 @@ def end_kept(plan: Plan) -> None:
         over = _over(p, kept)
         if over is not None:
             plan.do(Released(kept.seq, *over))
+    if p.reign.ready:
+        _end_refused(plan)
     counted = [kept for kept in in_order(p) if isinstance(kept, Hold) and not kept.large]
     while len({join: None for hold in counted for join in hold.nodes}) > most_held(p):
         plan.do(Released(counted.pop().seq, "more nodes were held than may be"))
+
+
+def _end_refused(plan: Plan) -> None:
+    """Release nodes of asks that may not start, unless what stops or ends will let them."""
+    p = plan.partition
+    admission = Admission(p)
+    for kept in in_order(p):
+        ask = p.kept_for(kept)
+        reason = admission.refusal(ask, needs_of(ask)) if ask is not None else None
+        if reason is not None and not _passes(kept, reason):
+            plan.do(Released(kept.seq, f"it may not start: {reason}"))
+
+
+def _passes(kept: Hold | Promise, reason: Reason) -> bool:
+    """True if a reason ends when tasks end: a share that is spent, or, for a promise, a limit."""
+    return isinstance(reason, ShareSpent) or (isinstance(reason, OverLimit) and isinstance(kept, Promise))
 
 
 def end_promises(plan: Plan) -> None:
@@ -126,6 +112,7 @@ def _same(kept: Kept, reservation: Reservation) -> bool:
     for _, position, tasks in kept.places:
         there[position] = there.get(position, 0) + tasks
     needs = {stage.position: needed for stage, needed in needs_of(reservation)}
-    if isinstance(kept, Promise) and kept.ordered:  # the others have yet to come
-        return all(tasks <= needs.get(position, 0) for position, tasks in there.items())
+    if isinstance(kept, Promise) and kept.ordered:  # the other nodes have yet to come
+        stages, kind = reservation.stage.job.stages, reservation.kind
+        return all(tasks <= max(needs.get(at, 0), len(stages[at].wanted(kind))) for at, tasks in there.items())
     return there == needs

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from heapq import heappop, heappush, heapreplace
 
-from fairlead.core.lanes import Lane
+from fairlead.core.admission import is_bounded
+from fairlead.core.lanes import Lane, lane_key
 from fairlead.core.model import Queue, Reservation
 from fairlead.core.phases.backfill import NO_ROOM, TRY, Backfill
-from fairlead.core.phases.turn import is_bounded
 from fairlead.core.policy.order import Key
 from fairlead.core.state import Partition
 
@@ -29,6 +29,15 @@ class Turns:
         """The first of a lane that found no room, where others behind it were tried."""
         self._limited: dict[Lane, Reservation] = {}
         """The first of a lane that would have been beyond a limit."""
+        self._owners: dict[Lane, list[Reservation]] = {}
+        """The asks of a lane that have nodes of their own, in order: they are tried behind a blocked one too."""
+        self._blocked: dict[Lane, tuple[int, int]] = {}
+        """The lanes whose first allowed ask found no capacity, and what there was then.
+
+        Only asks with nodes of their own are left to try.
+        """
+        if p.nodes.held and not joined:
+            self._find_owners(lanes)
         for lane in lanes:
             first = lane.head()
             if first is not None:
@@ -49,13 +58,32 @@ class Turns:
             if place == key:
                 break
             # Its job runs more than before: others of its lane may come before it now.
-            place, following = lane.after(self._passed) or (place, reservation)
+            following = reservation
+            if lane not in self._blocked:
+                place, following = lane.after(self._passed) or (place, reservation)
             heapreplace(heap, (place, text, lane, following))
         return heap[0][2], heap[0][3]
+
+    def is_blocked(self, lane: Lane) -> bool:
+        """True if an ask of the lane found no capacity: those behind it may use only nodes of their own."""
+        return lane in self._blocked
+
+    def block(self) -> None:
+        """The ask whose turn it is found no capacity. Its lane is closed, but for asks with nodes of their own."""
+        _, _, lane, ask = self.open[0]
+        self._no_room.setdefault(lane, ask)
+        if lane not in self._blocked:
+            self._blocked[lane] = (self.p.room, self.p.nodes.version)
+            place = lane.key(ask)
+            self._owners[lane] = [owner for owner in self._owners.get(lane, ()) if lane.key(owner) > place]
+        self._next_owner(lane)
 
     def go_on(self, after: Reservation | None = None) -> None:
         """The turn is over. The lane queues up again, with the reservation that had it if that wants more."""
         lane = self.open[0][2]
+        if lane in self._blocked:
+            self._next_owner(lane)
+            return
         following = after
         if self.fair:
             # Places move with every task that starts: look from the beginning, past those that were passed over.
@@ -106,15 +134,36 @@ class Turns:
         _, _, lane, reservation = self.open[0]
         self._limited.setdefault(lane, reservation)
 
-    def close(self, no_room: Reservation | None = None) -> None:
+    def _find_owners(self, lanes: list[Lane]) -> None:
+        p = self.p
+        among = {id(lane): lane for lane in lanes}
+        for kept in (*p.holds.values(), *p.promises.values()):
+            ask = p.kept_for(kept)
+            lane = among.get(id(p.lanes.get(lane_key(ask)))) if ask is not None else None
+            if ask is not None and lane is not None:
+                self._owners.setdefault(lane, []).append(ask)
+        for lane, owners in self._owners.items():
+            owners.sort(key=lane.key)
+
+    def _next_owner(self, lane: Lane) -> None:
+        """Go on in a blocked lane with the next ask that has nodes of its own."""
+        owners = self._owners[lane]
+        while owners:
+            ask = owners.pop(0)
+            if ask.stage.reservations[ask.kind] is ask and self.p.kept(ask.seq) is not None:
+                heapreplace(self.open, (lane.key(ask), lane.text, lane, ask))
+                return
+        self.close()
+
+    def close(self) -> None:
         """Nothing more of this lane: it sleeps until something changes for it, or for who found no room."""
         lane = heappop(self.open)[2]
-        lane.no_room = no_room = no_room or self._no_room.get(lane)
+        lane.no_room = no_room = self._no_room.get(lane)
         if no_room is not None:
             self.p.hungry = min(self.p.hungry, no_room.waiting_since + self.p.settings.starving_after + 1)
         lane.limited = self._limited.get(lane)
         lane.blocked = no_room if no_room is not None and is_bounded(self.p, no_room.stage.job) else None
-        lane.slept = (self.p.room, self.p.nodes.version)
+        lane.slept = self._blocked.get(lane, (self.p.room, self.p.nodes.version))
         lane.joined.clear()
 
 

@@ -1,25 +1,26 @@
 """Match: in turns, down the queue tree by share, then in the leaf by its order; a gang whole or not at all.
 
-A head for which there is no room closes its lane for this cycle; one that is not allowed (a limit, a stopped queue,
-too large for any node) is passed over and keeps its place. A lane in which nothing can be placed sleeps until room or
-a limit may have opened. A cycle places at most `max_placed` tasks, or one gang. A job that starts whole is one gang
-over all its stages.
+A head for which there is no capacity closes its lane for this cycle: behind it, an ask may use only nodes of its own.
+A head that admission refuses (a limit, a stopped queue), or that is too large for any node, is passed over and keeps
+its place. Nodes that are held, promised or arrived give no turn: their owner is tried when its turn comes, and then
+uses them together with free ones. A lane in which nothing can be placed sleeps until capacity or a limit may have
+opened. A cycle places at most `max_placed` tasks, or one gang. A job that starts whole is one gang over all its stages.
 """
 
 from __future__ import annotations
 
-from fairlead.core.fitindex import FitIndex
+from fairlead.core.admission import blocks_lane, refusal
+from fairlead.core.asks import needs_of, together_of
+from fairlead.core.changes import Released
 from fairlead.core.future import lent_nodes
 from fairlead.core.lanes import Lane
 from fairlead.core.model import Micros, Reservation
 from fairlead.core.outcomes import ask_for_rest
 from fairlead.core.phases.backfill import Backfill, resume
-from fairlead.core.phases.hands import Hands
-from fairlead.core.phases.kept import serve_kept
 from fairlead.core.phases.leaf import Turns
 from fairlead.core.phases.starts import starts_owed
 from fairlead.core.phases.tree import Branch, Tree
-from fairlead.core.phases.turn import barred, blocks_all, is_firm, needs_of, take_turn, together_of
+from fairlead.core.phases.turn import Starter
 from fairlead.core.plan import Plan
 from fairlead.core.reasons import NoRoom, NotReady, OverLimit, Reason
 from fairlead.core.resources import Vector, add
@@ -33,8 +34,6 @@ Awake = dict[str, list[Lane]]
 def match(plan: Plan) -> None:
     p = plan.partition
     left = p.settings.max_placed
-    if plan.arrivals and p.reign.ready:
-        left -= _serve_arrivals(plan)
     if p.replan_at <= p.now:
         p.replan_at = FAR
         p.look_anew()
@@ -46,14 +45,11 @@ def match(plan: Plan) -> None:
             return
         before = left
         left = Round(plan, {}, left, backfill, turns).serve()
-    # What was placed may have moved others up in their lanes (`fair`), or barred a head that had no room or somebody
-    # who has nodes, and a job that started whole asks for the rest.
+    # What was placed may have moved other asks up in their lanes (`fair`), or made a limit refuse a head that found no
+    # capacity, and a job that started whole asks for the rest.
     while 0 < left < before:
         anew = backfill is not None and _depend(p)
         before = left
-        if p.nodes.held and p.reign.ready:
-            p.index.put_all_back()
-            left -= serve_kept(plan)
         awake = _awake(plan, anew)
         if not p.reign.ready:
             _say_not_ready(plan, awake)
@@ -63,6 +59,8 @@ def match(plan: Plan) -> None:
             plan.lent = lent_nodes(p)
         left = Round(plan, awake, left, backfill, {}).serve() if awake else left
     plan.more = plan.more or left <= 0
+    if left > 0:
+        _release_arrivals(plan)
     if backfill is not None:
         p.replan_at = _overrun_at(plan, backfill) if left > 0 else p.now
         backfill.remember(plan.more)
@@ -91,15 +89,13 @@ def _say_not_ready(plan: Plan, awake: Awake) -> None:
                 plan.say(head, NotReady())
 
 
-def _serve_arrivals(plan: Plan) -> int:
-    """Whom nodes were ordered for is served there first. Returns how many tasks were placed."""
-    p, placed = plan.partition, 0
-    for join, meant in plan.arrivals:
-        for each in meant if join in p.nodes else ():
-            reservation = p.waits(*each[:3])
-            if reservation is not None and not reservation.whole:
-                placed += take_turn(plan, reservation, together_of(reservation), each[3], on=join)[0]
-    return placed
+def _release_arrivals(plan: Plan) -> None:
+    """Release nodes that arrived for asks of single tasks, now that these have had their turn. Gangs keep theirs."""
+    p = plan.partition
+    for promise in list(p.promises.values()):
+        ask = p.kept_for(promise)
+        if promise.ordered and ask is not None and together_of(ask) == 1 and not ask.whole:
+            plan.do(Released(promise.seq, "it had its turn"))
 
 
 def plan_due(p: Partition) -> Micros:
@@ -129,7 +125,7 @@ def _awake(plan: Plan, anew: bool) -> Awake:
     awake: Awake = {}
     for key, lane in p.lanes.items():
         slept = lane.slept
-        if slept is not None and lane.blocked is not None and barred(p, lane.blocked):
+        if slept is not None and lane.blocked is not None and refusal(p, lane.blocked) is not None:
             slept = None
         if slept is not None and lane.joined and not p.settings.backfill and lane.all_behind():
             lane.joined.clear()
@@ -194,10 +190,8 @@ class Round:
         self._owed = starts_owed(p) if p.settings.unit == "slots" else {}
         self._tree: Tree | None = None
         """None when it has to be made anew."""
-        self._hands = Hands(plan, p.index) if isinstance(p.index, FitIndex) and backfill is None else None
+        self._starter = Starter(plan, batches=backfill is None)
         self._begun: list[Reservation] = []
-        self._full: dict[Shape, Reason] = {}
-        """The shapes of which not one task more has room in this cycle, and what was said."""
 
     def serve(self) -> int:
         """Returns how many tasks may still be placed in this cycle."""
@@ -213,28 +207,20 @@ class Round:
             open_before = len(turns.open)
             self._serve(branch, turns)
             self._open -= open_before - len(turns.open)
-        if self._hands:
-            self._hands.empty()
+        self._starter.flush()
         for whole in self._begun:
             ask_for_rest(self.plan, whole)
         return self.left
 
     def _serve(self, branch: Branch, turns: Turns) -> None:
         """Give the leaf its turn, or all of them if nobody else is there."""
-        # Under `fair` places move with every task that starts, so that each start has to be seen at once.
-        hands = None if turns.fair else self._hands
         while turns.open and self.left > 0:
             if self._backfill is not None and self._backfill.head is not None:
                 turns.pass_hopeless(self._backfill)
                 if not turns.open:
                     break
             lane, reservation = turns.current()
-            if hands and hands.give(lane, reservation):
-                self.left -= 1
-                placed = 1
-                turns.go_on()
-            else:
-                placed = self._take_turn(branch, turns, lane, reservation)
+            placed = self._take_turn(branch, turns, lane, reservation)
             if self._tree is None:
                 return
             if branch.rivals and placed:
@@ -249,33 +235,34 @@ class Round:
         if together > self.left and self.left < self.p.settings.max_placed:
             self.left = 0  # a gang that is too large for what is left of this cycle opens the next one
             return 0
-        if self._hands and is_firm(self.p, reservation.stage.job):
-            self._hands.empty()  # what is in hand counts for what its queue uses
         most = self._most(branch, turns, reservation, together)
+        wanted, own = reservation.count, turns.is_blocked(lane)
         if self._backfill is not None:
-            placed, reason = self._backfill.take_turn(lane, reservation, together, most)
+            placed, reason = self._backfill.start(self._starter, lane, reservation, together, most)
         else:
-            placed, reason = take_turn(self.plan, reservation, together, most, self._full)
+            placed, reason = self._starter.start(lane, reservation, together, most, own)
         self.left -= placed
         if reason is None:
             if reservation.whole:
                 self._begun.append(reservation)
-            turns.go_on(reservation)
-        elif isinstance(reason, NoRoom) and self._hands and self._hands.empty():
-            pass  # there is more room than it seemed: the same one is tried again
+            turns.go_on(reservation if placed < wanted else None)
+        elif isinstance(reason, NoRoom) and self._starter.flush():
+            pass  # nodes came back into the index: the same ask is tried again
+        elif own:
+            turns.go_on()
         else:
             self.plan.say(reservation, reason)
             if isinstance(reason, NoRoom) and self._backfill is not None:
                 self._backfill.block(reservation, reason)
                 turns.pass_over(no_room=True)
             elif isinstance(reason, NoRoom):
-                turns.close(reservation)
+                turns.block()
                 if together == 1 and not reservation.whole:
                     self._fill(reservation.stage.shape, reason)
             else:
                 if isinstance(reason, OverLimit):
                     turns.note_limited()
-                if blocks_all(reservation, reason):
+                if blocks_lane(reservation, reason):
                     turns.close()
                 else:
                     turns.pass_over()
@@ -283,9 +270,9 @@ class Round:
 
     def _fill(self, shape: Shape, reason: Reason) -> None:
         """One task of a shape found no room. Lanes that nothing but room for it could have woken go on sleeping."""
-        if shape.key.apart or self.p.nodes.held or shape in self._full:
+        if shape.key.apart or self.p.nodes.held or shape in self._starter.full:
             return
-        self._full[shape] = reason
+        self._starter.full[shape] = reason
         seen = (self.p.room, self.p.nodes.version)
         for path, lanes in self._awake.items():
             lulled = [lane for lane in lanes if lane.drowsy and lane.shapes == (shape,)]
@@ -305,10 +292,12 @@ class Round:
 
     def _most(self, branch: Branch, turns: Turns, reservation: Reservation, together: int) -> int:
         """How many single tasks it may start in one turn."""
+        if together > 1 or reservation.stage.count == 1:
+            return together
         # Who is alone may start many at once. That others sleep does not make it alone: after a restart nobody sleeps.
         if turns.fair and turns.leaf.reservations > 1:
             return 1
-        if not branch.rivals or together > 1:
+        if not branch.rivals:
             return self.left
         assert self._tree is not None
         return self._tree.run(branch, reservation.stage.shape.resources, min(self.left, reservation.count))

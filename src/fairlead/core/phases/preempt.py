@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from fairlead.core.admission import LIMITS, Admission
+from fairlead.core.asks import asked_by, needs_of
 from fairlead.core.changes import Promised, Stopped
 from fairlead.core.future import Future
 from fairlead.core.holding import may_take
@@ -26,7 +28,6 @@ from fairlead.core.model import (
 )
 from fairlead.core.outcomes import restart, stop
 from fairlead.core.phases.kept import end_promises
-from fairlead.core.phases.turn import asked_by, is_admitted, limits_of, needs_of, share_spent
 from fairlead.core.plan import Plan
 from fairlead.core.policy.victims import (
     Unit,
@@ -174,7 +175,7 @@ def _may_claim(p: Partition, lane: Lane, reservation: Reservation) -> bool:
         p.facts().guarantees and any(each.settings.guarantee for each in queue.line())
     ):
         return False
-    if not is_admitted(p, stage.job) or share_spent(p, reservation) is not None:
+    if Admission(p).refusal(reservation, needs_of(reservation), ignoring=(LIMITS,)) is not None:
         return False
     if reservation.unclaimed_until > p.now:
         p.claims_at = min(p.claims_at, reservation.unclaimed_until)
@@ -253,8 +254,7 @@ class _Claim:
     def _binding(self, reservation: Reservation) -> list[tuple[Account, Vector, Vector]]:
         """The accounts whose limits keep it back, with limit and use: only who is booked there can help."""
         found: list[tuple[Account, Vector, Vector]] = []
-        accounts = [account for account in self.job.accounts if account.limit is not None]
-        for account, (_, limit, used) in zip(accounts, limits_of(self.p, reservation), strict=True):
+        for account, limit, used in Admission(self.p).limits(reservation):
             left = dict(used)
             for allocation in self.coming.stopping:
                 if account in allocation.stage.job.accounts:

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from fairlead.core.admission import refusal
+from fairlead.core.asks import needs_of, together_of
 from fairlead.core.changes import Promised
 from fairlead.core.future import Future
 from fairlead.core.holding import may_take
 from fairlead.core.lanes import Lane
 from fairlead.core.model import Allocation, Place, Queue, Reservation, Stage
 from fairlead.core.phases.preempt import Victim, stop_victims, victims_of
-from fairlead.core.phases.turn import is_admitted, needs_of, together_of
 from fairlead.core.plan import Plan
 from fairlead.core.policy.shares import turn_key
 from fairlead.core.policy.victims import without_covered
@@ -63,7 +64,7 @@ def _claimants(p: Partition, child: Queue) -> Iterator[tuple[Lane, Reservation]]
             or reservation.stage.reservations[reservation.kind] is not reservation
         ):
             continue
-        if p.kept(reservation.seq) is None and is_admitted(p, reservation.stage.job):
+        if p.kept(reservation.seq) is None and refusal(p, reservation) is None:
             yield lane, reservation
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from fairlead.core.asks import needs_of
 from fairlead.core.changes import Arrived, OrderFailed, PoolMoved, Promised, Released
 from fairlead.core.commands import Accepted, FailOrder, MovePool, ScalePool
 from fairlead.core.errors import Refused
@@ -11,7 +12,6 @@ from fairlead.core.holding import may_take, room_now
 from fairlead.core.model import Hold, Meant, Place, Pool, PoolSettings, Reservation
 from fairlead.core.phases.demand import give_back, idle_nodes, order_nodes
 from fairlead.core.phases.intake.access import need_operator
-from fairlead.core.phases.turn import needs_of, together_of
 from fairlead.core.plan import Plan
 from fairlead.core.pooling import coming_nodes, nodes_left, size_of
 from fairlead.core.reader import check_text, suggestion
@@ -23,7 +23,7 @@ MAX_NODES = 100_000
 
 
 def arrive(plan: Plan, name: str) -> None:
-    """A node that was ordered has joined: those it is meant for are served first, and gangs keep it until all fit."""
+    """A node that was ordered has joined: it is kept for the asks it is meant for, which are tried in their turn."""
     p = plan.partition
     order = p.orders[p.order_of[name]]
     join = p.nodes.joins[name]
@@ -38,15 +38,10 @@ def arrive(plan: Plan, name: str) -> None:
         plan.do(OrderFailed(order.number, (name,), reason, p.now + p.settings.pool_pause))
         return
     plan.do(Arrived(order.number, name))
-    singles: list[Meant] = []
     for each in meant:
-        reservation = p.waits(*each[:3])
-        if reservation is not None and together_of(reservation) > each[3]:
-            _keep(plan, reservation, (join, each[1], each[3]))
-        elif reservation is not None:
-            singles.append(each)
-    if singles:
-        plan.arrivals.append((join, singles))
+        ask = p.waits(*each[:3])
+        if ask is not None:
+            _keep(plan, ask, (join, each[1], each[3]))
 
 
 def _takes(p: Partition, join: int, meant: Meant) -> bool:
@@ -57,13 +52,18 @@ def _takes(p: Partition, join: int, meant: Meant) -> bool:
 
 
 def _keep(plan: Plan, reservation: Reservation, place: Place) -> None:
-    """Keep a node for a gang, with those that came before, and no more of it than the gang lacks to start."""
+    """Keep a node for an ask, with those that came before, and no more of it than the ask lacks.
+
+    A gang lacks what has to start together; an ask of single tasks, all that is pending.
+    """
     kept = plan.partition.kept(reservation.seq)
     if isinstance(kept, Hold) or (kept is not None and not kept.ordered):
         return  # it is served already
     join, position, tasks = place
     places = () if kept is None else kept.places
     needed = sum(needed for stage, needed in needs_of(reservation) if stage.position == position)
+    if not reservation.whole and needed == 1:
+        needed = reservation.count
     lacking = needed - sum(tasks for _, at, tasks in places if at == position)
     if lacking <= 0:
         return  # it was ordered for those who follow when the gang has started

@@ -1,4 +1,4 @@
-"""Nodes in hand: floods of single jobs are placed by few changes, and nobody's turn is lost by it."""
+"""Batches of single tasks: floods of single jobs are placed by few changes, and no turn is lost by it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import pytest
 from fairlead.core.changes import Placed, SinglesPlaced
 from fairlead.core.commands import Submit
 from fairlead.core.documents import parse_job
-from fairlead.core.phases import hands
+from fairlead.core.phases import singles
 from fairlead.testing import World
 
 
 @pytest.fixture(autouse=True)
 def _short_lanes() -> Iterator[None]:
     """So that lanes of two are long enough."""
-    before, hands.FEW = hands.FEW, 2
+    before, singles.FEW = singles.FEW, 2
     yield
-    hands.FEW = before
+    singles.FEW = before
 
 
 def placed(w: World) -> list[str]:

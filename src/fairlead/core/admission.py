@@ -1,0 +1,274 @@
+"""Admission: may an ask start now, and if not, why not? One list of checks for everything that starts work.
+
+Single turns, floods of single tasks, gangs, chains, holds, claims and orders of nodes all ask here. A check is a
+function from an ask, and the tasks of it that would start, to a reason or None. The first reason counts. A new check
+is one function and one line of `CHECKS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import NamedTuple
+
+from fairlead.core.asks import Needs, asked_by, asked_for, needs_of, together_of
+from fairlead.core.model import REPLACE, SCALE, Account, Job, Reservation, Stage
+from fairlead.core.policy.limits import allowed, may_run
+from fairlead.core.reasons import AfterUnmet, NeverFits, NotActive, OverLimit, Reason, ShareSpent, StillStopping
+from fairlead.core.resources import Vector, add
+from fairlead.core.state import Partition
+
+
+class Admission:
+    """Answers for asks of one partition. Starts that a caller has decided and not booked are counted with `count`."""
+
+    def __init__(self, p: Partition) -> None:
+        self.p = p
+        self._checks: dict[tuple[int, bool, bool, bool], tuple[Check, ...]] = {}
+        """The checks that can refuse a job, by what `Check.matters` may look at."""
+        self._used: dict[int, Vector] = {}
+        """Account → resources of counted starts."""
+        self._tasks: dict[int, int] = {}
+        """Account → tasks of counted starts."""
+        self._running: dict[int, int] = {}
+        """Account → jobs that run only by counted starts."""
+        self._begun: dict[str, None] = {}
+        """The jobs that have counted starts."""
+        self._bounded: dict[int, bool] = {}
+        self._firm: bool | None = None
+
+    def checks_for(self, job: Job) -> tuple[Check, ...]:
+        """The checks that can refuse asks of a job; looked up once for all jobs of the same accounts."""
+        key = (id(job.accounts), job.preemptible, job.allocations > 0, bool(job.after))
+        known = self._checks.get(key)
+        if known is None:
+            known = self._checks[key] = tuple(check for check in CHECKS if check.matters(self.p, job))
+        return known
+
+    def refusal(self, ask: Reservation, needs: Needs, ignoring: Collection[Check] = ()) -> Reason | None:
+        """Why some tasks of an ask may not start together; None if they may. Checks in `ignoring` are left out."""
+        for check in self.checks_for(ask.stage.job):
+            if check not in ignoring:
+                reason = check.refuses(self, ask, needs)
+                if reason is not None:
+                    return reason
+        return None
+
+    def most(self, ask: Reservation, stage: Stage, least: int, most: int) -> tuple[int, Reason | None]:
+        """The number of tasks of a stage, from `least` up to `most`, that may start; or 0, and why not `least`."""
+        if not self.checks_for(stage.job):
+            return most, None
+        reason = self.refusal(ask, ((stage, least),))
+        if reason is not None:
+            return 0, reason
+        if most > least and self.refusal(ask, ((stage, most),)) is not None:
+            # `least` tasks may start and `most` may not.
+            while most - least > 1:
+                middle = (least + most) // 2
+                if self.refusal(ask, ((stage, middle),)) is None:
+                    least = middle
+                else:
+                    most = middle
+            most = least
+        return most, None
+
+    def count(self, ask: Reservation, needs: Needs) -> None:
+        """Count tasks as started, though they are not booked."""
+        job = ask.stage.job
+        if not self._counts(job):
+            return
+        asked = asked_for(needs)
+        tasks = sum(tasks for _, tasks in needs)
+        begins = not job.allocations and job.id not in self._begun
+        self._begun[job.id] = None
+        for account in job.accounts:
+            key = id(account)
+            add(self._used.setdefault(key, {}), asked)
+            self._tasks[key] = self._tasks.get(key, 0) + tasks
+            if begins:
+                self._running[key] = self._running.get(key, 0) + 1
+
+    def _counts(self, job: Job) -> bool:
+        """True if starts of the job can make a check refuse another ask: some account of it is bounded."""
+        if self._firm is None:
+            p = self.p
+            self._firm = p.facts().firm or any(not each.preemptible for each in p.jobs.values() if not each.over)
+        known = self._bounded.get(id(job.accounts))
+        if known is None:
+            bounds = any(each.limit is not None or each.max_jobs is not None for each in job.accounts)
+            known = self._bounded[id(job.accounts)] = self._firm or bounds
+        return known
+
+    # -- what checks look at
+
+    def used(self, account: Account) -> Vector:
+        """What an account uses, with counted starts."""
+        more = self._used.get(id(account))
+        if not more:
+            return account.used
+        used = dict(account.used)
+        add(used, more)
+        return used
+
+    def tasks(self, account: Account) -> int:
+        return account.tasks + self._tasks.get(id(account), 0)
+
+    def runs(self, job: Job) -> bool:
+        return job.allocations > 0 or job.id in self._begun
+
+    def running(self, account: Account) -> int:
+        return account.running + self._running.get(id(account), 0)
+
+    def claims(self, ask: Reservation) -> list[Reservation]:
+        """The other asks for which tasks stop. They will start, so their part is not free."""
+        p = self.p
+        if not p.promises:
+            return []
+        claims = [p.kept_for(promise) for promise in p.promises.values() if not promise.ordered]
+        return [claim for claim in claims if claim is not None and claim is not ask]
+
+    def limits(self, ask: Reservation) -> list[tuple[Account, Vector, Vector]]:
+        """The accounts of an ask that have limits, with the limit, and what is used or claimed."""
+        job = ask.stage.job
+        claims = self.claims(ask)
+        found: list[tuple[Account, Vector, Vector]] = []
+        for account in job.accounts:
+            if account.limit is not None:
+                used = self.used(account)
+                for claim in claims:
+                    if account in claim.stage.job.accounts:
+                        used = dict(used)
+                        add(used, asked_by(claim))
+                found.append((account, account.limit, used))
+        return found
+
+
+class Check(NamedTuple):
+    refuses: Callable[[Admission, Reservation, Needs], Reason | None]
+    """Why tasks of an ask may not start together. 0 tasks stand for some that take over rooms of tasks that end."""
+    matters: Callable[[Partition, Job], bool] = lambda p, job: True
+    """False if the check cannot refuse a job now.
+
+    Asked once for all jobs with the same accounts that are equally preemptible, have allocations or none, and come
+    after other jobs or not.
+    """
+    wakes: bool = False
+    """True if every change of its answer wakes the lane of the ask, so that the answer need not be asked for again."""
+
+
+# -- the checks, in their order ----------------------------------------------------------------------------------
+
+
+def members_stopping(admission: Admission, ask: Reservation, needs: Needs) -> Reason | None:
+    """A gang starts again when all its members are back."""
+    kind, started = ask.kind, ask.stage.started
+    if any(len(stage.wanted(kind)) < tasks for stage, tasks in needs):
+        return StillStopping()
+    if started and kind != SCALE:
+        return None
+    # Of a started stage, tasks beyond what it needs may be stopped for others.
+    causes = ("gang",) if started else ("gang", "preempt")
+    if any(each.cause in causes for stage in ask.stages for each in (stage.live or {}).values()):
+        return StillStopping()
+    return None
+
+
+def dependencies(admission: Admission, ask: Reservation, needs: Needs) -> Reason | None:
+    unmet = admission.p.unmet(ask.stage.job)
+    return AfterUnmet(unmet) if unmet else None
+
+
+def queue_active(admission: Admission, ask: Reservation, needs: Needs) -> Reason | None:
+    for queue in ask.stage.job.queue.line():
+        if queue.state == "stopped":
+            return NotActive(queue.path)
+    return None
+
+
+def running_jobs(admission: Admission, ask: Reservation, needs: Needs) -> Reason | None:
+    job = ask.stage.job
+    if admission.runs(job):
+        return None
+    claimants = {claim.stage.job.id: claim.stage.job for claim in admission.claims(ask)}
+    coming = [other for other in claimants.values() if other is not job and not admission.runs(other)]
+    return may_run(
+        [
+            (account.name, account.max_jobs, admission.running(account) + sum(account in o.accounts for o in coming))
+            for account in job.accounts
+            if account.max_jobs is not None
+        ]
+    )
+
+
+def share(admission: Admission, ask: Reservation, needs: Needs) -> Reason | None:
+    """What cannot be taken back is not lent: before each start its queues have something of their own left.
+
+    A claim was within its share when tasks were stopped for it, and a replacement when its stage started.
+    """
+    p = admission.p
+    if ask.kind == REPLACE or _has_claimed(p, ask):
+        return None
+    rights = p.entitlements()
+    stage, tasks = needs[0]
+    gang = ask.whole or together_of(ask) > 1
+    before = 0 if gang else tasks - 1
+    for queue in stage.job.queue.line()[1:]:
+        entitled = rights.of(queue)
+        if entitled == rights.whole:
+            continue  # there is nothing it could borrow
+        used = admission.used(queue.account)
+        if before:
+            used = dict(used)
+            add(used, stage.shape.resources, before)
+        if rights.measure(used, admission.tasks(queue.account) + before) >= entitled:
+            return ShareSpent(queue.path)
+    return None
+
+
+def limits(admission: Admission, ask: Reservation, needs: Needs) -> Reason | None:
+    """Limits of queues, users and groups."""
+    return allowed([(account.name, limit, used) for account, limit, used in admission.limits(ask)], asked_for(needs))
+
+
+def is_firm(p: Partition, job: Job) -> bool:
+    """True if what the job uses cannot be taken back."""
+    return not job.preemptible or (p.facts().firm and not all(queue.settings.preemptible for queue in job.queue.line()))
+
+
+LIMITS = Check(limits, lambda p, job: any(account.limit is not None for account in job.accounts))
+
+CHECKS: tuple[Check, ...] = (
+    Check(members_stopping, lambda p, job: job.allocations > 0, wakes=True),
+    Check(dependencies, lambda p, job: bool(job.after), wakes=True),
+    Check(queue_active, lambda p, job: bool(p.stopped), wakes=True),
+    Check(running_jobs, lambda p, job: any(account.max_jobs is not None for account in job.accounts)),
+    Check(share, is_firm),
+    LIMITS,
+)
+
+
+# -- questions about asks ----------------------------------------------------------------------------------------
+
+
+def refusal(p: Partition, ask: Reservation) -> Reason | None:
+    """Why all that has to start at once may not; None if only capacity can keep it back."""
+    return Admission(p).refusal(ask, needs_of(ask))
+
+
+def is_bounded(p: Partition, job: Job) -> bool:
+    """True if a check may refuse the job now or later without its lane being woken."""
+    return any(check.matters(p, job) for check in CHECKS if not check.wakes)
+
+
+def blocks_lane(ask: Reservation, reason: Reason) -> bool:
+    """True if the reason refuses every other ask of the lane too: equal tasks of the same queue."""
+    line = ask.stage.job.queue.line()
+    if isinstance(reason, OverLimit):
+        return together_of(ask) == 1 and any(reason.account == level.account.name for level in line)
+    if isinstance(reason, NeverFits):
+        return reason.most == 0 and not ask.whole
+    return isinstance(reason, NotActive) and any(reason.queue == level.path for level in line)
+
+
+def _has_claimed(p: Partition, ask: Reservation) -> bool:
+    promise = p.promises.get(ask.seq)
+    return promise is not None and not promise.ordered

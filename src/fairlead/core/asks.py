@@ -1,0 +1,56 @@
+"""What an ask needs to start: the stages it speaks for, how many of their tasks at once, and what these use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fairlead.core.model import NEW, SCALE, Reservation, Stage
+from fairlead.core.resources import CPU, GPU, MEMORY, Vector
+
+Needs = Sequence[tuple[Stage, int]]
+"""Stages, and the number of tasks of each."""
+
+
+def together_of(ask: Reservation) -> int:
+    """The number of tasks that have to start at once."""
+    if ask.whole:
+        return sum(stage.needed for stage in ask.stages)
+    stage = ask.stage
+    if stage.count == 1:
+        return 1
+    if ask.kind == NEW:
+        return 1 if stage.started else max(1, stage.needed)
+    if ask.kind == SCALE and stage.terms.scaling == "strict" and not stage.terms.min:
+        return ask.count
+    return 1
+
+
+def needs_of(ask: Reservation) -> list[tuple[Stage, int]]:
+    """The tasks of each stage that have to start at once; the stages that are hardest to place come first.
+
+    Small tasks that fit any node would otherwise take the only nodes that fit the large ones.
+    """
+
+    def ease(stage: Stage) -> tuple[int, ...]:
+        key = stage.shape.key
+        asked = dict(key.resources)
+        choosy = len(key.selectors) + bool(key.pool) + key.apart
+        return (-asked.get(GPU, 0), -choosy, -asked.get(CPU, 0), -asked.get(MEMORY, 0), stage.position)
+
+    if not ask.whole:
+        return [(ask.stage, together_of(ask))]
+    return [(stage, stage.needed) for stage in sorted(ask.stages, key=ease) if stage.needed]
+
+
+def asked_by(ask: Reservation) -> Vector:
+    """The resources of all tasks that have to start at once."""
+    return asked_for(needs_of(ask))
+
+
+def asked_for(needs: Needs) -> Vector:
+    """The resources of some tasks of some stages. A resource of 0 tasks is there, as 0."""
+    asked: Vector = {}
+    for stage, tasks in needs:
+        for name, amount in stage.shape.amounts:
+            asked[name] = asked.get(name, 0) + amount * tasks
+    return asked

@@ -1,0 +1,92 @@
+"""Batches of single tasks: jobs of one task that start on the same node become one change.
+
+A flood of such jobs must not cost a search and a change each. Each job is admitted in its own turn, like every other
+ask. If its lane is long enough to fill the node that fits best, the lane takes this node out of the index, and the
+next starts of the lane go there. They are booked together when the node is full, or when something needs to know what
+is used: a check that counts, or an ask that finds no capacity. See decision 0014.
+"""
+
+from __future__ import annotations
+
+from fairlead.core.changes import SinglesPlaced
+from fairlead.core.fitindex import FitIndex
+from fairlead.core.lanes import Lane
+from fairlead.core.model import NEW, Reservation
+from fairlead.core.plan import Plan
+
+FEW = 8
+"""A lane with fewer asks takes no node for itself."""
+
+
+class Batch:
+    """Asks that start on one node, which is out of the index."""
+
+    __slots__ = ("asks", "devices", "join", "room")
+
+    def __init__(self, join: int, room: int, devices: tuple[int, ...]) -> None:
+        self.join = join
+        self.room = room
+        self.devices = devices
+        self.asks: list[Reservation] = []
+
+
+class Singles:
+    """The open batches of one round of match, one a lane."""
+
+    def __init__(self, plan: Plan, index: FitIndex) -> None:
+        self.plan = plan
+        self.index = index
+        self._batches: dict[Lane, Batch | None] = {}
+        """None for a lane that starts its tasks one by one."""
+
+    def add(self, lane: Lane, ask: Reservation) -> bool:
+        """Start an admitted ask with the batch of its lane. False if it has to be placed for itself."""
+        batch = self._batches.get(lane)
+        if batch is None and lane in self._batches:
+            return False
+        stage = ask.stage
+        # Only the first start of a stage of one task can be written in short.
+        if stage.count != 1 or stage.started or ask.kind != NEW or stage.history or stage.floor or ask.whole:
+            return False
+        if batch is None:
+            if lane.size < FEW:
+                return False
+            batch = self._batches[lane] = self._open(lane)
+            if batch is None:
+                return False
+        batch.asks.append(ask)
+        if len(batch.asks) == batch.room:
+            del self._batches[lane]
+            self._book(batch)
+        return True
+
+    def flush(self) -> bool:
+        """Book all batches, and put their nodes back. True if there were any."""
+        batches = [batch for batch in self._batches.values() if batch is not None]
+        self._batches = {lane: batch for lane, batch in self._batches.items() if batch is None}
+        for batch in batches:
+            self._book(batch)
+        return bool(batches)
+
+    def _open(self, lane: Lane) -> Batch | None:
+        # Under `fair` places move with every start, so that each has to be booked at once. What a manager is told of
+        # runs at once, and is written in full.
+        (shape,) = lane.shapes
+        if lane.queue.settings.order == "fair" or shape.key.manager:
+            return None
+        join = self.index.take(shape)
+        if join is None:
+            return None
+        fitting, devices = self.index.room_on(join, shape, lane.size + 1)
+        if fitting > lane.size:
+            self.index.put_back((join,))
+            return None
+        return Batch(join, fitting, devices)
+
+    def _book(self, batch: Batch) -> None:
+        p = self.plan.partition
+        per_task = len(batch.devices) // batch.room
+        tasks = tuple([(ask.stage.job.id, ask.stage.position) for ask in batch.asks])
+        devices = batch.devices[: per_task * len(tasks)]
+        self.plan.do(SinglesPlaced(batch.join, p.counters.allocation, tasks, devices))
+        self.index.put_back((batch.join,))
