@@ -10,6 +10,7 @@ import pytest
 from fairlead.core.commands import Accepted, Rejected, RemovePartition, ScalePool
 from fairlead.core.cycle import due, run
 from fairlead.core.effects import ForPool, standing_pools
+from fairlead.core.model import NEW
 from fairlead.core.reasons import NoRoom
 from fairlead.testing import World
 
@@ -310,6 +311,55 @@ def test_after_max_orders_it_says_why() -> None:
     w.arrive("a")
     w.advance(0)
     assert w.placements(job) and w.placements(later[0])
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["at once", "one by one"])
+def test_machines_of_one_order_that_fail_are_one_failed_order(apart: bool) -> None:
+    w = World({"max_orders": 2})
+    w.pool("p", node={"cpu": 1}, max=20)
+    job = gang(w, 6)
+    w.cycle()
+    assert ordered(w) == {"p": 6}
+    failed = ["p-1-0", "p-1-2", "p-1-5"]
+    for names in [[name] for name in failed] if apart else [failed]:
+        w.fail_machines(*names)
+        w.cycle()
+    assert w.partition().waits(job, 0, NEW).orders == 1  # type: ignore[union-attr]
+    w.restart()
+    w.advance(6)
+    assert ordered(w) == {"p": 3}
+    w.fail_machines("p-1-1")
+    w.cycle()
+    assert w.partition().waits(job, 0, NEW).orders == 1, "also of an order that was read back"  # type: ignore[union-attr]
+    w.arrive("p", 5)
+    w.advance(6)
+    assert ordered(w) == {"p": 1} and not w.placements(job)
+    w.arrive("p")
+    w.advance(0)
+    assert len(w.placements(job)) == 6
+
+
+def test_each_failed_order_counts_for_the_asks_it_was_for() -> None:
+    """Two jobs share an order. Its machines fail one after the other: each job counts the order once, when one of its
+    own fails."""
+    w = World()
+    w.pool("p", node={"cpu": 1}, max=20)
+    one, two = singles(w, 2)
+    w.cycle()
+
+    def vain() -> list[int]:
+        return [each.orders for each in (w.partition().waits(job, 0, NEW) for job in (one, two)) if each is not None]
+
+    w.fail_machines("p-1-0")
+    w.cycle()
+    assert vain() == [1, 0]
+    w.fail_machines("p-1-1")
+    w.cycle()
+    assert vain() == [1, 1]
+    w.advance(6)
+    w.fail_machines("p-2-0", "p-2-1")
+    w.cycle()
+    assert vain() == [2, 2]
 
 
 def given_up(*others: str) -> World:

@@ -534,6 +534,8 @@ class NodeOrder(msgspec.Struct, eq=False):
     cause: OrderCause
     coming: dict[str, tuple[Meant, ...]]
     """The names of the nodes that have yet to come, and what each is meant for."""
+    failed: tuple[tuple[str, int, int], ...] = ()
+    """The asks (job, stage, kind) that count this order among their failed ones."""
 
     @property
     def for_whom(self) -> dict[tuple[str, int, int], int]:
