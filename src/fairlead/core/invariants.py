@@ -399,7 +399,8 @@ def _check_kept(p: Partition) -> None:
     _need(bool(large) or len(held) <= most, f"{len(held)} nodes are held, {most} may be")
     for promise in p.promises.values():
         stopping = [p.allocations[number] for number in promise.victims if number in p.allocations]
-        _need(promise.ordered or is_coming(p, promise), f"nobody stops for the promise to job {promise.job} any more")
+        waited = promise.ordered or not p.reign.ready or is_coming(p, promise)
+        _need(waited, f"nobody stops for the promise to job {promise.job} any more")
         _need(all(each.state == "stopping" for each in stopping), f"a victim for job {promise.job} goes on")
     at_work = {job.id: job for job in p.jobs.values() if job.allocations}
     known = {

@@ -622,7 +622,7 @@ class Partition:
             patience = settings.launch_timeout
             if allocation.rooms and not allocation.cause:
                 patience = PATIENCE * settings.chain
-            return max(allocation.since, self.reign.ready_at) + patience
+            return self.reign.counts_from(allocation.since) + patience
         limit = allocation.stage.terms.time_limit
         if allocation.state == "running" and limit is not None and allocation.started is not None:
             return allocation.started + limit

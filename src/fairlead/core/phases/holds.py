@@ -107,7 +107,8 @@ def _hold(plan: Plan, reservation: Reservation, places: tuple[Place, ...], large
 
 def starves_at(p: Partition, reservation: Reservation) -> Micros:
     """From when on a reservation that finds no room starves: it has waited for longer than it should."""
-    return max(reservation.waiting_since + p.settings.starving_after + 1, reservation.unheld_until)
+    pause = p.reign.pause_ends(reservation.unheld_until, p.settings.starving_after)
+    return max(reservation.waiting_since + p.settings.starving_after + 1, pause)
 
 
 def starving_due(p: Partition) -> Micros:

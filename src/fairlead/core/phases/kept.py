@@ -72,7 +72,7 @@ def end_kept(plan: Plan) -> None:
 def end_promises(plan: Plan) -> None:
     """Let go what is promised to somebody who did not start though all whose room it counted on are gone."""
     p = plan.partition
-    for promise in list(p.promises.values()):
+    for promise in list(p.promises.values()) if p.reign.ready else ():
         if not promise.ordered and not is_coming(p, promise):
             plan.do(Released(promise.seq, "it did not help", p.now + p.settings.promise_for))
 
@@ -101,7 +101,7 @@ def most_held(p: Partition) -> int:
 
 def _over(p: Partition, kept: Hold | Promise) -> tuple[str, Micros] | None:
     """Why it is over, and until when there is no other."""
-    if p.now >= _until(p, kept):
+    if p.reign.ready and p.now >= _until(p, kept):
         if isinstance(kept, Promise) and kept.ordered:
             return "the rest of its nodes did not come in time", 0
         pause = p.settings.starving_after if isinstance(kept, Hold) else p.settings.promise_for
@@ -116,8 +116,8 @@ def _over(p: Partition, kept: Hold | Promise) -> tuple[str, Micros] | None:
 def _until(p: Partition, kept: Hold | Promise) -> Micros:
     settings = p.settings
     if isinstance(kept, Hold):
-        return kept.since + settings.hold_for
-    return kept.since + settings.promise_for + (0 if kept.ordered else settings.preempt_grace)
+        return p.reign.counts_from(kept.since) + settings.hold_for
+    return p.reign.counts_from(kept.since) + settings.promise_for + (0 if kept.ordered else settings.preempt_grace)
 
 
 def _same(kept: Kept, reservation: Reservation) -> bool:

@@ -176,8 +176,9 @@ def _may_claim(p: Partition, lane: Lane, reservation: Reservation) -> bool:
         return False
     if not is_admitted(p, stage.job) or share_spent(p, reservation) is not None:
         return False
-    if reservation.unclaimed_until > p.now:
-        p.claims_at = min(p.claims_at, reservation.unclaimed_until)
+    pause = p.reign.pause_ends(reservation.unclaimed_until, p.settings.promise_for)
+    if pause > p.now:
+        p.claims_at = min(p.claims_at, pause)
         return False
     return True
 
