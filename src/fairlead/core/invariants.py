@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fairlead.core.holding import is_coming, stands
+from fairlead.core.holding import is_coming, standing
 from fairlead.core.lanes import lane_key
 from fairlead.core.lifecycle import JOB, NODE, QUEUE
 from fairlead.core.model import (
@@ -388,7 +388,7 @@ def _check_kept(p: Partition) -> None:
     for each in both:
         what = f"what is kept for reservation {each.seq} of job {each.job}"
         _need(p.kept(each.seq) is each and p.kept_for(each) is not None, f"{what} outlives its demand")
-        _need(stands(p, each), f"{what} has a node that is not what it was")
+        _need(standing(p, each) == each.places, f"{what} has a node that is not what it was")
         for place in each.places:
             kept.setdefault(place[0], {}).setdefault(each.seq, []).append(place)
     _need(kept == p.nodes.held, f"nodes are kept as {p.nodes.held}, should be {kept}")

@@ -29,6 +29,7 @@ from fairlead.core.model import (
     Manager,
     Micros,
     NodeOrder,
+    Place,
     Pool,
     Promise,
     Queue,
@@ -418,6 +419,15 @@ class Partition:
         del (self.holds if isinstance(kept, Hold) else self.promises)[kept.seq]
         self.holds_version += 1
         self.nodes.let_go(kept)
+        self.starving = True
+        self.wake()
+
+    def keep_other(self, kept: Hold | Promise, places: tuple[Place, ...]) -> None:
+        """Keep other places for the same reservation, as long as those before."""
+        self.nodes.let_go(kept)
+        kept.places, kept.looked, kept.checked = places, None, -1
+        self.nodes.hold(kept)
+        self.holds_version += 1
         self.starving = True
         self.wake()
 

@@ -14,7 +14,7 @@ from fairlead.core.lanes import Lane
 from fairlead.core.model import NEW, Job, Micros, Place, Reservation
 from fairlead.core.outcomes import call_back, live_of
 from fairlead.core.phases.grounds import Claims, Grounds, Offer, gather, offers, suffice
-from fairlead.core.phases.kept import end_kept, most_held
+from fairlead.core.phases.kept import end_kept, end_short_holds, most_held
 from fairlead.core.phases.turn import barred, needs_of, together_of
 from fairlead.core.plan import Plan
 from fairlead.core.policy.score import is_exact, may_be_held, node_score
@@ -34,6 +34,7 @@ def hold_nodes(plan: Plan) -> None:
     end_kept(plan)
     if not p.reign.ready or plan.more or not p.settings.hold_for or not (p.starving or p.hungry <= p.now):
         return
+    end_short_holds(plan)
     starving: list[tuple[Lane, Reservation]] = []
     p.hungry = FAR
     for lane, reservation in _waiting(p):

@@ -1,15 +1,16 @@
 """Nodes that are held or promised: those they are kept for are tried first, and they are let go when they do not serve.
 
-That is when the reservation has started, when it is not wanted as it was or may not start any more, when one of the
-nodes is no longer what it was, and when it takes too long.
+That is when the reservation has started, when it is not wanted as it was or may not start any more, and when it takes
+too long. When one of the nodes is no longer what it was, the others stay kept: what is missing of an order is ordered
+again, and for a hold or a claim nodes are looked for anew after match, so that no other ask takes them meanwhile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fairlead.core.changes import Released
-from fairlead.core.holding import is_coming, stands
+from fairlead.core.changes import Released, Trimmed
+from fairlead.core.holding import is_coming, standing
 from fairlead.core.model import Hold, Kept, Micros, Promise, Reservation
 from fairlead.core.outcomes import ask_for_rest
 from fairlead.core.phases.turn import is_admitted, needs_of, over_limit, take_turn, together_of
@@ -17,6 +18,8 @@ from fairlead.core.plan import Plan
 from fairlead.core.policy.score import may_be_held
 from fairlead.core.reasons import NoRoom, OverLimit, ShareSpent
 from fairlead.core.state import Partition
+
+NOT_AS_IT_WAS = "a node of it is not what it was"
 
 
 def serve_kept(plan: Plan) -> int:
@@ -64,6 +67,8 @@ def end_kept(plan: Plan) -> None:
         over = _over(p, kept)
         if over is not None:
             plan.do(Released(kept.seq, *over))
+        elif kept.checked != p.nodes.version:
+            _trim(plan, kept)
     counted = [kept for kept in in_order(p) if isinstance(kept, Hold) and not kept.large]
     while len({join: None for hold in counted for join in hold.nodes}) > most_held(p):
         plan.do(Released(counted.pop().seq, "more nodes were held than may be"))
@@ -74,7 +79,17 @@ def end_promises(plan: Plan) -> None:
     p = plan.partition
     for promise in list(p.promises.values()) if p.reign.ready else ():
         if not promise.ordered and not is_coming(p, promise):
-            plan.do(Released(promise.seq, "it did not help", p.now + p.settings.promise_for))
+            # Where a node went, that is why it did not help: the claim may be made anew at once.
+            pause = 0 if _lacks_some(p, promise) else p.now + p.settings.promise_for
+            plan.do(Released(promise.seq, "it did not help", pause))
+
+
+def end_short_holds(plan: Plan) -> None:
+    """Let holds go that have too few nodes by now: after match, when nodes are looked for anew."""
+    p = plan.partition
+    for hold in list(p.holds.values()):
+        if _lacks_some(p, hold):
+            plan.do(Released(hold.seq, "it needs more nodes than are held for it"))
 
 
 def in_order(p: Partition) -> list[Hold | Promise]:
@@ -106,11 +121,19 @@ def _over(p: Partition, kept: Hold | Promise) -> tuple[str, Micros] | None:
             return "the rest of its nodes did not come in time", 0
         pause = p.settings.starving_after if isinstance(kept, Hold) else p.settings.promise_for
         return "it did not help in time", p.now + pause
-    if kept.checked != p.nodes.version:
-        if not stands(p, kept):
-            return "a node of it is not what it was", 0
-        kept.checked = p.nodes.version
     return None
+
+
+def _trim(plan: Plan, kept: Hold | Promise) -> None:
+    """Let those of its nodes go that are not what they were."""
+    p = plan.partition
+    places = standing(p, kept)
+    if not places:
+        plan.do(Released(kept.seq, NOT_AS_IT_WAS))
+        return
+    if places != kept.places:
+        plan.do(Trimmed(kept.seq, places, NOT_AS_IT_WAS))
+    kept.checked = p.nodes.version
 
 
 def _until(p: Partition, kept: Hold | Promise) -> Micros:
@@ -121,11 +144,15 @@ def _until(p: Partition, kept: Hold | Promise) -> Micros:
 
 
 def _same(kept: Kept, reservation: Reservation) -> bool:
-    """Whether a reservation needs what is kept for it."""
+    """Whether a reservation needs all that is kept for it. It may need more."""
     there: dict[int, int] = {}
     for _, position, tasks in kept.places:
         there[position] = there.get(position, 0) + tasks
     needs = {stage.position: needed for stage, needed in needs_of(reservation)}
-    if isinstance(kept, Promise) and kept.ordered:  # the others have yet to come
-        return all(tasks <= needs.get(position, 0) for position, tasks in there.items())
-    return there == needs
+    return all(tasks <= needs.get(position, 0) for position, tasks in there.items())
+
+
+def _lacks_some(p: Partition, kept: Kept) -> bool:
+    """Whether a reservation needs more than what is kept for it."""
+    reservation = p.kept_for(kept)
+    return reservation is not None and kept.tasks < together_of(reservation)
