@@ -1,4 +1,4 @@
-"""Nothing expires while the server is away or the partition is not ready: what is kept keeps its time, and pauses too."""
+"""Nothing expires while the server is away or the partition is not ready: holds, promises, orders and pauses."""
 
 from __future__ import annotations
 

@@ -375,9 +375,7 @@ def _load(document: _Document) -> Partition:
         p.keep(kept)
     for order in document.orders:
         coming = dict(order.coming)
-        p.orders[order.number] = NodeOrder(
-            order.number, order.pool, order.since, order.cause, coming, order.failed
-        )
+        p.orders[order.number] = NodeOrder(order.number, order.pool, order.since, order.cause, coming, order.failed)
         p.order_of.update({name: order.number for name, _ in order.coming})
     p.idle, p.unwanted = dict(document.idle), dict(document.unwanted)
     for manager in document.managers:

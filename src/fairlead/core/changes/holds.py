@@ -63,7 +63,7 @@ class Promised(Change, frozen=True, tag="promised"):
 
 
 class Trimmed(Change, frozen=True, tag="trimmed"):
-    """Some of the nodes that are kept for a reservation cannot serve any more. The others stay kept, as long as before."""
+    """Some of the nodes kept for a reservation cannot serve any more. The others stay kept, as long as before."""
 
     reservation: int
     places: tuple[Place, ...]
