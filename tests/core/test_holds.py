@@ -368,6 +368,27 @@ def test_a_hold_ends_with_its_cause_and_there_may_be_another(act: Any, again: li
     assert list(w.holds()) == again
 
 
+@pytest.mark.parametrize(
+    "go",
+    [lambda w: w.drain("n0"), lambda w: w.remove_node("n0"), lambda w: w.fail_node("n0")],
+    ids="drain remove lose".split(),
+)
+def test_when_one_node_goes_no_other_ask_takes_the_rest(go: Any) -> None:
+    """The room on a held node that is free in the same cycle is still the gang's."""
+    w = World(config={**HOLDS, "held_nodes_percent": 100})
+    jobs = full(w, 4)
+    w.submit(name="gang", stages=[stage(2)])
+    w.advance(11)
+    assert list(w.holds()) == ["n0", "n1"]
+    w.submit(name="small", queue="root.default", stages=[stage(cpu=0.5)])
+    w.cycle()
+    go(w)
+    w.finish(jobs[1])
+    w.advance(0)
+    assert not w.placements("small")
+    assert "n1" in w.holds()
+
+
 def test_after_its_time_there_is_none_for_a_while() -> None:
     w = World(config={**HOLDS, "starving_after": "30s"})
     jobs = full(w, 2)

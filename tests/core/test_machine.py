@@ -334,6 +334,14 @@ class Machine(RuleBasedStateMachine):
         if any(order.pool == name for order in self.w.partition().orders.values()):
             self.w.fail_order(name)
 
+    @rule(data=st.data())
+    def fail_machines(self, data: Any) -> None:
+        """Some machines of one order fail, and the others are still expected."""
+        orders = self.w.partition().orders
+        if orders:
+            coming = sorted(orders[data.draw(st.sampled_from(sorted(orders)))].coming)
+            self.w.fail_machines(*data.draw(st.lists(st.sampled_from(coming), min_size=1, unique=True)))
+
     @rule(name=st.sampled_from(POOLS), nodes=st.integers(0, 4))
     def scale_pool(self, name: str, nodes: int) -> None:
         self.w.scale_pool(name, nodes)
@@ -357,6 +365,17 @@ class Machine(RuleBasedStateMachine):
         before = self.w.dump()
         self.w.restart()
         assert self.w.dump() == before
+
+    @rule(seconds=st.sampled_from([0, 5, 300]))
+    def away(self, seconds: int) -> None:
+        """The server is away for a while, and is then not ready for a cycle: nothing expires in it."""
+        self.w.restart(ready=False, away=seconds)
+        kept = self.w.partition().holds.keys() | self.w.partition().promises.keys(), set(self.w.partition().orders)
+        quiet = not self.w._queue
+        self._step(self.w.cycle)
+        p = self.w.partition()
+        assert not quiet or kept == (p.holds.keys() | p.promises.keys(), set(p.orders)) or p.reign.ready
+        self.w.mark_ready()
 
     @rule()
     def cycle(self) -> None:

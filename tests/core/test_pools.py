@@ -10,6 +10,7 @@ import pytest
 from fairlead.core.commands import Accepted, Rejected, RemovePartition, ScalePool
 from fairlead.core.cycle import due, run
 from fairlead.core.effects import ForPool, standing_pools
+from fairlead.core.model import NEW
 from fairlead.core.reasons import NoRoom
 from fairlead.testing import World
 
@@ -130,6 +131,71 @@ def test_a_gang_that_never_gets_the_rest_gives_back_what_came() -> None:
     w.advance(2)
     assert all(w.placements(each) for each in small)
     assert not w.placements(job)
+
+
+@pytest.mark.parametrize(
+    "go",
+    [
+        lambda w, name: w.fail_node(name),
+        lambda w, name: w.drain(name),
+        lambda w, name: w.disable(name),
+        lambda w, name: w.remove_node(name),
+        lambda w, name: w.update_node(name, cpu=1, pool="p"),
+    ],
+    ids="lost drained disabled removed smaller".split(),
+)
+def test_a_gang_keeps_the_other_nodes_when_one_goes(go: Any) -> None:
+    w = World({"promise_for": "3min"})
+    w.pool("p", node={"cpu": 2}, max=20)
+    job = gang(w, 4, cpu=2)
+    w.cycle()
+    assert ordered(w) == {"p": 4}
+    names = w.arrive("p", 3)
+    w.advance(60)
+    since = next(iter(w.partition().promises.values())).since
+    go(w, names[1])
+    small = array(w, 8)
+    w.cycle()
+    promise = next(iter(w.partition().promises.values()))
+    assert [w.partition().nodes.name[w.partition().nodes.rows[join]] for join in promise.nodes] == [names[0], names[2]]
+    assert promise.since in (since, w.now), "as long as before, or as the new order"
+    assert not set(w.placements(small).values()) & {names[0], names[2]}
+    assert ordered(w)["p"] >= 1
+    w.restart()
+    w.arrive("p", len(w.partition().order_of))
+    w.advance(0)
+    assert len(w.placements(job)) == 4
+    assert {names[0], names[2]} < set(w.placements(job).values())
+
+
+def test_a_gang_whose_last_node_goes_keeps_none() -> None:
+    w = World()
+    w.pool("p", node={"cpu": 2}, max=20)
+    gang(w, 2, cpu=2)
+    w.cycle()
+    (name,) = w.arrive("p")
+    w.cycle()
+    w.fail_node(name)
+    w.cycle()
+    assert not w.partition().promises
+    assert len(w.partition().order_of) == 2
+
+
+def test_a_stopped_pool_does_not_lengthen_what_is_kept() -> None:
+    """When a node goes and none is ordered for it, the others are kept no longer than they would have been."""
+    w = World({"promise_for": "3min"})
+    w.pool("p", node={"cpu": 2}, max=20)
+    gang(w, 4, cpu=2)
+    w.cycle()
+    names = w.arrive("p", 3)
+    w.cycle()
+    w.pause_pool("p")
+    w.advance(100)
+    w.fail_node(names[0])
+    w.advance(79)
+    assert w.partition().promises
+    w.advance(1)
+    assert not w.partition().promises
 
 
 @pytest.mark.parametrize("arrivals", list(permutations(range(3))))
@@ -312,6 +378,55 @@ def test_after_max_orders_it_says_why() -> None:
     assert w.placements(job) and w.placements(later[0])
 
 
+@pytest.mark.parametrize("apart", [False, True], ids=["at once", "one by one"])
+def test_machines_of_one_order_that_fail_are_one_failed_order(apart: bool) -> None:
+    w = World({"max_orders": 2})
+    w.pool("p", node={"cpu": 1}, max=20)
+    job = gang(w, 6)
+    w.cycle()
+    assert ordered(w) == {"p": 6}
+    failed = ["p-1-0", "p-1-2", "p-1-5"]
+    for names in [[name] for name in failed] if apart else [failed]:
+        w.fail_machines(*names)
+        w.cycle()
+    assert w.partition().waits(job, 0, NEW).orders == 1  # type: ignore[union-attr]
+    w.restart()
+    w.advance(6)
+    assert ordered(w) == {"p": 3}
+    w.fail_machines("p-1-1")
+    w.cycle()
+    assert w.partition().waits(job, 0, NEW).orders == 1, "also of an order that was read back"  # type: ignore[union-attr]
+    w.arrive("p", 5)
+    w.advance(6)
+    assert ordered(w) == {"p": 1} and not w.placements(job)
+    w.arrive("p")
+    w.advance(0)
+    assert len(w.placements(job)) == 6
+
+
+def test_each_failed_order_counts_for_the_asks_it_was_for() -> None:
+    """Two jobs share an order. Its machines fail one after the other: each job counts the order once, when one of its
+    own fails."""
+    w = World()
+    w.pool("p", node={"cpu": 1}, max=20)
+    one, two = singles(w, 2)
+    w.cycle()
+
+    def vain() -> list[int]:
+        return [each.orders for each in (w.partition().waits(job, 0, NEW) for job in (one, two)) if each is not None]
+
+    w.fail_machines("p-1-0")
+    w.cycle()
+    assert vain() == [1, 0]
+    w.fail_machines("p-1-1")
+    w.cycle()
+    assert vain() == [1, 1]
+    w.advance(6)
+    w.fail_machines("p-2-0", "p-2-1")
+    w.cycle()
+    assert vain() == [2, 2]
+
+
 def given_up(*others: str) -> World:
     """Somebody for whom pool `a` has been asked in vain for as often as may be."""
     w = World({"max_orders": 1})
@@ -454,6 +569,72 @@ def test_warm_spare_nodes() -> None:
     w.arrive("p")
     w.advance(600)
     assert w.pools()["p"]["total"] == 3
+
+
+# -- nodes that refuse ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["array", "gang"])
+def test_a_refusal_that_is_over_in_a_second_orders_nothing(kind: str) -> None:
+    w = World()
+    w.pool("p", node={"cpu": 1}, max=20)
+    job = array(w, 3) if kind == "array" else gang(w, 3)
+    w.cycle()
+    assert ordered(w) == {"p": 3}
+    names = w.arrive("p", 3)
+    w.refuse_launches(names[1])
+    w.advance(0)
+    assert len(w.partition().nodes.avoided) == 1
+    w.fleets["default"].accept_launches(names[1])
+    w.advance(5)
+    assert len(w.placements(job)) == 3
+    assert ordered(w) == {} and not w.partition().orders
+
+
+def test_a_node_that_is_backed_off_for_longer_than_a_new_one_takes_is_replaced() -> None:
+    w = World({"promise_for": "1s"})
+    w.pool("p", node={"cpu": 1}, max=20)
+    w.node("n", cpu=1)
+    array(w, 1)
+    w.refuse_launches("n")
+    w.advance(0)
+    assert ordered(w) == {}, "it is tried again in a second"
+    w.advance(1)
+    assert w.partition().nodes.failures == [2]
+    assert ordered(w) == {"p": 1}, "in two seconds"
+
+
+def test_a_node_that_refuses_again_and_again_is_replaced() -> None:
+    w = World({"max_launch_tries": 20})
+    w.pool("p", node={"cpu": 1}, max=20)
+    w.node("n", cpu=1)
+    job = array(w, 1)
+    w.refuse_launches("n")
+    w.advance(6)
+    assert w.partition().nodes.failures == [3] and ordered(w) == {}
+    w.advance(1)
+    assert w.partition().nodes.failures == [4] and ordered(w) == {"p": 1}
+    w.arrive("p")
+    w.advance(1)
+    assert list(w.placements(job).values()) == ["p-1-0"]
+
+
+def test_a_node_of_a_gang_that_is_backed_off_stays_kept() -> None:
+    w = World()
+    w.pool("p", node={"cpu": 3}, max=20)
+    job = gang(w, 3, cpu=2)
+    w.cycle()
+    names = w.arrive("p", 2)
+    w.refuse_launches(names[0])
+    small = singles(w, 1)[0]
+    w.advance(0)
+    assert w.partition().nodes.avoided and not w.placements(job)
+    w.fleets["default"].accept_launches(names[0])
+    assert [name for name, _ in w.promises()[job, "w", "new"]][:2] == names
+    w.arrive("p")
+    w.advance(2)
+    assert len(w.placements(job)) == 3 and w.placements(small)
+    assert not w.partition().orders
 
 
 # -- shrinking -----------------------------------------------------------------------------------------------------

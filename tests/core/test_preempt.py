@@ -310,6 +310,33 @@ def test_a_promise_that_takes_too_long_ends_and_there_is_none_for_a_while() -> N
     assert not w.promises()
 
 
+def test_when_a_node_of_a_claim_goes_the_others_stay_promised() -> None:
+    """One of two nodes on which tasks stop is lost. What stops on the other one is still for the claimant, and another
+    task is stopped for the rest."""
+    w = World(config={"preempt_grace": "10s", "lease": "1h"})
+    w.nodes(3, cpu=1)
+    w.submit(name="low", stages=[stage(3, min=1)])
+    w.advance(0)
+    for node in ("n0", "n1", "n2"):
+        w.silence(node)
+    w.submit(name="high", stages=[stage(2)], priority=1)
+    w.cycle()
+    ((key, before),) = w.promises().items()
+    first, second = [name for name, _ in before]
+    w.fail_node(first)
+    w.submit(name="other", stages=[stage(cpu=0.5)])
+    w.cycle()
+    assert w.promises()[key] == [(second, 1)]
+    w.return_node(second)
+    w.advance(1)
+    assert not w.placements("other")
+    (rest,) = {"n0", "n1", "n2"} - {first, second}
+    assert {name for name, _ in w.promises()[key]} == {second, rest}
+    w.return_node(rest)
+    w.advance(1)
+    assert len(w.placements("high")) == 2
+
+
 def test_holders_are_not_disturbed() -> None:
     w = World(config={"starving_after": "10s", "queues": TREE})
     w.nodes(2, cpu=1)

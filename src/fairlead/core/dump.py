@@ -134,6 +134,7 @@ class _Order(msgspec.Struct, frozen=True, array_like=True):
     since: int
     cause: OrderCause
     coming: tuple[tuple[str, tuple[Meant, ...]], ...]
+    failed: tuple[tuple[str, int, int], ...] = ()
 
 
 class _Pool(msgspec.Struct, frozen=True, array_like=True):
@@ -235,7 +236,7 @@ def dump(p: Partition) -> bytes:
                 for _, each in sorted(p.promises.items())
             ),
             tuple(
-                _Order(number, each.pool, each.since, each.cause, tuple(each.coming.items()))
+                _Order(number, each.pool, each.since, each.cause, tuple(each.coming.items()), each.failed)
                 for number, each in sorted(p.orders.items())
             ),
             tuple(sorted(p.idle.items())),
@@ -373,7 +374,8 @@ def _load(document: _Document) -> Partition:
         kept.victims, kept.ordered = one.victims, one.ordered
         p.keep(kept)
     for order in document.orders:
-        p.orders[order.number] = NodeOrder(order.number, order.pool, order.since, order.cause, dict(order.coming))
+        coming = dict(order.coming)
+        p.orders[order.number] = NodeOrder(order.number, order.pool, order.since, order.cause, coming, order.failed)
         p.order_of.update({name: order.number for name, _ in order.coming})
     p.idle, p.unwanted = dict(document.idle), dict(document.unwanted)
     for manager in document.managers:

@@ -21,6 +21,12 @@ class Future:
         self._nodes: dict[int, tuple[Vector, list[int]]] = {}
         self._shared: dict[int, None] = {}
         """Nodes that are kept for some, whose part is taken already; the rest is for everybody."""
+        self._back: dict[int, None] = {}
+        """Nodes that are backed off and counted on all the same."""
+
+    def count_on(self, join: int) -> None:
+        """A node that is backed off takes tasks again before long."""
+        self._back[join] = None
 
     def set_aside(self, promise: Promise) -> None:
         """Take the room on nodes that were ordered for some who wait for more."""
@@ -40,7 +46,8 @@ class Future:
         row = nodes.rows[join]
         if join in nodes.held and join not in self._shared:
             return False
-        return nodes.placeable(row) and may_take(nodes, row, shape)
+        usable = nodes.placeable(row) or (join in self._back and nodes.usable(row))
+        return usable and may_take(nodes, row, shape)
 
     def slots(self, join: int, shape: Shape, most: int) -> int:
         """The same for those who may use the node, whoever else may not."""
@@ -88,7 +95,7 @@ class Future:
 
     def copy(self) -> Future:
         other = Future(self.p)
-        other._shared = dict(self._shared)
+        other._shared, other._back = dict(self._shared), dict(self._back)
         other._nodes = {join: (dict(free), list(used)) for join, (free, used) in self._nodes.items()}
         return other
 

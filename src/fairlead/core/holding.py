@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from fairlead.core.admission import is_firm
 from fairlead.core.asks import together_of
 from fairlead.core.forecast import guess
-from fairlead.core.model import Kept, Micros, Promise, Reservation, Stage
+from fairlead.core.model import Kept, Micros, Place, Promise, Reservation, Stage
 from fairlead.core.nodeindex import Choice
 from fairlead.core.nodes import NodeTable
 from fairlead.core.policy.fit import choose_devices, room
@@ -15,6 +15,9 @@ from fairlead.core.ranges import count
 from fairlead.core.resources import GPU, Vector, add
 from fairlead.core.shape import Shape
 from fairlead.core.state import Partition
+
+FEW_FAILURES = 3
+"""A node where no more launches than this have gone wrong in a row is counted on to be back: it pauses for seconds."""
 
 Wanted = Iterable[tuple[Shape, int]]
 """Shapes and how many tasks of each."""
@@ -155,7 +158,7 @@ def choose_lent(p: Partition, stage: Stage, most: int, lent: Mapping[int, Micros
     return chosen
 
 
-def choose_yielded(p: Partition, ask: Reservation, stage: Stage, most: int) -> list[Choice]:
+def choose_yielded(p: Partition, ask: Reservation, stage: Stage, most: int, without: Collection[int]) -> list[Choice]:
     """Nodes that arrived for single tasks of lower priority in the same queue, and that yield to this ask.
 
     An ask that may stop tasks for its priority takes their place before they start, not after. Gangs keep their nodes.
@@ -172,7 +175,7 @@ def choose_yielded(p: Partition, ask: Reservation, stage: Stage, most: int) -> l
     chosen: list[Choice] = []
     for join in sorted({join: None for seq in yielding for join in p.promises[seq].nodes}):
         row = nodes.rows[join]
-        if most <= 0 or join in near or not all(seq in yielding for seq in nodes.held[join]):
+        if most <= 0 or join in near or join in without or not all(seq in yielding for seq in nodes.held[join]):
             continue
         if nodes.placeable(row) and may_take(nodes, row, shape):
             tasks, devices = room_now(nodes, join, shape, 1 if shape.key.apart else most)
@@ -189,18 +192,30 @@ def may_take(nodes: NodeTable, row: int, shape: Shape) -> bool:
     )
 
 
-def stands(p: Partition, kept: Kept) -> bool:
-    """Whether nodes can still be what they are kept for."""
+def standing(p: Partition, kept: Kept) -> tuple[Place, ...]:
+    """Those of its places whose nodes can still be what they are kept for. A short back-off does no harm."""
     nodes = p.nodes
     stages = p.jobs[kept.job].stages
-    for join, position, _ in kept.places:
+    found: list[Place] = []
+    for place in kept.places:
+        join, position, _ = place
         row = nodes.rows.get(join)
-        if row is None or nodes.state[row] != "up" or join in nodes.avoided:
-            return False
+        if row is None or nodes.state[row] != "up" or (join in nodes.avoided and nodes.failures[row] > FEW_FAILURES):
+            continue
         shape = stages[position].shape
-        if not may_take(nodes, row, shape) or room_beside(nodes, join, kept_on(p, join), shape, 0) < 0:
-            return False
-    return True
+        if may_take(nodes, row, shape) and room_beside(nodes, join, kept_on(p, join), shape, 0) >= 0:
+            found.append(place)
+    return tuple(found)
+
+
+def is_back_soon(p: Partition, join: int) -> bool:
+    """Whether a node that is backed off will be tried again before an ordered one would have to be there.
+
+    A node where one launch after the other goes wrong is not counted on.
+    """
+    nodes = p.nodes
+    until = nodes.avoided[join]
+    return until <= p.now + p.settings.promise_for and nodes.failures[nodes.rows[join]] <= FEW_FAILURES
 
 
 def is_coming(p: Partition, promise: Promise) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fairlead.core.holding import is_coming, stands
+from fairlead.core.holding import is_coming, standing
 from fairlead.core.lanes import lane_key
 from fairlead.core.lifecycle import JOB, NODE, QUEUE
 from fairlead.core.model import (
@@ -388,7 +388,7 @@ def _check_kept(p: Partition) -> None:
     for each in both:
         what = f"what is kept for reservation {each.seq} of job {each.job}"
         _need(p.kept(each.seq) is each and p.kept_for(each) is not None, f"{what} outlives its demand")
-        _need(stands(p, each), f"{what} has a node that is not what it was")
+        _need(standing(p, each) == each.places, f"{what} has a node that is not what it was")
         for place in each.places:
             kept.setdefault(place[0], {}).setdefault(each.seq, []).append(place)
     _need(kept == p.nodes.held, f"nodes are kept as {p.nodes.held}, should be {kept}")
@@ -399,7 +399,8 @@ def _check_kept(p: Partition) -> None:
     _need(bool(large) or len(held) <= most, f"{len(held)} nodes are held, {most} may be")
     for promise in p.promises.values():
         stopping = [p.allocations[number] for number in promise.victims if number in p.allocations]
-        _need(promise.ordered or is_coming(p, promise), f"nobody stops for the promise to job {promise.job} any more")
+        waited = promise.ordered or not p.reign.ready or is_coming(p, promise)
+        _need(waited, f"nobody stops for the promise to job {promise.job} any more")
         _need(all(each.state == "stopping" for each in stopping), f"a victim for job {promise.job} goes on")
     at_work = {job.id: job for job in p.jobs.values() if job.allocations}
     known = {

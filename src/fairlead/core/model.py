@@ -374,8 +374,6 @@ class Kept(msgspec.Struct, eq=False):
     kind: int
     places: tuple[Place, ...]
     since: Micros
-    looked: tuple[int, int] | None = None
-    """What there was when its reservation last found too little room; not written down."""
     checked: int = -1
     """For which version of the nodes it was found to stand; not written down."""
 
@@ -534,6 +532,8 @@ class NodeOrder(msgspec.Struct, eq=False):
     cause: OrderCause
     coming: dict[str, tuple[Meant, ...]]
     """The names of the nodes that have yet to come, and what each is meant for."""
+    failed: tuple[tuple[str, int, int], ...] = ()
+    """The asks (job, stage, kind) that count this order among their failed ones."""
 
     @property
     def for_whom(self) -> dict[tuple[str, int, int], int]:

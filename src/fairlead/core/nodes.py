@@ -260,7 +260,11 @@ class NodeTable:
 
     def placeable(self, row: int) -> bool:
         """Whether new work may land there at all: up, not avoided, and not over in any resource or device."""
-        return self.state[row] == "up" and row not in self.over_rows and self.join[row] not in self.avoided
+        return self.usable(row) and self.join[row] not in self.avoided
+
+    def usable(self, row: int) -> bool:
+        """The same, but for nodes that are avoided for a while."""
+        return self.state[row] == "up" and row not in self.over_rows
 
     # -- inside --------------------------------------------------------------------------------------------------
 

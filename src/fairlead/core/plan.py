@@ -36,7 +36,8 @@ class Plan:
             raise ValueError(f"time would step back from {partition.now} to {now}")
         self.partition = partition
         self.now = now
-        self._before = partition.now
+        self.before = partition.now
+        """The time of the last journaled cycle."""
         self._done: list[tuple[Change, Any]] = []
         self._sealed = False
         self.notes: dict[Note, int] = {}
@@ -102,5 +103,5 @@ class Plan:
         if self._done:
             self.partition.scaling.dirty = True  # it was looked at with what is taken back now
         self.rollback(0)
-        self.partition.now = self._before
+        self.partition.now = self.before
         self.partition.backfilled = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fairlead.core.holding import room_for
-from fairlead.core.model import Pool
+from fairlead.core.model import Micros, Pool
 from fairlead.core.resources import GPU
 from fairlead.core.shape import WHOLE_DEVICE, Shape
 from fairlead.core.state import Partition
@@ -29,7 +29,12 @@ def takes(pool: Pool, shape: Shape) -> bool:
 
 def grows(p: Partition, pool: Pool) -> bool:
     """Whether the pool may be asked for nodes now."""
-    return pool.elastic and not pool.paused and pool.paused_until <= p.now
+    return pool.elastic and not pool.paused and paused_until(p, pool) <= p.now
+
+
+def paused_until(p: Partition, pool: Pool) -> Micros:
+    """When the pool may be asked again after a failed order."""
+    return p.reign.pause_ends(pool.paused_until, p.settings.pool_pause)
 
 
 def nodes_left(p: Partition, pool: Pool) -> int | None:

@@ -12,11 +12,13 @@ from fairlead.core.nodes import NodeTable
 
 
 class Reign:
-    __slots__ = ("_awaited", "_nodes", "_replayed", "began", "ready", "ready_at")
+    __slots__ = ("_awaited", "_nodes", "_replayed", "began", "left_at", "ready", "ready_at")
 
     def __init__(self) -> None:
         self.began: Micros | None = None
         """The time of its first cycle: `ready_after` counts from here."""
+        self.left_at: Micros = 0
+        """The time of the last journaled cycle before it."""
         self.ready = False
         self.ready_at: Micros = 0
         """The clocks of silence start again here: nobody could be heard before."""
@@ -26,6 +28,18 @@ class Reign:
         """The resource managers that have sent what they know."""
         self._awaited: list[int] | None = None
         """Our own nodes as the first cycle found them, less those that need not be waited for any longer."""
+
+    def counts_from(self, since: Micros) -> Micros:
+        """From when on something ages that began at a time: not before the partition was ready."""
+        return max(since, self.ready_at)
+
+    def pause_ends(self, until: Micros, lasts: Micros) -> Micros:
+        """When a pause ends that was to end at a time, of a kind that lasts so long.
+
+        A pause that was not over when the last server stopped goes on at ready, for the time that was left of it.
+        """
+        left = until - self.left_at
+        return max(until, self.ready_at + min(left, lasts)) if left > 0 else until
 
     def hear_node(self, join: int) -> None:
         """An agent registered, or reported of its tasks."""

@@ -29,6 +29,7 @@ from fairlead.core.model import (
     Manager,
     Micros,
     NodeOrder,
+    Place,
     Pool,
     Promise,
     Queue,
@@ -421,6 +422,15 @@ class Partition:
         self.starving = True
         self.wake()
 
+    def keep_other(self, kept: Hold | Promise, places: tuple[Place, ...]) -> None:
+        """Keep other places for the same reservation, as long as those before."""
+        self.nodes.let_go(kept)
+        kept.places, kept.checked = places, -1
+        self.nodes.hold(kept)
+        self.holds_version += 1
+        self.starving = True
+        self.wake()
+
     def _see_held(self, allocation: Allocation) -> None:
         """What has come to a held node since is in the way of others who would hold it too: now, or no more."""
         for seq in self.nodes.held.get(allocation.node, ()):
@@ -622,7 +632,7 @@ class Partition:
             patience = settings.launch_timeout
             if allocation.rooms and not allocation.cause:
                 patience = PATIENCE * settings.chain
-            return max(allocation.since, self.reign.ready_at) + patience
+            return self.reign.counts_from(allocation.since) + patience
         limit = allocation.stage.terms.time_limit
         if allocation.state == "running" and limit is not None and allocation.started is not None:
             return allocation.started + limit

@@ -173,7 +173,8 @@ class KeepingChecker:
             return
         held: set[int] = set()
         for hold in p.holds.values():
-            need(now <= hold.since + p.settings.hold_for, f"nodes have been held for {hold.job} since {hold.since}")
+            since = max(hold.since, p.reign.ready_at)
+            need(now <= since + p.settings.hold_for, f"nodes have been held for {hold.job} since {hold.since}")
             for join in hold.nodes:
                 row = p.nodes.rows.get(join)
                 need(

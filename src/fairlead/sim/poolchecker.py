@@ -41,10 +41,12 @@ class PoolChecker:
 
     def check(self, p: Partition, now: Micros) -> None:
         """Nodes that were ordered come, or are given up, and those that came are not kept for ever."""
-        for promise in p.promises.values():
-            last = promise.since + p.settings.promise_for
-            need(not promise.ordered or now < last, f"nodes that came are kept for {promise.job} longer than {last}")
         if p.reign.ready:
+            for promise in p.promises.values():
+                last = max(promise.since, p.reign.ready_at) + p.settings.promise_for
+                need(
+                    not promise.ordered or now < last, f"nodes that came are kept for {promise.job} longer than {last}"
+                )
             for number, order in p.orders.items():
                 last = max(order.since, p.reign.ready_at) + p.settings.promise_for
                 need(now < last, f"order {number} of {order.pool} is waited for longer than {last}")

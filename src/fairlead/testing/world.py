@@ -176,6 +176,14 @@ class World:
             raise KeyError(f"pool {pool} has no order that could fail")
         self._send(where, FailOrder(pool=pool, order=orders[0], reason=reason, operator=True))
 
+    def fail_machines(self, *names: str, reason: str = "the machine went away", partition: str | None = None) -> None:
+        """Machines of one order, by the names of their nodes, fail before their agents came."""
+        where = partition or self._default
+        p = self.partition(where)
+        number = p.order_of[names[0]]
+        pool = p.orders[number].pool
+        self._send(where, FailOrder(pool=pool, order=number, reason=reason, names=names, operator=True))
+
     def pause_pool(self, pool: str, partition: str | None = None) -> None:
         self._send(partition or self._default, MovePool(pool=pool, action="pause", operator=True))
 
@@ -393,13 +401,14 @@ class World:
         for name in self.cluster.writers:
             self._send(name, MarkReady(operator=True))
 
-    def restart(self, ready: bool = True) -> None:
-        """Throw the control plane away and recover another from the journal. The agents live on.
+    def restart(self, ready: bool = True, away: float = 0) -> None:
+        """Throw the control plane away and recover another from the journal, after some seconds. The agents live on.
 
         Ready, the new one goes on as if nothing had happened. Otherwise it waits as after any start: for
         `mark_ready`, `ready_after`, or a report of every node that is up (`node` again, or of its tasks) and of every
         resource manager (an update).
         """
+        self.now += round(away * SECOND)
         self._recover({name: ready for name in self.cluster.writers})
 
     def break_journal(self, how: Where, written: bool = False) -> None:

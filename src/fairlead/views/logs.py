@@ -43,6 +43,7 @@ from fairlead.core.changes import (
     SinglesEnded,
     SinglesPlaced,
     Stopped,
+    Trimmed,
 )
 from fairlead.core.commands import Rejected
 from fairlead.core.cycle import Cycle
@@ -214,6 +215,13 @@ def _kept(names: _Names, kept: Kept) -> dict[str, Any]:
     }
 
 
+def _trimmed(names: _Names, change: Trimmed, kept: Any) -> Iterator[Line]:
+    left, before = kept
+    gone = [join for join in dict.fromkeys(place[0] for place in before) if join not in left.nodes]
+    fields = {"job": left.job, "nodes": len(gone), "kept": len(left.nodes)}
+    yield INFO, "some nodes let go", {**fields, "reason": change.why}
+
+
 def _let_go(names: _Names, change: Released, kept: Any) -> Iterator[Line]:
     before: Kept = kept[0]
     fields = {"job": before.job, "nodes": len(before.nodes), "kept_seconds": (names.now - before.since) / SECOND}
@@ -331,6 +339,7 @@ TELLERS: Tellers = {
     Held: _held,
     Promised: _promised,
     Released: _let_go,
+    Trimmed: _trimmed,
     QueueMoved: _queue_moved,
     Ordered: _ordered,
     Arrived: _arrived,

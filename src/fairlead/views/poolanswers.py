@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from fairlead.core.model import Job, NodeOrder, Pool
+from fairlead.core.pooling import paused_until
 from fairlead.core.resources import SECOND
 from fairlead.core.state import Partition
 from fairlead.views.answers import amounts, optional_seconds, seconds
@@ -45,7 +46,7 @@ def _pool_answer(p: Partition, pool: Pool, figures: PoolFigures | None, sees: Se
         cost=settings.cost,
         use=None if figures is None else _use(figures),
         paused=pool.paused,
-        paused_until=pool.paused_until / SECOND if pool.paused_until > p.now else None,
+        paused_until=paused_until(p, pool) / SECOND if paused_until(p, pool) > p.now else None,
         problem=pool.problem,
         grew=optional_seconds(pool.grew),
         shrank=optional_seconds(pool.shrank),

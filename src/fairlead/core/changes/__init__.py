@@ -20,7 +20,7 @@ from fairlead.core.changes.config import (
     SettingsSet,
 )
 from fairlead.core.changes.gangs import Began, Regrouped
-from fairlead.core.changes.holds import Held, Promised, Released
+from fairlead.core.changes.holds import Held, Promised, Released, Trimmed
 from fairlead.core.changes.jobs import (
     Asked,
     JobAdded,
@@ -122,6 +122,7 @@ __all__ = [
     "StageAdded",
     "StageScaled",
     "Stopped",
+    "Trimmed",
     "as_added",
     "spec_of",
 ]

@@ -62,6 +62,27 @@ class Promised(Change, frozen=True, tag="promised"):
         p.let_go(kept)
 
 
+class Trimmed(Change, frozen=True, tag="trimmed"):
+    """Some of the nodes kept for a reservation cannot serve any more. The others stay kept, as long as before."""
+
+    reservation: int
+    places: tuple[Place, ...]
+    """What is left."""
+    why: str
+
+    def apply(self, p: Partition) -> tuple[Hold | Promise, tuple[Place, ...]]:
+        kept = p.kept(self.reservation)
+        if kept is None or not self.places:
+            raise ValueError(f"nothing is kept for reservation {self.reservation}, or nothing is left of it")
+        before = kept.places
+        p.keep_other(kept, self.places)
+        p.touched.jobs[kept.job] = None
+        return kept, before
+
+    def undo(self, p: Partition, kept: tuple[Hold | Promise, tuple[Place, ...]]) -> None:
+        p.keep_other(*kept)
+
+
 class Released(Change, frozen=True, tag="released"):
     """Nodes that were kept are there for everybody again. Above 0, `until` is when there may be some for the same."""
 
@@ -101,4 +122,4 @@ def _unserved(p: Partition, job: str, stage: int, kind: int) -> Reservation:
     return reservation
 
 
-CHANGES: tuple[type[Any], ...] = (Held, Promised, Released)
+CHANGES: tuple[type[Any], ...] = (Held, Promised, Trimmed, Released)

@@ -60,10 +60,17 @@ class Arrived(Change, frozen=True, tag="arrived"):
         p.pools[order.pool].problem = problem
 
 
+Ask = tuple[str, int, int]
+"""A job, a stage of it by position, and the kind."""
+
+FailedBefore = tuple[NodeOrder, dict[str, tuple[Meant, ...]], tuple[Ask, ...], list[Reservation], Micros, str]
+"""An order, what was coming and which asks counted it as failed, the asks that do now, and the pool's old pause."""
+
+
 class OrderFailed(Change, frozen=True, tag="order failed"):
     """Ordered nodes are not expected any more. Above 0, `until` is when the pool is asked again.
 
-    Whoever they were meant for has had another order in vain. With 0 it is nobody's fault.
+    The asks they were meant for then count the order as failed, once for all its nodes. With 0 no ask counts it.
     """
 
     number: int
@@ -71,24 +78,24 @@ class OrderFailed(Change, frozen=True, tag="order failed"):
     reason: str
     until: Micros = 0
 
-    def apply(self, p: Partition) -> tuple[NodeOrder, dict[str, tuple[Meant, ...]], list[Reservation], Micros, str]:
+    def apply(self, p: Partition) -> FailedBefore:
         order = p.orders[self.number]
         pool = p.pools[order.pool]
-        waiting = _waiting_for(p, order, self.names) if self.until else []
-        before = (order, dict(order.coming), waiting, pool.paused_until, pool.problem)
+        waiting = _newly_failed(p, order, self.names) if self.until else []
+        before = (order, dict(order.coming), order.failed, waiting, pool.paused_until, pool.problem)
         for reservation in waiting:
             reservation.orders += 1
+        order.failed += tuple(_ask_of(reservation) for reservation in waiting)
         _no_more(p, order, self.names)
         if self.until:
             pool.paused_until, pool.problem = self.until, self.reason
         return before
 
-    def undo(
-        self, p: Partition, kept: tuple[NodeOrder, dict[str, tuple[Meant, ...]], list[Reservation], Micros, str]
-    ) -> None:
-        order, coming, waiting, until, problem = kept
+    def undo(self, p: Partition, kept: FailedBefore) -> None:
+        order, coming, failed, waiting, until, problem = kept
         for reservation in waiting:
             reservation.orders -= 1
+        order.failed = failed
         _expect(p, order, coming)
         pool = p.pools[order.pool]
         pool.paused_until, pool.problem = until, problem
@@ -170,15 +177,19 @@ def _expect(p: Partition, order: NodeOrder, coming: dict[str, tuple[Meant, ...]]
     p.order_of.update(dict.fromkeys(coming, order.number))
 
 
-def _waiting_for(p: Partition, order: NodeOrder, names: tuple[str, ...]) -> list[Reservation]:
-    """Those whom these nodes were meant for, and who still wait, once each."""
+def _newly_failed(p: Partition, order: NodeOrder, names: tuple[str, ...]) -> list[Reservation]:
+    """The asks that these nodes were meant for, still wait, and do not count the order as failed yet."""
     found: dict[int, Reservation] = {}
     for name in names:
         for job, stage, kind, _ in order.coming[name]:
             reservation = p.waits(job, stage, kind)
-            if reservation is not None:
+            if reservation is not None and _ask_of(reservation) not in order.failed:
                 found[reservation.seq] = reservation
     return [found[seq] for seq in sorted(found)]
+
+
+def _ask_of(reservation: Reservation) -> Ask:
+    return reservation.stage.job.id, reservation.stage.position, reservation.kind
 
 
 CHANGES: tuple[type[Any], ...] = (Ordered, Arrived, OrderFailed, PoolMoved, Idled, GivenBack)

@@ -13,7 +13,7 @@ from fairlead.core.model import Meant, Micros, OrderCause, Pool
 from fairlead.core.phases.outlook import Outlook, look_ahead
 from fairlead.core.plan import Plan
 from fairlead.core.policy.scaling import nodes_to_add, nodes_to_give_back
-from fairlead.core.pooling import coming_nodes, grows, nodes_left, size_of
+from fairlead.core.pooling import coming_nodes, grows, nodes_left, paused_until, size_of
 from fairlead.core.resources import format_duration
 from fairlead.core.state import Partition
 
@@ -41,7 +41,7 @@ def demand(plan: Plan) -> None:
         _shrink(plan, pool, outlook)
     scaling.dirty = False
     scaling.next_look = p.now + outlook.looked * LOOK_COST if outlook.looked > LITTLE else None
-    scaling.paused = [pool.name for pool in pools if pool.paused_until > p.now]
+    scaling.paused = [pool.name for pool in pools if paused_until(p, pool) > p.now]
     times = [when for pool in pools if not pool.paused for when in _shrinks(p, pool) if when > p.now]
     scaling.shrink_at = min(times, default=None)
 
@@ -55,7 +55,7 @@ def demand_due(p: Partition) -> Iterator[Micros]:
         yield scaling.next_look
     for name in scaling.paused:
         if name in p.pools:
-            yield p.pools[name].paused_until
+            yield paused_until(p, p.pools[name])
     if scaling.shrink_at is not None:
         yield scaling.shrink_at
 
@@ -126,7 +126,7 @@ def _is_due(p: Partition) -> bool:
     scaling = p.scaling
     if scaling.shrink_at is not None and scaling.shrink_at <= p.now:
         return True
-    if any(name in p.pools and p.pools[name].paused_until <= p.now for name in scaling.paused):
+    if any(name in p.pools and paused_until(p, p.pools[name]) <= p.now for name in scaling.paused):
         return True
     return scaling.dirty and (scaling.next_look is None or scaling.next_look <= p.now)
 
@@ -195,7 +195,7 @@ def _shrinks(p: Partition, pool: Pool) -> Iterator[Micros]:
 
 def _idle_since(p: Partition, join: int) -> Micros:
     """Since when a node has had nothing to do, for all that is known since the partition is ready."""
-    return max(p.idle[join], p.reign.ready_at)
+    return p.reign.counts_from(p.idle[join])
 
 
 def _cool_at(p: Partition, pool: Pool) -> Micros:
@@ -205,4 +205,4 @@ def _cool_at(p: Partition, pool: Pool) -> Micros:
 
 
 def _late_at(p: Partition, since: Micros) -> Micros:
-    return max(since, p.reign.ready_at) + p.settings.promise_for
+    return p.reign.counts_from(since) + p.settings.promise_for

@@ -90,7 +90,7 @@ def _become_ready(plan: Plan) -> None:
     """When everybody who is known has reported; whoever has not by `ready_after` is not waited for any longer."""
     p = plan.partition
     if p.reign.began is None:
-        p.reign.began = plan.now
+        p.reign.began, p.reign.left_at = plan.now, plan.before
     if p.reign.ready:
         return
     if p.reign.heard_all(p.nodes, p.managers) or plan.now >= p.reign.began + p.settings.ready_after:
@@ -149,7 +149,7 @@ def _leave(plan: Plan, waiting: Allocation, reason: str) -> None:
 
 
 def _short_until(p: Partition, since: Micros) -> Micros:
-    return max(since, p.reign.ready_at) + p.settings.replace_within
+    return p.reign.counts_from(since) + p.settings.replace_within
 
 
 def _give_up_short_stages(plan: Plan) -> None:

@@ -16,7 +16,7 @@ from fairlead.core.lanes import Lane
 from fairlead.core.model import NEW, Job, Micros, Place, Reservation
 from fairlead.core.outcomes import call_back, live_of
 from fairlead.core.phases.grounds import Claims, Grounds, Offer, gather, offers, suffice
-from fairlead.core.phases.kept import end_kept, most_held
+from fairlead.core.phases.kept import end_kept, end_short_holds, most_held
 from fairlead.core.plan import Plan
 from fairlead.core.policy.score import is_exact, may_be_held, node_score
 from fairlead.core.ranges import count
@@ -35,6 +35,7 @@ def hold_nodes(plan: Plan) -> None:
     end_kept(plan)
     if not p.reign.ready or plan.more or not p.settings.hold_for or not (p.starving or p.hungry <= p.now):
         return
+    end_short_holds(plan)
     starving: list[tuple[Lane, Reservation]] = []
     p.hungry = FAR
     for lane, reservation in _waiting(p):
@@ -108,7 +109,8 @@ def _hold(plan: Plan, reservation: Reservation, places: tuple[Place, ...], large
 
 def starves_at(p: Partition, reservation: Reservation) -> Micros:
     """From when on a reservation that finds no room starves: it has waited for longer than it should."""
-    return max(reservation.waiting_since + p.settings.starving_after + 1, reservation.unheld_until)
+    pause = p.reign.pause_ends(reservation.unheld_until, p.settings.starving_after)
+    return max(reservation.waiting_since + p.settings.starving_after + 1, pause)
 
 
 def starving_due(p: Partition) -> Micros:

@@ -1,7 +1,9 @@
 """Nodes that are held or promised are released when they do not serve their ask any more.
 
-That is when the ask is not wanted as it was, when admission refuses it for a reason that does not pass by itself, when
-one of the nodes is no longer what it was, and when it takes too long. An ask that starts releases its nodes itself.
+That is when the ask is not wanted as it was, when admission refuses it for a reason that does not pass by itself, and
+when it takes too long. When one of the nodes is no longer what it was, the others stay kept: what is missing of an
+order is ordered again, and for a hold or a claim nodes are looked for anew after match, so that no other ask takes them
+meanwhile. An ask that starts releases its nodes itself.
 """
 
 from __future__ import annotations
@@ -9,14 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fairlead.core.admission import Admission
-from fairlead.core.asks import needs_of
-from fairlead.core.changes import Released
-from fairlead.core.holding import is_coming, stands
+from fairlead.core.asks import needs_of, together_of
+from fairlead.core.changes import Released, Trimmed
+from fairlead.core.holding import is_coming, standing
 from fairlead.core.model import Hold, Kept, Micros, Promise, Reservation
 from fairlead.core.plan import Plan
 from fairlead.core.policy.score import may_be_held
 from fairlead.core.reasons import OverLimit, Reason, ShareSpent
 from fairlead.core.state import Partition
+
+NOT_AS_IT_WAS = "a node of it is not what it was"
 
 
 def end_kept(plan: Plan) -> None:
@@ -32,6 +36,8 @@ def end_kept(plan: Plan) -> None:
         over = _over(p, kept)
         if over is not None:
             plan.do(Released(kept.seq, *over))
+        elif kept.checked != p.nodes.version:
+            _trim(plan, kept)
     if p.reign.ready:
         _end_refused(plan)
     counted = [kept for kept in in_order(p) if isinstance(kept, Hold) and not kept.large]
@@ -58,9 +64,19 @@ def _passes(kept: Hold | Promise, reason: Reason) -> bool:
 def end_promises(plan: Plan) -> None:
     """Let go what is promised to somebody who did not start though all whose room it counted on are gone."""
     p = plan.partition
-    for promise in list(p.promises.values()):
+    for promise in list(p.promises.values()) if p.reign.ready else ():
         if not promise.ordered and not is_coming(p, promise):
-            plan.do(Released(promise.seq, "it did not help", p.now + p.settings.promise_for))
+            # Where a node went, that is why it did not help: the claim may be made anew at once.
+            pause = 0 if _lacks_some(p, promise) else p.now + p.settings.promise_for
+            plan.do(Released(promise.seq, "it did not help", pause))
+
+
+def end_short_holds(plan: Plan) -> None:
+    """Let holds go that have too few nodes by now: after match, when nodes are looked for anew."""
+    p = plan.partition
+    for hold in list(p.holds.values()):
+        if _lacks_some(p, hold):
+            plan.do(Released(hold.seq, "it needs more nodes than are held for it"))
 
 
 def in_order(p: Partition) -> list[Hold | Promise]:
@@ -87,32 +103,45 @@ def most_held(p: Partition) -> int:
 
 def _over(p: Partition, kept: Hold | Promise) -> tuple[str, Micros] | None:
     """Why it is over, and until when there is no other."""
-    if p.now >= _until(p, kept):
+    if p.reign.ready and p.now >= _until(p, kept):
         if isinstance(kept, Promise) and kept.ordered:
             return "the rest of its nodes did not come in time", 0
         pause = p.settings.starving_after if isinstance(kept, Hold) else p.settings.promise_for
         return "it did not help in time", p.now + pause
-    if kept.checked != p.nodes.version:
-        if not stands(p, kept):
-            return "a node of it is not what it was", 0
-        kept.checked = p.nodes.version
     return None
+
+
+def _trim(plan: Plan, kept: Hold | Promise) -> None:
+    """Let those of its nodes go that are not what they were."""
+    p = plan.partition
+    places = standing(p, kept)
+    if not places:
+        plan.do(Released(kept.seq, NOT_AS_IT_WAS))
+        return
+    if places != kept.places:
+        plan.do(Trimmed(kept.seq, places, NOT_AS_IT_WAS))
+    kept.checked = p.nodes.version
 
 
 def _until(p: Partition, kept: Hold | Promise) -> Micros:
     settings = p.settings
     if isinstance(kept, Hold):
-        return kept.since + settings.hold_for
-    return kept.since + settings.promise_for + (0 if kept.ordered else settings.preempt_grace)
+        return p.reign.counts_from(kept.since) + settings.hold_for
+    return p.reign.counts_from(kept.since) + settings.promise_for + (0 if kept.ordered else settings.preempt_grace)
 
 
 def _same(kept: Kept, reservation: Reservation) -> bool:
-    """Whether a reservation needs what is kept for it."""
+    """Whether a reservation needs all that is kept for it. It may need more."""
     there: dict[int, int] = {}
     for _, position, tasks in kept.places:
         there[position] = there.get(position, 0) + tasks
     needs = {stage.position: needed for stage, needed in needs_of(reservation)}
-    if isinstance(kept, Promise) and kept.ordered:  # the other nodes have yet to come
-        stages, kind = reservation.stage.job.stages, reservation.kind
-        return all(tasks <= max(needs.get(at, 0), len(stages[at].wanted(kind))) for at, tasks in there.items())
-    return there == needs
+    if isinstance(kept, Promise) and kept.ordered and not reservation.whole:  # single tasks may have nodes for all
+        return there.get(reservation.stage.position, 0) <= max(together_of(reservation), reservation.count)
+    return all(tasks <= needs.get(position, 0) for position, tasks in there.items())
+
+
+def _lacks_some(p: Partition, kept: Kept) -> bool:
+    """Whether a reservation needs more than what is kept for it."""
+    reservation = p.kept_for(kept)
+    return reservation is not None and kept.tasks < together_of(reservation)

@@ -1,5 +1,7 @@
 """The outlook: where all that waits would go, on the room there is, on nodes that are coming, and on new ones.
 
+A node that is backed off and will be tried again soon counts as room there is.
+
 Whoever nodes were ordered for keeps them; the others follow, the largest tasks first, because they then need fewest
 nodes. Where pools may not grow enough for all, the first by turn get what there is. Nothing is altered.
 """
@@ -12,7 +14,7 @@ import msgspec
 
 from fairlead.core.entitlement import Entitlements
 from fairlead.core.future import Future
-from fairlead.core.holding import room_for
+from fairlead.core.holding import is_back_soon, room_for
 from fairlead.core.model import Meant, Pool, Stage
 from fairlead.core.phases.allowance import Want, wants_in_turn
 from fairlead.core.pooling import coming_nodes, grows, nodes_left, takes
@@ -107,6 +109,10 @@ class Packing:
             if allocation.state == "stopping" and not allocation.rooms:
                 self._future.end(allocation)
                 self._freed[allocation.node] = None
+        for join in sorted(p.nodes.avoided):
+            if is_back_soon(p, join):
+                self._future.count_on(join)
+                self._freed[join] = None
         for _, promise in sorted(p.promises.items()):
             if promise.ordered:
                 self._future.set_aside(promise)
@@ -202,7 +208,7 @@ class Packing:
         return tasks
 
     def _on_nodes(self, stage: Stage, kind: int, most: int) -> int:
-        """Use room that is there, or that will be when what stops is gone."""
+        """Use room that is there, or will be when what stops is gone and what is backed off is tried again."""
         shape, taken = stage.shape, 0
         joins = self._fitting.get(shape)
         if joins is None:

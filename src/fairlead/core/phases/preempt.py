@@ -177,8 +177,9 @@ def _may_claim(p: Partition, lane: Lane, reservation: Reservation) -> bool:
         return False
     if Admission(p).refusal(reservation, needs_of(reservation), ignoring=(LIMITS,)) is not None:
         return False
-    if reservation.unclaimed_until > p.now:
-        p.claims_at = min(p.claims_at, reservation.unclaimed_until)
+    pause = p.reign.pause_ends(reservation.unclaimed_until, p.settings.promise_for)
+    if pause > p.now:
+        p.claims_at = min(p.claims_at, pause)
         return False
     return True
 

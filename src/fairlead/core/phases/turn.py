@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fairlead.core.admission import Admission
-from fairlead.core.asks import Needs, needs_of
-from fairlead.core.changes import Began, Part, Placed, Released
+from fairlead.core.asks import Needs, needs_of, together_of
+from fairlead.core.changes import Began, Part, Placed, Released, Trimmed
 from fairlead.core.explain import most_ever, never_whole
 from fairlead.core.fitindex import FitIndex
 from fairlead.core.holding import choose_held, choose_lent, choose_yielded
 from fairlead.core.lanes import Lane
-from fairlead.core.model import Reservation, Stage
+from fairlead.core.model import Place, Promise, Reservation, Stage
 from fairlead.core.nodeindex import Choice
 from fairlead.core.phases.singles import Singles
 from fairlead.core.phases.topology import gather
@@ -21,6 +21,9 @@ from fairlead.core.reasons import NeverFits, NoRoom, Reason
 from fairlead.core.scoreindex import ScoreIndex
 from fairlead.core.shape import Shape
 from fairlead.core.state import Partition
+
+NOTHING: list[Choice] = []
+STARTED = "it has started"
 
 
 class Starter:
@@ -59,8 +62,6 @@ class Starter:
         placed = self._place(ask, stage, together, most, group, own)
         if placed < together:
             return 0, _no_room(p, ask, together, placed)
-        if p.nodes.held:
-            self._release_own(ask)
         return placed, None
 
     def flush(self) -> bool:
@@ -86,7 +87,8 @@ class Starter:
             found = sum(placed for _, _, placed in tried)
             return 0, never_whole(p, needs) or NoRoom(together, found, stages=tuple(tried))
         self.plan.do(Began(ask.stage.job.id))
-        self._release_own(ask)
+        if p.kept(ask.seq) is not None:
+            self._release(ask.seq, (), STARTED)
         return together, None
 
     def _place_all(self, ask: Reservation, needs: Needs, own: bool) -> list[tuple[str, int, int]]:
@@ -111,12 +113,8 @@ class Starter:
         An ask uses its own nodes first, then free ones, then nodes that yield to it.
         """
         plan, p, shape = self.plan, self.plan.partition, stage.shape
-        chosen: list[Choice] = []
-        if p.nodes.held:
-            chosen = choose_held(p, stage, ask.kind, most)
-            most -= sum([each.tasks for each in chosen])
-        if own:
-            return self._place_on(stage, ask.kind, least, group, chosen)
+        held = choose_held(p, stage, ask.kind, most) if p.nodes.held else []
+        most = 0 if own else most - sum([each.tasks for each in held])
         away = (
             p.index.withdraw({each.node: None for each in stage.live.values()})
             if shape.key.apart and stage.live
@@ -128,16 +126,16 @@ class Starter:
             free = gather(p.index, shape, most, p.counters.allocation, home)
         else:
             free = p.index.choose(shape, most, p.counters.allocation)
-        chosen = chosen + free if chosen else free
+        chosen, yielded = free, NOTHING
         if p.nodes.held:
             most -= sum([each.tasks for each in free])
             lent = choose_lent(p, stage, most, plan.lent)
-            most -= sum([each.tasks for each in lent])
-            yielded = choose_yielded(p, ask, stage, most)
-            chosen = chosen + lent + yielded
-            if yielded and sum([each.tasks for each in chosen]) >= least:
-                self._release_yielded([each.join for each in yielded])
+            beside = [each.join for each in lent]
+            yielded = choose_yielded(p, ask, stage, most - sum([each.tasks for each in lent]), beside)
+            chosen = held + free + lent + yielded
         placed = self._place_on(stage, ask.kind, least, group, chosen)
+        if p.nodes.held and placed >= least:
+            self._take_kept(ask, held, yielded)
         p.index.put_back([*away, *[each.join for each in chosen]])
         return placed
 
@@ -157,17 +155,39 @@ class Starter:
         p = self.plan.partition
         return bool(p.nodes.held) and p.kept(ask.seq) is not None
 
-    def _release_own(self, ask: Reservation) -> None:
-        """Release the nodes of an ask that has started."""
-        if self.plan.partition.kept(ask.seq) is not None:
-            self.plan.do(Released(ask.seq, "it has started"))
-            self.plan.partition.index.refresh()
+    def _take_kept(self, ask: Reservation, held: list[Choice], yielded: list[Choice]) -> None:
+        """Release the nodes kept for an ask that has started, and those that yielded to it.
 
-    def _release_yielded(self, joins: list[int]) -> None:
+        A whole job still needs those of its other stages, and single tasks those for which no turn has come yet.
+        """
         p = self.plan.partition
+        if not ask.whole and p.kept(ask.seq) is not None:
+            waits = ask.stage.reservations[ask.kind] is ask and together_of(ask) == 1
+            rest = _without(p.promises[ask.seq], held) if waits and ask.seq in p.promises else ()
+            self._release(ask.seq, rest, STARTED)
+        joins = [each.join for each in yielded]
         for seq in sorted({seq for join in joins for seq in p.nodes.held.get(join, ())}):
-            self.plan.do(Released(seq, "an ask of higher priority uses a node of it"))
-        p.index.refresh()
+            rest = tuple(place for place in p.promises[seq].places if place[0] not in joins)
+            self._release(seq, rest, "an ask of higher priority uses a node of it")
+
+    def _release(self, seq: int, rest: tuple[Place, ...], why: str) -> None:
+        """Release the nodes kept for an ask, but for the rest."""
+        self.plan.do(Trimmed(seq, rest, why) if rest else Released(seq, why))
+        self.plan.partition.index.refresh()
+
+
+def _without(promise: Promise, used: list[Choice]) -> tuple[Place, ...]:
+    """The places of a promise less the tasks that were placed there."""
+    if not promise.ordered:
+        return ()
+    taken = {choice.join: choice.tasks for choice in used}
+    rest: list[Place] = []
+    for join, position, tasks in promise.places:
+        left = tasks - min(tasks, taken.get(join, 0))
+        taken[join] = taken.get(join, 0) - (tasks - left)
+        if left:
+            rest.append((join, position, left))
+    return tuple(rest)
 
 
 def _parts(chosen: list[Choice], block: tuple[int, ...]) -> Iterator[Part]:
