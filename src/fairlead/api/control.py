@@ -24,6 +24,7 @@ from fairlead.core.settings import DEFAULT_CONFIG, PartitionConfig
 from fairlead.core.state import Partition
 from fairlead.engines.base import Busy, Engine
 from fairlead.journal.base import Journal, JournalError
+from fairlead.journal.codec import stream_of
 from fairlead.pools.keeper import Pools
 from fairlead.views.events import events_of
 from fairlead.wire.api import ManagerEvent
@@ -196,6 +197,15 @@ class Control:
             )
         return served
 
+    async def removed(self, name: str) -> int:
+        """The epoch that is above all of a partition that was removed; 0 if there never was such a partition."""
+        journal, turns = self._journal, self._turns
+        if self.problem or journal is None or turns is None:
+            raise Unserved("unavailable", f"{self.problem}; ask again in a moment", 1)
+        if name in self._served:
+            return 0
+        return await turns.alone(lambda: journal.epoch(stream_of(name)))
+
     async def ask(self, served: Served, command: AnyCommand) -> Accepted:
         """Have a command carried out. When this returns, it is done and durable."""
         return await accepted_in(offered(served, command))
@@ -219,6 +229,10 @@ class Control:
             raise Unserved("unavailable", f"{stopped}; ask again in a moment", 1) from None
         for name in [name for name in self._served if name not in cluster.writers]:
             await self._drop(name, cycles.get(name))
+        try:
+            await turns.alone(cluster.drop_removed)
+        except Stopped as stopped:
+            self._break(str(stopped))
         for name in cluster.writers:
             if name not in self._served:
                 self._serve(cluster.writers[name])
@@ -268,7 +282,9 @@ class Control:
             try:
                 cluster = Cluster(journal, self._observers)
                 clock = cycle_clock(max((each.partition.now for each in cluster.writers.values()), default=0))
+                # Nothing is connected yet: agents of removed partitions are told when they come; see `removed`.
                 cluster.begin(clock())
+                cluster.drop_removed()
                 if not cluster.writers:
                     cluster.configure(self._first, clock())
             except BaseException:

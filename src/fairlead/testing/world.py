@@ -503,7 +503,9 @@ class World:
     def _open(self) -> None:
         self.cluster = Cluster(self.journal, self._observers)
         self.now = max(self.now, *(writer.partition.now for writer in self.cluster.writers.values()), 0)
-        self.cluster.begin(self.now)
+        for name, done in self.cluster.begin(self.now).items():
+            self._deliver(name, done)
+        self.cluster.drop_removed()
         for name, writer in self.cluster.writers.items():
             self.fleets.setdefault(name, Fleet()).deliver(standing_effects(writer.partition), self.now)
 
@@ -557,6 +559,7 @@ class World:
         self._accepted = deepcopy(dict(config))
         for name, done in cycles.items():
             self._deliver(name, done)
+        self.cluster.drop_removed()
         self.check()
 
     def _turn(self, batch: list[tuple[str, AnyCommand]]) -> None:
@@ -590,7 +593,7 @@ class World:
 
     def _deliver(self, name: str, done: Cycle) -> None:
         self._effects += done.effects
-        self.fleets[name].deliver(done.effects, self.now)
+        self.fleets.setdefault(name, Fleet()).deliver(done.effects, self.now)
         for effect in done.effects:
             if isinstance(effect, ForManager):
                 self.rm(effect.manager, name).hear(effect.events)
