@@ -357,6 +357,13 @@ class Partition:
         for lane in self.lanes.values():
             lane.slept = None
 
+    def wake_lanes(self, stage: Stage) -> None:
+        """What a stage asks for changed: what was found out about its lanes does not hold any more."""
+        self.wake()
+        for reservation in stage.reservations:
+            if reservation is not None:
+                self.lanes[lane_key(reservation)].slept = None
+
     def lane_of(self, stage: Stage, whole: bool = False) -> Lane | None:
         """The lane in which a stage asks: for itself, or with its whole job."""
         return self.lanes.get(whole_key(stage.job) if whole else (stage.job.queue.path, stage.shape))

@@ -144,7 +144,7 @@ class StageScaled(Change, frozen=True, tag="stage scaled"):
             _shrink(p, stage, self.count)
         stage.count = self.count
         p.look_short(stage)
-        p.wake()
+        p.wake_lanes(stage)
         p.touched.jobs[self.job] = None
         return dropped(kept[4], stage.reservations), *kept
 
@@ -155,6 +155,7 @@ class StageScaled(Change, frozen=True, tag="stage scaled"):
         for reservation in reservations:
             if reservation is not None and stage.reservations[reservation.kind] is None:
                 p.add_reservation(reservation)
+        p.wake_lanes(stage)
 
 
 class JobMoved(Change, frozen=True, tag="job moved"):
