@@ -17,7 +17,7 @@ from fairlead.core.commands import Accepted, AnyCommand, Rejected
 from fairlead.core.cycle import Cycle
 from fairlead.core.effects import Effect, Event, ForManager, ForNode, ForPool
 from fairlead.core.errors import Refused
-from fairlead.core.model import Job
+from fairlead.core.model import Job, Micros
 from fairlead.core.reader import suggestion
 from fairlead.core.resources import shown
 from fairlead.core.settings import DEFAULT_CONFIG, PartitionConfig
@@ -57,6 +57,7 @@ class Served:
         self.feed = Feed(writer.seq)
         self.managers: dict[str, Feed] = {}
         self.live = LiveWriter(writer, Inbox(), self.dispatch, self.publish, clock, turns)
+        self._clock = clock
         self._engine = engine
         self._pools = pools
         self._turns = turns
@@ -66,6 +67,11 @@ class Served:
     @property
     def partition(self) -> Partition:
         return self.writer.partition
+
+    @property
+    def now(self) -> Micros:
+        """The time by the writer's clock. `partition.now` is that of the last change."""
+        return self._clock()
 
     @property
     def epoch(self) -> int:
@@ -177,6 +183,11 @@ class Control:
         self._supervisor: asyncio.Task[None] | None = None
 
     # -- what may be asked ---------------------------------------------------------------------------------------
+
+    @property
+    def now(self) -> Micros:
+        """The time by the writers' clock."""
+        return self._clock()
 
     def names(self) -> list[str]:
         return sorted(self._served)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fairlead.core.holding import room_for
-from fairlead.core.model import Pool
+from fairlead.core.model import Micros, Pool
 from fairlead.core.resources import GPU
 from fairlead.core.shape import WHOLE_DEVICE, Shape
 from fairlead.core.state import Partition
@@ -27,9 +27,9 @@ def takes(pool: Pool, shape: Shape) -> bool:
     return bool(room_for(node, [0] * (node.get(GPU, 0) // WHOLE_DEVICE), shape, 1)[0])
 
 
-def grows(p: Partition, pool: Pool) -> bool:
-    """Whether the pool may be asked for nodes now."""
-    return pool.elastic and not pool.paused and pool.paused_until <= p.now
+def grows(pool: Pool, now: Micros) -> bool:
+    """True if the pool may be asked for nodes at a time."""
+    return pool.elastic and not pool.paused and pool.paused_until <= now
 
 
 def nodes_left(p: Partition, pool: Pool) -> int | None:

@@ -478,7 +478,7 @@ class World:
 
     def explain(self, job: str) -> list[Waiting]:
         where = self._where(job)
-        return explain_view(self.partition(where), self._job(job), self.cluster.writers[where].reasons)
+        return explain_view(self.partition(where), self._job(job), self.cluster.writers[where].reasons, self.now)
 
     def answers(self) -> list[Answer]:
         """The answers since the last call, in the order of the commands."""
