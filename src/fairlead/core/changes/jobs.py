@@ -151,10 +151,10 @@ class StageScaled(Change, frozen=True, tag="stage scaled"):
     def undo(self, p: Partition, kept: tuple[Any, ...]) -> None:
         stage = p.jobs[self.job].stages[self.stage]
         _, stage.count, stage.floor, short_since, stage.pending, reservations, stage.ended, stage.history = kept
-        p.mark_short(stage, short_since)
         for reservation in reservations:
             if reservation is not None and stage.reservations[reservation.kind] is None:
                 p.add_reservation(reservation)
+        p.mark_short(stage, short_since)
         p.wake_lanes(stage)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from fairlead.core.fitindex import FitIndex
 from fairlead.core.future import lent_nodes
 from fairlead.core.lanes import Lane
-from fairlead.core.model import Micros, Reservation
+from fairlead.core.model import REPLACE, Micros, Reservation
 from fairlead.core.outcomes import ask_for_rest
 from fairlead.core.phases.backfill import Backfill, resume
 from fairlead.core.phases.hands import Hands
@@ -229,7 +229,7 @@ class Round:
                 if not turns.open:
                     break
             lane, reservation = turns.current()
-            if hands and hands.give(lane, reservation):
+            if hands and not lane.moved and hands.give(lane, reservation):
                 self.left -= 1
                 placed = 1
                 turns.go_on()
@@ -257,6 +257,8 @@ class Round:
         else:
             placed, reason = take_turn(self.plan, reservation, together, most, self._full)
         self.left -= placed
+        if lane.moved and self._hands:
+            self._hands.empty()  # its lane is looked through from the beginning, and what is in hand still stands there
         if reason is None:
             if reservation.whole:
                 self._begun.append(reservation)
@@ -305,6 +307,12 @@ class Round:
 
     def _most(self, branch: Branch, turns: Turns, reservation: Reservation, together: int) -> int:
         """How many single tasks it may start in one turn."""
+        most = self._most_in_turn(branch, turns, reservation, together)
+        # Replacements beyond those that a gang needs to reach `min` have a later turn.
+        below_min = reservation.kind == REPLACE and turns.leaf.settings.order == "priority"
+        return min(most, reservation.stage.missing() or most) if below_min else most
+
+    def _most_in_turn(self, branch: Branch, turns: Turns, reservation: Reservation, together: int) -> int:
         # Who is alone may start many at once. That others sleep does not make it alone: after a restart nobody sleeps.
         if turns.fair and turns.leaf.reservations > 1:
             return 1
