@@ -207,9 +207,10 @@ STORIES: list[tuple[str, str]] = [
     # Order.
     ("priority within a kind", "a 1:P:1 | b 1:P:1 ^2 | c 1:P:1 ^2 | +1 | d 1:P:1 ^3 | = P d/1:1 b/1:1 c/1:1 a/1:1"),
     (
-        "kind before priority, and all kinds of one stage at once",
-        """room 2 | a 1:P:2 | full | b 1:P:1 ^9 | scale a/1 5 | lose a/1 0 | = P a/1:1 a/1:3 b/1:1""",
+        "what a gang needs before priority, and all kinds of one stage at once",
+        """room 2 | a 1:P:2 | full | b 1:P:1 ^9 | scale a/1 5 | lose a/1 0 | = P a/1:1 b/1:1 a/1:3""",
     ),
+    ("kind within a priority", "room 2 | a 1:P:2 | full | b 1:P:1 | scale a/1 5 | = P a/1:3 b/1:1"),
     ("stages of one job in other lanes wait for themselves", "a 1:A:1 2:B:1 | room 1 | = A a/1:1; B a/2:1 | ! a/1 a/2"),
     ("the next head follows at once", "a 1:K:2 | b 1:K:2 | c 1:K:1 | room 4 | = K c/1:1 | ! c/1"),
     ("nobody passes the head of a lane", "a 1:K:3 | b 1:K:1 | room 2 | = K a/1:3 b/1:1 | ! a/1"),
@@ -235,7 +236,7 @@ def test_lanes(steps: str) -> None:
 
 MIXED = "room 3 | a 1:P:2 | b 1:P:1 | full | new 1:P:1 ^1 | +1 | later 1:P:1 ^2 | scale b/1 2 | lose a/1 1"
 ORDERS: list[tuple[str, dict[str, Any], str]] = [
-    ("priority", {}, "a/1:1 b/1:1 later/1:1 new/1:1"),
+    ("priority", {}, "a/1:1 later/1:1 new/1:1 b/1:1"),
     ("fifo", {"order": "fifo"}, "a/1:1 b/1:1 new/1:1 later/1:1"),
     ("fair", {"order": "fair"}, "a/1:1 b/1:1 new/1:1 later/1:1"),
     ("priority, scale among new", {"scale_first": False}, "a/1:1 later/1:1 new/1:1 b/1:1"),
@@ -246,7 +247,7 @@ ORDERS: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("settings", "order"), [row[1:] for row in ORDERS], ids=[row[0] for row in ORDERS])
 def test_order(settings: dict[str, Any], order: str) -> None:
-    """A lost worker, then growth, then what is new, by the order of the queue; also after a restart."""
+    """What a gang needs first, then by the order of the queue; also after a restart."""
     Story(settings).tell([*MIXED.split(" | "), f"= P {order}", "restart", f"= P {order}", "ready", f"= P {order}"])
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from fairlead.core.reasons import NoRoom
 from fairlead.testing import World
 
 
@@ -217,3 +220,26 @@ def test_who_could_not_claim_looks_again_when_something_begins_to_stop() -> None
     assert not w.promises()
     w.advance(2)
     assert list(w.promises()) == [(high, "s", "new")] and w.task(low, "s", 0).state == "stopping"
+
+
+@pytest.mark.parametrize("gang", ["stage", "job"])
+@pytest.mark.parametrize("started", [False, True], ids=["new", "growth"])
+def test_what_is_said_of_a_stage_that_was_scaled_is_about_its_new_count(started: bool, gang: str) -> None:
+    """There is no room for a single task, before and after, so nothing but the count could have woken the lane."""
+    w = World()
+    w.node("n", cpu=4)
+    w.node("away", cpu=9)
+    w.cycle()
+    w.disable("away")
+    base = int(started)
+    w.submit(name="filler", preemptible=False, stages=[{"resources": {"cpu": 4 - base}}])
+    job = w.submit(name="gang", gang=gang, stages=[{"name": "s", "count": base or 4, "resources": {"cpu": 1}}])
+    w.advance(0)
+    if started:
+        w.scale(job, "s", 5)
+        w.cycle()
+    for count in (4, 2, 3):
+        w.scale(job, "s", base + count)
+        w.cycle()
+        (waits,) = w.explain(job)
+        assert isinstance(waits.reason, NoRoom) and (waits.count, waits.reason.wanted) == (count, count)

@@ -181,6 +181,7 @@ def test_dropping(journal: Journal) -> None:
     assert journal.snapshot("a") is None
     with pytest.raises(Fenced):
         journal.append("a", epoch, 6, b"6")
+    assert (journal.epoch("a"), journal.epoch("never")) == (epoch + 1, 0)
     again = journal.reign("a")
     assert again > epoch + 1
     journal.append("a", again, 1, b"new life")
@@ -210,7 +211,7 @@ OPERATIONS = st.one_of(
     st.tuples(st.just("append"), st.sampled_from("ab"), st.integers(0, 4), st.integers(0, 9), st.binary(max_size=9)),
     st.tuples(st.just("next"), st.sampled_from("ab"), st.binary(max_size=9)),
     st.tuples(st.just("read"), st.sampled_from("ab"), st.integers(0, 9)),
-    st.tuples(st.sampled_from(["last", "snapshot", "drop"]), st.sampled_from("ab")),
+    st.tuples(st.sampled_from(["last", "epoch", "snapshot", "drop"]), st.sampled_from("ab")),
     st.tuples(st.just("save_snapshot"), st.sampled_from("ab"), st.integers(0, 9), st.binary(max_size=9)),
     st.tuples(st.just("prune"), st.sampled_from("ab"), st.integers(0, 9)),
     st.tuples(st.just("streams")),

@@ -43,10 +43,10 @@ class Watched(World):
         return self.submit(stages=[{**stage, **rest}], **job)
 
 
-def figures(metrics: Metrics, partition: str = "default") -> dict[str, dict[str, float]]:
-    """Name without prefix → the values of the other labels → value."""
+def figures(metrics: Metrics, partition: str = "default", at: int = 0) -> dict[str, dict[str, float]]:
+    """Name without prefix → the values of the other labels → value, at a time."""
     found: dict[str, dict[str, float]] = {}
-    for family in text_string_to_metric_families(metrics.text()):
+    for family in text_string_to_metric_families(metrics.text(at)):
         for sample in family.samples:
             if sample.labels["partition"] == partition:
                 labels = ", ".join(value for key, value in sorted(sample.labels.items()) if key != "partition")
@@ -519,7 +519,7 @@ def test_each_has_a_registry_of_its_own() -> None:
 
 
 def now(w: Watched, name: str) -> dict[str, float]:
-    return figures(w.metrics).get(name, {})
+    return figures(w.metrics, at=w.now).get(name, {})
 
 
 def test_shares_by_queue() -> None:
@@ -567,7 +567,11 @@ def test_holds_by_job_and_age() -> None:
     w.tasks(1, name="other")
     w.advance(4)
     assert now(w, "held_nodes") == {"": 2}
-    assert now(w, "hold_age_seconds") == {"gang, w": 1 - 0.000001}  # as of the last cycle, a second after it began
+    assert now(w, "hold_age_seconds") == {"gang, w": 5 - 0.000001}
+    before = w.partition().now
+    w.advance(5)
+    assert w.partition().now == before  # no cycle changed anything, and the hold is older all the same
+    assert now(w, "hold_age_seconds") == {"gang, w": 10 - 0.000001}
     w.finish(full)
     w.advance(0)
     assert now(w, "held_nodes") == {"": 0} and "hold_age_seconds" not in figures(w.metrics)
@@ -616,7 +620,7 @@ def test_the_page_has_every_metric_and_no_other() -> None:
     w.tasks(1, queue="root.a")
     w.advance(2)
     defined = {}
-    for family in text_string_to_metric_families(w.metrics.text()):
+    for family in text_string_to_metric_families(w.metrics.text(w.now)):
         if family.name.endswith("_created"):
             continue
         labels = sorted({label for sample in family.samples for label in sample.labels} - {"partition", "le"})

@@ -59,13 +59,24 @@ def agents(site: Site) -> App:
                     "forbidden", f"a token of role {caller.role} is not for agents; create one of role agent"
                 )
             query = parse_qs(scope["query_string"].decode("latin-1"))
-            served = site.control.find(query.get("partition", [""])[0])
+            name = query.get("partition", [""])[0]
+            epoch = 0
+            try:
+                name = site.control.find(name).name
+            except Refused:
+                name = name or "default"
+                epoch = await site.control.removed(name)
+                if not epoch:
+                    raise
         except Refused as refusal:
             return await turn_away(scope, receive, send, Unserved(refusal.code, str(refusal)))
         except Unserved as refusal:
             return await turn_away(scope, receive, send, refusal)
         await receive()
         await send({"type": "websocket.accept"})
-        await site.hub.serve(served.name, Socket(receive, send), Peer(caller.node))
+        if epoch:
+            await site.hub.dismiss(name, epoch, Socket(receive, send), Peer(caller.node))
+        else:
+            await site.hub.serve(name, Socket(receive, send), Peer(caller.node))
 
     return application

@@ -17,13 +17,14 @@ from fairlead.core.commands import Accepted, AnyCommand, Rejected
 from fairlead.core.cycle import Cycle
 from fairlead.core.effects import Effect, Event, ForManager, ForNode, ForPool
 from fairlead.core.errors import Refused
-from fairlead.core.model import Job
+from fairlead.core.model import Job, Micros
 from fairlead.core.reader import suggestion
 from fairlead.core.resources import shown
 from fairlead.core.settings import DEFAULT_CONFIG, PartitionConfig
 from fairlead.core.state import Partition
 from fairlead.engines.base import Busy, Engine
 from fairlead.journal.base import Journal, JournalError
+from fairlead.journal.codec import stream_of
 from fairlead.pools.keeper import Pools
 from fairlead.views.events import events_of
 from fairlead.wire.api import ManagerEvent
@@ -56,6 +57,7 @@ class Served:
         self.feed = Feed(writer.seq)
         self.managers: dict[str, Feed] = {}
         self.live = LiveWriter(writer, Inbox(), self.dispatch, self.publish, clock, turns)
+        self._clock = clock
         self._engine = engine
         self._pools = pools
         self._turns = turns
@@ -65,6 +67,11 @@ class Served:
     @property
     def partition(self) -> Partition:
         return self.writer.partition
+
+    @property
+    def now(self) -> Micros:
+        """The time by the writer's clock. `partition.now` is that of the last change."""
+        return self._clock()
 
     @property
     def epoch(self) -> int:
@@ -177,6 +184,11 @@ class Control:
 
     # -- what may be asked ---------------------------------------------------------------------------------------
 
+    @property
+    def now(self) -> Micros:
+        """The time by the writers' clock."""
+        return self._clock()
+
     def names(self) -> list[str]:
         return sorted(self._served)
 
@@ -195,6 +207,15 @@ class Control:
                 "missing",
             )
         return served
+
+    async def removed(self, name: str) -> int:
+        """The epoch that is above all of a partition that was removed; 0 if there never was such a partition."""
+        journal, turns = self._journal, self._turns
+        if self.problem or journal is None or turns is None:
+            raise Unserved("unavailable", f"{self.problem}; ask again in a moment", 1)
+        if name in self._served:
+            return 0
+        return await turns.alone(lambda: journal.epoch(stream_of(name)))
 
     async def ask(self, served: Served, command: AnyCommand) -> Accepted:
         """Have a command carried out. When this returns, it is done and durable."""
@@ -219,6 +240,10 @@ class Control:
             raise Unserved("unavailable", f"{stopped}; ask again in a moment", 1) from None
         for name in [name for name in self._served if name not in cluster.writers]:
             await self._drop(name, cycles.get(name))
+        try:
+            await turns.alone(cluster.drop_removed)
+        except Stopped as stopped:
+            self._break(str(stopped))
         for name in cluster.writers:
             if name not in self._served:
                 self._serve(cluster.writers[name])
@@ -268,7 +293,9 @@ class Control:
             try:
                 cluster = Cluster(journal, self._observers)
                 clock = cycle_clock(max((each.partition.now for each in cluster.writers.values()), default=0))
+                # Nothing is connected yet: agents of removed partitions are told when they come; see `removed`.
                 cluster.begin(clock())
+                cluster.drop_removed()
                 if not cluster.writers:
                     cluster.configure(self._first, clock())
             except BaseException:

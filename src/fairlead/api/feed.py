@@ -81,11 +81,13 @@ class Feed:
 
     async def follow(self, seq: int) -> AsyncIterator[Batch | None]:
         """The batches behind `seq`, as they come; None now and then when nothing does. Ends when the feed is closed."""
-        while not self.closed:
-            news = self._news
+        while True:
+            news, last = self._news, self.closed
             for batch in self.after(seq):
                 seq = batch.seq
                 yield batch
+            if last:
+                return
             if news.is_set():
                 continue
             try:

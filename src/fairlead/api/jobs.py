@@ -317,7 +317,7 @@ async def explain(request: Ask, job_id: JobId, partition: PartitionName = "") ->
     caller = caller_of(request)
     control = site_of(request).control
     served = control.find(partition)
-    return await served.read(lambda p: explanation(p, find(p, caller, job_id), served.writer.reasons))
+    return await served.read(lambda p: explanation(p, find(p, caller, job_id), served.writer.reasons, served.now))
 
 
 # -- touching ----------------------------------------------------------------------------------------------------

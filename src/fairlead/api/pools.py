@@ -38,12 +38,12 @@ async def usage(request: Ask, partition: PartitionName = "") -> wire.Usage:
 async def pools(request: Ask, partition: PartitionName = "") -> wire.Pools:
     """Their sizes, what is ordered and for whom, and machines that nobody knows."""
     site, caller = site_of(request), caller_of(request)
+    served = site.control.find(partition)
 
     def look(p: Partition) -> list[wire.Pool]:
         listed = [p.pools[name] for name in sorted(p.pools)]
-        return _complete(site, p, pool_answers(p, listed, lambda job: may_see(caller, job)))
+        return _complete(site, p, pool_answers(p, listed, lambda job: may_see(caller, job), served.now))
 
-    served = site.control.find(partition)
     return wire.Pools(partition=served.name, pools=await served.read(look))
 
 
@@ -51,15 +51,16 @@ async def pools(request: Ask, partition: PartitionName = "") -> wire.Pools:
 async def pool(request: Ask, pool: PoolName, partition: PartitionName = "") -> wire.Pool:
     """Its size, what is ordered and for whom, and machines that nobody knows."""
     site, caller = site_of(request), caller_of(request)
+    served = site.control.find(partition)
 
     def look(p: Partition) -> wire.Pool:
         if pool not in p.pools:
             problem = f"there is no pool {shown(pool)}{suggestion(pool, p.pools)}; `fairlead pool list` shows them"
             raise Refused("pool", problem, "missing")
-        (found,) = _complete(site, p, pool_answers(p, [p.pools[pool]], lambda job: may_see(caller, job)))
+        (found,) = _complete(site, p, pool_answers(p, [p.pools[pool]], lambda job: may_see(caller, job), served.now))
         return found
 
-    return await site.control.find(partition).read(look)
+    return await served.read(look)
 
 
 @post("/pools/{pool:str}/{action:str}", operation_id="movePool", guards=[OPERATORS], status_code=200)

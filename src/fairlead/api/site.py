@@ -22,7 +22,7 @@ from fairlead.api.problems import MEDIA_TYPE, Unserved, plain, problem_of
 from fairlead.api.tokens import Token, Tokens
 from fairlead.core.commands import Command
 from fairlead.core.errors import Refused
-from fairlead.core.model import Job, JobSpec
+from fairlead.core.model import Job, JobSpec, Micros
 from fairlead.core.phases.intake.access import need_owner
 from fairlead.engines.base import Connection, Peer
 from fairlead.journal.past import AttemptRow, JobRow
@@ -35,6 +35,8 @@ class Hub(Protocol):
     """The engine of our own agents, as far as the API needs it."""
 
     async def serve(self, partition: str, connection: Connection, peer: Peer) -> None: ...
+
+    async def dismiss(self, partition: str, epoch: int, connection: Connection, peer: Peer) -> None: ...
 
     def connected(self, partition: str) -> dict[str, float]: ...
 
@@ -60,7 +62,7 @@ class Records(Protocol):
 class Measured(Protocol):
     """What is measured of all partitions."""
 
-    def text(self) -> str: ...
+    def text(self, now: Micros) -> str: ...
 
     def lanes(self, partition: str) -> LaneFigures: ...
 

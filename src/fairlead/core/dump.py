@@ -15,6 +15,7 @@ import msgspec
 from fairlead.core.changes import NodeAdded, NodeAvoided, as_added
 from fairlead.core.model import (
     NEW,
+    REPLACE,
     Account,
     Allocation,
     AllocationState,
@@ -344,8 +345,10 @@ def _load(document: _Document) -> Partition:
     for avoided in document.avoided:
         avoided.apply(p)
     times: dict[int, int] = {}
+    replacing: list[Stage] = []
+    """The stages that ask for replacements: where these stand depends on what is live."""
     for job in document.jobs:
-        _load_job(p, _decode_job(job), times)
+        _load_job(p, _decode_job(job), times, replacing)
     for packed in document.allocations:
         each = _decode_allocation(packed)
         stage = p.jobs[each.job].stages[each.stage]
@@ -367,6 +370,8 @@ def _load(document: _Document) -> Partition:
                 each.rooms,
             )
         )
+    for stage in replacing:
+        p.look_missing(stage)
     for hold in document.holds:
         p.keep(Hold(hold.seq, hold.job, hold.stage, hold.kind, hold.places, hold.since, large=hold.large))
     for one in document.promises:
@@ -387,7 +392,7 @@ def _load(document: _Document) -> Partition:
     return p
 
 
-def _load_job(p: Partition, each: _Job, times: dict[int, int]) -> None:
+def _load_job(p: Partition, each: _Job, times: dict[int, int], replacing: list[Stage]) -> None:
     """`times` has one object for each point in time: most of a job's are the same, and those of its neighbours."""
     spec = each.spec
     # The queue of a job that has ended may be gone; it then hangs on a queue of its own that nobody else sees.
@@ -404,6 +409,8 @@ def _load_job(p: Partition, each: _Job, times: dict[int, int]) -> None:
     p.count_priority(job.priority, 1)
     for stage, document in zip(job.stages, each.stages, strict=True):
         for one in document.reservations:
+            if one.kind == REPLACE:
+                replacing.append(stage)
             asked = times.setdefault(one.asked, one.asked)
             since = times.setdefault(one.waiting_since, one.waiting_since)
             p.add_reservation(

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from fairlead.core.model import Stage
+from fairlead.core.model import Micros, Stage
 from fairlead.core.policy.fit import choose_devices, room
 from fairlead.core.pooling import grows, nodes_left, takes
 from fairlead.core.reasons import NeverFits, NoRoom
@@ -22,8 +22,11 @@ MANY = 2**40
 """More tasks than there can be: what asks for nothing fits that often."""
 
 
-def why_no_room(p: Partition, stage: Stage, found: NoRoom) -> NoRoom:
-    """The same reason with what failed on how many nodes, most frequent first, and the node that misses least."""
+def why_no_room(p: Partition, stage: Stage, found: NoRoom, now: Micros) -> NoRoom:
+    """The same reason with what failed on how many nodes, most frequent first, and the node that misses least.
+
+    `now` is the time of the look: the state knows only that of its last change.
+    """
     if found.failed:
         return found
     if found.stages:
@@ -56,7 +59,7 @@ def why_no_room(p: Partition, stage: Stage, found: NoRoom) -> NoRoom:
         given_up=orders >= p.settings.max_orders,
         problem=next((pool.problem for _, pool in sorted(p.pools.items()) if orders and pool.problem), ""),
         full=tuple(pool.name for pool in pools if nodes_left(p, pool) == 0),
-        paused=tuple(pool.name for pool in pools if not grows(p, pool)),
+        paused=tuple(pool.name for pool in pools if not grows(p, pool, now)),
     )
 
 

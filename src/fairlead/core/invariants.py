@@ -226,6 +226,7 @@ def _check_stage(p: Partition, stage: Stage) -> None:
         _need(index in set(indices(allocation.indices)), f"{name}[{index}] is not in its allocation")
         _need(allocation.attempt <= stage.top, f"{name}[{index}] has an attempt above the highest")
         _need(allocation.attempt > stage.past(index).attempt, f"{name}[{index}] reuses an attempt")
+    _need(stage.below_min == (stage.missing() > 0), f"{name} misses {stage.missing()} replacements, unnoticed")
     for kind, reservation in enumerate(stage.reservations):
         if reservation is not None:
             _need(stage in reservation.stages and reservation.kind == kind, f"{name}: a reservation is misplaced")

@@ -5,7 +5,8 @@ A job that starts whole stands in the lane of its set of shapes.
 A lane is derived from the reservations of the stages. It is kept in runs: reservations that differ only in the last
 part of their key (mostly when they were asked for) stand in one list, and since they arrive in that order, adding one
 is an append and costs eight bytes. A reservation that left its stage, or has another place now, stays in its run until
-the run is passed over or cleared out.
+the run is passed over or cleared out. Two kinds of places change: under `fair` all, with what a job runs, and under
+`priority` those of replacements, when their stage falls below `min` or reaches it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterator
 from itertools import islice
 
-from fairlead.core.model import NEW, SCALE, Job, Queue, Reservation
+from fairlead.core.model import NEW, REPLACE, SCALE, Job, Queue, Reservation
 from fairlead.core.policy.order import ORDERS, Key
 from fairlead.core.shape import Shape
 
@@ -64,6 +65,7 @@ class Lane:
         "drowsy",
         "joined",
         "limited",
+        "moved",
         "no_room",
         "queue",
         "shapes",
@@ -95,6 +97,8 @@ class Lane:
         """What there was when nodes were last looked for, and whether nobody else may have any meanwhile."""
         self.unclaimed: dict[int, tuple[int, ...]] = {}
         """By the numbers of reservations: what there was when nobody was found who could be stopped for them."""
+        self.moved = False
+        """True if a replacement got another place since the turns of a match began: walks through the lane are void."""
         self._runs: list[Run] = []
         self._entries = 0
 
@@ -145,6 +149,11 @@ class Lane:
         items.insert(at, reservation)
         self._entries += 1
 
+    def move(self, reservation: Reservation) -> None:
+        """Give a replacement the place it has now: its stage fell below `min`, or reached it."""
+        self.touch(reservation)
+        self.moved = True
+
     def head(self) -> Reservation | None:
         runs = self._runs
         while runs:
@@ -182,7 +191,9 @@ class Lane:
         moves = self.queue.settings.order == "fair"
         for run in self._runs:
             for each in islice(run.items, run.start, None):
-                if each.stage.reservations[each.kind] is each and (not moves or self._counts(run, each)):
+                if each.stage.reservations[each.kind] is each and (
+                    (each.kind != REPLACE and not moves) or self._counts(run, each)
+                ):
                     yield each
 
     def _clear_out(self) -> None:
@@ -198,7 +209,8 @@ class Lane:
         job = reservation.stage.job
         settings = self.queue.settings
         kind = NEW if reservation.kind == SCALE and not settings.scale_first else reservation.kind
-        place = ORDERS[settings.order](kind, job.priority, job.live, reservation.asked)
+        below_min = kind == REPLACE and reservation.stage.below_min
+        place = ORDERS[settings.order](kind, job.priority, job.live, reservation.asked, below_min)
         # Who was brought to the front goes first in its round, the last one brought before the others.
         return (reservation.round, -reservation.front, *place, reservation.seq)
 
@@ -218,7 +230,9 @@ class Lane:
         """Whether an entry is of a reservation that stands, and at the place it has now."""
         if not _stands(reservation):
             return False
-        return self.queue.settings.order != "fair" or self.key(reservation)[:-2] == run.prefix
+        if reservation.kind != REPLACE and self.queue.settings.order != "fair":
+            return True
+        return self.key(reservation)[:-2] == run.prefix
 
 
 def _stands(reservation: Reservation) -> bool:

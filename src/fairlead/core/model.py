@@ -216,6 +216,8 @@ class Stage(msgspec.Struct, eq=False):
     """Since when a started stage has had fewer live tasks than it needs."""
     ran: Micros | None = None
     """About how long its tasks run, if they are quick enough for chains."""
+    below_min: bool = False
+    """True if it has started and needs replacements to have `min` live tasks again: derived, see `Partition`."""
 
     @property
     def spec(self) -> StageSpec:
@@ -236,6 +238,12 @@ class Stage(msgspec.Struct, eq=False):
         least = self.terms.min or self.count
         left = self.count - self.done() if self.ended else self.count
         return least if least < left else left
+
+    def missing(self) -> int:
+        """How many replacements a started stage needs to have as many live tasks as it must. Growth is not missing."""
+        if not self.started or self.pending[REPLACE] is None or self.job.over or self.job.manager:
+            return 0
+        return max(0, self.needed - len(self.wanted(SCALE)) - self.running())
 
     def gang(self) -> tuple[Stage, ...]:
         """The stages that start together with this one, and are taken back with it; it is one of them."""

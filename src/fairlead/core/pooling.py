@@ -27,9 +27,9 @@ def takes(pool: Pool, shape: Shape) -> bool:
     return bool(room_for(node, [0] * (node.get(GPU, 0) // WHOLE_DEVICE), shape, 1)[0])
 
 
-def grows(p: Partition, pool: Pool) -> bool:
-    """Whether the pool may be asked for nodes now."""
-    return pool.elastic and not pool.paused and paused_until(p, pool) <= p.now
+def grows(p: Partition, pool: Pool, now: Micros) -> bool:
+    """True if the pool may be asked for nodes at a time."""
+    return pool.elastic and not pool.paused and paused_until(p, pool) <= now
 
 
 def paused_until(p: Partition, pool: Pool) -> Micros:

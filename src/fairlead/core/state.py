@@ -358,6 +358,13 @@ class Partition:
         for lane in self.lanes.values():
             lane.slept = None
 
+    def wake_lanes(self, stage: Stage) -> None:
+        """What a stage asks for changed: what was found out about its lanes does not hold any more."""
+        self.wake()
+        for reservation in stage.reservations:
+            if reservation is not None:
+                self.lanes[lane_key(reservation)].slept = None
+
     def lane_of(self, stage: Stage, whole: bool = False) -> Lane | None:
         """The lane in which a stage asks: for itself, or with its whole job."""
         return self.lanes.get(whole_key(stage.job) if whole else (stage.job.queue.path, stage.shape))
@@ -650,14 +657,26 @@ class Partition:
 
     def look_short(self, stage: Stage) -> None:
         """See whether a stage has too few workers now."""
-        if stage.short_since is None and stage.pending[REPLACE] is None:
+        if stage.short_since is None and stage.pending[REPLACE] is None and not stage.below_min:
             return
         short = is_short(stage)
         if short != (stage.short_since is not None):
             self.mark_short(stage, self.now if short else None)
+        else:
+            self.look_missing(stage)
+
+    def look_missing(self, stage: Stage) -> None:
+        """See whether a stage needs replacements to reach `min`, and give these the place that they have now."""
+        below = stage.pending[REPLACE] is not None and stage.missing() > 0
+        if below != stage.below_min:
+            stage.below_min = below
+            reservation = stage.reservations[REPLACE]
+            if reservation is not None:
+                self.lanes[lane_key(reservation)].move(reservation)
 
     def mark_short(self, stage: Stage, since: Micros | None) -> None:
-        """Note since when a stage has had too few workers, or that it has enough."""
+        """Note since when a stage has had too few workers, or that it has enough. An undo comes here last."""
+        self.look_missing(stage)
         stage.short_since = since
         if since is None or stage.terms.on_loss != "replace":
             self.short.pop((stage.job.id, stage.position), None)

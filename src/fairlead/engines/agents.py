@@ -7,16 +7,18 @@ All of it is for one asyncio loop. It decides nothing: that is for the core, whi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from itertools import count as numbers
 from time import monotonic
+from typing import Any
 
 import msgspec
 
 from fairlead.core.commands import Accepted, AddNode, AnyCommand, MoveNode, Rejected, Report
 from fairlead.core.effects import ForNode, standing_effects
 from fairlead.core.errors import Refused
+from fairlead.core.ranges import check_flat
 from fairlead.core.resources import SECOND
 from fairlead.core.settings import PartitionSettings
 from fairlead.core.state import Partition
@@ -89,9 +91,19 @@ class Agents:
 
     async def serve(self, partition: str, connection: Connection, peer: Peer) -> None:
         """Speak with an agent until it or its partition is gone. Always closes the connection."""
+        await self._speak(partition, connection, self._serve(partition, connection, peer))
+
+    async def dismiss(self, partition: str, epoch: int, connection: Connection, peer: Peer) -> None:
+        """Have an agent of a removed partition stop all its tasks, and refuse it then. Always closes the connection.
+
+        `epoch` is above all epochs that the partition had.
+        """
+        await self._speak(partition, connection, self._dismiss(partition, epoch, connection, peer))
+
+    async def _speak(self, partition: str, connection: Connection, talk: Coroutine[Any, Any, None]) -> None:
         code, reason = AGAIN, "come again"
         try:
-            await self._serve(partition, connection, peer)
+            await talk
         except Closed:
             pass
         except (Refused, msgspec.DecodeError, msgspec.ValidationError, TimeoutError) as problem:
@@ -102,15 +114,42 @@ class Agents:
         finally:
             await connection.close(code, reason.encode()[:120].decode(errors="ignore"))
 
-    async def _serve(self, partition: str, connection: Connection, peer: Peer) -> None:
+    async def _greeting(self, connection: Connection, peer: Peer) -> wire.Hello:
         async with asyncio.timeout(GREETING_TIME):
             hello = decode_from_agent(await connection.recv())
         if not isinstance(hello, wire.Hello):
             raise Refused("greeting", "an agent has to greet first; start it with `fairlead agent --join`")
+        check_greeting(hello, peer)
+        return hello
+
+    async def _dismiss(self, partition: str, epoch: int, connection: Connection, peer: Peer) -> None:
+        """The agent stays until it has reported the end of each task that it knows."""
+        hello = await self._greeting(connection, peer)
+        await connection.send(encode(welcome(epoch, PartitionSettings(), hello)))
+        stops = tuple(wire.Stop(each, "kill") for each in hello.running)
+        await connection.send(encode(wire.Work(epoch, stops=stops, standing=True)))
+        if stops:
+            self._log("agent dismissed", {"partition": partition, "node": hello.node})
+        left = Blocks((*hello.running, *hello.ended))
+        while left:
+            message = decode_from_agent(await connection.recv())
+            if isinstance(message, wire.Reports):
+                begun = [each.tasks for each in message.reports if each.state == "running"]
+                for each in message.reports:
+                    check_flat(each.tasks.indices, "indices")
+                    (left.add if each.state == "running" else left.drop)(each.tasks)
+                stops = tuple(wire.Stop(each, "kill") for each in begun)
+                await connection.send(encode(wire.Work(epoch, stops=stops, confirmed=(message.number,))))
+            elif isinstance(message, wire.Beat):
+                await connection.send(encode(wire.Beaten(message.number)))
+        problem = f"partition {partition} was removed; stop this agent, or have it join another partition"
+        await connection.send(encode(wire.Refusal(problem)))
+
+    async def _serve(self, partition: str, connection: Connection, peer: Peer) -> None:
+        hello = await self._greeting(connection, peer)
         reign = self._reigns.get(partition)
         if reign is None:
             raise Closed
-        check_greeting(hello, peer)
         name = hello.node
         self._check_identity(reign, hello)
         attached = Attached(name, connection)

@@ -45,6 +45,9 @@ class Blocks:
             if not ranges:
                 del self._known[block_of(tasks)]
 
+    def __bool__(self) -> bool:
+        return bool(self._known)
+
     def without(self, other: Blocks) -> list[Tasks]:
         """Those that are not in another."""
         found: list[Tasks] = []

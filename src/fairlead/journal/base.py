@@ -85,6 +85,9 @@ class Journal(Protocol):
     def last(self, stream: str) -> int:
         """The number of the last record, 0 if there was none."""
 
+    def epoch(self, stream: str) -> int:
+        """The highest epoch of a stream, also of one that was dropped; 0 if no reign of it ever began."""
+
     def streams(self) -> list[str]:
         """The names of the streams that have, or had before pruning, records; sorted."""
 

@@ -84,6 +84,9 @@ class MemoryJournal:
     def last(self, stream: str) -> int:
         return self._streams[stream].last if stream in self._streams else 0
 
+    def epoch(self, stream: str) -> int:
+        return self._streams[stream].epoch if stream in self._streams else 0
+
     def streams(self) -> list[str]:
         return sorted(name for name, held in self._streams.items() if held.last)
 

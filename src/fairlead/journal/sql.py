@@ -209,6 +209,10 @@ class SqliteJournal:
         with self._file.reading(f"stream {stream!r}: reading its last record"):
             return self._standing(stream)[1].seq
 
+    def epoch(self, stream: str) -> int:
+        with self._file.reading(f"stream {stream!r}: reading its epoch"):
+            return self._standing(stream)[0].epoch
+
     def streams(self) -> list[str]:
         with self._file.reading("listing the streams"):
             names = [name for (name,) in self._file.run("SELECT stream FROM reigns")]

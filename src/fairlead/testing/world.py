@@ -487,7 +487,7 @@ class World:
 
     def explain(self, job: str) -> list[Waiting]:
         where = self._where(job)
-        return explain_view(self.partition(where), self._job(job), self.cluster.writers[where].reasons)
+        return explain_view(self.partition(where), self._job(job), self.cluster.writers[where].reasons, self.now)
 
     def answers(self) -> list[Answer]:
         """The answers since the last call, in the order of the commands."""
@@ -512,7 +512,9 @@ class World:
     def _open(self) -> None:
         self.cluster = Cluster(self.journal, self._observers)
         self.now = max(self.now, *(writer.partition.now for writer in self.cluster.writers.values()), 0)
-        self.cluster.begin(self.now)
+        for name, done in self.cluster.begin(self.now).items():
+            self._deliver(name, done)
+        self.cluster.drop_removed()
         for name, writer in self.cluster.writers.items():
             self.fleets.setdefault(name, Fleet()).deliver(standing_effects(writer.partition), self.now)
 
@@ -566,6 +568,7 @@ class World:
         self._accepted = deepcopy(dict(config))
         for name, done in cycles.items():
             self._deliver(name, done)
+        self.cluster.drop_removed()
         self.check()
 
     def _turn(self, batch: list[tuple[str, AnyCommand]]) -> None:
@@ -599,7 +602,7 @@ class World:
 
     def _deliver(self, name: str, done: Cycle) -> None:
         self._effects += done.effects
-        self.fleets[name].deliver(done.effects, self.now)
+        self.fleets.setdefault(name, Fleet()).deliver(done.effects, self.now)
         for effect in done.effects:
             if isinstance(effect, ForManager):
                 self.rm(effect.manager, name).hear(effect.events)

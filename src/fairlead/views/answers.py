@@ -107,7 +107,7 @@ def _task_answer(p: Partition, stage: Stage, index: int) -> wire.Task:
     )
 
 
-def explanation(p: Partition, job: Job, reasons: dict[tuple[str, str, int], Reason]) -> wire.Explanation:
+def explanation(p: Partition, job: Job, reasons: dict[tuple[str, str, int], Reason], now: Micros) -> wire.Explanation:
     waiting = [
         wire.Waiting(
             stage=each.stage,
@@ -117,7 +117,7 @@ def explanation(p: Partition, job: Job, reasons: dict[tuple[str, str, int], Reas
             code="" if each.reason is None else str(type(each.reason).__struct_config__.tag),
             reason="" if each.reason is None else str(each.reason),
         )
-        for each in explain_view(p, job, reasons)
+        for each in explain_view(p, job, reasons, now)
     ]
     if not p.reign.ready:
         waiting = [_not_ready(each) if not each.code else each for each in waiting]

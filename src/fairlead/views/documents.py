@@ -6,7 +6,7 @@ import msgspec
 
 from fairlead.core.explain import why_no_room
 from fairlead.core.lanes import lane_key
-from fairlead.core.model import KINDS, Allocation, Job, Reservation, Stage
+from fairlead.core.model import KINDS, Allocation, Job, Micros, Reservation, Stage
 from fairlead.core.phases.backfill import why_passed
 from fairlead.core.ranges import count, indices
 from fairlead.core.reasons import AfterUnmet, InChain, NoRoom, Reason
@@ -193,8 +193,8 @@ def usage_view(p: Partition, queue: str) -> Vector:
     return dict(sorted(p.queues[queue].account.used.items()))
 
 
-def explain_view(p: Partition, job: Job, reasons: dict[tuple[str, str, int], Reason]) -> list[Waiting]:
-    """Why a job waits: what it comes after, or where its reservations stand and what kept the head back."""
+def explain_view(p: Partition, job: Job, reasons: dict[tuple[str, str, int], Reason], now: Micros) -> list[Waiting]:
+    """Why a job waits at a time: what it comes after, or where its reservations stand and what kept the head back."""
     unmet = p.unmet(job)
     waiting: list[Waiting] = []
     for stage in job.stages:
@@ -209,7 +209,7 @@ def explain_view(p: Partition, job: Job, reasons: dict[tuple[str, str, int], Rea
             if reason is None and reservation is not None:
                 reason = why_passed(p, reservation)
             if isinstance(reason, NoRoom):
-                reason = why_no_room(p, stage, reason)
+                reason = why_no_room(p, stage, reason, now)
             waiting.append(Waiting(stage.name, KINDS[kind], len(wanted), position, reason))
         if p.chains:
             waiting += _in_chains(stage)

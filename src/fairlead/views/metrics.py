@@ -38,6 +38,7 @@ from fairlead.core.changes import (
     StageScaled,
 )
 from fairlead.core.cycle import Cycle
+from fairlead.core.model import Micros
 from fairlead.core.ranges import count
 from fairlead.core.resources import SECOND
 from fairlead.core.state import Partition
@@ -248,8 +249,9 @@ class Metrics:
         self._known: dict[str, bool] = {}
         """Partition → whether it was ready when last seen."""
 
-    def text(self) -> str:
-        """What a scrape gets, in Prometheus' text format."""
+    def text(self, now: Micros) -> str:
+        """What a scrape gets at a time, in Prometheus' text format."""
+        self._rooms.now = now
         return generate_latest(self.registry).decode()
 
     def lanes(self, partition: str) -> LaneFigures:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from fairlead.core.model import Job, NodeOrder, Pool
+from fairlead.core.model import Job, Micros, NodeOrder, Pool
 from fairlead.core.pooling import paused_until
 from fairlead.core.resources import SECOND
 from fairlead.core.state import Partition
@@ -23,13 +23,13 @@ def usage_answer(p: Partition) -> wire.Usage:
     return wire.Usage(partition=p.name, ready=True, pools={name: _use(each) for name, each in figures.items()})
 
 
-def pool_answers(p: Partition, pools: Iterable[Pool], sees: Sees) -> list[wire.Pool]:
-    """What the state has of pools. What their providers say is for others to add."""
+def pool_answers(p: Partition, pools: Iterable[Pool], sees: Sees, now: Micros) -> list[wire.Pool]:
+    """What the state has of pools at a time. What their providers say is for others to add."""
     figures = pool_figures(p)
-    return [_pool_answer(p, pool, None if figures is None else figures[pool.name], sees) for pool in pools]
+    return [_pool_answer(p, pool, None if figures is None else figures[pool.name], sees, now) for pool in pools]
 
 
-def _pool_answer(p: Partition, pool: Pool, figures: PoolFigures | None, sees: Sees) -> wire.Pool:
+def _pool_answer(p: Partition, pool: Pool, figures: PoolFigures | None, sees: Sees, now: Micros) -> wire.Pool:
     settings, nodes = pool.settings, p.nodes
     return wire.Pool(
         name=pool.name,
@@ -46,7 +46,7 @@ def _pool_answer(p: Partition, pool: Pool, figures: PoolFigures | None, sees: Se
         cost=settings.cost,
         use=None if figures is None else _use(figures),
         paused=pool.paused,
-        paused_until=paused_until(p, pool) / SECOND if paused_until(p, pool) > p.now else None,
+        paused_until=paused_until(p, pool) / SECOND if paused_until(p, pool) > now else None,
         problem=pool.problem,
         grew=optional_seconds(pool.grew),
         shrank=optional_seconds(pool.shrank),

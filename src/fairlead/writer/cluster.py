@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fairlead.core.cluster import ClusterConfigured
-from fairlead.core.commands import Configure, Rejected, RemovePartition
+from fairlead.core.commands import Configure, Rejected
 from fairlead.core.cycle import Cycle
 from fairlead.core.errors import Refused
 from fairlead.core.model import Micros
@@ -32,19 +32,26 @@ class Cluster:
         self.epoch = journal.reign(CLUSTER_STREAM)
         self.configured, self.seq = restore_cluster(journal)
         self.writers: dict[str, Writer] = {name: self._writer(name) for name, _ in self.configured.partitions}
+        self._removed: list[str] = []
+        """Partitions that were removed and whose streams are still there."""
 
-    def begin(self, now: Micros) -> None:
-        """Bring up the partitions that a crash left behind the configuration, and drop those that it left over."""
+    def begin(self, now: Micros) -> dict[str, Cycle]:
+        """Have the partitions follow the configuration where a crash prevented it. Returns the cycles of those."""
+        cycles: dict[str, Cycle] = {}
         for name in self._left_over():
-            self.writers[name] = self._writer(name)
-            self._remove(name, now)
+            cycles[name] = self._remove(self._writer(name), now)
         for name, config in self.configured.partitions:
             writer = self.writers[name]
             if writer.partition.config_version < self.configured.version:
-                writer.turn([Configure(config=config, version=self.configured.version, operator=True)], now)
+                command = Configure(config=config, version=self.configured.version, operator=True)
+                cycles[name] = writer.turn([command], now)
+        return cycles
 
     def configure(self, configs: dict[str, PartitionConfig], now: Micros) -> dict[str, Cycle]:
-        """Follow a configuration: all of it, or none. Returns the cycles of the partitions that changed."""
+        """Follow a configuration: all of it, or none. Returns the cycles of the partitions that changed.
+
+        When their effects have left, `drop_removed` is to be called.
+        """
         wanted = tuple(sorted(configs.items()))
         if wanted == self.configured.partitions:
             return {}
@@ -81,14 +88,22 @@ class Cluster:
             command = Configure(config=config, version=self.configured.version, operator=True)
             cycles[name] = self.writers[name].turn([command], now)
         for name in sorted(set(self.writers) - set(dict(self.configured.partitions))):
-            cycles[name] = self._remove(name, now)
+            cycles[name] = self._remove(self.writers.pop(name), now)
         return cycles
 
-    def _remove(self, name: str, now: Micros) -> Cycle:
-        removed = self.writers[name].turn([RemovePartition(operator=True)], now)
-        del self.writers[name]
-        self.journal.drop(stream_of(name))
-        return removed
+    def drop_removed(self) -> None:
+        """Drop the streams of removed partitions. Until then a crash has the next server remove them again."""
+        while self._removed:
+            name = self._removed[0]
+            try:
+                self.journal.drop(stream_of(name))
+            except JournalError as problem:
+                raise Stopped(f"the journal of partition {name} was not dropped: {problem}") from problem
+            del self._removed[0]
+
+    def _remove(self, writer: Writer, now: Micros) -> Cycle:
+        self._removed.append(writer.partition.name)
+        return writer.remove(now)
 
     def _left_over(self) -> list[str]:
         prefix = stream_of("")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fairlead.core import cycle
-from fairlead.core.commands import AnyCommand
+from fairlead.core.commands import AnyCommand, RemovePartition
 from fairlead.core.cycle import Cycle
 from fairlead.core.lanes import LaneKey, lane_key
 from fairlead.core.model import Micros
@@ -69,6 +69,19 @@ class Writer:
         else:
             self._commit(decided, now, watch)
         self._remember(decided)
+        for observer in self._observers:
+            observer.cycle(decided, watch.seconds)
+        return decided
+
+    def remove(self, now: Micros) -> Cycle:
+        """The last cycle of a partition that left the configuration: everything in it is released.
+
+        Nothing is written: the configuration without the partition is the record of its removal. A server that ends
+        before the stream is dropped finds the state as it was, removes the partition again and derives the same stops.
+        """
+        watch = Stopwatch()
+        decided = cycle.run(self.state, [RemovePartition(operator=True)], max(now, self.state.now), watch)
+        self.seq += 1  # news of the removal come after all news of written cycles
         for observer in self._observers:
             observer.cycle(decided, watch.seconds)
         return decided

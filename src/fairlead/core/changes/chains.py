@@ -79,9 +79,9 @@ class Chained(Change, frozen=True, tag="chained"):
     def undo(self, p: Partition, kept: tuple[Reservation | None, Allocation, bool, int, Micros | None, int]) -> None:
         dropped, front, begins, top, short_since, p.counters.allocation = kept
         front.stage.top = top
-        p.mark_short(front.stage, short_since)
         p.unbook(p.allocations[self.into], moves=True)
         give_back(p, front.stage, self.kind, self.indices, dropped)
+        p.mark_short(front.stage, short_since)
         if begins:
             p.unlink(front)
             front.chain = 0

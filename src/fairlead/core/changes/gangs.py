@@ -74,10 +74,10 @@ class Regrouped(Change, frozen=True, tag="regrouped"):
         gang = p.jobs[self.job].stages[self.stage].gang()
         for stage, (pending, reservations, started, short_since) in zip(gang, kept[1], strict=True):
             stage.pending, stage.started = pending, started
-            p.mark_short(stage, short_since)
             for reservation in reservations:
                 if reservation is not None and stage.reservations[reservation.kind] is None:
                     p.add_reservation(reservation)
+            p.mark_short(stage, short_since)
 
 
 CHANGES: tuple[type[Any], ...] = (Began, Regrouped)

@@ -144,17 +144,18 @@ class StageScaled(Change, frozen=True, tag="stage scaled"):
             _shrink(p, stage, self.count)
         stage.count = self.count
         p.look_short(stage)
-        p.wake()
+        p.wake_lanes(stage)
         p.touched.jobs[self.job] = None
         return dropped(kept[4], stage.reservations), *kept
 
     def undo(self, p: Partition, kept: tuple[Any, ...]) -> None:
         stage = p.jobs[self.job].stages[self.stage]
         _, stage.count, stage.floor, short_since, stage.pending, reservations, stage.ended, stage.history = kept
-        p.mark_short(stage, short_since)
         for reservation in reservations:
             if reservation is not None and stage.reservations[reservation.kind] is None:
                 p.add_reservation(reservation)
+        p.mark_short(stage, short_since)
+        p.wake_lanes(stage)
 
 
 class JobMoved(Change, frozen=True, tag="job moved"):

@@ -100,11 +100,11 @@ class Placed(Change, frozen=True, tag="placed"):
         job = p.jobs[self.job]
         stage = job.stages[self.stage]
         dropped, job.state, stage.started, stage.top, short_since, p.counters.allocation = kept
-        p.mark_short(stage, short_since)
         for offset, part in reversed(list(enumerate(self.parts))):
             p.unbook(p.allocations[self.first + offset])
             give_back(p, stage, self.kind, part.indices, dropped)
             dropped = None
+        p.mark_short(stage, short_since)
 
 
 class Acknowledged(Change, frozen=True, tag="acknowledged"):
@@ -185,7 +185,6 @@ class Ended(Change, frozen=True, tag="ended"):
         before, past, state, short_since = kept
         stage = before.stage
         stage.job.state = state
-        p.mark_short(stage, short_since)
         known = _below(self.indices, stage.count)
         if known and self.again != NOT_AGAIN:
             _ungrow(stage, self.again, known)
@@ -195,6 +194,7 @@ class Ended(Change, frozen=True, tag="ended"):
         if before.id in p.allocations:
             p.unbook(p.allocations[before.id])
         p.book(before)
+        p.mark_short(stage, short_since)
 
     def _histories(self, stage: Stage, before: Allocation) -> dict[int, History | None]:
         # Most tasks succeed at their first attempt, and of those nothing needs to be kept.
@@ -325,13 +325,13 @@ def _move(
 
 def _move_back(p: Partition, number: int, into: int, kept: Moved) -> None:
     before, p.counters.allocation, short_since = kept
-    p.mark_short(before.stage, short_since)
-    if not into:
+    if into:
+        p.unbook(p.allocations[into], moves=True)
+        p.unbook(p.allocations[number], moves=True)
+        p.book(before)
+    else:
         p.exchange(before)
-        return
-    p.unbook(p.allocations[into], moves=True)
-    p.unbook(p.allocations[number], moves=True)
-    p.book(before)
+    p.mark_short(before.stage, short_since)
 
 
 def _write_history(stage: Stage, entries: dict[int, History | None]) -> dict[int, History | None]:

@@ -133,12 +133,12 @@ def _is_due(p: Partition) -> bool:
 
 def _matters(p: Partition, pools: list[Pool]) -> bool:
     """Whether anything can come of an outlook: a pool may grow, or has nodes that it might give back."""
-    return bool(p.idle) or any(grows(p, pool) and nodes_left(p, pool) != 0 for pool in pools)
+    return bool(p.idle) or any(grows(p, pool, p.now) and nodes_left(p, pool) != 0 for pool in pools)
 
 
 def _grow(plan: Plan, pool: Pool, outlook: Outlook) -> None:
     p, settings = plan.partition, pool.settings
-    if not grows(p, pool):
+    if not grows(p, pool, p.now):
         return
     meant = outlook.new.get(pool.name, [])
     idle = idle_nodes(p, pool)

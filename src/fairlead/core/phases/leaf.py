@@ -39,6 +39,7 @@ class Turns:
         if p.nodes.held and not joined:
             self._find_owners(lanes)
         for lane in lanes:
+            lane.moved = False
             first = lane.head()
             if first is not None:
                 self._walks[lane] = walk = iter(_in_order(lane) if joined else lane)
@@ -52,12 +53,12 @@ class Turns:
     def current(self) -> tuple[Lane, Reservation]:
         """Whose turn it is, until its lane goes on or is closed."""
         heap = self.open
-        while self.fair:
+        while self.fair or heap[0][2].moved:
             key, text, lane, reservation = heap[0]
             place = lane.key(reservation)
             if place == key:
                 break
-            # Its job runs more than before: others of its lane may come before it now.
+            # Its job runs more than before, or its stage has reached `min`: others of its lane may come before it now.
             following = reservation
             if lane not in self._blocked:
                 place, following = lane.after(self._passed) or (place, reservation)
@@ -85,15 +86,16 @@ class Turns:
             self._next_owner(lane)
             return
         following = after
-        if self.fair:
-            # Places move with every task that starts: look from the beginning, past those that were passed over.
+        moves = self.fair or lane.moved
+        if moves:
+            # Places move with tasks that start: look from the beginning, past those that were passed over.
             found = lane.after(self._passed)
             following = None if found is None else found[1]
         elif after is None or after.stage.reservations[after.kind] is not after:
             following = next(self._walks[lane], None)
         if following is None:
             self.close()
-        elif len(self.open) == 1 and not self.fair:
+        elif len(self.open) == 1 and not moves:
             self.open[0] = (*self.open[0][:3], following)  # nobody else to come before it
         else:
             heapreplace(self.open, (lane.key(following), lane.text, lane, following))
@@ -111,7 +113,7 @@ class Turns:
         heap = self.open
         while heap:
             lane, reservation = self.current()
-            if len(heap) == 1 and not self.fair:
+            if len(heap) == 1 and not (self.fair or lane.moved):
                 self._pass_in_lane(lane, reservation, backfill)
                 return
             prospect = backfill.prospect(lane, reservation)

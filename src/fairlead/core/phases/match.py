@@ -14,7 +14,7 @@ from fairlead.core.asks import needs_of, together_of
 from fairlead.core.changes import Released
 from fairlead.core.future import lent_nodes
 from fairlead.core.lanes import Lane
-from fairlead.core.model import Micros, Reservation
+from fairlead.core.model import REPLACE, Micros, Reservation
 from fairlead.core.outcomes import ask_for_rest
 from fairlead.core.phases.backfill import Backfill, resume
 from fairlead.core.phases.leaf import Turns
@@ -242,6 +242,8 @@ class Round:
         else:
             placed, reason = self._starter.start(lane, reservation, together, most, own)
         self.left -= placed
+        if lane.moved:
+            self._starter.flush()  # its lane is walked from the beginning, and what is not booked still stands there
         if reason is None:
             if reservation.whole:
                 self._begun.append(reservation)
@@ -294,6 +296,12 @@ class Round:
         """How many single tasks it may start in one turn."""
         if together > 1 or reservation.stage.count == 1:
             return together
+        most = self._most_in_turn(branch, turns, reservation)
+        # Replacements beyond those that a gang needs to reach `min` have a later turn.
+        below_min = reservation.kind == REPLACE and turns.leaf.settings.order == "priority"
+        return min(most, reservation.stage.missing() or most) if below_min else most
+
+    def _most_in_turn(self, branch: Branch, turns: Turns, reservation: Reservation) -> int:
         # Who is alone may start many at once. That others sleep does not make it alone: after a restart nobody sleeps.
         if turns.fair and turns.leaf.reservations > 1:
             return 1

@@ -121,7 +121,7 @@ class Packing:
         self._apart: dict[tuple[str, int], dict[int, None]] = {}
         self._from: dict[Shape, int] = {}
         """For each shape, how many of the first bins are full."""
-        pools = [pool for pool in p.pools.values() if not bounded or grows(p, pool)]
+        pools = [pool for pool in p.pools.values() if not bounded or grows(p, pool, p.now)]
         self._pools = sorted(pools, key=lambda pool: (pool.settings.cost, pool.name))
         self._left = {pool.name: nodes_left(p, pool) if bounded else None for pool in pools}
         self._fits: dict[Shape, list[Pool]] = {}

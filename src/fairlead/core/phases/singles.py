@@ -45,8 +45,17 @@ class Singles:
         if batch is None and lane in self._batches:
             return False
         stage = ask.stage
-        # Only the first start of a stage of one task can be written in short.
-        if stage.count != 1 or stage.started or ask.kind != NEW or stage.history or stage.floor or ask.whole:
+        # Only the first start of a stage of one task can be written in short. Where places of a lane have moved it is
+        # walked from the beginning, so that each start has to be booked at once.
+        if (
+            lane.moved
+            or stage.count != 1
+            or stage.started
+            or ask.kind != NEW
+            or stage.history
+            or stage.floor
+            or ask.whole
+        ):
             return False
         if batch is None:
             if lane.size < FEW:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from fairlead.core.changes import NodeAdded, NodeMoved, NodeRemoved, NodeSet, NodeSpec, spec_of
 from fairlead.core.commands import Accepted, AddNode, MoveNode, RemoveNode, UpdateNode
 from fairlead.core.effects import stop_of
@@ -111,7 +113,10 @@ def tell_to_stop(plan: Plan, join: int) -> None:
     for number in sorted(nodes.allocations[row]):
         allocation = nodes.allocations[row][number]
         if not allocation.stage.job.manager:
-            plan.strays.append((nodes.name[row], stop_of(allocation)))
+            stop = stop_of(allocation)
+            if stop.cause == "return":  # it may have started since, and has to stop all the same
+                stop = msgspec.structs.replace(stop, cause="kill")
+            plan.strays.append((nodes.name[row], stop))
 
 
 def release(plan: Plan, join: int, reason: str) -> None:

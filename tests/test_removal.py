@@ -1,0 +1,246 @@
+"""A partition that leaves the configuration: everything in it is released, whenever the server ends meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+
+from fairlead.api.feed import Feed
+from fairlead.journal import SqliteJournal
+from fairlead.testing import World
+from fairlead.wire import agent as wire
+from fairlead.wire.agent import PATH, Tasks, decode_from_server, encode
+from fairlead.wire.api import Event
+from fairlead.writer.cluster import Cluster
+from fairlead.writer.loop import Stopped
+from tests.agent.plant import Machine
+from tests.api.serving import SECONDS, Serving, serving, submit
+
+BOTH: dict[str, Any] = {"partitions": {"day": {}, "night": {}}}
+DAY: dict[str, Any] = {"partitions": {"day": {}}}
+
+
+def at_night() -> World:
+    """Two partitions. By night two tasks run, one of them a manager's, and one is launched and not acknowledged."""
+    w = World(BOTH)
+    for name in ("day", "night"):
+        w.node(f"{name}-1", partition=name, cpu=2)
+        w.submit(name=f"job-{name}", partition=name, stages=[{"resources": {"cpu": 1}}])
+    rm = w.rm("k8s", "night")
+    rm.register()
+    rm.update(
+        nodes=[{"name": "k1", "resources": {"cpu": 1}}],
+        jobs=[{"job": "app", "queue": "root.default"}],
+        asks=[{"job": "app", "ask": "x", "resources": {"cpu": 1}}],
+    )
+    w.advance(1)
+    w.hold_acks("night-1")
+    w.submit(name="late", partition="night", stages=[{"resources": {"cpu": 1}}])
+    w.cycle()
+    assert {each.job for each in w.fleets["night"].at_work()} == {"job-night"}
+    rm.events()
+    w.effects()
+    return w
+
+
+def is_gone(w: World) -> None:
+    """The agents have stopped everything, the manager knows, and nothing is left in the journal."""
+    w.fleets["night"].release_acks("night-1", w.now)
+    w.advance(1)
+    assert list(w.cluster.writers) == ["day"] and len(w.placements("job-day")) == 1
+    assert not list(w.fleets["night"].at_work())
+    assert [each.ask for each in w.rm("k8s", "night").events() if each.what == "released"] == ["x"]
+    assert w.journal.streams() == ["cluster", "partition/day"]
+
+
+@pytest.mark.parametrize("how", ["failed", "unknown"])
+def test_a_configuration_that_may_not_be_written(how: Any) -> None:
+    """The write of the configuration fails, or its outcome is unknown though it was written."""
+    w = at_night()
+    w.break_journal(how, written=how == "unknown")
+    w.configure(DAY)
+    w.cycle()
+    is_gone(w)
+
+
+def test_a_server_that_ends_before_the_partition_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The configuration is written. The first partition that follows it cannot write, so the server ends."""
+    w = at_night()
+    append = w.journal.append
+
+    def failing(stream: str, *rest: Any) -> None:
+        if stream == "partition/day":
+            monkeypatch.undo()
+            w.break_journal("failed")
+        append(stream, *rest)
+
+    monkeypatch.setattr(w.journal, "append", failing)
+    w.configure(DAY)
+    w.cycle()
+    is_gone(w)
+
+
+def test_a_server_that_ends_between_the_removal_and_the_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of the removal is durable but the configuration, so the next server derives the same messages."""
+    w = at_night()
+
+    def ends(cluster: Cluster, now: int) -> Any:
+        follow(cluster, now)
+        raise Stopped("the server ended")
+
+    follow = Cluster._follow
+    monkeypatch.setattr(Cluster, "_follow", ends)
+    w.configure(DAY)
+    w.cycle()
+    is_gone(w)
+
+
+def test_a_task_that_was_asked_back_has_to_stop_too() -> None:
+    """A drained node returns what waits in its chain. A task that started meanwhile stops when the node goes."""
+    w = World({"partitions": {"day": {}, "night": {"chain": "1s"}}})
+    w.node("n", partition="night", cpu=1)
+    w.submit(name="many", partition="night", stages=[{"count": 50, "min": 1, "resources": {"cpu": 1}, "duration": 0.1}])
+    w.advance(2)
+    w.drain("n")
+    w.cycle()
+    assert any(each.cause == "return" for each in w.partition("night").allocations.values())
+    w.effects()
+    w.configure(DAY)
+    w.cycle()
+    (message,) = [each for each in w.effects() if getattr(each, "node", "") == "n"]
+    assert message.stops and "return" not in {stop.cause for stop in message.stops}  # type: ignore[union-attr]
+
+
+def test_a_feed_that_closes_gives_out_its_last_news() -> None:
+    async def story() -> None:
+        feed = Feed(4)
+        feed.add(5, (Event(what="state", at=0.0, job="1"),))
+        feed.close()
+        assert [batch.seq async for batch in feed.follow(4) if batch is not None] == [5]
+
+    asyncio.run(story())
+
+
+# -- live --------------------------------------------------------------------------------------------------------
+
+
+def joining(site: Serving) -> Any:
+    url = site.url.replace("http", "ws") + f"{PATH}?partition=night"
+    secret = site.token("agent", "agent")
+    return connect(url, additional_headers={"Authorization": f"Bearer {secret}"}, compression=None, proxy=None)
+
+
+async def hear(connection: ClientConnection, kind: type[Any]) -> Any:
+    async with asyncio.timeout(SECONDS):
+        while not isinstance(message := decode_from_server(await connection.recv()), kind):  # type: ignore[arg-type]
+            pass
+    return message
+
+
+async def greet(connection: ClientConnection, *running: Tasks) -> Any:
+    await connection.send(encode(wire.Hello(wire.VERSION, "n1", {"cpu": 4, "memory": "8Gi"}, running=running)))
+    return await hear(connection, wire.Welcome)
+
+
+def write_only(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server writes the configuration without the night, and ends at once."""
+
+    def ends(cluster: Cluster, now: int) -> Any:
+        raise Stopped("the server ended")
+
+    with monkeypatch.context() as patched, SqliteJournal(folder / "journal", synchronous="off") as journal:
+        patched.setattr(Cluster, "_follow", ends)
+        cluster = Cluster(journal)
+        configs = {name: config for name, config in cluster.configured.partitions if name == "day"}
+        with pytest.raises(Stopped):
+            cluster.configure(configs, 0)
+
+
+@pytest.mark.parametrize("away", [False, True], ids=["served", "server away"])
+def test_an_agent_of_a_removed_partition_is_told_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, away: bool
+) -> None:
+    async def before(site: Serving) -> tuple[Tasks, int]:
+        async with joining(site) as connection:
+            epoch = (await greet(connection)).epoch
+            await asyncio.to_thread(submit, site.as_owner, partition="night")
+            while not (work := await hear(connection, wire.Work)).launches:
+                pass
+            tasks: Tasks = work.launches[0].tasks
+            await connection.send(encode(wire.Reports(1, (wire.Report(tasks, "running"),))))
+            return tasks, epoch
+
+    async def after(site: Serving, tasks: Tasks, epoch: int) -> None:
+        async with joining(site) as connection:
+            assert (await greet(connection, tasks)).epoch > epoch
+            work = await hear(connection, wire.Work)
+            assert work.standing and [each.tasks for each in work.stops] == [tasks]
+            late = Tasks(tasks.job, tasks.number, tasks.stage, 2, tasks.indices)
+            await connection.send(encode(wire.Reports(1, (wire.Report(late, "running"),))))
+            work = await hear(connection, wire.Work)
+            assert work.confirmed == (1,) and [each.tasks for each in work.stops] == [late]
+            await connection.send(encode(wire.Beat(1, (tasks, late))))
+            assert (await hear(connection, wire.Beaten)).number == 1
+            await connection.send(
+                encode(wire.Reports(2, tuple(wire.Report(each, "stopped") for each in (tasks, late))))
+            )
+            refusal = await hear(connection, wire.Refusal)
+            assert "partition night was removed" in refusal.problem and not refusal.final
+        async with joining(site) as connection:  # it has nothing to stop any more
+            await greet(connection)
+            assert isinstance(await hear(connection, wire.Refusal), wire.Refusal)
+
+    with serving(tmp_path, BOTH) as site:
+        told = asyncio.run(before(site))
+        if not away:
+            assert site.as_owner.delete("/api/v1/partitions/night").status_code == 200
+            asyncio.run(after(site, *told))
+    if away:
+        write_only(tmp_path, monkeypatch)
+        with serving(tmp_path) as site:
+            asyncio.run(after(site, *told))
+            # A new partition of that name takes the agent again.
+            assert site.as_owner.put("/api/v1/partitions/night", json={}).status_code == 200
+            asyncio.run(before(site))
+
+
+def test_a_real_agent_ends_the_tasks_of_a_removed_partition(tmp_path: Path) -> None:
+    """The agent is away when the partition goes, and its task goes on. When the agent is back the task ends."""
+    file = tmp_path / "pid"
+    script = ["sh", "-c", f"echo $$ >{file}.new; mv {file}.new {file}; sleep 1000"]
+
+    async def until(true: Any) -> None:
+        async with asyncio.timeout(SECONDS):
+            while not true():
+                await asyncio.sleep(0.02)
+
+    async def story(site: Serving) -> None:
+        (tmp_path / "agent-token").write_text(site.token("agent", "agent"))
+        options = ("--partition=night", f"--token-file={tmp_path / 'agent-token'}", "--resource=cpu=2")
+        machine = Machine(tmp_path / "agent", site.url, *options)
+        await machine.start()
+        try:
+            job = {"stages": [{"command": script, "resources": {"cpu": 1}}]}
+            name = await asyncio.to_thread(submit, site.as_owner, job, partition="night")
+            await until(file.exists)
+            pid = int(file.read_text())
+            look = f"/api/v1/jobs/{name}?partition=night"
+            while (await asyncio.to_thread(site.as_owner.get, look)).json()["state"] != "running":
+                await asyncio.sleep(0.02)
+            await machine.kill()
+            assert (await asyncio.to_thread(site.as_owner.delete, "/api/v1/partitions/night")).status_code == 200
+            time.sleep(0.1)
+            assert psutil.pid_exists(pid)
+            await machine.start()
+            await until(lambda: not psutil.pid_exists(pid))
+        finally:
+            await machine.clear()
+
+    with serving(tmp_path, BOTH) as site:
+        asyncio.run(story(site))

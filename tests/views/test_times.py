@@ -1,0 +1,56 @@
+"""What is shown is true at the time of the look, also when nothing has changed for long."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+from fairlead.core.reasons import NoRoom
+from fairlead.testing import World
+from fairlead.views.poolanswers import pool_answers
+from tests.api.serving import JOB, SECONDS, serving, submit
+
+
+def test_a_pause_that_is_over_is_not_told() -> None:
+    """Nothing is ordered any more for the job, so the end of the pause changes nothing."""
+    w = World({"max_orders": 1, "pool_pause": "1min"})
+    w.pool("p", node={"cpu": 1}, max=3)
+    job = w.submit(stages=[{"resources": {"cpu": 1}}])
+    w.cycle()
+    w.fail_order("p")
+    w.advance(30)
+
+    def paused() -> tuple[tuple[str, ...], float | None]:
+        reason = w.explain(job)[0].reason
+        assert isinstance(reason, NoRoom) and reason.given_up
+        p = w.partition()
+        (answer,) = pool_answers(p, p.pools.values(), lambda job: True, w.now)
+        return reason.paused, answer.paused_until
+
+    assert paused() == (("p",), 60)
+    before = w.partition().now
+    w.advance(60)
+    assert w.partition().now == before
+    assert paused() == ((), None)
+
+
+def test_a_live_hold_grows_older_while_nothing_happens(tmp_path: Path) -> None:
+    with serving(tmp_path, {"partitions": {"default": {"starving_after": "1ms"}}}) as site:
+        site.node("n1", cpu=1)
+        first = submit(site.as_owner)
+        site.report(first, "running")
+        submit(site.as_owner, JOB)
+
+        def age() -> float:
+            found = re.search(r"^fairlead_hold_age_seconds{.*} (.*)$", site.as_owner.get("/metrics").text, re.MULTILINE)
+            return float(found[1]) if found else 0.0
+
+        deadline = time.monotonic() + SECONDS
+        while not age() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        seq = site.control.find().writer.seq
+        before = age()
+        time.sleep(0.3)
+        assert age() >= before + 0.3
+        assert site.control.find().writer.seq == seq
