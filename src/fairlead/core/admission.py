@@ -23,7 +23,7 @@ class Admission:
 
     def __init__(self, p: Partition) -> None:
         self.p = p
-        self._checks: dict[tuple[int, bool, bool, bool], tuple[Check, ...]] = {}
+        self._checks: dict[object, tuple[Check, ...]] = {}
         """The checks that can refuse a job, by what `Check.matters` may look at."""
         self._used: dict[int, Vector] = {}
         """Account → resources of counted starts."""
@@ -38,7 +38,9 @@ class Admission:
 
     def checks_for(self, job: Job) -> tuple[Check, ...]:
         """The checks that can refuse asks of a job; looked up once for all jobs of the same accounts."""
-        key = (id(job.accounts), job.preemptible, job.allocations > 0, bool(job.after))
+        key: object = id(job.accounts)  # of a job that has not started, can be preempted and follows no other
+        if job.allocations or job.after or not job.preemptible:
+            key = (key, job.preemptible, job.allocations > 0, bool(job.after))
         known = self._checks.get(key)
         if known is None:
             known = self._checks[key] = tuple(check for check in CHECKS if check.matters(self.p, job))
@@ -55,8 +57,6 @@ class Admission:
 
     def most(self, ask: Reservation, stage: Stage, least: int, most: int) -> tuple[int, Reason | None]:
         """The number of tasks of a stage, from `least` up to `most`, that may start; or 0, and why not `least`."""
-        if not self.checks_for(stage.job):
-            return most, None
         reason = self.refusal(ask, ((stage, least),))
         if reason is not None:
             return 0, reason

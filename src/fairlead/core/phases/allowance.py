@@ -140,8 +140,10 @@ def _rest_of_whole(admission: Admission, ask: Reservation) -> list[Want]:
 
 def _some(admission: Admission, ask: Reservation, stage: Stage, most: int) -> list[Want]:
     """As many tasks of a stage, up to a number, as admission lets start one by one."""
-    tasks, _ = admission.most(ask, stage, 1, most) if most > 0 else (0, None)
-    if not tasks:
+    tasks = most
+    if most > 0 and admission.checks_for(stage.job):
+        tasks, _ = admission.most(ask, stage, 1, most)
+    if tasks <= 0:
         return []
     needs = [(stage, tasks)]
     admission.count(ask, needs)

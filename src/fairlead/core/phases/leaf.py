@@ -31,7 +31,7 @@ class Turns:
         """The first of a lane that would have been beyond a limit."""
         self._owners: dict[Lane, list[Reservation]] = {}
         """The asks of a lane that have nodes of their own, in order: they are tried behind a blocked one too."""
-        self._blocked: dict[Lane, tuple[int, int]] = {}
+        self.blocked: dict[Lane, tuple[int, int]] = {}
         """The lanes whose first allowed ask found no capacity, and what there was then.
 
         Only asks with nodes of their own are left to try.
@@ -60,21 +60,17 @@ class Turns:
                 break
             # Its job runs more than before, or its stage has reached `min`: others of its lane may come before it now.
             following = reservation
-            if lane not in self._blocked:
+            if lane not in self.blocked:
                 place, following = lane.after(self._passed) or (place, reservation)
             heapreplace(heap, (place, text, lane, following))
         return heap[0][2], heap[0][3]
-
-    def is_blocked(self, lane: Lane) -> bool:
-        """True if an ask of the lane found no capacity: those behind it may use only nodes of their own."""
-        return lane in self._blocked
 
     def block(self) -> None:
         """The ask whose turn it is found no capacity. Its lane is closed, but for asks with nodes of their own."""
         _, _, lane, ask = self.open[0]
         self._no_room.setdefault(lane, ask)
-        if lane not in self._blocked:
-            self._blocked[lane] = (self.p.room, self.p.nodes.version)
+        if lane not in self.blocked:
+            self.blocked[lane] = (self.p.room, self.p.nodes.version)
             place = lane.key(ask)
             self._owners[lane] = [owner for owner in self._owners.get(lane, ()) if lane.key(owner) > place]
         self._next_owner(lane)
@@ -82,7 +78,7 @@ class Turns:
     def go_on(self, after: Reservation | None = None) -> None:
         """The turn is over. The lane queues up again, with the reservation that had it if that wants more."""
         lane = self.open[0][2]
-        if lane in self._blocked:
+        if lane in self.blocked:
             self._next_owner(lane)
             return
         following = after
@@ -165,7 +161,7 @@ class Turns:
             self.p.hungry = min(self.p.hungry, no_room.waiting_since + self.p.settings.starving_after + 1)
         lane.limited = self._limited.get(lane)
         lane.blocked = no_room if no_room is not None and is_bounded(self.p, no_room.stage.job) else None
-        lane.slept = self._blocked.get(lane, (self.p.room, self.p.nodes.version))
+        lane.slept = self.blocked.get(lane, (self.p.room, self.p.nodes.version))
         lane.joined.clear()
 
 

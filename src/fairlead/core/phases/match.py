@@ -235,8 +235,9 @@ class Round:
         if together > self.left and self.left < self.p.settings.max_placed:
             self.left = 0  # a gang that is too large for what is left of this cycle opens the next one
             return 0
-        most = self._most(branch, turns, reservation, together)
-        wanted, own = reservation.count, turns.is_blocked(lane)
+        single = reservation.stage.count == 1
+        most = together if single or together > 1 else self._most(branch, turns, reservation)
+        own = lane in turns.blocked
         if self._backfill is not None:
             placed, reason = self._backfill.start(self._starter, lane, reservation, together, most)
         else:
@@ -247,7 +248,7 @@ class Round:
         if reason is None:
             if reservation.whole:
                 self._begun.append(reservation)
-            turns.go_on(reservation if placed < wanted else None)
+            turns.go_on(None if single else reservation)
         elif isinstance(reason, NoRoom) and self._starter.flush():
             pass  # nodes came back into the index: the same ask is tried again
         elif own:
@@ -292,10 +293,8 @@ class Round:
         left += [path for path, turns in self._turns.items() if turns.open]
         return Tree([self.p.queues[path] for path in sorted(left)], self.p.entitlements(), self._owed)
 
-    def _most(self, branch: Branch, turns: Turns, reservation: Reservation, together: int) -> int:
+    def _most(self, branch: Branch, turns: Turns, reservation: Reservation) -> int:
         """How many single tasks it may start in one turn."""
-        if together > 1 or reservation.stage.count == 1:
-            return together
         most = self._most_in_turn(branch, turns, reservation)
         # Replacements beyond those that a gang needs to reach `min` have a later turn.
         below_min = reservation.kind == REPLACE and turns.leaf.settings.order == "priority"

@@ -46,17 +46,20 @@ class Starter:
         With `own`, only nodes that are kept for the ask are used.
         """
         p, stage, singles = self.plan.partition, ask.stage, self._singles
-        if singles is not None and self.admission.checks_for(stage.job):
+        checks = self.admission.checks_for(stage.job)
+        if checks and singles is not None:
             singles.flush()  # what the checks count has to be booked
         if ask.whole:
             return self._start_whole(ask, together, own)
-        most = together if together > 1 else min(most, len(stage.wanted(ask.kind)))
-        most, reason = self.admission.most(ask, stage, together, most)
-        if reason is not None:
-            return 0, reason
-        if together == 1 and stage.shape in self.full:
+        if most > 1:
+            most = together if together > 1 else min(most, len(stage.wanted(ask.kind)))
+        if checks:
+            most, reason = self.admission.most(ask, stage, together, most)
+            if reason is not None:
+                return 0, reason
+        if self.full and together == 1 and stage.shape in self.full:
             return 0, self.full[stage.shape]
-        if singles is not None and most == 1 and not self._has_nodes(ask) and singles.add(lane, ask):
+        if singles is not None and most == 1 and not (p.nodes.held and p.kept(ask.seq)) and singles.add(lane, ask):
             return 1, None
         group = p.counters.allocation if together > 1 else 0
         placed = self._place(ask, stage, together, most, group, own)
@@ -150,10 +153,6 @@ class Starter:
             )
             self.plan.do(Placed(stage.job.id, stage.position, kind, attempt, p.counters.allocation, parts, group))
         return placed
-
-    def _has_nodes(self, ask: Reservation) -> bool:
-        p = self.plan.partition
-        return bool(p.nodes.held) and p.kept(ask.seq) is not None
 
     def _take_kept(self, ask: Reservation, held: list[Choice], yielded: list[Choice]) -> None:
         """Release the nodes kept for an ask that has started, and those that yielded to it.
