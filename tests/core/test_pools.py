@@ -891,3 +891,58 @@ def test_nothing_is_ordered_for_the_rest_of_a_gang_that_cannot_start() -> None:
     w.enable("off")
     w.cycle()
     assert ordered(w) == {"p": 5}
+
+
+# -- all at once ---------------------------------------------------------------------------------------------------
+
+
+def test_what_came_for_a_gang_does_not_take_the_nodes_of_its_rest() -> None:
+    """Four of six start together. Three nodes have come and three are coming: that is enough for all six."""
+    w = World()
+    w.pool("p", node={"cpu": 2}, max=20)
+    job = gang(w, 6, cpu=2, stage={"min": 4})
+    w.cycle()
+    assert ordered(w) == {"p": 6}
+    w.arrive("p", 3)
+    w.advance(10)
+    assert ordered(w) == {}
+    w.arrive("p", 3)
+    w.advance(0)
+    assert len(w.placements(job)) == 6 and ordered(w) == {}
+
+
+@pytest.mark.parametrize("least", [4, 6], ids=["min below count", "all of it"])
+@pytest.mark.parametrize("away", [0, 600])
+@pytest.mark.parametrize(("trouble", "again"), [("machine fails", 1), ("node is lost", 1), ("node refuses", 0)])
+def test_a_gang_gets_its_nodes_through_trouble_and_a_restart(least: int, away: int, trouble: str, again: int) -> None:
+    """Three of six nodes have come when one of them, or one that is coming, makes trouble and the server goes away."""
+    w = World({"promise_for": "3min", "ready_after": "1h", "max_orders": 2})
+    w.pool("p", node={"cpu": 2}, max=20)
+    job = gang(w, 6, cpu=2, stage={"min": least} if least < 6 else {})
+    w.cycle()
+    assert ordered(w) == {"p": 6}
+    names = w.arrive("p", 3)
+    w.advance(100)
+    assert [len(promise.nodes) for promise in w.partition().promises.values()] == [3]
+    if trouble == "machine fails":
+        w.fail_machines("p-1-3")
+    elif trouble == "node is lost":
+        w.fail_node(names[0])
+    else:
+        w.refuse_launches(names[0])
+    w.cycle()
+    asked = sum(ordered(w).values())
+    w.restart(ready=False, away=away)
+    w.advance(1)
+    w.mark_ready()
+    w.advance(6)
+    asked += sum(ordered(w).values())
+    assert asked == again
+    w.arrive("p", len(w.partition().order_of))
+    w.advance(0)
+    if trouble == "node refuses":
+        assert w.partition().nodes.avoided
+        w.fleets["default"].accept_launches(names[0])
+    w.advance(60)
+    assert len(w.placements(job)) == 6 and ordered(w) == {}
+    assert w.pools()["p"]["total"] == 6

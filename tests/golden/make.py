@@ -289,6 +289,15 @@ def play(s: Script) -> None:
     s.keep()
     s.turn(*(report for at in range(2, 9) for report in s.report(f"unit{at}", "main", "stopped")))
     s.keep()
+    # Two nodes are held for a gang, and one of them goes.
+    s.turn(*(Kill(job=f"unit{at}", operator=True) for at in range(2, 9)))
+    s.turn(node("c3", resources={"cpu": 8, "gpu": 4}), *s.report("urgent", "main", "running"))
+    s.turn(submit("wide", {**ARRAY, "queue": "root.ml", "stages": [{"count": 2, "resources": {"gpu": 4}}]}))
+    s.turn(after=49 * HOUR)
+    s.turn()
+    s.keep()
+    s.turn(MoveNode(name="c3", action="drain", operator=True))
+    s.keep()
     s.turn(RemovePartition(operator=True))
     s.keep()
 

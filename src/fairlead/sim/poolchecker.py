@@ -84,7 +84,10 @@ class PoolChecker:
                     self._check_once(p, job, position, kind)
 
     def _check_fewest(self, p: Partition, change: Ordered, made: list[Ordered]) -> None:
-        """With a node less, not all of it would fit. That is certain where all tasks and all new nodes are equal."""
+        """With a node less, not all of it would fit. That is certain where all tasks and all new nodes are equal.
+
+        Nodes that are backed off for a short time count.
+        """
         shapes = {stage.shape.key for lane in p.lanes.values() for each in lane for stage in each.stages}
         asked = next(iter(shapes))
         if len(shapes) > 1 or len(made) > 1 or asked.apart or GPU in dict(asked.resources):
@@ -92,7 +95,10 @@ class PoolChecker:
         coming = [order.pool for order in p.orders.values() if order.number != change.number for _ in order.coming]
         used = sum(bool(meant) for meant in p.orders[change.number].coming.values())
         fewer = [*coming, *[change.pool] * (used - 1)]
-        need(not _all_fit(p, fewer), f"order {change.number} of {change.pool} is of more nodes than are needed")
+        need(
+            not _all_fit(p, fewer, back=True),
+            f"order {change.number} of {change.pool} is of more nodes than are needed",
+        )
 
     def _check_once(self, p: Partition, job: str, position: int, kind: int) -> None:
         """Whoever nodes are ordered for waits, and no task waits for two nodes."""
@@ -177,12 +183,22 @@ def _coming_as(p: Partition, pool: str) -> _Room:
     return _Room(pool, node, [WHOLE_DEVICE] * (node.get(GPU, 0) // WHOLE_DEVICE))
 
 
-def _all_fit(p: Partition, coming: Iterable[str]) -> bool:
+def _is_back_soon(p: Partition, join: int, row: int) -> bool:
+    """Whether a node has failed a few launches in a row and will be tried again while a new one would be on its way."""
+    until = p.nodes.avoided.get(join)
+    if until is None or p.nodes.failures[row] > 3 or until > p.now + p.settings.promise_for:
+        return False
+    return p.nodes.state[row] == "up" and join not in p.nodes.held
+
+
+def _all_fit(p: Partition, coming: Iterable[str], back: bool = False) -> bool:
     """Whether there is room for all that waits, on nodes that take work and on new ones of these pools.
 
     If it says so it is so: every task has its place. No task here asks for more than one GPU.
     """
     rooms = [_there(p, row) for join, row in p.nodes.rows.items() if takes_work(p, join, row)]
+    if back:
+        rooms += [_there(p, row) for join, row in p.nodes.rows.items() if _is_back_soon(p, join, row)]
     rooms += [_coming_as(p, pool) for pool in coming]
     waiting = [(stage, each.kind) for lane in p.lanes.values() for each in lane for stage in each.stages]
     tasks = [stage for stage, kind in waiting for _ in indices(stage.wanted(kind).flat())]

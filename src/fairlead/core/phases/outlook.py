@@ -138,7 +138,12 @@ class Packing:
         return {join: None for join, tasks in self._on.items() if tasks and not nodes.allocations[nodes.rows[join]]}
 
     def expect(self, wants: list[Want]) -> None:
-        """Put up the nodes that are coming, with those they were ordered for as far as these still wait."""
+        """Leave out what has nodes already, and put up those that are coming, with what they were ordered for.
+
+        What a gang keeps counts for what has to start together. So the nodes that are coming are left for its rest.
+        """
+        for want in wants if self.p.promises else ():
+            self._leave_out_kept(want)
         left: dict[Whom, list[tuple[Want, int]]] = {}
         for want in wants:
             for at, (stage, _) in enumerate(want.needs):
@@ -170,10 +175,8 @@ class Packing:
             self.looked += 1
             self._steps = []
             first = dict(self._from) if want.together else {}
-            kept = self._on_kept(want) if self.p.promises else {}
             missing = 0
-            for stage, wanted in want.needs:
-                tasks = wanted - kept.get(stage.position, 0) if kept else wanted
+            for stage, tasks in want.needs:
                 missing += self._set_down(stage, want.reservation.kind, tasks) if tasks > 0 else 0
                 if missing and want.together:
                     self._without_room.add(want.reservation.seq)
@@ -181,13 +184,15 @@ class Packing:
                     self._from = first
                     break
 
-    def _on_kept(self, want: Want) -> dict[int, int]:
-        """How many tasks, by stage, have nodes already that came for them."""
-        there: dict[int, int] = {}
+    def _leave_out_kept(self, want: Want) -> None:
+        """Take out the tasks of a gang for which nodes have come."""
         promise = self.p.promises.get(want.reservation.seq)
-        for _, position, tasks in promise.places if promise is not None and want.together else ():
+        if promise is None or not want.together:
+            return
+        there: dict[int, int] = {}
+        for _, position, tasks in promise.places:
             there[position] = there.get(position, 0) + tasks
-        return there
+        want.needs = [(stage, max(0, wanted - there.get(stage.position, 0))) for stage, wanted in want.needs]
 
     def _set_down(self, stage: Stage, kind: int, tasks: int) -> int:
         """Returns how many found no room."""
