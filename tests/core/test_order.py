@@ -168,7 +168,7 @@ def test_placing_and_taking_back_moves_an_ask_there_and_back() -> None:
 
 
 def test_a_flood_goes_on_behind_replacements_that_are_not_needed() -> None:
-    """Nodes in hand take many small jobs; an ask that moves back among them is served after its betters, and once."""
+    """Batches take many small jobs; an ask that moves back among them is served after its betters, and once."""
     w = World()
     w.nodes(3, cpu=4)
     w.submit(name="gang", preemptible=False, stages=stage(8, min=7))

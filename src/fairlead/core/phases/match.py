@@ -288,7 +288,7 @@ class Round:
                 self._tree = None  # those with nothing left would be asked all the same
 
     def _grow(self) -> Tree:
-        """The tree of the leaves that have open lanes. Nothing is in hand, so what is booked is all that is used."""
+        """The tree of the leaves that have open lanes. All starts are booked, so what is booked is all that is used."""
         left = [path for path, lanes in self._awake.items() if lanes]
         left += [path for path, turns in self._turns.items() if turns.open]
         return Tree([self.p.queues[path] for path in sorted(left)], self.p.entitlements(), self._owed)
