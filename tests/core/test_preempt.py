@@ -368,3 +368,66 @@ def test_nobody_takes_the_place_of_a_claimant_among_the_jobs_that_may_run() -> N
     w.return_node("n")
     w.advance(1)
     assert w.placements("high") == {("w", 0): "n"}
+
+
+# -- what a stopped task waits for -------------------------------------------------------------------------------
+
+
+def test_a_stopped_gang_waits_anew_at_its_old_place() -> None:
+    """Waiting time counts waiting only: what ran for three days has not starved, and still comes before what is newer."""
+    w = World({"starving_after": "1h"})
+    w.nodes(2, cpu=1)
+    w.submit(name="gang", stages=[stage(2)])
+    w.advance(3 * 24 * 3600)
+    w.submit(name="younger", stages=[stage(2)])
+    w.submit(name="high", priority=1, stages=[stage(2)])
+    w.advance(1)
+    stopped = w.job("gang").waiting_since
+    assert stopped is not None and stopped >= 3 * 24 * 3600
+    assert [[each.job for each in lane] for lane in w.lanes().values()] == [["gang", "younger"]]
+    w.advance(10)
+    assert not w.holds()
+    w.restart()
+    w.finish("high")
+    w.advance(0)
+    assert len(w.placements("gang")) == 2 and not w.placements("younger")
+
+
+def test_a_gang_that_is_stopped_while_more_of_it_waits_begins_a_new_wait() -> None:
+    """The tasks beyond `min` have waited since the start; the gang has not."""
+    w = World({"starving_after": "1h"})
+    w.nodes(2, cpu=1)
+    w.submit(name="gang", stages=[stage(4, min=2)])
+    w.advance(2 * 3600)
+    w.submit(name="high", priority=1, stages=[stage(2)])
+    w.advance(1)
+    (lane,) = w.lanes().values()
+    assert [(each.job, each.asked, each.waiting_since) for each in lane] == [("gang", 0, 2 * 3600)]
+    assert not w.holds()
+
+
+def test_a_launch_that_fails_after_a_stop_does_not_bring_the_old_age_back() -> None:
+    w = World({"starving_after": "1h", "launch_timeout": "10s"})
+    w.node("n0", cpu=1)
+    w.submit(name="low", stages=[stage()])
+    w.advance(2 * 3600)
+    w.submit(name="high", priority=1, stages=[stage(duration=10)])
+    w.advance(5)
+    w.hold_acks("n0")
+    w.advance(15.5)
+    assert w.task("low", "w", 0).state == "pending"
+    assert w.job("low").waiting_since == 2 * 3600 and not w.holds()
+
+
+def test_a_stopped_task_keeps_the_place_that_it_was_asked_for_at() -> None:
+    """That is when the job before it had ended, and not when it was submitted."""
+    w = World()
+    w.node("n0", cpu=1)
+    w.submit(name="before", stages=[stage(duration=100)])
+    w.submit(name="after", after=["before"], stages=[stage()])
+    w.advance(150)
+    assert w.placements("after")
+    w.submit(name="high", stages=[stage()], priority=5)
+    w.advance(1)
+    (lane,) = w.lanes().values()
+    assert [(each.job, each.asked, each.waiting_since) for each in lane] == [("after", 100, 150)]

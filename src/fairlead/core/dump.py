@@ -78,6 +78,7 @@ class _Stage(msgspec.Struct, frozen=True, array_like=True):
     """Only of a stage that came after the job was submitted."""
     short_since: int | None = None
     ran: int | None = None
+    last_ask: tuple[int, int] | None = None
 
 
 class _Job(msgspec.Struct, frozen=True, array_like=True):
@@ -301,6 +302,7 @@ def _dump_stage(stage: Stage) -> _Stage:
         stage.own,
         stage.short_since,
         stage.ran,
+        stage.last_ask,
     )
 
 
@@ -454,4 +456,5 @@ def _load_stage(p: Partition, job: Job, spec: JobSpec, position: int, each: _Sta
     )
     p.mark_short(stage, each.short_since)
     stage.ran = each.ran
+    stage.last_ask = each.last_ask
     return stage

@@ -216,6 +216,8 @@ class Stage(msgspec.Struct, eq=False):
     """Since when a started stage has had fewer live tasks than it needs."""
     ran: Micros | None = None
     """About how long its tasks run, if they are quick enough for chains."""
+    last_ask: tuple[Micros, Micros] | None = None
+    """`asked` and `waiting_since` of its last reservation of kind new; None if both are when its job was submitted."""
 
     @property
     def spec(self) -> StageSpec:
@@ -259,6 +261,20 @@ class Stage(msgspec.Struct, eq=False):
             wanted = wanted.copy()
             self.set_pending(kind, wanted)
         return wanted
+
+    def note_ask(self, asked: Micros, waiting_since: Micros) -> None:
+        submitted = self.job.submitted
+        self.last_ask = None if asked == waiting_since == submitted else (asked, waiting_since)
+
+    @property
+    def asked(self) -> Micros:
+        """When its tasks of kind new were last asked for: the place that they come back to."""
+        return self.last_ask[0] if self.last_ask is not None else self.job.submitted
+
+    @property
+    def waiting_since(self) -> Micros:
+        """Since when its tasks of kind new have waited, or had when they were placed."""
+        return self.last_ask[1] if self.last_ask is not None else self.job.submitted
 
     def wanted(self, kind: int) -> Ranges:
         return self.pending[kind] or EMPTY
