@@ -303,11 +303,85 @@ def test_a_promise_ends_with_its_claimant() -> None:
 
 
 def test_a_promise_that_takes_too_long_ends_and_there_is_none_for_a_while() -> None:
-    w = claimed(lease="1h", promise_for="60s", preempt_grace="10s")
-    w.advance(69)
+    w = claimed(lease="1h", promise_for="10s", preempt_grace="10s")
+    w.advance(19)
     assert w.promises()
     w.advance(1)
     assert not w.promises()
+
+
+# -- stops that do not end ---------------------------------------------------------------------------------------
+
+
+def hanging(**settings: Any) -> World:
+    """Two tasks of low priority, of which the newer one ignores that it has to stop for `high`."""
+    w = World(config={"preempt_grace": "10s", **settings})
+    w.nodes(2, cpu=1)
+    for name in ("low", "hangs"):
+        w.submit(name=name, stages=[stage()])
+        w.advance(1)
+    w.ignore_stops("hangs")
+    w.submit(name="high", stages=[stage()], priority=1)
+    w.cycle()
+    assert w.promises() == {("high", "w", "new"): [("n1", 1)]}
+    return w
+
+
+def test_another_victim_is_chosen_when_one_does_not_stop() -> None:
+    w = hanging()
+    w.advance(39)
+    assert not w.placements("high") and not stopping(w, "low")
+    w.advance(1)
+    assert w.placements("high") == {("w", 0): "n0"}
+    w.submit(name="next", stages=[stage()], priority=2)
+    w.cycle()
+    reason = w.explain("next")[0].reason
+    assert isinstance(reason, NoRoom) and [each.job for each in reason.stuck] == ["hangs"]
+    assert str(reason).endswith("; 1 task of hangs[w] on n1, told to stop at 2 s, did not stop")
+    w.advance(1)
+    assert w.placements("next") == {("w", 0): "n0"}
+
+
+def test_a_stop_does_not_grow_old_while_its_agent_cannot_be_heard() -> None:
+    w = hanging(ready_after="1h")
+    w.advance(20)
+    w.now += 600 * 1_000_000
+    w.restart(ready=False)
+    w.cycle()
+    assert not w.partition().overdue and not stopping(w, "low")
+    w.mark_ready()
+    w.advance(39)
+    assert not w.partition().overdue
+    w.advance(2)
+    assert len(w.partition().overdue) == 1
+    w.advance(200)
+    assert w.placements("high")
+
+
+def test_an_overdue_stop_is_known_after_a_restart_and_ends_when_it_is_confirmed() -> None:
+    w = hanging()
+    w.advance(41)
+    w.restart()
+    p = w.partition()
+    assert [each.stage.job.id for each in p.overdue.values()] == ["hangs"]
+    w.report("hangs", "w", 0, 1, "stopped", "n1")
+    w.advance(0)
+    assert not w.partition().overdue and w.placements("low") == {("w", 0): "n1"}
+
+
+def test_a_stop_that_hangs_does_not_keep_pools_from_growing() -> None:
+    pool = {"node": {"cpu": 1}, "max": 3, "provider": {"local": {}}}
+    w = World(config={"preempt_grace": "10s", "preempt": "off", "pools": {"p": pool}})
+    w.node("n0", cpu=1)
+    w.submit(name="hangs", stages=[stage()])
+    w.advance(1)
+    w.ignore_stops("hangs")
+    w.kill("hangs")
+    w.submit(name="next", stages=[stage()])
+    w.advance(10)
+    assert not w.partition().orders
+    w.advance(60)
+    assert w.partition().orders
 
 
 def test_holders_are_not_disturbed() -> None:

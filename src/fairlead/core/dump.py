@@ -109,6 +109,8 @@ class _Allocation(msgspec.Struct, frozen=True, array_like=True):
     group: int
     chain: int = 0
     rooms: int = 0
+    safe_until: int = 0
+    overdue: bool = False
 
 
 class _Kept(msgspec.Struct, frozen=True, array_like=True):
@@ -323,6 +325,8 @@ def _dump_allocation(each: Allocation) -> _Allocation:
         each.group,
         each.chain,
         each.rooms,
+        each.safe_until,
+        each.overdue,
     )
 
 
@@ -366,6 +370,8 @@ def _load(document: _Document) -> Partition:
                 each.group,
                 each.chain,
                 each.rooms,
+                each.safe_until,
+                each.overdue,
             )
         )
     for hold in document.holds:

@@ -12,7 +12,7 @@ from fairlead.core.policy.fit import choose_devices, room
 from fairlead.core.ranges import count
 from fairlead.core.resources import GPU, Vector, add
 from fairlead.core.shape import Shape
-from fairlead.core.state import Partition
+from fairlead.core.state import STOP_MARGIN, Partition
 
 Wanted = Iterable[tuple[Shape, int]]
 """Shapes and how many tasks of each."""
@@ -175,7 +175,21 @@ def stands(p: Partition, kept: Kept) -> bool:
 
 
 def is_coming(p: Partition, promise: Promise) -> bool:
-    """Whether somebody still stops on the nodes of a promise: for it, or for another cause, which it counts on too."""
+    """True if tasks still stop on the nodes of a promise: for it, or for another cause, which it counts on too.
+
+    If one of its victims is overdue the promise does not wait for the others: other victims have to be found.
+    """
+    victims = [p.allocations[number] for number in promise.victims if number in p.allocations]
+    if any(each.overdue for each in victims):
+        return False
+    there = [each for join in promise.nodes for each in p.nodes.allocations[p.nodes.rows[join]].values()]
+    return bool(victims) or any(each.leaving for each in there)
+
+
+def is_stuck(p: Partition, promise: Promise) -> bool:
+    """True if a promise counts on a task that does not stop: one that was not overdue when it was made."""
+    patience = p.settings.preempt_grace + STOP_MARGIN
     return any(
-        each.state == "stopping" for join in promise.nodes for each in p.nodes.allocations[p.nodes.rows[join]].values()
-    ) or any(number in p.allocations for number in promise.victims)
+        each.id in promise.victims or (each.node in promise.nodes and each.since + patience >= promise.since)
+        for each in p.overdue.values()
+    )

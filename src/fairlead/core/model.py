@@ -375,6 +375,15 @@ class Allocation(msgspec.Struct, eq=False):
     """The number of the first allocation of its chain; 0 for none."""
     rooms: int = 0
     """Above 0 the tasks wait: they use no room, and start as others of their chain end, which has so many rooms."""
+    safe_until: Micros = 0
+    """Nodes were held for its tasks: they are not stopped for a higher priority before this."""
+    overdue: bool = False
+    """Whether its tasks were told to stop and have not in time. Their room is not counted on any more."""
+
+    @property
+    def leaving(self) -> bool:
+        """Whether its room is coming: its tasks were told to stop, and still have time to."""
+        return self.state == "stopping" and not self.rooms and not self.overdue
 
 
 Place = tuple[int, int, int]

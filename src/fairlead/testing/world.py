@@ -325,6 +325,11 @@ class World:
     def refuse_launches(self, node: str) -> None:
         self._fleet_of(node).refuse_launches(node)
 
+    def ignore_stops(self, job: str) -> None:
+        """Tasks of the job do not stop when they are told to, as a process that cannot be killed."""
+        for fleet in self.fleets.values():
+            fleet.ignore_stops(job)
+
     def silence(self, node: str) -> None:
         """Nothing is heard of the node any more; it is declared lost after the lease and a heartbeat of grace."""
         self._fleet_of(node).silence(node)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fairlead.core.changes import Released
-from fairlead.core.holding import is_coming, stands
+from fairlead.core.holding import is_coming, is_stuck, stands
 from fairlead.core.model import Hold, Kept, Micros, Promise, Reservation
 from fairlead.core.outcomes import ask_for_rest
 from fairlead.core.phases.turn import is_admitted, needs_of, over_limit, take_turn, together_of
@@ -74,7 +74,10 @@ def end_promises(plan: Plan) -> None:
     p = plan.partition
     for promise in list(p.promises.values()):
         if not promise.ordered and not is_coming(p, promise):
-            plan.do(Released(promise.seq, "it did not help", p.now + p.settings.promise_for))
+            if is_stuck(p, promise):
+                plan.do(Released(promise.seq, "a task did not stop in time"))
+            else:
+                plan.do(Released(promise.seq, "it did not help", p.now + p.settings.promise_for))
 
 
 def in_order(p: Partition) -> list[Hold | Promise]:

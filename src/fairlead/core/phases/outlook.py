@@ -104,7 +104,7 @@ class Packing:
         self._future = Future(p)
         self._freed: dict[int, None] = {}
         for allocation in p.allocations.values():
-            if allocation.state == "stopping" and not allocation.rooms:
+            if allocation.leaving:
                 self._future.end(allocation)
                 self._freed[allocation.node] = None
         for _, promise in sorted(p.promises.items()):

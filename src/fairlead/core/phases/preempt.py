@@ -83,7 +83,7 @@ def changes_to_come(p: Partition) -> tuple[dict[str, Vector], dict[str, Vector]]
     """Queue → what it will have lost when all that stops is gone, and what is promised to those below it."""
     losing: dict[str, Vector] = {}
     for allocation in p.allocations.values():
-        if allocation.state == "stopping" and not allocation.rooms:
+        if allocation.leaving:
             for queue in allocation.stage.job.queue.line():
                 add(losing.setdefault(queue.path, {}), allocation.stage.shape.resources, count(allocation.indices))
     gaining: dict[str, Vector] = {}
@@ -192,7 +192,7 @@ class Coming:
     def __init__(self, p: Partition) -> None:
         self.seen = (p.stops, p.holds_version)
         self.losing, self.gaining = changes_to_come(p)
-        self.stopping = [each for each in p.allocations.values() if each.state == "stopping" and not each.rooms]
+        self.stopping = [each for each in p.allocations.values() if each.leaving]
         self.future = Future(p)
         for allocation in self.stopping:
             self.future.end(allocation)

@@ -91,7 +91,7 @@ class Balance:
         self._coming: dict[int, None] = {}
         """The nodes where something stops already, and will be free before anybody who is stopped now."""
         for allocation in p.allocations.values():
-            if allocation.state == "stopping" and not allocation.rooms:
+            if allocation.leaving:
                 self._future.end(allocation)
                 self._coming[allocation.node] = None
                 for queue in allocation.stage.job.queue.line():
