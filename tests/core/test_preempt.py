@@ -448,7 +448,7 @@ def test_nobody_takes_the_place_of_a_claimant_among_the_jobs_that_may_run() -> N
 
 
 def test_a_stopped_gang_waits_anew_at_its_old_place() -> None:
-    """Waiting time counts waiting only: what ran for three days has not starved, and still comes before what is newer."""
+    """Waiting time counts waiting only: what ran for days has not starved, and comes before what is newer."""
     w = World({"starving_after": "1h"})
     w.nodes(2, cpu=1)
     w.submit(name="gang", stages=[stage(2)])
@@ -505,3 +505,191 @@ def test_a_stopped_task_keeps_the_place_that_it_was_asked_for_at() -> None:
     w.advance(1)
     (lane,) = w.lanes().values()
     assert [(each.job, each.asked, each.waiting_since) for each in lane] == [("after", 100, 150)]
+
+
+# -- which sets of tasks -----------------------------------------------------------------------------------------
+
+
+def filled(*nodes: tuple[str, list[tuple[str, float, int]]], **settings: Any) -> World:
+    """Nodes of 4 CPUs with tasks of a name, a size and a priority each, from the oldest to the newest."""
+    w = World(config=settings)
+    for node, tasks in nodes:
+        w.node(node, cpu=4, labels={"node": node})
+        for name, cpu, priority in tasks:
+            queue = {"queue": f"root.{name.split('-')[0]}"} if "queues" in settings else {}
+            w.submit(name=name, priority=priority, stages=[stage(cpu=cpu, selectors={"node": node})], **queue)
+            w.advance(1)
+    return w
+
+
+def all_stopping(w: World) -> list[str]:
+    return sorted(each.stage.job.id for each in w.partition().allocations.values() if each.state == "stopping")
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_one_task_is_stopped_rather_than_four(turned: bool) -> None:
+    large = ("n0", [("large", 4, 0)])
+    small = ("n1", [(f"small{at}", 1, 0) for at in range(4)])
+    w = filled(*((small, large) if turned else (large, small)))
+    w.submit(name="high", priority=1, stages=[stage(cpu=4)])
+    w.cycle()
+    assert all_stopping(w) == ["large"]
+
+
+def test_a_lower_priority_goes_before_fewer_tasks() -> None:
+    w = filled(("n0", [("large", 4, 1)]), ("n1", [(f"small{at}", 1, 0) for at in range(4)]))
+    w.submit(name="high", priority=2, stages=[stage(cpu=4)])
+    w.cycle()
+    assert all_stopping(w) == ["small0", "small1", "small2", "small3"]
+
+
+def test_of_sets_of_one_size_the_newest_goes() -> None:
+    w = filled(("n0", [("old", 4, 0)]), ("n1", [("new", 4, 0)]))
+    w.submit(name="high", priority=1, stages=[stage(cpu=4)])
+    w.cycle()
+    assert all_stopping(w) == ["new"]
+
+
+@pytest.mark.parametrize("many", [2, 12])
+def test_few_of_many_on_a_node(many: int) -> None:
+    """Also where not all sets are compared, the large task makes way and the small ones stay."""
+    small = {at: [(f"small{at}-{of}", 0.1, 0) for of in range(10)] for at in range(many)}
+    nodes = [(f"n{at}", [(f"large{at}", 3, 0), *small[at]]) for at in range(many)]
+    w = filled(*nodes)
+    w.submit(name="high", priority=1, stages=[stage(cpu=3)])
+    w.cycle()
+    assert all_stopping(w) == [f"large{many - 1}"]
+
+
+def test_a_gang_gets_room_for_all_of_it_by_few_tasks() -> None:
+    nodes = [(f"n{at}", [(f"half{at}a", 2, 0), (f"half{at}b", 2, 0)]) for at in range(6)]
+    w = filled(*nodes, ("n6", [("whole6", 4, 0)]), ("n7", [("whole7", 4, 0)]), ("n8", [("whole8", 4, 0)]))
+    w.submit(name="high", priority=1, stages=[stage(3, cpu=4)])
+    w.cycle()
+    assert all_stopping(w) == ["whole6", "whole7", "whole8"]
+    w.advance(1)
+    assert len(w.placements("high")) == 3
+
+
+def test_a_guarantee_is_won_back_where_that_helps() -> None:
+    """The newest tasks of `a` share their nodes with larger ones: they do not count against what `a` may lose."""
+    queues = {"root": {"a": {"guarantee": {"cpu": 12}}, "b": {"guarantee": {"cpu": 4}}}}
+    shared = [(f"n{at}", [(f"a-middle{at}", 3, 0), (f"a-small{at}", 1, 0)]) for at in range(1, 4)]
+    w = filled(("n0", [("a-large", 4, 0)]), *shared, queues=queues)
+    w.submit(name="want", queue="root.b", stages=[stage(cpu=4)])
+    w.cycle()
+    assert all_stopping(w) == ["a-large"]
+
+
+@pytest.mark.parametrize("count", [4, 12])
+def test_a_limit_is_met_by_few_tasks(count: int) -> None:
+    """There is room on nodes; what keeps the claimant back is the limit of its queue."""
+    w = World(config={"queues": {"root": {"q": {"limit": {"cpu": count + 4}}}}})
+    w.nodes(4, cpu=8)
+    w.submit(name="large", queue="root.q", stages=[stage(cpu=4)])
+    w.advance(1)
+    for at in range(count):
+        w.submit(name=f"small{at}", queue="root.q", stages=[stage()])
+        w.advance(1)
+    w.submit(name="high", queue="root.q", priority=1, stages=[stage(cpu=3)])
+    w.cycle()
+    assert all_stopping(w) == ["large"]
+
+
+def test_what_a_cycle_places_is_not_stopped_by_it() -> None:
+    w = World()
+    w.node("n0", cpu=2)
+    w.submit(name="old", stages=[stage()])
+    w.advance(1)
+    w.submit(name="high", priority=1, stages=[stage(cpu=2)])
+    w.submit(name="new", stages=[stage()])
+    w.cycle()
+    assert w.placements("new") and not all_stopping(w)
+    w.cycle()
+    assert all_stopping(w) == ["new", "old"]
+
+
+# -- what tasks may be stopped for -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("preempt", "stopped"), [("priority", ["a-low", "a-lower"]), ("guarantees", ["a-low"]), ("off", [])]
+)
+def test_what_tasks_may_be_stopped_for(preempt: str, stopped: list[str]) -> None:
+    queues = {"root": {"a": {}, "b": {"guarantee": {"cpu": 4}}}}
+    w = filled(("n0", [("a-lower", 4, -1)]), ("n1", [("a-low", 4, 0)]), queues=queues, preempt=preempt)
+    w.submit(name="high", queue="root.a", priority=1, stages=[stage(cpu=4, selectors={"node": "n0"})])
+    w.submit(name="want", queue="root.b", stages=[stage(cpu=4, selectors={"node": "n1"})])
+    w.cycle()
+    assert all_stopping(w) == stopped
+
+
+# -- holds and claims --------------------------------------------------------------------------------------------
+
+
+def starving(**rest: Any) -> World:
+    """Node n0 is held for `gang`, which waits for what runs there and on n1."""
+    w = World(config={"starving_after": "10s", "held_nodes_percent": 100, **rest})
+    w.nodes(2, cpu=1)
+    w.submit(name="old", stages=[stage()], priority=5)
+    w.submit(name="busy", stages=[stage()], priority=5)
+    w.advance(0)
+    w.submit(name="gang", stages=[stage(2)], priority=1)
+    w.advance(11)
+    assert list(w.holds()) == ["n0", "n1"]
+    return w
+
+
+def test_a_hold_does_not_take_the_right_to_claim() -> None:
+    """The claim replaces the hold, and uses the nodes that were held."""
+    w = starving()
+    w.set_priority("gang", 9)
+    w.cycle()
+    assert all_stopping(w) == ["busy", "old"] and not w.holds()
+    assert w.promises() == {("gang", "w", "new"): [("n0", 1), ("n1", 1)]}
+    w.advance(1)
+    assert len(w.placements("gang")) == 2
+
+
+def test_a_held_node_is_closed_to_a_higher_priority() -> None:
+    w = starving(hold_for="1h")
+    w.finish("old")
+    w.submit(name="high", stages=[stage()], priority=9)
+    w.cycle()
+    assert not w.placements("high") and not all_stopping(w)
+    reason = w.explain("high")[0].reason
+    assert isinstance(reason, NoRoom)
+    assert [(each.job, each.stage, each.nodes, each.until) for each in reason.closed] == [
+        ("gang", "w", 2, 3610 * 1_000_000 + 1)
+    ]
+    assert "2 nodes are held for gang[w] until 3610 s" in str(reason)
+    w.finish("busy")
+    w.advance(1)
+    assert len(w.placements("gang")) == 2
+
+
+def test_work_that_started_from_a_hold_is_not_stopped_for_a_priority_for_a_while() -> None:
+    w = starving(hold_for="1h")
+    w.submit(name="high", stages=[stage()], priority=9)
+    w.finish("old")
+    w.finish("busy")
+    w.advance(1)
+    assert len(w.placements("gang")) == 2
+    w.restart()
+    w.advance(3590)
+    assert len(w.placements("gang")) == 2
+    w.advance(30)
+    assert w.placements("high") and not w.placements("gang")
+
+
+def test_work_that_started_from_a_hold_yields_to_a_guarantee() -> None:
+    queues = {"root": {"a": {}, "b": {"guarantee": {"cpu": 1}}}}
+    w = World(config={"starving_after": "10s", "queues": queues})
+    w.node("n0", cpu=1)
+    w.submit(name="old", queue="root.a", stages=[stage(duration=20)])
+    w.submit(name="held", queue="root.a", stages=[stage()])
+    w.advance(25)
+    assert w.placements("held") and w.partition().allocations[2].safe_until
+    w.submit(name="want", queue="root.b", stages=[stage()])
+    w.advance(1)
+    assert w.placements("want")

@@ -11,19 +11,19 @@ from fairlead.core.nodes import NodeTable
 from fairlead.core.policy.fit import choose_devices, room
 from fairlead.core.ranges import count
 from fairlead.core.resources import GPU, Vector, add
-from fairlead.core.shape import Shape
+from fairlead.core.shape import WHOLE_DEVICE, Shape
 from fairlead.core.state import STOP_MARGIN, Partition
 
 Wanted = Iterable[tuple[Shape, int]]
 """Shapes and how many tasks of each."""
 
 
-def kept_on(p: Partition, join: int) -> list[tuple[Shape, int]]:
-    """What a node is kept for, in the order of the reservations."""
+def kept_on(p: Partition, join: int, without: int | None = None) -> list[tuple[Shape, int]]:
+    """What a node is kept for, in the order of the reservations; but for one of them."""
     found: list[tuple[Shape, int]] = []
     for seq, places in sorted(p.nodes.held.get(join, {}).items()):
         kept = p.kept(seq)
-        if kept is not None:
+        if kept is not None and seq != without:
             found += [(p.jobs[kept.job].stages[position].shape, tasks) for _, position, tasks in places]
     return found
 
@@ -88,11 +88,64 @@ def choose_held(p: Partition, stage: Stage, kind: int, most: int) -> list[Choice
         if position == stage.position and most and p.nodes.placeable(p.nodes.rows[join]):
             alone = len(p.nodes.held[join]) == 1 and not stage.shape.key.apart and not reservation.whole
             alone = alone and not (isinstance(kept, Promise) and kept.ordered)
-            fitting, devices = room_now(p.nodes, join, stage.shape, most if alone else min(tasks, most))
+            if len(p.nodes.held[join]) > 1 and stage.shape.devices:
+                fitting, devices = _part_of_devices(p, join, kept.seq, stage.shape, min(tasks, most))
+            else:
+                fitting, devices = room_now(p.nodes, join, stage.shape, most if alone else min(tasks, most))
             if fitting:
                 chosen.append(Choice(join, fitting, devices))
                 most -= fitting
     return chosen
+
+
+def _part_of_devices(p: Partition, join: int, seq: int, shape: Shape, most: int) -> tuple[int, tuple[int, ...]]:
+    """How many tasks a node that others hold too has room for, on devices that leave the others theirs.
+
+    What was there before the holds will have gone; what has come since stays.
+    """
+    nodes = p.nodes
+    row = nodes.rows[join]
+    others = kept_on(p, join, without=seq)
+    since = min([p.holds[each].since for each in nodes.held[join] if each in p.holds], default=0)
+    taken = [0] * nodes.gpus[row]
+    for allocation in nodes.allocations[row].values():
+        if allocation.since >= since:
+            for device in allocation.devices:
+                if device < len(taken):
+                    taken[device] += allocation.stage.shape.device_milli
+    used = list(nodes.devices[row][: nodes.gpus[row]])
+    most = room_now(nodes, join, shape, most)[0]
+    chosen: tuple[int, ...] = ()
+    for _ in range(most):
+        allowed = list(used)
+        while True:
+            devices = choose_devices(allowed, len(allowed), shape.devices, shape.device_milli, 1)
+            if not devices:
+                return len(chosen) // shape.devices, chosen
+            after = list(taken)
+            for device in devices:
+                after[device] += shape.device_milli
+            if _fit_devices(after, others):
+                break
+            for device in devices:
+                allowed[device] = WHOLE_DEVICE  # another device may do
+        taken = after
+        for device in devices:
+            used[device] += shape.device_milli
+        chosen += devices
+    return most, chosen
+
+
+def _fit_devices(used: list[int], wanted: Wanted) -> bool:
+    """True if tasks find devices where these parts of each are used."""
+    used = list(used)
+    for shape, tasks in wanted:
+        chosen = choose_devices(used, len(used), shape.devices, shape.device_milli, tasks) if shape.devices else ()
+        if len(chosen) < shape.devices * tasks:
+            return False
+        for device in chosen:
+            used[device] += shape.device_milli
+    return True
 
 
 def choose_on(p: Partition, stage: Stage, join: int, most: int) -> list[Choice]:

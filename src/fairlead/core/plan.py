@@ -55,6 +55,8 @@ class Plan:
         """Queue → how far those below it are from their shares, where that was looked at."""
         self.arrivals: list[tuple[int, list[Meant]]] = []
         """Ordered nodes that have come, by join number, and whom room there is meant for."""
+        self.placed_from = partition.counters.allocation
+        """What this cycle places is numbered from here: it is not stopped in it."""
         self.more = False
         """Whether work was left that another cycle at the same time can do."""
         partition.now = now

@@ -1,4 +1,4 @@
-"""What is kept for whom: holds by job and age, held and promised nodes, tasks that do not stop, after the last cycle."""
+"""Holds by job and age, held and promised nodes, and tasks that do not stop, as the last cycle left them."""
 
 from __future__ import annotations
 

@@ -6,7 +6,15 @@ from heapq import heappop, heappush, heapreplace
 
 import msgspec
 
-from fairlead.core.changes import JobForgotten, KeyKept, KeysForgotten, Measured, NodeAvoided, QueuesRemoved, StopOverdue
+from fairlead.core.changes import (
+    JobForgotten,
+    KeyKept,
+    KeysForgotten,
+    Measured,
+    NodeAvoided,
+    QueuesRemoved,
+    StopOverdue,
+)
 from fairlead.core.commands import Accepted, encode_answer
 from fairlead.core.effects import Stop
 from fairlead.core.model import Allocation, Job, Micros, Queue

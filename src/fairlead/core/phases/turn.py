@@ -287,8 +287,15 @@ def _place_chosen(plan: Plan, stage: Stage, kind: int, least: int, group: int, c
         block = stage.wanted(kind).first(placed)
         attempt = stage.next_attempt(block) if stage.history else stage.floor + 1
         parts = (Part(chosen[0].join, block, chosen[0].devices),) if len(chosen) == 1 else tuple(_parts(chosen, block))
-        plan.do(Placed(stage.job.id, stage.position, kind, attempt, p.counters.allocation, parts, group))
+        safe_until = _safe_until(p, stage, kind) if p.holds else 0
+        plan.do(Placed(stage.job.id, stage.position, kind, attempt, p.counters.allocation, parts, group, safe_until))
     return placed
+
+
+def _safe_until(p: Partition, stage: Stage, kind: int) -> int:
+    """Until when work that starts from a hold is not stopped for a higher priority; 0 without a hold."""
+    reservation = stage.reservations[kind]
+    return p.now + p.settings.hold_for if reservation is not None and reservation.seq in p.holds else 0
 
 
 def _let_go(plan: Plan, reservation: Reservation) -> None:
