@@ -32,6 +32,7 @@ from fairlead.core.commands import (
     MoveQueue,
     RegisterManager,
     Rejected,
+    ReleaseHold,
     RemoveNode,
     Report,
     ReportState,
@@ -279,6 +280,10 @@ class World:
     def prioritise(self, job: str, stage: str) -> None:
         """Bring a stage's reservations to the front of their lanes."""
         self._send(self._where(job), BringToFront(job=job, stage=stage, operator=True))
+
+    def release_hold(self, job: str, stage: str = "") -> None:
+        """Open the nodes that are held for a job, or for one stage of it, to other work."""
+        self._send(self._where(job), ReleaseHold(job=job, stage=stage, operator=True))
 
     def cancel(self, job: str, stage: str) -> None:
         self._send(self._where(job), CancelReservation(job=job, stage=stage, operator=True))
