@@ -23,6 +23,7 @@ from fairlead.core.commands import (
     MoveQueue,
     RegisterManager,
     Rejected,
+    ReleaseHold,
     RemoveNode,
     RemovePartition,
     Report,
@@ -57,7 +58,7 @@ NODE_KEYS = "it has labels, name, pool, resources, taints"
 PARTITION_KEYS = (
     "it has backfill, batch_window, chain, fence, heartbeat, held_nodes_percent, hold_for, hold_large, "
     "keep_ended, keep_keys, launch_timeout, lease, max_batch, max_launch_tries, max_orders, max_placed, "
-    "place, pool_pause, pools, preempt_grace, promise_for, queues, ready_after, rebalance_after, "
+    "place, pool_pause, pools, preempt, preempt_grace, promise_for, queues, ready_after, rebalance_after, "
     "rebalance_threshold, replace_within, requestors, seed, starving_after, unit"
 )
 QUEUE_KEYS = (
@@ -785,6 +786,14 @@ COMMANDS: dict[str, tuple[Any, str]] = {
     "to the front by its owner": (
         BringToFront(job="run", stage="w", **ANN),
         "user: only an operator may bring a reservation to the front; ask one",
+    ),
+    "releasing a hold by its owner": (
+        ReleaseHold(job="run", stage="w", **ANN),
+        "user: only an operator may release a hold; ask one",
+    ),
+    "releasing a hold of no job": (
+        ReleaseHold(job="x", **OP),
+        'job: there is no job "x"; name one that is known',
     ),
     "cancelling another's": (
         CancelReservation(job="run", stage="w", **BOB),

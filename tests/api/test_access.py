@@ -19,10 +19,10 @@ from tests.api.serving import JOB, Serving, serving, submit
 # Operation → the least role that may do it.
 ROLES = {
     "user": "submit submitMany jobs job tasks explain log history attempts kill scale setPriority nodes node "
-    "queues queue lanes cancelReservation partitions usage pools pool watch whoami secrets setSecret removeSecret "
-    "metrics",
-    "operator": "moveNode removeNode moveQueue bringToFront resetLane markReady config validateConfig shares setShares "
-    "managers registerManager updateManager managerEvents movePool scalePool",
+    "queues queue lanes holds cancelReservation partitions usage pools pool watch whoami secrets setSecret "
+    "removeSecret metrics",
+    "operator": "moveNode removeNode moveQueue bringToFront resetLane releaseHold markReady config validateConfig "
+    "shares setShares managers registerManager updateManager managerEvents movePool scalePool",
     "admin": "applyConfig setPartition removePartition tokens createToken revokeToken",
     "anybody": "healthz readyz",
 }

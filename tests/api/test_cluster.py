@@ -73,6 +73,29 @@ def test_lanes(site: Serving) -> None:
     assert site.as_owner.post("/api/v1/lanes/front", json={"job": "none", "stage": "main"}).status_code == 404
 
 
+def test_holds(tmp_path: Path) -> None:
+    config = {"partitions": {"default": {"starving_after": "1ms", "hold_for": "1h"}}}
+    with serving(tmp_path, config) as site:
+        site.node("n1", cpu=1)
+        first, second = submit(site.as_owner), submit(site.as_owner)
+        until = time.monotonic() + SECONDS
+        while not (found := get(site, "holds")["holds"]) and time.monotonic() < until:
+            time.sleep(0.01)
+        ((hold,),) = (found,)
+        assert (hold["job"], hold["stage"], hold["tasks"], hold["nodes"]) == (second, "main", 1, ["n1"])
+        assert hold["until"] == hold["since"] + 3600
+        site.as_owner.post("/api/v1/jobs", json={**JOB, "priority": 1})
+        wanted = {"starving_after": "1h", "hold_for": "1h"}
+        assert site.as_owner.put("/api/v1/partitions/default", json=wanted).status_code == 200
+        release = site.as_owner.post("/api/v1/holds/release", json={"job": second, "stage": "main"})
+        assert (release.status_code, release.json()) == (200, {"note": ""})
+        assert get(site, "holds")["holds"] == []
+        again = site.as_owner.post("/api/v1/holds/release", json={"job": second})
+        assert again.json() == {"note": "no nodes are held for it"}
+        assert site.as_owner.post("/api/v1/holds/release", json={"job": "none"}).status_code == 404
+        assert get(site, f"jobs/{first}")["state"] == "running"
+
+
 def test_configuration(site: Serving) -> None:
     site.node("n1")
     before = get(site, "config")

@@ -107,6 +107,20 @@ def test_pools(up: Up, client: Client) -> None:
     client.ask(Call(Applied, "PUT", f"{API}/partitions/default", {}))
 
 
+def test_holds(up: Up, client: Client) -> None:
+    job = client.submit(["true"], resources=SMALL)
+    assert client.holds() == []
+    assert client.release_hold(job) == "no nodes are held for it"
+
+    async def the_same() -> None:
+        other = AsyncClient(up.url, up.token)
+        assert await other.holds() == []
+        assert await other.release_hold(job, "main") == "no nodes are held for it"
+        await other.close()
+
+    asyncio.run(the_same())
+
+
 def test_nobody_there() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

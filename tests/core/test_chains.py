@@ -283,7 +283,7 @@ def test_who_stood_behind_what_was_sent_ahead_has_its_turn_at_once() -> None:
     w.submit(name="old", stages=array(3))
     w.advance(0.01)
     first = w.submit(stages=array(3), priority=1)
-    w.advance(0.01)
+    w.advance(0.02)
     w.finish(first, "w", 0)
     w.hold_acks("n0")  # nothing else happens
     w.cycle()

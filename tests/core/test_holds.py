@@ -497,3 +497,92 @@ def test_after_a_restart_it_is_known_at_once_when_somebody_will_starve() -> None
     w.restart()
     w.advance(6)
     assert w.holds() == {"n0": [("gang", "w", 1)]}
+
+
+# -- released by an operator -------------------------------------------------------------------------------------
+
+
+def held(**settings: Any) -> World:
+    """A node of 2 CPUs is held for `large`, and there is room on it for a small task."""
+    w = World({"starving_after": "10s", **settings})
+    w.node("n0", cpu=2)
+    w.submit(name="long", stages=[stage()])
+    w.advance(0)
+    w.submit(name="large", stages=[stage(cpu=2)])
+    w.advance(11)
+    assert w.holds() == {"n0": [("large", "w", 1)]}
+    w.submit(name="small", stages=[stage()])
+    w.advance(1)
+    assert not w.placements("small")
+    return w
+
+
+@pytest.mark.parametrize("named", ["", "w"])
+def test_an_operator_releases_a_hold_and_it_is_not_taken_again_at_once(named: str) -> None:
+    w = held()
+    w.release_hold("large", named)
+    w.cycle()
+    assert not w.holds() and w.placements("small")
+    w.restart()
+    w.advance(9)
+    assert not w.holds()
+    w.advance(2)
+    assert w.holds()
+
+
+def test_releasing_what_is_not_held_changes_nothing() -> None:
+    w = held()
+    w.release_hold("small")
+    w.cycle()
+    assert w.holds() and w.answers()[-1].note == "no nodes are held for it"
+
+
+def test_tasks_of_an_earlier_stage_do_not_prevent_a_hold() -> None:
+    """They end by themselves; small tasks of other jobs would walk past the next stage else."""
+    w = World({"starving_after": "10s"})
+    w.node("n0", cpu=4)
+    w.submit(name="job", stages=[stage(cpu=3, name="first"), stage(cpu=3, name="second")])
+    w.advance(11)
+    assert w.holds() == {"n0": [("job", "second", 1)]}
+    w.submit(name="small", stages=[stage()])
+    w.advance(1)
+    assert not w.placements("small")
+    w.finish("job", "first")
+    w.advance(1)
+    assert w.placements("job") == {("second", 0): "n0"}
+
+
+def test_members_of_the_same_gang_stay_beside_what_is_added() -> None:
+    """A gang of two that grows by two needs another node: its members do not end before them."""
+    w = World({"starving_after": "10s", "held_nodes_percent": 100})
+    w.nodes(2, cpu=2)
+    w.submit(name="gang", stages=[stage(2)])
+    w.submit(name="other", stages=[stage(2)])
+    w.advance(0)
+    assert set(w.placements("gang").values()) == {"n0"}
+    w.scale("gang", "w", 4)
+    w.advance(11)
+    assert list(w.holds()) == ["n1"]
+
+
+def test_two_halves_do_not_split_both_devices_of_a_shared_node() -> None:
+    w = World({"starving_after": "10s", "queues": {"root": {"a": {}, "b": {}, "c": {}}}})
+    w.node("g", cpu=8, gpu=2)
+    half, whole = {"name": "w", "resources": {"gpu": 0.5}}, {"name": "w", "resources": {"gpu": 1}}
+    for at in range(4):
+        w.submit(name=f"old{at}", queue="root.c", stages=[half])
+    w.advance(0)
+    w.submit(name="pair", queue="root.a", stages=[{**half, "count": 2}])
+    w.submit(name="one", queue="root.b", stages=[whole])
+    w.advance(11)
+    assert w.holds() == {"g": [("pair", "w", 2), ("one", "w", 1)]}
+    on = {w.task(f"old{at}", "w", 0).devices: f"old{at}" for at in range(4)}
+    for job in on.values():  # one half of each device
+        w.finish(job)
+    w.advance(1)
+    assert not w.placements("pair")
+    for at in range(4):
+        if f"old{at}" not in on.values():
+            w.finish(f"old{at}")
+    w.advance(1)
+    assert len(w.placements("pair")) == 2 and len(w.placements("one")) == 1

@@ -350,6 +350,18 @@ class Machine(RuleBasedStateMachine):
     def move_pool(self, name: str, action: str) -> None:
         getattr(self.w, action)(name)
 
+    @rule(at=st.integers(0, 20))
+    def release_hold(self, at: int) -> None:
+        holds = list(self.w.partition().holds.values())
+        if holds:
+            self.w.release_hold(holds[at % len(holds)].job)
+
+    @rule(at=st.integers(0, 20))
+    def ignore_stops(self, at: int) -> None:
+        jobs = [job.id for job in self.w.partition().jobs.values() if not job.over]
+        if jobs:
+            self.w.ignore_stops(jobs[at % len(jobs)])
+
     # -- time and trouble
 
     @rule(seconds=st.sampled_from([0, 1, 3, 10, 25]))

@@ -303,8 +303,8 @@ def test_a_promise_ends_with_its_claimant() -> None:
 
 
 def test_a_promise_that_takes_too_long_ends_and_there_is_none_for_a_while() -> None:
-    w = claimed(lease="1h", promise_for="60s", preempt_grace="10s")
-    w.advance(69)
+    w = claimed(lease="1h", promise_for="10s", preempt_grace="10s")
+    w.advance(19)
     assert w.promises()
     w.advance(1)
     assert not w.promises()
@@ -335,6 +335,80 @@ def test_when_a_node_of_a_claim_goes_the_others_stay_promised() -> None:
     w.return_node(rest)
     w.advance(1)
     assert len(w.placements("high")) == 2
+
+
+# -- stops that do not end ---------------------------------------------------------------------------------------
+
+
+def hanging(**settings: Any) -> World:
+    """Two tasks of low priority, of which the newer one ignores that it has to stop for `high`."""
+    w = World(config={"preempt_grace": "10s", **settings})
+    w.nodes(2, cpu=1)
+    for name in ("low", "hangs"):
+        w.submit(name=name, stages=[stage()])
+        w.advance(1)
+    w.ignore_stops("hangs")
+    w.submit(name="high", stages=[stage()], priority=1)
+    w.cycle()
+    assert w.promises() == {("high", "w", "new"): [("n1", 1)]}
+    return w
+
+
+def test_another_victim_is_chosen_when_one_does_not_stop() -> None:
+    w = hanging()
+    w.advance(39)
+    assert not w.placements("high") and not stopping(w, "low")
+    w.advance(1)
+    assert w.placements("high") == {("w", 0): "n0"}
+    w.submit(name="next", stages=[stage()], priority=2)
+    w.cycle()
+    reason = w.explain("next")[0].reason
+    assert isinstance(reason, NoRoom) and [each.job for each in reason.stuck] == ["hangs"]
+    assert str(reason).endswith("; 1 task of hangs[w] on n1, told to stop at 2 s, did not stop")
+    w.advance(1)
+    assert w.placements("next") == {("w", 0): "n0"}
+
+
+def test_a_stop_does_not_grow_old_while_its_agent_cannot_be_heard() -> None:
+    w = hanging(ready_after="1h")
+    w.advance(20)
+    w.now += 600 * 1_000_000
+    w.restart(ready=False)
+    w.cycle()
+    assert not w.partition().overdue and not stopping(w, "low")
+    w.mark_ready()
+    w.advance(39)
+    assert not w.partition().overdue
+    w.advance(2)
+    assert len(w.partition().overdue) == 1
+    w.advance(200)
+    assert w.placements("high")
+
+
+def test_an_overdue_stop_is_known_after_a_restart_and_ends_when_it_is_confirmed() -> None:
+    w = hanging()
+    w.advance(41)
+    w.restart()
+    p = w.partition()
+    assert [each.stage.job.id for each in p.overdue.values()] == ["hangs"]
+    w.report("hangs", "w", 0, 1, "stopped", "n1")
+    w.advance(0)
+    assert not w.partition().overdue and w.placements("low") == {("w", 0): "n1"}
+
+
+def test_a_stop_that_hangs_does_not_keep_pools_from_growing() -> None:
+    pool = {"node": {"cpu": 1}, "max": 3, "provider": {"local": {}}}
+    w = World(config={"preempt_grace": "10s", "preempt": "off", "pools": {"p": pool}})
+    w.node("n0", cpu=1)
+    w.submit(name="hangs", stages=[stage()])
+    w.advance(1)
+    w.ignore_stops("hangs")
+    w.kill("hangs")
+    w.submit(name="next", stages=[stage()])
+    w.advance(10)
+    assert not w.partition().orders
+    w.advance(60)
+    assert w.partition().orders
 
 
 def test_holders_are_not_disturbed() -> None:
@@ -395,3 +469,254 @@ def test_nobody_takes_the_place_of_a_claimant_among_the_jobs_that_may_run() -> N
     w.return_node("n")
     w.advance(1)
     assert w.placements("high") == {("w", 0): "n"}
+
+
+# -- what a stopped task waits for -------------------------------------------------------------------------------
+
+
+def test_a_stopped_gang_waits_anew_at_its_old_place() -> None:
+    """Waiting time counts waiting only: what ran for days has not starved, and comes before what is newer."""
+    w = World({"starving_after": "1h"})
+    w.nodes(2, cpu=1)
+    w.submit(name="gang", stages=[stage(2)])
+    w.advance(3 * 24 * 3600)
+    w.submit(name="younger", stages=[stage(2)])
+    w.submit(name="high", priority=1, stages=[stage(2)])
+    w.advance(1)
+    stopped = w.job("gang").waiting_since
+    assert stopped is not None and stopped >= 3 * 24 * 3600
+    assert [[each.job for each in lane] for lane in w.lanes().values()] == [["gang", "younger"]]
+    w.advance(10)
+    assert not w.holds()
+    w.restart()
+    w.finish("high")
+    w.advance(0)
+    assert len(w.placements("gang")) == 2 and not w.placements("younger")
+
+
+def test_a_gang_that_is_stopped_while_more_of_it_waits_begins_a_new_wait() -> None:
+    """The tasks beyond `min` have waited since the start; the gang has not."""
+    w = World({"starving_after": "1h"})
+    w.nodes(2, cpu=1)
+    w.submit(name="gang", stages=[stage(4, min=2)])
+    w.advance(2 * 3600)
+    w.submit(name="high", priority=1, stages=[stage(2)])
+    w.advance(1)
+    (lane,) = w.lanes().values()
+    assert [(each.job, each.asked, each.waiting_since) for each in lane] == [("gang", 0, 2 * 3600)]
+    assert not w.holds()
+
+
+def test_a_launch_that_fails_after_a_stop_does_not_bring_the_old_age_back() -> None:
+    w = World({"starving_after": "1h", "launch_timeout": "10s"})
+    w.node("n0", cpu=1)
+    w.submit(name="low", stages=[stage()])
+    w.advance(2 * 3600)
+    w.submit(name="high", priority=1, stages=[stage(duration=10)])
+    w.advance(5)
+    w.hold_acks("n0")
+    w.advance(15.5)
+    assert w.task("low", "w", 0).state == "pending"
+    assert w.job("low").waiting_since == 2 * 3600 and not w.holds()
+
+
+def test_a_stopped_task_keeps_the_place_that_it_was_asked_for_at() -> None:
+    """That is when the job before it had ended, and not when it was submitted."""
+    w = World()
+    w.node("n0", cpu=1)
+    w.submit(name="before", stages=[stage(duration=100)])
+    w.submit(name="after", after=["before"], stages=[stage()])
+    w.advance(150)
+    assert w.placements("after")
+    w.submit(name="high", stages=[stage()], priority=5)
+    w.advance(1)
+    (lane,) = w.lanes().values()
+    assert [(each.job, each.asked, each.waiting_since) for each in lane] == [("after", 100, 150)]
+
+
+# -- which sets of tasks -----------------------------------------------------------------------------------------
+
+
+def filled(*nodes: tuple[str, list[tuple[str, float, int]]], **settings: Any) -> World:
+    """Nodes of 4 CPUs with tasks of a name, a size and a priority each, from the oldest to the newest."""
+    w = World(config=settings)
+    for node, tasks in nodes:
+        w.node(node, cpu=4, labels={"node": node})
+        for name, cpu, priority in tasks:
+            queue = {"queue": f"root.{name.split('-')[0]}"} if "queues" in settings else {}
+            w.submit(name=name, priority=priority, stages=[stage(cpu=cpu, selectors={"node": node})], **queue)
+            w.advance(1)
+    return w
+
+
+def all_stopping(w: World) -> list[str]:
+    return sorted(each.stage.job.id for each in w.partition().allocations.values() if each.state == "stopping")
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_one_task_is_stopped_rather_than_four(turned: bool) -> None:
+    large = ("n0", [("large", 4, 0)])
+    small = ("n1", [(f"small{at}", 1, 0) for at in range(4)])
+    w = filled(*((small, large) if turned else (large, small)))
+    w.submit(name="high", priority=1, stages=[stage(cpu=4)])
+    w.cycle()
+    assert all_stopping(w) == ["large"]
+
+
+def test_a_lower_priority_goes_before_fewer_tasks() -> None:
+    w = filled(("n0", [("large", 4, 1)]), ("n1", [(f"small{at}", 1, 0) for at in range(4)]))
+    w.submit(name="high", priority=2, stages=[stage(cpu=4)])
+    w.cycle()
+    assert all_stopping(w) == ["small0", "small1", "small2", "small3"]
+
+
+def test_of_sets_of_one_size_the_newest_goes() -> None:
+    w = filled(("n0", [("old", 4, 0)]), ("n1", [("new", 4, 0)]))
+    w.submit(name="high", priority=1, stages=[stage(cpu=4)])
+    w.cycle()
+    assert all_stopping(w) == ["new"]
+
+
+@pytest.mark.parametrize("many", [2, 12])
+def test_few_of_many_on_a_node(many: int) -> None:
+    """Also where not all sets are compared, the large task makes way and the small ones stay."""
+    small = {at: [(f"small{at}-{of}", 0.1, 0) for of in range(10)] for at in range(many)}
+    nodes = [(f"n{at}", [(f"large{at}", 3, 0), *small[at]]) for at in range(many)]
+    w = filled(*nodes)
+    w.submit(name="high", priority=1, stages=[stage(cpu=3)])
+    w.cycle()
+    assert all_stopping(w) == [f"large{many - 1}"]
+
+
+def test_a_gang_gets_room_for_all_of_it_by_few_tasks() -> None:
+    nodes = [(f"n{at}", [(f"half{at}a", 2, 0), (f"half{at}b", 2, 0)]) for at in range(6)]
+    w = filled(*nodes, ("n6", [("whole6", 4, 0)]), ("n7", [("whole7", 4, 0)]), ("n8", [("whole8", 4, 0)]))
+    w.submit(name="high", priority=1, stages=[stage(3, cpu=4)])
+    w.cycle()
+    assert all_stopping(w) == ["whole6", "whole7", "whole8"]
+    w.advance(1)
+    assert len(w.placements("high")) == 3
+
+
+def test_a_guarantee_is_won_back_where_that_helps() -> None:
+    """The newest tasks of `a` share their nodes with larger ones: they do not count against what `a` may lose."""
+    queues = {"root": {"a": {"guarantee": {"cpu": 12}}, "b": {"guarantee": {"cpu": 4}}}}
+    shared = [(f"n{at}", [(f"a-middle{at}", 3, 0), (f"a-small{at}", 1, 0)]) for at in range(1, 4)]
+    w = filled(("n0", [("a-large", 4, 0)]), *shared, queues=queues)
+    w.submit(name="want", queue="root.b", stages=[stage(cpu=4)])
+    w.cycle()
+    assert all_stopping(w) == ["a-large"]
+
+
+@pytest.mark.parametrize("count", [4, 12])
+def test_a_limit_is_met_by_few_tasks(count: int) -> None:
+    """There is room on nodes; what keeps the claimant back is the limit of its queue."""
+    w = World(config={"queues": {"root": {"q": {"limit": {"cpu": count + 4}}}}})
+    w.nodes(4, cpu=8)
+    w.submit(name="large", queue="root.q", stages=[stage(cpu=4)])
+    w.advance(1)
+    for at in range(count):
+        w.submit(name=f"small{at}", queue="root.q", stages=[stage()])
+        w.advance(1)
+    w.submit(name="high", queue="root.q", priority=1, stages=[stage(cpu=3)])
+    w.cycle()
+    assert all_stopping(w) == ["large"]
+
+
+def test_what_a_cycle_places_is_not_stopped_by_it() -> None:
+    w = World()
+    w.node("n0", cpu=2)
+    w.submit(name="old", stages=[stage()])
+    w.advance(1)
+    w.submit(name="high", priority=1, stages=[stage(cpu=2)])
+    w.submit(name="new", stages=[stage()])
+    w.cycle()
+    assert w.placements("new") and not all_stopping(w)
+    w.cycle()
+    assert all_stopping(w) == ["new", "old"]
+
+
+# -- what tasks may be stopped for -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("preempt", "stopped"), [("priority", ["a-low", "a-lower"]), ("guarantees", ["a-low"]), ("off", [])]
+)
+def test_what_tasks_may_be_stopped_for(preempt: str, stopped: list[str]) -> None:
+    queues = {"root": {"a": {}, "b": {"guarantee": {"cpu": 4}}}}
+    w = filled(("n0", [("a-lower", 4, -1)]), ("n1", [("a-low", 4, 0)]), queues=queues, preempt=preempt)
+    w.submit(name="high", queue="root.a", priority=1, stages=[stage(cpu=4, selectors={"node": "n0"})])
+    w.submit(name="want", queue="root.b", stages=[stage(cpu=4, selectors={"node": "n1"})])
+    w.cycle()
+    assert all_stopping(w) == stopped
+
+
+# -- holds and claims --------------------------------------------------------------------------------------------
+
+
+def starving(**rest: Any) -> World:
+    """Node n0 is held for `gang`, which waits for what runs there and on n1."""
+    w = World(config={"starving_after": "10s", "held_nodes_percent": 100, **rest})
+    w.nodes(2, cpu=1)
+    w.submit(name="old", stages=[stage()], priority=5)
+    w.submit(name="busy", stages=[stage()], priority=5)
+    w.advance(0)
+    w.submit(name="gang", stages=[stage(2)], priority=1)
+    w.advance(11)
+    assert list(w.holds()) == ["n0", "n1"]
+    return w
+
+
+def test_a_hold_does_not_take_the_right_to_claim() -> None:
+    """The claim replaces the hold, and uses the nodes that were held."""
+    w = starving()
+    w.set_priority("gang", 9)
+    w.cycle()
+    assert all_stopping(w) == ["busy", "old"] and not w.holds()
+    assert w.promises() == {("gang", "w", "new"): [("n0", 1), ("n1", 1)]}
+    w.advance(1)
+    assert len(w.placements("gang")) == 2
+
+
+def test_a_held_node_is_closed_to_a_higher_priority() -> None:
+    w = starving(hold_for="1h")
+    w.finish("old")
+    w.submit(name="high", stages=[stage()], priority=9)
+    w.cycle()
+    assert not w.placements("high") and not all_stopping(w)
+    reason = w.explain("high")[0].reason
+    assert isinstance(reason, NoRoom)
+    assert [(each.job, each.stage, each.nodes, each.until) for each in reason.closed] == [
+        ("gang", "w", 2, 3610 * 1_000_000 + 1)
+    ]
+    assert "2 nodes are held for gang[w] until 3610 s" in str(reason)
+    w.finish("busy")
+    w.advance(1)
+    assert len(w.placements("gang")) == 2
+
+
+def test_work_that_started_from_a_hold_is_not_stopped_for_a_priority_for_a_while() -> None:
+    w = starving(hold_for="1h")
+    w.submit(name="high", stages=[stage()], priority=9)
+    w.finish("old")
+    w.finish("busy")
+    w.advance(1)
+    assert len(w.placements("gang")) == 2
+    w.restart()
+    w.advance(3590)
+    assert len(w.placements("gang")) == 2
+    w.advance(30)
+    assert w.placements("high") and not w.placements("gang")
+
+
+def test_work_that_started_from_a_hold_yields_to_a_guarantee() -> None:
+    queues = {"root": {"a": {}, "b": {"guarantee": {"cpu": 1}}}}
+    w = World(config={"starving_after": "10s", "queues": queues})
+    w.node("n0", cpu=1)
+    w.submit(name="old", queue="root.a", stages=[stage(duration=20)])
+    w.submit(name="held", queue="root.a", stages=[stage()])
+    w.advance(25)
+    assert w.placements("held") and w.partition().allocations[2].safe_until
+    w.submit(name="want", queue="root.b", stages=[stage()])
+    w.advance(1)
+    assert w.placements("want")

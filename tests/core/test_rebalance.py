@@ -119,8 +119,22 @@ def test_nobody_goes_below_its_share() -> None:
     assert running(w, "a", "b", "c") == [5, 3, 2]
 
 
-def test_a_gang_goes_whole_or_not_at_all() -> None:
-    """The newest is a gang of four: with all of it gone `a` would be below its share."""
+@pytest.mark.parametrize(("old", "ran"), [(6, [6, 4]), (4, [10, 0])])
+def test_a_gang_goes_whole_or_not_at_all(old: int, ran: list[int]) -> None:
+    """A gang of four leaves `a` above its share; without one of six it would be below."""
+    w = world()
+    stages = [{"name": "s", "count": old, "resources": {"cpu": 1}}]
+    w.submit(name="old", queue="root.a", preemptible=False, stages=stages)
+    w.advance(1)
+    w.submit(name="gang", queue="root.a", stages=[{"name": "s", "count": 10 - old, "resources": {"cpu": 1}}])
+    w.advance(1)
+    array(w, "b", 20)
+    w.advance(300)
+    assert running(w, "a", "b") == ran
+
+
+def test_single_tasks_are_stopped_before_a_gang_is_broken() -> None:
+    """Five tasks have to go either way: of the old array, or a newer gang of four and one more."""
     w = world()
     array(w, "a", 6, "old")
     w.advance(1)
@@ -128,7 +142,73 @@ def test_a_gang_goes_whole_or_not_at_all() -> None:
     w.advance(1)
     array(w, "b", 20)
     w.advance(300)
-    assert len(w.placements("gang")) == 0 and running(w, "a", "b") == [5, 5]
+    assert len(w.placements("gang")) == 4 and running(w, "a", "b") == [5, 5]
+
+
+def test_a_loan_is_taken_back_where_that_helps() -> None:
+    """The newest tasks on loan share their nodes with larger ones: to stop them gives `b` nothing."""
+    w = World({"rebalance_threshold": 10, "rebalance_after": "1min"})
+    w.queue("root.a", share=75)
+    w.queue("root.b", share=25)
+    for name, cpus in (("n0", [4]), ("n1", [3, 1]), ("n2", [3, 1]), ("n3", [3, 1])):
+        w.node(name, cpu=4, labels={"name": name})
+        for cpu in cpus:
+            stages = [{"name": "s", "resources": {"cpu": cpu}, "selectors": {"name": name}}]
+            w.submit(name=f"{name}-{cpu}", queue="root.a", stages=stages)
+            w.advance(1)
+    w.submit(name="want", queue="root.b", stages=[{"name": "s", "resources": {"cpu": 4}}])
+    w.advance(120)
+    assert w.placements("want") == {("s", 0): "n0"}
+    assert w.usage("root.a") == {"cpu": 12}
+
+
+def test_a_held_node_does_not_switch_rebalance_off() -> None:
+    """The first of the lane has a node held for it; it has a right to what is on loan all the same."""
+    w = world(starving_after="10s", rebalance_after="1min")
+    lend_all(w)
+    w.advance(30)
+    assert len(w.holds()) == 1
+    w.advance(120)
+    assert running(w, "a", "b") == [5, 5] and not w.holds()
+
+
+def test_a_gang_that_nodes_are_held_for_takes_loans_back() -> None:
+    """What becomes free is promised to it, also on the nodes that were held, which the promise replaces."""
+    w = world(starving_after="10s", rebalance_after="1min", held_nodes_percent=100)
+    array(w, "a", 10)
+    w.advance(1)
+    w.submit(name="gang", queue="root.b", stages=[{"name": "s", "count": 5, "resources": {"cpu": 1}}])
+    w.advance(30)
+    assert len(w.holds()) == 5
+    for node in range(10):
+        w.silence(f"n{node}")
+    w.advance(31)
+    ((_, places),) = w.promises().items()
+    assert not w.holds() and len(places) == 5
+
+
+def test_what_the_same_cycle_placed_is_taken_back_in_the_next_one() -> None:
+    """Rebalance is due in a cycle that lends once more, and only the new loan and an older one together help."""
+    w = World({"rebalance_threshold": 20, "rebalance_after": "1min", "place": "spread"})
+    w.queue("root.a", share=50)
+    w.queue("root.b", share=50)
+    one = [{"name": "s", "resources": {"cpu": 1}}]
+    for name in ("n0", "n1"):
+        w.node(name, cpu=2, labels={"name": name})
+    for name, node in (("keep0", "n0"), ("keep1", "n0"), ("old", "n1")):
+        stages = [{**one[0], "selectors": {"name": node}}]
+        w.submit(name=name, queue="root.a", preemptible=name == "old", stages=stages)
+    w.advance(0)
+    w.submit(name="large", queue="root.b", stages=[{"name": "s", "resources": {"cpu": 2}}])
+    w.advance(60)
+    w.submit(name="new", queue="root.a", stages=one)
+    w.now += 1_000_000
+    w.cycle()
+    assert w.placements("new") and running(w, "a") == [4]
+    w.cycle()
+    assert running(w, "a") == [2]
+    w.advance(1)
+    assert w.placements("large") == {("s", 0): "n1"}
 
 
 def test_a_gang_keeps_what_it_needs() -> None:

@@ -26,6 +26,7 @@ from fairlead.core.commands import (
     MarkReady,
     MoveNode,
     MoveQueue,
+    ReleaseHold,
     RemoveNode,
     ResetLane,
 )
@@ -33,7 +34,7 @@ from fairlead.core.errors import Refused
 from fairlead.core.reader import Reader
 from fairlead.core.resources import shown
 from fairlead.core.state import Partition
-from fairlead.views.answers import lane_answers, node_answer, partition_answer, queue_answer
+from fairlead.views.answers import hold_answers, lane_answers, node_answer, partition_answer, queue_answer
 from fairlead.wire import api as wire
 
 MAX_NODES = 1_000
@@ -236,6 +237,32 @@ async def reset_lane(
     return await touch(request, partition, job, command)
 
 
+@get("/holds", operation_id="holds", guards=[USERS], summary="Holds, the oldest first")
+async def holds(request: Ask, partition: PartitionName = "") -> wire.Holds:
+    """The nodes that are kept free of new work for jobs that waited too long."""
+    caller = caller_of(request)
+
+    def look(p: Partition) -> wire.Holds:
+        return wire.Holds(holds=hold_answers(p, lambda job: may_see(caller, job)))
+
+    return await site_of(request).control.find(partition).read(look)
+
+
+@post("/holds/release", operation_id="releaseHold", guards=[OPERATORS], status_code=200)
+async def release_hold(
+    request: Ask,
+    data: Annotated[Any, Shaped(wire.HoldDocument)],
+    partition: PartitionName = "",
+    key: Key = None,
+) -> wire.Done:
+    """The nodes that are held for a job, or for one stage of it, take other work again."""
+    read = Reader(data, "", "a hold")
+    job = read.name("job")
+    stage = read.name("stage") if "stage" in read.doc else ""
+    read.close()
+    return await touch(request, partition, job, ReleaseHold(job=job, stage=stage, **asks(request, key)))
+
+
 # -- partitions --------------------------------------------------------------------------------------------------
 
 
@@ -265,6 +292,8 @@ HANDLERS = [
     bring_to_front,
     cancel,
     reset_lane,
+    holds,
+    release_hold,
     partitions,
     mark_ready,
 ]

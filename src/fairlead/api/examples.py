@@ -226,6 +226,22 @@ EXAMPLES: dict[str, tuple[dict[str, Any] | None, Any]] = {
     ),
     "bringToFront": ({"job": "17", "stage": "worker"}, DONE),
     "cancelReservation": ({"job": "17", "stage": "worker"}, DONE),
+    "holds": (
+        None,
+        {
+            "holds": [
+                {
+                    "job": "17",
+                    "stage": "worker",
+                    "tasks": 8,
+                    "nodes": ["n1", "n2"],
+                    "since": 1790000000.25,
+                    "until": 1790086400.25,
+                }
+            ]
+        },
+    ),
+    "releaseHold": ({"job": "17", "stage": "worker"}, DONE),
     "resetLane": ({"queue": "root.default", "job": "17"}, DONE),
     "partitions": (
         None,

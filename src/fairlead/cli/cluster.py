@@ -13,6 +13,7 @@ from fairlead.cli.output import ago, amounts, asking, print_json, print_list, pr
 node = typer.Typer(name="node", help="Look at nodes and move them.", no_args_is_help=True)
 queue = typer.Typer(name="queue", help="Look at queues, stop and start them.", no_args_is_help=True)
 lane = typer.Typer(name="lane", help="Look at what waits, and move it.", no_args_is_help=True)
+hold = typer.Typer(name="hold", help="Look at held nodes, and release them.", no_args_is_help=True)
 partition_app = typer.Typer(name="partition", help="Add, change and remove partitions.", no_args_is_help=True)
 share = typer.Typer(name="share", help="Look at shares, patterns and rebalance, and set them.", no_args_is_help=True)
 secret = typer.Typer(name="secret", help="Keep secrets for jobs to name.", no_args_is_help=True)
@@ -153,6 +154,40 @@ def stop(path: QueuePath, partition: Partition = "", as_json: AsJson = False) ->
 def start(path: QueuePath, partition: Partition = "", as_json: AsJson = False) -> None:
     """Start a queue that was stopped."""
     _do("POST", f"queues/{path}/start", as_json, f"{path} is active", partition=partition)
+
+
+@hold.command("list")
+@asking
+def list_holds(partition: Partition = "", as_json: AsJson = False) -> None:
+    """List nodes that are held for jobs that waited too long."""
+    with ask_as(partition) as client:
+        found = client.holds()
+    print_list(
+        found,
+        as_json,
+        ("JOB", "STAGE", "TASKS", "NODES", "HELD", "ON"),
+        lambda each: (
+            each.job,
+            each.stage,
+            each.tasks,
+            len(each.nodes),
+            ago(each.since),
+            " ".join(each.nodes[:10]) + (" …" if len(each.nodes) > 10 else ""),
+        ),
+    )
+
+
+@hold.command("release")
+@asking
+def release_hold(
+    job: JobName,
+    stage: Annotated[str, typer.Argument(help="The name of a stage; all of them by default.", metavar="STAGE")] = "",
+    partition: Partition = "",
+    as_json: AsJson = False,
+) -> None:
+    """Open the nodes that are held for a job to other work."""
+    document = {"job": job} | ({"stage": stage} if stage else {})
+    _do("POST", "holds/release", as_json, f"the hold of {job} is released", document, partition=partition)
 
 
 @lane.command("list")
@@ -439,4 +474,4 @@ def revoke_token(
     _do("DELETE", f"tokens/{name}", as_json, f"{name} was revoked")
 
 
-GROUPS = (node, queue, share, lane, partition_app, secret, token)
+GROUPS = (node, queue, share, lane, hold, partition_app, secret, token)

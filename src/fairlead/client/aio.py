@@ -83,6 +83,12 @@ class AsyncClient:
     async def explain(self, job: str) -> wire.Explanation:
         return await self.ask(calls.explain(job, self.partition))
 
+    async def holds(self) -> list[wire.Hold]:
+        return (await self.ask(calls.holds(self.partition))).holds
+
+    async def release_hold(self, job: str, stage: str = "") -> str:
+        return (await self.ask(calls.release_hold(job, stage, self.partition))).note
+
     async def pools(self) -> list[wire.Pool]:
         return (await self.ask(calls.pools(self.partition))).pools
 

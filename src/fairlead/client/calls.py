@@ -187,6 +187,15 @@ def queues(partition: str) -> Call[wire.Queues]:
     return Call(wire.Queues, "GET", f"{API}/queues", partition=partition)
 
 
+def holds(partition: str) -> Call[wire.Holds]:
+    return Call(wire.Holds, "GET", f"{API}/holds", partition=partition)
+
+
+def release_hold(job: str, stage: str, partition: str) -> Call[wire.Done]:
+    document = {"job": job} | ({"stage": stage} if stage else {})
+    return Call(wire.Done, "POST", f"{API}/holds/release", document, partition=partition)
+
+
 def pools(partition: str) -> Call[wire.Pools]:
     return Call(wire.Pools, "GET", f"{API}/pools", partition=partition)
 

@@ -116,6 +116,14 @@ class Client:
     def queues(self) -> list[wire.Queue]:
         return self.ask(calls.queues(self.partition)).queues
 
+    def holds(self) -> list[wire.Hold]:
+        """The nodes that are kept free of new work for jobs that waited too long."""
+        return self.ask(calls.holds(self.partition)).holds
+
+    def release_hold(self, job: str, stage: str = "") -> str:
+        """Open the nodes that are held for a job, or for one stage of it, to other work."""
+        return self.ask(calls.release_hold(job, stage, self.partition)).note
+
     def pools(self) -> list[wire.Pool]:
         return self.ask(calls.pools(self.partition)).pools
 

@@ -205,7 +205,7 @@ def share(admission: Admission, ask: Reservation, needs: Needs) -> Reason | None
     A claim was within its share when tasks were stopped for it, and a replacement when its stage started.
     """
     p = admission.p
-    if ask.kind == REPLACE or _has_claimed(p, ask):
+    if ask.kind == REPLACE or has_claimed(p, ask):
         return None
     rights = p.entitlements()
     stage, tasks = needs[0]
@@ -269,6 +269,7 @@ def blocks_lane(ask: Reservation, reason: Reason) -> bool:
     return isinstance(reason, NotActive) and any(reason.queue == level.path for level in line)
 
 
-def _has_claimed(p: Partition, ask: Reservation) -> bool:
+def has_claimed(p: Partition, ask: Reservation) -> bool:
+    """True if tasks stop for the ask."""
     promise = p.promises.get(ask.seq)
     return promise is not None and not promise.ordered

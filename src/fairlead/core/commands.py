@@ -138,6 +138,13 @@ class BringToFront(Command, frozen=True, tag="bring to front"):
     stage: str
 
 
+class ReleaseHold(Command, frozen=True, tag="release hold"):
+    """The nodes that are held for a job, or for one stage of it, are open to other work again."""
+
+    job: str
+    stage: str = ""
+
+
 class CancelReservation(Command, frozen=True, tag="cancel reservation"):
     """A stage's pending tasks are given up."""
 
@@ -242,6 +249,7 @@ AnyCommand = (
     | Kill
     | SetPriority
     | BringToFront
+    | ReleaseHold
     | CancelReservation
     | ResetLane
     | Report

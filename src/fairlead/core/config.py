@@ -23,7 +23,7 @@ from fairlead.core.policy.placement import PLACEMENTS
 from fairlead.core.reader import Reader, check_entries, check_name, check_text, suggestion
 from fairlead.core.requestors import problem_of
 from fairlead.core.resources import format_quantity, parse_capacity, parse_limits, printable, shown
-from fairlead.core.settings import DEFAULT_QUEUES, Fence, PartitionConfig, PartitionSettings, Requestor
+from fairlead.core.settings import DEFAULT_QUEUES, Fence, PartitionConfig, PartitionSettings, Preempt, Requestor
 
 QUEUE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_@+-]{0,62}")
 PARTITION_KEYS = (*PartitionSettings.__struct_fields__, "queues", "pools")
@@ -94,6 +94,7 @@ def parse_partition(doc: object, field: str) -> PartitionConfig:
         keep_ended=read.duration("keep_ended", default.keep_ended),
         keep_keys=read.duration("keep_keys", default.keep_keys),
         requestors=_parse_requestors(read.get("requestors", []), read.at("requestors"), queues),
+        preempt=cast(Preempt, read.choice("preempt", ("priority", "guarantees", "off"), default.preempt)),
     )
     read.close()
     return PartitionConfig(settings, queues, pools)

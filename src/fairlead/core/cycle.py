@@ -56,6 +56,7 @@ def run(partition: Partition, commands: Sequence[AnyCommand], now: Micros, watch
             end_kept(plan)
             pass_rooms(plan)
             watch("expiry")
+            plan.placed_from = partition.counters.allocation
             match(plan)
             chain(plan)
             watch("match")

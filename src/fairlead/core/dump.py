@@ -79,6 +79,7 @@ class _Stage(msgspec.Struct, frozen=True, array_like=True):
     """Only of a stage that came after the job was submitted."""
     short_since: int | None = None
     ran: int | None = None
+    last_ask: tuple[int, int] | None = None
 
 
 class _Job(msgspec.Struct, frozen=True, array_like=True):
@@ -109,6 +110,8 @@ class _Allocation(msgspec.Struct, frozen=True, array_like=True):
     group: int
     chain: int = 0
     rooms: int = 0
+    safe_until: int = 0
+    overdue: bool = False
 
 
 class _Kept(msgspec.Struct, frozen=True, array_like=True):
@@ -303,6 +306,7 @@ def _dump_stage(stage: Stage) -> _Stage:
         stage.own,
         stage.short_since,
         stage.ran,
+        stage.last_ask,
     )
 
 
@@ -323,6 +327,8 @@ def _dump_allocation(each: Allocation) -> _Allocation:
         each.group,
         each.chain,
         each.rooms,
+        each.safe_until,
+        each.overdue,
     )
 
 
@@ -368,6 +374,8 @@ def _load(document: _Document) -> Partition:
                 each.group,
                 each.chain,
                 each.rooms,
+                each.safe_until,
+                each.overdue,
             )
         )
     for stage in replacing:
@@ -463,4 +471,5 @@ def _load_stage(p: Partition, job: Job, spec: JobSpec, position: int, each: _Sta
     )
     p.mark_short(stage, each.short_since)
     stage.ran = each.ran
+    stage.last_ask = each.last_ask
     return stage

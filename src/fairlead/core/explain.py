@@ -13,13 +13,17 @@ import msgspec
 from fairlead.core.model import Micros, Stage
 from fairlead.core.policy.fit import choose_devices, room
 from fairlead.core.pooling import grows, nodes_left, takes
-from fairlead.core.reasons import NeverFits, NoRoom
+from fairlead.core.ranges import count
+from fairlead.core.reasons import HeldFor, NeverFits, NoRoom, NotStopping
 from fairlead.core.resources import GPU, Vector, add
 from fairlead.core.shape import WHOLE_DEVICE, Shape
 from fairlead.core.state import Partition
 
 MANY = 2**40
 """More tasks than there can be: what asks for nothing fits that often."""
+
+NAMED = 5
+"""How many holds, and how many overdue stops, an explanation names."""
 
 
 def why_no_room(p: Partition, stage: Stage, found: NoRoom, now: Micros) -> NoRoom:
@@ -60,6 +64,41 @@ def why_no_room(p: Partition, stage: Stage, found: NoRoom, now: Micros) -> NoRoo
         problem=next((pool.problem for _, pool in sorted(p.pools.items()) if orders and pool.problem), ""),
         full=tuple(pool.name for pool in pools if nodes_left(p, pool) == 0),
         paused=tuple(pool.name for pool in pools if not grows(p, pool, now)),
+        closed=_held_for_others(p, stage, own),
+        stuck=_not_stopping(p, stage),
+    )
+
+
+def _accepts(p: Partition, stage: Stage, join: int) -> bool:
+    """True if a node takes tasks of a stage when it has capacity for them."""
+    nodes = p.nodes
+    row = nodes.rows[join]
+    labels, taints, pool = nodes.labels[row], nodes.taints[row], nodes.pool[row]
+    return nodes.manager[row] == stage.job.manager and stage.shape.accepts(labels, taints, pool)
+
+
+def _held_for_others(p: Partition, stage: Stage, own: Collection[int]) -> tuple[HeldFor, ...]:
+    """The holds that keep tasks of a stage out, the largest first."""
+    found: list[HeldFor] = []
+    for seq, hold in sorted(p.holds.items()) if stage.shape.amounts else ():
+        nodes = sum(
+            _accepts(p, stage, join) and not any(each in p.nodes.held[join] for each in own) for join in hold.nodes
+        )
+        if nodes and seq not in own:
+            name = p.jobs[hold.job].stages[hold.stage].name
+            found.append(HeldFor(hold.job, name, nodes, hold.since + p.settings.hold_for))
+    return tuple(sorted(found, key=lambda each: -each.nodes)[:NAMED])
+
+
+def _not_stopping(p: Partition, stage: Stage) -> tuple[NotStopping, ...]:
+    """The overdue stops on nodes that accept tasks of a stage, the oldest first."""
+    late = [each for each in p.overdue.values() if _accepts(p, stage, each.node)]
+    late.sort(key=lambda each: (each.since, each.id))
+    return tuple(
+        NotStopping(
+            each.stage.job.id, each.stage.name, count(each.indices), p.nodes.name[p.nodes.rows[each.node]], each.since
+        )
+        for each in late[:NAMED]
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
+
 from fairlead.core.changes import Part
 from fairlead.core.explain import MANY
 from fairlead.core.forecast import end_of
@@ -23,6 +25,8 @@ class Future:
         """Nodes that are kept for some, whose part is taken already; the rest is for everybody."""
         self._back: dict[int, None] = {}
         """Nodes that are backed off and counted on all the same."""
+        self.own: Collection[int] = ()
+        """The nodes that are held for the ask that the question is about."""
 
     def count_on(self, join: int) -> None:
         """A node that is backed off takes tasks again before long."""
@@ -44,7 +48,7 @@ class Future:
         """Whether a node takes tasks of a shape, if there is room."""
         nodes = self.p.nodes
         row = nodes.rows[join]
-        if join in nodes.held and join not in self._shared:
+        if join in nodes.held and join not in self._shared and join not in self.own:
             return False
         usable = nodes.placeable(row) or (join in self._back and nodes.usable(row))
         return usable and may_take(nodes, row, shape)
@@ -85,17 +89,28 @@ class Future:
 
     def end_some(self, allocation: Allocation, block: tuple[int, ...]) -> None:
         """Only some tasks of an allocation will have gone."""
-        per_task = len(allocation.devices) // max(1, count(allocation.indices))
-        gone = set(indices(block))
-        devices: tuple[int, ...] = ()
-        for at, index in enumerate(indices(allocation.indices)) if per_task else ():
-            if index in gone:
-                devices += allocation.devices[at * per_task : (at + 1) * per_task]
-        self.take(allocation.node, allocation.stage.shape, -len(gone), devices)
+        self.take(allocation.node, allocation.stage.shape, -count(block), _devices_of(allocation, block))
+
+    def free_on(self, join: int) -> Vector:
+        """What will be free on a node, but for devices; not to be altered."""
+        return self._node(join)[0]
+
+    def without_some(self, join: int, gone: Iterable[tuple[Allocation, tuple[int, ...]]]) -> tuple[Vector, list[int]]:
+        """What would be free on a node, and used of its devices, if some tasks there were gone too."""
+        free, used = self._node(join)
+        free, used = dict(free), list(used)
+        for allocation, block in gone:
+            shape = allocation.stage.shape
+            add(free, shape.resources, count(block))
+            for device in _devices_of(allocation, block):
+                if device < len(used):
+                    used[device] -= shape.device_milli
+        return free, used
 
     def copy(self) -> Future:
         other = Future(self.p)
         other._shared, other._back = dict(self._shared), dict(self._back)
+        other.own = self.own
         other._nodes = {join: (dict(free), list(used)) for join, (free, used) in self._nodes.items()}
         return other
 
@@ -107,6 +122,19 @@ class Future:
             free = {name: column[row] - nodes.used[name][row] for name, column in nodes.capacity.items()}
             known = self._nodes[join] = (free, nodes.devices[row][: nodes.gpus[row]])
         return known
+
+
+def _devices_of(allocation: Allocation, block: tuple[int, ...]) -> tuple[int, ...]:
+    """The devices of some tasks of an allocation."""
+    if not allocation.devices or block == allocation.indices:
+        return allocation.devices
+    per_task = len(allocation.devices) // max(1, count(allocation.indices))
+    gone = set(indices(block))
+    devices: tuple[int, ...] = ()
+    for at, index in enumerate(indices(allocation.indices)):
+        if index in gone:
+            devices += allocation.devices[at * per_task : (at + 1) * per_task]
+    return devices
 
 
 def lent_nodes(p: Partition) -> dict[int, Micros]:

@@ -13,8 +13,8 @@ from fairlead.core.nodes import NodeTable
 from fairlead.core.policy.fit import choose_devices, room
 from fairlead.core.ranges import count
 from fairlead.core.resources import GPU, Vector, add
-from fairlead.core.shape import Shape
-from fairlead.core.state import Partition
+from fairlead.core.shape import WHOLE_DEVICE, Shape
+from fairlead.core.state import STOP_MARGIN, Partition
 
 FEW_FAILURES = 3
 """A node where no more launches than this have gone wrong in a row is counted on to be back: it pauses for seconds."""
@@ -23,12 +23,12 @@ Wanted = Iterable[tuple[Shape, int]]
 """Shapes and how many tasks of each."""
 
 
-def kept_on(p: Partition, join: int) -> list[tuple[Shape, int]]:
-    """What a node is kept for, in the order of the reservations."""
+def kept_on(p: Partition, join: int, without: int | None = None) -> list[tuple[Shape, int]]:
+    """What a node is kept for, in the order of the reservations; but for one of them."""
     found: list[tuple[Shape, int]] = []
     for seq, places in sorted(p.nodes.held.get(join, {}).items()):
         kept = p.kept(seq)
-        if kept is not None:
+        if kept is not None and seq != without:
             found += [(p.jobs[kept.job].stages[position].shape, tasks) for _, position, tasks in places]
     return found
 
@@ -93,11 +93,64 @@ def choose_held(p: Partition, stage: Stage, kind: int, most: int) -> list[Choice
         if position == stage.position and most and p.nodes.placeable(p.nodes.rows[join]):
             alone = len(p.nodes.held[join]) == 1 and not stage.shape.key.apart and not reservation.whole
             alone = alone and not (isinstance(kept, Promise) and kept.ordered)
-            fitting, devices = room_now(p.nodes, join, stage.shape, most if alone else min(tasks, most))
+            if len(p.nodes.held[join]) > 1 and stage.shape.devices:
+                fitting, devices = _part_of_devices(p, join, kept.seq, stage.shape, min(tasks, most))
+            else:
+                fitting, devices = room_now(p.nodes, join, stage.shape, most if alone else min(tasks, most))
             if fitting:
                 chosen.append(Choice(join, fitting, devices))
                 most -= fitting
     return chosen
+
+
+def _part_of_devices(p: Partition, join: int, seq: int, shape: Shape, most: int) -> tuple[int, tuple[int, ...]]:
+    """How many tasks a node that others hold too has room for, on devices that leave the others theirs.
+
+    What was there before the holds will have gone; what has come since stays.
+    """
+    nodes = p.nodes
+    row = nodes.rows[join]
+    others = kept_on(p, join, without=seq)
+    since = min([p.holds[each].since for each in nodes.held[join] if each in p.holds], default=0)
+    taken = [0] * nodes.gpus[row]
+    for allocation in nodes.allocations[row].values():
+        if allocation.since >= since:
+            for device in allocation.devices:
+                if device < len(taken):
+                    taken[device] += allocation.stage.shape.device_milli
+    used = list(nodes.devices[row][: nodes.gpus[row]])
+    most = room_now(nodes, join, shape, most)[0]
+    chosen: tuple[int, ...] = ()
+    for _ in range(most):
+        allowed = list(used)
+        while True:
+            devices = choose_devices(allowed, len(allowed), shape.devices, shape.device_milli, 1)
+            if not devices:
+                return len(chosen) // shape.devices, chosen
+            after = list(taken)
+            for device in devices:
+                after[device] += shape.device_milli
+            if _fit_devices(after, others):
+                break
+            for device in devices:
+                allowed[device] = WHOLE_DEVICE  # another device may do
+        taken = after
+        for device in devices:
+            used[device] += shape.device_milli
+        chosen += devices
+    return most, chosen
+
+
+def _fit_devices(used: list[int], wanted: Wanted) -> bool:
+    """True if tasks find devices where these parts of each are used."""
+    used = list(used)
+    for shape, tasks in wanted:
+        chosen = choose_devices(used, len(used), shape.devices, shape.device_milli, tasks) if shape.devices else ()
+        if len(chosen) < shape.devices * tasks:
+            return False
+        for device in chosen:
+            used[device] += shape.device_milli
+    return True
 
 
 def choose_on(p: Partition, stage: Stage, join: int, most: int) -> list[Choice]:
@@ -165,7 +218,7 @@ def choose_yielded(p: Partition, ask: Reservation, stage: Stage, most: int, with
     """
     nodes, shape, priority = p.nodes, stage.shape, stage.job.priority
     yielding: dict[int, None] = {}
-    for promise in p.promises.values() if most > 0 else ():
+    for promise in p.promises.values() if most > 0 and p.settings.preempt == "priority" else ():
         owner = p.kept_for(promise)
         if promise.ordered and owner is not None and not owner.whole and together_of(owner) == 1:
             job = owner.stage.job
@@ -219,7 +272,21 @@ def is_back_soon(p: Partition, join: int) -> bool:
 
 
 def is_coming(p: Partition, promise: Promise) -> bool:
-    """Whether somebody still stops on the nodes of a promise: for it, or for another cause, which it counts on too."""
+    """True if tasks still stop on the nodes of a promise: for it, or for another cause, which it counts on too.
+
+    If one of its victims is overdue the promise does not wait for the others: other victims have to be found.
+    """
+    victims = [p.allocations[number] for number in promise.victims if number in p.allocations]
+    if any(each.overdue for each in victims):
+        return False
+    there = [each for join in promise.nodes for each in p.nodes.allocations[p.nodes.rows[join]].values()]
+    return bool(victims) or any(each.leaving for each in there)
+
+
+def is_stuck(p: Partition, promise: Promise) -> bool:
+    """True if a promise counts on a task that does not stop: one that was not overdue when it was made."""
+    patience = p.settings.preempt_grace + STOP_MARGIN
     return any(
-        each.state == "stopping" for join in promise.nodes for each in p.nodes.allocations[p.nodes.rows[join]].values()
-    ) or any(number in p.allocations for number in promise.victims)
+        each.id in promise.victims or (each.node in promise.nodes and each.since + patience >= promise.since)
+        for each in p.overdue.values()
+    )

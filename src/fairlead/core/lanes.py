@@ -95,10 +95,10 @@ class Lane:
         """Likewise, who would have been beyond a limit: the first one."""
         self.unheld: tuple[object, bool] | None = None
         """What there was when nodes were last looked for, and whether nobody else may have any meanwhile."""
-        self.unclaimed: dict[int, tuple[int, ...]] = {}
-        """By the numbers of reservations: what there was when nobody was found who could be stopped for them."""
         self.moved = False
         """True if a replacement got another place since the turns of a match began: walks through the lane are void."""
+        self.unclaimed: dict[int, tuple[tuple[int, ...], int]] = {}
+        """By the numbers of reservations: the state when no tasks were found to stop, and when to look again anyway."""
         self._runs: list[Run] = []
         self._entries = 0
 

@@ -218,6 +218,8 @@ class Stage(msgspec.Struct, eq=False):
     """About how long its tasks run, if they are quick enough for chains."""
     below_min: bool = False
     """True if it has started and needs replacements to have `min` live tasks again: derived, see `Partition`."""
+    last_ask: tuple[Micros, Micros] | None = None
+    """`asked` and `waiting_since` of its last reservation of kind new; None if both are when its job was submitted."""
 
     @property
     def spec(self) -> StageSpec:
@@ -267,6 +269,20 @@ class Stage(msgspec.Struct, eq=False):
             wanted = wanted.copy()
             self.set_pending(kind, wanted)
         return wanted
+
+    def note_ask(self, asked: Micros, waiting_since: Micros) -> None:
+        submitted = self.job.submitted
+        self.last_ask = None if asked == waiting_since == submitted else (asked, waiting_since)
+
+    @property
+    def asked(self) -> Micros:
+        """When its tasks of kind new were last asked for: the place that they come back to."""
+        return self.last_ask[0] if self.last_ask is not None else self.job.submitted
+
+    @property
+    def waiting_since(self) -> Micros:
+        """Since when its tasks of kind new have waited, or had when they were placed."""
+        return self.last_ask[1] if self.last_ask is not None else self.job.submitted
 
     def wanted(self, kind: int) -> Ranges:
         return self.pending[kind] or EMPTY
@@ -367,6 +383,15 @@ class Allocation(msgspec.Struct, eq=False):
     """The number of the first allocation of its chain; 0 for none."""
     rooms: int = 0
     """Above 0 the tasks wait: they use no room, and start as others of their chain end, which has so many rooms."""
+    safe_until: Micros = 0
+    """Nodes were held for its tasks: they are not stopped for a higher priority before this."""
+    overdue: bool = False
+    """Whether its tasks were told to stop and have not in time. Their room is not counted on any more."""
+
+    @property
+    def leaving(self) -> bool:
+        """Whether its room is coming: its tasks were told to stop, and still have time to."""
+        return self.state == "stopping" and not self.rooms and not self.overdue
 
 
 Place = tuple[int, int, int]

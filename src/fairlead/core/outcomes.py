@@ -50,7 +50,16 @@ def ask_for_rest(plan: Plan, whole: Reservation) -> None:
             _ask(plan, stage, NEW, False, whole.asked, whole.waiting_since)
 
 
-def _ask(plan: Plan, stage: Stage, kind: int, whole: bool, asked: int, since: int, round: int | None = None) -> None:
+def _ask(
+    plan: Plan,
+    stage: Stage,
+    kind: int,
+    whole: bool,
+    asked: int,
+    since: int,
+    round: int | None = None,
+    front: int = 0,
+) -> None:
     """Take a place: behind those who came before, in the head's round if no other is given."""
     p = plan.partition
     if round is None:
@@ -58,7 +67,7 @@ def _ask(plan: Plan, stage: Stage, kind: int, whole: bool, asked: int, since: in
         head = lane.head() if lane is not None else None
         round = head.round if head is not None else 0
     position = 0 if whole else stage.position
-    plan.do(Asked(stage.job.id, position, kind, asked, since, p.counters.reservation, round, whole=whole))
+    plan.do(Asked(stage.job.id, position, kind, asked, since, p.counters.reservation, round, front, whole))
 
 
 def _wants(stage: Stage, kind: int, whole: bool) -> bool:
@@ -214,7 +223,10 @@ def confirm_stop(plan: Plan, allocation: Allocation, block: tuple[int, ...], rea
         # not go before those who are more important.
         kind = SCALE if stage.started and cause == "gang" else NEW
         plan.do(Ended(allocation.id, block, "preempted", kind, reason=why))
-        ask(plan, stage, kind, since=_waited(stage, kind))
+        if cause == "preempt":
+            ask(plan, stage, kind, asked=stage.asked)
+        else:
+            ask(plan, stage, kind, since=_waited(stage, kind))
     settle(plan, stage.job)
 
 
@@ -254,14 +266,28 @@ def hand_back(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason
     stage, kind = allocation.stage, allocation.kind
     plan.do(Ended(allocation.id, block, "pending", kind, reason=reason))
     # If all of its tasks had been sent ahead, its place is gone; they came with their job, and stand by that again.
-    ask(plan, stage, kind, since=_waited(stage, kind), asked=_waited(stage, kind))
+    ask(plan, stage, kind, since=_waited(stage, kind), asked=stage.asked if kind == NEW else None)
     settle(plan, stage.job)
 
 
 def restart(plan: Plan, stage: Stage, cause: StopCause = "gang") -> None:
-    """Take a stage, or its whole job, back: what runs is told to stop, and all is asked for together, as at first."""
+    """Take a stage, or its whole job, back: what runs is told to stop, and all is asked for together, as at first.
+
+    A gang that is stopped for other work keeps its place, and begins a new wait.
+    """
     _regroup(plan, stage, cause)
-    ask(plan, stage, NEW, since=_waited(stage, NEW))
+    if cause == "preempt":
+        _wait_anew(plan, stage)
+    else:
+        ask(plan, stage, NEW, since=_waited(stage, NEW))
+
+
+def _wait_anew(plan: Plan, stage: Stage) -> None:
+    """Ask for the pending tasks of a gang as of now, at the place that it had."""
+    before, whole = stage.reservations[NEW], stage.whole(NEW)
+    if _wants(stage, NEW, whole):
+        place = (before.round, before.front) if before is not None else ()
+        _ask(plan, stage, NEW, whole, stage.asked, plan.now, *place)
 
 
 def _regroup(plan: Plan, stage: Stage, cause: StopCause) -> None:
@@ -301,8 +327,8 @@ def _out_of_launches(plan: Plan, stage: Stage, block: tuple[int, ...]) -> tuple[
 
 
 def _waited(stage: Stage, kind: int) -> int | None:
-    """Since when tasks that come back have waited: new ones since their job was submitted."""
-    return stage.job.submitted if kind == NEW else None
+    """Since when tasks that come back without having run have waited: new ones since they were last asked for."""
+    return stage.waiting_since if kind == NEW else None
 
 
 def avoid(plan: Plan, join: int) -> None:

@@ -54,6 +54,8 @@ class Plan:
         """With backfill, the job and kind of the first reservation without room, and when it is planned to start."""
         self.spreads: dict[str, int] = {}
         """Queue → how far those below it are from their shares, where that was looked at."""
+        self.placed_from = partition.counters.allocation
+        """What this cycle places is numbered from here: it is not stopped in it."""
         self.more = False
         """Whether work was left that another cycle at the same time can do."""
         partition.now = now

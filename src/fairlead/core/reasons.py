@@ -35,6 +35,35 @@ class TooManyJobs(msgspec.Struct, frozen=True, tag="too many jobs"):
         return f"{self.account}: {self.max_jobs} jobs are running, no more are allowed"
 
 
+class HeldFor(msgspec.Struct, frozen=True):
+    """Nodes that a hold closes to all but its owner."""
+
+    job: str
+    stage: str
+    nodes: int
+    until: int
+    """When the hold ends if its owner has not started before."""
+
+    def __str__(self) -> str:
+        nodes = "1 node is" if self.nodes == 1 else f"{self.nodes} nodes are"
+        return f"{nodes} held for {self.job}[{self.stage}] until {self.until / 1_000_000:g} s"
+
+
+class NotStopping(msgspec.Struct, frozen=True):
+    """Tasks that were told to stop and have not in time."""
+
+    job: str
+    stage: str
+    tasks: int
+    node: str
+    since: int
+
+    def __str__(self) -> str:
+        tasks = "1 task" if self.tasks == 1 else f"{self.tasks} tasks"
+        told = f"told to stop at {self.since / 1_000_000:g} s"
+        return f"{tasks} of {self.job}[{self.stage}] on {self.node}, {told}, did not stop"
+
+
 class NoRoom(msgspec.Struct, frozen=True, tag="no room"):
     """Not enough nodes have room now. `failed` counts nodes by what they lack first."""
 
@@ -61,6 +90,10 @@ class NoRoom(msgspec.Struct, frozen=True, tag="no room"):
     """Pools whose nodes would do, and that have as many as they may."""
     paused: tuple[str, ...] = ()
     """Pools whose nodes would do, and that order nothing for now."""
+    closed: tuple[HeldFor, ...] = ()
+    """The holds of other asks on nodes that accept its tasks."""
+    stuck: tuple[NotStopping, ...] = ()
+    """The tasks on nodes that accept its tasks that were told to stop and do not."""
 
     def __str__(self) -> str:
         why = ", ".join(f"{count} {what}" for what, count in self.failed)
@@ -73,7 +106,8 @@ class NoRoom(msgspec.Struct, frozen=True, tag="no room"):
         vain += "; no more are made until a pool is resumed or added" if self.given_up else ""
         pools = "".join(f"; pool {name} has as many nodes as it may" for name in self.full)
         pools += "".join(f"; pool {name} is paused" for name in self.paused)
-        return text + (f" (nodes: {why})" if why else "") + held + coming + ordered + vain + pools
+        others = "".join(f"; {each}" for each in (*self.closed, *self.stuck))
+        return text + (f" (nodes: {why})" if why else "") + held + coming + ordered + vain + pools + others
 
 
 class WouldDelay(msgspec.Struct, frozen=True, tag="would delay"):

@@ -10,6 +10,8 @@ from fairlead.core.model import Micros, PoolSettings, QueueSettings, Unit
 from fairlead.core.resources import HOUR, MINUTE, SECOND
 
 Fence = Literal["lease", "none"]
+Preempt = Literal["priority", "guarantees", "off"]
+"""What tasks may be stopped for: priorities and guarantees, guarantees only, or neither. Loans are another matter."""
 
 
 class Requestor(msgspec.Struct, frozen=True, array_like=True):
@@ -50,6 +52,7 @@ class PartitionSettings(msgspec.Struct, frozen=True, array_like=True):
     keep_ended: Micros = 24 * HOUR
     keep_keys: Micros = 24 * HOUR
     requestors: tuple[Requestor, ...] = ()
+    preempt: Preempt = "priority"
 
 
 class PartitionConfig(msgspec.Struct, frozen=True, array_like=True):

@@ -42,7 +42,7 @@ from fairlead.core.nodes import NodeTable
 from fairlead.core.ranges import count, indices
 from fairlead.core.reign import Reign
 from fairlead.core.requestors import Requestors
-from fairlead.core.resources import BUILT_IN, Vector
+from fairlead.core.resources import BUILT_IN, SECOND, Vector
 from fairlead.core.scoreindex import ScoreIndex
 from fairlead.core.settings import PartitionSettings
 from fairlead.core.shape import Shape, ShapeKey
@@ -54,6 +54,10 @@ FAR: Micros = 2**62
 
 PATIENCE = 10
 """Who waits in a chain for so many times `chain` is asked back: whoever is before it is not as quick as was thought."""
+
+
+STOP_MARGIN: Micros = 30 * SECOND
+"""How much longer than `preempt_grace` a stop may take, for the kill and the report of it."""
 
 
 class Counters(msgspec.Struct, array_like=True):
@@ -144,7 +148,9 @@ class Partition:
         self.holds_version = 0
         """Grows with every hold or promise that comes or goes."""
         self.stops = 0
-        """Grows when tasks begin to stop: their room is coming."""
+        """Grows when tasks begin to stop, so that their room is coming, and when a stop turns out to be overdue."""
+        self.overdue: dict[int, Allocation] = {}
+        """The allocations whose tasks were told to stop and have not in time."""
         self.claims_at: Micros = 0
         """Nobody for whom stopping others did not help may try that again before this."""
         self.replan_at: Micros = FAR
@@ -468,6 +474,8 @@ class Partition:
         job = stage.job
         tasks = count(allocation.indices)
         self.allocations[allocation.id] = allocation
+        if allocation.overdue:
+            self.overdue[allocation.id] = allocation
         if self.forecast is not None:
             self.forecast.add(allocation, self.now)
         self._arm(allocation)
@@ -535,6 +543,7 @@ class Partition:
         job = stage.job
         tasks = count(allocation.indices)
         del self.allocations[allocation.id]
+        self.overdue.pop(allocation.id, None)
         if self.forecast is not None:
             self.forecast.drop(allocation)
         used = 0 if allocation.rooms else tasks
@@ -597,6 +606,10 @@ class Partition:
         """Tasks move on to another state in the same room: the allocation takes the place of the one of its number."""
         stage = after.stage
         self.allocations[after.id] = after
+        if after.overdue:
+            self.overdue[after.id] = after
+        else:
+            self.overdue.pop(after.id, None)
         if self.forecast is not None and self.forecast.move(after, self.now) and self.replan_at < FAR:
             self.replan_at = self.now
         self._arm(after)
@@ -633,7 +646,7 @@ class Partition:
         return [known[number] for number in sorted(known) if known[number].rooms]
 
     def deadline(self, allocation: Allocation) -> Micros | None:
-        """When an allocation has to be acknowledged, to be back, to have got a room, or to have ended."""
+        """When an allocation has to be acknowledged, to be back, to have got a room, to have ended, or stopped."""
         if allocation.state == "assigned":
             settings = self.settings
             patience = settings.launch_timeout
@@ -643,6 +656,8 @@ class Partition:
         limit = allocation.stage.terms.time_limit
         if allocation.state == "running" and limit is not None and allocation.started is not None:
             return allocation.started + limit
+        if allocation.state == "stopping" and not allocation.overdue:
+            return max(allocation.since, self.reign.ready_at) + self.settings.preempt_grace + STOP_MARGIN
         return None
 
     def become_ready(self) -> None:

@@ -87,6 +87,8 @@ class Fleet:
         self._held: dict[str, list[Launch]] = {}
         self._refusing: set[str] = set()
         self._silent: set[str] = set()
+        self._hanging: set[str] = set()
+        """The jobs whose tasks ignore a stop."""
         self._lines: dict[str, dict[int, Line]] = {}
         """Node → chain → what the agent has of it."""
         self._due: list[tuple[Micros, int, AnyCommand | Flush]] = []
@@ -108,6 +110,10 @@ class Fleet:
 
     def accept_launches(self, node: str) -> None:
         self._refusing.discard(node)
+
+    def ignore_stops(self, job: str) -> None:
+        """Tasks of the job do not stop when they are told to."""
+        self._hanging.add(job)
 
     def silence(self, node: str) -> None:
         """Nothing is heard of the agent any more, and nothing reaches it. When it is lost is for others to say."""
@@ -290,6 +296,8 @@ class Fleet:
         return reports
 
     def _stop(self, node: str, stop: Stop, now: Micros) -> None:
+        if stop.job in self._hanging:
+            return
         stopping = Running(node, stop.job, stop.stage, stop.attempt, stop.indices, stop.number)
         if node in self._held:
             key = (stop.job, stop.stage, stop.attempt)

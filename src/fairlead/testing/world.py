@@ -32,6 +32,7 @@ from fairlead.core.commands import (
     MoveQueue,
     RegisterManager,
     Rejected,
+    ReleaseHold,
     RemoveNode,
     Report,
     ReportState,
@@ -288,6 +289,10 @@ class World:
         """Bring a stage's reservations to the front of their lanes."""
         self._send(self._where(job), BringToFront(job=job, stage=stage, operator=True))
 
+    def release_hold(self, job: str, stage: str = "") -> None:
+        """Open the nodes that are held for a job, or for one stage of it, to other work."""
+        self._send(self._where(job), ReleaseHold(job=job, stage=stage, operator=True))
+
     def cancel(self, job: str, stage: str) -> None:
         self._send(self._where(job), CancelReservation(job=job, stage=stage, operator=True))
 
@@ -332,6 +337,11 @@ class World:
 
     def refuse_launches(self, node: str) -> None:
         self._fleet_of(node).refuse_launches(node)
+
+    def ignore_stops(self, job: str) -> None:
+        """Tasks of the job do not stop when they are told to, as a process that cannot be killed."""
+        for fleet in self.fleets.values():
+            fleet.ignore_stops(job)
 
     def silence(self, node: str) -> None:
         """Nothing is heard of the node any more; it is declared lost after the lease and a heartbeat of grace."""

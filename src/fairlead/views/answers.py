@@ -202,6 +202,23 @@ def lane_answers(
     return found
 
 
+def hold_answers(p: Partition, sees: Callable[[Job], bool]) -> list[wire.Hold]:
+    """The holds of jobs that the caller may see, the oldest first."""
+    nodes = p.nodes
+    return [
+        wire.Hold(
+            job=hold.job,
+            stage=p.jobs[hold.job].stages[hold.stage].name,
+            tasks=hold.tasks,
+            nodes=[nodes.name[nodes.rows[join]] for join in hold.nodes],
+            since=seconds(hold.since),
+            until=seconds(hold.since + p.settings.hold_for),
+        )
+        for hold in sorted(p.holds.values(), key=lambda hold: (hold.since, hold.seq))
+        if sees(p.jobs[hold.job])
+    ]
+
+
 def _reservation_answer(reservation: Reservation) -> wire.Reservation:
     view = reservation_view(reservation)
     return wire.Reservation(

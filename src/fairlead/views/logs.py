@@ -42,13 +42,14 @@ from fairlead.core.changes import (
     SettingsSet,
     SinglesEnded,
     SinglesPlaced,
+    StopOverdue,
     Stopped,
     Trimmed,
 )
 from fairlead.core.commands import Rejected
 from fairlead.core.cycle import Cycle
 from fairlead.core.model import KINDS, Allocation, Hold, Job, JobState, Kept, NodeOrder, Promise, Reservation, Stage
-from fairlead.core.ranges import count
+from fairlead.core.ranges import count, indices
 from fairlead.core.resources import SECOND, format_duration
 from fairlead.core.state import Partition
 from fairlead.views.lanefigures import placed_tasks
@@ -280,6 +281,12 @@ def _ended(names: _Names, change: Ended, kept: Any) -> Iterator[Line]:
     yield level, event, fields
 
 
+def _stop_overdue(names: _Names, change: StopOverdue, kept: Allocation) -> Iterator[Line]:
+    fields = {"tasks": count(kept.indices), "indices": list(indices(kept.indices))[:NAMED], "cause": kept.cause}
+    told = (names.now - kept.since) / SECOND
+    yield WARNING, "tasks did not stop", {**_where(names, kept), "attempt": kept.attempt, **fields, "after": told}
+
+
 def _over(names: _Names, change: JobMoved, kept: Any) -> Iterator[Line]:
     yield _job_over(names, names.job(change.job), change.state, change.reason)
 
@@ -327,6 +334,7 @@ CAREFUL: Tellers = {
     NodeAvoided: _avoided,
     NodeMoved: _moved,
     PartitionRemoved: _partition_removed,
+    StopOverdue: _stop_overdue,
 }
 TELLERS: Tellers = {
     **CAREFUL,

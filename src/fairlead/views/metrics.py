@@ -107,8 +107,8 @@ class Metrics:
         )
         self._waits = _Waits(
             "fairlead_head_of_lane_latency_seconds",
-            "How long a completed reservation had waited when its last task was placed; what is asked for again as new "
-            "has waited since its job was submitted.",
+            "How long a completed reservation had waited when its last task was placed; what was stopped for others "
+            "has waited since then.",
         )
         self._placed = define(Counter, "fairlead_tasks_placed_total", "Tasks that were assigned to a node.")
         self._launches = define(

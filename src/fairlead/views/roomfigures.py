@@ -1,4 +1,7 @@
-"""Holds by job and age, held and promised nodes: as the last cycle left them, with ages at the time of the look."""
+"""Holds by job and age, held and promised nodes, and tasks that do not stop, as the last cycle left them.
+
+Ages are those at the time of the look.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from fairlead.core.model import Micros
+from fairlead.core.ranges import count
 from fairlead.core.resources import SECOND
 from fairlead.core.state import Partition
 
@@ -21,6 +25,8 @@ class Kept(NamedTuple):
     """Job, stage, and since when; the oldest first."""
     held: int = 0
     promised: int = 0
+    overdue: tuple[tuple[str, str, str, int], ...] = ()
+    """Job, stage and node of tasks that were told to stop and have not in time, and how many; the oldest first."""
 
 
 class Rooms(Collector):
@@ -32,14 +38,16 @@ class Rooms(Collector):
         self._kept: dict[str, Kept] = {}
 
     def see(self, p: Partition) -> None:
+        overdue = _overdue(p) if p.overdue else ()
         if not p.nodes.held:
-            self._kept[p.name] = Kept()
+            self._kept[p.name] = Kept(overdue=overdue)
             return
         oldest = sorted(p.holds.values(), key=lambda hold: (hold.since, hold.seq))[:HOLDS]
         self._kept[p.name] = Kept(
             tuple((hold.job, p.jobs[hold.job].stages[hold.stage].name, hold.since) for hold in oldest),
             len({join for hold in p.holds.values() for join in hold.nodes}),
             len({join for promise in p.promises.values() for join in promise.nodes}),
+            overdue,
         )
 
     def forget(self, partition: str) -> None:
@@ -60,11 +68,28 @@ class Rooms(Collector):
             "Nodes where others stop for somebody, and only it may use the room.",
             labels=("partition",),
         )
+        overdue = GaugeMetricFamily(
+            "fairlead_tasks_not_stopping",
+            "Tasks that were told to stop and have not within preempt_grace and a margin. "
+            f"At most {HOLDS} series of a partition are shown.",
+            labels=("partition", "job", "stage", "node"),
+        )
         for partition, kept in list(self._kept.items()):
             for job, stage, since in kept.holds:
                 ages.add_metric((partition, job, stage), (self.now - since) / SECOND)
             held.add_metric((partition,), kept.held)
             promised.add_metric((partition,), kept.promised)
+            for job, stage, node, tasks in kept.overdue:
+                overdue.add_metric((partition, job, stage, node), tasks)
         yield ages
         yield held
         yield promised
+        yield overdue
+
+
+def _overdue(p: Partition) -> tuple[tuple[str, str, str, int], ...]:
+    found: dict[tuple[str, str, str], int] = {}
+    for each in sorted(p.overdue.values(), key=lambda each: (each.since, each.id)):
+        series = (each.stage.job.id, each.stage.name, p.nodes.name[p.nodes.rows[each.node]])
+        found[series] = found.get(series, 0) + count(each.indices)
+    return tuple((*series, tasks) for series, tasks in found.items())[:HOLDS]

@@ -100,6 +100,13 @@ class ReservationDocument(Request, kw_only=True):
     stage: Name
 
 
+class HoldDocument(Request, kw_only=True):
+    """The nodes that are held for a job, or for one stage of it."""
+
+    job: Name
+    stage: Name | UnsetType = UNSET
+
+
 class ResetDocument(Request, kw_only=True):
     """The head of a lane goes to the tail, or is given up, if it is this job's."""
 
@@ -348,6 +355,22 @@ class Lane(Answer, frozen=True, kw_only=True):
 
 class Lanes(Answer, frozen=True, kw_only=True):
     lanes: list[Lane]
+
+
+class Hold(Answer, frozen=True, kw_only=True):
+    """Nodes that take no new work but that of a job that waited too long. It ends at `until` at the latest."""
+
+    job: str
+    stage: str
+    tasks: int
+    """How many tasks they are held for."""
+    nodes: list[str]
+    since: float
+    until: float
+
+
+class Holds(Answer, frozen=True, kw_only=True):
+    holds: list[Hold]
 
 
 class PoolUse(Answer, frozen=True, kw_only=True):

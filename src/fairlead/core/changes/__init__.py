@@ -52,6 +52,7 @@ from fairlead.core.changes.tasks import (
     PendingEnded,
     Placed,
     Revived,
+    StopOverdue,
     Stopped,
 )
 
@@ -121,6 +122,7 @@ __all__ = [
     "SpreadSeen",
     "StageAdded",
     "StageScaled",
+    "StopOverdue",
     "Stopped",
     "Trimmed",
     "as_added",

@@ -74,6 +74,10 @@ class StageAdded(Change, frozen=True, tag="stage added"):
         job.stages = job.stages[:-1]
 
 
+Before = tuple[Reservation | None, int, int, list[tuple[int, int] | None]]
+"""What an `Asked` replaces: a reservation, the next numbers, and the last ask of its stages if they are new."""
+
+
 class Asked(Change, frozen=True, tag="asked"):
     """The pending tasks of one kind of a stage, or of a whole job, take a place in their lane, or another place."""
 
@@ -87,26 +91,32 @@ class Asked(Change, frozen=True, tag="asked"):
     front: int = 0
     whole: bool = False
 
-    def apply(self, p: Partition) -> tuple[Reservation | None, int, int]:
+    def apply(self, p: Partition) -> Before:
         stage = p.jobs[self.job].stages[self.stage]
         before = stage.reservations[self.kind]
-        kept = (before, p.counters.reservation, p.counters.front)
+        fresh = Reservation(
+            stage, self.kind, self.asked, self.waiting_since, self.seq, self.round, self.front, self.whole
+        )
+        asks = [each.last_ask for each in fresh.stages] if self.kind == NEW else []
+        kept = (before, p.counters.reservation, p.counters.front, asks)
         if before is not None:
             p.drop_reservation(before)
-        p.add_reservation(
-            Reservation(stage, self.kind, self.asked, self.waiting_since, self.seq, self.round, self.front, self.whole)
-        )
+        p.add_reservation(fresh)
+        for each in fresh.stages if self.kind == NEW else ():
+            each.note_ask(self.asked, self.waiting_since)
         p.counters.reservation = max(p.counters.reservation, self.seq + 1)
         p.counters.front = max(p.counters.front, self.front + 1)
         p.touched.jobs[self.job] = None
         return kept
 
-    def undo(self, p: Partition, kept: tuple[Reservation | None, int, int]) -> None:
+    def undo(self, p: Partition, kept: Before) -> None:
         stage = p.jobs[self.job].stages[self.stage]
         reservation = stage.reservations[self.kind]
         assert reservation is not None
         p.drop_reservation(reservation)
-        before, p.counters.reservation, p.counters.front = kept
+        before, p.counters.reservation, p.counters.front, asks = kept
+        for each, last_ask in zip(reservation.stages, asks, strict=False):
+            each.last_ask = last_ask
         if before is not None:
             p.add_reservation(before)
 

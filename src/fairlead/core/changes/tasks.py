@@ -58,6 +58,7 @@ class Placed(Change, frozen=True, tag="placed"):
     group: int = 0
     """Of a gang, the number of its first allocation: until all are acknowledged, one that fails takes the others back
     with it. A whole job is one gang, with a placement for each of its stages."""
+    safe_until: Micros = 0
 
     def apply(self, p: Partition) -> tuple[Any, ...]:
         job = p.jobs[self.job]
@@ -83,6 +84,7 @@ class Placed(Change, frozen=True, tag="placed"):
                     "",
                     self.kind,
                     self.group,
+                    safe_until=self.safe_until,
                 )
             )
             number += 1
@@ -144,6 +146,25 @@ class Stopped(Change, frozen=True, tag="stopped"):
         _move_back(p, self.allocation, self.into, kept)
 
 
+class StopOverdue(Change, frozen=True, tag="stop overdue"):
+    """Tasks that were told to stop have not stopped in time: their room is not expected any more."""
+
+    allocation: int
+
+    def apply(self, p: Partition) -> Allocation:
+        before = p.allocations[self.allocation]
+        if before.state != "stopping" or before.overdue:
+            raise ValueError(f"allocation {self.allocation} is not expected to stop")
+        after = copy(before)
+        after.overdue = True
+        p.stops += 1
+        p.exchange(after)
+        return before
+
+    def undo(self, p: Partition, kept: Allocation) -> None:
+        p.exchange(kept)
+
+
 class Ended(Change, frozen=True, tag="ended"):
     """Attempts end and free their room. `again` is the kind under which the tasks are pending once more.
 
@@ -169,7 +190,9 @@ class Ended(Change, frozen=True, tag="ended"):
         rest = difference(before.indices, self.indices)
         p.unbook(before)
         if rest:
-            p.book(_part(before, rest, before.id, before.state, before.since, before.started, before.cause))
+            left = _part(before, rest, before.id, before.state, before.since, before.started, before.cause)
+            left.overdue = before.overdue
+            p.book(left)
         past = _write_history(stage, self._histories(stage, before))
         # A removed task (see StageScaled) leaves no trace but the floor of the stage's attempts.
         known = _below(self.indices, stage.count)
@@ -301,6 +324,7 @@ def _part(
         of.group,
         of.chain,
         of.rooms,
+        of.safe_until,
     )
 
 
@@ -395,4 +419,4 @@ def _ungrow(stage: Stage, kind: int, block: tuple[int, ...]) -> None:
         stage.set_pending(kind, None)
 
 
-CHANGES: tuple[type[Any], ...] = (Placed, Acknowledged, Stopped, Ended, PendingEnded, Revived)
+CHANGES: tuple[type[Any], ...] = (Placed, Acknowledged, Stopped, StopOverdue, Ended, PendingEnded, Revived)

@@ -6,7 +6,15 @@ from heapq import heappop, heappush, heapreplace
 
 import msgspec
 
-from fairlead.core.changes import JobForgotten, KeyKept, KeysForgotten, Measured, NodeAvoided, QueuesRemoved
+from fairlead.core.changes import (
+    JobForgotten,
+    KeyKept,
+    KeysForgotten,
+    Measured,
+    NodeAvoided,
+    QueuesRemoved,
+    StopOverdue,
+)
 from fairlead.core.commands import Accepted, encode_answer
 from fairlead.core.effects import Stop
 from fairlead.core.model import Allocation, Job, Micros, Queue
@@ -105,7 +113,10 @@ def _end_pauses(plan: Plan) -> None:
 
 
 def _meet_deadlines(plan: Plan) -> None:
-    """Launches that nobody acknowledged are taken back; tasks over their time limit are told to stop."""
+    """Launches that were not acknowledged are taken back; tasks over their time limit are told to stop.
+
+    A stop that was not confirmed in time is noted: its room is not counted on any more.
+    """
     p = plan.partition
     while p.reign.ready and p.timers and p.timers[0][0] <= plan.now:
         _, number = heappop(p.timers)
@@ -117,6 +128,8 @@ def _meet_deadlines(plan: Plan) -> None:
             heappush(p.timers, (when, number))
         elif allocation.state == "assigned":
             _give_up_waiting(plan, allocation)
+        elif allocation.state == "stopping":
+            plan.do(StopOverdue(number))
         else:
             stop(plan, allocation, allocation.indices, "time limit")
 

@@ -13,7 +13,7 @@ from fairlead.core.asks import needs_of, together_of
 from fairlead.core.changes import Held, Placed, SinglesPlaced
 from fairlead.core.forecast import end_of
 from fairlead.core.lanes import Lane
-from fairlead.core.model import NEW, Job, Micros, Place, Reservation
+from fairlead.core.model import NEW, Micros, Place, Reservation
 from fairlead.core.outcomes import call_back, live_of
 from fairlead.core.phases.grounds import Claims, Grounds, Offer, gather, offers, suffice
 from fairlead.core.phases.kept import end_kept, end_short_holds, most_held
@@ -79,7 +79,7 @@ def _seen(p: Partition, reservation: Reservation) -> object:
     wanted = tuple([needed for _, needed in needs])
     # Of several shapes the first ones take what is best by now, and the others what they leave.
     use = (p.now, p.room, p.counters.allocation) if len(needs) > 1 else None
-    own = _own_room(reservation.stage.job)
+    own = _own_room(reservation)
     return (reservation.seq, wanted, own, use, p.nodes.version, p.holds_version, p.settings)
 
 
@@ -162,7 +162,7 @@ def _find(p: Partition, reservation: Reservation, grounds: Grounds, percent: int
 
     With a percentage, only so many of those that could take a task are used, and so many of all may be held.
     """
-    own = _own_room(reservation.stage.job)
+    own = _own_room(reservation)
     most = len(p.nodes) if percent is None else most_held(p)
     claims = dict(grounds.claims)
     places: list[Place] = []
@@ -212,12 +212,16 @@ def _keep(
     return []
 
 
-def _own_room(job: Job) -> Claims:
-    """What a job uses already, by node: that does not end before it does."""
+def _own_room(reservation: Reservation) -> Claims:
+    """What the gang of a reservation uses already, by node: these tasks go on beside those that it asks for.
+
+    Tasks of other stages end by themselves, as those of other jobs do.
+    """
     own: Claims = {}
-    for stage in job.stages if job.allocations else ():
+    for stage in reservation.stage.gang() if reservation.stage.job.allocations else ():
         for allocation in live_of(stage):
-            own.setdefault(allocation.node, []).append((stage.shape, count(allocation.indices)))
+            if allocation.state != "stopping":
+                own.setdefault(allocation.node, []).append((stage.shape, count(allocation.indices)))
     return own
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from fairlead.core.admission import Admission
 from fairlead.core.asks import needs_of, together_of
 from fairlead.core.changes import Released, Trimmed
-from fairlead.core.holding import is_coming, standing
+from fairlead.core.holding import is_coming, is_stuck, standing
 from fairlead.core.model import Hold, Kept, Micros, Promise, Reservation
 from fairlead.core.plan import Plan
 from fairlead.core.policy.score import may_be_held
@@ -66,9 +66,12 @@ def end_promises(plan: Plan) -> None:
     p = plan.partition
     for promise in list(p.promises.values()) if p.reign.ready else ():
         if not promise.ordered and not is_coming(p, promise):
-            # Where a node went, that is why it did not help: the claim may be made anew at once.
-            pause = 0 if _lacks_some(p, promise) else p.now + p.settings.promise_for
-            plan.do(Released(promise.seq, "it did not help", pause))
+            if is_stuck(p, promise):
+                plan.do(Released(promise.seq, "a task did not stop in time"))
+            else:
+                # Where a node went, that is why it did not help: the claim may be made anew at once.
+                pause = 0 if _lacks_some(p, promise) else p.now + p.settings.promise_for
+                plan.do(Released(promise.seq, "it did not help", pause))
 
 
 def end_short_holds(plan: Plan) -> None:

@@ -106,7 +106,7 @@ class Packing:
         self._future = Future(p)
         self._freed: dict[int, None] = {}
         for allocation in p.allocations.values():
-            if allocation.state == "stopping" and not allocation.rooms:
+            if allocation.leaving:
                 self._future.end(allocation)
                 self._freed[allocation.node] = None
         for join in sorted(p.nodes.avoided):

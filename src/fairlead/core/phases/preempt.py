@@ -1,82 +1,63 @@
-"""Preempt: who has a right to room that others use has these stopped, and gets what they leave.
+"""Preempt: stop tasks to free capacity that an ask is entitled to.
 
 Within a queue a higher priority goes before a lower one; across queues a guarantee that is not met does. A claimant
-gets all that it has to start with, or nobody is stopped. What becomes of the room is promised to it.
+gets all that it has to start with, or nothing is stopped. What becomes free is promised to it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from fairlead.core.admission import LIMITS, Admission
+from fairlead.core.admission import LIMITS, Admission, has_claimed
 from fairlead.core.asks import asked_by, needs_of
-from fairlead.core.changes import Promised, Stopped
+from fairlead.core.changes import Promised, Released
 from fairlead.core.future import Future
 from fairlead.core.holding import may_take
 from fairlead.core.lanes import Lane
-from fairlead.core.model import (
-    Account,
-    Allocation,
-    ClaimCause,
-    Job,
-    Micros,
-    Place,
-    Queue,
-    Reservation,
-    Stage,
-    StopCause,
-)
-from fairlead.core.outcomes import restart, stop
+from fairlead.core.model import Account, ClaimCause, Micros, Place, Queue, Reservation
+from fairlead.core.phases.clearing import Clearing, Losses, Victim, is_fresh, own_nodes, stop_victims, victims_of
 from fairlead.core.phases.kept import end_promises
 from fairlead.core.plan import Plan
-from fairlead.core.policy.victims import (
-    Unit,
-    fewest,
-    in_order,
-    is_unmet,
-    keeping_guarantees,
-    surplus,
-    without_covered,
-)
-from fairlead.core.ranges import Ranges, count
+from fairlead.core.policy.victims import FEW, Unit, best_of_few, is_unmet, keeps, lowest_level, without_covered
+from fairlead.core.ranges import count
 from fairlead.core.resources import Vector, add
 from fairlead.core.state import FAR, Partition
 
 MOST = 2_000
-"""So many that could be stopped are looked at for a claimant, and some more for a large one."""
+"""How many units that could be stopped are looked at for a claimant; some more for a large one."""
 
-
-class Victim:
-    """A unit of tasks that may be stopped: what it is, and where its tasks are."""
-
-    __slots__ = ("stage", "tasks", "unit")
-
-    def __init__(self, unit: Unit, stage: Stage, tasks: list[tuple[Allocation, tuple[int, ...]]]) -> None:
-        self.unit = unit
-        self.stage = stage
-        self.tasks = tasks
+SPARED = 64
+"""How many of the chosen units are looked at once more, whether they are needed."""
 
 
 def preempt(plan: Plan) -> None:
     p = plan.partition
     end_promises(plan)
-    if not p.reign.ready or plan.more or (len(p.priorities) < 2 and not p.facts().guarantees):
+    if not p.reign.ready or plan.more or p.settings.preempt == "off":
+        return
+    if len(p.priorities) < 2 and not p.facts().guarantees:
         return
     p.claims_at = FAR
     coming: Coming | None = None
     for lane, reservation in sorted(_claimants(p), key=lambda each: _place_of(each[1])):
         seen = (p.room, p.nodes.version, p.holds_version, p.counters.allocation, p.stops)
-        if lane.unclaimed.get(reservation.seq) == seen:
-            continue
-        if coming is None or coming.seen != (p.stops, p.holds_version):
-            coming = Coming(p)
-        if not _claim(plan, reservation, coming):
-            lane.unclaimed = {seq: then for seq, then in lane.unclaimed.items() if then == seen}
-            lane.unclaimed[reservation.seq] = seen
+        known = lane.unclaimed.get(reservation.seq)
+        if known is None or known[0] != seen or known[1] <= p.now:
+            if coming is None or coming.seen != (p.stops, p.holds_version):
+                coming = Coming(p)
+            claim = _Claim(plan, reservation, coming)
+            if claim.make():
+                continue
+            if claim.fresh:
+                plan.more = True  # the next cycle may stop what this one placed
+                continue
+            lane.unclaimed = {seq: then for seq, then in lane.unclaimed.items() if then[0] == seen}
+            known = lane.unclaimed[reservation.seq] = (seen, claim.again_at)
+        p.claims_at = min(p.claims_at, known[1])
 
 
 def claims_due(p: Partition) -> Micros:
-    """When somebody may claim again for whom stopping others did not help, if nothing happens before."""
+    """When an ask may claim again, if nothing happens before: after a pause, or when protected work is not any more."""
     return p.claims_at if p.now < p.claims_at else FAR
 
 
@@ -84,7 +65,7 @@ def changes_to_come(p: Partition) -> tuple[dict[str, Vector], dict[str, Vector]]
     """Queue → what it will have lost when all that stops is gone, and what is promised to those below it."""
     losing: dict[str, Vector] = {}
     for allocation in p.allocations.values():
-        if allocation.state == "stopping" and not allocation.rooms:
+        if allocation.leaving:
             for queue in allocation.stage.job.queue.line():
                 add(losing.setdefault(queue.path, {}), allocation.stage.shape.resources, count(allocation.indices))
     gaining: dict[str, Vector] = {}
@@ -94,63 +75,6 @@ def changes_to_come(p: Partition) -> tuple[dict[str, Vector], dict[str, Vector]]
             assert claimant is not None
             add(gaining.setdefault(queue.path, {}), asked_by(claimant))
     return losing, gaining
-
-
-def stop_victims(plan: Plan, victims: Iterable[Victim], cause: StopCause = "preempt") -> list[int]:
-    """Stop tasks for somebody else: gangs whole, or those that they can do without. They are asked for again.
-
-    Returns the numbers of the allocations that stop.
-    """
-    mark = plan.mark()
-    singles: dict[int, Ranges] = {}
-    for victim in victims:
-        if victim.unit.gang:
-            restart(plan, victim.stage, cause)
-            continue
-        for allocation, block in victim.tasks:
-            singles.setdefault(allocation.id, Ranges()).add(block)
-    for number, ranges in singles.items():
-        stop(plan, plan.partition.allocations[number], ranges.flat(), cause)
-    return [change.into or change.allocation for change, _ in plan.done[mark:] if isinstance(change, Stopped)]
-
-
-def victims_of(job: Job) -> Iterator[Victim]:
-    """The units in which tasks of a job can be taken back."""
-    if job.preemptible and all(queue.settings.preemptible for queue in job.queue.line()):
-        for stage in job.stages:
-            if stage.live and (not job.whole or stage is _first_live(job)):
-                yield from _units(job, stage)
-
-
-def _first_live(job: Job) -> Stage | None:
-    return next((stage for stage in job.stages if stage.live), None)
-
-
-def _units(job: Job, first: Stage) -> Iterator[Victim]:
-    """The tasks that a gang can do without, the newest first, and all of it."""
-    everything: list[tuple[Allocation, tuple[int, ...]]] = []
-    total: Vector = {}
-    of = (job.id, first.position)
-    for stage in first.gang():
-        live = [each for each in (stage.live or {}).items() if each[1].state != "stopping" and not each[1].rooms]
-        live.sort(key=lambda item: (_began(item[1]), item[1].id, item[0]))
-        amounts = stage.shape.amounts
-        add(total, stage.shape.resources, len(live))
-        whole = {allocation.id: allocation for _, allocation in live}
-        everything += [(allocation, allocation.indices) for allocation in whole.values()]
-        spared = len(live) - surplus(len(live), stage.needed if stage.started else len(live))
-        for index, allocation in reversed(live[spared:]):
-            unit = Unit(False, job.priority, _began(allocation), allocation.id, index, of, job.queue.path, amounts)
-            yield Victim(unit, stage, [(allocation, (index, index + 1))])
-    if everything:
-        newest = max(everything, key=lambda item: (_began(item[0]), item[0].id))[0]
-        amounts = tuple(sorted(total.items()))
-        unit = Unit(True, job.priority, _began(newest), newest.id, 0, of, job.queue.path, amounts)
-        yield Victim(unit, first, everything)
-
-
-def _began(allocation: Allocation) -> int:
-    return allocation.since if allocation.started is None else allocation.started
 
 
 # -- who claims --------------------------------------------------------------------------------------------------
@@ -168,12 +92,11 @@ def _may_claim(p: Partition, lane: Lane, reservation: Reservation) -> bool:
     stage = reservation.stage
     if lane.slept is None or stage.reservations[reservation.kind] is not reservation:
         return False
-    if p.kept(reservation.seq) is not None:
+    if has_claimed(p, reservation):
         return False
     queue, priority = stage.job.queue, stage.job.priority
-    if not any(each < priority for each in queue.at_work) and not (
-        p.facts().guarantees and any(each.settings.guarantee for each in queue.line())
-    ):
+    lower = p.settings.preempt == "priority" and any(each < priority for each in queue.at_work)
+    if not lower and not (p.facts().guarantees and any(each.settings.guarantee for each in queue.line())):
         return False
     if Admission(p).refusal(reservation, needs_of(reservation), ignoring=(LIMITS,)) is not None:
         return False
@@ -194,43 +117,29 @@ class Coming:
     def __init__(self, p: Partition) -> None:
         self.seen = (p.stops, p.holds_version)
         self.losing, self.gaining = changes_to_come(p)
-        self.stopping = [each for each in p.allocations.values() if each.state == "stopping" and not each.rooms]
+        self.stopping = [each for each in p.allocations.values() if each.leaving]
         self.future = Future(p)
         for allocation in self.stopping:
             self.future.end(allocation)
 
 
-def _claim(plan: Plan, reservation: Reservation, coming: Coming) -> bool:
-    """Stop others for a reservation, if that lets it start. Returns whether anybody is stopped."""
-    claim = _Claim(plan.partition, reservation, coming)
-    ways: list[tuple[ClaimCause, list[Victim]]] = [("priority", claim.in_queue())]
-    if claim.guaranteed:
-        ways.append(("guarantee", ways[0][1] + claim.elsewhere()))
-    if not ways[-1][1] or claim.places(()) is not None:
-        return False  # there is nobody, or what it needs is coming anyway
-    for cause, victims in ways:
-        chosen = claim.choose(victims)
-        if chosen:
-            places = claim.places(chosen)
-            assert places is not None
-            stage = reservation.stage
-            stopping = tuple(stop_victims(plan, chosen))
-            plan.note("claimed")
-            plan.do(Promised(stage.job.id, stage.position, reservation.kind, places, stopping, cause))
-            return True
-    return False
-
-
 class _Claim:
-    """What a reservation needs, and who might make room for it."""
+    """What a reservation needs, and which tasks might make way for it."""
 
-    def __init__(self, p: Partition, reservation: Reservation, coming: Coming) -> None:
-        self.p = p
+    def __init__(self, plan: Plan, reservation: Reservation, coming: Coming) -> None:
+        self.plan = plan
+        self.p = plan.partition
         self.coming = coming
+        self.reservation = reservation
+        self.fresh = False
+        """Whether tasks were left out because this cycle placed them."""
+        self.again_at: Micros = FAR
+        """When tasks that were left out because they are protected are not any more."""
         self.job = reservation.stage.job
         self.needs = needs_of(reservation)
         self.asked = asked_by(reservation)
         self.binding = self._binding(reservation)
+        self.own = own_nodes(self.p, reservation)
         self._left: dict[str, Vector] = {}
         """Queue → what it keeps when all that stops is gone."""
         self.guaranteed: list[Queue] = []
@@ -243,10 +152,40 @@ class _Claim:
         self.most = MOST + 8 * sum(needed for _, needed in self.needs)
         self._open: list[int] | None = None
 
+    def make(self) -> bool:
+        """Stop tasks for the reservation, if that lets it start. Returns whether any are stopped."""
+        ways: list[tuple[ClaimCause, list[Victim]]] = []
+        if self.p.settings.preempt == "priority":
+            ways.append(("priority", self.in_queue()))
+        if self.guaranteed:
+            ways.append(("guarantee", (ways[0][1] if ways else []) + self.elsewhere()))
+        if not ways or not ways[-1][1] or self.places(()) is not None:
+            return False  # there are none, or what it needs is coming anyway
+        for cause, victims in ways:
+            chosen = self.choose(victims)
+            if chosen is not None:
+                self._stop(cause, *chosen)
+                return True
+        return False
+
+    def _stop(self, cause: ClaimCause, victims: Sequence[Victim], places: tuple[Place, ...]) -> None:
+        plan, stage, kind = self.plan, self.reservation.stage, self.reservation.kind
+        if self.p.kept(self.reservation.seq) is not None:
+            plan.do(Released(self.reservation.seq, "a claim replaces it"))
+        stopping = tuple(stop_victims(plan, victims))
+        plan.note("claimed")
+        plan.do(Promised(stage.job.id, stage.position, kind, places, stopping, cause))
+
+    def future(self) -> Future:
+        """What will be there when all that stops is gone, for this claimant."""
+        future = self.coming.future.copy()
+        future.own = self.own
+        return future
+
     def open(self) -> list[int]:
         """The nodes that have room now, or will have when all that stops is gone."""
         if self._open is None:
-            future = self.coming.future.copy()  # it learns of every node, and is copied often
+            future = self.future()  # it learns of every node, and is copied often
             shapes = [stage.shape for stage, _ in self.needs]
             joins = sorted(self.p.nodes.rows)
             self._open = [join for join in joins if any(future.room(join, shape, 1) for shape in shapes)]
@@ -271,11 +210,11 @@ class _Claim:
             add(known, self.coming.losing.get(queue.path, {}), -1)
         return known
 
-    # -- who might be stopped
+    # -- which tasks might be stopped
 
     def in_queue(self) -> list[Victim]:
-        """Tasks of lower priority in the same queue."""
-        return self._of(self.job.queue, lambda priority: priority < self.job.priority)
+        """Tasks of lower priority in the same queue, but for those that nodes were held for not long ago."""
+        return self._of(self.job.queue, lambda priority: priority < self.job.priority, by_priority=True)
 
     def elsewhere(self) -> list[Victim]:
         """Tasks of no higher priority in queues that the guarantee is not theirs as well."""
@@ -286,79 +225,155 @@ class _Claim:
                 found += self._of(queue, lambda priority: priority <= self.job.priority)
         return found
 
-    def _of(self, queue: Queue, counts: Callable[[int], bool]) -> list[Victim]:
+    def _of(self, queue: Queue, counts: Callable[[int], bool], by_priority: bool = False) -> list[Victim]:
         found: list[Victim] = []
         for priority in sorted(queue.at_work):
             for job in reversed(queue.at_work[priority].values()) if counts(priority) else ():
                 if len(found) >= self.most:
                     return found
                 if all(account in job.accounts for account, _, _ in self.binding):
-                    found += [victim for victim in victims_of(job) if self._helps(victim)]
+                    found += [victim for victim in victims_of(job) if self._may_stop(victim, by_priority)]
         return found
+
+    def _may_stop(self, victim: Victim, by_priority: bool) -> bool:
+        if not self._helps(victim):
+            return False
+        safe_until = max(allocation.safe_until for allocation, _ in victim.tasks)
+        if by_priority and safe_until > self.p.now:
+            self.again_at = min(self.again_at, safe_until)
+            return False
+        fresh = is_fresh(self.plan, victim)
+        self.fresh = self.fresh or fresh
+        return not fresh
 
     def _helps(self, victim: Victim) -> bool:
         """Whether its room is where the claimant could go, or what it uses counts against the same limit."""
         nodes = self.p.nodes
         for allocation, _ in victim.tasks if not self.binding else ():
             row = nodes.rows[allocation.node]
-            usable = nodes.placeable(row) and allocation.node not in nodes.held
+            usable = nodes.placeable(row) and (allocation.node not in nodes.held or allocation.node in self.own)
             if usable and any(may_take(nodes, row, stage.shape) for stage, _ in self.needs):
                 return True
         return bool(self.binding)
 
-    # -- who is
+    # -- which are
 
-    def choose(self, victims: list[Victim]) -> list[Victim]:
-        """As few as let the claimant start, or none."""
-        known = {victim.unit: victim for victim in victims}
-        line = self.job.queue.line()
-        queues = {
-            path: [
-                (self._left_of(level), dict(level.settings.guarantee))
-                for level in self.p.queues[path].line()
-                if level not in line and level.settings.guarantee
-            ]
-            for path in {unit.queue: None for unit in known}
-        }
-        units = keeping_guarantees(in_order(known), queues)
-        chosen = fewest(units, lambda some: self.places([known[unit] for unit in some]) is not None)
-        return [known[unit] for unit in chosen or ()]
+    def choose(self, victims: list[Victim]) -> tuple[Sequence[Victim], tuple[Place, ...]] | None:
+        """The best set of victims that lets the claimant start, and where it will; None if there is none.
+
+        All sets are compared if there are at most `FEW` units. Else the priorities are exact, and the set is as good as
+        `Clearing.clear` finds it.
+        """
+        if len(victims) <= FEW:
+            known = {victim.unit: victim for victim in victims}
+            best = best_of_few(list(known), lambda units: self._lets_start([known[unit] for unit in units]))
+            chosen = [known[unit] for unit in best or ()]
+            places = self.places(chosen) if chosen else None
+            return (chosen, places) if places is not None else None
+        clearing = Clearing(self.p, self.future(), victims, self._keeps if self.p.facts().guarantees else None)
+        saved = clearing.save()
+
+        def enough(level: int) -> bool:
+            clearing.restore(saved)
+            return self._clear(clearing, victims, level)
+
+        if lowest_level(clearing.levels, enough) is None:
+            return None
+        chosen = self._needed(clearing.chosen)
+        return chosen, self.places(chosen) or clearing.places_of()
+
+    def _lets_start(self, victims: Sequence[Victim]) -> bool:
+        if self.p.facts().guarantees:
+            losses = Clearing(self.p, self.coming.future.copy(), (), None)
+            for victim in victims:
+                losses.end(victim)
+            if not self._keeps(losses.losses):
+                return False
+        return self.places(victims) is not None
+
+    def _clear(self, clearing: Clearing, victims: Sequence[Victim], level: int) -> bool:
+        """Find victims of priorities up to a level for all that the claimant needs. True if there are enough."""
+        for stage, needed in self.needs:
+            left = clearing.put(stage, needed, self.open())
+            if clearing.clear(stage, left, level):
+                return False
+        return not self.binding or self._relieve(clearing, [each for each in victims if each.unit.priority <= level])
+
+    def _relieve(self, clearing: Clearing, victims: Sequence[Victim]) -> bool:
+        """End more victims, those first that use most of what is over a limit, until the claimant is within it."""
+        over = self._over(clearing.chosen)
+
+        def help_of(victim: Victim) -> int:
+            used = dict(victim.unit.amounts)
+            return (
+                sum(min(used.get(name, 0), most) * 1_000_000 // most for name, most in over.items())
+                // victim.unit.tasks
+            )
+
+        while over:
+            left = [victim for victim in victims if help_of(victim) and clearing.may_go(victim)]
+            if not left:
+                return False
+            unit = max(left, key=lambda each: (help_of(each), not each.unit.gang, each.unit.began, each.unit.number))
+            clearing.end(unit)
+            over = self._over(clearing.chosen)
+        return True
+
+    def _needed(self, chosen: Sequence[Victim]) -> list[Victim]:
+        """Leave out what others that were chosen later cover: the most important first."""
+        units = {id(unit) for unit in without_covered([victim.unit for victim in chosen])}
+        needed = [victim for victim in chosen if id(victim.unit) in units]
+        nodes = [join for victim in needed for join in victim.nodes]
+        if len(nodes) == len(set(nodes)) == len(needed) and not self.binding:
+            return needed  # each made way on a node of its own
+        for victim in sorted(needed, key=lambda each: _worth(each.unit))[:SPARED]:
+            without = [each for each in needed if each is not victim]
+            if without and self.places(without) is not None:
+                needed = without
+        return needed
+
+    def _keeps(self, losses: Losses) -> bool:
+        """True if all queues but the claimant's own keep their guarantees."""
+        own = self.job.queue.line()
+        for path, (lost, _) in losses.items():
+            queue = self.p.queues[path]
+            guarantee = dict(queue.settings.guarantee)
+            if guarantee and queue not in own and not keeps(self._left_of(queue), guarantee, lost):
+                return False
+        return True
 
     def places(self, victims: Sequence[Victim]) -> tuple[Place, ...] | None:
         """Where the claimant would start if these were gone; None if it could not."""
         units = {id(unit) for unit in without_covered([victim.unit for victim in victims])}
         gone = [victim for victim in victims if id(victim.unit) in units]
-        if not self._allowed(gone):
+        if self._over(gone):
             return None
-        future = self.coming.future.copy()
+        clearing = Clearing(self.p, self.future(), (), None)
         freed: dict[int, None] = {}
         for victim in gone:
-            for allocation, block in victim.tasks:
-                future.end_some(allocation, block)
-                freed[allocation.node] = None
+            freed |= clearing.end(victim)
         nodes = [*sorted(freed), *(join for join in self.open() if join not in freed)]
-        places: list[Place] = []
         for stage, needed in self.needs:
-            left = needed
-            for join in nodes:
-                tasks = future.pack(join, stage.shape, left)
-                if tasks:
-                    places.append((join, stage.position, tasks))
-                    left -= tasks
-                if not left:
-                    break
-            if left:
+            if clearing.put(stage, needed, nodes):
                 return None
-        return tuple(places)
+        return clearing.places_of()
 
-    def _allowed(self, victims: list[Victim]) -> bool:
-        """Whether the limits that keep it back would let it start."""
+    def _over(self, victims: Sequence[Victim]) -> Vector:
+        """How much the claimant would be over the limits that keep it back, without these."""
+        if not self.binding:
+            return {}
         freed: Vector = {}
-        for victim in victims:
-            add(freed, dict(victim.unit.amounts))
-        return all(
-            used.get(name, 0) - freed.get(name, 0) + self.asked.get(name, 0) <= most
-            for _, limit, used in self.binding
-            for name, most in limit.items()
-            if self.asked.get(name, 0)
-        )
+        for unit in without_covered([victim.unit for victim in victims]):
+            add(freed, dict(unit.amounts))
+        over: Vector = {}
+        for _, limit, used in self.binding:
+            for name, most in limit.items():
+                more = used.get(name, 0) - freed.get(name, 0) + self.asked.get(name, 0) - most
+                if self.asked.get(name, 0) and more > over.get(name, 0):
+                    over[name] = more
+        return over
+
+
+def _worth(unit: Unit) -> tuple[int, bool, int, int]:
+    """The order in which units are spared: the highest priority, gangs, the oldest."""
+    return (-unit.priority, not unit.gang, unit.began, unit.number)

@@ -1,47 +1,46 @@
-"""Rebalance: the newest tasks on loan make room for queues that are below their entitlement and have work waiting.
+"""Rebalance: tasks on loan make room for queues that are below their entitlement and have work waiting.
 
-Nobody is stopped in vain: a victim's room is where waiting work will fit, and there are no more victims than what that
+Nothing is stopped in vain: what a victim leaves is where waiting work will fit, and there are no more victims than that
 work needs until its queue has its own. A gang goes whole or not at all, and no queue goes below its share.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-from fairlead.core.admission import refusal
+from fairlead.core.admission import has_claimed, refusal
 from fairlead.core.asks import needs_of, together_of
-from fairlead.core.changes import Promised
+from fairlead.core.changes import Promised, Released
 from fairlead.core.future import Future
-from fairlead.core.holding import may_take
 from fairlead.core.lanes import Lane
-from fairlead.core.model import Allocation, Place, Queue, Reservation, Stage
-from fairlead.core.phases.preempt import Victim, stop_victims, victims_of
+from fairlead.core.model import Place, Queue, Reservation, Stage
+from fairlead.core.phases.clearing import Clearing, Losses, Victim, is_fresh, own_nodes, stop_victims, victims_of
 from fairlead.core.plan import Plan
 from fairlead.core.policy.shares import turn_key
-from fairlead.core.policy.victims import without_covered
-from fairlead.core.ranges import Ranges, count, difference
+from fairlead.core.policy.victims import lowest_level
+from fairlead.core.ranges import count
 from fairlead.core.resources import Vector, add
 from fairlead.core.state import Partition
 
-Block = tuple[Allocation, tuple[int, ...]]
-"""Tasks of an allocation."""
 
+def rebalance(plan: Plan, parent: Queue) -> bool:
+    """Stop what the children of a queue have on loan, as far as others of them are entitled to it and wait for it.
 
-def rebalance(plan: Plan, parent: Queue) -> None:
-    """Stop what the children of a queue have on loan, as far as others of them are entitled to it and wait for it."""
+    Returns False if it has to be tried again in the next cycle: what could be stopped was placed in this one.
+    """
     p = plan.partition
     rights = p.entitlements()
-    balance = Balance(p, parent)
+    balance = Balance(plan, parent)
     for child in sorted(parent.children.values(), key=balance.place_of):
         if rights.used(child) < rights.of(child):
             for lane, reservation in _claimants(p, child):
                 balance.claim(child, lane, reservation)
     stopped = 0
     for claim in balance.claims:
-        # Who takes all of a gang need not take some of it as well.
-        units = {id(unit) for unit in without_covered([victim.unit for victim in claim.victims])}
-        numbers = stop_victims(plan, [victim for victim in claim.victims if id(victim.unit) in units])
+        seq = claim.reservation.seq
+        if claim.places and p.kept(seq) is not None:
+            plan.do(Released(seq, "a claim replaces it"))
+        numbers = stop_victims(plan, claim.victims)
         stopped += sum(count(p.allocations[number].indices) for number in numbers)
         if claim.places:
             stage = claim.reservation.stage
@@ -51,10 +50,11 @@ def rebalance(plan: Plan, parent: Queue) -> None:
     if stopped:
         plan.note("rebalanced")
         plan.note("rebalance victims", stopped)
+    return bool(stopped) or not balance.fresh
 
 
 def _claimants(p: Partition, child: Queue) -> Iterator[tuple[Lane, Reservation]]:
-    """Those below a queue who are allowed to start and found no room, leaf by leaf."""
+    """Those below a queue who are allowed to start and found no room, leaf by leaf. A hold is no obstacle."""
     found = [lane for lane in p.lanes.values() if child in lane.queue.line()]
     for lane in sorted(found, key=lambda lane: (lane.queue.path, lane.text)):
         reservation = lane.no_room
@@ -64,12 +64,12 @@ def _claimants(p: Partition, child: Queue) -> Iterator[tuple[Lane, Reservation]]
             or reservation.stage.reservations[reservation.kind] is not reservation
         ):
             continue
-        if p.kept(reservation.seq) is None and refusal(p, reservation) is None:
+        if not has_claimed(p, reservation) and refusal(p, reservation) is None:
             yield lane, reservation
 
 
 class Claim:
-    """Whom somebody's start costs their room; where it will start, if it needs all of that at once."""
+    """The tasks that stop so that an ask can start, and where it will, if it needs all of that at once."""
 
     __slots__ = ("places", "reservation", "victims")
 
@@ -82,29 +82,26 @@ class Claim:
 class Balance:
     """What would be free and used, as one claim after the other is met."""
 
-    def __init__(self, p: Partition, parent: Queue) -> None:
-        self.p = p
+    def __init__(self, plan: Plan, parent: Queue) -> None:
+        p = self.p = plan.partition
+        self.plan = plan
         self.parent = parent
         self.rights = p.entitlements()
         self.claims: list[Claim] = []
+        self.fresh = False
+        """Whether tasks on loan were left out because this cycle placed them."""
         self._used: dict[str, tuple[Vector, int]] = {}
-        self._future = Future(p)
+        future = Future(p)
         self._coming: dict[int, None] = {}
-        """The nodes where something stops already, and will be free before anybody who is stopped now."""
+        """The nodes where something stops already, and will be free before anything that is stopped now."""
         for allocation in p.allocations.values():
-            if allocation.state == "stopping" and not allocation.rooms:
-                self._future.end(allocation)
+            if allocation.leaving:
+                future.end(allocation)
                 self._coming[allocation.node] = None
                 for queue in allocation.stage.job.queue.line():
                     # What stops is not theirs any more: they must keep their shares without it.
                     self._use(queue, allocation.stage, -count(allocation.indices))
-        self._victims = sorted(self._on_loan(), key=_newest_first)
-        self._gone: dict[int, Ranges] = {}
-        """Allocation → the tasks of it that are as if ended."""
-        self._unused: dict[int, list[Victim]] = {}
-        """Node → victims on it of whose room nothing has come yet."""
-        self._taken: dict[int, None] = {}
-        """The victims of whose room something has come."""
+        self._clearing = Clearing(p, future, self._on_loan(), self._keeps)
 
     def place_of(self, child: Queue) -> tuple[int, int, str]:
         rights = self.rights
@@ -116,33 +113,53 @@ class Balance:
             return
         if together_of(reservation) > 1 or reservation.whole:
             self._claim_whole(child, reservation)
-            return
-        stage = reservation.stage
-        victims: list[Victim] = []
-        places = self._find(stage, self._lacking(child, lane, stage), victims)
-        if victims:
-            self.claims.append(Claim(reservation, victims, ()))
-        self._use(child, stage, sum(tasks for _, _, tasks in places))
+        else:
+            self._claim_singles(child, lane, reservation)
+
+    def _claim_singles(self, child: Queue, lane: Lane, reservation: Reservation) -> None:
+        stage, clearing = reservation.stage, self._clearing
+        before = len(clearing.chosen)
+        lacking = self._lacking(child, lane, stage)
+        # Nodes that are held for the first of the lane take its tasks only.
+        own = own_nodes(self.p, reservation)
+        found = self._find(stage, min(lacking, reservation.count), own) if own else 0
+        found += self._find(stage, lacking - found, {})
+        if clearing.chosen[before:]:
+            self.claims.append(Claim(reservation, clearing.chosen[before:], ()))
+        self._use(child, stage, found)
+
+    def _find(self, stage: Stage, wanted: int, own: dict[int, None]) -> int:
+        """Make room for single tasks, the lowest priorities first. Returns for how many."""
+        clearing = self._clearing
+        clearing.future.own = own
+        left = clearing.put(stage, wanted, sorted({**self._coming, **own}))
+        for level in clearing.levels:
+            left = clearing.clear(stage, left, level)
+        clearing.future.own = ()
+        return wanted - left
 
     def _claim_whole(self, child: Queue, reservation: Reservation) -> None:
-        before = self._state()
-        victims: list[Victim] = []
-        places: list[Place] = []
-        for stage, needed in needs_of(reservation):
-            found = self._find(stage, needed, victims)
-            places += found
-            if sum(tasks for _, _, tasks in found) < needed:
-                self._future, self._used, self._victims, self._gone, self._unused, self._taken = before
-                return
-        if victims:
-            self.claims.append(Claim(reservation, victims, tuple(places)))
-        for stage, needed in needs_of(reservation):
-            self._use(child, stage, needed)
+        clearing, needs = self._clearing, needs_of(reservation)
+        before = len(clearing.chosen)
+        clearing.places = {}
+        clearing.future.own = own_nodes(self.p, reservation)
+        saved = clearing.save()
+        shapes = [stage.shape for stage, _ in needs]
+        look = clearing.future.copy()
+        nodes = [join for join in sorted(self.p.nodes.rows) if any(look.room(join, shape, 1) for shape in shapes)]
 
-    def _state(self) -> tuple[Any, ...]:
-        gone = {number: ranges.copy() for number, ranges in self._gone.items()}
-        unused = {join: list(victims) for join, victims in self._unused.items()}
-        return self._future.copy(), dict(self._used), self._victims, gone, unused, dict(self._taken)
+        def enough(level: int) -> bool:
+            clearing.restore(saved)
+            return not any(clearing.clear(stage, clearing.put(stage, needed, nodes), level) for stage, needed in needs)
+
+        if lowest_level(clearing.levels, enough) is None:
+            clearing.restore(saved)
+        else:
+            if clearing.chosen[before:]:
+                self.claims.append(Claim(reservation, clearing.chosen[before:], clearing.places_of()))
+            for stage, needed in needs:
+                self._use(child, stage, needed)
+        clearing.future.own = ()
 
     # -- what is used
 
@@ -161,58 +178,21 @@ class Balance:
         resources = stage.shape.resources
         return self.rights.starts_below(self.rights.of(child), *self._level(child), resources, _waiting(lane))
 
-    def _may_lose(self, victim: Victim, blocks: list[Block]) -> bool:
-        """Whether all queues below the uneven one keep their share, and what they are guaranteed; it counts if so."""
-        freed: Vector = {}
-        tasks = 0
-        for allocation, block in blocks:
-            add(freed, allocation.stage.shape.resources, count(block))
-            tasks += count(block)
-        line = victim.stage.job.queue.line()
-        after: dict[str, tuple[Vector, int]] = {}
-        for level in line[line.index(self.parent) + 1 :]:
-            used, many = self._level(level)
+    def _keeps(self, losses: Losses) -> bool:
+        """True if all queues below the uneven one keep their share, and what they are guaranteed."""
+        for path, (lost, tasks) in losses.items():
+            queue = self.p.queues[path]
+            if queue is self.parent or self.parent not in queue.line():
+                continue
+            used, many = self._level(queue)
             less = dict(used)
-            add(less, freed, -1)
-            guarantee = dict(level.settings.guarantee)
-            if any(less.get(name, 0) < guarantee[name] for name in freed if name in guarantee):
+            add(less, lost, -1)
+            guarantee = dict(queue.settings.guarantee)
+            if any(less.get(name, 0) < guarantee[name] for name in lost if name in guarantee):
                 return False
-            if self.rights.measure(less, many - tasks) < self.rights.of(level):
+            if self.rights.measure(less, many - tasks) < self.rights.of(queue):
                 return False
-            after[level.path] = (less, many - tasks)
-        self._used |= after
         return True
-
-    # -- room
-
-    def _find(self, stage: Stage, wanted: int, victims: list[Victim]) -> list[Place]:
-        """Places for up to so many tasks; whoever makes room for them is added to the victims."""
-        places: dict[int, int] = {}
-        for join in sorted(self._coming):
-            wanted -= self._settle(join, stage, wanted, victims, places)
-        left: list[Victim] = []
-        for at, victim in enumerate(self._victims):
-            if not wanted:
-                left += self._victims[at:]
-                break
-            freed = self._end(victim, stage)
-            for join in freed:
-                wanted -= self._settle(join, stage, wanted, victims, places)
-            if not freed:
-                left.append(victim)
-        self._victims = left
-        return [(join, stage.position, tasks) for join, tasks in places.items()]
-
-    def _settle(self, join: int, stage: Stage, wanted: int, victims: list[Victim], places: dict[int, int]) -> int:
-        """Set down what fits a node by now, and take those who made room there. Returns how many tasks that are."""
-        tasks = self._future.pack(join, stage.shape, wanted)
-        if tasks:
-            places[join] = places.get(join, 0) + tasks
-            for victim in self._unused.pop(join, ()):
-                if id(victim) not in self._taken:
-                    self._taken[id(victim)] = None
-                    victims.append(victim)
-        return tasks
 
     # -- victims
 
@@ -223,41 +203,16 @@ class Balance:
             if self.parent in line[:-1] and self.rights.loaned(line[line.index(self.parent) + 1]):
                 for priority in sorted(leaf.at_work):
                     for job in leaf.at_work[priority].values():
-                        yield from victims_of(job)
-
-    def _end(self, victim: Victim, stage: Stage) -> list[int]:
-        """Think of a victim as gone, if it may go and its room is of use. Returns the nodes that have more room."""
-        gone = self._gone
-        blocks = [
-            (each, difference(block, gone[each.id].flat()) if each.id in gone else block)
-            for each, block in victim.tasks
-        ]
-        blocks = [(each, block) for each, block in blocks if block]
-        if not any(self._helps(each, stage) for each, _ in blocks) or self._has_just_begun(victim):
-            return []
-        if not self._may_lose(victim, blocks):
-            return []
-        for allocation, block in blocks:
-            self._future.end_some(allocation, block)
-            gone.setdefault(allocation.id, Ranges()).add(block)
-            self._unused.setdefault(allocation.node, []).append(victim)
-        return list({each.node: None for each, _ in blocks})
-
-    def _helps(self, allocation: Allocation, stage: Stage) -> bool:
-        nodes = self.p.nodes
-        row = nodes.rows[allocation.node]
-        usable = nodes.placeable(row) and allocation.node not in nodes.held
-        return usable and may_take(nodes, row, stage.shape)
+                        for victim in victims_of(job):
+                            if is_fresh(self.plan, victim):
+                                self.fresh = True
+                            elif not self._has_just_begun(victim):
+                                yield victim
 
     def _has_just_begun(self, victim: Victim) -> bool:
-        """Whether it is at work again after it had been stopped, and not for long: it would never get anywhere."""
+        """True if it is at work again after it had been stopped, and not for long: it would never get anywhere."""
         again = any(allocation.attempt > 1 for allocation, _ in victim.tasks)
         return again and self.p.now - victim.unit.began < self.p.settings.rebalance_after
-
-
-def _newest_first(victim: Victim) -> tuple[int, int, int, bool]:
-    # Of a gang that can lose some, these come before all of it.
-    return (-victim.unit.began, -victim.unit.number, -victim.unit.task, victim.unit.gang)
 
 
 def _waiting(lane: Lane) -> int:

@@ -33,8 +33,10 @@ def shares(plan: Plan) -> None:
         elif not uneven and queue.uneven_since is not None:
             plan.do(SpreadSeen(queue.path, None))
         elif queue.uneven_since is not None and plan.now > queue.uneven_since + p.settings.rebalance_after:
-            rebalance(plan, queue)
-            plan.do(SpreadSeen(queue.path, plan.now))
+            if rebalance(plan, queue):
+                plan.do(SpreadSeen(queue.path, plan.now))
+            else:
+                plan.more = True
 
 
 def is_on(p: Partition) -> bool:

@@ -1,6 +1,6 @@
 """Turns down the queue tree: on each level the child whose turn it is by its share, down to a leaf.
 
-Only queues with something to serve stand here. Each keeps what it would use by now, so that starts that are not booked yet count too.
+Only queues with something to serve stand here. Each keeps what it would use by now, with starts that are not booked.
 """
 
 from __future__ import annotations

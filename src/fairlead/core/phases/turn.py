@@ -11,7 +11,7 @@ from fairlead.core.explain import most_ever, never_whole
 from fairlead.core.fitindex import FitIndex
 from fairlead.core.holding import choose_held, choose_lent, choose_yielded
 from fairlead.core.lanes import Lane
-from fairlead.core.model import Place, Promise, Reservation, Stage
+from fairlead.core.model import Micros, Place, Promise, Reservation, Stage
 from fairlead.core.nodeindex import Choice
 from fairlead.core.phases.singles import Singles
 from fairlead.core.phases.topology import gather
@@ -136,13 +136,15 @@ class Starter:
             beside = [each.join for each in lent]
             yielded = choose_yielded(p, ask, stage, most - sum([each.tasks for each in lent]), beside)
             chosen = held + free + lent + yielded
-        placed = self._place_on(stage, ask.kind, least, group, chosen)
+        placed = self._place_on(stage, ask.kind, least, group, chosen, self._safe_until(ask) if p.nodes.held else 0)
         if p.nodes.held and placed >= least:
             self._take_kept(ask, held, yielded)
         p.index.put_back([*away, *[each.join for each in chosen]])
         return placed
 
-    def _place_on(self, stage: Stage, kind: int, least: int, group: int, chosen: list[Choice]) -> int:
+    def _place_on(
+        self, stage: Stage, kind: int, least: int, group: int, chosen: list[Choice], safe_until: Micros
+    ) -> int:
         p = self.plan.partition
         placed = chosen[0].tasks if len(chosen) == 1 else sum([each.tasks for each in chosen])
         if placed >= least:
@@ -151,8 +153,20 @@ class Starter:
             parts = (
                 (Part(chosen[0].join, block, chosen[0].devices),) if len(chosen) == 1 else tuple(_parts(chosen, block))
             )
-            self.plan.do(Placed(stage.job.id, stage.position, kind, attempt, p.counters.allocation, parts, group))
+            first = p.counters.allocation
+            self.plan.do(Placed(stage.job.id, stage.position, kind, attempt, first, parts, group, safe_until))
         return placed
+
+    def _safe_until(self, ask: Reservation) -> Micros:
+        """Until when tasks are not stopped for a higher priority, because nodes were held for them; else 0.
+
+        Nodes that arrived for a gang count too: what waits in its queue with a higher priority could not use them.
+        """
+        p = self.plan.partition
+        kept = p.kept(ask.seq)
+        if kept is None or (isinstance(kept, Promise) and not (kept.ordered and (ask.whole or together_of(ask) > 1))):
+            return 0
+        return p.now + p.settings.hold_for
 
     def _take_kept(self, ask: Reservation, held: list[Choice], yielded: list[Choice]) -> None:
         """Release the nodes kept for an ask that has started, and those that yielded to it.

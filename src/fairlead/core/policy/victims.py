@@ -1,80 +1,85 @@
-"""Whom to stop for somebody else, as arithmetic on plain values.
+"""Which tasks to stop for an ask, as arithmetic on plain values.
 
-Tasks are taken back in units: one task beyond what its gang needs, or a gang whole. The order is: single tasks, then
-gangs; the lowest priority; the newest. As few are taken as will do, none if not all that is asked for comes of it, and
-no queue goes below what it is guaranteed.
+Tasks are taken back in units: one task beyond what its gang needs, or a gang whole. Of the sets of units that let the
+ask start, the one is taken whose highest priority is the lowest; then the one with the fewest tasks; then the one that
+breaks the fewest gangs; then the newest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import combinations
 from typing import NamedTuple
 
 Amounts = Mapping[str, int]
+
+FEW = 8
+"""Up to this many units all sets of them are compared."""
 
 
 class Unit(NamedTuple):
     """Tasks that can be taken back only together."""
 
     gang: bool
-    """Whether it is all of a gang; else a task that its gang can do without."""
+    """True if it is all of a gang; else it is a task that its gang can do without."""
     priority: int
     began: int
     number: int
     """Of the newest allocation: the higher, the newer."""
     task: int
-    """Its index, if it is one."""
+    """Its index, if it is one task."""
     of: tuple[str, int]
-    """Which gang. Who takes all of it takes the tasks beyond what it needs with it."""
+    """The gang. Taking it whole takes the tasks beyond what it needs with it."""
     queue: str
     amounts: tuple[tuple[str, int], ...]
     """What it uses."""
+    tasks: int = 1
+    """How many tasks stop."""
 
 
-def in_order(units: Iterable[Unit]) -> list[Unit]:
-    return sorted(units, key=lambda unit: (unit.gang, unit.priority, -unit.began, -unit.number, -unit.task))
+Cost = tuple[int, int, int, tuple[tuple[int, int, int], ...]]
 
 
-def keeping_guarantees(units: Iterable[Unit], queues: Mapping[str, Sequence[tuple[Amounts, Amounts]]]) -> list[Unit]:
-    """Those that can be taken one after the other so that every queue keeps its guarantee.
+def cost_of(units: Iterable[Unit]) -> Cost:
+    """What it costs to stop all of these: the lower, the better. Priorities come after the number of tasks.
 
-    `queues` has, for each queue, what is used and what is guaranteed there and in the queues above it that count. What
-    was below its guarantee already must not lose anything of it.
+    That is the order among sets of one highest priority, or of priorities up to a level.
     """
-    taken: dict[str, dict[str, int]] = {}
-    gangs: dict[tuple[str, int], dict[str, int]] = {}
-    allowed: list[Unit] = []
-    for unit in units:
-        singles = gangs.get(unit.of, {})
-        more = {name: amount - (singles.get(name, 0) if unit.gang else 0) for name, amount in unit.amounts}
-        before = taken.get(unit.queue, {})
-        # A level above is shared by several queues: what others lost there counts as well.
-        if all(_keeps(used, guarantee, _shared(taken, queues, used), more) for used, guarantee in queues[unit.queue]):
-            allowed.append(unit)
-            taken[unit.queue] = _sum(before, more)
-            if not unit.gang:
-                gangs[unit.of] = _sum(singles, more)
-    return allowed
+    units = list(units)
+    ages = sorted([(-unit.began, -unit.number, -unit.task) for unit in units], reverse=True)
+    highest = max([unit.priority for unit in units], default=0)
+    return sum([unit.tasks for unit in units]), highest, sum([unit.gang for unit in units]), tuple(ages)
 
 
-def fewest(units: Sequence[Unit], enough: Callable[[Sequence[Unit]], bool]) -> list[Unit] | None:
-    """As few of the first units as are enough, without any that is not needed; None if all of them are not enough."""
-    if not enough(units):
+def best_of_few(units: Sequence[Unit], enough: Callable[[Sequence[Unit]], bool]) -> Sequence[Unit] | None:
+    """The best set of units that is enough, by comparing all sets; None if there is none. For at most `FEW` units."""
+    sets = [
+        some
+        for size in range(1, len(units) + 1)
+        for some in combinations(units, size)
+        if len(without_covered(some)) == size
+    ]
+    sets.sort(key=lambda some: (max(unit.priority for unit in some), cost_of(some)))
+    return next((some for some in sets if enough(some)), None)
+
+
+def lowest_level(levels: Sequence[int], enough: Callable[[int], bool]) -> int | None:
+    """The lowest of ascending levels up to which there is enough; None if there is not at the highest.
+
+    `enough` was last asked about the level that is returned.
+    """
+    if not levels or not enough(levels[-1]):
         return None
-    low, high = 0, len(units)
+    low, high, last = 0, len(levels) - 1, len(levels) - 1
     while low < high:
-        middle = (low + high) // 2
-        if enough(units[:middle]):
-            high = middle
+        last = (low + high) // 2
+        if enough(levels[last]):
+            high = last
         else:
-            low = middle + 1
-    chosen = list(units[:low])
-    # Whoever was taken last is the first to be spared.
-    for unit in reversed(units[:low]):
-        without = [each for each in chosen if each is not unit]
-        if enough(without):
-            chosen = without
-    return without_covered(chosen)
+            low = last + 1
+    if last != low:
+        enough(levels[low])
+    return levels[low]
 
 
 def without_covered(units: Sequence[Unit]) -> list[Unit]:
@@ -94,24 +99,8 @@ def surplus(running: int, needed: int) -> int:
     return max(0, running - needed)
 
 
-def _keeps(used: Amounts, guarantee: Amounts, taken: Amounts, more: Amounts) -> bool:
+def keeps(used: Amounts, guarantee: Amounts, lost: Amounts) -> bool:
+    """True if a queue keeps its guarantee of all that it would lose some of."""
     return all(
-        used.get(name, 0) - taken.get(name, 0) - amount >= guarantee[name]
-        for name, amount in more.items()
-        if amount and name in guarantee
+        used.get(name, 0) - amount >= guarantee[name] for name, amount in lost.items() if amount and name in guarantee
     )
-
-
-def _shared(
-    taken: Mapping[str, Amounts], queues: Mapping[str, Sequence[tuple[Amounts, Amounts]]], level: Amounts
-) -> dict[str, int]:
-    """What was taken of all queues below a level, which is known by its use."""
-    total: dict[str, int] = {}
-    for queue, amounts in taken.items():
-        if any(used is level for used, _ in queues[queue]):
-            total = _sum(total, amounts)
-    return total
-
-
-def _sum(one: Amounts, other: Amounts) -> dict[str, int]:
-    return {name: one.get(name, 0) + other.get(name, 0) for name in {**one, **other}}

@@ -7,13 +7,14 @@ from collections.abc import Iterable
 
 import msgspec
 
-from fairlead.core.changes import Asked, JobAdded, JobPrioritised, StageScaled
+from fairlead.core.changes import Asked, JobAdded, JobPrioritised, Released, StageScaled
 from fairlead.core.commands import (
     Accepted,
     BringToFront,
     CancelReservation,
     Command,
     Kill,
+    ReleaseHold,
     ResetLane,
     Scale,
     SetPriority,
@@ -226,6 +227,23 @@ def bring_to_front(plan: Plan, command: BringToFront) -> Accepted:
                 )
             )
     return Accepted(note="" if reservations else "no change")
+
+
+def release_hold(plan: Plan, command: ReleaseHold) -> Accepted:
+    """End the holds of a job. As after a hold that did not help, there is none for the same for `starving_after`."""
+    need_operator(command, "release a hold")
+    p = plan.partition
+    job = find_job(p, command.job)
+    stage = find_stage(job, command.stage) if command.stage else None
+    reason = f"released by {command.user or 'an operator'}"
+    found = [
+        hold
+        for _, hold in sorted(p.holds.items())
+        if hold.job == job.id and (stage is None or any(position == stage.position for _, position, _ in hold.places))
+    ]
+    for hold in found:
+        plan.do(Released(hold.seq, reason, plan.now + p.settings.starving_after))
+    return Accepted(note="" if found else "no nodes are held for it")
 
 
 def cancel(plan: Plan, command: CancelReservation) -> Accepted:

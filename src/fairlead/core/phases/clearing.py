@@ -1,0 +1,350 @@
+"""Clearing: which tasks to stop so that an ask can start. Preemption and rebalance search by it.
+
+Capacity that is free or coming is used first. Then, node by node, the cheapest set of tasks is stopped whose capacity
+takes one more task of the ask. A task that does not help there is not looked at, and counts for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from heapq import heappop, heappush
+from itertools import combinations
+from typing import Any
+
+from fairlead.core.admission import has_claimed
+from fairlead.core.changes import Stopped
+from fairlead.core.future import Future
+from fairlead.core.holding import room_for
+from fairlead.core.model import Allocation, Job, Place, Reservation, Stage, StopCause
+from fairlead.core.outcomes import restart, stop
+from fairlead.core.plan import Plan
+from fairlead.core.policy.victims import FEW, Cost, Unit, cost_of, surplus, without_covered
+from fairlead.core.ranges import Ranges, count, difference
+from fairlead.core.resources import Vector, add
+from fairlead.core.state import Partition
+
+Block = tuple[Allocation, tuple[int, ...]]
+"""Tasks of an allocation."""
+
+Losses = dict[str, tuple[Vector, int]]
+"""Queue → what it would lose: resources, and how many tasks."""
+
+
+class Victim:
+    """A unit of tasks that may be stopped: what it is, and where its tasks are."""
+
+    __slots__ = ("stage", "tasks", "unit")
+
+    def __init__(self, unit: Unit, stage: Stage, tasks: list[Block]) -> None:
+        self.unit = unit
+        self.stage = stage
+        self.tasks = tasks
+
+    @property
+    def nodes(self) -> dict[int, None]:
+        return {allocation.node: None for allocation, _ in self.tasks}
+
+
+Here = tuple[Victim, Unit, list[Block]]
+"""A victim, what stopping the rest of it costs, and its tasks on one node."""
+
+
+class Clearing:
+    """What would be free and lost as tasks are set down and others are stopped for them. Nothing is altered.
+
+    `keeps` says whether the queues may lose something; none of them loses more.
+    """
+
+    def __init__(
+        self, p: Partition, future: Future, victims: Iterable[Victim], keeps: Callable[[Losses], bool] | None
+    ) -> None:
+        self.p = p
+        self.future = future
+        self.chosen: list[Victim] = []
+        self.losses: Losses = {}
+        self.places: dict[tuple[int, int], int] = {}
+        """Node and stage → how many tasks are set down there."""
+        self._keeps = keeps
+        self._gone: dict[int, Ranges] = {}
+        """Allocation → the tasks of it that are as if ended."""
+        self._on: dict[int, list[Victim]] = {}
+        self._levels: dict[int, None] = {}
+        for victim in victims:
+            self._levels[victim.unit.priority] = None
+            for join in victim.nodes:
+                self._on.setdefault(join, []).append(victim)
+
+    @property
+    def levels(self) -> list[int]:
+        """The priorities of those that could be stopped, ascending."""
+        return sorted(self._levels)
+
+    def save(self) -> tuple[Any, ...]:
+        gone = {number: ranges.copy() for number, ranges in self._gone.items()}
+        return self.future.copy(), list(self.chosen), dict(self.losses), dict(self.places), gone
+
+    def restore(self, saved: tuple[Any, ...]) -> None:
+        """Go back to what was saved, which can be gone back to again."""
+        future, chosen, losses, places, gone = saved
+        self.future, self.chosen, self.losses, self.places = future.copy(), list(chosen), dict(losses), dict(places)
+        self._gone = {number: ranges.copy() for number, ranges in gone.items()}
+
+    def places_of(self, position: int | None = None) -> tuple[Place, ...]:
+        return tuple((join, at, tasks) for (join, at), tasks in self.places.items() if position in (None, at))
+
+    # -- capacity
+
+    def put(self, stage: Stage, wanted: int, joins: Iterable[int]) -> int:
+        """Set tasks down where there is capacity for them. Returns how many are left."""
+        for join in joins if wanted else ():
+            wanted -= self._put_on(join, stage, wanted)
+            if not wanted:
+                break
+        return wanted
+
+    def clear(self, stage: Stage, wanted: int, level: int) -> int:
+        """Stop tasks of priorities up to a level, and set tasks of the stage down there. Returns how many are left.
+
+        The next node is always the one where the cheapest set of tasks makes way for one more. For one task that is
+        the best set there is, if no node has more than `FEW` units; for several tasks it need not be.
+        """
+        heap: list[tuple[Cost, int, int, list[Victim]]] = []
+        version: dict[int, int] = {}
+        for join in sorted(self._on) if wanted else ():
+            self._offer(heap, version, join, stage, level)
+        while wanted and heap:
+            _, join, seen, victims = heappop(heap)
+            if seen != version.get(join, 0):
+                continue  # it was looked at anew
+            touched = {join: None}
+            if self._may_go(victims):
+                for victim in victims:
+                    touched |= self.end(victim)
+                wanted = self.put(stage, wanted, touched)
+            for each in touched:
+                version[each] = version.get(each, 0) + 1
+                self._offer(heap, version, each, stage, level)
+        return wanted
+
+    def _put_on(self, join: int, stage: Stage, wanted: int) -> int:
+        if stage.shape.key.apart and self._is_near(join, stage):
+            return 0
+        tasks = self.future.pack(join, stage.shape, wanted)
+        if tasks:
+            where = (join, stage.position)
+            self.places[where] = self.places.get(where, 0) + tasks
+        return tasks
+
+    def _is_near(self, join: int, stage: Stage) -> bool:
+        """True if a node has, or would have, a task of a stage whose tasks stay apart."""
+        return (join, stage.position) in self.places or any(each.node == join for each in (stage.live or {}).values())
+
+    # -- victims
+
+    def end(self, victim: Victim) -> dict[int, None]:
+        """Think of a victim as gone. Returns the nodes that have more capacity."""
+        blocks = self.blocks(victim)
+        for allocation, block in blocks:
+            self.future.end_some(allocation, block)
+            self._gone.setdefault(allocation.id, Ranges()).add(block)
+        _lose(self.losses, blocks)
+        self.chosen.append(victim)
+        return {allocation.node: None for allocation, _ in blocks}
+
+    def blocks(self, victim: Victim) -> list[Block]:
+        """The tasks of a victim that are not gone."""
+        gone = self._gone
+        left = [
+            (each, difference(block, gone[each.id].flat()) if each.id in gone else block)
+            for each, block in victim.tasks
+        ]
+        return [(each, block) for each, block in left if block]
+
+    def _may_go(self, victims: Sequence[Victim]) -> bool:
+        if self._keeps is None:
+            return True
+        lost = {path: (dict(amounts), tasks) for path, (amounts, tasks) in self.losses.items()}
+        for victim in victims:
+            _lose(lost, self.blocks(victim))
+        return self._keeps(lost)
+
+    def may_go(self, victim: Victim) -> bool:
+        """True if a victim has tasks left, and its queues may lose them too."""
+        return bool(self.blocks(victim)) and self._may_go([victim])
+
+    def _offer(
+        self,
+        heap: list[tuple[Cost, int, int, list[Victim]]],
+        version: dict[int, int],
+        join: int,
+        stage: Stage,
+        level: int,
+    ) -> None:
+        """Enter the cheapest set of victims that makes way for one task on a node, if there is one."""
+        if join not in self._on or not self.future.takes(join, stage.shape):
+            return
+        if stage.shape.key.apart and self._is_near(join, stage):
+            return
+        there: list[Here] = []
+        for victim in self._on[join]:
+            if victim.unit.priority <= level:
+                left = self.blocks(victim)
+                here = [block for block in left if block[0].node == join]
+                if here:
+                    tasks = sum([count(block) for _, block in left])
+                    there.append((victim, victim.unit._replace(tasks=tasks), here))
+        if not there:
+            return
+        few = self._best(join, stage, there) if len(there) <= FEW else self._greedy(join, stage, there)
+        if few:
+            cost = cost_of([unit for _, unit, _ in few])
+            heappush(heap, (cost, join, version.get(join, 0), [victim for victim, _, _ in few]))
+
+    def _best(self, join: int, stage: Stage, there: Sequence[Here]) -> Sequence[Here] | None:
+        """The cheapest of all sets of victims on a node that make way for a task."""
+        best: tuple[Cost, Sequence[Here]] | None = None
+        for size in range(1, len(there) + 1):
+            if best is not None and size > best[0][0]:
+                break  # each of them costs a task at least
+            for some in combinations(there, size):
+                units = [unit for _, unit, _ in some]
+                if len(without_covered(units)) < size:
+                    continue
+                cost = cost_of(units)
+                if (best is None or cost < best[0]) and self._make_way(join, stage, some):
+                    best = (cost, some)
+        return best[1] if best is not None else None
+
+    def _greedy(self, join: int, stage: Stage, there: Sequence[Here]) -> Sequence[Here] | None:
+        """A cheap set of many victims on a node: those that help most for each task, or the newest."""
+        free = self.future.free_on(join)
+        lacking = {
+            name: amount - free.get(name, 0) for name, amount in stage.shape.amounts if amount > free.get(name, 0)
+        }
+
+        def help_of(each: Here) -> int:
+            freed: Vector = {}
+            for allocation, block in each[2]:
+                add(freed, allocation.stage.shape.resources, count(block))
+            parts = [min(freed.get(name, 0), amount) * 1_000_000 // amount for name, amount in lacking.items()]
+            return sum(parts) // each[1].tasks
+
+        best: tuple[Cost, Sequence[Here]] | None = None
+        orders: list[Callable[[Here], Any]] = [
+            lambda each: (-help_of(each), cost_of([each[1]])),
+            lambda each: cost_of([each[1]]),
+        ]
+        for order in orders:
+            some: list[Here] = []
+            for each in sorted(there, key=order):
+                more = [one for one in some if one[1].gang or not each[1].gang or one[1].of != each[1].of]
+                if any(one[1].gang and one[1].of == each[1].of for one in some):
+                    continue
+                if self._may_go([one[0] for one in (*more, each)]):
+                    some = [*more, each]
+                if self._make_way(join, stage, some):
+                    break
+            if not self._make_way(join, stage, some):
+                continue
+            for each in reversed(some[:-1]):
+                without = [one for one in some if one is not each]
+                if self._make_way(join, stage, without):
+                    some = without
+            cost = cost_of([unit for _, unit, _ in some])
+            if best is None or cost < best[0]:
+                best = (cost, some)
+        return best[1] if best is not None else None
+
+    def _make_way(self, join: int, stage: Stage, some: Sequence[Here]) -> bool:
+        """True if one task fits a node without some victims, and their queues may lose them."""
+        free, devices = self.future.without_some(join, [block for _, _, here in some for block in here])
+        return bool(room_for(free, devices, stage.shape, 1)[0]) and self._may_go([victim for victim, _, _ in some])
+
+
+def _lose(losses: Losses, blocks: Iterable[Block]) -> None:
+    for allocation, block in blocks:
+        tasks = count(block)
+        for queue in allocation.stage.job.queue.line():
+            amounts, before = losses.get(queue.path, ({}, 0))
+            amounts = dict(amounts)
+            add(amounts, allocation.stage.shape.resources, tasks)
+            losses[queue.path] = (amounts, before + tasks)
+
+
+# -- units -------------------------------------------------------------------------------------------------------
+
+
+def victims_of(job: Job) -> Iterator[Victim]:
+    """The units in which tasks of a job can be taken back."""
+    if job.preemptible and all(queue.settings.preemptible for queue in job.queue.line()):
+        for stage in job.stages:
+            if stage.live and (not job.whole or stage is _first_live(job)):
+                yield from _units(job, stage)
+
+
+def _first_live(job: Job) -> Stage | None:
+    return next((stage for stage in job.stages if stage.live), None)
+
+
+def _units(job: Job, first: Stage) -> Iterator[Victim]:
+    """The tasks that a gang can do without, the newest first, and all of it."""
+    everything: list[Block] = []
+    total: Vector = {}
+    tasks = 0
+    of = (job.id, first.position)
+    for stage in first.gang():
+        live = [each for each in (stage.live or {}).items() if each[1].state != "stopping" and not each[1].rooms]
+        live.sort(key=lambda item: (_began(item[1]), item[1].id, item[0]))
+        amounts = stage.shape.amounts
+        add(total, stage.shape.resources, len(live))
+        tasks += len(live)
+        whole = {allocation.id: allocation for _, allocation in live}
+        everything += [(allocation, allocation.indices) for allocation in whole.values()]
+        spared = len(live) - surplus(len(live), stage.needed if stage.started else len(live))
+        for index, allocation in reversed(live[spared:]):
+            unit = Unit(False, job.priority, _began(allocation), allocation.id, index, of, job.queue.path, amounts)
+            yield Victim(unit, stage, [(allocation, (index, index + 1))])
+    if everything:
+        newest = max(everything, key=lambda item: (_began(item[0]), item[0].id))[0]
+        amounts = tuple(sorted(total.items()))
+        unit = Unit(True, job.priority, _began(newest), newest.id, 0, of, job.queue.path, amounts, tasks)
+        yield Victim(unit, first, everything)
+
+
+def _began(allocation: Allocation) -> int:
+    return allocation.since if allocation.started is None else allocation.started
+
+
+def is_fresh(plan: Plan, victim: Victim) -> bool:
+    """True if tasks of a unit were placed in this cycle: nothing is stopped that the same cycle placed."""
+    return any(allocation.id >= plan.placed_from for allocation, _ in victim.tasks)
+
+
+def own_nodes(p: Partition, reservation: Reservation) -> dict[int, None]:
+    """The nodes that are held for an ask alone, or arrived for it alone: a claim may use them, and replaces that."""
+    kept = p.kept(reservation.seq)
+    if kept is None or has_claimed(p, reservation):
+        return {}
+    return {join: None for join in kept.nodes if len(p.nodes.held[join]) == 1}
+
+
+def stop_victims(plan: Plan, victims: Iterable[Victim], cause: StopCause = "preempt") -> list[int]:
+    """Stop tasks for another ask: gangs whole, or those that they can do without. They are asked for again.
+
+    Returns the numbers of the allocations that stop.
+    """
+    mark = plan.mark()
+    victims = list(victims)
+    units = {id(unit) for unit in without_covered([victim.unit for victim in victims])}
+    singles: dict[int, Ranges] = {}
+    for victim in victims:
+        if id(victim.unit) not in units:
+            continue
+        if victim.unit.gang:
+            restart(plan, victim.stage, cause)
+            continue
+        for allocation, block in victim.tasks:
+            singles.setdefault(allocation.id, Ranges()).add(block)
+    for number, ranges in singles.items():
+        stop(plan, plan.partition.allocations[number], ranges.flat(), cause)
+    return [change.into or change.allocation for change, _ in plan.done[mark:] if isinstance(change, Stopped)]
