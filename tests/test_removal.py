@@ -21,6 +21,7 @@ from fairlead.writer.cluster import Cluster
 from fairlead.writer.loop import Stopped
 from tests.agent.plant import Machine
 from tests.api.serving import SECONDS, Serving, serving, submit
+from tests.api.test_watch import watching
 
 BOTH: dict[str, Any] = {"partitions": {"day": {}, "night": {}}}
 DAY: dict[str, Any] = {"partitions": {"day": {}}}
@@ -208,6 +209,24 @@ def test_an_agent_of_a_removed_partition_is_told_to_stop(
             # A new partition of that name takes the agent again.
             assert site.as_owner.put("/api/v1/partitions/night", json={}).status_code == 200
             asyncio.run(before(site))
+
+
+def test_a_manager_that_listens_hears_what_was_released(tmp_path: Path) -> None:
+    """Its stream ends after that, and it is refused from then on."""
+    with serving(tmp_path, BOTH) as site:
+        where = {"partition": "night"}
+        site.as_owner.post("/api/v1/managers/k8s", params=where)
+        with watching(site.as_owner, "managers/k8s/events", partition="night") as events:
+            update = {
+                "nodes": [{"name": "k1", "resources": {"cpu": 1}}],
+                "jobs": [{"job": "app", "queue": "root.default"}],
+                "asks": [{"job": "app", "ask": "x", "resources": {"cpu": 1}}],
+            }
+            assert site.as_owner.post("/api/v1/managers/k8s/updates", params=where, json=update).status_code == 200
+            assert [next(events)[1] for _ in range(2)] == ["node", "allocated"]
+            assert site.as_owner.delete("/api/v1/partitions/night").status_code == 200
+            assert "released" in [kind for _, kind, _ in events]
+        assert site.as_owner.post("/api/v1/managers/k8s/updates", params=where, json={}).status_code == 404
 
 
 def test_a_real_agent_ends_the_tasks_of_a_removed_partition(tmp_path: Path) -> None:

@@ -112,7 +112,8 @@ class Served:
                 if event.what == "state":
                     self._tell(event.job)
         self._pools.follow(self.name, self.partition)
-        self._after_turn(self.name, self.writer.seq)
+        if not self.partition.removed:  # its removal is in no record
+            self._after_turn(self.name, self.writer.seq)
 
     def dispatch(self, effects: Sequence[Effect]) -> None:
         messages = [each for each in effects if isinstance(each, ForNode)]
