@@ -235,8 +235,7 @@ def _is_usable(p: Partition, ask: Reservation, join: int) -> bool:
     row = nodes.rows[join]
     if nodes.state[row] != "up" or join in nodes.avoided or nodes.manager[row] != shape.key.manager:
         return False
-    own = p.kept(ask.seq)
-    if join in nodes.held and (own is None or join not in own.nodes):
+    if any(seq != ask.seq for seq in nodes.held.get(join, ())):
         return False
     return shape.accepts(nodes.labels[row], nodes.taints[row], nodes.pool[row])
 
