@@ -17,7 +17,7 @@ counts starts out beforehand.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from fairlead.core.changes import Chained, Change, Ended, Ordered, Placed, Promised, SinglesPlaced, Stopped
 from fairlead.core.cycle import Cycle
@@ -240,13 +240,12 @@ class _Turns:
         self._on_loan = {queue.path for queue in p.queues.values() if rights.used(queue) >= rights.of(queue)}
         self._passed = []
         for lane in p.lanes.values():
-            for ask in lane:
-                if not waits_whole(p, ask):
-                    self._refused.add(id(ask))
-                elif not self._is_served(ask):
-                    if has_one_shape(ask) and rooms.whole(ask):
-                        self._passed.append(_Passed(lane, ask))
-                    break
+            able = [ask for ask in lane if waits_whole(p, ask)]
+            self._refused.update(id(ask) for ask in lane)
+            self._refused.difference_update(id(ask) for ask in able)
+            first = _first([ask for ask in able if not self._is_served(ask)])
+            if first is not None and has_one_shape(first) and rooms.whole(first):
+                self._passed.append(_Passed(lane, first))
 
     def _is_served(self, ask: Reservation) -> bool:
         return any((stage.job.id, stage.position, ask.kind) in self._served for stage in ask.stages)
@@ -271,15 +270,18 @@ class _Turns:
                 self._suspects.append((entitled, text))
 
     def _is_blocked(self, each: _Passed) -> bool:
-        """True if an ask stands before it in its lane that might start: only the first of a lane is tried."""
-        return any(id(ask) not in self._refused for ask in _before(each.lane, each.ask))
+        """True if an ask of its lane that might start may come before it: only the first of a lane is tried."""
+        others = (ask for ask in each.lane if ask is not each.ask and id(ask) not in self._refused)
+        return not all(comes_before(each.ask, ask) for ask in others)
 
 
-def _before(lane: Lane, ask: Reservation) -> Iterator[Reservation]:
-    for each in lane:
-        if each is ask:
-            return
-        yield each
+def _first(asks: list[Reservation]) -> Reservation | None:
+    """The ask of a lane that comes before all others; None if that is not certain."""
+    first: Reservation | None = None
+    for ask in asks:
+        if first is None or comes_before(ask, first):
+            first = ask
+    return first if all(ask is first or (first and comes_before(first, ask)) for ask in asks) else None
 
 
 def _part(one: Queue, other: Queue) -> tuple[Queue, Queue]:
