@@ -1,7 +1,8 @@
 """Any commands in any order: all invariants after every step, undo is the identity, and replay equals live.
 
 The machine drives a World. Before every cycle the same cycle is run and taken back, and the state must be the same
-to the byte; after it, the journal alone must give the same bytes.
+to the byte; after it, the journal alone must give the same bytes. Every start is judged by `DoorChecker`, and loans
+that are not taken back by `LoanChecker`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from fairlead.core.policy.placement import PLACEMENTS
 from fairlead.core.shape import Shape
 from fairlead.core.state import Partition
 from fairlead.journal.codec import restore
+from fairlead.sim.doorchecker import DoorChecker
+from fairlead.sim.loanchecker import LoanChecker
 from fairlead.views.metrics import Metrics
 from tests.core.gang_watch import WatchedWorld
 
@@ -106,16 +109,19 @@ class Machine(RuleBasedStateMachine):
         first=st.lists(stage_documents, min_size=1, max_size=4),
         chain=st.sampled_from([0, "5s", "20s"]),
         backfill=st.booleans(),
+        threshold=st.sampled_from([0, 5, 20]),
     )
-    def start(self, rhythm: int, place: str, first: list[Any], chain: Any, backfill: bool) -> None:
+    def start(self, rhythm: int, place: str, first: list[Any], chain: Any, backfill: bool, threshold: int) -> None:
         singles.FEW = 1  # so that lanes as short as these get batches too
         self.rhythm = rhythm
         self.rules = 0
         self.metrics = Metrics()
         self.balance = Balance(self.metrics)
+        self.loans = LoanChecker()
         self.settings = {**SETTINGS, "place": place, "chain": chain, "backfill": backfill}
-        self.w = WatchedWorld(self.settings, observers=[self.metrics, self.balance])
-        for path in QUEUES:
+        self.settings["rebalance_threshold"] = threshold
+        self.w = WatchedWorld(self.settings, observers=[self.metrics, self.balance, DoorChecker(), self.loans])
+        for path in ("root.b", *QUEUES):
             self.w.queue(path, share=10)
         self.w.node("n0", cpu=4, memory="4Gi", gpu=2, disk=2, labels={"zone": "a"})
         self.w.node("n1", cpu=6, memory="4Gi", disk=2, labels={"zone": "a"})
@@ -172,6 +178,21 @@ class Machine(RuleBasedStateMachine):
             self._submit(
                 name=f"x{self.floods}", queue=queue, user="bob", stages=[{"name": "s", "resources": resources}]
             )
+
+    @rule(
+        queue=queues,
+        other=queues,
+        count=st.integers(4, 20),
+        wanted=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 2)), min_size=1, max_size=4),
+    )
+    def crowd(self, queue: str, other: str, count: int, wanted: list[tuple[int, int]]) -> None:
+        """A long array takes what is free, and then others come, small and large, one after the other."""
+        stage = {"name": "s", "count": count, "min": 1, "resources": {"cpu": 1}}
+        self._submit(name="array", queue=queue, user="ann", stages=[stage])
+        for cpu, priority in wanted:
+            self._step(lambda: self.w.advance(1))
+            job = {"name": "late", "queue": other, "user": "bob", "priority": priority}
+            self._submit(**job, stages=[{"name": "s", "resources": {"cpu": cpu}}])
 
     @rule(
         name=jobs,
@@ -427,9 +448,15 @@ class Machine(RuleBasedStateMachine):
         check_all(restored)
         assert dump(restored) == live
 
+        self._look_at_loans()
         self._the_metrics_agree(p)
         self._nothing_was_overlooked(p)
         self._the_index_is_exact(p)
+
+    def _look_at_loans(self) -> None:
+        """Also when no cycle follows: time alone may make a wait too long."""
+        settled = not self.w.cluster.writers["default"].more and not self.w._queue
+        self.loans.look(self.w.partition(), self.w.now, settled)
 
     def _the_metrics_agree(self, p: Partition) -> None:
         """What was counted change by change is what is there."""
@@ -546,6 +573,8 @@ SETTINGS = {
     "hold_for": "15s",
     "promise_for": "12s",
     "pool_pause": "2s",
+    "rebalance_after": "3s",
+    "preempt_grace": "2s",
 }
 
 TestMachine = Machine.TestCase

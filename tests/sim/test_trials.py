@@ -25,6 +25,7 @@ from fairlead.sim.faults import (
 )
 from fairlead.sim.soak import describe, main, shrink
 from fairlead.sim.trial import Failure, try_out
+from tests import planted
 
 FIXED = [
     ("calm", range(4)),
@@ -138,6 +139,26 @@ def test_planted_bugs_are_found(
 ) -> None:
     plant(monkeypatch)
     assert any(try_out(draw_scenario(seed, PROFILES[profile])) for seed in seeds)
+
+
+@pytest.mark.parametrize(
+    ("plant", "text", "seeds"),
+    [
+        (planted.start_without_rules, planted.START, range(6)),
+        (planted.order_without_rules, planted.ORDER, range(20)),
+        (planted.stop_new_work, planted.STOP, range(6)),
+        (planted.newest_first, planted.LEAF, range(12)),
+        (planted.turns_by_name, planted.TREE, range(30)),
+        (planted.keep_loans, planted.LOAN, range(20, 40)),
+    ],
+)
+def test_starts_and_loans_are_judged(
+    monkeypatch: pytest.MonkeyPatch, plant: planted.Plant, text: str, seeds: range
+) -> None:
+    planted.count_only(monkeypatch, text)
+    plant(monkeypatch)
+    failures = (try_out(draw_scenario(seed, PROFILES["calm"])) for seed in seeds)
+    assert any(failure is not None and text in failure.problem for failure in failures)
 
 
 def test_a_failure_is_cut_down(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -212,18 +212,18 @@ def choose_lent(p: Partition, stage: Stage, most: int, lent: Mapping[int, Micros
 
 
 def choose_yielded(p: Partition, ask: Reservation, stage: Stage, most: int, without: Collection[int]) -> list[Choice]:
-    """Nodes that arrived for single tasks of lower priority in the same queue, and that yield to this ask.
+    """Nodes that arrived for single tasks, and that yield to an ask with an earlier turn and a better right.
 
-    An ask that may stop tasks for its priority takes their place before they start, not after. Gangs keep their nodes.
+    Otherwise these tasks would start there, and be stopped for that ask at once. Gangs keep their nodes.
     """
-    nodes, shape, priority = p.nodes, stage.shape, stage.job.priority
+    nodes, shape = p.nodes, stage.shape
     yielding: dict[int, None] = {}
-    for promise in p.promises.values() if most > 0 and p.settings.preempt == "priority" else ():
+    for promise in p.promises.values() if most > 0 else ():
         owner = p.kept_for(promise)
-        if promise.ordered and owner is not None and not owner.whole and together_of(owner) == 1:
-            job = owner.stage.job
-            if job.queue is stage.job.queue and job.priority < priority and not is_firm(p, job):
-                yielding[promise.seq] = None
+        if not promise.ordered or owner is None or owner.whole or together_of(owner) > 1:
+            continue
+        if _has_better_right(p, ask, owner):
+            yielding[promise.seq] = None
     near = {each.node for each in (stage.live or {}).values()} if shape.key.apart else ()
     chosen: list[Choice] = []
     for join in sorted({join: None for seq in yielding for join in p.promises[seq].nodes}):
@@ -236,6 +236,16 @@ def choose_yielded(p: Partition, ask: Reservation, stage: Stage, most: int, with
                 chosen.append(Choice(join, tasks, devices))
                 most -= tasks
     return chosen
+
+
+def _has_better_right(p: Partition, ask: Reservation, owner: Reservation) -> bool:
+    """True if tasks of the owner could be stopped for the ask: for its priority, or because they would be on loan."""
+    job, other = ask.stage.job, owner.stage.job
+    if job.queue is other.queue:
+        return p.settings.preempt == "priority" and other.priority < job.priority and not is_firm(p, other)
+    rights = p.entitlements()
+    mine, its = next(pair for pair in zip(job.queue.line(), other.queue.line(), strict=False) if pair[0] is not pair[1])
+    return rights.used(mine) < rights.of(mine) and rights.used(its) >= rights.of(its)
 
 
 def may_take(nodes: NodeTable, row: int, shape: Shape) -> bool:

@@ -126,6 +126,10 @@ WITH_POOLS = 0.3
 """So many of the scenarios have pools that grow and shrink."""
 
 
+WITH_LOANS = 0.4
+"""So many of the scenarios take loans back."""
+
+
 def draw_scenario(seed: int, profile: Profile) -> Scenario:
     rng = Random(seed)
     nodes = {f"n{at}": _node(rng) for at in range(rng.randint(2, 5))}
@@ -143,6 +147,12 @@ def draw_scenario(seed: int, profile: Profile) -> Scenario:
         nodes = dict(list(nodes.items())[: apart.choice((0, 1, 2, 5))])
         events = [_for_pools(apart, each, pools) for each in events if _concerns(each, nodes)]
         events += _pool_events(apart, profile, pools)
+    # The same for loans.
+    apart = Random(f"{seed} loans and shares")
+    if apart.random() < WITH_LOANS:
+        config = {**config, **_loan_settings(apart)}
+        config["queues"]["root"]["a"]["share"] = apart.choice((20, 50, 80))
+        events += [_long_array(apart, f"l{at}", profile.span) for at in range(apart.randint(2, 4))]
     return Scenario(seed, config, nodes, tuple(sorted(events, key=lambda event: event.at)))
 
 
@@ -264,6 +274,29 @@ def _pool_settings(rng: Random) -> dict[str, Any]:
         "pool_pause": rng.choice(("1s", "5s", "30s")),
         "max_orders": rng.choice((3, 1_000)),
     }
+
+
+def _loan_settings(rng: Random) -> dict[str, Any]:
+    return {
+        "rebalance_threshold": rng.choice((1, 10, 30)),
+        "rebalance_after": rng.choice(("5s", "20s", "60s")),
+        "preempt_grace": rng.choice(("1s", "10s")),
+    }
+
+
+def _long_array(rng: Random, job: str, span: Micros) -> Submission:
+    """Tasks that borrow all that they find, and keep it for long."""
+    resources = {"cpu": rng.choice((1, 1, 2))}
+    stage = {"name": "s0", "count": rng.randint(4, 16), "min": 1, "tries": 5, "resources": resources}
+    document: dict[str, Any] = {
+        "name": job,
+        "user": rng.choice(("ann", "bob")),
+        "queue": rng.choice(("root.a", "root.b")),
+        "priority": rng.randint(0, 1),
+        "stages": [stage],
+        "gang": "stage",
+    }
+    return Submission(rng.randint(0, span), job, document, (rng.randint(60, 400) * SECOND,), 0)
 
 
 def _concerns(event: Event, nodes: dict[str, Any]) -> bool:

@@ -51,6 +51,7 @@ from fairlead.sim.checkers import (
     need,
 )
 from fairlead.sim.cloud import Cloud
+from fairlead.sim.doorchecker import DoorChecker
 from fairlead.sim.faults import (
     AgentTrouble,
     Asking,
@@ -62,6 +63,7 @@ from fairlead.sim.faults import (
     Submission,
 )
 from fairlead.sim.feasible import Need, could_run
+from fairlead.sim.loanchecker import LoanChecker
 from fairlead.sim.poolchecker import PoolChecker
 from fairlead.sim.server import Item, Server
 
@@ -107,6 +109,8 @@ class Trial:
         self.gangs = GangChecker(self.config.settings.replace_within + self.lease + self.heartbeat + 30 * SECOND)
         self.keeping = KeepingChecker()
         self.pools = PoolChecker()
+        self.door = DoorChecker()
+        self.loans = LoanChecker()
         self.cloud = Cloud(self, scenario.seed, scenario.config.get("pools", {}))
         self.server = Server(self, self)
         self.agents: dict[str, Agent] = {}
@@ -337,11 +341,14 @@ class Trial:
         self.answers.seen(partition, partition.jobs)  # the last cycle may have been written without a word
         self.answers.check(partition)
         self.pools.began(partition)
+        self.door.began(partition)
+        self.loans.began(partition)
         self.at(self.now, self.cloud.begin)
 
     def cycle(self, decided: Cycle, seconds: Mapping[str, float]) -> None:
         self.answers.seen(decided.plan.partition, decided.plan.partition.touched.jobs)
         self.pools.decided(decided.plan.partition, decided.changes)
+        self.door.cycle(decided, seconds)
 
     def stopped(self, partition: Partition, why: str) -> None:
         """Whoever starts next is checked."""
@@ -352,8 +359,10 @@ class Trial:
         self.answers.check(p)
         self.answers.check_ends(p, self.attempts.succeeded)
         assert self.server.writer is not None
-        if not self.server.writer.more and not self.server.inbox:
+        settled = not self.server.writer.more and not self.server.inbox
+        if settled:
             check_conserving(p)
+        self.loans.look(p, now, settled)
         self.keeping.check(p, now)
         self.pools.check(p, now)
         self._watch_gangs()

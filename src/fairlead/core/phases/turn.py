@@ -34,6 +34,8 @@ class Starter:
         self.plan = plan
         self.admission = Admission(plan.partition)
         index = plan.partition.index
+        # Whether a node yields depends on what queues use, which has to be booked.
+        batches = batches and not any(promise.ordered for promise in plan.partition.promises.values())
         self._singles = Singles(plan, index) if batches and isinstance(index, FitIndex) else None
         self.full: dict[Shape, Reason] = {}
         """The shapes of which not one task more fits in this cycle, and the reason."""
@@ -181,7 +183,7 @@ class Starter:
         joins = [each.join for each in yielded]
         for seq in sorted({seq for join in joins for seq in p.nodes.held.get(join, ())}):
             rest = tuple(place for place in p.promises[seq].places if place[0] not in joins)
-            self._release(seq, rest, "an ask of higher priority uses a node of it")
+            self._release(seq, rest, "an ask with a better right uses a node of it")
 
     def _release(self, seq: int, rest: tuple[Place, ...], why: str) -> None:
         """Release the nodes kept for an ask, but for the rest."""

@@ -1,0 +1,290 @@
+"""Judges what starts: that the rules allow it, that it is its turn, and that the cycle does not stop it again.
+
+`DoorChecker` follows a partition change by change on a copy of its own, and looks at the copy just before each start.
+The rules are those of `sim/rules.py`, not the core's.
+
+An ask is passed over wrongly if another ask is placed although the first one has an earlier turn, may start, and fits
+whole on the nodes that are kept for it and on those that no ask has. It has an earlier turn
+
+- in the same leaf queue, if its place in the order is before that of the other;
+- in another leaf, if, where their lines part, its queue is below its entitlement and the other's is not.
+
+Only the first ask of each lane that may start counts, and only if it could have started at every moment of the cycle
+since the first start. Left out, because a count of tasks does not decide them: as the ask that is passed over, jobs
+that start whole and stages with `near` or `apart`; everything with `backfill`; across queues, the unit `slots`, which
+counts starts out beforehand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fairlead.core.changes import Chained, Change, Ended, Ordered, Placed, Promised, SinglesPlaced, Stopped
+from fairlead.core.cycle import Cycle
+from fairlead.core.dump import dump, load
+from fairlead.core.entitlement import Entitlements
+from fairlead.core.lanes import Lane
+from fairlead.core.model import NEW, Queue, Reservation, Stage
+from fairlead.core.state import Partition, Touched
+from fairlead.sim.agents import Micros, indices
+from fairlead.sim.checkers import need
+from fairlead.sim.rules import (
+    More,
+    Rooms,
+    comes_before,
+    has_one_shape,
+    refusal,
+    refusal_to_claim,
+    refusal_to_wait_behind,
+    waits_whole,
+)
+
+Key = tuple[str, int, int]
+"""An ask by its job, the position of its stage, and its kind."""
+
+
+class DoorChecker:
+    """An observer of a writer; `Broken` says which start was wrong."""
+
+    def __init__(self) -> None:
+        self._copy = Partition("")
+
+    def began(self, partition: Partition) -> None:
+        self._copy = load(dump(partition))
+
+    def cycle(self, decided: Cycle, seconds: Mapping[str, float]) -> None:
+        plan = decided.plan
+        self.follow(decided.changes, plan.now, plan.partition.reign.ready)
+
+    def stopped(self, partition: Partition, why: str) -> None:
+        """The next writer begins with a new copy."""
+
+    def follow(self, changes: Sequence[Change], now: Micros, ready: bool) -> None:
+        """Judge the changes of one cycle."""
+        p = self._copy
+        p.now, p.touched = now, Touched()
+        starts = _Starts(p, changes, ready)
+        turns = _Turns(p, changes)
+        for change in changes:
+            starts.judge(change)
+            turns.judge(change)
+            change.apply(p)
+            turns.look(change)
+        turns.end()
+
+
+def _started(change: Change) -> list[tuple[Key, int]]:
+    """The asks whose tasks a change starts, and how many tasks."""
+    if isinstance(change, Placed):
+        return [((change.job, change.stage, change.kind), sum(len(indices(part.indices)) for part in change.parts))]
+    if isinstance(change, SinglesPlaced):
+        return [((job, position, NEW), 1) for job, position in change.tasks]
+    return []
+
+
+def _continues(change: Change) -> bool:
+    """True for the later stages of a job that starts whole: it is judged once, with its first stage."""
+    return isinstance(change, Placed) and change.group not in (0, change.first)
+
+
+def _placed(change: Change) -> range:
+    """The numbers of the allocations that a change places."""
+    if isinstance(change, Placed):
+        return range(change.first, change.first + len(change.parts))
+    if isinstance(change, SinglesPlaced):
+        return range(change.first, change.first + len(change.tasks))
+    return range(0)
+
+
+# -- is it allowed -----------------------------------------------------------------------------------------------
+
+
+class _Starts:
+    """No start, chain, order or claim for an ask that the rules refuse, and nothing placed that the cycle stops."""
+
+    def __init__(self, p: Partition, changes: Sequence[Change], ready: bool) -> None:
+        self.p = p
+        self.changes = changes
+        self.ready = ready
+        self._ordered = More()
+        """What nodes have been ordered for in this cycle."""
+        self._new: set[int] = set()
+        """The allocations that this cycle has placed."""
+
+    def judge(self, change: Change) -> None:
+        p = self.p
+        if isinstance(change, Placed | SinglesPlaced):
+            self._judge_start(change)
+            self._new.update(_placed(change))
+        elif isinstance(change, Chained):
+            stage = p.allocations[change.allocation].stage
+            reason = refusal_to_wait_behind(p, p.waits(stage.job.id, stage.position, change.kind), stage)
+            need(not reason, f"tasks of {_name(stage)} are sent ahead in a chain, and may not start: {reason}")
+        elif isinstance(change, Ordered):
+            self._judge_order(change)
+        elif isinstance(change, Promised) and change.cause != "order":
+            reason = refusal_to_claim(p, p.waits(change.job, change.stage, change.kind))
+            need(not reason, f"tasks are stopped for job {change.job}, which may not start: {reason}")
+        elif isinstance(change, Stopped | Ended) and change.allocation in self._new:
+            stage = p.allocations[change.allocation].stage
+            need(False, f"tasks of {_name(stage)} are placed and stopped in one cycle: {change}")
+
+    def _judge_start(self, change: Placed | SinglesPlaced) -> None:
+        p = self.p
+        need(self.ready, f"tasks are placed before the partition is ready: {change}")
+        if isinstance(change, Placed):
+            if _continues(change):
+                return
+            gang = bool(change.group)
+            of_gang = [each for each in self.changes if isinstance(each, Placed) and each.group == change.group]
+            started = [each for part in (of_gang if gang else [change]) for each in _started(part)]
+            tasks = [(p.jobs[job].stages[position], many) for (job, position, _), many in started]
+            reason = refusal(p, p.waits(*started[0][0]), tasks, gang=gang)
+            need(not reason, f"tasks of {_name(tasks[0][0])} are placed, and may not start: {reason}")
+            return
+        more = More()
+        for key, many in _started(change):
+            stage = p.jobs[key[0]].stages[key[1]]
+            reason = refusal(p, p.waits(*key), [(stage, many)], more=more)
+            need(not reason, f"tasks of {_name(stage)} are placed, and may not start: {reason}")
+            more.add([(stage, many)])
+
+    def _judge_order(self, change: Ordered) -> None:
+        """All that nodes are ordered for in a cycle may start together, when the pools are as large as they may be."""
+        p = self.p
+        wanted: dict[Key, int] = {}
+        for nodes, meant in change.nodes:
+            for job, position, kind, tasks in meant:
+                wanted[job, position, kind] = wanted.get((job, position, kind), 0) + nodes * tasks
+        by_ask: dict[int, tuple[Reservation | None, list[tuple[Stage, int]]]] = {}
+        for key, tasks in wanted.items():
+            ask = p.waits(*key)
+            by_ask.setdefault(id(ask), (ask, []))[1].append((p.jobs[key[0]].stages[key[1]], tasks))
+        for ask, started in by_ask.values():
+            reason = refusal(p, ask, started, gang=True, more=self._ordered, rights=_rights_of_pools(p))
+            need(not reason, f"nodes are ordered for {_name(started[0][0])}, which may not start: {reason}")
+            self._ordered.add(started)
+
+
+def _rights_of_pools(p: Partition) -> Entitlements:
+    """What the queues would be entitled to at least if all pools were as large as they may be."""
+    capacity, nodes = dict(p.nodes.total), p.nodes.many
+    for pool in p.pools.values():
+        coming = sum(len(order.coming) for order in p.orders.values() if order.pool == pool.name)
+        more = coming + (pool.settings.max or 1)
+        nodes += more
+        for name, amount in pool.settings.node:
+            capacity[name] = capacity.get(name, 0) + more * amount
+    return Entitlements(p.settings.unit, capacity, nodes)
+
+
+def _name(stage: Stage) -> str:
+    return f"job {stage.job.id} stage {stage.name}"
+
+
+# -- is it its turn ----------------------------------------------------------------------------------------------
+
+
+class _Passed:
+    """An ask that is not placed in the cycle, though it may start and fits."""
+
+    def __init__(self, lane: Lane, ask: Reservation) -> None:
+        self.lane = lane
+        self.ask = ask
+
+    @property
+    def stands(self) -> bool:
+        return self.ask.stage.reservations[self.ask.kind] is self.ask
+
+
+class _Turns:
+    """No ask is placed while one with an earlier turn could have used the same capacity."""
+
+    def __init__(self, p: Partition, changes: Sequence[Change]) -> None:
+        self.p = p
+        self._served = {key for change in changes for key, _ in _started(change)}
+        self._passed: list[_Passed] | None = None
+        """None before the first start."""
+        self._refused: set[int] = set()
+        """The asks that might not start when the first start of the cycle was decided."""
+        self._on_loan: set[str] = set()
+        """The queues that were at their entitlement or above it then."""
+        self._suspects: list[tuple[Queue, str]] = []
+        """Queues that may have been passed over, if they are below their entitlement still when the cycle is over."""
+
+    def judge(self, change: Change) -> None:
+        started = _started(change)
+        if not started or _continues(change) or self.p.settings.backfill:
+            return
+        if self._passed is None:
+            self._begin()
+        placed = self.p.waits(*started[-1][0])  # of several, the last has the last turn
+        assert placed is not None and self._passed is not None
+        for each in self._passed:
+            self._compare(each, placed, bool(isinstance(change, SinglesPlaced)))
+
+    def look(self, change: Change) -> None:
+        """After a start, drop the asks that have no room left, or may not start any more."""
+        if self._passed and _started(change):
+            rooms = Rooms(self.p)
+            self._passed = [each for each in self._passed if self._could_start(each, rooms)]
+
+    def end(self) -> None:
+        rights = self.p.entitlements()
+        for queue, text in self._suspects:
+            need(rights.used(queue) >= rights.of(queue), text)
+
+    def _begin(self) -> None:
+        p, rooms = self.p, Rooms(self.p)
+        rights = p.entitlements()
+        self._on_loan = {queue.path for queue in p.queues.values() if rights.used(queue) >= rights.of(queue)}
+        self._passed = []
+        for lane in p.lanes.values():
+            able = [ask for ask in lane if waits_whole(p, ask)]
+            self._refused.update(id(ask) for ask in lane)
+            self._refused.difference_update(id(ask) for ask in able)
+            first = _first([ask for ask in able if not self._is_served(ask)])
+            if first is not None and has_one_shape(first) and rooms.whole(first):
+                self._passed.append(_Passed(lane, first))
+
+    def _is_served(self, ask: Reservation) -> bool:
+        return any((stage.job.id, stage.position, ask.kind) in self._served for stage in ask.stages)
+
+    def _could_start(self, each: _Passed, rooms: Rooms) -> bool:
+        return each.stands and waits_whole(self.p, each.ask) and rooms.whole(each.ask)
+
+    def _compare(self, each: _Passed, placed: Reservation, in_hand: bool) -> None:
+        if not each.stands or self._is_blocked(each):
+            return
+        leaf, other = placed.stage.job.queue, each.ask.stage.job.queue
+        what = f"{_name(placed.stage)} is placed, and {_name(each.ask.stage)}, which could have started,"
+        if leaf is other:
+            need(not comes_before(each.ask, placed), f"{what} is before it in queue {leaf.path}")
+        elif self.p.settings.unit != "slots":
+            lent, entitled = _part(leaf, other)
+            rights = self.p.entitlements()
+            # Tasks in hand are placed late: when their turns came their queue used less than it does now.
+            on_loan = lent.path in self._on_loan if in_hand else rights.used(lent) >= rights.of(lent)
+            if on_loan and rights.share(entitled) and rights.used(entitled) < rights.of(entitled):
+                text = f"{what} waits in queue {entitled.path}, which is below its entitlement: {lent.path} is not"
+                self._suspects.append((entitled, text))
+
+    def _is_blocked(self, each: _Passed) -> bool:
+        """True if an ask of its lane that might start may come before it: only the first of a lane is tried."""
+        others = (ask for ask in each.lane if ask is not each.ask and id(ask) not in self._refused)
+        return not all(comes_before(each.ask, ask) for ask in others)
+
+
+def _first(asks: list[Reservation]) -> Reservation | None:
+    """The ask of a lane that comes before all others; None if that is not certain."""
+    first: Reservation | None = None
+    for ask in asks:
+        if first is None or comes_before(ask, first):
+            first = ask
+    return first if all(ask is first or (first and comes_before(first, ask)) for ask in asks) else None
+
+
+def _part(one: Queue, other: Queue) -> tuple[Queue, Queue]:
+    """The queues in which the lines of two leaves part: children of one queue."""
+    pairs = zip(one.line(), other.line(), strict=False)
+    return next((mine, its) for mine, its in pairs if mine is not its)

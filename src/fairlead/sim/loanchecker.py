@@ -1,0 +1,268 @@
+"""Judges rebalance: no queue waits below its entitlement for long while tasks on loan could make room for it.
+
+A queue is **deprived** if all of this is true:
+
+- it uses less than it is entitled to, also counting what is promised to it, and the spread among its siblings is over
+  `rebalance_threshold`;
+- the first ask of one of its lanes that may start has no room, and will have none when the tasks that stop are gone. A
+  task counts as stopping for `preempt_grace` and a margin;
+- there are tasks on loan to its siblings whose stop would let that ask start, and would leave each of their queues its
+  share and its guarantee. Only simple sets are tried: one unit alone, or units from the newest on.
+
+It may be deprived for `rebalance_after`, `preempt_grace` and some slack without a break. Time while the partition is
+not ready does not count, and a new writer begins anew. Left out as the ask that waits: jobs that start whole, and
+stages with `near` or `apart`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from fairlead.core.cycle import Cycle
+from fairlead.core.model import Allocation, Job, Queue, Reservation, Stage
+from fairlead.core.policy.shares import Claim, spread
+from fairlead.core.resources import MINUTE, SECOND
+from fairlead.core.state import Partition
+from fairlead.sim.agents import Micros, indices
+from fairlead.sim.checkers import need
+from fairlead.sim.rules import Rooms, has_one_shape, is_firm, together, waits_whole
+
+MARGIN: Micros = MINUTE
+"""For this long beyond `preempt_grace` a task that stops is expected to end."""
+SLACK: Micros = 10 * SECOND
+
+
+class LoanChecker:
+    """An observer of a writer; `Broken` says which queue waits for what is lent."""
+
+    def __init__(self) -> None:
+        self._since: dict[str, Micros] = {}
+        """Queue → since when it has been deprived."""
+        self._ready_at: Micros = 0
+
+    def began(self, partition: Partition) -> None:
+        self._since = {}
+
+    def cycle(self, decided: Cycle, seconds: Mapping[str, float]) -> None:
+        self.look(decided.plan.partition, decided.plan.now, settled=not decided.more)
+
+    def stopped(self, partition: Partition, why: str) -> None:
+        """The next writer begins anew."""
+
+    def look(self, p: Partition, now: Micros, settled: bool = True) -> None:
+        """Look at a partition after a cycle, or later. Only if no cycle is to follow at once it is judged."""
+        settings = p.settings
+        on = settings.rebalance_threshold > 0 and settings.rebalance_after > 0
+        if not p.reign.ready or not on or p.reign.ready_at != self._ready_at:
+            self._since, self._ready_at = {}, p.reign.ready_at
+        if not p.reign.ready or not on:
+            return
+        found = deprived(p, now)
+        self._since = {path: self._since.get(path, now) for path in found}
+        bound = settings.rebalance_after + settings.preempt_grace + SLACK
+        for path, since in self._since.items() if settled else ():
+            need(
+                now - since <= bound, f"queue {path} has been below its entitlement for {now - since} us: {found[path]}"
+            )
+
+
+def deprived(p: Partition, now: Micros) -> dict[str, str]:
+    """The queues that wait for what others have on loan, and which ask of theirs could start by whose stop."""
+    rights = p.entitlements()
+    free, coming = Rooms(p), _rooms_without_stopping(p, now)
+    waiting = [ask for ask in _first_asks(p) if not free.whole(ask)]
+    wanting = {queue.path for ask in waiting for queue in ask.stage.job.queue.line()}
+    expected = _Use(p, claims=True)
+    found: dict[str, str] = {}
+    for parent in p.queues.values():
+        children = list(parent.children.values())
+        lacking = [each for each in children if each.path in wanting and expected.of(each) < rights.of(each)]
+        lacking = [each for each in lacking if rights.used(each) < rights.of(each)]
+        claims = [
+            Claim(each.name, rights.share(each), rights.used(each), int(each.path in wanting)) for each in children
+        ]
+        if not lacking or spread(rights.of(parent), claims) <= p.settings.rebalance_threshold:
+            continue
+        units = sorted(_units_on_loan(p, parent, now), key=lambda unit: (-unit.began, -unit.number))
+        for child in lacking:
+            for ask in waiting:
+                if child not in ask.stage.job.queue.line() or ask.seq in p.promises or coming.whole(ask):
+                    continue
+                helpers = _helpers(p, now, parent, ask, [unit for unit in units if child not in unit.line])
+                if helpers:
+                    found[child.path] = f"job {ask.stage.job.id} could start by the stop of {helpers}"
+    return found
+
+
+def _first_asks(p: Partition) -> Iterator[Reservation]:
+    """Of each lane the first ask that may start."""
+    for lane in p.lanes.values():
+        for ask in lane:
+            if waits_whole(p, ask):
+                if has_one_shape(ask):
+                    yield ask
+                break
+
+
+def _rooms_without_stopping(p: Partition, now: Micros) -> Rooms:
+    """What is free when the tasks that stop are gone."""
+    rooms = Rooms(p)
+    for each in p.allocations.values():
+        if each.state == "stopping" and not each.rooms and now <= each.since + p.settings.preempt_grace + MARGIN:
+            rooms.end(each.node, each.stage.shape, len(indices(each.indices)), each.devices)
+    return rooms
+
+
+class _Use:
+    """What queues use when all that stops is gone; with `claims`, and all claims have started."""
+
+    def __init__(self, p: Partition, claims: bool = False) -> None:
+        self.p = p
+        self._more: dict[str, tuple[dict[str, int], int]] = {}
+        for each in p.allocations.values():
+            if each.state == "stopping" and not each.rooms:
+                self.add(each.stage, -len(indices(each.indices)))
+        for promise in p.promises.values() if claims else ():
+            claimant = None if promise.ordered else p.kept_for(promise)
+            for stage, tasks in together(claimant) if claimant is not None else ():
+                self.add(stage, tasks)
+
+    def add(self, stage: Stage, tasks: int) -> None:
+        for queue in stage.job.queue.line():
+            used, many = self._more.get(queue.path, ({}, 0))
+            used = dict(used)
+            for name, amount in stage.shape.key.resources:
+                used[name] = used.get(name, 0) + amount * tasks
+            self._more[queue.path] = (used, many + tasks)
+
+    def vector(self, queue: Queue) -> dict[str, int]:
+        more = self._more.get(queue.path, ({}, 0))[0]
+        return {name: queue.account.used.get(name, 0) + more.get(name, 0) for name in {**queue.account.used, **more}}
+
+    def of(self, queue: Queue) -> int:
+        many = queue.account.tasks + self._more.get(queue.path, ({}, 0))[1]
+        return self.p.entitlements().measure(self.vector(queue), many)
+
+
+# -- what could be stopped ---------------------------------------------------------------------------------------
+
+
+class Task(msgspec.Struct):
+    """A task that runs, with its devices."""
+
+    allocation: Allocation
+    index: int
+    devices: tuple[int, ...]
+
+
+class Unit(msgspec.Struct):
+    """Tasks that can be taken back only together: one that its gang can do without, or a gang."""
+
+    name: str
+    line: list[Queue]
+    began: Micros
+    number: int
+    tasks: list[Task]
+
+
+def _units_on_loan(p: Partition, parent: Queue, now: Micros) -> Iterator[Unit]:
+    """What can be stopped of the children of a queue that have something on loan."""
+    rights = p.entitlements()
+    for job in sorted(p.jobs.values(), key=lambda job: job.number):
+        line = job.queue.line()
+        if not job.allocations or parent not in line[:-1] or is_firm(job):
+            continue
+        if rights.loaned(line[line.index(parent) + 1]):
+            for unit in _units(job):
+                again = any(task.allocation.attempt > 1 for task in unit.tasks)
+                if not again or now - unit.began >= p.settings.rebalance_after:
+                    yield unit
+
+
+def _units(job: Job) -> Iterator[Unit]:
+    whole: list[Task] = []
+    for stage in job.stages:
+        live = [(index, each) for index, each in (stage.live or {}).items() if each.state != "stopping"]
+        live = [(index, each) for index, each in live if not each.rooms]
+        live.sort(key=lambda item: (_began(item[1]), item[1].id, item[0]), reverse=True)
+        spare = max(0, len(live) - stage.needed) if stage.started else 0
+        for index, each in live[:spare]:
+            yield _unit(job, [_one(each, index)], f"{job.id} {stage.name}[{index}]")
+        whole += [_one(each, index) for index, each in live]
+        if whole and not job.whole:
+            yield _unit(job, whole, f"{job.id} {stage.name}")
+            whole = []
+    if whole:
+        yield _unit(job, whole, job.id)
+
+
+def _unit(job: Job, tasks: list[Task], name: str) -> Unit:
+    newest = max((_began(task.allocation), task.allocation.id) for task in tasks)
+    return Unit(name, job.queue.line(), newest[0], newest[1], tasks)
+
+
+def _one(allocation: Allocation, index: int) -> Task:
+    all_of_it = indices(allocation.indices)
+    each = len(allocation.devices) // len(all_of_it)
+    at = all_of_it.index(index) * each
+    return Task(allocation, index, allocation.devices[at : at + each])
+
+
+def _began(allocation: Allocation) -> Micros:
+    return allocation.since if allocation.started is None else allocation.started
+
+
+def _helpers(p: Partition, now: Micros, parent: Queue, ask: Reservation, units: Sequence[Unit]) -> list[str]:
+    """Units whose stop lets an ask start; none if no simple set does."""
+    near = [unit for unit in units if any(_is_usable(p, ask, task.allocation.node) for task in unit.tasks)]
+    for unit in near:
+        if _may_go(p, parent, [unit]) and _starts(p, now, ask, [unit]):
+            return [unit.name]
+    gone: list[Unit] = []
+    for unit in near:
+        if _may_go(p, parent, [*gone, unit]):
+            gone.append(unit)
+            if _starts(p, now, ask, gone):
+                return [each.name for each in gone]
+    return []
+
+
+def _is_usable(p: Partition, ask: Reservation, join: int) -> bool:
+    """True if the tasks of an ask may go to a node at all."""
+    nodes, shape = p.nodes, ask.stage.shape
+    row = nodes.rows[join]
+    if nodes.state[row] != "up" or join in nodes.avoided or nodes.manager[row] != shape.key.manager:
+        return False
+    if any(seq != ask.seq for seq in nodes.held.get(join, ())):
+        return False
+    return shape.accepts(nodes.labels[row], nodes.taints[row], nodes.pool[row])
+
+
+def _tasks(units: Iterable[Unit]) -> list[Task]:
+    """The tasks of units, once each: a gang has those that it can do without, too."""
+    return list({(task.allocation.id, task.index): task for unit in units for task in unit.tasks}.values())
+
+
+def _may_go(p: Partition, parent: Queue, units: Sequence[Unit]) -> bool:
+    """True if every queue below the parent keeps its share and its guarantee without these."""
+    use, rights = _Use(p), p.entitlements()
+    for task in _tasks(units):
+        use.add(task.allocation.stage, -1)
+    for unit in units:
+        freed = {name for task in unit.tasks for name, _ in task.allocation.stage.shape.key.resources}
+        for queue in unit.line[unit.line.index(parent) + 1 :]:
+            used = use.vector(queue)
+            if use.of(queue) < rights.of(queue):
+                return False
+            if any(used.get(name, 0) < least for name, least in queue.settings.guarantee if name in freed):
+                return False
+    return True
+
+
+def _starts(p: Partition, now: Micros, ask: Reservation, units: Sequence[Unit]) -> bool:
+    rooms = _rooms_without_stopping(p, now)
+    for task in _tasks(units):
+        rooms.end(task.allocation.node, task.allocation.stage.shape, 1, task.devices)
+    return rooms.whole(ask)

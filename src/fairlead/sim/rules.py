@@ -1,0 +1,332 @@
+"""The rules of starting, stated a second time: whether an ask may start, and whether there is room for it.
+
+Judges of trials and tests use this, the core does not. Sums are taken over the allocations. Only the arithmetic of
+shares is the core's own; it has tables of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from fairlead.core.entitlement import Entitlements
+from fairlead.core.model import NEW, REPLACE, SCALE, Account, Job, Reservation, Stage
+from fairlead.core.resources import GPU
+from fairlead.core.shape import WHOLE_DEVICE, Shape
+from fairlead.core.state import Partition
+from fairlead.sim.agents import indices
+
+Tasks = Sequence[tuple[Stage, int]]
+"""Stages and a number of tasks of each."""
+
+UNBOUNDED = 1_000_000
+"""How many tasks that ask for nothing fit a node."""
+
+
+# -- what an ask is ----------------------------------------------------------------------------------------------
+
+
+def together(ask: Reservation) -> list[tuple[Stage, int]]:
+    """The tasks of an ask that start at once, or not at all."""
+    if ask.whole:
+        return [(stage, stage.needed) for stage in ask.stages if stage.needed]
+    stage = ask.stage
+    if ask.kind == SCALE and stage.terms.scaling == "strict" and not stage.terms.min:
+        return [(stage, ask.count)]
+    if ask.kind in (REPLACE, SCALE) or stage.started:
+        return [(stage, 1)]
+    return [(stage, max(1, stage.needed))]
+
+
+def has_one_shape(ask: Reservation) -> bool:
+    """True if counting the tasks that fit each node decides whether the ask fits."""
+    key = ask.stage.shape.key
+    return not (ask.whole or key.near or key.apart)
+
+
+def is_firm(job: Job) -> bool:
+    """True if the tasks of a job cannot be taken back once they have started."""
+    return not job.preemptible or not all(queue.settings.preemptible for queue in job.queue.line())
+
+
+def is_missed(ask: Reservation) -> bool:
+    """True for replacements without which a started gang has too few tasks."""
+    return ask.kind == REPLACE and ask.stage.running() < ask.stage.needed
+
+
+def comes_before(one: Reservation, other: Reservation) -> bool:
+    """True if an ask is certainly tried before another one of the same queue.
+
+    Under `priority` replacements that a gang needs come first. Of any others, one comes before another for certain if
+    neither its priority nor its kind speaks against it.
+    """
+    settings = one.stage.job.queue.settings
+    places = [(each.round, -each.front) for each in (one, other)]
+    if places[0] != places[1]:
+        return places[0] < places[1]
+    kinds = [NEW if each.kind == SCALE and not settings.scale_first else each.kind for each in (one, other)]
+    jobs = (one.stage.job, other.stage.job)
+    ages = [(each.asked, each.seq) for each in (one, other)]
+    if settings.order == "priority":
+        if is_missed(one) != is_missed(other):
+            return is_missed(one) and kinds[0] <= kinds[1] and jobs[0].priority >= jobs[1].priority
+        if kinds[0] > kinds[1] or jobs[0].priority < jobs[1].priority:
+            return False
+        return (kinds[0], -jobs[0].priority, ages[0]) < (kinds[1], -jobs[1].priority, ages[1])
+    if settings.order == "fair":
+        return (kinds[0], jobs[0].live, ages[0]) < (kinds[1], jobs[1].live, ages[1])
+    return (kinds[0], ages[0]) < (kinds[1], ages[1])
+
+
+# -- may it start ------------------------------------------------------------------------------------------------
+
+
+class More:
+    """Starts that are decided but are not in the state yet."""
+
+    def __init__(self) -> None:
+        self._starts: list[tuple[Job, Shape, int]] = []
+
+    def add(self, tasks: Tasks) -> None:
+        self._starts += [(stage.job, stage.shape, many) for stage, many in tasks]
+
+    def used(self, account: Account) -> dict[str, int]:
+        return _sum((shape, many) for job, shape, many in self._starts if account in job.accounts)
+
+    def jobs(self, account: Account) -> set[str]:
+        return {job.id for job, _, _ in self._starts if account in job.accounts}
+
+
+NOTHING = More()
+
+
+def refusal(
+    p: Partition,
+    ask: Reservation | None,
+    tasks: Tasks,
+    *,
+    gang: bool = False,
+    more: More = NOTHING,
+    rights: Entitlements | None = None,
+) -> str:
+    """Why these tasks of an ask may not start now, on top of some more; "" if they may.
+
+    The tasks of a gang start at once: a share has to be unspent before the first of them only.
+    """
+    if ask is None:
+        return "no ask waits for them"
+    job = ask.stage.job
+    return (
+        _not_active(p, job)
+        or _stopping_members(ask)
+        or _too_many_jobs(p, job, more)
+        or _over_limit(p, ask, tasks, more)
+        or _share_spent(p, ask, tasks, gang, more, rights or p.entitlements())
+    )
+
+
+def refusal_to_wait_behind(p: Partition, ask: Reservation | None, stage: Stage) -> str:
+    """Why a task of an ask may not take over the room of another task of its stage; "" if it may.
+
+    A room that passes on leaves the use of every account as it was, so that limits that are reached stay kept. The
+    ask may not be one that would be refused if the room were free.
+    """
+    if ask is None:
+        return "no ask waits for them"
+    job = stage.job
+    reason = _not_active(p, job) or _stopping_members(ask)
+    if not reason and ask.kind != REPLACE and is_firm(job) and ask not in list(_claimants(p)):
+        passed = More()
+        passed.add([(stage, -1)])
+        reason = _share_spent(p, ask, [(stage, 1)], False, passed, p.entitlements())
+    return reason or _over_limit(p, None, [(stage, 0)], NOTHING)
+
+
+def refusal_to_claim(p: Partition, ask: Reservation | None) -> str:
+    """Why no task may be stopped for an ask. Limits and shares are left out: the stops may be what meets them."""
+    return "no ask waits for them" if ask is None else _not_active(p, ask.stage.job)
+
+
+def waits_whole(p: Partition, ask: Reservation) -> bool:
+    """True if an ask may start now with all that it starts at once."""
+    tasks = together(ask)
+    if any(len(stage.wanted(ask.kind)) < many for stage, many in tasks):
+        return False
+    return not refusal(p, ask, tasks, gang=True)
+
+
+def _not_active(p: Partition, job: Job) -> str:
+    for queue in job.queue.line():
+        if queue.state == "stopped":
+            return f"queue {queue.path} is stopped"
+    if job.over:
+        return "its job is over"
+    unmet = [name for name in job.after if name in p.jobs and p.jobs[name].state != "succeeded"]
+    return f"it comes after {unmet}" if unmet else ""
+
+
+def _stopping_members(ask: Reservation) -> str:
+    """A gang that was taken back waits until its old members are gone. A started one goes on with those it has."""
+    started = ask.stage.started
+    if started and ask.kind != SCALE:
+        return ""
+    causes = ("gang",) if started else ("gang", "preempt")
+    stopping = [each for stage in ask.stages for each in (stage.live or {}).values() if each.cause in causes]
+    return f"{len(stopping)} old members still stop" if stopping else ""
+
+
+def _too_many_jobs(p: Partition, job: Job, more: More) -> str:
+    if job.allocations:
+        return ""
+    for account in job.accounts:
+        if account.max_jobs is not None:
+            jobs = {each.stage.job.id for each in p.allocations.values() if account in each.stage.job.accounts}
+            jobs |= {claimant.stage.job.id for claimant in _claimants(p) if account in claimant.stage.job.accounts}
+            jobs = (jobs | more.jobs(account)) - {job.id}
+            if len(jobs) >= account.max_jobs:
+                return f"{account.name} runs {sorted(jobs)}, and may run {account.max_jobs}"
+    return ""
+
+
+def _over_limit(p: Partition, ask: Reservation | None, tasks: Tasks, more: More) -> str:
+    """With an ask, what is promised to the claims of others counts as used."""
+    asked = _sum((stage.shape, many) for stage, many in tasks)
+    for account in tasks[0][0].job.accounts:
+        if account.limit is None:
+            continue
+        used = _add(used_by(p, account), more.used(account))
+        for claimant in _claimants(p) if ask is not None else ():
+            if claimant is not ask and account in claimant.stage.job.accounts:
+                used = _add(used, _sum((stage.shape, many) for stage, many in together(claimant)))
+        for name in asked:
+            if name in account.limit and used.get(name, 0) + asked[name] > account.limit[name]:
+                return f"{account.name} uses {used}, its limit is {account.limit}, and {asked} is asked"
+    return ""
+
+
+def _share_spent(p: Partition, ask: Reservation, tasks: Tasks, gang: bool, more: More, rights: Entitlements) -> str:
+    """Work that cannot be taken back starts within the share of its queues; a claim was within it when it was made."""
+    job = ask.stage.job
+    if ask.kind == REPLACE or not is_firm(job) or ask in list(_claimants(p)) or not rights.nodes:
+        return ""
+    before = [] if gang else [(stage.shape, many - 1) for stage, many in tasks]
+    for queue in job.queue.line()[1:]:
+        entitled = rights.of(queue)
+        if entitled != rights.whole:
+            used = _add(_add(used_by(p, queue.account), more.used(queue.account)), _sum(before))
+            many = tasks_of(p, queue.account) + sum(tasks for _, tasks in before)
+            if rights.measure(used, many) >= entitled:
+                return f"queue {queue.path} has spent its share, and the job cannot be stopped"
+    return ""
+
+
+def _claimants(p: Partition) -> Iterator[Reservation]:
+    """The asks for which tasks are being stopped."""
+    for promise in p.promises.values():
+        claimant = None if promise.ordered else p.kept_for(promise)
+        if claimant is not None:
+            yield claimant
+
+
+def used_by(p: Partition, account: Account) -> dict[str, int]:
+    """What the tasks of an account use, summed over the allocations. Tasks that wait in a chain use nothing."""
+    own = [each for each in p.allocations.values() if not each.rooms and account in each.stage.job.accounts]
+    return _sum((each.stage.shape, len(indices(each.indices))) for each in own)
+
+
+def tasks_of(p: Partition, account: Account) -> int:
+    own = [each for each in p.allocations.values() if not each.rooms and account in each.stage.job.accounts]
+    return sum(len(indices(each.indices)) for each in own)
+
+
+def _sum(tasks: Iterator[tuple[Shape, int]] | Sequence[tuple[Shape, int]]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for shape, many in tasks:
+        for name, amount in shape.key.resources:
+            total[name] = total.get(name, 0) + amount * many
+    return total
+
+
+def _add(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    return {name: one.get(name, 0) + other.get(name, 0) for name in {**one, **other}}
+
+
+# -- is there room -----------------------------------------------------------------------------------------------
+
+
+class Rooms:
+    """What is free on each node, by its join number; tasks can be thought of as gone."""
+
+    def __init__(self, p: Partition) -> None:
+        self.p = p
+        self._free: dict[int, tuple[dict[str, int], list[int]]] = {}
+
+    def end(self, join: int, shape: Shape, tasks: int, devices: Sequence[int]) -> None:
+        free, left = self._node(join)
+        for name, amount in shape.key.resources:
+            free[name] = free.get(name, 0) + amount * tasks
+        for device in devices:
+            if device < len(left):
+                left[device] += min(WHOLE_DEVICE, dict(shape.key.resources)[GPU])
+
+    def on(self, join: int, shape: Shape) -> int:
+        """How many tasks of a shape fit a node, whatever it is kept for."""
+        nodes = self.p.nodes
+        row = nodes.rows[join]
+        if nodes.state[row] != "up" or join in nodes.avoided or nodes.manager[row] != shape.key.manager:
+            return 0
+        if not shape.accepts(nodes.labels[row], nodes.taints[row], nodes.pool[row]):
+            return 0
+        free, left = self._node(join)
+        if min(free.values(), default=0) < 0 or min(left, default=0) < 0:
+            return 0  # it is used beyond its capacity, and takes nothing until that is over
+        asked = dict(shape.key.resources)
+        gpu = asked.pop(GPU, 0)
+        fits = [free.get(name, 0) // amount for name, amount in asked.items()]
+        if gpu >= WHOLE_DEVICE:
+            fits.append(left.count(WHOLE_DEVICE) // (gpu // WHOLE_DEVICE))
+        elif gpu:
+            fits.append(sum(each // gpu for each in left))
+        return min(fits, default=UNBOUNDED)
+
+    def whole(self, ask: Reservation, closed: Collection[int] | None = None) -> bool:
+        """True if an ask of one shape fits on the nodes that are kept for it and on those that no ask has."""
+        stage, needed = together(ask)[0]
+        return self.count(ask, stage, self.p.nodes.held if closed is None else closed) >= needed
+
+    def count(self, ask: Reservation, stage: Stage, closed: Collection[int]) -> int:
+        own = self.p.kept(ask.seq)
+        mine: dict[int, int] = {}
+        for join, position, tasks in own.places if own is not None else ():
+            if position == stage.position:
+                mine[join] = mine.get(join, 0) + tasks
+        total = 0
+        for join in self.p.nodes.rows:
+            if join in mine:
+                total += min(mine[join], self.on(join, stage.shape))
+            elif join not in closed:
+                total += self.on(join, stage.shape)
+        return total
+
+    def _node(self, join: int) -> tuple[dict[str, int], list[int]]:
+        known = self._free.get(join)
+        if known is None:
+            nodes = self.p.nodes
+            row = nodes.rows[join]
+            free = nodes.capacity_of(row)
+            left = [WHOLE_DEVICE] * (free.get(GPU, 0) // WHOLE_DEVICE)
+            known = self._free[join] = (free, left)
+            gone = 0
+            for each in nodes.allocations[row].values():
+                if each.rooms:
+                    continue
+                asked = dict(each.stage.shape.key.resources)
+                for name, amount in asked.items():
+                    free[name] = free.get(name, 0) - amount * len(indices(each.indices))
+                for device in each.devices:
+                    if device < len(left):
+                        left[device] -= min(WHOLE_DEVICE, asked[GPU])
+                    else:
+                        gone += 1
+            if gone:
+                free["devices that the node has no more"] = -gone
+        return known

@@ -1,0 +1,155 @@
+"""Starts, orders and loans that broke a rule once, as small worlds that the judges of starts and loans look at.
+
+Each path to a start had rules that it did not know: nodes that arrive, nodes that are held, chains, orders of nodes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fairlead.sim.doorchecker import DoorChecker
+from fairlead.sim.loanchecker import LoanChecker
+from fairlead.testing import World
+from tests import planted
+
+HALVES = {"queues": {"root": {"a": {"share": 50}, "b": {"share": 50}}}}
+
+
+def watched(**settings: Any) -> World:
+    return World(settings, observers=[DoorChecker(), LoanChecker()])
+
+
+def one(cpu: float = 1, **rest: Any) -> list[dict[str, Any]]:
+    return [{"name": "w", "resources": {"cpu": cpu}, **rest}]
+
+
+# -- (a) only what may start ---------------------------------------------------------------------------------------
+
+
+def test_no_nodes_are_ordered_beyond_a_limit_that_a_claim_will_fill() -> None:
+    """`low` stops for `high`. What is promised to `high` counts under the limit, so `other` may not start."""
+    w = watched(queues={"root": {"a": {"limit": {"cpu": 3}}}})
+    w.nodes(1, cpu=2)
+    w.submit(name="low", queue="root.a", stages=one(2))
+    w.advance(1)
+    w.silence("n0")
+    w.submit(name="high", queue="root.a", priority=1, stages=one(2))
+    w.cycle()
+    assert w.promises() == {("high", "w", "new"): [("n0", 1)]}
+    w.pool("p", node={"cpu": 4}, max=3)
+    w.submit(name="other", queue="root.a", stages=one())
+    w.advance(0)
+    assert w.pools()["p"]["ordered"] == 0
+
+
+def test_a_chain_does_not_keep_a_share_that_is_spent() -> None:
+    """Half of the nodes go. The tasks cannot be stopped, so those that end must leave what is not theirs any more."""
+    w = watched(chain="5s", **HALVES)
+    w.nodes(2, cpu=4)
+    w.submit(name="firm", queue="root.a", preemptible=False, stages=one(count=400, min=1, duration=1))
+    w.advance(4)
+    w.remove_node("n1")
+    w.advance(60)
+    assert w.usage("root.a") == {"cpu": 2}
+
+
+# -- (b) nothing is placed and stopped in one cycle ------------------------------------------------------------------
+
+
+def test_a_node_that_arrives_does_not_start_work_that_is_stopped_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    planted.count_only(monkeypatch, planted.STOP)
+    w = watched()
+    w.pool("p", node={"cpu": 2}, max=1)
+    w.submit(name="low", stages=one(2))
+    w.cycle()
+    w.submit(name="high", priority=1, stages=one(2))
+    w.cycle()
+    w.arrive("p")
+    w.cycle()
+    assert w.placements("high") and not w.placements("low")
+
+
+# -- (c) in turn -----------------------------------------------------------------------------------------------------
+
+
+def test_a_node_that_arrives_goes_by_the_order_of_the_queue() -> None:
+    w = watched()
+    w.pool("p", node={"cpu": 1}, max=1)
+    w.submit(name="low", stages=one())
+    w.cycle()
+    w.submit(name="high", priority=1, stages=one(0.5))
+    w.cycle()
+    w.arrive("p")
+    w.cycle()
+    assert w.placements("high") and not w.placements("low")
+
+
+def test_a_node_that_arrives_goes_by_shares() -> None:
+    """`small` of the queue on loan was asked for first; `mine` is of a queue that has nothing."""
+    w = watched(**HALVES)
+    w.nodes(1, cpu=4)
+    w.submit(name="fill", queue="root.a", stages=one(count=4, min=1))
+    w.advance(1)
+    w.pool("p", node={"cpu": 1}, max=1)
+    w.submit(name="small", queue="root.a", stages=one(0.75))
+    w.cycle()
+    w.submit(name="mine", queue="root.b", stages=one(0.5))
+    w.cycle()
+    w.arrive("p")
+    w.cycle()
+    assert w.placements("mine") and not w.placements("small")
+
+
+def half_full_beside_a_hold(w: World, late: dict[str, Any]) -> None:
+    """`large` holds one of two nodes, the other becomes free, and both `large` and `late` would fit there."""
+    w.nodes(2, cpu=4)
+    w.submit(name="fill", queue="root.a", priority=2, stages=one(count=8, min=1))
+    w.advance(1)
+    w.submit(name="large", queue="root.a", stages=one(4))
+    w.advance(10)
+    (held,) = w.holds()
+    w.submit(name="late", stages=one(3), **late)
+    w.cycle()
+    for (_, index), node in w.placements("fill").items():
+        if node != held:
+            w.finish("fill", "w", index)
+    w.cycle()
+    assert w.placements("late") and not w.placements("large")
+
+
+def test_a_hold_gives_no_turn_in_its_queue() -> None:
+    half_full_beside_a_hold(watched(starving_after="5s", **HALVES), {"queue": "root.a", "priority": 1})
+
+
+def test_a_hold_gives_no_turn_to_a_queue_on_loan() -> None:
+    half_full_beside_a_hold(watched(starving_after="5s", **HALVES), {"queue": "root.b"})
+
+
+# -- (d) loans come back ---------------------------------------------------------------------------------------------
+
+
+def test_a_hold_does_not_keep_its_owner_from_what_is_lent() -> None:
+    w = watched(starving_after="5s", rebalance_threshold=10, rebalance_after="20s", **HALVES)
+    w.nodes(2, cpu=4)
+    w.submit(name="fill", queue="root.a", stages=one(count=8, min=1))
+    w.advance(1)
+    w.submit(name="mine", queue="root.b", stages=one(4))
+    w.advance(120)
+    assert w.placements("mine")
+
+
+def test_tasks_that_cannot_help_do_not_keep_a_loan() -> None:
+    """Only the stop of `large` helps: on the other nodes there is one task more than may be stopped."""
+    queues = {"root": {"a": {"share": 80}, "b": {"share": 20}}}
+    w = watched(rebalance_threshold=10, rebalance_after="60s", queues=queues)
+    for at in range(5):
+        w.node(f"n{at}", cpu=4, labels={"node": f"n{at}"})
+    tasks = [(f"middle{at}", at, 3) for at in range(1, 5)] + [("large", 0, 4)]
+    for name, at, cpu in [*tasks, *((f"small{at}", at, 1) for at in range(1, 5))]:
+        w.submit(name=name, queue="root.a", stages=one(cpu, selectors={"node": f"n{at}"}))
+        w.advance(1)
+    w.submit(name="want", queue="root.b", stages=one(4))
+    w.advance(300)
+    assert w.placements("want") and not w.placements("large")

@@ -1,0 +1,116 @@
+"""Faults that are planted in the core on purpose, to see that judges find them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fairlead.core import cycle
+from fairlead.core.changes import Placed
+from fairlead.core.outcomes import stop
+from fairlead.core.phases import tree
+from fairlead.core.plan import Plan
+from fairlead.core.policy.order import ORDERS
+from fairlead.sim import doorchecker, loanchecker
+from fairlead.sim.checkers import need
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def count_only(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Let the judges of starts and loans object to nothing but what a planted fault brings about."""
+
+    def needed(holds: bool, problem: str) -> None:
+        need(holds or text not in problem, problem)
+
+    monkeypatch.setattr(doorchecker, "need", needed)
+    monkeypatch.setattr(loanchecker, "need", needed)
+
+
+def _without_rules(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A phase in which every queue is active and nothing has a limit."""
+    phase = getattr(cycle, name)
+
+    def planted(plan: Plan) -> None:
+        p = plan.partition
+        queues = list(p.queues.values())
+        accounts = [each for queue in queues for each in (queue.account, *queue.users.values(), *queue.groups.values())]
+        states, stopped = [queue.state for queue in queues], p.stopped
+        limits = [(account.limit, account.max_jobs) for account in accounts]
+        p.stopped = set()
+        for queue in queues:
+            queue.state = "active"
+        for account in accounts:
+            account.limit = account.max_jobs = None
+        try:
+            phase(plan)
+        finally:
+            p.stopped = stopped
+            for queue, state in zip(queues, states, strict=True):
+                queue.state = state
+            for account, (limit, most) in zip(accounts, limits, strict=True):
+                account.limit, account.max_jobs = limit, most
+
+    monkeypatch.setattr(cycle, name, planted)
+
+
+def start_without_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    _without_rules(monkeypatch, "match")
+
+
+def chain_without_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    _without_rules(monkeypatch, "chain")
+
+
+def order_without_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    _without_rules(monkeypatch, "demand")
+
+
+def stop_new_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Preemption takes what the same cycle has placed."""
+    preempt = cycle.preempt
+
+    def planted(plan: Plan) -> None:
+        preempt(plan)
+        placed = [change for change, _ in plan.done if isinstance(change, Placed) and not change.group]
+        for change in placed[:1]:
+            allocation = plan.partition.allocations.get(change.first)
+            if allocation is not None:
+                stop(plan, allocation, allocation.indices, "preempt")
+
+    monkeypatch.setattr(cycle, "preempt", planted)
+
+
+def newest_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a queue, the newest asks go first, whatever their priority."""
+
+    def order(kind: int, priority: int, running: int, asked: int, below_min: bool) -> tuple[int, ...]:
+        return (kind, -asked)
+
+    monkeypatch.setitem(ORDERS, "priority", order)
+    monkeypatch.setitem(ORDERS, "fifo", order)
+
+
+def turns_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queues take turns by their names, whatever they use."""
+
+    def key(use: int, share: int, entitled: int, name: str) -> Any:
+        return (0, 0, name)
+
+    monkeypatch.setattr(tree, "turn_key", key)
+
+
+def keep_loans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loans are not taken back."""
+    monkeypatch.setattr(cycle, "shares", lambda plan: None)
+
+
+START = "are placed, and may not start"
+CHAIN = "in a chain, and may not start"
+ORDER = "nodes are ordered for"
+STOP = "placed and stopped in one cycle"
+LEAF = "is before it in queue"
+TREE = "which is below its entitlement"
+LOAN = "has been below its entitlement"
