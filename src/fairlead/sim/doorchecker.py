@@ -12,7 +12,7 @@ whole on the nodes that are kept for it and on those that no ask has. It has an 
 Only the first ask of each lane that may start counts, and only if it could have started at every moment of the cycle
 since the first start. Left out, because a count of tasks does not decide them: as the ask that is passed over, jobs
 that start whole and stages with `near` or `apart`; everything with `backfill`; across queues, the unit `slots`, which
-counts starts out beforehand.
+counts starts out beforehand; single tasks of a resource manager, which may be recovered and not started.
 """
 
 from __future__ import annotations
@@ -87,6 +87,13 @@ def _continues(change: Change) -> bool:
     return isinstance(change, Placed) and change.group not in (0, change.first)
 
 
+def _may_be_recovered(p: Partition, change: Change) -> bool:
+    """True if the change may state what a resource manager has started itself: that is booked as it is."""
+    if not isinstance(change, Placed) or not p.jobs[change.job].manager or change.group:
+        return False
+    return _started(change)[0][1] == 1
+
+
 def _placed(change: Change) -> range:
     """The numbers of the allocations that a change places."""
     if isinstance(change, Placed):
@@ -113,6 +120,8 @@ class _Starts:
 
     def judge(self, change: Change) -> None:
         p = self.p
+        if _may_be_recovered(p, change):
+            return
         if isinstance(change, Placed | SinglesPlaced):
             self._judge_start(change)
             self._new.update(_placed(change))
@@ -214,7 +223,7 @@ class _Turns:
 
     def judge(self, change: Change) -> None:
         started = _started(change)
-        if not started or _continues(change) or self.p.settings.backfill:
+        if not started or _continues(change) or self.p.settings.backfill or _may_be_recovered(self.p, change):
             return
         if self._passed is None:
             self._begin()
