@@ -289,6 +289,11 @@ def play(s: Script) -> None:
     s.keep()
     s.turn(*(report for at in range(2, 9) for report in s.report(f"unit{at}", "main", "stopped")))
     s.keep()
+    # What they wait for starts from a hold.
+    s.turn(*s.report("urgent", "main", "running"))
+    s.turn(after=49 * HOUR)
+    s.turn(*s.report("urgent", "main", "succeeded"))
+    s.keep()
     s.turn(RemovePartition(operator=True))
     s.keep()
 
