@@ -292,6 +292,7 @@ def play(s: Script) -> None:
     # What they wait for starts from a hold.
     s.turn(*s.report("urgent", "main", "running"))
     s.turn(after=49 * HOUR)
+    s.turn(after=HOUR)
     s.turn(*s.report("urgent", "main", "succeeded"))
     s.keep()
     s.turn(RemovePartition(operator=True))
