@@ -185,6 +185,20 @@ def test_lost_tasks_and_a_stage_that_is_short() -> None:
     assert w.lines() == [warning("gang taken back", 10, job=job, stage="w", tasks=1, reason=short)]
 
 
+def test_tasks_that_do_not_stop() -> None:
+    w = Logged({"preempt_grace": "10s"})
+    w.node("n1", cpu=2)
+    job = w.tasks(2)
+    w.advance(1)
+    w.ignore_stops(job)
+    w.kill(job)
+    w.advance(39)
+    w.lines()
+    w.advance(2)
+    told = {"attempt": 1, "tasks": 2, "indices": [0, 1], "cause": "kill", "after": 40}
+    assert w.lines() == [warning("tasks did not stop", 41, job=job, stage="w", node="n1", **told)]
+
+
 def test_a_node_that_left_is_still_named() -> None:
     w = Logged({"keep_ended": 0})
     w.node("n1", cpu=1)

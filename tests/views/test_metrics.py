@@ -592,6 +592,23 @@ def test_claims_and_victims_by_cause() -> None:
     assert w.figures("victims_total") == {"priority": 1, "guarantee": 1, "share": 0}
 
 
+def test_tasks_that_do_not_stop() -> None:
+    w = Watched({"preempt_grace": "10s"})
+    w.node("n1", cpu=2)
+    w.tasks(2, name="hangs")
+    w.advance(1)
+    w.ignore_stops("hangs")
+    w.kill("hangs")
+    w.advance(39)
+    assert "tasks_not_stopping" not in figures(w.metrics)
+    w.advance(2)
+    assert w.figures("tasks_not_stopping") == {"hangs, n1, w": 2}
+    w.report("hangs", "w", 0, 1, "stopped", "n1")
+    w.report("hangs", "w", 1, 1, "stopped", "n1")
+    w.cycle()
+    assert "tasks_not_stopping" not in figures(w.metrics)
+
+
 def test_backfill_and_planned_starts() -> None:
     w = Watched({"backfill": True})
     w.node("n1", cpu=4)
@@ -615,10 +632,12 @@ def test_the_page_has_every_metric_and_no_other() -> None:
     w.queue("root.a")
     w.queue("root.b")
     w.node("n1", cpu=1)
-    w.tasks(1, queue="root.a")
+    hangs = w.tasks(1, queue="root.a")
     w.advance(0)
     w.tasks(1, queue="root.a")
-    w.advance(2)
+    w.ignore_stops(hangs)
+    w.kill(hangs)
+    w.advance(61)
     defined = {}
     for family in text_string_to_metric_families(w.metrics.text(w.now)):
         if family.name.endswith("_created"):

@@ -393,6 +393,9 @@ def _check_kept(p: Partition) -> None:
         for place in each.places:
             kept.setdefault(place[0], {}).setdefault(each.seq, []).append(place)
     _need(kept == p.nodes.held, f"nodes are kept as {p.nodes.held}, should be {kept}")
+    overdue = {number: each for number, each in p.allocations.items() if each.overdue}
+    _need(overdue == p.overdue, f"stops are overdue as {p.overdue}, should be {overdue}")
+    _need(all(each.state == "stopping" for each in overdue.values()), "a stop is overdue of what goes on")
     large = [hold for hold in p.holds.values() if hold.large]
     _need(not large or len(p.holds) == 1, "a hold of more nodes than may be held is not alone")
     held = {join for hold in p.holds.values() for join in hold.nodes}

@@ -67,10 +67,17 @@ class Clearing:
         self._keeps = keeps
         self._gone: dict[int, Ranges] = {}
         """Allocation → the tasks of it that are as if ended."""
+        self._rests: dict[int, tuple[int, dict[int, list[Block]]]] = {}
+        """Victim → what is left of it: how many tasks, and which on each node. Worked out again after it changed."""
+        self._gangs: dict[tuple[str, int], tuple[list[Victim], list[Victim]]] = {}
+        """Gang → its single tasks, and itself."""
+        self.overlaps = False
+        """Whether some that were chosen may not be needed any more: others made way on the same node later."""
         self._on: dict[int, list[Victim]] = {}
         self._levels: dict[int, None] = {}
         for victim in victims:
             self._levels[victim.unit.priority] = None
+            self._gangs.setdefault(victim.unit.of, ([], []))[victim.unit.gang].append(victim)
             for join in victim.nodes:
                 self._on.setdefault(join, []).append(victim)
 
@@ -88,6 +95,7 @@ class Clearing:
         future, chosen, losses, places, gone = saved
         self.future, self.chosen, self.losses, self.places = future.copy(), list(chosen), dict(losses), dict(places)
         self._gone = {number: ranges.copy() for number, ranges in gone.items()}
+        self._rests.clear()
 
     def places_of(self, position: int | None = None) -> tuple[Place, ...]:
         return tuple((join, at, tasks) for (join, at), tasks in self.places.items() if position in (None, at))
@@ -120,6 +128,7 @@ class Clearing:
             if self._may_go(victims):
                 for victim in victims:
                     touched |= self.end(victim)
+                self.overlaps = self.overlaps or seen > 0 or len(touched) > 1
                 wanted = self.put(stage, wanted, touched)
             for each in touched:
                 version[each] = version.get(each, 0) + 1
@@ -148,17 +157,49 @@ class Clearing:
             self.future.end_some(allocation, block)
             self._gone.setdefault(allocation.id, Ranges()).add(block)
         _lose(self.losses, blocks)
+        self._lessen(victim, blocks)
         self.chosen.append(victim)
         return {allocation.node: None for allocation, _ in blocks}
 
     def blocks(self, victim: Victim) -> list[Block]:
         """The tasks of a victim that are not gone."""
+        return self._left(victim.tasks)
+
+    def _left(self, blocks: list[Block]) -> list[Block]:
         gone = self._gone
-        left = [
-            (each, difference(block, gone[each.id].flat()) if each.id in gone else block)
-            for each, block in victim.tasks
-        ]
+        left = [(each, difference(block, gone[each.id].flat()) if each.id in gone else block) for each, block in blocks]
         return [(each, block) for each, block in left if block]
+
+    def _lessen(self, victim: Victim, ended: list[Block]) -> None:
+        """Less is left of a victim that ended, and of the units that share its tasks."""
+        singles, whole = self._gangs.get(victim.unit.of, ([], []))
+        self._rests.pop(id(victim), None)
+        if victim.unit.gang:
+            for other in singles:
+                self._rests.pop(id(other), None)
+            return
+        for other in whole:
+            known = self._rests.get(id(other))
+            if known is not None:
+                tasks, nodes = known
+                for join in {allocation.node: None for allocation, _ in ended}:
+                    left = self._left(nodes[join])
+                    if left:
+                        nodes[join] = left
+                    else:
+                        del nodes[join]
+                self._rests[id(other)] = (tasks - sum([count(block) for _, block in ended]), nodes)
+
+    def _rest(self, victim: Victim) -> tuple[int, dict[int, list[Block]]]:
+        known = self._rests.get(id(victim))
+        if known is None:
+            tasks = 0
+            nodes: dict[int, list[Block]] = {}
+            for block in self.blocks(victim):
+                tasks += count(block[1])
+                nodes.setdefault(block[0].node, []).append(block)
+            known = self._rests[id(victim)] = (tasks, nodes)
+        return known
 
     def _may_go(self, victims: Sequence[Victim]) -> bool:
         if self._keeps is None:
@@ -188,11 +229,9 @@ class Clearing:
         there: list[Here] = []
         for victim in self._on[join]:
             if victim.unit.priority <= level:
-                left = self.blocks(victim)
-                here = [block for block in left if block[0].node == join]
-                if here:
-                    tasks = sum([count(block) for _, block in left])
-                    there.append((victim, victim.unit._replace(tasks=tasks), here))
+                tasks, nodes = self._rest(victim)
+                if join in nodes:
+                    there.append((victim, victim.unit._replace(tasks=tasks), nodes[join]))
         if not there:
             return
         few = self._best(join, stage, there) if len(there) <= FEW else self._greedy(join, stage, there)

@@ -279,7 +279,9 @@ class _Claim:
 
         if lowest_level(clearing.levels, enough) is None:
             return None
-        chosen = self._needed(clearing.chosen)
+        chosen = clearing.chosen
+        if clearing.overlaps or len(self.needs) > 1 or self.binding:
+            chosen = self._needed(chosen)
         return chosen, self.places(chosen) or clearing.places_of()
 
     def _lets_start(self, victims: Sequence[Victim]) -> bool:
@@ -323,9 +325,6 @@ class _Claim:
         """Leave out what others that were chosen later cover: the most important first."""
         units = {id(unit) for unit in without_covered([victim.unit for victim in chosen])}
         needed = [victim for victim in chosen if id(victim.unit) in units]
-        nodes = [join for victim in needed for join in victim.nodes]
-        if len(nodes) == len(set(nodes)) == len(needed) and not self.binding:
-            return needed  # each made way on a node of its own
         for victim in sorted(needed, key=lambda each: _worth(each.unit))[:SPARED]:
             without = [each for each in needed if each is not victim]
             if without and self.places(without) is not None:
