@@ -48,7 +48,7 @@ def preempt(plan: Plan) -> None:
             claim = _Claim(plan, reservation, coming)
             if claim.make():
                 continue
-            if claim.fresh:
+            if claim.waits_for_fresh():
                 plan.more = True  # the next cycle may stop what this one placed
                 continue
             lane.unclaimed = {seq: then for seq, then in lane.unclaimed.items() if then[0] == seen}
@@ -131,8 +131,10 @@ class _Claim:
         self.p = plan.partition
         self.coming = coming
         self.reservation = reservation
-        self.fresh = False
+        self._fresh = False
         """Whether tasks were left out because this cycle placed them."""
+        self._with_fresh = False
+        """Whether they are looked at all the same: to know what the next cycle could do."""
         self.again_at: Micros = FAR
         """When tasks that were left out because they are protected are not any more."""
         self.job = reservation.stage.job
@@ -154,19 +156,30 @@ class _Claim:
 
     def make(self) -> bool:
         """Stop tasks for the reservation, if that lets it start. Returns whether any are stopped."""
+        found = self._find()
+        if found is not None:
+            self._stop(*found)
+        return found is not None
+
+    def waits_for_fresh(self) -> bool:
+        """True if the claim failed only because of tasks that this cycle placed."""
+        self._with_fresh = True
+        return self._fresh and self._find() is not None
+
+    def _find(self) -> tuple[ClaimCause, Sequence[Victim], tuple[Place, ...]] | None:
+        """By what right, what is stopped, and where the claimant starts."""
         ways: list[tuple[ClaimCause, list[Victim]]] = []
         if self.p.settings.preempt == "priority":
             ways.append(("priority", self.in_queue()))
         if self.guaranteed:
             ways.append(("guarantee", (ways[0][1] if ways else []) + self.elsewhere()))
         if not ways or not ways[-1][1] or self.places(()) is not None:
-            return False  # there are none, or what it needs is coming anyway
+            return None  # there are none, or what it needs is coming anyway
         for cause, victims in ways:
             chosen = self.choose(victims)
             if chosen is not None:
-                self._stop(cause, *chosen)
-                return True
-        return False
+                return cause, *chosen
+        return None
 
     def _stop(self, cause: ClaimCause, victims: Sequence[Victim], places: tuple[Place, ...]) -> None:
         plan, stage, kind = self.plan, self.reservation.stage, self.reservation.kind
@@ -243,8 +256,8 @@ class _Claim:
             self.again_at = min(self.again_at, safe_until)
             return False
         fresh = is_fresh(self.plan, victim)
-        self.fresh = self.fresh or fresh
-        return not fresh
+        self._fresh = self._fresh or fresh
+        return not fresh or self._with_fresh
 
     def _helps(self, victim: Victim) -> bool:
         """Whether its room is where the claimant could go, or what it uses counts against the same limit."""

@@ -29,12 +29,9 @@ def rebalance(plan: Plan, parent: Queue) -> bool:
     Returns False if it has to be tried again in the next cycle: what could be stopped was placed in this one.
     """
     p = plan.partition
-    rights = p.entitlements()
-    balance = Balance(plan, parent)
-    for child in sorted(parent.children.values(), key=balance.place_of):
-        if rights.used(child) < rights.of(child):
-            for lane, reservation in _claimants(p, child):
-                balance.claim(child, lane, reservation)
+    balance = _balanced(plan, parent)
+    if not balance.claims and balance.fresh:
+        return not _balanced(plan, parent, with_fresh=True).claims
     stopped = 0
     for claim in balance.claims:
         seq = claim.reservation.seq
@@ -50,7 +47,19 @@ def rebalance(plan: Plan, parent: Queue) -> bool:
     if stopped:
         plan.note("rebalanced")
         plan.note("rebalance victims", stopped)
-    return bool(stopped) or not balance.fresh
+    return True
+
+
+def _balanced(plan: Plan, parent: Queue, with_fresh: bool = False) -> Balance:
+    """All claims of the children that are below their entitlement, in turn."""
+    p = plan.partition
+    rights = p.entitlements()
+    balance = Balance(plan, parent, with_fresh)
+    for child in sorted(parent.children.values(), key=balance.place_of):
+        if rights.used(child) < rights.of(child):
+            for lane, reservation in _claimants(p, child):
+                balance.claim(child, lane, reservation)
+    return balance
 
 
 def _claimants(p: Partition, child: Queue) -> Iterator[tuple[Lane, Reservation]]:
@@ -80,14 +89,18 @@ class Claim:
 
 
 class Balance:
-    """What would be free and used, as one claim after the other is met."""
+    """What would be free and used, as one claim after the other is met.
 
-    def __init__(self, plan: Plan, parent: Queue) -> None:
+    With `with_fresh` also what this cycle placed could be stopped: to know what the next cycle could do.
+    """
+
+    def __init__(self, plan: Plan, parent: Queue, with_fresh: bool = False) -> None:
         p = self.p = plan.partition
         self.plan = plan
         self.parent = parent
         self.rights = p.entitlements()
         self.claims: list[Claim] = []
+        self._with_fresh = with_fresh
         self.fresh = False
         """Whether tasks on loan were left out because this cycle placed them."""
         self._used: dict[str, tuple[Vector, int]] = {}
@@ -204,9 +217,9 @@ class Balance:
                 for priority in sorted(leaf.at_work):
                     for job in leaf.at_work[priority].values():
                         for victim in victims_of(job):
-                            if is_fresh(self.plan, victim):
-                                self.fresh = True
-                            elif not self._has_just_begun(victim):
+                            fresh = is_fresh(self.plan, victim)
+                            self.fresh = self.fresh or fresh
+                            if (not fresh or self._with_fresh) and not self._has_just_begun(victim):
                                 yield victim
 
     def _has_just_begun(self, victim: Victim) -> bool:
