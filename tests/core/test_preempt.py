@@ -623,13 +623,28 @@ def test_a_limit_is_met_by_few_tasks(count: int) -> None:
     assert all_stopping(w) == ["large"]
 
 
-def test_what_a_cycle_places_is_not_stopped_by_it() -> None:
+def test_an_ask_claims_in_its_turn() -> None:
+    """Half of what `high` needs is free. A later turn must not use it, and be stopped for `high` then."""
     w = World()
     w.node("n0", cpu=2)
     w.submit(name="old", stages=[stage()])
     w.advance(1)
     w.submit(name="high", priority=1, stages=[stage(cpu=2)])
     w.submit(name="new", stages=[stage()])
+    w.cycle()
+    assert all_stopping(w) == ["old"] and not w.placements("new")
+    w.advance(1)
+    assert w.placements("high") and w.task("new", "w", 0).attempt == 0
+
+
+def test_what_a_cycle_places_is_not_stopped_by_it() -> None:
+    """Under `fifo` the turn of `new` comes first. The claim of `high` follows in the next cycle."""
+    w = World({"queues": {"root": {"default": {"order": "fifo"}}}})
+    w.node("n0", cpu=2)
+    w.submit(name="old", stages=[stage()])
+    w.advance(1)
+    w.submit(name="new", stages=[stage()])
+    w.submit(name="high", priority=1, stages=[stage(cpu=2)])
     w.cycle()
     assert w.placements("new") and not all_stopping(w)
     w.cycle()

@@ -96,7 +96,7 @@ class Lane:
         self.unheld: tuple[object, bool] | None = None
         """What there was when nodes were last looked for, and whether nobody else may have any meanwhile."""
         self.moved = False
-        """True if a replacement got another place since the turns of a match began: walks through the lane are void."""
+        """True if asks may have got other places since the turns of a match began: walks through the lane are void."""
         self.unclaimed: dict[int, tuple[tuple[int, ...], int]] = {}
         """By the numbers of reservations: the state when no tasks were found to stop, and when to look again anyway."""
         self._runs: list[Run] = []

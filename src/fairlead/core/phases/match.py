@@ -18,6 +18,7 @@ from fairlead.core.model import REPLACE, Micros, Reservation
 from fairlead.core.outcomes import ask_for_rest
 from fairlead.core.phases.backfill import Backfill, resume
 from fairlead.core.phases.leaf import Turns
+from fairlead.core.phases.preempt import Claims
 from fairlead.core.phases.starts import starts_owed
 from fairlead.core.phases.tree import Branch, Tree
 from fairlead.core.phases.turn import Starter
@@ -191,6 +192,7 @@ class Round:
         self._tree: Tree | None = None
         """None when it has to be made anew."""
         self._starter = Starter(plan, batches=backfill is None)
+        self._claims = Claims(plan)
         self._begun: list[Reservation] = []
 
     def serve(self) -> int:
@@ -220,6 +222,9 @@ class Round:
                 if not turns.open:
                     break
             lane, reservation = turns.current()
+            if reservation.stage.reservations[reservation.kind] is not reservation:
+                turns.go_on()  # its gang was stopped for another ask
+                continue
             placed = self._take_turn(branch, turns, lane, reservation)
             if self._tree is None:
                 return
@@ -255,6 +260,8 @@ class Round:
             turns.go_on()
         else:
             self.plan.say(reservation, reason)
+            if isinstance(reason, NoRoom | OverLimit) and self._backfill is None:
+                self._claim(lane, reservation)
             if isinstance(reason, NoRoom) and self._backfill is not None:
                 self._backfill.block(reservation, reason)
                 turns.pass_over(no_room=True)
@@ -270,6 +277,16 @@ class Round:
                 else:
                     turns.pass_over()
         return placed
+
+    def _claim(self, lane: Lane, ask: Reservation) -> None:
+        """Stop tasks for an ask without capacity in its turn: what it will use is kept for it before later turns.
+
+        With backfill that follows match, because starts beside the planned one do not delay it.
+        """
+        if self._claims.make(lane, ask):
+            self.p.index.refresh()
+            for each in self.p.lanes.values():
+                each.moved = True  # gangs that are stopped ask anew
 
     def _fill(self, shape: Shape, reason: Reason) -> None:
         """One task of a shape found no room. Lanes that nothing but room for it could have woken go on sleeping."""

@@ -12,7 +12,7 @@ from fairlead.core.admission import LIMITS, Admission, has_claimed
 from fairlead.core.asks import asked_by, needs_of
 from fairlead.core.changes import Promised, Released
 from fairlead.core.future import Future
-from fairlead.core.holding import may_take
+from fairlead.core.holding import is_back_soon, may_take
 from fairlead.core.lanes import Lane
 from fairlead.core.model import Account, ClaimCause, Micros, Place, Queue, Reservation
 from fairlead.core.phases.clearing import Clearing, Losses, Victim, is_fresh, own_nodes, stop_victims, victims_of
@@ -31,29 +31,55 @@ SPARED = 64
 
 
 def preempt(plan: Plan) -> None:
+    """Claim for the asks whose lanes sleep. Others have claimed in their turn, in match."""
     p = plan.partition
+    if not p.reign.ready or plan.more:
+        return
     end_promises(plan)
-    if not p.reign.ready or plan.more or p.settings.preempt == "off":
-        return
-    if len(p.priorities) < 2 and not p.facts().guarantees:
-        return
     p.claims_at = FAR
-    coming: Coming | None = None
-    for lane, reservation in sorted(_claimants(p), key=lambda each: _place_of(each[1])):
+    claims = Claims(plan)
+    if claims.possible:
+        for lane, reservation in sorted(_without_capacity(p), key=lambda each: _place_of(each[1])):
+            claims.make(lane, reservation)
+
+
+class Claims:
+    """The claims of one cycle."""
+
+    def __init__(self, plan: Plan) -> None:
+        p = self.p = plan.partition
+        self.plan = plan
+        self.possible = p.settings.preempt != "off" and (len(p.priorities) > 1 or p.facts().guarantees)
+        """False if no ask can have a right to claim."""
+        self._coming: Coming | None = None
+
+    def make(self, lane: Lane, ask: Reservation) -> bool:
+        """Stop tasks for an ask without capacity, if it has a right to that and starts then. True if any are stopped.
+
+        What could not be claimed is claimed again only after something changed, or when protected tasks are not any
+        more. Starts of the same cycle change nothing: what they use was free before.
+        """
+        p = self.p
+        if not self.possible or not _may_claim(p, ask):
+            return False
         seen = (p.room, p.nodes.version, p.holds_version, p.counters.allocation, p.stops)
-        known = lane.unclaimed.get(reservation.seq)
+        known = lane.unclaimed.get(ask.seq)
+        if ask.seq in self.plan.unclaimed:
+            known = lane.unclaimed[ask.seq] = (seen, self.plan.unclaimed[ask.seq])
         if known is None or known[0] != seen or known[1] <= p.now:
-            if coming is None or coming.seen != (p.stops, p.holds_version):
-                coming = Coming(p)
-            claim = _Claim(plan, reservation, coming)
+            if self._coming is None or self._coming.seen != (p.stops, p.holds_version):
+                self._coming = Coming(p)
+            claim = _Claim(self.plan, ask, self._coming)
             if claim.make():
-                continue
+                return True
             if claim.waits_for_fresh():
-                plan.more = True  # the next cycle may stop what this one placed
-                continue
+                self.plan.more = True  # the next cycle may stop what this one placed
+                return False
             lane.unclaimed = {seq: then for seq, then in lane.unclaimed.items() if then[0] == seen}
-            known = lane.unclaimed[reservation.seq] = (seen, claim.again_at)
+            known = lane.unclaimed[ask.seq] = (seen, claim.again_at)
+            self.plan.unclaimed[ask.seq] = claim.again_at
         p.claims_at = min(p.claims_at, known[1])
+        return False
 
 
 def claims_due(p: Partition) -> Micros:
@@ -80,17 +106,18 @@ def changes_to_come(p: Partition) -> tuple[dict[str, Vector], dict[str, Vector]]
 # -- who claims --------------------------------------------------------------------------------------------------
 
 
-def _claimants(p: Partition) -> Iterator[tuple[Lane, Reservation]]:
-    """Those who are first in their lanes to find no room, or to be beyond a limit."""
+def _without_capacity(p: Partition) -> Iterator[tuple[Lane, Reservation]]:
+    """The first asks of their lanes that found no capacity, or were over a limit."""
     for lane in p.lanes.values():
         for reservation in (lane.limited, lane.no_room):
-            if reservation is not None and _may_claim(p, lane, reservation):
+            if reservation is not None and lane.slept is not None:
                 yield lane, reservation
 
 
-def _may_claim(p: Partition, lane: Lane, reservation: Reservation) -> bool:
+def _may_claim(p: Partition, reservation: Reservation) -> bool:
+    """True if an ask may have tasks stopped for its priority or a guarantee."""
     stage = reservation.stage
-    if lane.slept is None or stage.reservations[reservation.kind] is not reservation:
+    if stage.reservations[reservation.kind] is not reservation:
         return False
     if has_claimed(p, reservation):
         return False
@@ -121,6 +148,9 @@ class Coming:
         self.future = Future(p)
         for allocation in self.stopping:
             self.future.end(allocation)
+        for join in sorted(p.nodes.avoided):
+            if is_back_soon(p, join):
+                self.future.count_on(join)
 
 
 class _Claim:

@@ -32,7 +32,10 @@ def shares(plan: Plan) -> None:
             plan.do(SpreadSeen(queue.path, plan.now))
         elif not uneven and queue.uneven_since is not None:
             plan.do(SpreadSeen(queue.path, None))
-        elif queue.uneven_since is not None and plan.now > queue.uneven_since + p.settings.rebalance_after:
+        elif (
+            queue.uneven_since is not None
+            and plan.now > p.reign.counts_from(queue.uneven_since) + p.settings.rebalance_after
+        ):
             if rebalance(plan, queue):
                 plan.do(SpreadSeen(queue.path, plan.now))
             else:
@@ -64,7 +67,7 @@ def shares_due(p: Partition) -> Iterator[Micros]:
         for path in p.uneven:
             since = p.queues[path].uneven_since
             if since is not None:
-                yield since + p.settings.rebalance_after + 1
+                yield p.reign.counts_from(since) + p.settings.rebalance_after + 1
 
 
 def _wanting(p: Partition) -> dict[str, None]:
