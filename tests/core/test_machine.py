@@ -422,9 +422,10 @@ class Machine(RuleBasedStateMachine):
             return
         p = self.w.partition()
         commands = [each[1] for each in self.w._queue if isinstance(each, tuple)]
-        before = dump(p)
+        before, ready = dump(p), p.reign.ready
         decided = cycle.run(p, commands, self.w.now)
         decided.plan.abandon()
+        p.reign.ready = ready  # readiness is no part of a plan; here the cycle follows once more
         assert dump(p) == before
         check_all(p)
         # Removing the partition releases everything under it, whatever that is, and can be taken back as well.
@@ -432,6 +433,7 @@ class Machine(RuleBasedStateMachine):
         assert p.removed and not p.allocations and not p.nodes.rows
         check_all(p)
         removed.plan.abandon()
+        p.reign.ready = ready
         assert dump(p) == before
         self.rules += 1
         if self.rules % self.rhythm == 0:
