@@ -735,3 +735,19 @@ def test_work_that_started_from_a_hold_yields_to_a_guarantee() -> None:
     w.submit(name="want", queue="root.b", stages=[stage()])
     w.advance(1)
     assert w.placements("want")
+
+
+def test_a_promise_stands_until_its_turn() -> None:
+    """Both victims are gone, and the cycle places one task only: the other claimant has its turn in the next one."""
+    w = World({"max_placed": 1})
+    w.nodes(2, cpu=1)
+    w.submit(name="low", stages=[stage(2, min=1)])
+    w.advance(0)
+    w.submit(name="first", stages=[stage()], priority=1)
+    w.submit(name="second", stages=[stage(cpu=0.9)], priority=1)
+    w.cycle()
+    assert len(w.promises()) == 2
+    w.cycle()
+    assert w.placements("first") and list(w.promises()) == [("second", "w", "new")]
+    w.cycle()
+    assert w.placements("second") and not w.promises()

@@ -355,10 +355,10 @@ class Trial:
 
     def turned(self, p: Partition, now: Micros) -> None:
         """A turn is over; `now` is the time by the server's clock."""
-        check_all(p)
+        assert self.server.writer is not None
+        check_all(p, settled=not self.server.writer.more)
         self.answers.check(p)
         self.answers.check_ends(p, self.attempts.succeeded)
-        assert self.server.writer is not None
         settled = not self.server.writer.more and not self.server.inbox
         if settled:
             check_conserving(p)

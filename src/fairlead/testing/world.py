@@ -515,7 +515,7 @@ class World:
     def check(self) -> None:
         """All invariants; every cycle does this by itself."""
         for writer in self.cluster.writers.values():
-            check_all(writer.partition)
+            check_all(writer.partition, settled=not writer.more)
 
     # -- inside --------------------------------------------------------------------------------------------------
 
