@@ -243,3 +243,51 @@ def test_what_is_said_of_a_stage_that_was_scaled_is_about_its_new_count(started:
         w.cycle()
         (waits,) = w.explain(job)
         assert isinstance(waits.reason, NoRoom) and (waits.count, waits.reason.wanted) == (count, count)
+
+
+def test_a_part_of_a_held_node_serves_its_owner_at_once() -> None:
+    """`small` starves too: the node is held for both, and has room for it already."""
+    w = World({"starving_after": "10s", "hold_for": "1h"})
+    w.node("n", cpu=4)
+    _submit(w, "old", "root.default", resources={"cpu": 2}, preemptible=False)
+    w.advance(0)
+    _submit(w, "large", "root.default", resources={"cpu": 3})
+    w.advance(11)
+    _submit(w, "small", "root.default")
+    w.advance(5)
+    assert list(w.holds()) == ["n"] and not w.placements("small")
+    w.advance(6)
+    assert w.placements("small") and [job for job, _, _ in w.holds()["n"]] == ["large"]
+
+
+def test_claims_are_made_in_turn_by_those_who_sleep_too() -> None:
+    """`pair` sleeps until a task stops. Its queue uses less, so it has the turn before `one`, and counts on that."""
+    w = World({"queues": {"root": {"f": {}, "q": {}}}})
+    w.nodes(4, cpu=1)
+    _submit(w, "f-low", "root.f")
+    _submit(w, "q-low", "root.q")
+    shrinks = _submit(w, "shrinks", "root.q", 2, priority=9)
+    w.advance(0)
+    _submit(w, "pair", "root.f", 2, min=2, priority=3)
+    w.advance(1)
+    assert not w.promises()
+    w.scale(shrinks, "s", 1)
+    _submit(w, "one", "root.q", priority=3)
+    w.cycle()
+    assert w.task("f-low", "s", 0).state == w.task("q-low", "s", 0).state == "stopping"
+    assert list(w.promises()) == [("pair", "s", "new"), ("one", "s", "new")]
+
+
+def test_an_ask_claims_when_another_took_what_was_coming() -> None:
+    """When the turn of `pair` comes, a node is free and another is coming. Then `later` takes the free one."""
+    w = World({"queues": {"root": {"f": {}, "q": {}}}})
+    w.nodes(5, cpu=1)
+    low = _submit(w, "low", "root.f")
+    shrinks = _submit(w, "shrinks", "root.q", 3, priority=9)
+    w.advance(0)
+    w.scale(shrinks, "s", 2)
+    _submit(w, "pair", "root.f", 2, min=2, priority=3)
+    _submit(w, "later", "root.q")
+    w.cycle()
+    assert w.placements("later") and w.task(low, "s", 0).state == "stopping"
+    assert list(w.promises()) == [("pair", "s", "new")]

@@ -22,6 +22,9 @@ from fairlead.core.shape import Shape
 # A lane is cleared of dead entries when they are more than half of it, and at least so many.
 _SLACK = 32
 
+_STIRRED = (-1, -1)
+"""What no lane has seen when it fell asleep."""
+
 
 LaneKey = tuple[str, Shape | tuple[Shape, ...]]
 """The queue and the shape; or the shapes in their order, if there are several."""
@@ -148,6 +151,11 @@ class Lane:
             at += 1
         items.insert(at, reservation)
         self._entries += 1
+
+    def stir(self) -> None:
+        """Have the next match look at the lane. Until then, what was found out about its asks stands."""
+        if self.slept is not None:
+            self.slept = _STIRRED
 
     def move(self, reservation: Reservation) -> None:
         """Give a replacement the place it has now: its stage fell below `min`, or reached it."""

@@ -56,8 +56,8 @@ class Plan:
         """Queue → how far those below it are from their shares, where that was looked at."""
         self.placed_from = partition.counters.allocation
         """What this cycle places is numbered from here: it is not stopped in it."""
-        self.unclaimed: dict[int, Micros] = {}
-        """The asks for which nothing could be stopped in this cycle, and when to look again anyway."""
+        self.unclaimed: dict[int, tuple[tuple[int, ...], Micros]] = {}
+        """The asks for which too little could be stopped: the state then, but for starts, and when to look again."""
         self.more = False
         """Whether work was left that another cycle at the same time can do."""
         partition.now = now

@@ -424,6 +424,9 @@ class Partition:
             self.promises[kept.seq] = kept
         self.holds_version += 1
         self.nodes.hold(kept)
+        owner = self.kept_for(kept)
+        if owner is not None:
+            self.lanes[lane_key(owner)].stir()  # a part of a node that others hold too may have room for it now
         if self.settings.backfill:
             self.wake()  # who is the first without room cannot plan with these nodes any more
 

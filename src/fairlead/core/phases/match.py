@@ -13,7 +13,7 @@ from fairlead.core.admission import blocks_lane, refusal
 from fairlead.core.asks import needs_of, together_of
 from fairlead.core.changes import Released
 from fairlead.core.future import lent_nodes
-from fairlead.core.lanes import Lane
+from fairlead.core.lanes import Lane, LaneKey
 from fairlead.core.model import REPLACE, Micros, Reservation
 from fairlead.core.outcomes import ask_for_rest
 from fairlead.core.phases.backfill import Backfill, resume
@@ -124,17 +124,22 @@ def _awake(plan: Plan, anew: bool) -> Awake:
     room, version = p.room, p.nodes.version
     fits: dict[Shape, bool] = {}
     awake: Awake = {}
+    asleep: list[tuple[LaneKey, Lane]] = []
+    claims = Claims(plan) if not p.settings.backfill else None  # with backfill they follow match
     for key, lane in p.lanes.items():
         slept = lane.slept
         if slept is not None and lane.blocked is not None and refusal(p, lane.blocked) is not None:
             slept = None
         if slept is not None and lane.joined and not p.settings.backfill and lane.all_behind():
             lane.joined.clear()
-        if slept == (room, version) and not anew and not lane.joined:
+        claim = slept is not None and claims is not None and claims.may_make(lane, unknown=True)
+        if slept == (room, version) and not anew and not lane.joined and not claim:
+            asleep.append((key, lane))
             continue
         # Who was passed over may be allowed by now, and then it is not who found no room that is the first.
         if (
             slept is None
+            or claim
             or lane.joined
             or lane.no_room is None
             or slept[1] != version
@@ -142,11 +147,18 @@ def _awake(plan: Plan, anew: bool) -> Awake:
         ):
             lane.drowsy = False
         elif _still_full(p, lane, fits):
+            asleep.append((key, lane))
             continue
         else:
             lane.drowsy = True
         awake.setdefault(lane.queue.path, []).append(lane)
         plan.looked.add(key)
+    # Nodes that are released, and claims of others, give an ask its chance in the middle of a match: then in its turn.
+    for key, lane in asleep if awake else ():
+        if p.nodes.held or (claims is not None and claims.may_make(lane)):
+            lane.drowsy = False
+            awake.setdefault(lane.queue.path, []).append(lane)
+            plan.looked.add(key)
     if awake and p.settings.backfill:
         # Whoever is to be the first of all without room may be in a lane that sleeps.
         awake = {}

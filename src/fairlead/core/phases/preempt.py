@@ -30,6 +30,9 @@ SPARED = 64
 """How many of the chosen units are looked at once more, whether they are needed."""
 
 
+Seen = tuple[int, int, int, int, int]
+
+
 def preempt(plan: Plan) -> None:
     """Claim for the asks whose lanes sleep. Others have claimed in their turn, in match."""
     p = plan.partition
@@ -53,19 +56,30 @@ class Claims:
         """False if no ask can have a right to claim."""
         self._coming: Coming | None = None
 
+    def may_make(self, lane: Lane, unknown: bool = False) -> bool:
+        """True if an ask of a lane that sleeps may claim; with `unknown`, if what comes of it in this state is not."""
+        p = self.p
+        for ask in (lane.limited, lane.no_room) if self.possible else ():
+            if ask is not None and _may_claim(p, ask):
+                known = lane.unclaimed.get(ask.seq) if unknown else None
+                if known is None or known[0] != _seen(p) or known[1] <= p.now:
+                    return True
+        return False
+
     def make(self, lane: Lane, ask: Reservation) -> bool:
         """Stop tasks for an ask without capacity, if it has a right to that and starts then. True if any are stopped.
 
         What could not be claimed is claimed again only after something changed, or when protected tasks are not any
-        more. Starts of the same cycle change nothing: what they use was free before.
+        more. If there was too little to stop, starts of the same cycle change nothing: what they use was free before.
         """
         p = self.p
         if not self.possible or not _may_claim(p, ask):
             return False
-        seen = (p.room, p.nodes.version, p.holds_version, p.counters.allocation, p.stops)
+        seen = _seen(p)
         known = lane.unclaimed.get(ask.seq)
-        if ask.seq in self.plan.unclaimed:
-            known = lane.unclaimed[ask.seq] = (seen, self.plan.unclaimed[ask.seq])
+        tried = self.plan.unclaimed.get(ask.seq)
+        if tried is not None and tried[0] == _but_starts(seen):
+            known = (seen, tried[1])
         if known is None or known[0] != seen or known[1] <= p.now:
             if self._coming is None or self._coming.seen != (p.stops, p.holds_version):
                 self._coming = Coming(p)
@@ -77,9 +91,19 @@ class Claims:
                 return False
             lane.unclaimed = {seq: then for seq, then in lane.unclaimed.items() if then[0] == seen}
             known = lane.unclaimed[ask.seq] = (seen, claim.again_at)
-            self.plan.unclaimed[ask.seq] = claim.again_at
+            if not claim.is_coming:
+                self.plan.unclaimed[ask.seq] = (_but_starts(seen), claim.again_at)
         p.claims_at = min(p.claims_at, known[1])
         return False
+
+
+def _seen(p: Partition) -> Seen:
+    """The state, as far as what can be claimed depends on it."""
+    return (p.counters.allocation, p.room, p.nodes.version, p.holds_version, p.stops)
+
+
+def _but_starts(seen: Seen) -> tuple[int, ...]:
+    return seen[1:]
 
 
 def claims_due(p: Partition) -> Micros:
@@ -165,6 +189,8 @@ class _Claim:
         """Whether tasks were left out because this cycle placed them."""
         self._with_fresh = False
         """Whether they are looked at all the same: to know what the next cycle could do."""
+        self.is_coming = False
+        """Whether it failed because what the ask needs is coming anyway."""
         self.again_at: Micros = FAR
         """When tasks that were left out because they are protected are not any more."""
         self.job = reservation.stage.job
@@ -203,8 +229,11 @@ class _Claim:
             ways.append(("priority", self.in_queue()))
         if self.guaranteed:
             ways.append(("guarantee", (ways[0][1] if ways else []) + self.elsewhere()))
-        if not ways or not ways[-1][1] or self.places(()) is not None:
-            return None  # there are none, or what it needs is coming anyway
+        if not ways or not ways[-1][1]:
+            return None
+        self.is_coming = self.places(()) is not None
+        if self.is_coming:
+            return None
         for cause, victims in ways:
             chosen = self.choose(victims)
             if chosen is not None:
