@@ -735,3 +735,23 @@ def test_work_that_started_from_a_hold_yields_to_a_guarantee() -> None:
     w.submit(name="want", queue="root.b", stages=[stage()])
     w.advance(1)
     assert w.placements("want")
+
+
+def test_a_claim_does_not_count_on_capacity_that_an_earlier_turn_took() -> None:
+    """`late` stops on n2 and leaves 4 cpus there, of which `second` takes 2 in the same cycle: `third` needs n1."""
+    w = World()
+    for name in ("n0", "n1", "n2"):
+        w.node(name, cpu=4)
+    for name, rest in (("firm", {"preemptible": False}), ("low", {}), ("late", {"priority": 3})):
+        w.submit(name=name, stages=[{"name": "w", "resources": {"cpu": 2 if name == "late" else 4}}], **rest)
+        w.cycle()
+    w.advance(1)
+    w.ignore_stops("late")
+    w.kill("late")
+    w.cycle()
+    w.submit(name="first", priority=10, stages=[{"name": "w", "resources": {"cpu": 4}, "count": 3}])
+    w.submit(name="second", priority=5, stages=[{"name": "w", "resources": {"cpu": 2}}])
+    w.submit(name="third", priority=4, stages=[{"name": "w", "resources": {"cpu": 3}}])
+    w.cycle()
+    assert w.placements("second") == {("w", 0): "n2"}
+    assert w.promises() == {("third", "w", "new"): [("n1", 1)]}

@@ -145,12 +145,26 @@ class Coming:
         self.seen = (p.stops, p.holds_version)
         self.losing, self.gaining = changes_to_come(p)
         self.stopping = [each for each in p.allocations.values() if each.leaving]
-        self.future = Future(p)
+        self._p = p
+        self._started = p.counters.allocation
+        self._future = self._look_ahead()
+
+    def future(self) -> Future:
+        """A copy of what will be free. Between two claims of a match, other asks start where tasks stop."""
+        if self._started != self._p.counters.allocation:
+            self._started = self._p.counters.allocation
+            self._future = self._look_ahead()
+        return self._future.copy()
+
+    def _look_ahead(self) -> Future:
+        p = self._p
+        future = Future(p)
         for allocation in self.stopping:
-            self.future.end(allocation)
+            future.end(allocation)
         for join in sorted(p.nodes.avoided):
             if is_back_soon(p, join):
-                self.future.count_on(join)
+                future.count_on(join)
+        return future
 
 
 class _Claim:
@@ -221,7 +235,7 @@ class _Claim:
 
     def future(self) -> Future:
         """What will be there when all that stops is gone, for this claimant."""
-        future = self.coming.future.copy()
+        future = self.coming.future()
         future.own = self.own
         return future
 
@@ -329,7 +343,7 @@ class _Claim:
 
     def _lets_start(self, victims: Sequence[Victim]) -> bool:
         if self.p.facts().guarantees:
-            losses = Clearing(self.p, self.coming.future.copy(), (), None)
+            losses = Clearing(self.p, self.coming.future(), (), None)
             for victim in victims:
                 losses.end(victim)
             if not self._keeps(losses.losses):
