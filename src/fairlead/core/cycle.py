@@ -59,6 +59,7 @@ def run(partition: Partition, commands: Sequence[AnyCommand], now: Micros, watch
             plan.placed_from = partition.counters.allocation
             match(plan)
             chain(plan)
+            plan.more = plan.more or plan.unsettled
             watch("match")
             matched = plan.mark()
             hold_nodes(plan)

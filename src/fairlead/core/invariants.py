@@ -382,6 +382,12 @@ def _check_lanes(p: Partition) -> None:
         _need(shape.stages == uses.get(id(shape), 0) > 0, f"shape {shape.text} outlives its stages")
 
 
+def _had_turn(p: Partition, promise: Promise) -> bool:
+    """True if the owner of a promise was tried since something last changed: a cycle may end before all turns."""
+    owner = p.kept_for(promise)
+    return owner is not None and p.lanes[lane_key(owner)].slept == (p.room, p.nodes.version)
+
+
 def _check_kept(p: Partition) -> None:
     """No hold or promise outlives what it serves, nodes are kept as they say, and not more are held than may be."""
     kept: dict[int, dict[int, list[Place]]] = {}
@@ -403,7 +409,7 @@ def _check_kept(p: Partition) -> None:
     _need(bool(large) or len(held) <= most, f"{len(held)} nodes are held, {most} may be")
     for promise in p.promises.values():
         stopping = [p.allocations[number] for number in promise.victims if number in p.allocations]
-        waited = promise.ordered or not p.reign.ready or is_coming(p, promise)
+        waited = promise.ordered or not p.reign.ready or is_coming(p, promise) or not _had_turn(p, promise)
         _need(waited, f"nobody stops for the promise to job {promise.job} any more")
         _need(all(each.state == "stopping" for each in stopping), f"a victim for job {promise.job} goes on")
     at_work = {job.id: job for job in p.jobs.values() if job.allocations}
