@@ -190,9 +190,11 @@ class _Claim:
         """Queue → what it keeps when all that stops is gone."""
         self.guaranteed: list[Queue] = []
         for queue in self.job.queue.line():
-            # Others below the queue who are promised room have a part of its guarantee already.
+            # Other asks below the queue that are promised capacity have a part of its guarantee already.
             used = {**self._left_of(queue)}
             add(used, coming.gaining.get(queue.path, {}))
+            if reservation.seq in self.p.promises:  # nodes arrived for it, which the claim replaces
+                add(used, self.asked, -1)
             if is_unmet(used, self.asked, dict(queue.settings.guarantee)):
                 self.guaranteed.append(queue)
         self.most = MOST + 8 * sum(needed for _, needed in self.needs)
