@@ -153,3 +153,61 @@ def test_tasks_that_cannot_help_do_not_keep_a_loan() -> None:
     w.submit(name="want", queue="root.b", stages=one(4))
     w.advance(300)
     assert w.placements("want") and not w.placements("large")
+
+
+# -- what match released or stopped is looked at at once -----------------------------------------------------------
+
+
+def test_a_node_that_arrived_for_an_ask_over_its_limit_is_used_at_once() -> None:
+    """The node is closed to `other` until `mine` has had its turn; the next cycle follows at once."""
+    w = watched(queues={"root": {"a": {"users": {"ann": {"limit": {"cpu": 2}}}}, "b": {}}})
+    w.pool("p", node={"cpu": 2}, max=1)
+    w.submit(name="mine", queue="root.a", user="ann", stages=one(2))
+    w.cycle()
+    w.submit(name="other", queue="root.b", stages=one(2))
+    w.cycle()
+    w.queue("root.a", users={"ann": {"limit": {"cpu": 1}}})
+    w.arrive("p")
+    w.advance(0)
+    assert w.placements("other") and not w.placements("mine")
+
+
+def test_a_held_node_that_a_claim_replaces_is_used_at_once() -> None:
+    """`large` holds n0. When `low` may be stopped for it on n1, n0 is open to `small` again."""
+    w = watched(starving_after="5s", held_nodes_percent=100, queues={"root": {"a": {}, "b": {}}})
+    w.nodes(2, cpu=4)
+    w.submit(name="firm", queue="root.a", preemptible=False, stages=one(2.5))
+    w.cycle()
+    w.submit(name="low", queue="root.a", priority=5, stages=one(4))
+    w.cycle()
+    w.submit(name="large", queue="root.a", priority=5, stages=one(4))
+    w.advance(10)
+    w.submit(name="small", queue="root.b", stages=one(1.5))
+    w.advance(1)
+    assert w.holds() == {"n0": [("large", "w", 1)]} and not w.placements("small")
+    w.ignore_stops("low")
+    w.set_priority("low", 0)
+    w.advance(0)
+    assert w.promises() == {("large", "w", "new"): [("n1", 1)]}
+    assert w.placements("small") == {("w", 0): "n0"}
+
+
+def test_a_promise_waits_for_a_turn_that_another_cycle_gives() -> None:
+    """A cycle that placed all that it may ends before the turn of `high`, whose victim is gone."""
+    w = watched(max_placed=1, queues={"root": {"a": {}, "b": {"share": 99}}})
+    w.nodes(2, cpu=4)
+    w.submit(name="low", queue="root.a", stages=one(4))
+    w.cycle()
+    w.submit(name="firm", queue="root.b", preemptible=False, stages=one(4))
+    w.advance(1)
+    w.ignore_stops("low")
+    w.submit(name="high", queue="root.a", priority=1, stages=one(4))
+    w.cycle()
+    w.submit(name="many", queue="root.b", stages=one(count=3, min=1))
+    w.cycle()
+    w.finish("firm", "w", 0)
+    w.finish("low", "w", 0)
+    w.cycle()
+    assert w.promises() == {("high", "w", "new"): [("n0", 1)]} and w.placements("many")
+    w.advance(0)
+    assert w.placements("high") == {("w", 0): "n0"}

@@ -751,3 +751,42 @@ def test_a_promise_stands_until_its_turn() -> None:
     assert w.placements("first") and list(w.promises()) == [("second", "w", "new")]
     w.cycle()
     assert w.placements("second") and not w.promises()
+
+
+def test_a_claim_does_not_count_on_capacity_that_an_earlier_turn_took() -> None:
+    """`late` stops on n2 and leaves 4 cpus there, of which `second` takes 2 in the same cycle: `third` needs n1."""
+    w = World()
+    for name in ("n0", "n1", "n2"):
+        w.node(name, cpu=4)
+    for name, rest in (("firm", {"preemptible": False}), ("low", {}), ("late", {"priority": 3})):
+        w.submit(name=name, stages=[{"name": "w", "resources": {"cpu": 2 if name == "late" else 4}}], **rest)
+        w.cycle()
+    w.advance(1)
+    w.ignore_stops("late")
+    w.kill("late")
+    w.cycle()
+    w.submit(name="first", priority=10, stages=[{"name": "w", "resources": {"cpu": 4}, "count": 3}])
+    w.submit(name="second", priority=5, stages=[{"name": "w", "resources": {"cpu": 2}}])
+    w.submit(name="third", priority=4, stages=[{"name": "w", "resources": {"cpu": 3}}])
+    w.cycle()
+    assert w.placements("second") == {("w", 0): "n2"}
+    assert w.promises() == {("third", "w", "new"): [("n1", 1)]}
+
+
+def test_a_gang_with_a_part_of_its_order_still_has_its_guarantee() -> None:
+    """What arrived for `gang` is its own: it does not count as a part of the guarantee that another ask has."""
+    queues = {"root": {"a": {"guarantee": {"cpu": 4}}, "b": {}}}
+    w = World({"queues": queues, "promise_for": "1h", "starving_after": "1h"})
+    w.node("n0", cpu=2)
+    w.submit(name="lent", queue="root.b", priority=1, stages=[stage(cpu=2)])
+    w.advance(1)
+    w.pool("p", node={"cpu": 2}, max=2)
+    w.submit(name="gang", queue="root.a", stages=[stage(2, cpu=2)])
+    w.cycle()
+    w.arrive("p")
+    w.advance(0)
+    w.set_priority("lent", 0)
+    w.cycle()
+    assert stopping(w, "lent") == [0]
+    w.advance(1)
+    assert sorted(w.placements("gang").values()) == ["n0", "p-1-0"]

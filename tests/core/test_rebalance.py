@@ -286,3 +286,19 @@ def test_what_stops_already_is_not_counted_as_what_a_queue_keeps() -> None:
     w.submit(name="a", queue="root.a", stages=[stage])
     w.advance(20)
     assert len(w.placements("a")) == 1 and len(w.placements("b-n")) == 1
+
+
+def test_what_is_promised_to_a_queue_counts_as_its_own() -> None:
+    """Victims take longer to stop than `rebalance_after`: the second look must not stop tasks for the same share."""
+    w = world(nodes=12, shares=(33, 33, 33), rebalance_after="10s", preempt_grace="60s", starving_after="1h")
+    lent = array(w, "a", 12)
+    w.advance(1)
+    w.ignore_stops(lent)
+    for cpu in (1, 0.9):
+        w.submit(queue="root.b", stages=[{"name": "w", "count": 2, "resources": {"cpu": cpu}}])
+    w.advance(12)
+    assert len(w.promises()) == 2
+    for cpu in (0.8, 0.7):
+        w.submit(queue="root.b", stages=[{"name": "w", "count": 2, "resources": {"cpu": cpu}}])
+    w.advance(12)
+    assert len(w.promises()) == 2

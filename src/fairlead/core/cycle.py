@@ -67,7 +67,7 @@ def run(partition: Partition, commands: Sequence[AnyCommand], now: Micros, watch
             preempt(plan)
             end_kept(plan)  # who was stopped whole does not want what was held for a part of it
             # What was kept, let go or stopped since is another world to all who were tried before.
-            plan.more = plan.more or plan.mark() > matched
+            plan.more = plan.more or plan.unsettled or plan.mark() > matched
             watch("preempt")
             demand(plan)
             watch("demand")

@@ -403,7 +403,7 @@ def _check_kept(p: Partition, settled: bool) -> None:
     _need(bool(large) or len(held) <= most, f"{len(held)} nodes are held, {most} may be")
     for promise in p.promises.values():
         stopping = [p.allocations[number] for number in promise.victims if number in p.allocations]
-        # In a cycle that reached its bounds, who may start now may not have had its turn.
+        # In a cycle that reached its bounds, an ask that may start now may not have had its turn.
         waited = promise.ordered or not p.reign.ready or not settled or is_coming(p, promise)
         _need(waited, f"nobody stops for the promise to job {promise.job} any more")
         _need(all(each.state == "stopping" for each in stopping), f"a victim for job {promise.job} goes on")

@@ -58,6 +58,8 @@ class Plan:
         """What this cycle places is numbered from here: it is not stopped in it."""
         self.unclaimed: dict[int, tuple[tuple[int, ...], Micros]] = {}
         """The asks for which too little could be stopped: the state then, but for starts, and when to look again."""
+        self.unsettled = False
+        """True if match stopped tasks or released nodes after other asks had had their turn."""
         self.more = False
         """Whether work was left that another cycle at the same time can do."""
         partition.now = now

@@ -91,12 +91,16 @@ def _say_not_ready(plan: Plan, awake: Awake) -> None:
 
 
 def _release_arrivals(plan: Plan) -> None:
-    """Release nodes that arrived for asks of single tasks, now that these have had their turn. Gangs keep theirs."""
+    """Release nodes that arrived for asks of single tasks, now that these have had their turn. Gangs keep theirs.
+
+    Other asks, which found these nodes closed, are tried in the next cycle.
+    """
     p = plan.partition
     for promise in list(p.promises.values()):
         ask = p.kept_for(promise)
         if promise.ordered and ask is not None and together_of(ask) == 1 and not ask.whole:
             plan.do(Released(promise.seq, "it had its turn"))
+            plan.unsettled = True
 
 
 def plan_due(p: Partition) -> Micros:
@@ -296,6 +300,7 @@ class Round:
         With backfill that follows match, because starts beside the planned one do not delay it.
         """
         if self._claims.make(lane, ask):
+            self.plan.unsettled = True
             self.p.index.refresh()
             for each in self.p.lanes.values():
                 each.moved = True  # gangs that are stopped ask anew

@@ -169,12 +169,26 @@ class Coming:
         self.seen = (p.stops, p.holds_version)
         self.losing, self.gaining = changes_to_come(p)
         self.stopping = [each for each in p.allocations.values() if each.leaving]
-        self.future = Future(p)
+        self._p = p
+        self._started = p.counters.allocation
+        self._future = self._look_ahead()
+
+    def future(self) -> Future:
+        """A copy of what will be free. Between two claims of a match, other asks start where tasks stop."""
+        if self._started != self._p.counters.allocation:
+            self._started = self._p.counters.allocation
+            self._future = self._look_ahead()
+        return self._future.copy()
+
+    def _look_ahead(self) -> Future:
+        p = self._p
+        future = Future(p)
         for allocation in self.stopping:
-            self.future.end(allocation)
+            future.end(allocation)
         for join in sorted(p.nodes.avoided):
             if is_back_soon(p, join):
-                self.future.count_on(join)
+                future.count_on(join)
+        return future
 
 
 class _Claim:
@@ -202,9 +216,11 @@ class _Claim:
         """Queue → what it keeps when all that stops is gone."""
         self.guaranteed: list[Queue] = []
         for queue in self.job.queue.line():
-            # Others below the queue who are promised room have a part of its guarantee already.
+            # Other asks below the queue that are promised capacity have a part of its guarantee already.
             used = {**self._left_of(queue)}
             add(used, coming.gaining.get(queue.path, {}))
+            if reservation.seq in self.p.promises:  # nodes arrived for it, which the claim replaces
+                add(used, self.asked, -1)
             if is_unmet(used, self.asked, dict(queue.settings.guarantee)):
                 self.guaranteed.append(queue)
         self.most = MOST + 8 * sum(needed for _, needed in self.needs)
@@ -250,7 +266,7 @@ class _Claim:
 
     def future(self) -> Future:
         """What will be there when all that stops is gone, for this claimant."""
-        future = self.coming.future.copy()
+        future = self.coming.future()
         future.own = self.own
         return future
 
@@ -358,7 +374,7 @@ class _Claim:
 
     def _lets_start(self, victims: Sequence[Victim]) -> bool:
         if self.p.facts().guarantees:
-            losses = Clearing(self.p, self.coming.future.copy(), (), None)
+            losses = Clearing(self.p, self.coming.future(), (), None)
             for victim in victims:
                 losses.end(victim)
             if not self._keeps(losses.losses):

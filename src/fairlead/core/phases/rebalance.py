@@ -114,6 +114,12 @@ class Balance:
                 for queue in allocation.stage.job.queue.line():
                     # What stops is not theirs any more: they must keep their shares without it.
                     self._use(queue, allocation.stage, -count(allocation.indices))
+        for promise in p.promises.values():
+            claimant = None if promise.ordered else p.kept_for(promise)
+            for stage, needed in needs_of(claimant) if claimant is not None else ():
+                # What tasks stop for already is theirs.
+                for queue in stage.job.queue.line():
+                    self._use(queue, stage, needed)
         self._clearing = Clearing(p, future, self._on_loan(), self._keeps)
 
     def place_of(self, child: Queue) -> tuple[int, int, str]:
@@ -124,6 +130,7 @@ class Balance:
         """Find room for a gang, or for as many single tasks of a lane as its queue is entitled to."""
         if self.rights.measure(*self._level(child)) >= self.rights.of(child):
             return
+        self._clearing.places = {}  # those of other asks
         if together_of(reservation) > 1 or reservation.whole:
             self._claim_whole(child, reservation)
         else:
@@ -154,7 +161,6 @@ class Balance:
     def _claim_whole(self, child: Queue, reservation: Reservation) -> None:
         clearing, needs = self._clearing, needs_of(reservation)
         before = len(clearing.chosen)
-        clearing.places = {}
         clearing.future.own = own_nodes(self.p, reservation)
         saved = clearing.save()
         shapes = [stage.shape for stage, _ in needs]
