@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from fairlead.core.admission import Admission
 from fairlead.core.asks import needs_of, together_of
 from fairlead.core.changes import Released, Trimmed
-from fairlead.core.holding import is_coming, is_stuck, standing
+from fairlead.core.holding import hold_ends, is_coming, is_stuck, standing
 from fairlead.core.model import Hold, Kept, Micros, Promise, Reservation
 from fairlead.core.plan import Plan
 from fairlead.core.policy.score import may_be_held
@@ -129,7 +129,7 @@ def _trim(plan: Plan, kept: Hold | Promise) -> None:
 def _until(p: Partition, kept: Hold | Promise) -> Micros:
     settings = p.settings
     if isinstance(kept, Hold):
-        return p.reign.counts_from(kept.since) + settings.hold_for
+        return hold_ends(p, kept, p.now)
     return p.reign.counts_from(kept.since) + settings.promise_for + (0 if kept.ordered else settings.preempt_grace)
 
 
