@@ -118,8 +118,11 @@ def test_a_hold_keeps_its_time() -> None:
     w.advance(11)
     assert len(w.holds()) == 2
     come_back(w, 3600)
-    w.advance(99)
+    w.advance(98)
+    w.submit(name="other", stages=[stage(cpu=0.5)])
+    w.advance(1)
     assert len(w.holds()) == 2
+    assert [f"until {w.now / 1e6 + 1:g} s" in str(each) for each in w.explain("other")] == [True]
     w.advance(1.1)
     assert not w.holds()
 

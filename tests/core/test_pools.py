@@ -168,6 +168,33 @@ def test_a_gang_keeps_the_other_nodes_when_one_goes(go: Any) -> None:
     assert {names[0], names[2]} < set(w.placements(job).values())
 
 
+@pytest.mark.parametrize(
+    ("act", "kept", "more"),
+    [
+        (lambda w, job: w.scale(job, "w", 6), 3, 2),
+        (lambda w, job: w.scale(job, "w", 2), 0, 0),
+    ],
+    ids=["larger", "smaller"],
+)
+def test_a_gang_that_is_scaled_keeps_the_nodes_that_came_for_it(act: Any, kept: int, more: int) -> None:
+    w = World()
+    w.pool("p", node={"cpu": 1}, max=10)
+    job = gang(w, 4)
+    w.cycle()
+    w.arrive("p", n=3)
+    w.advance(1)
+    assert ordered(w) == {"p": 4}
+    act(w, job)
+    (other,) = singles(w, 1, cpu=0.5)
+    w.cycle()
+    assert sum(len(each.nodes) for each in w.partition().promises.values()) == kept
+    assert bool(w.placements(other)) == (kept == 0)
+    assert ordered(w).get("p", 0) <= more + 1  # one is for the other job
+    w.arrive("p", n=1 + more)
+    w.cycle()
+    assert w.job(job).state == "running"
+
+
 def test_a_gang_whose_last_node_goes_keeps_none() -> None:
     w = World()
     w.pool("p", node={"cpu": 2}, max=20)

@@ -577,6 +577,21 @@ def test_of_sets_of_one_size_the_newest_goes() -> None:
     assert all_stopping(w) == ["new"]
 
 
+@pytest.mark.parametrize(("least", "tasks", "stopped"), [(2, 2, ["one", "two"]), (1, 1, ["two"])])
+def test_jobs_of_one_task_are_no_gangs_that_break(least: int, tasks: int, stopped: list[str]) -> None:
+    """Of as many tasks the newest go, before a gang of two, and before a task that an older array can do without."""
+    w = World()
+    w.nodes(4, cpu=1)
+    w.submit(name="older", stages=[stage(2, min=least)])
+    for name in ("one", "two"):
+        w.advance(1)
+        w.submit(name=name, stages=[stage()])
+    w.advance(1)
+    w.submit(name="high", priority=1, stages=[stage(tasks)])
+    w.cycle()
+    assert all_stopping(w) == stopped
+
+
 @pytest.mark.parametrize("many", [2, 12])
 def test_few_of_many_on_a_node(many: int) -> None:
     """Also where not all sets are compared, the large task makes way and the small ones stay."""

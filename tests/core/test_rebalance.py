@@ -109,6 +109,56 @@ def test_no_more_are_stopped_than_will_be_started() -> None:
     assert running(w, "a", "b") == [8, 2]
 
 
+@pytest.mark.parametrize(
+    ("bound", "each"),
+    [
+        ({"limit": {"cpu": 1}}, 4),
+        ({"users": {"*": {"limit": {"cpu": 1}}}}, 4),
+        ({"users": {"*": {"limit": {"cpu": 1}}}}, 1),
+        ({"max_jobs": 1}, 1),
+    ],
+)
+def test_nobody_is_stopped_for_what_a_limit_keeps_back(bound: dict[str, Any], each: int) -> None:
+    """Four tasks wait, and may not start beside each other: one victim is enough."""
+    w = world(8)
+    w.queue("root.b", share=50, **bound)
+    array(w, "a", 8)
+    w.advance(1)
+    for at in range(4 // each):
+        array(w, "b", each, f"b{at}")
+    w.advance(600)
+    assert running(w, "a", "b") == [7, 1]
+    assert sum(w.task("a-array", "s", index).attempt for index in range(8)) == 8
+
+
+def test_nobody_is_stopped_for_asks_of_other_shapes_that_a_limit_keeps_back() -> None:
+    w = world(8)
+    w.queue("root.b", share=50, users={"*": {"limit": {"cpu": 2}}})
+    array(w, "a", 8)
+    w.advance(1)
+    array(w, "b", 2, "gang", min=2)
+    array(w, "b", 2, "smaller", min=2, resources={"cpu": 0.9})
+    w.advance(600)
+    assert running(w, "a", "b") == [6, 2]
+    assert sum(w.task("a-array", "s", index).attempt for index in range(8)) == 8
+
+
+def test_nobody_is_stopped_for_tasks_behind_a_gang() -> None:
+    """The gang is entitled to more than there is on loan, so what comes behind it cannot start."""
+    w = world(8)
+    array(w, "b", 1, "own")
+    array(w, "a", 7)
+    w.advance(1)
+    array(w, "b", 1, "first")
+    array(w, "b", 3, "gang", min=3)
+    array(w, "b", 1, "behind")
+    w.queue("root.a", share=50, guarantee={"cpu": 5})
+    w.advance(600)
+    assert len(w.placements("first")) == 1 and not w.placements("gang") and not w.placements("behind")
+    assert running(w, "a", "b") == [6, 2]
+    assert sum(w.task("a-array", "s", index).attempt for index in range(7)) == 7
+
+
 def test_nobody_goes_below_its_share() -> None:
     w = world(shares=(50, 30, 20))
     array(w, "a", 7)

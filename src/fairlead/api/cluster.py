@@ -242,10 +242,12 @@ async def holds(request: Ask, partition: PartitionName = "") -> wire.Holds:
     """The nodes that are kept free of new work for jobs that waited too long."""
     caller = caller_of(request)
 
-    def look(p: Partition) -> wire.Holds:
-        return wire.Holds(holds=hold_answers(p, lambda job: may_see(caller, job)))
+    served = site_of(request).control.find(partition)
 
-    return await site_of(request).control.find(partition).read(look)
+    def look(p: Partition) -> wire.Holds:
+        return wire.Holds(holds=hold_answers(p, lambda job: may_see(caller, job), served.now))
+
+    return await served.read(look)
 
 
 @post("/holds/release", operation_id="releaseHold", guards=[OPERATORS], status_code=200)

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
+from fairlead.core.holding import hold_ends
 from fairlead.core.model import Micros, Stage
 from fairlead.core.policy.fit import choose_devices, room
 from fairlead.core.pooling import grows, nodes_left, takes
@@ -64,7 +65,7 @@ def why_no_room(p: Partition, stage: Stage, found: NoRoom, now: Micros) -> NoRoo
         problem=next((pool.problem for _, pool in sorted(p.pools.items()) if orders and pool.problem), ""),
         full=tuple(pool.name for pool in pools if nodes_left(p, pool) == 0),
         paused=tuple(pool.name for pool in pools if not grows(p, pool, now)),
-        closed=_held_for_others(p, stage, own),
+        closed=_held_for_others(p, stage, own, now),
         stuck=_not_stopping(p, stage),
     )
 
@@ -77,7 +78,7 @@ def _accepts(p: Partition, stage: Stage, join: int) -> bool:
     return nodes.manager[row] == stage.job.manager and stage.shape.accepts(labels, taints, pool)
 
 
-def _held_for_others(p: Partition, stage: Stage, own: Collection[int]) -> tuple[HeldFor, ...]:
+def _held_for_others(p: Partition, stage: Stage, own: Collection[int], now: Micros) -> tuple[HeldFor, ...]:
     """The holds that keep tasks of a stage out, the largest first."""
     found: list[HeldFor] = []
     for seq, hold in sorted(p.holds.items()) if stage.shape.amounts else ():
@@ -86,7 +87,7 @@ def _held_for_others(p: Partition, stage: Stage, own: Collection[int]) -> tuple[
         )
         if nodes and seq not in own:
             name = p.jobs[hold.job].stages[hold.stage].name
-            found.append(HeldFor(hold.job, name, nodes, hold.since + p.settings.hold_for))
+            found.append(HeldFor(hold.job, name, nodes, hold_ends(p, hold, now)))
     return tuple(sorted(found, key=lambda each: -each.nodes)[:NAMED])
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from fairlead.core.admission import is_firm
 from fairlead.core.asks import together_of
 from fairlead.core.forecast import guess
-from fairlead.core.model import Kept, Micros, Place, Promise, Reservation, Stage
+from fairlead.core.model import Hold, Kept, Micros, Place, Promise, Reservation, Stage
 from fairlead.core.nodeindex import Choice
 from fairlead.core.nodes import NodeTable
 from fairlead.core.policy.fit import choose_devices, room
@@ -253,6 +253,11 @@ def may_take(nodes: NodeTable, row: int, shape: Shape) -> bool:
     return nodes.manager[row] == shape.key.manager and shape.accepts(
         nodes.labels[row], nodes.taints[row], nodes.pool[row]
     )
+
+
+def hold_ends(p: Partition, hold: Hold, now: Micros) -> Micros:
+    """When a hold ends if its owner has not started before. Its time begins anew when the partition is ready."""
+    return (p.reign.counts_from(hold.since) if p.reign.ready else now) + p.settings.hold_for
 
 
 def standing(p: Partition, kept: Kept) -> tuple[Place, ...]:

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 from fairlead.core.admission import Admission
 from fairlead.core.asks import needs_of, together_of
-from fairlead.core.changes import Released, Trimmed
-from fairlead.core.holding import is_coming, is_stuck, standing
-from fairlead.core.model import Hold, Kept, Micros, Promise, Reservation
+from fairlead.core.changes import Promised, Released, Trimmed
+from fairlead.core.holding import hold_ends, is_coming, is_stuck, standing
+from fairlead.core.model import Hold, Kept, Micros, Place, Promise, Reservation
 from fairlead.core.plan import Plan
 from fairlead.core.policy.score import may_be_held
 from fairlead.core.reasons import OverLimit, Reason, ShareSpent
@@ -32,6 +32,7 @@ def end_kept(plan: Plan) -> None:
         reservation = p.kept_for(kept)
         if reservation is None or not _same(kept, reservation):
             plan.do(Released(kept.seq, "it is not wanted as it was"))
+            _pass_on(plan, kept)
     for kept in in_order(p):
         over = _over(p, kept)
         if over is not None:
@@ -43,6 +44,37 @@ def end_kept(plan: Plan) -> None:
     counted = [kept for kept in in_order(p) if isinstance(kept, Hold) and not kept.large]
     while len({join: None for hold in counted for join in hold.nodes}) > most_held(p):
         plan.do(Released(counted.pop().seq, "more nodes were held than may be"))
+
+
+def _pass_on(plan: Plan, kept: Kept) -> None:
+    """Keep nodes that came for an ask of another size, or in another place, for what is asked for instead of it."""
+    ask = plan.partition.waits(kept.job, kept.stage, kept.kind)
+    if ask is not None and isinstance(kept, Promise) and kept.ordered:
+        for place in standing(plan.partition, kept):
+            keep_arrived(plan, ask, place)
+
+
+def keep_arrived(plan: Plan, reservation: Reservation, place: Place) -> None:
+    """Keep a node that was ordered for an ask, with those that came before, and no more of it than the ask lacks.
+
+    A gang lacks what has to start together; an ask of single tasks, all that is pending.
+    """
+    kept = plan.partition.kept(reservation.seq)
+    if isinstance(kept, Hold) or (kept is not None and not kept.ordered):
+        return  # it is served already
+    join, position, tasks = place
+    places = () if kept is None else kept.places
+    needed = sum(needed for stage, needed in needs_of(reservation) if stage.position == position)
+    if not reservation.whole and needed == 1:
+        needed = reservation.count
+    lacking = needed - sum(tasks for _, at, tasks in places if at == position)
+    if lacking <= 0:
+        return  # it was ordered for those who follow when the gang has started
+    places = (*places, (join, position, min(tasks, lacking)))
+    if kept is not None:
+        plan.do(Released(kept.seq, "more of its nodes have come"))
+    stage = reservation.stage
+    plan.do(Promised(stage.job.id, stage.position, reservation.kind, places, (), "order"))
 
 
 def _end_refused(plan: Plan) -> None:
@@ -129,7 +161,7 @@ def _trim(plan: Plan, kept: Hold | Promise) -> None:
 def _until(p: Partition, kept: Hold | Promise) -> Micros:
     settings = p.settings
     if isinstance(kept, Hold):
-        return p.reign.counts_from(kept.since) + settings.hold_for
+        return hold_ends(p, kept, p.now)
     return p.reign.counts_from(kept.since) + settings.promise_for + (0 if kept.ordered else settings.preempt_grace)
 
 

@@ -7,9 +7,10 @@ work needs until its queue has its own. A gang goes whole or not at all, and no 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import dropwhile
 
-from fairlead.core.admission import has_claimed, refusal
-from fairlead.core.asks import needs_of, together_of
+from fairlead.core.admission import Admission, has_claimed
+from fairlead.core.asks import Needs, needs_of, together_of
 from fairlead.core.changes import Promised, Released
 from fairlead.core.future import Future
 from fairlead.core.lanes import Lane
@@ -63,7 +64,7 @@ def _balanced(plan: Plan, parent: Queue, with_fresh: bool = False) -> Balance:
 
 
 def _claimants(p: Partition, child: Queue) -> Iterator[tuple[Lane, Reservation]]:
-    """Those below a queue who are allowed to start and found no room, leaf by leaf. A hold is no obstacle."""
+    """Those below a queue who found no room, leaf by leaf. A hold is no obstacle."""
     found = [lane for lane in p.lanes.values() if child in lane.queue.line()]
     for lane in sorted(found, key=lambda lane: (lane.queue.path, lane.text)):
         reservation = lane.no_room
@@ -73,7 +74,7 @@ def _claimants(p: Partition, child: Queue) -> Iterator[tuple[Lane, Reservation]]
             or reservation.stage.reservations[reservation.kind] is not reservation
         ):
             continue
-        if not has_claimed(p, reservation) and refusal(p, reservation) is None:
+        if not has_claimed(p, reservation):
             yield lane, reservation
 
 
@@ -103,6 +104,8 @@ class Balance:
         self._with_fresh = with_fresh
         self.fresh = False
         """Whether tasks on loan were left out because this cycle placed them."""
+        self._met: list[tuple[Reservation, Needs]] = []
+        """The asks that would start by the claims so far, and how many tasks of them."""
         self._used: dict[str, tuple[Vector, int]] = {}
         future = Future(p)
         self._coming: dict[int, None] = {}
@@ -127,19 +130,21 @@ class Balance:
         return turn_key(rights.used(child), rights.share(child), rights.of(child), child.name)
 
     def claim(self, child: Queue, lane: Lane, reservation: Reservation) -> None:
-        """Find room for a gang, or for as many single tasks of a lane as its queue is entitled to."""
+        """Find room for a gang, or for as many single tasks of a lane as may start and its queue is entitled to."""
         if self.rights.measure(*self._level(child)) >= self.rights.of(child):
             return
         self._clearing.places = {}  # those of other asks
-        if together_of(reservation) > 1 or reservation.whole:
-            self._claim_whole(child, reservation)
+        if not _is_single(reservation):
+            if self._admission().refusal(reservation, needs_of(reservation)) is None:
+                self._claim_whole(child, reservation)
         else:
             self._claim_singles(child, lane, reservation)
 
     def _claim_singles(self, child: Queue, lane: Lane, reservation: Reservation) -> None:
         stage, clearing = reservation.stage, self._clearing
         before = len(clearing.chosen)
-        lacking = self._lacking(child, lane, stage)
+        allowed = self._allowed(lane, reservation, self._lacking(child, lane, stage))
+        lacking = sum(tasks for _, tasks in allowed)
         # Nodes that are held for the first of the lane take its tasks only.
         own = own_nodes(self.p, reservation)
         found = self._find(stage, min(lacking, reservation.count), own) if own else 0
@@ -147,6 +152,38 @@ class Balance:
         if clearing.chosen[before:]:
             self.claims.append(Claim(reservation, clearing.chosen[before:], ()))
         self._use(child, stage, found)
+        for ask, tasks in allowed:
+            if found > 0:
+                self._met.append((ask, ((ask.stage, min(tasks, found)),)))
+                found -= tasks
+
+    def _admission(self) -> Admission:
+        """Admission that counts the claims so far: tasks are not stopped for an ask that a limit would refuse then."""
+        admission = Admission(self.p)
+        for ask, needs in self._met:
+            admission.count(ask, needs)
+        return admission
+
+    def _allowed(self, lane: Lane, first: Reservation, most: int) -> list[tuple[Reservation, int]]:
+        """The single tasks of a lane that may start, up to a number, in order from an ask on.
+
+        Behind a gang without room none do.
+        """
+        admission = self._admission()
+        found: list[tuple[Reservation, int]] = []
+        for each in dropwhile(lambda each: each is not first, lane):
+            if most <= 0:
+                break
+            if not _is_single(each):
+                if admission.refusal(each, needs_of(each)) is None:
+                    break
+                continue
+            tasks, _ = admission.most(each, each.stage, 1, min(each.count, most))
+            if tasks:
+                admission.count(each, ((each.stage, tasks),))
+                found.append((each, tasks))
+                most -= tasks
+        return found
 
     def _find(self, stage: Stage, wanted: int, own: dict[int, None]) -> int:
         """Make room for single tasks, the lowest priorities first. Returns for how many."""
@@ -178,6 +215,7 @@ class Balance:
                 self.claims.append(Claim(reservation, clearing.chosen[before:], clearing.places_of()))
             for stage, needed in needs:
                 self._use(child, stage, needed)
+            self._met.append((reservation, needs))
         clearing.future.own = ()
 
     # -- what is used
@@ -194,8 +232,9 @@ class Balance:
 
     def _lacking(self, child: Queue, lane: Lane, stage: Stage) -> int:
         """How many tasks of a lane start before their queue has all that it is entitled to."""
+        waiting = sum(each.count for each in lane if _is_single(each))
         resources = stage.shape.resources
-        return self.rights.starts_below(self.rights.of(child), *self._level(child), resources, _waiting(lane))
+        return self.rights.starts_below(self.rights.of(child), *self._level(child), resources, waiting)
 
     def _keeps(self, losses: Losses) -> bool:
         """True if all queues below the uneven one keep their share, and what they are guaranteed."""
@@ -234,6 +273,6 @@ class Balance:
         return again and self.p.now - victim.unit.began < self.p.settings.rebalance_after
 
 
-def _waiting(lane: Lane) -> int:
-    """How many tasks of a lane wait to start one by one."""
-    return sum(each.count for each in lane if together_of(each) == 1 and not each.whole)
+def _is_single(ask: Reservation) -> bool:
+    """True if the tasks of an ask start one by one."""
+    return together_of(ask) == 1 and not ask.whole

@@ -48,7 +48,8 @@ def cost_of(units: Iterable[Unit]) -> Cost:
     units = list(units)
     ages = sorted([(-unit.began, -unit.number, -unit.task) for unit in units], reverse=True)
     highest = max([unit.priority for unit in units], default=0)
-    return sum([unit.tasks for unit in units]), highest, sum([unit.gang for unit in units]), tuple(ages)
+    gangs = sum([unit.gang and unit.tasks > 1 for unit in units])
+    return sum([unit.tasks for unit in units]), highest, gangs, tuple(ages)
 
 
 def best_of_few(units: Sequence[Unit], enough: Callable[[Sequence[Unit]], bool]) -> Sequence[Unit] | None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from fairlead.core.asks import needs_of
-from fairlead.core.changes import Arrived, OrderFailed, PoolMoved, Promised, Released
+from fairlead.core.changes import Arrived, OrderFailed, PoolMoved
 from fairlead.core.commands import Accepted, FailOrder, MovePool, ScalePool
 from fairlead.core.errors import Refused
 from fairlead.core.holding import may_take, room_now
-from fairlead.core.model import Hold, Meant, Place, Pool, PoolSettings, Reservation
+from fairlead.core.model import Meant, Pool, PoolSettings
 from fairlead.core.phases.demand import give_back, idle_nodes, order_nodes
 from fairlead.core.phases.intake.access import need_operator
+from fairlead.core.phases.kept import keep_arrived
 from fairlead.core.plan import Plan
 from fairlead.core.pooling import coming_nodes, nodes_left, size_of
 from fairlead.core.reader import check_text, suggestion
@@ -41,7 +41,7 @@ def arrive(plan: Plan, name: str) -> None:
     for each in meant:
         ask = p.waits(*each[:3])
         if ask is not None:
-            _keep(plan, ask, (join, each[1], each[3]))
+            keep_arrived(plan, ask, (join, each[1], each[3]))
 
 
 def _takes(p: Partition, join: int, meant: Meant) -> bool:
@@ -49,29 +49,6 @@ def _takes(p: Partition, join: int, meant: Meant) -> bool:
     job, position, _, _ = meant
     shape = p.jobs[job].stages[position].shape
     return may_take(p.nodes, p.nodes.rows[join], shape) and room_now(p.nodes, join, shape, 1)[0] > 0
-
-
-def _keep(plan: Plan, reservation: Reservation, place: Place) -> None:
-    """Keep a node for an ask, with those that came before, and no more of it than the ask lacks.
-
-    A gang lacks what has to start together; an ask of single tasks, all that is pending.
-    """
-    kept = plan.partition.kept(reservation.seq)
-    if isinstance(kept, Hold) or (kept is not None and not kept.ordered):
-        return  # it is served already
-    join, position, tasks = place
-    places = () if kept is None else kept.places
-    needed = sum(needed for stage, needed in needs_of(reservation) if stage.position == position)
-    if not reservation.whole and needed == 1:
-        needed = reservation.count
-    lacking = needed - sum(tasks for _, at, tasks in places if at == position)
-    if lacking <= 0:
-        return  # it was ordered for those who follow when the gang has started
-    places = (*places, (join, position, min(tasks, lacking)))
-    if kept is not None:
-        plan.do(Released(kept.seq, "more of its nodes have come"))
-    stage = reservation.stage
-    plan.do(Promised(stage.job.id, stage.position, reservation.kind, places, (), "order"))
 
 
 def fail_order(plan: Plan, command: FailOrder) -> Accepted:
