@@ -14,7 +14,16 @@ from fairlead.core.changes import Promised, Released
 from fairlead.core.future import Future
 from fairlead.core.lanes import Lane
 from fairlead.core.model import Place, Queue, Reservation, Stage
-from fairlead.core.phases.clearing import Clearing, Losses, Victim, is_fresh, own_nodes, stop_victims, victims_of
+from fairlead.core.phases.clearing import (
+    Clearing,
+    Losses,
+    Victim,
+    is_fresh,
+    newest_first,
+    own_nodes,
+    stop_victims,
+    victims_of,
+)
 from fairlead.core.plan import Plan
 from fairlead.core.policy.shares import turn_key
 from fairlead.core.policy.victims import lowest_level
@@ -114,7 +123,7 @@ class Balance:
                 for queue in allocation.stage.job.queue.line():
                     # What stops is not theirs any more: they must keep their shares without it.
                     self._use(queue, allocation.stage, -count(allocation.indices))
-        self._clearing = Clearing(p, future, self._on_loan(), self._keeps)
+        self._clearing = Clearing(p, future, newest_first(self._on_loan()), self._keeps)
 
     def place_of(self, child: Queue) -> tuple[int, int, str]:
         rights = self.rights
