@@ -359,7 +359,24 @@ def test_the_first_without_room_is_another_one_when_it_has_become_too_late() -> 
 
 
 @pytest.mark.usefixtures("alike")
-@pytest.mark.parametrize("seed", [13, 21, 26, 32, 48, 60, 108])
+def test_what_a_later_turn_releases_is_for_the_first_without_room() -> None:
+    """The node is held for `gang`, which does not need all of it when it starts."""
+    w = World({"backfill": True, "starving_after": "10s", "hold_for": "1h"})
+    w.node("n", cpu=4)
+    old = _submit(w, "old", "root.default", resources={"cpu": 4}, preemptible=False)
+    w.advance(0)
+    _submit(w, "gang", "root.default", 3, min=3)
+    w.advance(11)
+    assert w.holds()
+    _submit(w, "high", "root.default", priority=1, preemptible=False)
+    w.advance(0)
+    w.finish(old)
+    w.advance(0)
+    assert w.placements("gang") and w.placements("high")
+
+
+@pytest.mark.usefixtures("alike")
+@pytest.mark.parametrize("seed", [13, 21, 26, 32, 48, 60, 108, 244])
 @pytest.mark.parametrize("starving_after", ["2d", "5s"])
 def test_days_of_all_kinds(seed: int, starving_after: str) -> None:
     r = random.Random(seed)
