@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 import pytest
 
+from fairlead.core import cycle
+from fairlead.core.commands import AnyCommand
+from fairlead.core.dump import dump, load
 from fairlead.core.reasons import NoRoom
 from fairlead.testing import World
+from fairlead.writer.loop import Writer
 
 
 def _submit(w: World, name: str, queue: str, count: int = 1, **rest: Any) -> str:
@@ -291,3 +298,132 @@ def test_an_ask_claims_when_another_took_what_was_coming() -> None:
     w.cycle()
     assert w.placements("later") and w.task(low, "s", 0).state == "stopping"
     assert list(w.promises()) == [("pair", "s", "new")]
+
+
+# -- a state that was just loaded decides the same ---------------------------------------------------------------
+
+
+@pytest.fixture
+def alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each cycle is decided by a state that remembers nothing too."""
+    turn = Writer.turn
+
+    def both(writer: Writer, commands: Sequence[AnyCommand], now: int) -> cycle.Cycle:
+        loaded = load(dump(writer.state))
+        loaded.reign = copy(writer.state.reign)
+        loaded.retime()
+        done = turn(writer, commands, now)
+        assert cycle.run(loaded, commands, now).changes == done.changes
+        return done
+
+    monkeypatch.setattr(Writer, "turn", both)
+
+
+@pytest.mark.usefixtures("alike")
+def test_it_does_not_matter_in_which_order_jobs_came_to_work() -> None:
+    """`a` came to work before `b`; what it has now it got later."""
+    w = World()
+    w.nodes(3, cpu=1)
+    first = _submit(w, "a", "root.default", 2)
+    w.advance(1)
+    _submit(w, "b", "root.default")
+    w.advance(1)
+    w.scale(first, "s", 1)
+    w.advance(1)
+    w.scale(first, "s", 2)
+    w.advance(1)
+    w.finish(first, "s", 0)
+    w.advance(1)
+    _submit(w, "high", "root.default", 3, min=3, priority=1)
+    w.cycle()
+    assert list(w.promises()) == [("high", "s", "new")]
+
+
+@pytest.mark.usefixtures("alike")
+def test_the_first_without_room_is_another_one_when_it_has_become_too_late() -> None:
+    """`short` would be over before `head` starts, for 5 s. Then it waits for that, not for room."""
+    settings = {"backfill": True, "starving_after": "10s", "hold_for": "1h", "held_nodes_percent": 100}
+    w = World({**settings, "queues": {"root": {"a": {}, "b": {}}}})
+    w.nodes(5, cpu=1)
+    for number in range(5):
+        work = {"name": "s", "resources": {"cpu": 1}, "estimate": 20 if number else 900}
+        w.submit(name=f"old{number}", queue="root.a", stages=[work])
+    w.advance(0)
+    w.submit(name="head", queue="root.b", stages=[{"name": "s", "count": 4, "resources": {"cpu": 1}, "estimate": 9}])
+    w.advance(0)
+    w.submit(name="short", queue="root.a", stages=[{"name": "s", "resources": {"cpu": 1}, "estimate": 15}])
+    w.advance(9)
+    assert not w.holds()
+    w.advance(10)
+    assert w.holds()
+
+
+@pytest.mark.usefixtures("alike")
+def test_what_a_later_turn_releases_is_for_the_first_without_room() -> None:
+    """The node is held for `gang`, which does not need all of it when it starts."""
+    w = World({"backfill": True, "starving_after": "10s", "hold_for": "1h"})
+    w.node("n", cpu=4)
+    old = _submit(w, "old", "root.default", resources={"cpu": 4}, preemptible=False)
+    w.advance(0)
+    _submit(w, "gang", "root.default", 3, min=3)
+    w.advance(11)
+    assert w.holds()
+    _submit(w, "high", "root.default", priority=1, preemptible=False)
+    w.advance(0)
+    w.finish(old)
+    w.advance(0)
+    assert w.placements("gang") and w.placements("high")
+
+
+@pytest.mark.usefixtures("alike")
+@pytest.mark.parametrize("seed", [13, 21, 26, 32, 48, 60, 108, 244])
+@pytest.mark.parametrize("starving_after", ["2d", "5s"])
+def test_days_of_all_kinds(seed: int, starving_after: str) -> None:
+    r = random.Random(seed)
+    settings = {"backfill": seed % 4 == 0, "replace_within": "30s", "starving_after": starving_after}
+    leaves = {
+        "q": {"order": "priority", "scale_first": r.random() < 0.5},
+        "f": {"order": r.choice(["priority", "fair", "fifo"])},
+    }
+    w = World({**settings, "max_placed": r.choice([3, 5000]), "queues": {"root": leaves}})
+    nodes = [f"n{number}" for number in range(6)]
+    for name in nodes:
+        w.node(name, cpu=r.randint(1, 4))
+    jobs: list[str] = []
+    down: list[str] = []
+    for _ in range(60):
+        for _ in range(r.randint(1, 3)):
+            what = r.random()
+            if what < 0.3:
+                count = r.randint(1, 5)
+                stage = {"name": "w", "count": count, "resources": {"cpu": 1}}
+                stage["on_loss"] = r.choice(["replace"] * 4 + ["restart"])
+                for name, value, chance in (("min", r.randint(1, count), 0.7), ("estimate", r.randint(1, 20), 0.5)):
+                    if r.random() < chance:
+                        stage[name] = value
+                if r.random() < 0.6:
+                    stage["duration"] = r.randint(1, 30)
+                jobs.append(
+                    w.submit(
+                        name="j",
+                        queue=r.choice(["root.q"] * 3 + ["root.f"]),
+                        priority=r.randint(0, 3),
+                        preemptible=r.random() < 0.5,
+                        gang=r.choice(["stage"] * 4 + ["job"]),
+                        stages=[stage],
+                    )
+                )
+            elif what < 0.5 and len(down) < 4:
+                down.append(r.choice([name for name in nodes if name not in down]))
+                w.fail_node(down[-1])
+            elif what < 0.7 and down:
+                w.return_node(down.pop(r.randrange(len(down))))
+            elif what < 0.8 and jobs:
+                w.scale(r.choice(jobs), "w", r.randint(1, 7))
+            elif what < 0.88 and jobs:
+                w.set_priority(r.choice(jobs), r.randint(0, 4))
+            elif what < 0.92 and jobs:
+                w.prioritise(r.choice(jobs), "w")
+            elif what < 0.95:
+                (w.hold_acks if r.random() < 0.3 else w.release_acks)(r.choice(nodes))
+        w.advance(r.choice([0, 0, 1, 5]))

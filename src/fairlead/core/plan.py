@@ -107,7 +107,8 @@ class Plan:
         """Take the whole plan back, sealed or not: it certainly did not reach the journal."""
         self._sealed = False
         if self._done:
-            self.partition.scaling.dirty = True  # it was looked at with what is taken back now
+            # It was looked at with what is taken back now.
+            self.partition.scaling.dirty = True
+            self.partition.backfilled = None
         self.rollback(0)
         self.partition.now = self.before
-        self.partition.backfilled = None

@@ -52,6 +52,7 @@ class Backfill:
         self._unbounded: dict[tuple[int, bool, Shape], bool] = {}
         """Of those with the same accounts and shape: whether nothing but the room there is can keep them back."""
         self._seen: tuple[int, ...] = ()
+        self._began: Micros = plan.now
 
     def block(self, reservation: Reservation, reason: NoRoom) -> None:
         """Somebody found no room. The first one is the head, and gets a planned time."""
@@ -179,6 +180,24 @@ class Backfill:
         self.plan = plan
         plan.planned = self._planned()
         return True
+
+    def has_turned_late(self, now: Micros) -> bool:
+        """True if the first of a lane without room could not be over in time by now, so that it is not tried.
+
+        Then another one may be the first without room.
+        """
+        when = self.when
+        if when is None or self._shape is None:
+            return False
+        for lane in self.plan.partition.lanes.values():
+            ask = lane.no_room
+            if ask is None or lane.slept is None or ask is self.head or ask.whole or lane.shapes != (self._shape,):
+                continue
+            lasts = _lasts(ask)
+            was, is_now = ends_in_time(self._began, lasts, when), ends_in_time(now, lasts, when)
+            if was and not is_now and together_of(ask) > self.spare:
+                return True
+        return False
 
     def _planned(self) -> tuple[str, int, Micros | None] | None:
         head = self.head
@@ -309,6 +328,11 @@ def resume(plan: Plan) -> Backfill | None:
     """What an earlier cycle found out, if it still holds."""
     known = plan.partition.backfilled
     return known if isinstance(known, Backfill) and plan.partition.reign.ready and known.resume(plan) else None
+
+
+def has_turned_late(p: Partition) -> bool:
+    """True if time alone has changed what an earlier cycle found out of those without room."""
+    return isinstance(p.backfilled, Backfill) and p.backfilled.has_turned_late(p.now)
 
 
 def why_passed(p: Partition, reservation: Reservation) -> Reason | None:

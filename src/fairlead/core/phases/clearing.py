@@ -354,6 +354,11 @@ def _began(allocation: Allocation) -> int:
     return allocation.since if allocation.started is None else allocation.started
 
 
+def newest_first(victims: Iterable[Victim]) -> list[Victim]:
+    """Those of a lower priority first, then the newest. The order in which jobs came to work is not in the state."""
+    return sorted(victims, key=lambda each: (each.unit.priority, -each.unit.began, -each.unit.number, -each.unit.task))
+
+
 def is_fresh(plan: Plan, victim: Victim) -> bool:
     """True if tasks of a unit were placed in this cycle: nothing is stopped that the same cycle placed."""
     return any(allocation.id >= plan.placed_from for allocation, _ in victim.tasks)

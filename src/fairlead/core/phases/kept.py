@@ -28,7 +28,7 @@ def end_kept(plan: Plan) -> None:
     p = plan.partition
     if not p.nodes.held:
         return
-    for kept in (*p.holds.values(), *p.promises.values()):
+    for _, kept in (*sorted(p.holds.items()), *sorted(p.promises.items())):
         reservation = p.kept_for(kept)
         if reservation is None or not _same(kept, reservation):
             plan.do(Released(kept.seq, "it is not wanted as it was"))
@@ -96,7 +96,7 @@ def _passes(kept: Hold | Promise, reason: Reason) -> bool:
 def end_promises(plan: Plan) -> None:
     """Let go what is promised to somebody who did not start though all whose room it counted on are gone."""
     p = plan.partition
-    for promise in list(p.promises.values()) if p.reign.ready else ():
+    for _, promise in sorted(p.promises.items()) if p.reign.ready else ():
         if not promise.ordered and not is_coming(p, promise):
             if is_stuck(p, promise):
                 plan.do(Released(promise.seq, "a task did not stop in time"))
@@ -109,7 +109,7 @@ def end_promises(plan: Plan) -> None:
 def end_short_holds(plan: Plan) -> None:
     """Let holds go that have too few nodes by now: after match, when nodes are looked for anew."""
     p = plan.partition
-    for hold in list(p.holds.values()):
+    for _, hold in sorted(p.holds.items()):
         if _lacks_some(p, hold):
             plan.do(Released(hold.seq, "it needs more nodes than are held for it"))
 

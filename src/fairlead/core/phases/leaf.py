@@ -27,6 +27,8 @@ class Turns:
         self._passed: dict[int, None] = {}
         self._no_room: dict[Lane, Reservation] = {}
         """The first of a lane that found no room, where others behind it were tried."""
+        self._saw: dict[Lane, tuple[int, int]] = {}
+        """What there was then: who starts behind it may release nodes."""
         self._limited: dict[Lane, Reservation] = {}
         """The first of a lane that would have been beyond a limit."""
         self._owners: dict[Lane, list[Reservation]] = {}
@@ -101,7 +103,7 @@ class Turns:
         _, _, lane, reservation = self.open[0]
         self._passed[id(reservation)] = None
         if no_room:
-            self._no_room.setdefault(lane, reservation)
+            self._find_none(lane, reservation)
         self.go_on()
 
     def pass_hopeless(self, backfill: Backfill) -> None:
@@ -121,11 +123,15 @@ class Turns:
         """The same where there is only one lane, so that nobody else can come between."""
         following, no_room = backfill.skip_hopeless(lane, first, self._walks[lane])
         if no_room is not None:
-            self._no_room.setdefault(lane, no_room)
+            self._find_none(lane, no_room)
         if following is None:
             self.close()
         else:
             self.open[0] = (*self.open[0][:3], following)
+
+    def _find_none(self, lane: Lane, ask: Reservation) -> None:
+        self._no_room.setdefault(lane, ask)
+        self._saw.setdefault(lane, (self.p.room, self.p.nodes.version))
 
     def note_limited(self) -> None:
         """Whose turn it is would be beyond a limit."""
@@ -161,7 +167,7 @@ class Turns:
             self.p.hungry = min(self.p.hungry, no_room.waiting_since + self.p.settings.starving_after + 1)
         lane.limited = self._limited.get(lane)
         lane.blocked = no_room if no_room is not None and is_bounded(self.p, no_room.stage.job) else None
-        lane.slept = self.blocked.get(lane, (self.p.room, self.p.nodes.version))
+        lane.slept = self.blocked.get(lane) or self._saw.get(lane) or (self.p.room, self.p.nodes.version)
         lane.joined.clear()
 
 

@@ -16,7 +16,7 @@ from fairlead.core.future import lent_nodes
 from fairlead.core.lanes import Lane, LaneKey
 from fairlead.core.model import REPLACE, Micros, Reservation
 from fairlead.core.outcomes import ask_for_rest
-from fairlead.core.phases.backfill import Backfill, resume
+from fairlead.core.phases.backfill import Backfill, has_turned_late, resume
 from fairlead.core.phases.leaf import Turns
 from fairlead.core.phases.preempt import Claims
 from fairlead.core.phases.starts import starts_owed
@@ -35,7 +35,7 @@ Awake = dict[str, list[Lane]]
 def match(plan: Plan) -> None:
     p = plan.partition
     left = p.settings.max_placed
-    if p.replan_at <= p.now:
+    if p.replan_at <= p.now or has_turned_late(p):
         p.replan_at = FAR
         p.look_anew()
     before = left + 1
@@ -96,7 +96,7 @@ def _release_arrivals(plan: Plan) -> None:
     Other asks, which found these nodes closed, are tried in the next cycle.
     """
     p = plan.partition
-    for promise in list(p.promises.values()):
+    for _, promise in sorted(p.promises.items()):
         ask = p.kept_for(promise)
         if promise.ordered and ask is not None and together_of(ask) == 1 and not ask.whole:
             plan.do(Released(promise.seq, "it had its turn"))
@@ -150,7 +150,7 @@ def _awake(plan: Plan, anew: bool) -> Awake:
             or lane.no_room is not lane.head()
         ):
             lane.drowsy = False
-        elif _still_full(p, lane, fits):
+        elif not p.settings.backfill and _still_full(p, lane, fits):
             asleep.append((key, lane))
             continue
         else:

@@ -15,7 +15,16 @@ from fairlead.core.future import Future
 from fairlead.core.holding import is_back_soon, may_take
 from fairlead.core.lanes import Lane
 from fairlead.core.model import Account, ClaimCause, Micros, Place, Queue, Reservation
-from fairlead.core.phases.clearing import Clearing, Losses, Victim, is_fresh, own_nodes, stop_victims, victims_of
+from fairlead.core.phases.clearing import (
+    Clearing,
+    Losses,
+    Victim,
+    is_fresh,
+    newest_first,
+    own_nodes,
+    stop_victims,
+    victims_of,
+)
 from fairlead.core.phases.kept import end_promises
 from fairlead.core.plan import Plan
 from fairlead.core.policy.victims import FEW, Unit, best_of_few, is_unmet, keeps, lowest_level, without_covered
@@ -318,10 +327,10 @@ class _Claim:
         for priority in sorted(queue.at_work):
             for job in reversed(queue.at_work[priority].values()) if counts(priority) else ():
                 if len(found) >= self.most:
-                    return found
+                    return newest_first(found)
                 if all(account in job.accounts for account, _, _ in self.binding):
                     found += [victim for victim in victims_of(job) if self._may_stop(victim, by_priority)]
-        return found
+        return newest_first(found)
 
     def _may_stop(self, victim: Victim, by_priority: bool) -> bool:
         if not self._helps(victim):

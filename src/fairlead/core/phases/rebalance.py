@@ -15,7 +15,16 @@ from fairlead.core.changes import Promised, Released
 from fairlead.core.future import Future
 from fairlead.core.lanes import Lane
 from fairlead.core.model import Place, Queue, Reservation, Stage
-from fairlead.core.phases.clearing import Clearing, Losses, Victim, is_fresh, own_nodes, stop_victims, victims_of
+from fairlead.core.phases.clearing import (
+    Clearing,
+    Losses,
+    Victim,
+    is_fresh,
+    newest_first,
+    own_nodes,
+    stop_victims,
+    victims_of,
+)
 from fairlead.core.plan import Plan
 from fairlead.core.policy.shares import turn_key
 from fairlead.core.policy.victims import lowest_level
@@ -123,7 +132,7 @@ class Balance:
                 # What tasks stop for already is theirs.
                 for queue in stage.job.queue.line():
                     self._use(queue, stage, needed)
-        self._clearing = Clearing(p, future, self._on_loan(), self._keeps)
+        self._clearing = Clearing(p, future, newest_first(self._on_loan()), self._keeps)
 
     def place_of(self, child: Queue) -> tuple[int, int, str]:
         rights = self.rights
