@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
+from fairlead.core.holding import ends_at
 from fairlead.core.model import Micros, Stage
 from fairlead.core.policy.fit import choose_devices, room
 from fairlead.core.pooling import grows, nodes_left, takes
@@ -86,7 +87,7 @@ def _held_for_others(p: Partition, stage: Stage, own: Collection[int]) -> tuple[
         )
         if nodes and seq not in own:
             name = p.jobs[hold.job].stages[hold.stage].name
-            found.append(HeldFor(hold.job, name, nodes, hold.since + p.settings.hold_for))
+            found.append(HeldFor(hold.job, name, nodes, ends_at(p, hold)))
     return tuple(sorted(found, key=lambda each: -each.nodes)[:NAMED])
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from fairlead.core.admission import is_firm
 from fairlead.core.asks import together_of
 from fairlead.core.forecast import guess
-from fairlead.core.model import Kept, Micros, Place, Promise, Reservation, Stage
+from fairlead.core.model import Hold, Kept, Micros, Place, Promise, Reservation, Stage
 from fairlead.core.nodeindex import Choice
 from fairlead.core.nodes import NodeTable
 from fairlead.core.policy.fit import choose_devices, room
@@ -269,6 +269,15 @@ def standing(p: Partition, kept: Kept) -> tuple[Place, ...]:
         if may_take(nodes, row, shape) and room_beside(nodes, join, kept_on(p, join), shape, 0) >= 0:
             found.append(place)
     return tuple(found)
+
+
+def ends_at(p: Partition, kept: Hold | Promise) -> Micros:
+    """When a hold or a promise ends, if its ask has not started before. It does not age before ready."""
+    settings = p.settings
+    since = p.reign.counts_from(kept.since)
+    if isinstance(kept, Hold):
+        return since + settings.hold_for
+    return since + settings.promise_for + (0 if kept.ordered else settings.preempt_grace)
 
 
 def is_back_soon(p: Partition, join: int) -> bool:

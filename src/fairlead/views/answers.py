@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+from fairlead.core.holding import ends_at
 from fairlead.core.model import Job, Micros, Queue, Reservation, Stage
 from fairlead.core.ranges import count
 from fairlead.core.reasons import Reason
@@ -212,7 +213,7 @@ def hold_answers(p: Partition, sees: Callable[[Job], bool]) -> list[wire.Hold]:
             tasks=hold.tasks,
             nodes=[nodes.name[nodes.rows[join]] for join in hold.nodes],
             since=seconds(hold.since),
-            until=seconds(hold.since + p.settings.hold_for),
+            until=seconds(ends_at(p, hold)),
         )
         for hold in sorted(p.holds.values(), key=lambda hold: (hold.since, hold.seq))
         if sees(p.jobs[hold.job])
