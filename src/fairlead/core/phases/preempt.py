@@ -36,7 +36,8 @@ def preempt(plan: Plan) -> None:
     if not p.reign.ready or plan.more:
         return
     end_promises(plan)
-    p.claims_at = FAR
+    later = [lane.claims_at for lane in p.lanes.values() if lane.claims_at is not None and lane.claims_at > p.now]
+    p.claims_at = min(later, default=FAR)
     claims = Claims(plan)
     if claims.possible:
         for lane, reservation in sorted(_without_capacity(p), key=lambda each: _place_of(each[1])):
@@ -60,7 +61,7 @@ class Claims:
         more. Starts of the same cycle change nothing: what they use was free before.
         """
         p = self.p
-        if not self.possible or not _may_claim(p, ask):
+        if not self.possible or not _may_claim(p, lane, ask):
             return False
         seen = (p.room, p.nodes.version, p.holds_version, p.counters.allocation, p.stops)
         known = lane.unclaimed.get(ask.seq)
@@ -78,7 +79,7 @@ class Claims:
             lane.unclaimed = {seq: then for seq, then in lane.unclaimed.items() if then[0] == seen}
             known = lane.unclaimed[ask.seq] = (seen, claim.again_at)
             self.plan.unclaimed[ask.seq] = claim.again_at
-        p.claims_at = min(p.claims_at, known[1])
+        _claim_later(p, lane, known[1])
         return False
 
 
@@ -114,7 +115,14 @@ def _without_capacity(p: Partition) -> Iterator[tuple[Lane, Reservation]]:
                 yield lane, reservation
 
 
-def _may_claim(p: Partition, reservation: Reservation) -> bool:
+def _claim_later(p: Partition, lane: Lane, when: Micros) -> None:
+    """Look at the lane again at a time, if nothing happens before: not only its first asks may claim then."""
+    if when < FAR:
+        lane.claims_at = when if lane.claims_at is None else min(lane.claims_at, when)
+    p.claims_at = min(p.claims_at, when)
+
+
+def _may_claim(p: Partition, lane: Lane, reservation: Reservation) -> bool:
     """True if an ask may have tasks stopped for its priority or a guarantee."""
     stage = reservation.stage
     if stage.reservations[reservation.kind] is not reservation:
@@ -129,7 +137,7 @@ def _may_claim(p: Partition, reservation: Reservation) -> bool:
         return False
     pause = p.reign.pause_ends(reservation.unclaimed_until, p.settings.promise_for)
     if pause > p.now:
-        p.claims_at = min(p.claims_at, pause)
+        _claim_later(p, lane, pause)
         return False
     return True
 
