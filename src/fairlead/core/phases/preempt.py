@@ -31,7 +31,7 @@ SPARED = 64
 
 
 def preempt(plan: Plan) -> None:
-    """Claim for the asks whose lanes sleep. Others have claimed in their turn, in match."""
+    """Claim for the asks whose lanes sleep. Others have claimed in their turn, in match; with backfill none has."""
     p = plan.partition
     if not p.reign.ready or plan.more:
         return
