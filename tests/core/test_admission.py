@@ -26,7 +26,7 @@ def user_suspended(admission: Admission, ask: Reservation, needs: Needs) -> Reas
 
 @pytest.fixture(autouse=True)
 def _with_check(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A check as somebody would add it: one function, one line."""
+    """A new check as its author would add it: one function, one line."""
     monkeypatch.setattr(admission, "CHECKS", (*admission.CHECKS, Check(user_suspended)))
     monkeypatch.setattr(singles, "FEW", 2)
     SUSPENDED.clear()

@@ -805,3 +805,26 @@ def test_a_gang_with_a_part_of_its_order_still_has_its_guarantee() -> None:
     assert stopping(w, "lent") == [0]
     w.advance(1)
     assert sorted(w.placements("gang").values()) == ["n0", "p-1-0"]
+
+
+def test_an_ask_behind_another_one_over_a_limit_claims_when_tasks_are_not_protected_any_more() -> None:
+    """`first` can stop nothing. `second`, of another user in the same lane, can when `safe` has run for `hold_for`."""
+    users = {"ann": {"limit": {"cpu": 2}}, "bob": {"limit": {"cpu": 2}}}
+    settings = {"starving_after": "5s", "hold_for": "100s", "held_nodes_percent": 100}
+    w = World({**settings, "queues": {"root": {"a": {"users": users}}}})
+    w.node("n0", cpu=2)
+    w.submit(name="firm", queue="root.a", preemptible=False, stages=[stage(cpu=2)])
+    w.advance(1)
+    w.submit(name="safe", queue="root.a", user="bob", stages=[stage(cpu=2)])
+    w.advance(10)
+    w.finish("firm")
+    w.cycle()
+    w.node("n1", cpu=6)
+    w.submit(name="kept", queue="root.a", user="ann", preemptible=False, stages=[stage(cpu=2)])
+    w.advance(1)
+    w.submit(name="first", queue="root.a", user="ann", priority=2, stages=[stage(cpu=2)])
+    w.submit(name="second", queue="root.a", user="bob", priority=1, stages=[stage(cpu=2)])
+    w.advance(90)
+    assert w.placements("safe") and not w.placements("second")
+    w.advance(20)
+    assert not w.placements("safe") and w.placements("second")

@@ -7,7 +7,9 @@ import time
 from pathlib import Path
 
 from fairlead.core.reasons import NoRoom
+from fairlead.core.resources import SECOND
 from fairlead.testing import World
+from fairlead.views.answers import hold_answers
 from fairlead.views.poolanswers import pool_answers
 from tests.api.serving import JOB, SECONDS, serving, submit
 
@@ -54,3 +56,22 @@ def test_a_live_hold_grows_older_while_nothing_happens(tmp_path: Path) -> None:
         time.sleep(0.3)
         assert age() >= before + 0.3
         assert site.control.find().writer.seq == seq
+
+
+def test_the_end_of_a_hold_is_later_when_the_server_was_away() -> None:
+    """`hold_for` counts from ready on, and so does what explanations and lists say of it."""
+    w = World({"starving_after": "1s", "hold_for": "1h"})
+    w.now = 1_790_000_000 * SECOND  # as with a clock that counts from 1970
+    w.node("n1", cpu=1)
+    w.submit(name="first", stages=[{"name": "w", "resources": {"cpu": 1}}])
+    w.cycle()
+    for name in ("second", "third"):
+        w.submit(name=name, stages=[{"name": "w", "resources": {"cpu": 1 if name == "second" else 0.5}}])
+    w.advance(2)
+    w.restart(ready=False, away=7200)
+    w.cycle()
+    w.mark_ready()
+    w.cycle()
+    (hold,) = hold_answers(w.partition(), lambda job: True)
+    assert hold.until == w.now / SECOND + 3600
+    assert f"held for second[w] until {w.now // SECOND + 3600} s" in str(w.explain("third")[0].reason)

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from fairlead.core.holding import hold_ends
+from fairlead.core.holding import ends_at, may_take
 from fairlead.core.model import Micros, Stage
 from fairlead.core.policy.fit import choose_devices, room
 from fairlead.core.pooling import grows, nodes_left, takes
@@ -72,10 +72,7 @@ def why_no_room(p: Partition, stage: Stage, found: NoRoom, now: Micros) -> NoRoo
 
 def _accepts(p: Partition, stage: Stage, join: int) -> bool:
     """True if a node takes tasks of a stage when it has capacity for them."""
-    nodes = p.nodes
-    row = nodes.rows[join]
-    labels, taints, pool = nodes.labels[row], nodes.taints[row], nodes.pool[row]
-    return nodes.manager[row] == stage.job.manager and stage.shape.accepts(labels, taints, pool)
+    return may_take(p.nodes, p.nodes.rows[join], stage.shape)
 
 
 def _held_for_others(p: Partition, stage: Stage, own: Collection[int], now: Micros) -> tuple[HeldFor, ...]:
@@ -87,7 +84,7 @@ def _held_for_others(p: Partition, stage: Stage, own: Collection[int], now: Micr
         )
         if nodes and seq not in own:
             name = p.jobs[hold.job].stages[hold.stage].name
-            found.append(HeldFor(hold.job, name, nodes, hold_ends(p, hold, now)))
+            found.append(HeldFor(hold.job, name, nodes, ends_at(p, hold, now)))
     return tuple(sorted(found, key=lambda each: -each.nodes)[:NAMED])
 
 

@@ -255,11 +255,6 @@ def may_take(nodes: NodeTable, row: int, shape: Shape) -> bool:
     )
 
 
-def hold_ends(p: Partition, hold: Hold, now: Micros) -> Micros:
-    """When a hold ends if its owner has not started before. Its time begins anew when the partition is ready."""
-    return (p.reign.counts_from(hold.since) if p.reign.ready else now) + p.settings.hold_for
-
-
 def standing(p: Partition, kept: Kept) -> tuple[Place, ...]:
     """Those of its places whose nodes can still be what they are kept for. A short back-off does no harm."""
     nodes = p.nodes
@@ -274,6 +269,15 @@ def standing(p: Partition, kept: Kept) -> tuple[Place, ...]:
         if may_take(nodes, row, shape) and room_beside(nodes, join, kept_on(p, join), shape, 0) >= 0:
             found.append(place)
     return tuple(found)
+
+
+def ends_at(p: Partition, kept: Hold | Promise, now: Micros) -> Micros:
+    """When a hold or a promise ends, if its ask has not started before. Its time begins anew at ready."""
+    settings = p.settings
+    since = p.reign.counts_from(kept.since) if p.reign.ready else now
+    if isinstance(kept, Hold):
+        return since + settings.hold_for
+    return since + settings.promise_for + (0 if kept.ordered else settings.preempt_grace)
 
 
 def is_back_soon(p: Partition, join: int) -> bool:

@@ -405,7 +405,7 @@ def _check_kept(p: Partition, settled: bool) -> None:
         stopping = [p.allocations[number] for number in promise.victims if number in p.allocations]
         # In a cycle that reached its bounds, an ask that may start now may not have had its turn.
         waited = promise.ordered or not p.reign.ready or not settled or is_coming(p, promise)
-        _need(waited, f"nobody stops for the promise to job {promise.job} any more")
+        _need(waited, f"no task stops for the promise to job {promise.job} any more")
         _need(all(each.state == "stopping" for each in stopping), f"a victim for job {promise.job} goes on")
     at_work = {job.id: job for job in p.jobs.values() if job.allocations}
     known = {

@@ -65,6 +65,7 @@ class Lane:
         "_entries",
         "_runs",
         "blocked",
+        "claims_at",
         "drowsy",
         "joined",
         "limited",
@@ -102,6 +103,8 @@ class Lane:
         """True if asks may have got other places since the turns of a match began: walks through the lane are void."""
         self.unclaimed: dict[int, tuple[tuple[int, ...], int]] = {}
         """By the numbers of reservations: the state when no tasks were found to stop, and when to look again anyway."""
+        self.claims_at: int | None = None
+        """When an ask of the lane may claim that could not when it was looked at: after a pause, or protection."""
         self._runs: list[Run] = []
         self._entries = 0
 

@@ -262,7 +262,7 @@ class _Turns:
     def _could_start(self, each: _Passed, rooms: Rooms) -> bool:
         return each.stands and waits_whole(self.p, each.ask) and rooms.whole(each.ask)
 
-    def _compare(self, each: _Passed, placed: Reservation, in_hand: bool) -> None:
+    def _compare(self, each: _Passed, placed: Reservation, in_batch: bool) -> None:
         if not each.stands or self._is_blocked(each):
             return
         leaf, other = placed.stage.job.queue, each.ask.stage.job.queue
@@ -272,8 +272,8 @@ class _Turns:
         elif self.p.settings.unit != "slots":
             lent, entitled = _part(leaf, other)
             rights = self.p.entitlements()
-            # Tasks in hand are placed late: when their turns came their queue used less than it does now.
-            on_loan = lent.path in self._on_loan if in_hand else rights.used(lent) >= rights.of(lent)
+            # Tasks of a batch are booked late: when their turns came their queue used less than it does now.
+            on_loan = lent.path in self._on_loan if in_batch else rights.used(lent) >= rights.of(lent)
             if on_loan and rights.share(entitled) and rights.used(entitled) < rights.of(entitled):
                 text = f"{what} waits in queue {entitled.path}, which is below its entitlement: {lent.path} is not"
                 self._suspects.append((entitled, text))

@@ -127,7 +127,7 @@ WITH_POOLS = 0.3
 
 
 WITH_LOANS = 0.4
-"""So many of the scenarios take loans back."""
+"""The part of the scenarios that take loans back."""
 
 
 def draw_scenario(seed: int, profile: Profile) -> Scenario:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from fairlead.core.holding import hold_ends
+from fairlead.core.holding import ends_at
 from fairlead.core.model import Job, Micros, Queue, Reservation, Stage
 from fairlead.core.ranges import count
 from fairlead.core.reasons import Reason
@@ -213,7 +213,7 @@ def hold_answers(p: Partition, sees: Callable[[Job], bool], now: Micros) -> list
             tasks=hold.tasks,
             nodes=[nodes.name[nodes.rows[join]] for join in hold.nodes],
             since=seconds(hold.since),
-            until=seconds(hold_ends(p, hold, now)),
+            until=seconds(ends_at(p, hold, now)),
         )
         for hold in sorted(p.holds.values(), key=lambda hold: (hold.since, hold.seq))
         if sees(p.jobs[hold.job])

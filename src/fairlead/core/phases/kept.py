@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from fairlead.core.admission import Admission
 from fairlead.core.asks import needs_of, together_of
 from fairlead.core.changes import Promised, Released, Trimmed
-from fairlead.core.holding import hold_ends, is_coming, is_stuck, standing
+from fairlead.core.holding import ends_at, is_coming, is_stuck, standing
 from fairlead.core.model import Hold, Kept, Micros, Place, Promise, Reservation
 from fairlead.core.plan import Plan
 from fairlead.core.policy.score import may_be_held
@@ -124,7 +124,7 @@ def kept_due(p: Partition) -> Iterator[Micros]:
     """When holds and promises end, if nothing happens before."""
     if p.nodes.held:
         for kept in in_order(p):
-            yield _until(p, kept)
+            yield ends_at(p, kept, p.now)
 
 
 def held_nodes(p: Partition) -> dict[int, None]:
@@ -138,7 +138,7 @@ def most_held(p: Partition) -> int:
 
 def _over(p: Partition, kept: Hold | Promise) -> tuple[str, Micros] | None:
     """Why it is over, and until when there is no other."""
-    if p.reign.ready and p.now >= _until(p, kept):
+    if p.reign.ready and p.now >= ends_at(p, kept, p.now):
         if isinstance(kept, Promise) and kept.ordered:
             return "the rest of its nodes did not come in time", 0
         pause = p.settings.starving_after if isinstance(kept, Hold) else p.settings.promise_for
@@ -156,13 +156,6 @@ def _trim(plan: Plan, kept: Hold | Promise) -> None:
     if places != kept.places:
         plan.do(Trimmed(kept.seq, places, NOT_AS_IT_WAS))
     kept.checked = p.nodes.version
-
-
-def _until(p: Partition, kept: Hold | Promise) -> Micros:
-    settings = p.settings
-    if isinstance(kept, Hold):
-        return hold_ends(p, kept, p.now)
-    return p.reign.counts_from(kept.since) + settings.promise_for + (0 if kept.ordered else settings.preempt_grace)
 
 
 def _same(kept: Kept, reservation: Reservation) -> bool:

@@ -42,6 +42,8 @@ class Turns:
             self._find_owners(lanes)
         for lane in lanes:
             lane.moved = False
+            if not joined:
+                lane.claims_at = None  # its asks are tried anew
             first = lane.head()
             if first is not None:
                 self._walks[lane] = walk = iter(_in_order(lane) if joined else lane)

@@ -134,6 +134,8 @@ def _awake(plan: Plan, anew: bool) -> Awake:
         slept = lane.slept
         if slept is not None and lane.blocked is not None and refusal(p, lane.blocked) is not None:
             slept = None
+        if lane.claims_at is not None and lane.claims_at <= p.now:
+            slept = None
         if slept is not None and lane.joined and not p.settings.backfill and lane.all_behind():
             lane.joined.clear()
         claim = slept is not None and claims is not None and claims.may_make(lane, unknown=True)

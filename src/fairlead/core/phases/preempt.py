@@ -43,12 +43,13 @@ Seen = tuple[int, int, int, int, int]
 
 
 def preempt(plan: Plan) -> None:
-    """Claim for the asks whose lanes sleep. Others have claimed in their turn, in match."""
+    """Claim for the asks whose lanes sleep. Others have claimed in their turn, in match; with backfill none has."""
     p = plan.partition
     if not p.reign.ready or plan.more:
         return
     end_promises(plan)
-    p.claims_at = FAR
+    later = [lane.claims_at for lane in p.lanes.values() if lane.claims_at is not None and lane.claims_at > p.now]
+    p.claims_at = min(later, default=FAR)
     claims = Claims(plan)
     if claims.possible:
         for lane, reservation in sorted(_without_capacity(p), key=lambda each: _place_of(each[1])):
@@ -69,7 +70,7 @@ class Claims:
         """True if an ask of a lane that sleeps may claim; with `unknown`, if what comes of it in this state is not."""
         p = self.p
         for ask in (lane.limited, lane.no_room) if self.possible else ():
-            if ask is not None and _may_claim(p, ask):
+            if ask is not None and _may_claim(p, lane, ask):
                 known = lane.unclaimed.get(ask.seq) if unknown else None
                 if known is None or known[0] != _seen(p) or known[1] <= p.now:
                     return True
@@ -82,7 +83,7 @@ class Claims:
         more. If there was too little to stop, starts of the same cycle change nothing: what they use was free before.
         """
         p = self.p
-        if not self.possible or not _may_claim(p, ask):
+        if not self.possible or not _may_claim(p, lane, ask):
             return False
         seen = _seen(p)
         known = lane.unclaimed.get(ask.seq)
@@ -102,7 +103,7 @@ class Claims:
             known = lane.unclaimed[ask.seq] = (seen, claim.again_at)
             if not claim.is_coming:
                 self.plan.unclaimed[ask.seq] = (_but_starts(seen), claim.again_at)
-        p.claims_at = min(p.claims_at, known[1])
+        _claim_later(p, lane, known[1])
         return False
 
 
@@ -147,7 +148,14 @@ def _without_capacity(p: Partition) -> Iterator[tuple[Lane, Reservation]]:
                 yield lane, reservation
 
 
-def _may_claim(p: Partition, reservation: Reservation) -> bool:
+def _claim_later(p: Partition, lane: Lane, when: Micros) -> None:
+    """Look at the lane again at a time, if nothing happens before: not only its first asks may claim then."""
+    if when < FAR:
+        lane.claims_at = when if lane.claims_at is None else min(lane.claims_at, when)
+    p.claims_at = min(p.claims_at, when)
+
+
+def _may_claim(p: Partition, lane: Lane, reservation: Reservation) -> bool:
     """True if an ask may have tasks stopped for its priority or a guarantee."""
     stage = reservation.stage
     if stage.reservations[reservation.kind] is not reservation:
@@ -162,7 +170,7 @@ def _may_claim(p: Partition, reservation: Reservation) -> bool:
         return False
     pause = p.reign.pause_ends(reservation.unclaimed_until, p.settings.promise_for)
     if pause > p.now:
-        p.claims_at = min(p.claims_at, pause)
+        _claim_later(p, lane, pause)
         return False
     return True
 

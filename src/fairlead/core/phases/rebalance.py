@@ -73,7 +73,7 @@ def _balanced(plan: Plan, parent: Queue, with_fresh: bool = False) -> Balance:
 
 
 def _claimants(p: Partition, child: Queue) -> Iterator[tuple[Lane, Reservation]]:
-    """Those below a queue who found no room, leaf by leaf. A hold is no obstacle."""
+    """The asks below a queue that found no capacity, leaf by leaf. A hold is no obstacle."""
     found = [lane for lane in p.lanes.values() if child in lane.queue.line()]
     for lane in sorted(found, key=lambda lane: (lane.queue.path, lane.text)):
         reservation = lane.no_room
