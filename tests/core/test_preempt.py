@@ -739,6 +739,28 @@ def test_work_that_started_from_a_hold_is_not_stopped_for_a_priority_for_a_while
     assert w.placements("high") and not w.placements("gang")
 
 
+@pytest.mark.parametrize("before", [False, True])
+def test_a_gang_on_ordered_nodes_yields_to_a_higher_priority_unless_it_passed_it(before: bool) -> None:
+    w = World({"hold_for": "1h"})
+    w.pool("p", node={"cpu": 1}, max=2)
+    w.submit(name="low", stages=[stage(2)])
+    w.cycle()
+    w.arrive("p")
+    w.cycle()
+    if before:
+        w.submit(name="high", priority=1, stages=[stage(2)])
+        w.cycle()
+    w.arrive("p")
+    w.advance(1)
+    assert len(w.placements("low")) == 2
+    if not before:
+        w.submit(name="high", priority=1, stages=[stage(2)])
+    w.advance(60)
+    assert bool(w.placements("high")) is not before
+    w.advance(3600)
+    assert w.placements("high") and w.task("low", "w", 0).attempt == 1
+
+
 def test_work_that_started_from_a_hold_yields_to_a_guarantee() -> None:
     queues = {"root": {"a": {}, "b": {"guarantee": {"cpu": 1}}}}
     w = World(config={"starving_after": "10s", "queues": queues})

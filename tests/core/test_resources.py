@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from fractions import Fraction
 from functools import partial
@@ -22,6 +23,7 @@ from fairlead.core.resources import (
     Vector,
     add,
     format_duration,
+    format_moment,
     format_quantity,
     format_vector,
     parse_capacity,
@@ -420,6 +422,19 @@ def test_format_duration(us: int, expected: str) -> None:
 
 
 # ---- counts and the error itself
+
+
+@pytest.mark.parametrize(
+    ("us", "text"), [(0, "0 s"), (3_610_000_001, "3610 s"), (1_500_000, "1.5 s"), (20 * DAY, "1728000 s")]
+)
+def test_moments_of_a_clock_that_began_lately(us: int, text: str) -> None:
+    assert format_moment(us) == text
+
+
+@given(st.integers(10_000 * DAY, 40_000 * DAY))
+def test_moments_of_a_clock_that_counts_from_1970(us: int) -> None:
+    date = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=us)
+    assert format_moment(us) == f"{date:%Y-%m-%d %H:%M:%S} UTC"
 
 
 @pytest.mark.parametrize("value", [1, 7, 100])

@@ -72,6 +72,6 @@ def test_the_end_of_a_hold_is_later_when_the_server_was_away() -> None:
     w.cycle()
     w.mark_ready()
     w.cycle()
-    (hold,) = hold_answers(w.partition(), lambda job: True)
+    (hold,) = hold_answers(w.partition(), lambda job: True, w.now)
     assert hold.until == w.now / SECOND + 3600
     assert f"held for second[w] until {w.now // SECOND + 3600} s" in str(w.explain("third")[0].reason)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from fairlead.core.resources import format_vector
+from fairlead.core.resources import format_moment, format_vector
 
 
 class OverLimit(msgspec.Struct, frozen=True, tag="over limit"):
@@ -35,11 +35,6 @@ class TooManyJobs(msgspec.Struct, frozen=True, tag="too many jobs"):
         return f"{self.account}: {self.max_jobs} jobs are running, no more are allowed"
 
 
-def _seconds(time: int) -> str:
-    """A point in time, exact to the millisecond also where it counts from 1970."""
-    return f"{time / 1_000_000:.3f}".rstrip("0").rstrip(".") + " s"
-
-
 class HeldFor(msgspec.Struct, frozen=True):
     """Nodes that a hold closes to all but its owner."""
 
@@ -51,7 +46,7 @@ class HeldFor(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         nodes = "1 node is" if self.nodes == 1 else f"{self.nodes} nodes are"
-        return f"{nodes} held for {self.job}[{self.stage}] until {_seconds(self.until)}"
+        return f"{nodes} held for {self.job}[{self.stage}] until {format_moment(self.until)}"
 
 
 class NotStopping(msgspec.Struct, frozen=True):
@@ -65,7 +60,7 @@ class NotStopping(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         tasks = "1 task" if self.tasks == 1 else f"{self.tasks} tasks"
-        told = f"told to stop at {_seconds(self.since)}"
+        told = f"told to stop at {format_moment(self.since)}"
         return f"{tasks} of {self.job}[{self.stage}] on {self.node}, {told}, did not stop"
 
 
@@ -122,7 +117,7 @@ class WouldDelay(msgspec.Struct, frozen=True, tag="would delay"):
     when: int
 
     def __str__(self) -> str:
-        return f"it would delay job {self.job}, which is planned for {_seconds(self.when)}"
+        return f"it would delay job {self.job}, which is planned for {format_moment(self.when)}"
 
 
 class StillStopping(msgspec.Struct, frozen=True, tag="still stopping"):

@@ -318,6 +318,21 @@ def format_duration(us: int) -> str:
     return min(*plain, compound, key=len)
 
 
+def format_moment(us: int) -> str:
+    """A point in time: as a date in UTC if the clock counts from 1970, else as seconds since it began."""
+    days, second = divmod(us // SECOND, 86_400)
+    if days < 10_000:
+        return f"{round(us / SECOND, 3):.12g} s"
+    # Years begin in March here, so that the day that only some have is the last one.
+    era, day = divmod(days + 719_468, 146_097)
+    year = (day - day // 1_460 + day // 36_524 - day // 146_096) // 365
+    day -= 365 * year + year // 4 - year // 100
+    month = (5 * day + 2) // 153
+    date = (era * 400 + year + (month > 9), month + 3 if month < 10 else month - 9, day - (153 * month + 2) // 5 + 1)
+    clock = (second // 3_600, second // 60 % 60, second % 60)
+    return "{:04}-{:02}-{:02} {:02}:{:02}:{:02} UTC".format(*date, *clock)
+
+
 _DURATION = _Measure(
     noun="a duration",
     example="seconds, or numbers with us, ms, s, min, h or d such as 50ms, 5min or 1h30min",

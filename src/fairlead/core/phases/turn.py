@@ -162,13 +162,22 @@ class Starter:
     def _safe_until(self, ask: Reservation) -> Micros:
         """Until when tasks are not stopped for a higher priority, because nodes were held for them; else 0.
 
-        Nodes that arrived for a gang count too: what waits in its queue with a higher priority could not use them.
+        Nodes that arrived for a gang count too if a higher priority waits in its queue, which could not use them: the
+        gang would be stopped for it as soon as it has started.
         """
         p = self.plan.partition
         kept = p.kept(ask.seq)
-        if kept is None or (isinstance(kept, Promise) and not (kept.ordered and (ask.whole or together_of(ask) > 1))):
+        if kept is None or (isinstance(kept, Promise) and not (kept.ordered and self._passes_higher(ask))):
             return 0
         return p.now + p.settings.hold_for
+
+    def _passes_higher(self, ask: Reservation) -> bool:
+        """True if an ask is a gang, and an ask of a higher priority waits in its queue."""
+        p, job = self.plan.partition, ask.stage.job
+        if (not ask.whole and together_of(ask) == 1) or not any(each > job.priority for each in p.priorities):
+            return False
+        lanes = [lane for lane in p.lanes.values() if lane.queue is job.queue]
+        return any(each.stage.job.priority > job.priority for lane in lanes for each in lane)
 
     def _take_kept(self, ask: Reservation, held: list[Choice], yielded: list[Choice]) -> None:
         """Release the nodes kept for an ask that has started, and those that yielded to it.
