@@ -973,3 +973,21 @@ def test_a_gang_gets_its_nodes_through_trouble_and_a_restart(least: int, away: i
     w.advance(60)
     assert len(w.placements(job)) == 6 and ordered(w) == {}
     assert w.pools()["p"]["total"] == 6
+
+
+@pytest.mark.parametrize("queue", ["root.a", "root.b"])
+def test_the_first_node_is_ordered_for_work_that_cannot_be_taken_back(queue: str) -> None:
+    """Without nodes there are no shares that it could exceed."""
+    w = World({"queues": {"root": {"a": {"share": 50}, "b": {"share": 50}}}})
+    w.pool("p", node={"cpu": 4}, max=1)
+    w.submit(
+        name="firm",
+        queue=queue,
+        preemptible=False,
+        stages=[{"name": "w", "count": 3, "min": 1, "resources": {"cpu": 2}}],
+    )
+    w.cycle()
+    assert len(w.partition().order_of) == 1
+    w.arrive("p")
+    w.advance(1)
+    assert len(w.placements("firm")) == 1

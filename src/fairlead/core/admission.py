@@ -202,10 +202,11 @@ def running_jobs(admission: Admission, ask: Reservation, needs: Needs) -> Reason
 def share(admission: Admission, ask: Reservation, needs: Needs) -> Reason | None:
     """What cannot be taken back is not lent: before each start its queues have something of their own left.
 
-    A claim was within its share when tasks were stopped for it, and a replacement when its stage started.
+    A claim was within its share when tasks were stopped for it, and a replacement when its stage started. Before the
+    first node has come there are no shares.
     """
     p = admission.p
-    if ask.kind == REPLACE or has_claimed(p, ask):
+    if ask.kind == REPLACE or not p.nodes.many or has_claimed(p, ask):
         return None
     rights = p.entitlements()
     stage, tasks = needs[0]
