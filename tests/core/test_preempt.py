@@ -295,6 +295,24 @@ def test_a_promise_survives_a_restart() -> None:
     assert (w.promises(), w.dump()) == before
 
 
+def test_a_promise_waits_for_the_turn_of_its_claimant() -> None:
+    """The cycle in which its victim ends places as much as it may before the claimant has its turn."""
+    w = World({"max_placed": 2, "queues": {"root": {"a": {}, "b": {}}}})
+    w.node("n0", cpu=1)
+    w.submit(name="low", queue="root.b", stages=[stage()])
+    w.advance(0)
+    w.submit(name="high", queue="root.b", priority=1, stages=[stage()])
+    w.cycle()
+    before = w.promises()
+    assert before
+    w.nodes(2, prefix="m", cpu=0.5)
+    w.submit(name="others", queue="root.a", stages=[stage(2, cpu=0.5)])
+    w.cycle()
+    assert len(w.placements("others")) == 2 and not w.placements("high") and w.promises() == before
+    w.advance(0)
+    assert w.placements("high")
+
+
 def test_a_promise_ends_with_its_claimant() -> None:
     w = claimed()
     w.kill("high")

@@ -404,7 +404,7 @@ def _check_kept(p: Partition) -> None:
     for promise in p.promises.values():
         stopping = [p.allocations[number] for number in promise.victims if number in p.allocations]
         waited = promise.ordered or not p.reign.ready or is_coming(p, promise)
-        _need(waited, f"nobody stops for the promise to job {promise.job} any more")
+        _need(waited or _is_awake(p, promise), f"nobody stops for the promise to job {promise.job} any more")
         _need(all(each.state == "stopping" for each in stopping), f"a victim for job {promise.job} goes on")
     at_work = {job.id: job for job in p.jobs.values() if job.allocations}
     known = {
@@ -419,6 +419,12 @@ def _check_kept(p: Partition) -> None:
     for job in p.jobs.values():
         priorities[job.priority] = priorities.get(job.priority, 0) + 1
     _need(priorities == p.priorities, f"jobs have priorities {priorities}, counted are {p.priorities}")
+
+
+def _is_awake(p: Partition, promise: Promise) -> bool:
+    """True if the claimant has yet to be tried: the cycle had placed as many tasks as it may."""
+    ask = p.kept_for(promise)
+    return ask is not None and p.lanes[lane_key(ask)].slept != (p.room, p.nodes.version)
 
 
 def _check_pools(p: Partition) -> None:
