@@ -513,3 +513,17 @@ def test_who_should_take_no_time_starts_no_cycles() -> None:
     w.cycle()
     due = cycle.due(w.partition())
     assert due is None or due > w.now + 1_000
+
+
+def test_a_claimant_behind_the_head_uses_what_was_stopped_for_it() -> None:
+    """Who was stopped is the head again under `fifo`, with a planned time on another node: its own is promised."""
+    w = World({"backfill": True, "queues": {"root": {"q": {"order": "fifo"}, "other": {}}}})
+    w.nodes(2, cpu=1)
+    main = {"name": "w", "resources": {"cpu": 1}}
+    w.submit(name="long", queue="root.other", stages=[{**main, "estimate": 1000}])
+    w.submit(name="low", queue="root.q", stages=[main])
+    w.advance(1)
+    w.submit(name="high", queue="root.q", priority=1, stages=[main])
+    w.advance(900)
+    assert w.placements("high") and not w.placements("low")
+    assert w.task("low", "w", 0).attempt == 1

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from fairlead.core.holding import is_stuck
 from fairlead.core.reasons import NoRoom, OverLimit, ShareSpent
 from fairlead.testing import World
 
@@ -295,6 +296,24 @@ def test_a_promise_survives_a_restart() -> None:
     assert (w.promises(), w.dump()) == before
 
 
+def test_a_promise_waits_for_the_turn_of_its_claimant() -> None:
+    """The cycle in which its victim ends places as much as it may before the claimant has its turn."""
+    w = World({"max_placed": 2, "queues": {"root": {"a": {}, "b": {}}}})
+    w.node("n0", cpu=1)
+    w.submit(name="low", queue="root.b", stages=[stage()])
+    w.advance(0)
+    w.submit(name="high", queue="root.b", priority=1, stages=[stage()])
+    w.cycle()
+    before = w.promises()
+    assert before
+    w.nodes(2, prefix="m", cpu=0.5)
+    w.submit(name="others", queue="root.a", stages=[stage(2, cpu=0.5)])
+    w.cycle()
+    assert len(w.placements("others")) == 2 and not w.placements("high") and w.promises() == before
+    w.advance(0)
+    assert w.placements("high")
+
+
 def test_a_promise_ends_with_its_claimant() -> None:
     w = claimed()
     w.kill("high")
@@ -367,6 +386,22 @@ def test_another_victim_is_chosen_when_one_does_not_stop() -> None:
     assert str(reason).endswith("; 1 task of hangs[w] on n1, told to stop at 2 s, did not stop")
     w.advance(1)
     assert w.placements("next") == {("w", 0): "n0"}
+
+
+def test_a_promise_does_not_count_on_what_is_overdue_when_it_is_made() -> None:
+    w = World()
+    w.node("n0", cpu=2)
+    for name in ("hangs", "low"):
+        w.submit(name=name, stages=[stage()])
+        w.ignore_stops(name)
+    w.advance(0)
+    w.kill("hangs")
+    w.cycle()
+    w.submit(name="high", priority=1, stages=[stage()])
+    w.advance(60)
+    (promise,) = w.partition().promises.values()
+    assert [each.stage.job.id for each in w.partition().overdue.values()] == ["hangs"]
+    assert promise.since == w.now and not is_stuck(w.partition(), promise)
 
 
 def test_a_stop_does_not_grow_old_while_its_agent_cannot_be_heard() -> None:

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from fairlead.core.reasons import NoRoom
-from fairlead.core.resources import SECOND
+from fairlead.core.resources import HOUR, SECOND, format_moment
 from fairlead.testing import World
 from fairlead.views.answers import hold_answers
 from fairlead.views.poolanswers import pool_answers
@@ -74,4 +74,4 @@ def test_the_end_of_a_hold_is_later_when_the_server_was_away() -> None:
     w.cycle()
     (hold,) = hold_answers(w.partition(), lambda job: True, w.now)
     assert hold.until == w.now / SECOND + 3600
-    assert f"held for second[w] until {w.now // SECOND + 3600} s" in str(w.explain("third")[0].reason)
+    assert f"held for second[w] until {format_moment(w.now + HOUR)}" in str(w.explain("third")[0].reason)

@@ -306,6 +306,6 @@ def is_stuck(p: Partition, promise: Promise) -> bool:
     """True if a promise counts on a task that does not stop: one that was not overdue when it was made."""
     patience = p.settings.preempt_grace + STOP_MARGIN
     return any(
-        each.id in promise.victims or (each.node in promise.nodes and each.since + patience >= promise.since)
+        each.id in promise.victims or (each.node in promise.nodes and each.since + patience > promise.since)
         for each in p.overdue.values()
     )

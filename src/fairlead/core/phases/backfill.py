@@ -7,7 +7,7 @@ at that time beside it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain
 from typing import Literal
 
@@ -212,6 +212,8 @@ class Backfill:
         plan, p, head = self.plan, self.plan.partition, self.head
         assert head is not None
         mark, room = plan.mark(), p.room
+        kept = p.kept(reservation.seq)
+        own = kept.nodes if kept is not None else ()  # where the head could not start: it is not planned for there
         if self._delays is None or self._in_time(reservation):
             placed, reason = starter.start(lane, reservation, together, most)
             if self._future is not None:
@@ -222,18 +224,21 @@ class Backfill:
         if not alike or reservation.stage.shape.key.apart or p.nodes.held:
             self._then()  # else each of its tasks is in the way of one of the head's
         placed, reason = starter.start(lane, reservation, together, most)
-        if reason is None and not self._still_fits(mark, head):
+        if reason is None and not self._still_fits(mark, head, own):
             plan.rollback(mark)
             p.room = room  # what is free again was only tried
             p.index.refresh()
             return 0, self._delays
         return placed, reason
 
-    def _still_fits(self, mark: int, head: Reservation) -> bool:
-        """Whether the head fits at its time beside what was placed since a mark; if so, that counts from here on."""
+    def _still_fits(self, mark: int, head: Reservation, own: Collection[int]) -> bool:
+        """Whether the head fits at its time beside what was placed since a mark; if so, that counts from here on.
+
+        What was placed on nodes that were kept for it takes nothing from the head.
+        """
         placed, known = self._placed(mark), self._future
         if known is None:
-            lost = sum([count(part.indices) for _, part in placed])
+            lost = sum([count(part.indices) for _, part in placed if part.node not in own])
             if lost > self.spare:
                 return False
             self.spare -= lost
@@ -246,7 +251,8 @@ class Backfill:
         for shape, part in placed:
             before = future.room(part.node, needs[0][0].shape)
             future.take(part.node, shape, count(part.indices), part.devices)
-            lost += before - future.room(part.node, needs[0][0].shape)
+            if part.node not in own:
+                lost += before - future.room(part.node, needs[0][0].shape)
         if lost > self.spare if len(needs) == 1 else not _packs(future.copy(), head):
             return False
         self._future, self.spare = future, self.spare - lost
