@@ -885,3 +885,17 @@ def test_an_ask_behind_another_one_over_a_limit_claims_when_tasks_are_not_protec
     assert w.placements("safe") and not w.placements("second")
     w.advance(20)
     assert not w.placements("safe") and w.placements("second")
+
+
+def test_a_claim_starts_behind_an_ask_that_the_limit_refuses_because_of_it() -> None:
+    """Under `fair` the stopped job goes first again. The limit refuses it: what was stopped is claimed."""
+    w = World({"queues": {"root": {"q": {"order": "fair", "limit": {"cpu": 2}}}}})
+    w.nodes(2, cpu=2)
+    w.submit(name="low", queue="root.q", stages=[stage(4, min=1)])
+    w.advance(1)
+    w.submit(name="high", queue="root.q", priority=1, stages=[stage(2)])
+    w.cycle()
+    assert stopping(w, "low")
+    w.advance(1)
+    assert len(w.placements("high")) == 2
+    assert [w.task("low", "w", index).attempt for index in range(2)] == [1, 1]

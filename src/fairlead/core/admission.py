@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from fairlead.core.asks import Needs, asked_by, asked_for, needs_of, together_of
+from fairlead.core.entitlement import Entitlements
 from fairlead.core.model import REPLACE, SCALE, Account, Job, Reservation, Stage
 from fairlead.core.policy.limits import allowed, may_run
 from fairlead.core.reasons import AfterUnmet, NeverFits, NotActive, OverLimit, Reason, ShareSpent, StillStopping
@@ -21,8 +22,10 @@ from fairlead.core.state import Partition
 class Admission:
     """Answers for asks of one partition. Starts that a caller has decided and not booked are counted with `count`."""
 
-    def __init__(self, p: Partition) -> None:
+    def __init__(self, p: Partition, rights: Entitlements | None = None) -> None:
+        """`rights` are what queues will be entitled to when the first node has come."""
         self.p = p
+        self._rights = rights
         self._checks: dict[object, tuple[Check, ...]] = {}
         """The checks that can refuse a job, by what `Check.matters` may look at."""
         self._used: dict[int, Vector] = {}
@@ -99,6 +102,10 @@ class Admission:
         return known
 
     # -- what checks look at
+
+    def rights(self) -> Entitlements | None:
+        """What queues are entitled to; None if there are no nodes to share."""
+        return self.p.entitlements() if self.p.nodes.many else self._rights
 
     def used(self, account: Account) -> Vector:
         """What an account uses, with counted starts."""
@@ -202,13 +209,11 @@ def running_jobs(admission: Admission, ask: Reservation, needs: Needs) -> Reason
 def share(admission: Admission, ask: Reservation, needs: Needs) -> Reason | None:
     """What cannot be taken back is not lent: before each start its queues have something of their own left.
 
-    A claim was within its share when tasks were stopped for it, and a replacement when its stage started. Before the
-    first node has come there are no shares.
+    A claim was within its share when tasks were stopped for it, and a replacement when its stage started.
     """
-    p = admission.p
-    if ask.kind == REPLACE or not p.nodes.many or has_claimed(p, ask):
+    rights = admission.rights()
+    if ask.kind == REPLACE or rights is None or has_claimed(admission.p, ask):
         return None
-    rights = p.entitlements()
     stage, tasks = needs[0]
     gang = ask.whole or together_of(ask) > 1
     before = 0 if gang else tasks - 1

@@ -74,7 +74,7 @@ def wants_in_turn(p: Partition, rights: Entitlements) -> Iterator[Want]:
         lanes.setdefault(lane.queue.path, []).append(lane)
     leaves = {path: Leaf(each) for path, each in lanes.items()}
     tree = Tree([p.queues[path] for path in sorted(leaves)], rights, {})
-    admission = Admission(p)
+    admission = Admission(p, rights)
     given: dict[int, int] = {}
     """Reservation → how many of its tasks have had their turn."""
     branch = tree.next()

@@ -69,10 +69,14 @@ class Turns:
             heapreplace(heap, (place, text, lane, following))
         return heap[0][2], heap[0][3]
 
-    def block(self) -> None:
-        """The ask whose turn it is found no capacity. Its lane is closed, but for asks with nodes of their own."""
+    def block(self, no_room: bool) -> None:
+        """The ask whose turn it is found no capacity, or is refused for all of its lane, which is closed with it.
+
+        Only asks with nodes of their own are tried behind it: what a claim will use does not count against itself.
+        """
         _, _, lane, ask = self.open[0]
-        self._no_room.setdefault(lane, ask)
+        if no_room:
+            self._no_room.setdefault(lane, ask)
         if lane not in self.blocked:
             self.blocked[lane] = (self.p.room, self.p.nodes.version)
             place = lane.key(ask)

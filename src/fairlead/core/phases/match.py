@@ -284,14 +284,14 @@ class Round:
                 self._backfill.block(reservation, reason)
                 turns.pass_over(no_room=True)
             elif isinstance(reason, NoRoom):
-                turns.block()
+                turns.block(no_room=True)
                 if together == 1 and not reservation.whole:
                     self._fill(reservation.stage.shape, reason)
             else:
                 if isinstance(reason, OverLimit):
                     turns.note_limited()
                 if blocks_lane(reservation, reason):
-                    turns.close()
+                    turns.block(no_room=False)
                 else:
                     turns.pass_over()
         return placed
