@@ -751,3 +751,19 @@ def test_a_promise_stands_until_its_turn() -> None:
     assert w.placements("first") and list(w.promises()) == [("second", "w", "new")]
     w.cycle()
     assert w.placements("second") and not w.promises()
+
+
+@pytest.mark.parametrize("gang", ["stage", "job"])
+def test_a_stopped_job_keeps_its_place_among_those_of_one_instant(gang: str) -> None:
+    w = World()
+    w.node("n0", cpu=2)
+    for name in ("first", "second", "third"):
+        w.submit(name=name, gang=gang, stages=[stage(2)])
+    w.advance(0)
+    assert w.placements("first")
+    w.submit(name="high", stages=[stage(2, duration=5)], priority=1)
+    w.advance(1)
+    assert w.job("high").state == "running" and w.job("first").state == "pending"
+    w.restart()
+    w.advance(5)
+    assert w.job("high").state == "succeeded" and w.placements("first")
