@@ -899,3 +899,19 @@ def test_a_claim_starts_behind_an_ask_that_the_limit_refuses_because_of_it() -> 
     w.advance(1)
     assert len(w.placements("high")) == 2
     assert [w.task("low", "w", index).attempt for index in range(2)] == [1, 1]
+
+
+@pytest.mark.parametrize("gang", ["stage", "job"])
+def test_a_stopped_job_keeps_its_place_among_those_of_one_instant(gang: str) -> None:
+    w = World()
+    w.node("n0", cpu=2)
+    for name in ("first", "second", "third"):
+        w.submit(name=name, gang=gang, stages=[stage(2)])
+    w.advance(0)
+    assert w.placements("first")
+    w.submit(name="high", stages=[stage(2, duration=5)], priority=1)
+    w.advance(1)
+    assert w.job("high").state == "running" and w.job("first").state == "pending"
+    w.restart()
+    w.advance(5)
+    assert w.job("high").state == "succeeded" and w.placements("first")

@@ -357,7 +357,8 @@ def _allowed(p: Partition, reservation: Reservation, together: int) -> bool:
     stage = reservation.stage
     job = stage.job
     first = not stage.started or reservation.kind == SCALE
-    if first and any(each.cause == "gang" for each in (stage.live or {}).values()):
+    causes = ("gang",) if stage.started else ("gang", "preempt")
+    if first and any(each.cause in causes for each in (stage.live or {}).values()):
         return False  # members of it have yet to stop
     if reservation.count < together or any(queue.state == "stopped" for queue in job.queue.line()):
         return False

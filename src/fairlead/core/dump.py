@@ -64,6 +64,7 @@ class _Reservation(msgspec.Struct, frozen=True, array_like=True):
     unheld_until: int = 0
     unclaimed_until: int = 0
     orders: int = 0
+    tie: int = 0
 
 
 class _Stage(msgspec.Struct, frozen=True, array_like=True):
@@ -80,6 +81,7 @@ class _Stage(msgspec.Struct, frozen=True, array_like=True):
     short_since: int | None = None
     ran: int | None = None
     last_ask: tuple[int, int] | None = None
+    last_place: int = 0
 
 
 class _Job(msgspec.Struct, frozen=True, array_like=True):
@@ -294,6 +296,7 @@ def _dump_stage(stage: Stage) -> _Stage:
                 each.unheld_until,
                 each.unclaimed_until,
                 each.orders,
+                each.tie,
             )
             for each in stage.reservations
             if each is not None and each.stage is stage
@@ -307,6 +310,7 @@ def _dump_stage(stage: Stage) -> _Stage:
         stage.short_since,
         stage.ran,
         stage.last_ask,
+        stage.last_place,
     )
 
 
@@ -434,6 +438,7 @@ def _load_job(p: Partition, each: _Job, times: dict[int, int], replacing: list[S
                     one.unheld_until,
                     one.unclaimed_until,
                     one.orders,
+                    one.tie,
                 )
             )
     if job.ended_at is None:
@@ -471,5 +476,5 @@ def _load_stage(p: Partition, job: Job, spec: JobSpec, position: int, each: _Sta
     )
     p.mark_short(stage, each.short_since)
     stage.ran = each.ran
-    stage.last_ask = each.last_ask
+    stage.last_ask, stage.last_place = each.last_ask, each.last_place
     return stage

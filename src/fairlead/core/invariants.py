@@ -364,6 +364,8 @@ def _check_lanes(p: Partition) -> None:
                         reservation.seq < p.counters.reservation,
                         f"a reservation of {job.id} was never numbered",
                     )
+                    _need(reservation.place <= reservation.seq, f"{job.id} has the place of an ask after its own")
+            _need(stage.last_place < p.counters.reservation, f"{job.id} comes back to a place that never was")
     lanes = {key: lane.size for key, lane in p.lanes.items()}
     _need(sizes == lanes, f"lanes hold {lanes}, the stages ask for {sizes}")
     asked: dict[str, int] = {}

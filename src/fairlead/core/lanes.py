@@ -136,7 +136,7 @@ class Lane:
         if self._entries > 2 * self.size + _SLACK:
             self._clear_out()
         key = self.key(reservation)
-        run, within = self._run(key[:-2]), key[-2:]
+        run, within = self._run(key[:-3]), key[-3:]
         items = run.items
         if not items or run.last < within:
             items.append(reservation)
@@ -223,10 +223,10 @@ class Lane:
         below_min = kind == REPLACE and reservation.stage.below_min
         place = ORDERS[settings.order](kind, job.priority, job.live, reservation.asked, below_min)
         # Who was brought to the front goes first in its round, the last one brought before the others.
-        return (reservation.round, -reservation.front, *place, reservation.seq)
+        return (reservation.round, -reservation.front, *place, reservation.tie or reservation.seq, reservation.seq)
 
     def _within(self, reservation: Reservation) -> Key:
-        return self.key(reservation)[-2:]
+        return self.key(reservation)[-3:]
 
     def _run(self, prefix: Key) -> Run:
         runs = self._runs
@@ -243,7 +243,7 @@ class Lane:
             return False
         if reservation.kind != REPLACE and self.queue.settings.order != "fair":
             return True
-        return self.key(reservation)[:-2] == run.prefix
+        return self.key(reservation)[:-3] == run.prefix
 
 
 def _stands(reservation: Reservation) -> bool:

@@ -179,6 +179,13 @@ class Reservation(msgspec.Struct, eq=False):
     """Nobody is stopped for it before this, because that did not help."""
     orders: int = 0
     """How many orders of nodes for it failed."""
+    tie: int = 0
+    """The number that orders it among asks of one instant, if it has come back to an earlier place; 0: its own."""
+
+    @property
+    def place(self) -> int:
+        """Its place among asks of one instant."""
+        return self.tie or self.seq
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -220,6 +227,8 @@ class Stage(msgspec.Struct, eq=False):
     """True if it has started and needs replacements to have `min` live tasks again: derived, see `Partition`."""
     last_ask: tuple[Micros, Micros] | None = None
     """`asked` and `waiting_since` of its last reservation of kind new; None if both are when its job was submitted."""
+    last_place: int = 0
+    """`place` of the same."""
 
     @property
     def spec(self) -> StageSpec:
@@ -270,8 +279,9 @@ class Stage(msgspec.Struct, eq=False):
             self.set_pending(kind, wanted)
         return wanted
 
-    def note_ask(self, asked: Micros, waiting_since: Micros) -> None:
+    def note_ask(self, asked: Micros, waiting_since: Micros, place: int) -> None:
         submitted = self.job.submitted
+        self.last_place = place
         self.last_ask = None if asked == waiting_since == submitted else (asked, waiting_since)
 
     @property

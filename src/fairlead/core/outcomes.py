@@ -31,23 +31,25 @@ LONGEST_PAUSE = 5 * MINUTE
 # -- asking ------------------------------------------------------------------------------------------------------
 
 
-def ask(
-    plan: Plan, stage: Stage, kind: int, anew: bool = False, since: int | None = None, asked: int | None = None
-) -> None:
-    """See that the pending tasks of a kind have a place in their lane. One they have is kept, unless `anew`."""
+def ask(plan: Plan, stage: Stage, kind: int, anew: bool = False, since: int | None = None, back: bool = False) -> None:
+    """See that the pending tasks of a kind have a place in their lane. One they have is kept, unless `anew`.
+
+    With `back`, they come back to the place that those of kind new had.
+    """
     before = stage.reservations[kind]
     whole = stage.whole(kind)
     if (before is not None and not anew) or not _wants(stage, kind, whole):
         return
     since = before.waiting_since if before is not None else plan.now if since is None else since
-    _ask(plan, stage, kind, whole, plan.now if asked is None else asked, since)
+    asked, tie = (stage.asked, stage.last_place) if back else (plan.now, 0)
+    _ask(plan, stage, kind, whole, asked, since, tie=tie)
 
 
 def ask_for_rest(plan: Plan, whole: Reservation) -> None:
     """What a whole job wants beyond what it started with is asked for stage by stage, with the age it had together."""
     for stage in whole.stages:
         if stage.pending[NEW] is not None:
-            _ask(plan, stage, NEW, False, whole.asked, whole.waiting_since)
+            _ask(plan, stage, NEW, False, whole.asked, whole.waiting_since, tie=whole.place)
 
 
 def _ask(
@@ -59,6 +61,7 @@ def _ask(
     since: int,
     round: int | None = None,
     front: int = 0,
+    tie: int = 0,
 ) -> None:
     """Take a place: behind those who came before, in the head's round if no other is given."""
     p = plan.partition
@@ -67,7 +70,7 @@ def _ask(
         head = lane.head() if lane is not None else None
         round = head.round if head is not None else 0
     position = 0 if whole else stage.position
-    plan.do(Asked(stage.job.id, position, kind, asked, since, p.counters.reservation, round, front, whole))
+    plan.do(Asked(stage.job.id, position, kind, asked, since, p.counters.reservation, round, front, whole, tie))
 
 
 def _wants(stage: Stage, kind: int, whole: bool) -> bool:
@@ -224,7 +227,7 @@ def confirm_stop(plan: Plan, allocation: Allocation, block: tuple[int, ...], rea
         kind = SCALE if stage.started and cause == "gang" else NEW
         plan.do(Ended(allocation.id, block, "preempted", kind, reason=why))
         if cause == "preempt":
-            ask(plan, stage, kind, asked=stage.asked)
+            ask(plan, stage, kind, back=True)
         else:
             ask(plan, stage, kind, since=_waited(stage, kind))
     settle(plan, stage.job)
@@ -266,7 +269,7 @@ def hand_back(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason
     stage, kind = allocation.stage, allocation.kind
     plan.do(Ended(allocation.id, block, "pending", kind, reason=reason))
     # If all of its tasks had been sent ahead, its place is gone; they came with their job, and stand by that again.
-    ask(plan, stage, kind, since=_waited(stage, kind), asked=stage.asked if kind == NEW else None)
+    ask(plan, stage, kind, since=_waited(stage, kind), back=kind == NEW)
     settle(plan, stage.job)
 
 
@@ -286,8 +289,8 @@ def _wait_anew(plan: Plan, stage: Stage) -> None:
     """Ask for the pending tasks of a gang as of now, at the place that it had."""
     before, whole = stage.reservations[NEW], stage.whole(NEW)
     if _wants(stage, NEW, whole):
-        place = (before.round, before.front) if before is not None else ()
-        _ask(plan, stage, NEW, whole, stage.asked, plan.now, *place)
+        round, front = (before.round, before.front) if before is not None else (None, 0)
+        _ask(plan, stage, NEW, whole, stage.asked, plan.now, round, front, stage.last_place)
 
 
 def _regroup(plan: Plan, stage: Stage, cause: StopCause) -> None:
@@ -332,8 +335,13 @@ def _waited(stage: Stage, kind: int) -> int | None:
 
 
 def avoid(plan: Plan, join: int) -> None:
-    """A launch went wrong on a node: leave it alone for a while, twice as long each time."""
+    """A launch went wrong on a node: leave it alone for a while, twice as long each time.
+
+    While it is left alone, launches that were sent before go wrong for the same cause: they count as one.
+    """
     nodes = plan.partition.nodes
+    if nodes.avoided.get(join, 0) > plan.now:
+        return
     failures = nodes.failures[nodes.rows[join]]
     pause = min(FIRST_PAUSE << min(failures, 20), LONGEST_PAUSE)
     plan.do(NodeAvoided(join, failures + 1, plan.now + pause))

@@ -65,7 +65,7 @@ def comes_before(one: Reservation, other: Reservation) -> bool:
         return places[0] < places[1]
     kinds = [NEW if each.kind == SCALE and not settings.scale_first else each.kind for each in (one, other)]
     jobs = (one.stage.job, other.stage.job)
-    ages = [(each.asked, each.seq) for each in (one, other)]
+    ages = [(each.asked, each.place, each.seq) for each in (one, other)]
     if settings.order == "priority":
         if is_missed(one) != is_missed(other):
             return is_missed(one) and kinds[0] <= kinds[1] and jobs[0].priority >= jobs[1].priority

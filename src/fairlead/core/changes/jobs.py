@@ -74,7 +74,7 @@ class StageAdded(Change, frozen=True, tag="stage added"):
         job.stages = job.stages[:-1]
 
 
-Before = tuple[Reservation | None, int, int, list[tuple[int, int] | None]]
+Before = tuple[Reservation | None, int, int, list[tuple[tuple[int, int] | None, int]]]
 """What an `Asked` replaces: a reservation, the next numbers, and the last ask of its stages if they are new."""
 
 
@@ -90,20 +90,22 @@ class Asked(Change, frozen=True, tag="asked"):
     round: int = 0
     front: int = 0
     whole: bool = False
+    tie: int = 0
+    """Above 0, the number that had the place which the tasks come back to."""
 
     def apply(self, p: Partition) -> Before:
         stage = p.jobs[self.job].stages[self.stage]
         before = stage.reservations[self.kind]
         fresh = Reservation(
-            stage, self.kind, self.asked, self.waiting_since, self.seq, self.round, self.front, self.whole
+            stage, self.kind, self.asked, self.waiting_since, self.seq, self.round, self.front, self.whole, tie=self.tie
         )
-        asks = [each.last_ask for each in fresh.stages] if self.kind == NEW else []
+        asks = [(each.last_ask, each.last_place) for each in fresh.stages] if self.kind == NEW else []
         kept = (before, p.counters.reservation, p.counters.front, asks)
         if before is not None:
             p.drop_reservation(before)
         p.add_reservation(fresh)
         for each in fresh.stages if self.kind == NEW else ():
-            each.note_ask(self.asked, self.waiting_since)
+            each.note_ask(self.asked, self.waiting_since, fresh.place)
         p.counters.reservation = max(p.counters.reservation, self.seq + 1)
         p.counters.front = max(p.counters.front, self.front + 1)
         p.touched.jobs[self.job] = None
@@ -115,8 +117,8 @@ class Asked(Change, frozen=True, tag="asked"):
         assert reservation is not None
         p.drop_reservation(reservation)
         before, p.counters.reservation, p.counters.front, asks = kept
-        for each, last_ask in zip(reservation.stages, asks, strict=False):
-            each.last_ask = last_ask
+        for each, (last_ask, last_place) in zip(reservation.stages, asks, strict=False):
+            each.last_ask, each.last_place = last_ask, last_place
         if before is not None:
             p.add_reservation(before)
 

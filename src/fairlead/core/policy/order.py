@@ -2,8 +2,9 @@
 
 Another order is another function of this signature in `ORDERS`: of the kind (already merged with `new` where a queue
 says `scale_first: false`), the job's priority, how many of its tasks run, when it was asked for, and whether these are
-replacements that a started gang needs to reach `min`. The key is followed by the reservation's sequence number, so that
-the order is total. A place may change with each of these values but the kind: the priority of a job when it is set, the
+replacements that a started gang needs to reach `min`. The key is followed by the reservation's place among those of one
+instant (its sequence number, or that of the ask whose place it came back to) and by its sequence number, so that the
+order is total. A place may change with each of these values but the kind: the priority of a job when it is set, the
 tasks that run under `fair` only, and the last one for replacements only; see `Lane`.
 """
 

@@ -224,6 +224,7 @@ def bring_to_front(plan: Plan, command: BringToFront) -> Accepted:
                     round=head.round,
                     front=p.counters.front,
                     whole=reservation.whole,
+                    tie=reservation.tie,
                 )
             )
     return Accepted(note="" if reservations else "no change")
