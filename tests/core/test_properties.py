@@ -27,7 +27,6 @@ from hypothesis import given, settings
 from fairlead.core.commands import Accepted, Rejected, Submit
 from fairlead.core.documents import parse_job
 from fairlead.core.effects import ForNode
-from fairlead.core.outcomes import FIRST_PAUSE
 from fairlead.core.ranges import count, indices
 from fairlead.sim.fleet import Fleet
 from fairlead.testing import World
@@ -364,26 +363,6 @@ def test_lanes_without_shared_nodes_never_influence_which_of_two_nodes_is_the_fu
         w.cycle()
         placed.append(w.placements(job))
     assert placed[0] == placed[1]
-
-
-def test_launches_refused_together_count_once() -> None:
-    """Under `fair`, tasks that start while another ask waits are placed one by one, and so refused one by one."""
-    counted = []
-    for others in ([], ["other"]):
-        w = World()
-        w.queue("root.q", order="fair")
-        for zone in "ab":
-            w.node(zone, cpu=2, labels={"zone": zone})
-        w.refuse_launches("a")
-        stage = {"selectors": {"zone": "b"}, "resources": {"cpu": 3}}
-        for name in others:
-            w.submit(name=name, queue="root.q", stages=[stage])
-        w.submit(queue="root.q", stages=[{"count": 2, "min": 1, "selectors": {"zone": "a"}, "resources": {"cpu": 1}}])
-        w.advance(0)
-        p = w.partition()
-        join = p.nodes.joins["a"]
-        counted.append((p.nodes.failures[p.nodes.rows[join]], p.nodes.avoided[join]))
-    assert counted[0] == counted[1] == (1, FIRST_PAUSE)
 
 
 # -- 6: the same commands, the same bytes ------------------------------------------------------------------------
