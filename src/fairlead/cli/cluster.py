@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fairlead.cli.options import AsJson, Partition, ask_as
-from fairlead.cli.output import ago, amounts, asking, print_json, print_list, print_table
+from fairlead.cli.output import ago, ahead, amounts, asking, print_json, print_list, print_table
 
 node = typer.Typer(name="node", help="Look at nodes and move them.", no_args_is_help=True)
 queue = typer.Typer(name="queue", help="Look at queues, stop and start them.", no_args_is_help=True)
@@ -165,13 +165,14 @@ def list_holds(partition: Partition = "", as_json: AsJson = False) -> None:
     print_list(
         found,
         as_json,
-        ("JOB", "STAGE", "TASKS", "NODES", "HELD", "ON"),
+        ("JOB", "STAGE", "TASKS", "NODES", "HELD", "ENDS IN", "ON"),
         lambda each: (
             each.job,
             each.stage,
             each.tasks,
             len(each.nodes),
             ago(each.since),
+            ahead(each.until),
             " ".join(each.nodes[:10]) + (" …" if len(each.nodes) > 10 else ""),
         ),
     )

@@ -109,6 +109,11 @@ def ago(moment: float | None) -> str:
     return "" if moment is None else lasted(max(0.0, time() - moment))
 
 
+def ahead(moment: float) -> str:
+    """How long until a moment, in the largest unit that says something."""
+    return lasted(max(0.0, moment - time()))
+
+
 def lasted(seconds: float) -> str:
     for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= 2 * length:
