@@ -46,7 +46,7 @@ class Admission:
             key = (key, job.preemptible, job.allocations > 0, bool(job.after))
         known = self._checks.get(key)
         if known is None:
-            known = self._checks[key] = tuple(check for check in CHECKS if check.matters(self.p, job))
+            known = self._checks[key] = tuple([check for check in CHECKS if check.matters(self.p, job)])
         return known
 
     def refusal(self, ask: Reservation, needs: Needs, ignoring: Collection[Check] = ()) -> Reason | None:
@@ -240,13 +240,21 @@ def is_firm(p: Partition, job: Job) -> bool:
     return not job.preemptible or (p.facts().firm and not all(queue.settings.preemptible for queue in job.queue.line()))
 
 
-LIMITS = Check(limits, lambda p, job: any(account.limit is not None for account in job.accounts))
+def _has_max_jobs(p: Partition, job: Job) -> bool:
+    return p.facts().limits and any([account.max_jobs is not None for account in job.accounts])
+
+
+def _has_limit(p: Partition, job: Job) -> bool:
+    return p.facts().limits and any([account.limit is not None for account in job.accounts])
+
+
+LIMITS = Check(limits, _has_limit)
 
 CHECKS: tuple[Check, ...] = (
     Check(members_stopping, lambda p, job: job.allocations > 0, wakes=True),
     Check(dependencies, lambda p, job: bool(job.after), wakes=True),
     Check(queue_active, lambda p, job: bool(p.stopped), wakes=True),
-    Check(running_jobs, lambda p, job: any(account.max_jobs is not None for account in job.accounts)),
+    Check(running_jobs, _has_max_jobs),
     Check(share, is_firm),
     LIMITS,
 )
@@ -262,7 +270,7 @@ def refusal(p: Partition, ask: Reservation) -> Reason | None:
 
 def is_bounded(p: Partition, job: Job) -> bool:
     """True if a check may refuse the job now or later without its lane being woken."""
-    return any(check.matters(p, job) for check in CHECKS if not check.wakes)
+    return any([check.matters(p, job) for check in CHECKS if not check.wakes])
 
 
 def blocks_lane(ask: Reservation, reason: Reason) -> bool:

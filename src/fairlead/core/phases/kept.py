@@ -96,7 +96,7 @@ def _passes(kept: Hold | Promise, reason: Reason) -> bool:
 def end_promises(plan: Plan) -> None:
     """Let go what is promised to somebody who did not start though all whose room it counted on are gone."""
     p = plan.partition
-    for _, promise in sorted(p.promises.items()) if p.reign.ready else ():
+    for _, promise in sorted(p.promises.items()) if p.promises and p.reign.ready else ():
         if not promise.ordered and not is_coming(p, promise):
             if is_stuck(p, promise):
                 plan.do(Released(promise.seq, "a task did not stop in time"))

@@ -18,7 +18,7 @@ from fairlead.core.model import REPLACE, Micros, Reservation
 from fairlead.core.outcomes import ask_for_rest
 from fairlead.core.phases.backfill import Backfill, has_turned_late, resume
 from fairlead.core.phases.leaf import Turns
-from fairlead.core.phases.preempt import Claims
+from fairlead.core.phases.preempt import Claims, can_claim
 from fairlead.core.phases.starts import starts_owed
 from fairlead.core.phases.tree import Branch, Tree
 from fairlead.core.phases.turn import Starter
@@ -96,7 +96,7 @@ def _release_arrivals(plan: Plan) -> None:
     Other asks, which found these nodes closed, are tried in the next cycle.
     """
     p = plan.partition
-    for _, promise in sorted(p.promises.items()):
+    for _, promise in sorted(p.promises.items()) if p.promises else ():
         ask = p.kept_for(promise)
         if promise.ordered and ask is not None and together_of(ask) == 1 and not ask.whole:
             plan.do(Released(promise.seq, "it had its turn"))
@@ -129,7 +129,8 @@ def _awake(plan: Plan, anew: bool) -> Awake:
     fits: dict[Shape, bool] = {}
     awake: Awake = {}
     asleep: list[tuple[LaneKey, Lane]] = []
-    claims = Claims(plan) if not p.settings.backfill else None  # with backfill they follow match
+    # With backfill claims follow match.
+    claims = Claims(plan) if can_claim(p) and not p.settings.backfill else None
     for key, lane in p.lanes.items():
         slept = lane.slept
         if slept is not None and lane.blocked is not None and refusal(p, lane.blocked) is not None:
@@ -160,7 +161,7 @@ def _awake(plan: Plan, anew: bool) -> Awake:
         awake.setdefault(lane.queue.path, []).append(lane)
         plan.looked.add(key)
     # Nodes that are released, and claims of others, give an ask its chance in the middle of a match: then in its turn.
-    for key, lane in asleep if awake else ():
+    for key, lane in asleep if awake and (p.nodes.held or claims is not None) else ():
         if p.nodes.held or (claims is not None and claims.may_make(lane)):
             lane.drowsy = False
             awake.setdefault(lane.queue.path, []).append(lane)
@@ -210,7 +211,7 @@ class Round:
         self._tree: Tree | None = None
         """None when it has to be made anew."""
         self._starter = Starter(plan, batches=backfill is None)
-        self._claims = Claims(plan)
+        self._claims = Claims(plan) if can_claim(p) and backfill is None else None
         self._begun: list[Reservation] = []
 
     def serve(self) -> int:
@@ -278,8 +279,8 @@ class Round:
             turns.go_on()
         else:
             self.plan.say(reservation, reason)
-            if isinstance(reason, NoRoom | OverLimit) and self._backfill is None:
-                self._claim(lane, reservation)
+            if self._claims is not None and isinstance(reason, NoRoom | OverLimit):
+                self._claim(self._claims, lane, reservation)
             if isinstance(reason, NoRoom) and self._backfill is not None:
                 self._backfill.block(reservation, reason)
                 turns.pass_over(no_room=True)
@@ -296,12 +297,12 @@ class Round:
                     turns.pass_over()
         return placed
 
-    def _claim(self, lane: Lane, ask: Reservation) -> None:
+    def _claim(self, claims: Claims, lane: Lane, ask: Reservation) -> None:
         """Stop tasks for an ask without capacity in its turn: what it will use is kept for it before later turns.
 
         With backfill that follows match, because starts beside the planned one do not delay it.
         """
-        if self._claims.make(lane, ask):
+        if claims.make(lane, ask):
             self.plan.unsettled = True
             self.p.index.refresh()
             for each in self.p.lanes.values():

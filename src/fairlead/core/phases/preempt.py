@@ -48,28 +48,33 @@ def preempt(plan: Plan) -> None:
     if not p.reign.ready or plan.more:
         return
     end_promises(plan)
+    p.claims_at = FAR
+    if not can_claim(p):
+        return
     later = [lane.claims_at for lane in p.lanes.values() if lane.claims_at is not None and lane.claims_at > p.now]
     p.claims_at = min(later, default=FAR)
     claims = Claims(plan)
-    if claims.possible:
-        for lane, reservation in sorted(_without_capacity(p), key=lambda each: _place_of(each[1])):
-            claims.make(lane, reservation)
+    for lane, reservation in sorted(_without_capacity(p), key=lambda each: _place_of(each[1])):
+        claims.make(lane, reservation)
+
+
+def can_claim(p: Partition) -> bool:
+    """False if no ask can have a right to stop tasks."""
+    return p.settings.preempt != "off" and (len(p.priorities) > 1 or p.facts().guarantees)
 
 
 class Claims:
     """The claims of one cycle."""
 
     def __init__(self, plan: Plan) -> None:
-        p = self.p = plan.partition
+        self.p = plan.partition
         self.plan = plan
-        self.possible = p.settings.preempt != "off" and (len(p.priorities) > 1 or p.facts().guarantees)
-        """False if no ask can have a right to claim."""
         self._coming: Coming | None = None
 
     def may_make(self, lane: Lane, unknown: bool = False) -> bool:
         """True if an ask of a lane that sleeps may claim; with `unknown`, if what comes of it in this state is not."""
         p = self.p
-        for ask in (lane.limited, lane.no_room) if self.possible else ():
+        for ask in (lane.limited, lane.no_room):
             if ask is not None and _may_claim(p, lane, ask):
                 known = lane.unclaimed.get(ask.seq) if unknown else None
                 if known is None or known[0] != _seen(p) or known[1] <= p.now:
@@ -83,7 +88,7 @@ class Claims:
         more. If there was too little to stop, starts of the same cycle change nothing: what they use was free before.
         """
         p = self.p
-        if not self.possible or not _may_claim(p, lane, ask):
+        if not _may_claim(p, lane, ask):
             return False
         seen = _seen(p)
         known = lane.unclaimed.get(ask.seq)

@@ -38,6 +38,7 @@ class Singles:
         self.index = index
         self._batches: dict[Lane, Batch | None] = {}
         """None for a lane that starts its tasks one by one."""
+        self._open_batches = 0
 
     def add(self, lane: Lane, ask: Reservation) -> bool:
         """Start an admitted ask with the batch of its lane. False if it has to be placed for itself."""
@@ -63,14 +64,19 @@ class Singles:
             batch = self._batches[lane] = self._open(lane)
             if batch is None:
                 return False
+            self._open_batches += 1
         batch.asks.append(ask)
         if len(batch.asks) == batch.room:
             del self._batches[lane]
+            self._open_batches -= 1
             self._book(batch)
         return True
 
     def flush(self) -> bool:
         """Book all batches, and put their nodes back. True if there were any."""
+        if not self._open_batches:
+            return False
+        self._open_batches = 0
         batches = [batch for batch in self._batches.values() if batch is not None]
         self._batches = {lane: batch for lane, batch in self._batches.items() if batch is None}
         for batch in batches:
