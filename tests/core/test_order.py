@@ -201,3 +201,21 @@ def test_other_orders_go_by_kind_first(how: str) -> None:
     w.fail_node("n0")
     w.advance(1)
     assert order(w) == [("gang", "replace", 1), ("high", "new", 1)]
+
+
+def test_a_stage_that_lost_its_last_worker_is_below_min_while_it_grows() -> None:
+    """`min` is 1, and three tasks are to be added. The lost one comes first, before an older ask of that priority."""
+    w = World({"replace_within": "1min"})
+    w.node("n0", cpu=1)
+    w.submit(name="grows", stages=[{"name": "w", "min": 1, "resources": {"cpu": 1}}])
+    w.cycle()
+    w.submit(name="older", stages=[{"name": "w", "resources": {"cpu": 1}}])
+    w.cycle()
+    w.scale("grows", "w", 4)
+    w.advance(1)
+    w.fail_node("n0")
+    w.advance(1)
+    assert w.partition().jobs["grows"].stages[0].missing() == 1
+    w.node("n1", cpu=1)
+    w.advance(1)
+    assert w.placements("grows") == {("w", 0): "n1"} and not w.placements("older")

@@ -250,11 +250,17 @@ class Stage(msgspec.Struct, eq=False):
         left = self.count - self.done() if self.ended else self.count
         return least if least < left else left
 
+    @property
+    def needed_before_growth(self) -> int:
+        """How many must be at work at once, without the tasks that it has yet to grow by."""
+        left = self.count - self.done() - len(self.wanted(SCALE))
+        return min(self.terms.min or left, left)
+
     def missing(self) -> int:
         """How many replacements a started stage needs to have as many live tasks as it must. Growth is not missing."""
         if not self.started or self.pending[REPLACE] is None or self.job.over or self.job.manager:
             return 0
-        return max(0, self.needed - len(self.wanted(SCALE)) - self.running())
+        return max(0, self.needed_before_growth - self.running())
 
     def gang(self) -> tuple[Stage, ...]:
         """The stages that start together with this one, and are taken back with it; it is one of them."""

@@ -18,7 +18,6 @@ from fairlead.core.forecast import Forecast
 from fairlead.core.lanes import Lane, LaneKey, lane_key, whole_key
 from fairlead.core.model import (
     REPLACE,
-    SCALE,
     Account,
     Allocation,
     Hold,
@@ -780,7 +779,7 @@ def is_short(stage: Stage) -> bool:
         coming = sum(1 for each in stage.live.values() if each.kind == REPLACE and each.state == "assigned")
     if not coming and stage.pending[REPLACE] is None:
         return False
-    return stage.running() - coming < stage.needed - len(stage.wanted(SCALE))
+    return stage.running() - coming < stage.needed_before_growth
 
 
 def charge(job: Job, shape: Shape, tasks: int) -> None:

@@ -34,10 +34,9 @@ class Turns:
         self._owners: dict[Lane, list[Reservation]] = {}
         """The asks of a lane that have nodes of their own, in order: they are tried behind a blocked one too."""
         self.blocked: dict[Lane, tuple[int, int]] = {}
-        """The lanes whose first allowed ask found no capacity, and what there was then.
-
-        Only asks with nodes of their own are left to try.
-        """
+        """The lanes that are closed but for asks with nodes of their own, and what there was then."""
+        self.full: dict[Lane, None] = {}
+        """Those of them in which an ask found no capacity: asks behind it may use only nodes of their own."""
         if p.nodes.held and not joined:
             self._find_owners(lanes)
         for lane in lanes:
@@ -73,10 +72,12 @@ class Turns:
         """The ask whose turn it is found no capacity, or is refused for all of its lane, which is closed with it.
 
         Only asks with nodes of their own are tried behind it: what a claim will use does not count against itself.
+        Behind an ask without capacity they may use no other nodes.
         """
         _, _, lane, ask = self.open[0]
         if no_room:
             self._no_room.setdefault(lane, ask)
+            self.full[lane] = None
         if lane not in self.blocked:
             self.blocked[lane] = (self.p.room, self.p.nodes.version)
             place = lane.key(ask)

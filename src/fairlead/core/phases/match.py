@@ -261,7 +261,7 @@ class Round:
             return 0
         single = reservation.stage.count == 1
         most = together if single or together > 1 else self._most(branch, turns, reservation)
-        own = lane in turns.blocked
+        own = lane in turns.full
         if self._backfill is not None:
             placed, reason = self._backfill.start(self._starter, lane, reservation, together, most)
         else:
