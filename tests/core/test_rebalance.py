@@ -352,3 +352,15 @@ def test_what_is_promised_to_a_queue_counts_as_its_own() -> None:
         w.submit(queue="root.b", stages=[{"name": "w", "count": 2, "resources": {"cpu": cpu}}])
     w.advance(12)
     assert len(w.promises()) == 2
+
+
+def test_the_rest_of_a_gang_does_not_wait_for_another_rebalance() -> None:
+    """Two of four have to start together. When they have, the other two are entitled to their room as well."""
+    queues = {"root": {"a": {"share": 50}, "b": {"share": 50}}}
+    w = World({"queues": queues, "rebalance_threshold": 10, "rebalance_after": "60s"})
+    w.nodes(8, cpu=1)
+    w.submit(name="lent", queue="root.a", stages=[{"name": "w", "count": 8, "min": 1, "resources": {"cpu": 1}}])
+    w.advance(1)
+    w.submit(name="back", queue="root.b", stages=[{"name": "w", "count": 4, "min": 2, "resources": {"cpu": 1}}])
+    w.advance(65)
+    assert len(w.placements("back")) == 4 and len(w.placements("lent")) == 4
