@@ -36,8 +36,8 @@ from fairlead.core.state import Partition
 def rebalance(plan: Plan, parent: Queue) -> bool:
     """Stop what the children of a queue have on loan, as far as others of them are entitled to it and wait for it.
 
-    Returns True if that is all for now. Otherwise it is tried again in the next cycle: tasks were stopped, and other asks
-    may wait behind those that start then; or what could be stopped was placed in this cycle.
+    Returns True if that is all for now. Otherwise it is tried again in the next cycle: tasks were stopped, and other
+    asks may wait behind those that start then; or what could be stopped was placed in this cycle.
     """
     p = plan.partition
     balance = _balanced(plan, parent)
