@@ -915,22 +915,3 @@ def test_a_stopped_job_keeps_its_place_among_those_of_one_instant(gang: str) -> 
     w.restart()
     w.advance(5)
     assert w.job("high").state == "succeeded" and w.placements("first")
-
-
-def test_a_claim_behind_an_ask_that_the_limit_refuses_may_use_free_nodes() -> None:
-    """`high` waits for a task that hangs on n1. The node that becomes free is not for `low`: the limit refuses it."""
-    w = World({"queues": {"root": {"q": {"order": "fair", "limit": {"cpu": 2}}, "r": {}}}})
-    w.nodes(3, cpu=1)
-    w.submit(name="low", queue="root.q", stages=[stage(4, min=1)])
-    w.submit(name="other", queue="root.r", stages=[stage()])
-    w.advance(1)
-    w.ignore_stops("low")
-    w.submit(name="high", queue="root.q", priority=1, stages=[stage()])
-    w.cycle()
-    assert len(w.promises()) == 1
-    (kept,) = [name for name, _ in next(iter(w.promises().values()))]
-    index = next(index for (_, index), name in w.placements("low").items() if name != kept)
-    w.finish("low", "w", index)
-    w.finish("other")
-    w.advance(1)
-    assert w.placements("high")
