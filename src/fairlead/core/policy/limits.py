@@ -19,17 +19,6 @@ def allowed(
     return None
 
 
-def tasks_allowed(
-    accounts: Iterable[tuple[str, Mapping[str, int] | None, Mapping[str, int]]], each: Mapping[str, int], most: int
-) -> int:
-    """How many equal tasks, up to a number, every account has room for."""
-    for _, limit, used in accounts:
-        for resource, amount in each.items():
-            if limit is not None and resource in limit and amount:
-                most = min(most, (limit[resource] - used.get(resource, 0)) // amount)
-    return max(most, 0)
-
-
 def may_run(accounts: Iterable[tuple[str, int | None, int]]) -> TooManyJobs | None:
     """None if every account may have one more running job, else the first that may not."""
     for name, most, running in accounts:
