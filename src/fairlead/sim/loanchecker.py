@@ -7,7 +7,8 @@ A queue is **deprived** if all of this is true:
 - the first ask of one of its lanes that may start has no room, and will have none when the tasks that stop are gone. A
   task counts as stopping for `preempt_grace` and a margin;
 - there are tasks on loan to its siblings whose stop would let that ask start, and would leave each of their queues its
-  share and its guarantee. Only simple sets are tried: one unit alone, or units from the newest on.
+  share and its guarantee. Only simple sets are tried: one unit alone, or units from the newest on. A part of a node
+  that other asks hold too does not count: it serves its owner when the node is free, and no claim.
 
 It may be deprived for `rebalance_after`, `preempt_grace` and some slack without a break. Time while the partition is
 not ready does not count, and a new writer begins anew. Left out as the ask that waits: jobs that start whole, and
@@ -265,4 +266,6 @@ def _starts(p: Partition, now: Micros, ask: Reservation, units: Sequence[Unit]) 
     rooms = _rooms_without_stopping(p, now)
     for task in _tasks(units):
         rooms.end(task.allocation.node, task.allocation.stage.shape, 1, task.devices)
-    return rooms.whole(ask)
+    shared = [join for join, owners in p.nodes.held.items() if len(owners) > 1]
+    stage, needed = together(ask)[0]
+    return rooms.count(ask, stage, p.nodes.held, without=shared) >= needed

@@ -293,11 +293,12 @@ class Rooms:
         stage, needed = together(ask)[0]
         return self.count(ask, stage, self.p.nodes.held if closed is None else closed) >= needed
 
-    def count(self, ask: Reservation, stage: Stage, closed: Collection[int]) -> int:
+    def count(self, ask: Reservation, stage: Stage, closed: Collection[int], without: Collection[int] = ()) -> int:
+        """How many tasks fit on the nodes kept for an ask, but for some of these, and on those that are not closed."""
         own = self.p.kept(ask.seq)
         mine: dict[int, int] = {}
         for join, position, tasks in own.places if own is not None else ():
-            if position == stage.position:
+            if position == stage.position and join not in without:
                 mine[join] = mine.get(join, 0) + tasks
         total = 0
         for join in self.p.nodes.rows:
