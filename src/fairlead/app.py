@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO, cast
 
 import msgspec
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from structlog.typing import FilteringBoundLogger
 
+    from fairlead.api.logfile import LogFile
     from fairlead.core.settings import PartitionConfig
     from fairlead.pools.base import Kind, Log, Provider
 
@@ -83,7 +84,9 @@ def _parsed(document: object) -> dict[str, PartitionConfig]:
 
 
 def logger_to(
-    out: TextIO, form: Literal["json", "console"], level: Literal["debug", "info", "warning", "error"] = "info"
+    out: TextIO | LogFile,
+    form: Literal["json", "console"],
+    level: Literal["debug", "info", "warning", "error"] = "info",
 ) -> FilteringBoundLogger:
     """A logger for `views.logs`, for machines to read or for people. Nothing global is set by it."""
     import structlog  # takes a while, and most commands log nothing
@@ -92,7 +95,7 @@ def logger_to(
     if form == "console":
         render = structlog.dev.ConsoleRenderer(colors=out.isatty())
     logger: FilteringBoundLogger = structlog.wrap_logger(
-        structlog.WriteLogger(out),
+        structlog.WriteLogger(cast(TextIO, out)),
         [structlog.processors.add_log_level, structlog.processors.TimeStamper(fmt="iso", utc=True), render],
         structlog.make_filtering_bound_logger(level),
         dict,
@@ -119,6 +122,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
     """
     from fairlead.api.control import Control
     from fairlead.api.gate import Bounds
+    from fairlead.api.logfile import LogFile
     from fairlead.api.routes import application
     from fairlead.api.secrets import Secrets
     from fairlead.api.server import server
@@ -129,6 +133,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
     from fairlead.engines.base import Ended
     from fairlead.journal.history import History, Used
     from fairlead.journal.past import Past
+    from fairlead.journal.room import need_room
     from fairlead.journal.snapshot import Snapshots
     from fairlead.pools.base import Join
     from fairlead.pools.figures import Figures
@@ -138,7 +143,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
     from fairlead.writer.memory import spare_the_collector
 
     directory = settings.directory
-    log_file = (directory / "server.log").open("a", encoding="utf-8", buffering=1)
+    log_file = LogFile(directory / "server.log")
     log = logger_to(log_file, "json", "warning")
     events = logger_to(log_file, "json", "info")
     metrics = Metrics()
@@ -182,8 +187,13 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
         Figures(metrics.registry),
         pool_log,
     )
+
+    def open_journal() -> SqliteJournal:
+        need_room(directory)
+        return SqliteJournal(directory / "journal")
+
     control = Control(
-        lambda: SqliteJournal(directory / "journal"),
+        open_journal,
         hub,
         [metrics, Logs(log), Past(history)],
         None if settings.config is None else _parsed(settings.config),
