@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -147,7 +148,10 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
     log = logger_to(log_file, "json", "warning")
     events = logger_to(log_file, "json", "info")
     metrics = Metrics()
-    history = History(directory / "history")
+    history = History(directory / "history", note=lambda text: log.error("history", problem=text))
+    threading.excepthook = lambda ended: log.error(
+        "thread ended", thread=ended.thread.name if ended.thread else "", error=repr(ended.exc_value)
+    )
     snapshots: dict[str, Snapshots] = {}
 
     def used(ended: list[Ended]) -> None:

@@ -46,6 +46,9 @@ class Hub(Protocol):
 class Records(Protocol):
     """The history of what ended. Its methods wait for a disk."""
 
+    @property
+    def failing(self) -> bool: ...
+
     def job(self, partition: str, id: str) -> JobRow | None: ...
 
     def jobs(self, partition: str, user: str, state: str, before: int | None, limit: int) -> list[JobRow]: ...

@@ -647,6 +647,8 @@ class Health(Answer, frozen=True, kw_only=True):
     partitions: dict[str, bool]
     """Partition → whether it is ready."""
     problem: str = ""
+    failing: list[str] = []
+    """Parts of the server that do not work now and are tried again, such as `history`. Work is placed without them."""
 
 
 class Problem(Answer, frozen=True, kw_only=True):
