@@ -156,7 +156,9 @@ class Serving:
         listening = listen("127.0.0.1", 0)
         self.port = listening.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        http = server(application(self.site))
+        gate = application(self.site)
+        self.connections = gate.connections
+        http = server(gate)
         serving = asyncio.create_task(http.serve(sockets=[listening]))
         while not http.started:
             await asyncio.sleep(0.001)

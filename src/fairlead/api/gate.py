@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from fairlead.api.connections import Connections, Refusal
 from fairlead.api.problems import MEDIA_TYPE, Unserved, encoded, problem_of
 from fairlead.api.tokens import Token, Tokens
 
@@ -39,6 +40,8 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     failures_burst: float = 50.0
     streams: int = 100
     """How many answers without an end one token may be reading."""
+    connections: int = 0
+    """Open at a time, of all callers together; 0 is as many as the process has file descriptors for."""
     poll_seconds: float = 60.0
     """How long a question may wait for something to happen."""
 
@@ -70,6 +73,7 @@ class Gate:
         self._agents = agents
         self._tokens = tokens
         self._bounds = bounds
+        self.connections = Connections(bounds.connections)
         self._requests = Buckets(bounds.requests, bounds.burst)
         self._failures = Buckets(bounds.failures, bounds.failures_burst)
 
@@ -88,17 +92,21 @@ class Gate:
         await self._app(scope, receive, send)
 
     def _caller(self, scope: Scope) -> Token:
-        address = (scope.get("client") or ("",))[0]
+        client = scope.get("client") or ("", 0)
         secret = _bearer(scope)
         token = self._tokens.find(secret) if secret else None
         if token is None:
             # Guessing is hopeless, but it should not cost us much either.
-            if not self._failures.take(address):
+            if not self._failures.take(client[0]):
                 raise Unserved("too many", "too many requests without a valid token; wait a while", 10)
             said = "the token is not known, was revoked or has expired" if secret else "a token is needed"
             raise Unserved("unauthenticated", f"{said}; send Authorization: Bearer TOKEN")
         if not self._requests.take(token.id):
             raise Unserved("too many", f"more than {self._bounds.requests:g} requests a second; slow down", 1)
+        try:
+            self.connections.trust(client, token)
+        except Refusal as refusal:
+            raise Unserved("too many", str(refusal), 10) from None
         return token
 
     def _bounded(self, scope: Scope, receive: Receive) -> Receive:
