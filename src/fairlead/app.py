@@ -124,6 +124,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
     from fairlead.api.control import Control
     from fairlead.api.gate import Bounds
     from fairlead.api.logfile import LogFile
+    from fairlead.api.quotas import Quotas
     from fairlead.api.routes import application
     from fairlead.api.secrets import Secrets
     from fairlead.api.server import server
@@ -148,6 +149,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
     log = logger_to(log_file, "json", "warning")
     events = logger_to(log_file, "json", "info")
     metrics = Metrics()
+    quotas = Quotas()
     history = History(directory / "history", note=lambda text: log.error("history", problem=text))
     threading.excepthook = lambda ended: log.error(
         "thread ended", thread=ended.thread.name if ended.thread else "", error=repr(ended.exc_value)
@@ -199,7 +201,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
     control = Control(
         open_journal,
         hub,
-        [metrics, Logs(log), Past(history)],
+        [metrics, Logs(log), Past(history), quotas],
         None if settings.config is None else _parsed(settings.config),
         after_turn,
         lambda text: log.error("control plane", problem=text),
@@ -213,6 +215,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
         secrets,
         metrics,
         Bounds(),
+        quotas,
         settings.version,
         lambda error: log.error("fault", error=repr(error), exc_info=error),
         lambda event, fields: events.info(event, **fields),

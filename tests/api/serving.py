@@ -18,6 +18,7 @@ import httpx
 from fairlead.api.control import Control
 from fairlead.api.gate import Bounds
 from fairlead.api.listening import listen
+from fairlead.api.quotas import Quotas
 from fairlead.api.routes import application
 from fairlead.api.secrets import Secrets
 from fairlead.api.server import server
@@ -136,7 +137,8 @@ class Serving:
         metrics = Metrics()
         self.secrets = Secrets(self.folder / "secrets")
         self.history = History(self.folder / "history")
-        observers = [metrics, Past(self.history)]
+        quotas = Quotas()
+        observers = [metrics, Past(self.history), quotas]
         self.control = Control(
             self._open, self.orders, observers, self._config, note=self.notes.append, pools=self._pools
         )
@@ -149,6 +151,7 @@ class Serving:
             self.secrets,
             metrics,
             self._bounds,
+            quotas,
             "test",
             self._fault,
             lambda event, fields: self.log.append((event, fields)),

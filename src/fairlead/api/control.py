@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 from fairlead.api.feed import Feed
 from fairlead.api.problems import Unserved
@@ -37,6 +39,9 @@ from fairlead.writer.loop import Stopped, Writer
 from fairlead.writer.observer import Observer
 
 Result = TypeVar("Result")
+
+ASKING: ContextVar[str] = ContextVar("ASKING", default="")
+"""The user whose request is served; empty for the server itself."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 """Seconds before a control plane that stopped begins anew, at first and after many vain attempts."""
@@ -66,6 +71,8 @@ class Served:
         self._turns = turns
         self._after_turn = after_turn
         self._waiters: dict[str, list[asyncio.Future[None]]] = {}
+        self._readers: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """User → held while one of its requests reads, or waits for its turn to."""
 
     @property
     def partition(self) -> Partition:
@@ -100,8 +107,18 @@ class Served:
                 await asyncio.sleep(BUSY_PAUSE)
 
     async def read(self, look: Callable[[Partition], Result]) -> Result:
-        """Look at the state between two turns. It holds up the writer, so it must be quick."""
-        async with self._turns.lock:
+        """Look at the state between two turns. It holds up the writer, so it must be quick.
+
+        Of the requests of one user only one waits for its turn at a time, so that many of them hold up no others.
+        """
+        user = ASKING.get()
+        if not user:
+            async with self._turns.lock:
+                return look(self.partition)
+        lock = self._readers.get(user)
+        if lock is None:
+            lock = self._readers[user] = asyncio.Lock()
+        async with lock, self._turns.lock:
             return look(self.partition)
 
     def publish(self, decided: Cycle) -> None:

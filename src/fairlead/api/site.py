@@ -19,6 +19,7 @@ from litestar.typing import FieldDefinition
 from fairlead.api.control import Control
 from fairlead.api.gate import Bounds
 from fairlead.api.problems import MEDIA_TYPE, Unserved, plain, problem_of
+from fairlead.api.quotas import Quotas
 from fairlead.api.tokens import Token, Tokens
 from fairlead.core.commands import Command
 from fairlead.core.errors import Refused
@@ -94,6 +95,7 @@ class Site:
         secrets: Keeper,
         metrics: Measured,
         bounds: Bounds,
+        quotas: Quotas,
         version: str,
         fault: Callable[[Exception], None] = lambda error: None,
         log: Callable[[str, dict[str, Any]], None] = lambda event, fields: None,
@@ -106,6 +108,7 @@ class Site:
         self.secrets = secrets
         self.metrics = metrics
         self.bounds = bounds
+        self.quotas = quotas
         self.version = version
         self.fault = fault
         self.log = log
@@ -131,7 +134,7 @@ def asks(request: Request[Any, Any, Any], key: str | None = None) -> dict[str, A
 
 def may_see(caller: Token, job: Job) -> bool:
     """Whoever may touch a job may see it: its owner, administrators of its queue, operators."""
-    if caller.operator or caller.user == job.spec.user:
+    if caller.operator or caller.user == job.user:
         return True
     try:
         need_owner(Command(user=caller.user, groups=caller.groups), job, "see")
