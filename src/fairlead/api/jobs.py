@@ -39,6 +39,7 @@ from fairlead.wire import api as wire
 from fairlead.writer.inbox import Slot
 
 MAX_BATCH = 10_000
+MAX_CURSOR = 2**63 - 1
 AT_ONCE = 500
 """So many jobs of a batch wait for their answers at a time, so that one caller does not fill the inbox."""
 READ_AT_ONCE = 50
@@ -276,7 +277,7 @@ def _slices(known: list[Job], before: int | None) -> Iterator[list[Job]]:
 def number_of(cursor: str) -> int | None:
     if not cursor:
         return None
-    if not cursor.isascii() or not cursor.isdigit():
+    if not cursor.isascii() or not cursor.isdigit() or int(cursor) > MAX_CURSOR:
         raise Refused("cursor", f"{shown(cursor)} is not one; use `next` of the page before")
     return int(cursor)
 

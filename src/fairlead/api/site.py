@@ -24,7 +24,7 @@ from fairlead.api.tokens import Token, Tokens
 from fairlead.core.commands import Command
 from fairlead.core.errors import Refused
 from fairlead.core.model import Job, JobSpec, Micros
-from fairlead.core.phases.intake.access import need_owner
+from fairlead.core.phases.intake.access import is_owner
 from fairlead.engines.base import Connection, Peer
 from fairlead.journal.past import AttemptRow, JobRow
 from fairlead.views.lanefigures import LaneFigures
@@ -134,13 +134,7 @@ def asks(request: Request[Any, Any, Any], key: str | None = None) -> dict[str, A
 
 def may_see(caller: Token, job: Job) -> bool:
     """Whoever may touch a job may see it: its owner, administrators of its queue, operators."""
-    if caller.operator or caller.user == job.user:
-        return True
-    try:
-        need_owner(Command(user=caller.user, groups=caller.groups), job, "see")
-    except Refused:
-        return False
-    return True
+    return is_owner(Command(user=caller.user, groups=caller.groups, operator=caller.operator), job)
 
 
 def need(*roles: str) -> Callable[[ASGIConnection[Any, Any, Any, Any], BaseRouteHandler], Awaitable[None]]:

@@ -579,6 +579,8 @@ class Event(Answer, frozen=True, kw_only=True):
     what: str
     at: float
     job: str = ""
+    number: int = 0
+    """Of the job. Its id may be another job's later, its number never is."""
     stage: str = ""
     indices: list[int] = []
     attempt: int = 0

@@ -28,11 +28,15 @@ def need_submit(command: Command, queue: Queue) -> None:
         )
 
 
-def need_owner(command: Command, job: Job, action: str) -> None:
-    """The owner of a job, or an administrator of a queue above it."""
+def is_owner(command: Command, job: Job) -> bool:
+    """True for operators, the owner of a job, and administrators of a queue above it."""
     if command.operator or command.user == job.user:
-        return
-    if not any(_listed(command, level.settings.admin) for level in job.queue.line()):
+        return True
+    return any(_listed(command, level.settings.admin) for level in job.queue.line())
+
+
+def need_owner(command: Command, job: Job, action: str) -> None:
+    if not is_owner(command, job):
         raise Refused(
             "user",
             f"{command.user or 'anonymous'} may not {action} job {job.id}; "
