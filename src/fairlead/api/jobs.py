@@ -31,6 +31,8 @@ from fairlead.core.commands import AnyCommand, Kill, Scale, SetPriority, Submit
 from fairlead.core.documents import parse_job
 from fairlead.core.errors import Refused
 from fairlead.core.model import Job, JobSpec
+from fairlead.core.phases.intake.access import is_owner
+from fairlead.core.phases.intake.jobs import no_such_job
 from fairlead.core.reader import Reader
 from fairlead.core.resources import shown
 from fairlead.core.state import Partition
@@ -129,10 +131,16 @@ def _ask(
 
 
 def _offered(site: Site, served: Served, command: Submit) -> Slot:
-    """Offer a submission that names only secrets of its user and is within the quotas. Operators have none."""
+    """Offer a submission that names only secrets of its user and jobs that it may see, and is within the quotas."""
     site.secrets.check(command.spec)
     if command.operator:
         return offered(served, command)
+    jobs = served.partition.jobs
+    for at, name in enumerate(command.spec.after):
+        # The owner of a job never changes, so it may be looked up at any time.
+        before = jobs.get(name)
+        if before is not None and not is_owner(command, before):
+            raise no_such_job(f"after[{at}]", name)
     size = site.quotas.check(served.name, served.partition.settings, command.spec)
     slot = offered(served, command)
     site.quotas.offered(served.name, command.spec.user, size, slot)

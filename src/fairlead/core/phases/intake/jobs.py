@@ -34,7 +34,7 @@ from fairlead.core.outcomes import (
     stop_stage,
     to_tail,
 )
-from fairlead.core.phases.intake.access import is_owner, need_operator, need_owner, need_submit
+from fairlead.core.phases.intake.access import need_operator, need_owner, need_submit
 from fairlead.core.plan import Plan
 from fairlead.core.reader import check_name, suggestion
 from fairlead.core.resources import BUILT_IN, parse_count, shown
@@ -62,7 +62,7 @@ def add_job(plan: Plan, command: Command, spec: JobSpec, wanted_id: str, field: 
     need_submit(command, queue)
     for at, stage in enumerate(spec.stages):
         check_resources(p, stage, f"stages[{at}]")
-    _check_after(p, command, job_id, spec)
+    _check_after(p, job_id, spec)
     plan.do(JobAdded(job_id, number, spec))
     job = p.jobs[job_id]
     if not p.unmet(job):
@@ -132,15 +132,19 @@ def check_resources(p: Partition, stage: StageSpec, field: str) -> None:
             )
 
 
-def _check_after(p: Partition, command: Command, job_id: str, spec: JobSpec) -> None:
+def no_such_job(field: str, name: str) -> Refused:
+    """Of a job that another one comes after: it is not there, or is not for the caller to know."""
+    return Refused(field, f"there is no job {shown(name)} in this partition; name one that is known", "unknown")
+
+
+def _check_after(p: Partition, job_id: str, spec: JobSpec) -> None:
     for at, name in enumerate(spec.after):
         field = f"after[{at}]"
         if name == job_id:
             raise Refused(field, "a job cannot come after itself; leave it out")
         before = p.jobs.get(name)
-        # A job that the caller may not touch does not exist for it.
-        if before is None or not is_owner(command, before):
-            raise Refused(field, f"there is no job {shown(name)} in this partition; name one that is known", "unknown")
+        if before is None:
+            raise no_such_job(field, name)
         if before.over and before.state != "succeeded":
             raise Refused(
                 field,
