@@ -15,7 +15,18 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from fairlead.wire.agent import PATH, VERSION, Hello, Refusal, Welcome, Work, decode_from_server, encode
+from fairlead.wire.agent import (
+    PATH,
+    VERSION,
+    Hello,
+    Refusal,
+    Report,
+    Reports,
+    Welcome,
+    Work,
+    decode_from_server,
+    encode,
+)
 from tests.api.serving import Serving, submit
 from tests.live import PROGRAM, SECONDS
 
@@ -62,6 +73,30 @@ def test_a_token_may_be_for_one_node_only(site: Serving) -> None:
 
     asyncio.run(story())
     assert site.as_owner.get("/api/v1/nodes/a2").status_code == 404
+
+
+@pytest.mark.parametrize("figure", [2**53 + 1, 2**64 - 1, -1])
+def test_a_figure_out_of_bounds_is_refused(site: Serving, figure: int) -> None:
+    async def story() -> None:
+        async with joining(site, site.token("agent", "agent")) as connection:
+            assert isinstance(await greet(connection, "a1"), Welcome)
+            name = await asyncio.to_thread(submit, site.as_owner)
+            while True:
+                message = decode_from_server(await asyncio.wait_for(connection.recv(), SECONDS))
+                if isinstance(message, Work) and message.launches:
+                    break
+            tasks = message.launches[0].tasks
+            assert tasks.job == name
+            report = Report(tasks, "succeeded", exit_code=0, ran=(1,), cpu=(1,), memory=(figure,))
+            await connection.send(encode(Reports(1, (Report(tasks, "running"), report))))
+            with pytest.raises(ConnectionClosed):
+                while True:
+                    await asyncio.wait_for(connection.recv(), SECONDS)
+
+    asyncio.run(story())
+    site.history.flush()
+    assert not site.history.failing
+    assert site.as_owner.get("/readyz").json()["failing"] == []
 
 
 @pytest.mark.parametrize(

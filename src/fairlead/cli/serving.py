@@ -118,21 +118,31 @@ def _run(
 ) -> None:
     """`agent` has options for the agent that runs beside the server, if one should."""
     directory = _directory(data)
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    from fairlead.api.datafolder import prepare
+    from fairlead.api.listening import is_loopback, listen
+    from fairlead.api.smallfile import FileProblem
+    from fairlead.api.tokens import Tokens
+
+    try:
+        warning = prepare(directory)
+    except FileProblem as problem:
+        fail(str(problem))
+    if warning:
+        typer.echo(f"fairlead: warning: {warning}", err=True)
     lock = _lock(directory)
     if lock is None:
         fail(f"another server runs on {directory}; use it, or stop it with `fairlead down`")
-    from fairlead.api.listening import is_loopback, listen
-    from fairlead.api.tokens import Tokens
-
     if not is_loopback(host) and (certificate is None or key is None):
         fail(f"{host} is reached from other machines, so TLS is needed; give --certificate and --key")
     document = _document(config)
     if document is None and agent is not None:
         document = ONE_MACHINE
-    tokens = Tokens(directory / "tokens")
-    tokens.standing(directory / "token", "owner", "admin", getpass.getuser(), "whoever may read the data directory")
-    tokens.standing(directory / "agent-token", "local-agent", "agent", "agent", "the agent that `up` starts")
+    try:
+        tokens = Tokens(directory / "tokens")
+        tokens.standing(directory / "token", "owner", "admin", getpass.getuser(), "whoever may read the data directory")
+        tokens.standing(directory / "agent-token", "local-agent", "agent", "agent", "the agent that `up` starts")
+    except FileProblem as problem:
+        fail(str(problem))
     try:
         listening = listen(host, port)
     except OSError as problem:
