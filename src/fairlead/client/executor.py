@@ -183,6 +183,8 @@ class _Shared:
         """Jobs that ended before their submission was answered."""
         self._ended: queue.SimpleQueue[tuple[str, Calling[Any]] | None] = queue.SimpleQueue()
         self._closed = False
+        self._following = threading.Event()
+        """Set when news are heard, or cannot be."""
         self._threads: list[threading.Thread] = []
 
     def start(self, document: dict[str, Any]) -> Calling[Any]:
@@ -191,13 +193,15 @@ class _Shared:
             if self._closed:
                 raise RuntimeError("the executor was shut down")
             if not self._threads:
-                following = threading.Event()
-                for work in (self._submit, lambda: self._follow(following), self._fetch):
+                for work in (self._submit, self._follow, self._fetch):
                     thread = threading.Thread(target=work, daemon=True)
                     self._threads.append(thread)
                     thread.start()
-                # What ends before anybody listens would not be heard of.
-                following.wait(10.0)
+        # A job that ends before its end can be heard is noticed late. The lock is free: the follower needs it.
+        self._following.wait(10.0)
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the executor was shut down")
             self._new.append((document, future))
             self._lock.notify_all()
         return future
@@ -274,7 +278,7 @@ class _Shared:
         with self._lock:
             return self._closed and not (self._new or self._sent or self._open)
 
-    def _follow(self, following: threading.Event) -> None:
+    def _follow(self) -> None:
         """Hear which jobs ended. After a cut, or where news were missed, each open job is looked at."""
         while not self._is_over():
             try:
@@ -282,8 +286,8 @@ class _Shared:
                 stream = self._client.stream(call)
                 waiting = b""
                 for part in stream:
-                    if not following.is_set():
-                        following.set()
+                    if not self._following.is_set():
+                        self._following.set()
                     elif not waiting and part.startswith(b"retry:"):
                         self._look()
                     waiting += part
@@ -294,10 +298,10 @@ class _Shared:
                         break
                 self._look()
             except Problem:
-                following.set()
+                self._following.set()
                 threading.Event().wait(0.5)
             except RuntimeError as closed:  # the client was closed: nothing will be heard any more
-                following.set()
+                self._following.set()
                 self._give_up(closed)
                 return
 
