@@ -76,7 +76,7 @@ async def submit(
     """The answer means that the job is durable. It carries the id by which the job is known from now on."""
     control = site_of(request).control
     command = submission(caller_of(request), data, key or "", {})
-    site_of(request).secrets.check(command.spec)
+    site_of(request).secrets.check(command.spec, command.user)
     served = control.find(partition)
     accepted = await control.ask(served, command)
     return wire.Submitted(job=accepted.job, partition=served.name)
@@ -115,7 +115,7 @@ def _ask(
     """Offer a job of a batch: its answer comes later, unless it is refused at once."""
     try:
         command = submission(caller, document, key, known, f"jobs[{at}]")
-        site.secrets.check(command.spec)
+        site.secrets.check(command.spec, command.user)
         return offered(served, command)
     except (Refused, Unserved) as refusal:
         return wire.BatchItem(problem=problem_of(refusal))
