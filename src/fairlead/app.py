@@ -178,7 +178,12 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
         secrets = Secrets(directory / "secrets", key_path(directory, settings.secrets_key))
     except FileProblem as problem:
         raise Failed(str(problem)) from problem
-    hub = Agents(log=lambda event, fields: log.warning(event, **fields), secrets=secrets.values, ended=used)
+    hub = Agents(
+        log=lambda event, fields: log.warning(event, **fields),
+        secrets=secrets.values,
+        gang_seed=secrets.gang_seed,
+        ended=used,
+    )
     pools = Pools(
         lambda kind: provider_of(kind, directory / "pools", pool_log),
         Join(settings.url, directory / "agent-token"),
