@@ -181,8 +181,8 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
     hub = Agents(
         log=lambda event, fields: log.warning(event, **fields),
         secrets=secrets.values,
-        gang_seed=secrets.gang_seed,
         ended=used,
+        gang_seed=secrets.gang_seed,
     )
     pools = Pools(
         lambda kind: provider_of(kind, directory / "pools", pool_log),

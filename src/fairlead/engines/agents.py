@@ -45,8 +45,8 @@ class Agents:
         self,
         log: Log = lambda event, fields: None,
         secrets: Secrets = lambda user, names: {},
-        gang_seed: bytes = b"",
         ended: Callable[[list[Ended]], None] = lambda tasks: None,
+        gang_seed: bytes = b"",
     ) -> None:
         """`ended` hears of all tasks that ended, after that is durable.
 
