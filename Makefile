@@ -9,7 +9,7 @@ PIP    := $(PY) -m pip --disable-pip-version-check --no-input --quiet
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup up test test-long soak format bench lock clean
+.PHONY: help setup up test test-long soak format bench lock audit clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -58,6 +58,13 @@ lock: ## recompile requirements.lock from pyproject.toml
 	"$$tools/bin/uv" pip compile pyproject.toml --group dev --universal --generate-hashes --no-emit-index-url \
 		--no-header --quiet $(if $(UPGRADE),--upgrade) -o requirements.lock && \
 	if grep -n '://' requirements.lock; then echo "error: requirements.lock names an address" >&2; exit 1; fi
+
+# It asks a service on the network, so it is no part of the tests.
+audit: ## look for known vulnerabilities in the pinned versions
+	@tools=$$(mktemp -d) && trap 'rm -rf "$$tools"' EXIT && \
+	"$(PYTHON)" -m venv "$$tools" && \
+	"$$tools/bin/python" -m pip --disable-pip-version-check --no-input --quiet install pip-audit && \
+	"$$tools/bin/pip-audit" --requirement requirements.lock --disable-pip --require-hashes --strict --progress-spinner off
 
 clean: ## remove what make and the tools created
 	rm -rf $(VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache dist build

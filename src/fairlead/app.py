@@ -111,6 +111,8 @@ class Serve(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     """Where agents of this machine reach it."""
     config: object = None
+    secrets_key: Path | None = None
+    """The file with the key of the secrets; else `key_path` decides."""
     certificate: Path | None = None
     key: Path | None = None
     version: str = ""
@@ -126,6 +128,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
     from fairlead.api.logfile import LogFile
     from fairlead.api.quotas import Quotas
     from fairlead.api.routes import application
+    from fairlead.api.sealed import key_path
     from fairlead.api.secrets import Secrets
     from fairlead.api.server import server
     from fairlead.api.site import Site
@@ -183,10 +186,15 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
         snapshots[partition].poll(seq)
 
     try:
-        secrets = Secrets(directory / "secrets")
+        secrets = Secrets(directory / "secrets", key_path(directory, settings.secrets_key))
     except FileProblem as problem:
         raise Failed(str(problem)) from problem
-    hub = Agents(log=lambda event, fields: log.warning(event, **fields), secrets=secrets.values, ended=used)
+    hub = Agents(
+        log=lambda event, fields: log.warning(event, **fields),
+        secrets=secrets.values,
+        ended=used,
+        gang_seed=secrets.gang_seed,
+    )
     pools = Pools(
         lambda kind: provider_of(kind, directory / "pools", pool_log),
         Join(settings.url, directory / "agent-token"),
@@ -238,6 +246,19 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
             each.close()
         history.close()
         log_file.close()
+
+
+def rotate_secrets_key(directory: Path, given: Path | None) -> Path:
+    """Encrypt the secrets of a data directory that no server uses with a new key, and return the key file."""
+    from fairlead.api.sealed import SealedFile, key_path
+    from fairlead.api.smallfile import FileProblem
+
+    try:
+        key = key_path(directory, given)
+        SealedFile(directory / "secrets", key).rotate()
+    except FileProblem as problem:
+        raise Failed(str(problem)) from problem
+    return key
 
 
 def end_local_machines(directory: Path) -> int:

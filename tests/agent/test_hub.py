@@ -299,6 +299,27 @@ def test_gangs_are_told_where_their_members_are(tmp_path: Path) -> None:
     tell(tmp_path, story)
 
 
+def test_a_gang_has_a_key_of_its_own_that_a_restart_does_not_change(tmp_path: Path) -> None:
+    keys: list[str] = []
+
+    async def story(first: bool) -> None:
+        async with asyncio.timeout(SECONDS), Plant(tmp_path / "journal", {}, gang_seed=b"seed").at_work() as plant:
+            if first:
+                for _ in range(2):
+                    await plant.submit(["true"], count=2)
+            async with puppet(plant) as one:
+                launches: list[wire.Launch] = []
+                while len(launches) < 2:
+                    launches += (await one.wait_for(wire.Work)).launches
+                keys.extend(each.gang.key for each in sorted(launches, key=lambda each: each.tasks.job) if each.gang)
+
+    asyncio.run(story(True))
+    asyncio.run(story(False))
+    assert keys[:2] == keys[2:] and keys[0] != keys[1] and len(bytes.fromhex(keys[0])) == 32
+    held = b"".join(file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
+    assert not any(key.encode() in held for key in keys)
+
+
 def test_secrets_join_at_dispatch_only(tmp_path: Path) -> None:
     asked = []
 

@@ -279,6 +279,7 @@ def test_a_gang_that_is_not_complete_is_not_waited_for_without_end(monkeypatch: 
             "WORLD_SIZE": "2",
             "MASTER_ADDR": "127.0.0.1",
             "FAIRLEAD_PORT": "20999",
+            "FAIRLEAD_GANG_KEY": "5a" * 32,
         }.items():
             monkeypatch.setenv(name, value)
         with pytest.raises(TimeoutError, match=r"not all 2 members of the gang came within 0\.2 s"):

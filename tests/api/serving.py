@@ -135,7 +135,7 @@ class Serving:
     async def _main(self) -> None:
         self._closing = asyncio.Event()
         metrics = Metrics()
-        self.secrets = Secrets(self.folder / "secrets")
+        self.secrets = Secrets(self.folder / "secrets", self.folder / "secrets-key")
         self.history = History(self.folder / "history")
         quotas = Quotas()
         observers = [metrics, Past(self.history), quotas]

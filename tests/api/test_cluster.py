@@ -6,7 +6,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from fairlead.journal import NotWritten, SqliteJournal
+from fairlead.wire.api import Role
 from tests.api.serving import JOB, SECONDS, Serving, serving, submit
 
 
@@ -176,11 +179,30 @@ def test_secrets(site: Serving) -> None:
     name = submit(ann, named)
     assert "hidden-value" not in ann.get(f"/api/v1/jobs/{name}").text
     assert b"hidden-value" not in (site.folder / "journal-wal").read_bytes()
-    assert (site.folder / "secrets").stat().st_mode & 0o777 == 0o600
+    assert b"hidden-value" not in (site.folder / "secrets").read_bytes()
     assert site.secrets.values("ann", ("db", "other")) == {"db": "hidden-value"}
+    assert ann.put("/api/v1/secrets/brief", json={"value": "x", "expires_in": "1us"}).status_code == 200
+    assert ann.get("/api/v1/secrets").json() == {"secrets": ["db"]}
     assert ann.delete("/api/v1/secrets/db").status_code == 200
     assert ann.delete("/api/v1/secrets/db").status_code == 404
     assert ann.put("/api/v1/secrets/b d", json={"value": "x"}).status_code == 422
+
+
+@pytest.mark.parametrize("role", ["user", "operator", "admin"])
+def test_a_job_in_the_name_of_another_user_gets_no_secrets(site: Serving, role: Role) -> None:
+    """Its command could print them."""
+    ann, other = site.as_user("ann"), site.as_user("olga", role)
+    assert ann.put("/api/v1/secrets/db", json={"value": "hidden-value"}).status_code == 200
+    for name in ("db", "none"):  # the answer does not say which secrets ann has
+        stage = {"command": ["env"], "secrets": {"PASSWORD": name}, "resources": {"cpu": 1}}
+        document = {"user": "ann", "stages": [{"command": ["true"], "resources": {"cpu": 1}, "name": "a"}, stage]}
+        refused = other.post("/api/v1/jobs", json=document)
+        assert refused.status_code == 403
+        assert refused.json()["field"] == "stages[1].secrets.PASSWORD"
+        assert "olga submits this job in the name of ann" in refused.json()["detail"]
+        (item,) = other.post("/api/v1/jobs/batch", json={"jobs": [document]}).json()["items"]
+        assert item["problem"]["detail"] == refused.json()["detail"]
+    assert not site.as_owner.get("/api/v1/jobs").json()["jobs"]
 
 
 def test_partitions_come_and_go(site: Serving) -> None:

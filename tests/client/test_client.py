@@ -239,6 +239,12 @@ def test_results_and_errors_come_back(executor: fairlead.Executor) -> None:
     assert executor.submit(os.getpid).result(SECONDS) != os.getpid()
 
 
+def test_an_executor_starts_at_once(executor: fairlead.Executor) -> None:
+    """Its threads do not wait for each other."""
+    executor.submit(abs, -1)
+    assert executor._shared._following.is_set()
+
+
 def test_map(executor: fairlead.Executor) -> None:
     assert list(executor.map(lambda a, b: a + b, range(10), range(10), chunksize=4)) == list(range(0, 20, 2))
     large = executor.submit(lambda text: text[::-1], "ab" * 500_000).result(SECONDS)

@@ -78,6 +78,7 @@ def gang_variables(gang: Gang) -> dict[str, str]:
                 peers[rank] = place.address
     first = peers[0] or (gang.places[0].address if gang.places else "")
     return {
+        "FAIRLEAD_GANG_KEY": gang.key,
         "FAIRLEAD_PEERS": ",".join(peers),
         "FAIRLEAD_PORT": str(gang.port + 1),
         "MASTER_ADDR": first,

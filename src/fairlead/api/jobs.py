@@ -132,7 +132,7 @@ def _ask(
 
 def _offered(site: Site, served: Served, command: Submit) -> Slot:
     """Offer a submission that names only secrets of its user and jobs that it may see, and is within the quotas."""
-    site.secrets.check(command.spec)
+    site.secrets.check(command.spec, command.user)
     if command.operator:
         return offered(served, command)
     jobs = served.partition.jobs

@@ -1,22 +1,24 @@
-"""Secrets: values that jobs name. They are in one file that its owner alone may read, and in launches to agents."""
+"""Secrets: values that jobs name. They are in one encrypted file, and in launches to agents."""
 
 from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from secrets import token_bytes
 from threading import Lock
+from time import time
 from typing import Annotated, Any
 
 import msgspec
 from litestar import Request, delete, get, put
 from litestar.params import PathParameter
 
+from fairlead.api.sealed import SealedFile
 from fairlead.api.site import USERS, Shaped, caller_of, site_of
-from fairlead.api.smallfile import read_small, write_small
 from fairlead.core.errors import Refused
 from fairlead.core.model import JobSpec
 from fairlead.core.reader import Reader, check_name
-from fairlead.core.resources import shown
+from fairlead.core.resources import SECOND, shown
 from fairlead.wire import api as wire
 
 MOST = 1_000
@@ -26,58 +28,100 @@ Ask = Request[Any, Any, Any]
 SecretName = Annotated[str, PathParameter(max_length=63)]
 
 
-class Secrets:
-    """The secrets of all users, by user and name."""
+class Value(msgspec.Struct, frozen=True, omit_defaults=True):
+    text: str
+    expires: float | None = None
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    @property
+    def over(self) -> bool:
+        return self.expires is not None and self.expires <= time()
+
+
+class Content(msgspec.Struct, frozen=True):
+    """All of the file."""
+
+    gang_seed: bytes
+    """What the keys of gangs are derived from."""
+    users: dict[str, dict[str, Value]] = {}
+
+
+class Secrets:
+    """The secrets of all users, by user and name, in an encrypted file."""
+
+    def __init__(self, path: Path, key: Path) -> None:
+        self._file = SealedFile(path, key)
         self._lock = Lock()
         """Held by each change until the file has it."""
-        known = read_small(path, dict[str, dict[str, str]], "remove it and have users set their secrets again")
-        self._of = known or {}
+        content = self._file.read()
+        if content is None:
+            self._content = Content(token_bytes(32))
+            self._file.write(msgspec.json.encode(self._content))
+        else:
+            self._content = msgspec.json.decode(content, type=Content)
+
+    @property
+    def gang_seed(self) -> bytes:
+        return self._content.gang_seed
 
     def values(self, user: str, names: tuple[str, ...]) -> dict[str, str]:
         """For a launch: what is not there any more is left out."""
-        known = self._of.get(user, {})
-        return {name: known[name] for name in names if name in known}
+        known = self._known(user)
+        return {name: known[name].text for name in names if name in known}
 
     def names(self, user: str) -> list[str]:
-        return sorted(self._of.get(user, {}))
+        return sorted(self._known(user))
 
-    def set(self, user: str, name: str, value: str) -> None:
+    def set(self, user: str, name: str, value: str, expires_in: float | None = None) -> None:
         with self._lock:
-            known = self._of.get(user, {})
+            known = self._known(user)
             if name not in known and len(known) >= MOST:
                 raise Refused("secret", f"{user} has {MOST} secrets; remove some first", "conflict")
-            self._save(user, {**known, name: value})
+            expires = None if expires_in is None else time() + expires_in
+            self._save(user, {**known, name: Value(value, expires)})
 
     def remove(self, user: str, name: str) -> None:
         with self._lock:
-            left = dict(self._of.get(user, {}))
+            left = self._known(user)
             if left.pop(name, None) is None:
                 raise Refused(
                     "secret", f"there is no secret {shown(name)}; `fairlead secret list` shows them", "missing"
                 )
             self._save(user, left)
 
-    def check(self, spec: JobSpec) -> None:
-        """That a job names only secrets that its user has: else its tasks would start without them."""
+    def check(self, spec: JobSpec, caller: str) -> None:
+        """Refuse a job that names secrets that its user does not have, or that another user submits.
+
+        What a task gets, its command can print: the secrets of a user are for commands that this user wrote.
+        """
+        known: dict[str, Value] | None = None
         for at, stage in enumerate(spec.stages):
             for variable, name in stage.secrets:
-                if name not in self._of.get(spec.user, {}):
+                if spec.user != caller:
+                    raise Refused(
+                        f"stages[{at}].secrets.{variable}",
+                        f"{caller} submits this job in the name of {spec.user}, and the secrets of {spec.user} are for "
+                        f"jobs that {spec.user} submits; leave them out, or have {spec.user} submit it",
+                        "forbidden",
+                    )
+                known = self._known(spec.user) if known is None else known
+                if name not in known:
                     raise Refused(
                         f"stages[{at}].secrets.{variable}",
                         f"{spec.user} has no secret {shown(name)}; set it with `fairlead secret set {name}`",
                         "unknown",
                     )
 
-    def _save(self, user: str, values: dict[str, str]) -> None:
+    def _known(self, user: str) -> dict[str, Value]:
+        return {name: value for name, value in self._content.users.get(user, {}).items() if not value.over}
+
+    def _save(self, user: str, values: dict[str, Value]) -> None:
         """Write the secrets and then use them; if they cannot be written, the earlier ones stay."""
-        changed = {**self._of, user: values}
+        users = {**self._content.users, user: values}
         if not values:
-            del changed[user]
-        write_small(self._path, msgspec.json.encode(changed))
-        self._of = changed
+            del users[user]
+        changed = Content(self._content.gang_seed, users)
+        self._file.write(msgspec.json.encode(changed))
+        self._content = changed
 
 
 @get("/secrets", operation_id="secrets", guards=[USERS], summary="The caller's secrets")
@@ -88,12 +132,14 @@ async def secrets(request: Ask) -> wire.Secrets:
 
 @put("/secrets/{secret:str}", operation_id="setSecret", guards=[USERS], summary="Set a secret")
 async def set_secret(request: Ask, secret: SecretName, data: Annotated[Any, Shaped(wire.SecretDocument)]) -> wire.Done:
-    """Jobs of the caller that name it get the value when they start."""
+    """Jobs of the caller that name it get the value when they start, until it expires, if it does."""
     read = Reader(data, "", "a secret")
     value = read.text("value")
+    expires = read.optional_duration("expires_in")
     read.close()
     check_name(secret, "secret")
-    await asyncio.to_thread(site_of(request).secrets.set, caller_of(request).user, secret, value)
+    expires_in = None if expires is None else expires / SECOND
+    await asyncio.to_thread(site_of(request).secrets.set, caller_of(request).user, secret, value, expires_in)
     return wire.Done()
 
 

@@ -9,6 +9,7 @@ import typer
 
 from fairlead.cli.options import AsJson, Partition, ask_as
 from fairlead.cli.output import ago, ahead, amounts, asking, print_json, print_list, print_table, say
+from fairlead.cli.serving import rotate_key
 
 node = typer.Typer(name="node", help="Look at nodes and move them.", no_args_is_help=True)
 queue = typer.Typer(name="queue", help="Look at queues, stop and start them.", no_args_is_help=True)
@@ -419,6 +420,9 @@ def set_secret(name: SecretName, as_json: AsJson = False) -> None:
 def remove_secret(name: SecretName, as_json: AsJson = False) -> None:
     """Remove a secret."""
     _do("DELETE", f"secrets/{name}", as_json, f"{name} was removed")
+
+
+secret.command("rotate-key")(rotate_key)
 
 
 # -- tokens ------------------------------------------------------------------------------------------------------

@@ -32,6 +32,10 @@ GRACE = 10.0
 Data = Annotated[Path | None, typer.Option("--data", help="Where state is kept; else FAIRLEAD_DATA, else the user's.")]
 Port = Annotated[int, typer.Option(help="The port to listen on; 0 for any that is free.")]
 Config = Annotated[Path | None, typer.Option(help="A configuration, for a data directory that has none yet.")]
+SecretsKey = Annotated[
+    Path | None,
+    typer.Option(help="The file with the key of the secrets; else systemd's credential, else beside the data."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -43,6 +47,7 @@ def up(
     resource: Annotated[
         list[str] | None, typer.Option(help="What this machine offers, as cpu=4, instead of all; may be repeated.")
     ] = None,
+    secrets_key: SecretsKey = None,
     as_json: AsJson = False,
 ) -> None:
     """Run everything on this machine: control plane, API and an agent. Ctrl-C ends it, and tasks go on.
@@ -52,7 +57,7 @@ def up(
     about = ["--name", name] * bool(name)
     for each in resource or ():
         about += ["--resource", each]
-    _run(data, "127.0.0.1", port, config, None, None, as_json, about)
+    _run(data, "127.0.0.1", port, config, None, None, secrets_key, as_json, about)
 
 
 def server(
@@ -64,10 +69,11 @@ def server(
     config: Config = None,
     certificate: Annotated[Path | None, typer.Option(help="A file with the certificate, for TLS.")] = None,
     key: Annotated[Path | None, typer.Option(help="A file with its key.")] = None,
+    secrets_key: SecretsKey = None,
     as_json: AsJson = False,
 ) -> None:
     """Run the control plane and the API alone. Agents join with `fairlead agent --join URL`."""
-    _run(data, host, port, config, certificate, key, as_json, None)
+    _run(data, host, port, config, certificate, key, secrets_key, as_json, None)
 
 
 def down(
@@ -103,6 +109,24 @@ def down(
         typer.echo(f"stopped; {ended if kill else 'tasks that run go on'}")
 
 
+def rotate_key(data: Data = None, secrets_key: SecretsKey = None, as_json: AsJson = False) -> None:
+    """Encrypt all secrets with a new key, or make the first key. The server has to be stopped."""
+    from fairlead.app import Failed, rotate_secrets_key
+
+    directory = _directory(data)
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = _lock(directory)
+    if lock is None:
+        fail(f"a server runs on {directory}; stop it with `fairlead down`, and start it again after this")
+    try:
+        key = rotate_secrets_key(directory, secrets_key)
+    except Failed as problem:
+        fail(str(problem))
+    finally:
+        os.close(lock)
+    typer.echo(json.dumps({"ok": True, "key": str(key)}) if as_json else f"{key} has a new key")
+
+
 # -- inside ------------------------------------------------------------------------------------------------------
 
 
@@ -113,6 +137,7 @@ def _run(
     config: Path | None,
     certificate: Path | None,
     key: Path | None,
+    secrets_key: Path | None,
     as_json: bool,
     agent: list[str] | None,
 ) -> None:
@@ -155,7 +180,13 @@ def _run(
     from fairlead.app import Failed, Serve
 
     settings = Serve(
-        directory=directory, url=url, config=document, certificate=certificate, key=key, version=__version__
+        directory=directory,
+        url=url,
+        config=document,
+        secrets_key=secrets_key,
+        certificate=certificate,
+        key=key,
+        version=__version__,
     )
     try:
         uvloop.run(_main(settings, listening, url, as_json, agent))

@@ -107,6 +107,15 @@ class AsyncClient:
     async def usage(self) -> wire.Usage:
         return await self.ask(calls.usage(self.partition))
 
+    async def secrets(self) -> list[str]:
+        return (await self.ask(calls.secrets())).secrets
+
+    async def set_secret(self, name: str, value: str, expires_in: float | None = None) -> None:
+        await self.ask(calls.set_secret(name, value, expires_in))
+
+    async def remove_secret(self, name: str) -> None:
+        await self.ask(calls.remove_secret(name))
+
     async def log(
         self, job: str, stage: str = "", index: int = 0, stream: str = "out", follow: bool = False, offset: int = 0
     ) -> AsyncIterator[bytes]:

@@ -220,6 +220,19 @@ def history(partition: str, **filters: Any) -> Call[wire.HistoryPage]:
     return Call(wire.HistoryPage, "GET", f"{API}/history", partition=partition, **filters)
 
 
+def secrets() -> Call[wire.Secrets]:
+    return Call(wire.Secrets, "GET", f"{API}/secrets")
+
+
+def set_secret(name: str, value: str, expires_in: float | None) -> Call[wire.Done]:
+    document = {"value": value} | ({} if expires_in is None else {"expires_in": expires_in})
+    return Call(wire.Done, "PUT", f"{API}/secrets/{_part(name)}", document)
+
+
+def remove_secret(name: str) -> Call[wire.Done]:
+    return Call(wire.Done, "DELETE", f"{API}/secrets/{_part(name)}")
+
+
 def log(name: str, partition: str, **wanted: Any) -> Call[bytes]:
     return Call(bytes, "GET", f"{API}/jobs/{_part(name)}/log", partition=partition, **wanted)
 

@@ -1,16 +1,15 @@
 """`Executor`: Python functions on the fleet, in the style of `concurrent.futures`.
 
 A call is pickled into the arguments of a job of one task, and its result comes back through the task's output, so that
-no shared disk is needed. Three threads serve an executor: one submits what gathered, one follows the news, and one
-fetches results.
+no shared disk is needed. Both are sealed with a key of the executor, which its tasks get as a secret. Three threads
+serve an executor: one submits what gathered, one follows the news, and one fetches results.
 """
 
 from __future__ import annotations
 
-import base64
 import json
-import pickle
 import queue
+import secrets
 import sys
 import threading
 import zlib
@@ -24,52 +23,17 @@ from typing import Any, ParamSpec, TypeVar
 import cloudpickle  # type: ignore[import-untyped]
 
 from fairlead.client.calls import API, Call, Problem
+from fairlead.client.sealing import KEY, RUNNER, call_arguments, result_of
 from fairlead.client.sync import Client
 from fairlead.wire import api as wire
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
-PIECE = 100_000
-"""Characters of one argument; the system allows 131,071."""
-MOST_SENT = 1_500_000
-MOST_RETURNED = 8_000_000
 GATHER = 0.005
 """Seconds that calls gather before they are submitted together."""
-
-# Standard output is for the result alone: what the function prints goes to standard error.
-RUNNER = """
-import base64, os, pickle, sys, traceback, zlib
-out = os.dup(1)
-os.dup2(2, 1)
-def said(kind, value):
-    return zlib.compress(pickle.dumps((kind, value)))
-try:
-    function, arguments, named = pickle.loads(zlib.decompress(base64.b85decode("".join(sys.argv[2:]))))
-    result = function(*arguments, **named)
-    try:
-        import cloudpickle
-        data = zlib.compress(cloudpickle.dumps(("result", result)))
-    except ImportError:
-        data = said("result", result)
-    if len(data) * 5 // 4 > int(sys.argv[1]):
-        raise ValueError(f"the result has {len(data)} bytes when packed; write it to a file and return its name")
-    code = 0
-except BaseException as error:
-    told = "".join(traceback.format_exception(error))
-    try:
-        data = said("error", (error, told))
-        pickle.loads(zlib.decompress(data))
-    except BaseException:
-        data = said("error", (RuntimeError(f"{type(error).__name__}: {error}"), told))
-    sys.stderr.write(told)
-    code = 1
-data = base64.b85encode(data) + b"\\n"
-while data:
-    data = data[os.write(out, data):]
-sys.stdout.flush()
-os._exit(code)
-"""
+LIFE = 7 * 24 * 3600.0
+"""Seconds for which the server keeps the key for tasks, unless it is lent again."""
 
 
 class Remote(Exception):
@@ -86,9 +50,11 @@ class Lost(Exception):
 class Calling(Future[Result]):
     """A call. To cancel it kills its job, also when it runs already."""
 
-    def __init__(self, cancelled: Callable[[Future[Any]], None]) -> None:
+    def __init__(self, cancelled: Callable[[Future[Any]], None], call: str) -> None:
         super().__init__()
         self._cancelled = cancelled
+        self.call = call
+        """What its seals are bound to."""
         self.job = ""
         """The id of its job, once it was submitted."""
 
@@ -122,17 +88,13 @@ class Executor(Base):
         self, fn: Callable[Arguments, Result], /, *args: Arguments.args, **kwargs: Arguments.kwargs
     ) -> Future[Result]:
         packed = zlib.compress(cloudpickle.dumps((fn, args, kwargs)), 1)
-        text = base64.b85encode(packed).decode()
-        if len(text) > MOST_SENT:
-            raise ValueError(
-                f"function and arguments have {len(text)} bytes when packed, more than {MOST_SENT}; pass file names"
-            )
-        pieces = [text[at : at + PIECE] for at in range(0, len(text), PIECE)]
-        command = [self._python, "-c", RUNNER, str(MOST_RETURNED), *pieces]
+        call = secrets.token_hex(16)
+        command = [self._python, "-c", RUNNER, *call_arguments(self._shared.key, call, packed)]
         stage_keys = set(wire.StageDocument.__struct_fields__) - {"name"}
         stage = {key: value for key, value in self._fields.items() if key in stage_keys}
         job = {key: value for key, value in self._fields.items() if key not in stage_keys}
-        return self._shared.start({**job, "stages": [{"command": command, **stage}]})
+        stage["secrets"] = {**stage.get("secrets", {}), KEY: self._shared.secret}
+        return self._shared.start({**job, "stages": [{"command": command, **stage}]}, call)
 
     def map(
         self, fn: Callable[..., Result], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
@@ -174,6 +136,11 @@ class _Shared:
 
     def __init__(self, client: Client) -> None:
         self._client = client
+        self.key = secrets.token_bytes(32)
+        self.secret = f"executor-{secrets.token_hex(8)}"
+        """The name of the secret that brings the key to tasks."""
+        self._lend_at = 0.0
+        """When the server is given the key the next time; 0 before the first time."""
         self._lock = threading.Condition()
         self._new: list[tuple[dict[str, Any], Calling[Any]]] = []
         self._sent: list[Calling[Any]] = []
@@ -183,21 +150,25 @@ class _Shared:
         """Jobs that ended before their submission was answered."""
         self._ended: queue.SimpleQueue[tuple[str, Calling[Any]] | None] = queue.SimpleQueue()
         self._closed = False
+        self._following = threading.Event()
+        """Set when news are heard, or cannot be."""
         self._threads: list[threading.Thread] = []
 
-    def start(self, document: dict[str, Any]) -> Calling[Any]:
-        future: Calling[Any] = Calling(self._cancelled)
+    def start(self, document: dict[str, Any], call: str) -> Calling[Any]:
+        future: Calling[Any] = Calling(self._cancelled, call)
         with self._lock:
             if self._closed:
                 raise RuntimeError("the executor was shut down")
             if not self._threads:
-                following = threading.Event()
-                for work in (self._submit, lambda: self._follow(following), self._fetch):
+                for work in (self._submit, self._follow, self._fetch):
                     thread = threading.Thread(target=work, daemon=True)
                     self._threads.append(thread)
                     thread.start()
-                # What ends before anybody listens would not be heard of.
-                following.wait(10.0)
+        # A job that ends before its end can be heard is noticed late. The lock is free: the follower needs it.
+        self._following.wait(10.0)
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the executor was shut down")
             self._new.append((document, future))
             self._lock.notify_all()
         return future
@@ -217,6 +188,7 @@ class _Shared:
                 if not future.cancelled():
                     future.exception()
             self._ended.put(None)
+            self._take_key_back()
 
     def _cancelled(self, future: Future[Any]) -> None:
         job = future.job if isinstance(future, Calling) else ""
@@ -249,6 +221,7 @@ class _Shared:
 
     def _send(self, new: list[tuple[dict[str, Any], Calling[Any]]]) -> None:
         try:
+            self._lend_key()
             items = self._client.submit_many([document for document, _ in new])
         except Exception as problem:
             for _, future in new:
@@ -269,12 +242,27 @@ class _Shared:
             elif early:
                 self._ended.put((item.job, future))
 
+    def _lend_key(self) -> None:
+        """Have the server keep the key for tasks that start, for another while when it is time."""
+        now = monotonic()
+        if now >= self._lend_at:
+            self._client.set_secret(self.secret, self.key.hex(), expires_in=LIFE)
+            self._lend_at = now + LIFE / 8
+
+    def _take_key_back(self) -> None:
+        """Have the server forget the key: no task that needs it is left. If it cannot be asked, the key expires."""
+        with self._lock:
+            lent, self._lend_at = self._lend_at, 0.0
+        if lent:
+            with suppress(Problem, RuntimeError):
+                self._client.remove_secret(self.secret)
+
     def _is_over(self) -> bool:
         """Whether nobody waits for anything any more, and nobody will."""
         with self._lock:
             return self._closed and not (self._new or self._sent or self._open)
 
-    def _follow(self, following: threading.Event) -> None:
+    def _follow(self) -> None:
         """Hear which jobs ended. After a cut, or where news were missed, each open job is looked at."""
         while not self._is_over():
             try:
@@ -282,8 +270,8 @@ class _Shared:
                 stream = self._client.stream(call)
                 waiting = b""
                 for part in stream:
-                    if not following.is_set():
-                        following.set()
+                    if not self._following.is_set():
+                        self._following.set()
                     elif not waiting and part.startswith(b"retry:"):
                         self._look()
                     waiting += part
@@ -294,12 +282,13 @@ class _Shared:
                         break
                 self._look()
             except Problem:
-                following.set()
+                self._following.set()
                 threading.Event().wait(0.5)
             except RuntimeError as closed:  # the client was closed: nothing will be heard any more
-                following.set()
+                self._following.set()
                 self._give_up(closed)
                 return
+        self._take_key_back()
 
     def _give_up(self, why: Exception) -> None:
         with self._lock:
@@ -335,17 +324,27 @@ class _Shared:
                     self._end(job)
 
     def _fetch(self) -> None:
-        while (ended := self._ended.get()) is not None:
+        while True:
+            ended: tuple[str, Calling[Any]] | tuple[()] | None = ()
+            with suppress(queue.Empty):
+                ended = self._ended.get(timeout=LIFE / 8)
+            if ended is None:
+                return
+            if self._lend_at:
+                with suppress(Problem, RuntimeError):  # more tries follow before the key expires
+                    self._lend_key()
+            if not ended:
+                continue
             job, future = ended
             with self._lock:
                 if self._open.pop(job, None) is None:
                     continue
             try:
-                _settle(future, self._result(job))
+                _settle(future, self._result(job, future.call))
             except Exception as problem:
                 _settle(future, error=problem)
 
-    def _result(self, job: str) -> Any:
+    def _result(self, job: str, call: str) -> Any:
         try:
             text = b"".join(self._client.log(job)).strip()
         except Problem as problem:
@@ -355,7 +354,7 @@ class _Shared:
         if not text:
             found = self._client.job(job)
             raise Lost(f"job {job} is {found.state} without a result: {found.reason or why or 'see its log'}")
-        kind, value = pickle.loads(zlib.decompress(base64.b85decode(text)))
+        kind, value = result_of(self.key, call, job, text)
         if kind == "result":
             return value
         error, told = value

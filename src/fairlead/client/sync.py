@@ -149,6 +149,17 @@ class Client:
         for page in self._pages(lambda cursor: calls.history(self.partition, cursor=cursor, **filters)):
             yield from page.jobs
 
+    def secrets(self) -> list[str]:
+        """The names of the caller's secrets."""
+        return self.ask(calls.secrets()).secrets
+
+    def set_secret(self, name: str, value: str, expires_in: float | None = None) -> None:
+        """Keep a value for the caller's jobs to name, for a number of seconds or until it is removed."""
+        self.ask(calls.set_secret(name, value, expires_in))
+
+    def remove_secret(self, name: str) -> None:
+        self.ask(calls.remove_secret(name))
+
     # -- asking --------------------------------------------------------------------------------------------------
 
     def ask(self, call: Call[Answer]) -> Answer:

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from itertools import count as numbers
+from secrets import token_bytes
 from time import monotonic
 from typing import Any
 
@@ -45,10 +46,15 @@ class Agents:
         log: Log = lambda event, fields: None,
         secrets: Secrets = lambda user, names: {},
         ended: Callable[[list[Ended]], None] = lambda tasks: None,
+        gang_seed: bytes = b"",
     ) -> None:
-        """`ended` hears of all tasks that ended, after that is durable."""
+        """`ended` hears of all tasks that ended, after that is durable.
+
+        Keys of gangs are derived from `gang_seed`. To be the same after a restart, it has to be kept.
+        """
         self._log = log
         self._secrets = secrets
+        self._gang_seed = gang_seed or token_bytes(32)
         self._ended = ended
         self._reigns: dict[str, Reign] = {}
         self._watchers: dict[str, asyncio.Task[None]] = {}
@@ -58,7 +64,7 @@ class Agents:
 
     def begin(self, partition: str, desk: Desk) -> None:
         self.end(partition)
-        reign = self._reigns[partition] = Reign(desk, self._secrets)
+        reign = self._reigns[partition] = Reign(desk, self._secrets, self._gang_seed)
         # Who is known and does not come back is lost too, after the same time.
         for node in own_nodes(desk.partition):
             reign.nodes[node] = Seen(monotonic())

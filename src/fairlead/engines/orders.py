@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Callable, Iterable
 
 import msgspec
@@ -26,10 +27,11 @@ Address = Callable[[str], str]
 class Orders:
     """Turns messages to nodes of one partition into work for their agents."""
 
-    def __init__(self, epoch: int, address: Address, secrets: Secrets) -> None:
+    def __init__(self, epoch: int, address: Address, secrets: Secrets, gang_seed: bytes) -> None:
         self._epoch = epoch
         self._address = address
         self._secrets = secrets
+        self._gang_seed = gang_seed
 
     def work(self, p: Partition, message: ForNode, gangs: dict[int, Gang], standing: bool = False) -> Work:
         """`gangs` keeps those that were worked out already, by the `id` of their first stage."""
@@ -86,9 +88,15 @@ class Orders:
                         places.setdefault(allocation.node, []).extend(ranks)
                 first += each.count
             port = FIRST_PORT + 2 * ((stage.job.number * 31 + stages[0].position) % PORTS)
-            whole = gangs[id(stages[0])] = Gang(first, 0, port, tuple(self._places(p, places)))
+            key = self._gang_key(p.name, stage.job.number, stages[0].position)
+            whole = gangs[id(stages[0])] = Gang(first, 0, port, tuple(self._places(p, places)), key)
         before = sum(each.count for each in stages[: stages.index(stage)])
         return msgspec.structs.replace(whole, first=before) if before else whole
+
+    def _gang_key(self, partition: str, number: int, position: int) -> str:
+        """Return the key of a gang: derived, so that a member that comes after a restart has the same one."""
+        name = f"{partition}\0{number}\0{position}".encode()
+        return hmac.new(self._gang_seed, name, "sha256").hexdigest()
 
     def _places(self, p: Partition, places: dict[int, list[int]]) -> Iterable[Place]:
         for join, ranks in sorted(places.items(), key=lambda item: min(item[1])):

@@ -124,11 +124,11 @@ class Attached:
 class Reign:
     """A partition under one writer."""
 
-    def __init__(self, desk: Desk, secrets: Secrets) -> None:
+    def __init__(self, desk: Desk, secrets: Secrets, gang_seed: bytes) -> None:
         self.desk = desk
         self.nodes: dict[str, Seen] = {}
         self.attached: dict[str, Attached] = {}
-        self.orders = Orders(desk.epoch, self._address, secrets)
+        self.orders = Orders(desk.epoch, self._address, secrets, gang_seed)
         self.ready_since: float | None = None
         """When readiness was noticed: the clocks of silence start there."""
 

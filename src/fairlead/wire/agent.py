@@ -71,6 +71,8 @@ class Gang(Message, frozen=True):
     first: int
     port: int
     places: tuple[Place, ...]
+    key: str = ""
+    """What the members know each other by. Like values of secrets, it is never written down or logged."""
 
 
 class Launch(Message, frozen=True):

@@ -153,7 +153,10 @@ class SharesDocument(Request, kw_only=True):
 
 
 class SecretDocument(Request, kw_only=True):
+    """A value for jobs to name. With `expires_in` it is forgotten after that time."""
+
     value: Text
+    expires_in: Duration | UnsetType = UNSET
 
 
 class TokenDocument(Request, kw_only=True):

@@ -1,0 +1,110 @@
+"""A file of the data directory that is encrypted, with a key that is kept outside of it.
+
+The key file has one key a line. The first one encrypts; the others only decrypt, while a rotation is under way.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from cryptography.fernet import Fernet, InvalidToken, MultiFernet
+
+from fairlead.api.smallfile import FileProblem, write_small
+
+CREDENTIALS = "CREDENTIALS_DIRECTORY"
+"""The variable in which systemd names the folder of a unit's credentials."""
+CREDENTIAL = "secrets-key"
+
+
+def key_path(directory: Path, given: Path | None) -> Path:
+    """Return where the key of a data directory is: as given, else systemd's credential, else beside the directory."""
+    if given is not None:
+        if given.resolve().is_relative_to(directory.resolve()):
+            raise FileProblem(
+                f"{given}: the key is inside the data directory, where a copy of the data holds it too; "
+                "choose a place outside"
+            )
+        return given
+    if CREDENTIALS in os.environ:
+        credential = Path(os.environ[CREDENTIALS]) / CREDENTIAL
+        if credential.exists():
+            return credential
+    return directory.with_name(f"{directory.name}.{CREDENTIAL}")
+
+
+class SealedFile:
+    """Reads and writes one encrypted file. Without its key it is refused, and neither file is changed."""
+
+    def __init__(self, path: Path, key: Path) -> None:
+        self._path = path
+        self._key = key
+        self._keys = self._read_keys()
+        if not self._keys:
+            if path.exists():
+                raise FileProblem(
+                    f"{key}: the key of {path} is missing; put the key file back, or name its place with --secrets-key"
+                )
+            self._keys = [Fernet.generate_key()]
+            self._write_keys()
+
+    def read(self) -> bytes | None:
+        """Return the content, or None if the file does not exist."""
+        try:
+            sealed = self._path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as problem:
+            raise FileProblem(f"{self._path}: {problem.strerror}; check the rights on the file") from None
+        try:
+            return self._box().decrypt(sealed)
+        except InvalidToken:
+            raise FileProblem(
+                f"{self._path}: the key in {self._key} does not open the file, or the file is damaged; "
+                "put the right key file back, or restore the file from a copy"
+            ) from None
+
+    def write(self, content: bytes) -> None:
+        write_small(self._path, self._box().encrypt(content))
+
+    def rotate(self) -> None:
+        """Encrypt the file with a new key. A crash at any instant leaves a key file that opens it."""
+        content = self.read()
+        self._keys.insert(0, Fernet.generate_key())
+        self._write_keys()
+        if content is not None:
+            self.write(content)
+        del self._keys[1:]
+        self._write_keys()
+
+    def _box(self) -> MultiFernet:
+        return MultiFernet([Fernet(key) for key in self._keys])
+
+    def _read_keys(self) -> list[bytes]:
+        try:
+            mode = self._key.stat().st_mode
+            keys = self._key.read_bytes().split()
+            for key in keys:
+                Fernet(key)
+        except FileNotFoundError:
+            return []
+        except OSError as problem:
+            raise FileProblem(f"{self._key}: {problem.strerror}; check the rights on the key file") from None
+        except ValueError:
+            keys = []
+        if not keys:
+            raise FileProblem(f"{self._key}: this is not a key file; put the right one back")
+        # A credential's folder is closed to other users, and its files show the mask of an access list as group rights.
+        if mode & (stat.S_IRWXG | stat.S_IRWXO) and str(self._key.parent) != os.environ.get(CREDENTIALS):
+            raise FileProblem(f"{self._key}: other users can read the key; run `chmod 600 {self._key}`")
+        return keys
+
+    def _write_keys(self) -> None:
+        try:
+            self._key.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_small(self._key, b"".join(key + b"\n" for key in self._keys))
+        except (OSError, FileProblem) as problem:
+            raise FileProblem(
+                f"the key of the secrets cannot be written: {problem}, or name another place with --secrets-key"
+            ) from None
