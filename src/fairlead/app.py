@@ -134,6 +134,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
     from fairlead.api.site import Site
     from fairlead.api.smallfile import FileProblem
     from fairlead.api.tokens import Tokens
+    from fairlead.api.walltime import kept_wall
     from fairlead.engines.agents import Agents
     from fairlead.engines.base import Ended
     from fairlead.journal.history import History, Used
@@ -186,6 +187,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
         snapshots[partition].poll(seq)
 
     try:
+        wall = kept_wall(directory / "clock", lambda text: log.warning("clock leapt", problem=text))
         secrets = Secrets(directory / "secrets", key_path(directory, settings.secrets_key))
     except FileProblem as problem:
         raise Failed(str(problem)) from problem
@@ -214,6 +216,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
         after_turn,
         lambda text: log.error("control plane", problem=text),
         pools,
+        wall,
     )
     site = Site(
         control,

@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 
 from fairlead.api.feed import Feed
 from fairlead.api.problems import Unserved
+from fairlead.api.walltime import steady_wall
 from fairlead.core.commands import Accepted, AnyCommand, Rejected
 from fairlead.core.cycle import Cycle
 from fairlead.core.effects import Effect, Event, ForManager, ForNode, ForPool
@@ -181,10 +182,12 @@ class Control:
         after_turn: AfterTurn = lambda partition, seq: None,
         note: Callable[[str], None] = lambda text: None,
         pools: Pools | None = None,
+        wall: Callable[[], int] | None = None,
     ) -> None:
         """`first` is the configuration of a journal that has none yet; `note` hears what an operator should know."""
         self.problem = "starting"
         """Why nothing is served now; empty when all is well. Anyone may read it, so it names no file."""
+        self._wall = wall or steady_wall()
         self._open = open_journal
         self._engine = engine
         self._observers = observers
@@ -313,7 +316,9 @@ class Control:
             journal = self._open()
             try:
                 cluster = Cluster(journal, self._observers)
-                clock = cycle_clock(max((each.partition.now for each in cluster.writers.values()), default=0))
+                clock = cycle_clock(
+                    max((each.partition.now for each in cluster.writers.values()), default=0), self._wall
+                )
                 # Nothing is connected yet: agents of removed partitions are told when they come; see `removed`.
                 cluster.begin(clock())
                 cluster.drop_removed()
