@@ -123,6 +123,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
     from fairlead.api.secrets import Secrets
     from fairlead.api.server import server
     from fairlead.api.site import Site
+    from fairlead.api.smallfile import FileProblem
     from fairlead.api.tokens import Tokens
     from fairlead.engines.agents import Agents
     from fairlead.engines.base import Ended
@@ -170,7 +171,10 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
             snapshots[partition] = Snapshots(directory / "journal", partition, seq)
         snapshots[partition].poll(seq)
 
-    secrets = Secrets(directory / "secrets")
+    try:
+        secrets = Secrets(directory / "secrets")
+    except FileProblem as problem:
+        raise Failed(str(problem)) from problem
     hub = Agents(log=lambda event, fields: log.warning(event, **fields), secrets=secrets.values, ended=used)
     pools = Pools(
         lambda kind: provider_of(kind, directory / "pools", pool_log),

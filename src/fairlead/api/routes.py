@@ -16,6 +16,7 @@ from fairlead.api.gate import App, Gate
 from fairlead.api.openapi import described
 from fairlead.api.problems import MEDIA_TYPE, Unserved, plain
 from fairlead.api.site import Document, Site, http_error, refused
+from fairlead.api.smallfile import FileProblem
 from fairlead.core.errors import Refused
 from fairlead.wire import api as wire
 
@@ -44,6 +45,12 @@ def application(site: Site) -> Gate:
         problem = plain(500, "a fault of the server, which has been logged; ask its operator", "fault")
         return Response(problem, media_type=MEDIA_TYPE, status_code=500)
 
+    def unwritten(request: Request[Any, Any, Any], error: FileProblem) -> Response[wire.Problem]:
+        """Answer that nothing was changed. The log has the name of the file, which callers need not know."""
+        site.fault(error)
+        said = "nothing was done: the server could not write to its disk; ask again later, or ask its operator"
+        return refused(request, Unserved("unavailable", said, 10))
+
     app = Application(
         handlers(),
         return_dto=None,
@@ -51,6 +58,7 @@ def application(site: Site) -> Gate:
             Refused: refused,
             Unserved: refused,
             HTTPException: http_error,
+            FileProblem: unwritten,
             Exception: fault,
         },
         openapi_config=None,

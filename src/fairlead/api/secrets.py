@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from threading import Lock
 from typing import Annotated, Any
 
 import msgspec
@@ -11,7 +12,7 @@ from litestar import Request, delete, get, put
 from litestar.params import PathParameter
 
 from fairlead.api.site import USERS, Shaped, caller_of, site_of
-from fairlead.api.tokens import write
+from fairlead.api.smallfile import read_small, write_small
 from fairlead.core.errors import Refused
 from fairlead.core.model import JobSpec
 from fairlead.core.reader import Reader, check_name
@@ -30,9 +31,10 @@ class Secrets:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._of: dict[str, dict[str, str]] = {}
-        if path.exists():
-            self._of = msgspec.json.decode(path.read_bytes(), type=dict[str, dict[str, str]])
+        self._lock = Lock()
+        """Held by each change until the file has it."""
+        known = read_small(path, dict[str, dict[str, str]], "remove it and have users set their secrets again")
+        self._of = known or {}
 
     def values(self, user: str, names: tuple[str, ...]) -> dict[str, str]:
         """For a launch: what is not there any more is left out."""
@@ -43,17 +45,20 @@ class Secrets:
         return sorted(self._of.get(user, {}))
 
     def set(self, user: str, name: str, value: str) -> None:
-        known = self._of.setdefault(user, {})
-        if name not in known and len(known) >= MOST:
-            raise Refused("secret", f"{user} has {MOST} secrets; remove some first", "conflict")
-        known[name] = value
-        self._save()
+        with self._lock:
+            known = self._of.get(user, {})
+            if name not in known and len(known) >= MOST:
+                raise Refused("secret", f"{user} has {MOST} secrets; remove some first", "conflict")
+            self._save(user, {**known, name: value})
 
     def remove(self, user: str, name: str) -> None:
-        if name not in self._of.get(user, {}):
-            raise Refused("secret", f"there is no secret {shown(name)}; `fairlead secret list` shows them", "missing")
-        del self._of[user][name]
-        self._save()
+        with self._lock:
+            left = dict(self._of.get(user, {}))
+            if left.pop(name, None) is None:
+                raise Refused(
+                    "secret", f"there is no secret {shown(name)}; `fairlead secret list` shows them", "missing"
+                )
+            self._save(user, left)
 
     def check(self, spec: JobSpec) -> None:
         """That a job names only secrets that its user has: else its tasks would start without them."""
@@ -66,8 +71,13 @@ class Secrets:
                         "unknown",
                     )
 
-    def _save(self) -> None:
-        write(self._path, msgspec.json.encode(self._of))
+    def _save(self, user: str, values: dict[str, str]) -> None:
+        """Write the secrets and then use them; if they cannot be written, the earlier ones stay."""
+        changed = {**self._of, user: values}
+        if not values:
+            del changed[user]
+        write_small(self._path, msgspec.json.encode(changed))
+        self._of = changed
 
 
 @get("/secrets", operation_id="secrets", guards=[USERS], summary="The caller's secrets")

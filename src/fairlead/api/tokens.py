@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import secrets
 from pathlib import Path
+from threading import Lock
 from time import time
 
 import msgspec
 
+from fairlead.api.smallfile import read_small, write_small
 from fairlead.core.errors import Refused
 from fairlead.wire.api import Role
 
@@ -38,10 +39,10 @@ class Tokens:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._by_digest: dict[str, Token] = {}
-        if path.exists():
-            for token in msgspec.json.decode(path.read_bytes(), type=list[Token]):
-                self._by_digest[token.digest] = token
+        self._lock = Lock()
+        """Held by each change until the file has it."""
+        known = read_small(path, list[Token], "remove it: all tokens are gone then, and the next start makes new ones")
+        self._by_digest = {token.digest: token for token in known or ()}
 
     def find(self, secret: str) -> Token | None:
         """Whose secret this is. It is long and random, so a plain digest is as good as a slow one."""
@@ -51,7 +52,7 @@ class Tokens:
         return token
 
     def all(self) -> list[Token]:
-        return sorted(self._by_digest.values(), key=lambda token: (token.created, token.id))
+        return _in_order(self._by_digest)
 
     def create(
         self,
@@ -64,8 +65,6 @@ class Tokens:
         id: str = "",
     ) -> tuple[str, Token]:
         """A new token, and its secret, which is kept nowhere."""
-        if len(self._by_digest) >= MAX_TOKENS:
-            raise Refused("token", f"there are {MAX_TOKENS} tokens; revoke some first", "conflict")
         secret = f"fl_{secrets.token_urlsafe(32)}"
         now = time()
         token = Token(
@@ -79,17 +78,18 @@ class Tokens:
             created=now,
             expires=None if expires_in is None else now + expires_in,
         )
-        self._by_digest[token.digest] = token
-        self._save()
+        with self._lock:
+            if len(self._by_digest) >= MAX_TOKENS:
+                raise Refused("token", f"there are {MAX_TOKENS} tokens; revoke some first", "conflict")
+            self._save({**self._by_digest, token.digest: token})
         return secret, token
 
     def revoke(self, id: str) -> None:
-        known = [token for token in self._by_digest.values() if token.id == id]
-        if not known:
-            raise Refused("token", f"there is no token {id[:40]!r}; `fairlead token list` shows them", "unknown")
-        for token in known:
-            del self._by_digest[token.digest]
-        self._save()
+        with self._lock:
+            left = {digest: token for digest, token in self._by_digest.items() if token.id != id}
+            if len(left) == len(self._by_digest):
+                raise Refused("token", f"there is no token {id[:40]!r}; `fairlead token list` shows them", "unknown")
+            self._save(left)
 
     def standing(self, file: Path, id: str, role: Role, user: str, note: str) -> str:
         """The secret of a token that stands in a file of the data directory; it is made anew if that is gone."""
@@ -100,22 +100,18 @@ class Tokens:
         if any(token.id == id for token in self._by_digest.values()):
             self.revoke(id)
         secret, _ = self.create(role, user, note=note, id=id)
-        write(file, secret.encode() + b"\n")
+        write_small(file, secret.encode() + b"\n")
         return secret
 
-    def _save(self) -> None:
-        write(self._path, msgspec.json.format(msgspec.json.encode(self.all())))
+    def _save(self, changed: dict[str, Token]) -> None:
+        """Write the tokens and then use them; if they cannot be written, the earlier ones stay."""
+        write_small(self._path, msgspec.json.format(msgspec.json.encode(_in_order(changed))))
+        self._by_digest = changed
+
+
+def _in_order(tokens: dict[str, Token]) -> list[Token]:
+    return sorted(tokens.values(), key=lambda token: (token.created, token.id))
 
 
 def _digest(secret: str) -> str:
     return hashlib.sha256(secret.encode(errors="surrogatepass")).hexdigest()
-
-
-def write(path: Path, content: bytes) -> None:
-    """All or nothing, and for the owner's eyes only."""
-    beside = path.with_name(path.name + ".new")
-    with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)

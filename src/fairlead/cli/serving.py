@@ -123,6 +123,7 @@ def _run(
     if lock is None:
         fail(f"another server runs on {directory}; use it, or stop it with `fairlead down`")
     from fairlead.api.listening import is_loopback, listen
+    from fairlead.api.smallfile import FileProblem
     from fairlead.api.tokens import Tokens
 
     if not is_loopback(host) and (certificate is None or key is None):
@@ -130,9 +131,12 @@ def _run(
     document = _document(config)
     if document is None and agent is not None:
         document = ONE_MACHINE
-    tokens = Tokens(directory / "tokens")
-    tokens.standing(directory / "token", "owner", "admin", getpass.getuser(), "whoever may read the data directory")
-    tokens.standing(directory / "agent-token", "local-agent", "agent", "agent", "the agent that `up` starts")
+    try:
+        tokens = Tokens(directory / "tokens")
+        tokens.standing(directory / "token", "owner", "admin", getpass.getuser(), "whoever may read the data directory")
+        tokens.standing(directory / "agent-token", "local-agent", "agent", "agent", "the agent that `up` starts")
+    except FileProblem as problem:
+        fail(str(problem))
     try:
         listening = listen(host, port)
     except OSError as problem:

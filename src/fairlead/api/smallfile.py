@@ -1,0 +1,57 @@
+"""Small files of the data directory, written whole or not at all, readable by their owner alone."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+Content = TypeVar("Content")
+
+
+class FileProblem(Exception):
+    """A file of the data directory cannot be read or written; the message names it and the remedy."""
+
+
+def write_small(path: Path, content: bytes) -> None:
+    """Replace the content of a file. After a crash at any instant the file is the old one or the new one.
+
+    Each write has a temporary file of its own, so parallel writes do not mix; the last one to end counts.
+    """
+    try:
+        _replace(path, path.with_name(f".{path.name}.{secrets.token_hex(8)}"), content)
+    except OSError as problem:
+        raise FileProblem(f"{path}: {problem.strerror}; check the disk and the rights on the file") from problem
+
+
+def read_small(path: Path, kind: type[Content], remedy: str) -> Content | None:
+    """Return the content of a JSON file, or None if the file does not exist."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except FileNotFoundError:
+        return None
+    except OSError as problem:
+        raise FileProblem(f"{path}: {problem.strerror}; check the rights on the file") from None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        # The reason may quote the content, which is secret.
+        raise FileProblem(f"{path}: the file is damaged; restore it from a copy, or {remedy}") from None
+
+
+def _replace(path: Path, beside: Path, content: bytes) -> None:
+    try:
+        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
