@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
@@ -119,6 +119,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
     """
     from fairlead.api.control import Control
     from fairlead.api.gate import Bounds
+    from fairlead.api.identities import Identities
     from fairlead.api.routes import application
     from fairlead.api.secrets import Secrets
     from fairlead.api.server import server
@@ -130,7 +131,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
     from fairlead.journal.history import History, Used
     from fairlead.journal.past import Past
     from fairlead.journal.snapshot import Snapshots
-    from fairlead.pools.base import Join
+    from fairlead.pools.base import Join, ProviderError
     from fairlead.pools.figures import Figures
     from fairlead.pools.keeper import Pools
     from fairlead.views.logs import Logs
@@ -173,12 +174,28 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
 
     try:
         secrets = Secrets(directory / "secrets")
+        tokens = Tokens(directory / "tokens")
+        identities = Identities(directory, tokens)
     except FileProblem as problem:
         raise Failed(str(problem)) from problem
-    hub = Agents(log=lambda event, fields: log.warning(event, **fields), secrets=secrets.values, ended=used)
+    hub = Agents(identities, lambda event, fields: log.warning(event, **fields), secrets.values, used)
+
+    def invite(partition: str, pool: str, names: Sequence[str]) -> dict[str, str]:
+        try:
+            made = identities.invite(names, partition, pool, note=f"for a machine of pool {pool}")
+        except (FileProblem, Refused) as problem:
+            raise ProviderError(str(problem), names) from problem
+        return {name: secret for name, (secret, _) in zip(names, made, strict=True)}
+
+    def forget(partition: str, names: Sequence[str]) -> None:
+        try:
+            identities.forget(partition, names)
+        except FileProblem as problem:
+            log.warning("credentials not dropped", problem=str(problem))
+
     pools = Pools(
         lambda kind: provider_of(kind, directory / "pools", pool_log),
-        Join(settings.url, directory / "agent-token"),
+        Join(settings.url, invite, forget),
         Figures(metrics.registry),
         pool_log,
     )
@@ -195,7 +212,8 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
         control,
         hub,
         history,
-        Tokens(directory / "tokens"),
+        tokens,
+        identities,
         secrets,
         metrics,
         Bounds(),

@@ -52,7 +52,7 @@ class Story:
         self.registry = CollectorRegistry()
         pools = Pools(
             make or (lambda kind: self.provider),
-            Join("http://127.0.0.1:1", self.folder / "token"),
+            Join("http://127.0.0.1:1", lambda partition, pool, names: {}, lambda partition, names: None),
             Figures(self.registry),
             lambda level, event, fields: self.log.append((level, event, fields)),
         )

@@ -77,9 +77,9 @@ class Gate:
         if scope["type"] == "lifespan":
             return await self._app(scope, receive, send)
         try:
-            scope["caller"] = None if scope["path"] in OPEN_PATHS else self._caller(scope)
             if scope["type"] == "websocket":
                 return await self._agents(scope, receive, send)
+            scope["caller"] = None if scope["path"] in OPEN_PATHS else self._caller(scope)
             if scope["method"] == "OPTIONS":
                 raise Unserved("method", "pages of other sites have no business here, and others need not ask")
             receive = self._bounded(scope, receive)

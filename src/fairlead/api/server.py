@@ -11,9 +11,11 @@ from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.http11 import Request
 
 from fairlead.api.gate import Gate
-from fairlead.wire.agent import MOST_BYTES
+from fairlead.wire.agent import FIRST_BYTES, MOST_BYTES
 
 HEAD_SECONDS = 20.0
 HEAD_BYTES = 64 * 1024
@@ -78,6 +80,21 @@ class Protocol(HttpToolsProtocol):
             self.transport.close()
 
 
+class Sockets(WebSocketsSansIOProtocol):
+    """WebSockets of agents. Messages are small until the application has seen proof of which node it is."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.conn.max_message_size = FIRST_BYTES
+
+    def handle_connect(self, event: Request) -> None:
+        super().handle_connect(event)
+        self.scope["trust"] = self._trust  # type: ignore[typeddict-unknown-key]
+
+    def _trust(self) -> None:
+        self.conn.max_message_size = MOST_BYTES
+
+
 class Server(uvicorn.Server):
     """Runs inside our own loop. Signals are the caller's affair."""
 
@@ -91,8 +108,7 @@ def server(application: Gate, certificate: Path | None = None, key: Path | None 
     config = uvicorn.Config(
         application,
         http=Protocol,
-        ws="websockets-sansio",
-        ws_max_size=MOST_BYTES,
+        ws=Sockets,
         ws_ping_interval=None,
         ws_per_message_deflate=False,
         lifespan="off",

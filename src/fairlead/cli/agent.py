@@ -28,7 +28,8 @@ def agent(
     address: Annotated[str, typer.Option(help="Where other nodes reach this one; else as the server sees it.")] = "",
     directory: Annotated[Path | None, typer.Option(help="Where state and logs of tasks are kept.")] = None,
     token_file: Annotated[
-        Path | None, typer.Option(help="A file with the token; else the variable FAIRLEAD_TOKEN.")
+        Path | None,
+        typer.Option(help="A file with a join token, to join for the first time; else the variable FAIRLEAD_TOKEN."),
     ] = None,
     ca: Annotated[Path | None, typer.Option(help="Certificates to trust, instead of the machine's.")] = None,
 ) -> None:
@@ -41,7 +42,10 @@ def agent(
         raise typer.BadParameter(
             f"{join!r} is not the address of a server, such as https://host:7070", param_hint="--join"
         )
-    token = token_file.read_text().strip() if token_file is not None else os.environ.get("FAIRLEAD_TOKEN", "")
+    token = os.environ.get("FAIRLEAD_TOKEN", "")
+    if token_file is not None:
+        # A machine that has joined needs it no more.
+        token = token_file.read_text().strip() if token_file.exists() else ""
     settings = Settings(
         join=join,
         directory=directory or _data() / "agent",
