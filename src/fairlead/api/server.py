@@ -80,7 +80,7 @@ class Protocol(HttpToolsProtocol):
             self.transport.close()
 
 
-class Sockets(WebSocketsSansIOProtocol):
+class SocketProtocol(WebSocketsSansIOProtocol):
     """WebSockets of agents. Messages are small until the application has seen proof of which node it is."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -108,7 +108,7 @@ def server(application: Gate, certificate: Path | None = None, key: Path | None 
     config = uvicorn.Config(
         application,
         http=Protocol,
-        ws=Sockets,
+        ws=SocketProtocol,
         ws_ping_interval=None,
         ws_per_message_deflate=False,
         lifespan="off",

@@ -11,6 +11,8 @@ from urllib.parse import urlsplit
 
 import typer
 
+from fairlead.wire.addresses import is_exposed
+
 
 def agent(
     join: Annotated[str, typer.Option(help="The server, such as https://host:7070.", metavar="URL")],
@@ -32,6 +34,7 @@ def agent(
         typer.Option(help="A file with a join token, to join for the first time; else the variable FAIRLEAD_TOKEN."),
     ] = None,
     ca: Annotated[Path | None, typer.Option(help="Certificates to trust, instead of the machine's.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Join another machine without TLS.")] = False,
 ) -> None:
     """Run tasks for a server on this machine, until interrupted. Tasks go on then, and the next agent finds them."""
     from fairlead.agent.main import Agent, Settings, Taken
@@ -41,6 +44,12 @@ def agent(
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise typer.BadParameter(
             f"{join!r} is not the address of a server, such as https://host:7070", param_hint="--join"
+        )
+    if is_exposed(join) and not insecure:
+        raise typer.BadParameter(
+            f"{join} is another machine, and without TLS others could read the join token and the secrets of jobs on "
+            "the way; use https://, or add --insecure if nobody else is on that network",
+            param_hint="--join",
         )
     token = os.environ.get("FAIRLEAD_TOKEN", "")
     if token_file is not None:

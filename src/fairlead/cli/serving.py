@@ -126,9 +126,10 @@ def _run(
         fail(f"another server runs on {directory}; use it, or stop it with `fairlead down`")
     from fairlead.agent.machine import host_name
     from fairlead.api.identities import Identities
-    from fairlead.api.listening import is_loopback, listen
+    from fairlead.api.listening import listen
     from fairlead.api.smallfile import FileProblem, write_small
     from fairlead.api.tokens import Tokens
+    from fairlead.wire.addresses import is_loopback
 
     if not is_loopback(host) and (certificate is None or key is None):
         fail(f"{host} is reached from other machines, so TLS is needed; give --certificate and --key")
