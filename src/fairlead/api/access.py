@@ -63,7 +63,7 @@ async def create(request: Ask, data: Annotated[Any, Shaped(wire.TokenDocument)])
 
 @delete("/tokens/{token_id:str}", operation_id="revokeToken", guards=[ADMINS], status_code=200)
 async def revoke(request: Ask, token_id: Annotated[str, PathParameter(max_length=63)]) -> wire.Done:
-    """From now on nobody gets in with it, and what is being read with it ends."""
+    """Requests with it are refused from now on, and what is being read with it ends."""
     site = site_of(request)
     try:
         await asyncio.to_thread(site.tokens.revoke, token_id)

@@ -119,7 +119,7 @@ class Identities:
                 key=key,
                 expires=time() + self.lasts,
                 pool=token.pool,
-                instance="" if known is None else known.instance,
+                instance=proof.instance if known is None else known.instance,
             )
             self._put(name, known)
         assert known is not None

@@ -123,7 +123,7 @@ class Tokens:
             return token
 
     def revoke(self, id: str) -> None:
-        """Let nobody in with a token any more. It holds at once, and is answered when it is durable."""
+        """Refuse requests with a token. It holds at once, and is answered when it is durable."""
         with self._lock:
             left = {digest: token for digest, token in self._by_digest.items() if token.id != id}
             if len(left) == len(self._by_digest) and id not in self._unwritten:

@@ -47,8 +47,8 @@ def agent(
         )
     if is_exposed(join) and not insecure:
         raise typer.BadParameter(
-            f"{join} is another machine, and without TLS others could read the join token and the secrets of jobs on "
-            "the way; use https://, or add --insecure if nobody else is on that network",
+            f"{join} is another machine, and without TLS the join token and the secrets of jobs can be read on "
+            "the way; use https://, or add --insecure if the network is trusted",
             param_hint="--join",
         )
     token = os.environ.get("FAIRLEAD_TOKEN", "")

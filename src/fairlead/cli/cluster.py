@@ -515,7 +515,7 @@ def revoke_token(
     name: Annotated[str, typer.Argument(help="The id of a token, from the list.", metavar="TOKEN")],
     as_json: AsJson = False,
 ) -> None:
-    """Revoke a token: nobody gets in with it any more, and what is being read with it ends."""
+    """Revoke a token: requests with it are refused, and what is being read with it ends."""
     _do("DELETE", f"tokens/{name}", as_json, f"{name} was revoked")
 
 

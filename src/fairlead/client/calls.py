@@ -85,8 +85,8 @@ def trusted(place: Place) -> ssl.SSLContext | bool:
     """Whose certificates are believed. They take a while to load, and plain HTTP needs none."""
     if is_exposed(place.url) and place.token and not place.insecure:
         raise Problem(
-            f"{place.url} is another machine, and without TLS others could read the token on the way; use https://, "
-            f"or set {INSECURE}=1 (in Python insecure=True) if nobody else is on that network",
+            f"{place.url} is another machine, and without TLS the token can be read on the way; use https://, "
+            f"or set {INSECURE}=1 (in Python insecure=True) if the network is trusted",
             code="insecure",
         )
     if not place.url.startswith("https"):

@@ -17,6 +17,6 @@ def is_loopback(host: str) -> bool:
 
 
 def is_exposed(url: str) -> bool:
-    """True if others on the network could read what is sent: plain HTTP to another machine."""
+    """True if what is sent can be read on the network: plain HTTP to another machine."""
     parts = urlsplit(url)
     return parts.scheme == "http" and not is_loopback(parts.hostname or "")
