@@ -290,13 +290,14 @@ async def _while_valid(
             yield each
         yield farewell
     finally:
-        for task in (line, ended):
-            if task is not None:
-                task.cancel()
-        await asyncio.gather(*(task for task in (line, ended) if task is not None), return_exceptions=True)
-        await lines.aclose()
+        # Nothing may be waited for before all is put back: a reader that has gone cancels each wait.
+        ended.cancel()
         if expiry is not None:
             expiry.cancel()
         site.streams[caller.id].discard(over)
         if not site.streams[caller.id]:
             del site.streams[caller.id]
+        if line is not None and not line.done():
+            line.cancel()  # which ends `lines` too
+        else:
+            await lines.aclose()
