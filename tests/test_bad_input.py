@@ -58,8 +58,8 @@ NODE_KEYS = "it has labels, name, pool, resources, taints"
 PARTITION_KEYS = (
     "it has backfill, batch_window, chain, fence, heartbeat, held_nodes_percent, hold_for, hold_large, "
     "keep_ended, keep_keys, launch_timeout, lease, max_batch, max_launch_tries, max_orders, max_placed, "
-    "place, pool_pause, pools, preempt, preempt_grace, promise_for, queues, ready_after, rebalance_after, "
-    "rebalance_threshold, replace_within, requestors, seed, starving_after, unit"
+    "max_queued_bytes, max_queued_jobs, place, pool_pause, pools, preempt, preempt_grace, promise_for, "
+    "queues, ready_after, rebalance_after, rebalance_threshold, replace_within, requestors, seed, starving_after, unit"
 )
 QUEUE_KEYS = (
     "it has share, guarantee, limit, max_jobs, order, scale_first, preemptible, submit, admin, users, "
@@ -323,7 +323,7 @@ JOBS: dict[str, tuple[object, str]] = {
     ),
     "a command repeated by an anchor": (
         job({"command": ["x" * 100_000] * 1000}),
-        "stages: commands and environments have 100000000 characters; at most 16777216 will do",
+        "stages: 100000000 characters are too many for a job; write at most 2097152",
     ),
     "a variable with a digit first": (
         job({"environment": {"1A": "b"}}),

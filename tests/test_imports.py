@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "engines": ("core", "wire"),
     "pools": ("core", "wire"),
     "writer": BELOW_WRITER,
-    "api": ("writer", "wire", "journal.past", "pools", *BELOW_WRITER),
+    "api": ("writer", "wire", "journal.past", "journal.room", "pools", *BELOW_WRITER),
     "sim": ("writer", "journal.memory", *BELOW_WRITER),
     "agent": ("wire",),
     "client": ("wire",),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO, cast
 
 import msgspec
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from structlog.typing import FilteringBoundLogger
 
+    from fairlead.api.logfile import LogFile
     from fairlead.core.settings import PartitionConfig
     from fairlead.pools.base import Kind, Log, Provider
 
@@ -83,7 +85,9 @@ def _parsed(document: object) -> dict[str, PartitionConfig]:
 
 
 def logger_to(
-    out: TextIO, form: Literal["json", "console"], level: Literal["debug", "info", "warning", "error"] = "info"
+    out: TextIO | LogFile,
+    form: Literal["json", "console"],
+    level: Literal["debug", "info", "warning", "error"] = "info",
 ) -> FilteringBoundLogger:
     """A logger for `views.logs`, for machines to read or for people. Nothing global is set by it."""
     import structlog  # takes a while, and most commands log nothing
@@ -92,7 +96,7 @@ def logger_to(
     if form == "console":
         render = structlog.dev.ConsoleRenderer(colors=out.isatty())
     logger: FilteringBoundLogger = structlog.wrap_logger(
-        structlog.WriteLogger(out),
+        structlog.WriteLogger(cast(TextIO, out)),
         [structlog.processors.add_log_level, structlog.processors.TimeStamper(fmt="iso", utc=True), render],
         structlog.make_filtering_bound_logger(level),
         dict,
@@ -120,16 +124,20 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
     from fairlead.api.control import Control
     from fairlead.api.gate import Bounds
     from fairlead.api.identities import Identities
+    from fairlead.api.logfile import LogFile
+    from fairlead.api.quotas import Quotas
     from fairlead.api.routes import application
     from fairlead.api.secrets import Secrets
     from fairlead.api.server import server
     from fairlead.api.site import Site
     from fairlead.api.smallfile import FileProblem
     from fairlead.api.tokens import Tokens
+    from fairlead.api.walltime import kept_wall
     from fairlead.engines.agents import Agents
     from fairlead.engines.base import Ended
     from fairlead.journal.history import History, Used
     from fairlead.journal.past import Past
+    from fairlead.journal.room import need_room
     from fairlead.journal.snapshot import Snapshots
     from fairlead.pools.base import Join, ProviderError
     from fairlead.pools.figures import Figures
@@ -139,11 +147,15 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
     from fairlead.writer.memory import spare_the_collector
 
     directory = settings.directory
-    log_file = (directory / "server.log").open("a", encoding="utf-8", buffering=1)
+    log_file = LogFile(directory / "server.log")
     log = logger_to(log_file, "json", "warning")
     events = logger_to(log_file, "json", "info")
     metrics = Metrics()
-    history = History(directory / "history")
+    quotas = Quotas()
+    history = History(directory / "history", note=lambda text: log.error("history", problem=text))
+    threading.excepthook = lambda ended: log.error(
+        "thread ended", thread=ended.thread.name if ended.thread else "", error=repr(ended.exc_value)
+    )
     snapshots: dict[str, Snapshots] = {}
 
     def used(ended: list[Ended]) -> None:
@@ -173,6 +185,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
         snapshots[partition].poll(seq)
 
     try:
+        wall = kept_wall(directory / "clock", lambda text: log.warning("clock leapt", problem=text))
         secrets = Secrets(directory / "secrets")
         tokens = Tokens(directory / "tokens")
         identities = Identities(directory, tokens)
@@ -199,14 +212,20 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
         Figures(metrics.registry),
         pool_log,
     )
+
+    def open_journal() -> SqliteJournal:
+        need_room(directory)
+        return SqliteJournal(directory / "journal")
+
     control = Control(
-        lambda: SqliteJournal(directory / "journal"),
+        open_journal,
         hub,
-        [metrics, Logs(log), Past(history)],
+        [metrics, Logs(log), Past(history), quotas],
         None if settings.config is None else _parsed(settings.config),
         after_turn,
         lambda text: log.error("control plane", problem=text),
         pools,
+        wall,
     )
     site = Site(
         control,
@@ -217,6 +236,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
         secrets,
         metrics,
         Bounds(),
+        quotas,
         settings.version,
         lambda error: log.error("fault", error=repr(error), exc_info=error),
         lambda event, fields: events.info(event, **fields),

@@ -507,7 +507,6 @@ def test_a_report_that_cannot_be_is_confirmed_and_changes_nothing(tmp_path: Path
             await one.wait_for(wire.Welcome)
             for tasks in (
                 Tasks("a", 99, "m", 1, (0, 1)),
-                Tasks("a", 1, "m", -1, (0, 1)),
                 Tasks("a", 1, "m", 1, (3, 1)),
             ):
                 await one.report(wire.Report(tasks, "running"))

@@ -19,6 +19,7 @@ from fairlead.api.control import Control
 from fairlead.api.gate import Bounds
 from fairlead.api.identities import Identities
 from fairlead.api.listening import listen
+from fairlead.api.quotas import Quotas
 from fairlead.api.routes import application
 from fairlead.api.secrets import Secrets
 from fairlead.api.server import server
@@ -142,7 +143,8 @@ class Serving:
         metrics = Metrics()
         self.secrets = Secrets(self.folder / "secrets")
         self.history = History(self.folder / "history")
-        observers = [metrics, Past(self.history)]
+        quotas = Quotas()
+        observers = [metrics, Past(self.history), quotas]
         self.control = Control(
             self._open, self.orders, observers, self._config, note=self.notes.append, pools=self._pools
         )
@@ -156,6 +158,7 @@ class Serving:
             self.secrets,
             metrics,
             self._bounds,
+            quotas,
             "test",
             self._fault,
             lambda event, fields: self.log.append((event, fields)),
@@ -163,7 +166,9 @@ class Serving:
         listening = listen("127.0.0.1", 0)
         self.port = listening.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        http = server(application(self.site))
+        gate = application(self.site)
+        self.connections = gate.connections
+        http = server(gate)
         serving = asyncio.create_task(http.serve(sockets=[listening]))
         while not http.started:
             await asyncio.sleep(0.001)

@@ -195,3 +195,29 @@ def test_a_token_expires(tmp_path: Path) -> None:
 def test_guards_are_asked_in_the_loop() -> None:
     """A guard that is no coroutine would be asked in a thread, which costs every request more than its answer."""
     assert all(map(inspect.iscoroutinefunction, (USERS, OPERATORS, ADMINS)))
+
+
+def test_a_job_that_may_not_be_seen_cannot_be_waited_for(tmp_path: Path) -> None:
+    queues = {"root": {"ml": {}, "ops": {"submit": ["*"], "admin": ["carl"]}}}
+    with serving(tmp_path, {"partitions": {"default": {"queues": queues}}}) as site:
+        ann, bob, carl = site.as_user("ann"), site.as_user("bob"), site.as_user("carl")
+        hers = submit(ann, {"id": "hers", "queue": "root.ops", **JOB})
+        failed = submit(ann, {"id": "failed", "queue": "root.ops", **JOB})
+        ann.post(f"/api/v1/jobs/{failed}/kill")
+        said = set()
+        for name in (hers, failed, "none", "1"):
+            answer = bob.post("/api/v1/jobs", json={"queue": "root.ml", "after": [name], **JOB})
+            said.add((answer.status_code, answer.text.replace(name, "none")))
+        # That a job exists, and how it ended, shows neither in the code nor in the words.
+        assert len(said) == 1
+        for client in (ann, carl, site.as_owner):
+            assert client.post("/api/v1/jobs", json={"queue": "root.ops", "after": [hers], **JOB}).status_code == 201
+
+
+def test_open_paths_tell_nothing_more(site: Serving) -> None:
+    stranger = site.client()
+    for path in ("/healthz", "/readyz"):
+        assert str(site.folder) not in stranger.get(path).text
+        for more in ("/", "/x", "//", "/../api/v1/jobs", "%2f", ";x"):
+            assert stranger.get(path + more).status_code in (400, 401), path + more
+            assert site.as_owner.get(path + more).status_code < 500

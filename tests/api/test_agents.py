@@ -31,6 +31,8 @@ from fairlead.wire.agent import (
     Knock,
     Proof,
     Refusal,
+    Report,
+    Reports,
     Tasks,
     Welcome,
     Work,
@@ -85,6 +87,28 @@ def test_an_agent_joins_and_gets_work(site: Serving) -> None:
     asyncio.run(story())
     found = site.as_owner.get("/api/v1/nodes/a1").json()
     assert (found["state"], found["credential"]) == ("up", "valid") and found["credential_expires"] > time.time()
+
+
+@pytest.mark.parametrize("figure", [2**53 + 1, 2**64 - 1, -1])
+def test_a_figure_out_of_bounds_is_refused(site: Serving, figure: int) -> None:
+    async def story() -> None:
+        async with joining(site) as connection:
+            assert isinstance(await greet(connection, "a1", site.join_token()), Welcome)
+            name = await asyncio.to_thread(submit, site.as_owner)
+            while not (message := await hear(connection, Work)).launches:
+                pass
+            tasks = message.launches[0].tasks
+            assert tasks.job == name
+            report = Report(tasks, "succeeded", exit_code=0, ran=(1,), cpu=(1,), memory=(figure,))
+            await connection.send(encode(Reports(1, (Report(tasks, "running"), report))))
+            with pytest.raises(ConnectionClosed):
+                while True:
+                    await asyncio.wait_for(connection.recv(), SECONDS)
+
+    asyncio.run(story())
+    site.history.flush()
+    assert not site.history.failing
+    assert site.as_owner.get("/readyz").json()["failing"] == []
 
 
 async def refused(site: Serving, node: str, token: str, key: Key | None = None, **more: Any) -> str:

@@ -245,3 +245,28 @@ def test_a_journal_that_fails(tmp_path: Path) -> None:
         assert site.as_owner.get("/api/v1/jobs/lost").status_code == 404
         submit(site.as_owner, {"id": "lost", **JOB})
         assert "no space left" in site.notes[0]
+
+
+def test_any_fault_at_a_new_beginning_is_tried_again(tmp_path: Path) -> None:
+    faults = [RuntimeError("odd"), OSError(5, "Input/output error"), MemoryError()]
+
+    class Failing(SqliteJournal):
+        def append(self, stream: str, epoch: int, seq: int, payload: bytes) -> None:
+            if faults and len(faults) == 3 and seq > 2:
+                raise faults.pop()
+            super().append(stream, epoch, seq, payload)
+
+    def open_journal() -> SqliteJournal:
+        if 0 < len(faults) < 3:
+            raise faults.pop()
+        return Failing(tmp_path / "journal", synchronous="off")
+
+    with serving(tmp_path, open_journal=open_journal) as site:
+        deadline = time.monotonic() + SECONDS
+        while faults:
+            site.as_owner.post("/api/v1/jobs", json=JOB)
+            assert time.monotonic() < deadline
+        while site.as_owner.get("/readyz").status_code != 200:
+            assert time.monotonic() < deadline
+        submit(site.as_owner)
+        assert any("works again" in note for note in site.notes)

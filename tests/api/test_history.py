@@ -140,3 +140,16 @@ def test_what_a_crash_kept_from_being_written_is_made_up_for(tmp_path: Path) -> 
     assert rows(history, 1) == made_up  # once
     job = history.job("default", "single")
     assert job is not None and job.tasks == {"succeeded": 1}
+
+
+def test_a_cursor_beyond_64_bits(site: Serving) -> None:
+    job = submit(site.as_owner)
+    for path in ("jobs", "history", "nodes", f"jobs/{job}/tasks", f"jobs/{job}/attempts"):
+        for cursor in (2**63, 10**20 - 1):
+            answer = site.as_owner.get(f"/api/v1/{path}", params={"cursor": str(cursor)})
+            assert (answer.status_code, answer.json()["field"]) == (422, "cursor"), (path, answer.text)
+        assert site.as_owner.get(f"/api/v1/{path}", params={"cursor": str(2**63 - 1)}).status_code == 200
+    for headers, after in (({}, 10**30), ({"Last-Event-ID": "9" * 20}, None)):
+        params = {} if after is None else {"after": str(after)}
+        with site.as_owner.stream("GET", "/api/v1/watch", params=params, headers=headers) as answer:
+            assert answer.status_code < 500

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import socket
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from fairlead.api import server as listening
+from fairlead.api.connections import Connections, Shares
 from fairlead.api.gate import Bounds, Buckets
 from tests.api.serving import SECONDS, Serving, serving, submit
 
@@ -190,3 +192,136 @@ def test_callers_who_leave_before_the_answer(site: Serving) -> None:
         leaving.close()
     submit(site.as_owner)
     assert 1 <= len(site.as_owner.get("/api/v1/jobs").json()["jobs"]) <= 21
+
+
+# -- connections that are kept for nothing -----------------------------------------------------------------------
+
+
+def answered(connection: socket.socket) -> bytes:
+    """One answer of which the connection goes on."""
+    found = b""
+    while not found.endswith(b"}"):
+        part = connection.recv(65536)
+        assert part, found
+        found += part
+    return found
+
+
+def is_over(connection: socket.socket, trickle: bytes) -> bool:
+    """True when the other end has closed the connection, though something is sent now and then."""
+    connection.settimeout(0.05)
+    deadline = time.monotonic() + SECONDS
+    while time.monotonic() < deadline:
+        try:
+            connection.sendall(trickle)
+            if not connection.recv(65536):
+                return True
+        except TimeoutError:
+            continue
+        except OSError:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("first", [b"", b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"])
+def test_empty_lines_keep_no_connection(site: Serving, monkeypatch: pytest.MonkeyPatch, first: bytes) -> None:
+    monkeypatch.setattr(listening, "HEAD_SECONDS", 0.3)
+    monkeypatch.setattr(listening, "IDLE_SECONDS", 0.3)
+    lone = raw(site)
+    if first:
+        lone.sendall(first)
+        answered(lone)
+    assert is_over(lone, b"\r\n")
+
+
+def test_an_unfinished_body_keeps_no_connection(site: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "IDLE_SECONDS", 0.3)
+    lone = raw(site)
+    lone.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")
+    answered(lone)
+    assert is_over(lone, b"x")
+
+
+def test_an_answer_that_a_stranger_does_not_read(site: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "STUCK_SECONDS", 0.3)
+    lazy = socket.socket()
+    lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    lazy.connect(("127.0.0.1", site.port))
+    lazy.settimeout(0.2)
+    asked = b"GET /api/v1/openapi.json HTTP/1.1\r\nHost: x\r\n\r\n"
+    with suppress(OSError):
+        for _ in range(200):
+            lazy.sendall(asked)
+    deadline = time.monotonic() + SECONDS
+    while len(site.connections) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not len(site.connections)
+    lazy.close()
+
+
+def open_silent(site: Serving, many: int) -> list[socket.socket]:
+    return [raw(site) for _ in range(many)]
+
+
+def test_strangers_keep_nobody_out(tmp_path: Path) -> None:
+    with serving(tmp_path, bounds=Bounds(connections=40)) as site:
+        assert site.connections.shares == Shares(most=40, address=5, strangers=10, user=10, users=35)
+        with site.as_user("ann") as ann:
+            assert ann.get("/api/v1/whoami").status_code == 200
+            silent = open_silent(site, 200)
+            # Whatever strangers do, they have their share, and a caller with a token is served at once.
+            assert ann.get("/api/v1/whoami").status_code == 200
+            assert site.as_user("bob").get("/api/v1/whoami").status_code == 200
+            assert site.as_owner.get("/api/v1/whoami").status_code == 200
+            assert len(site.connections) <= 10
+            assert [said(each) for each in silent[:100]] == [b""] * 100  # the oldest were closed
+            assert alive(site)
+        for each in silent:
+            each.close()
+
+
+def test_users_leave_places_for_agents_and_operators(tmp_path: Path) -> None:
+    with serving(tmp_path, bounds=Bounds(connections=40)) as site:
+
+        def keep(secret: str, many: int) -> list[bytes]:
+            """The first lines of answers on connections that stay open if they may."""
+            lines = []
+            for _ in range(many):
+                kept = raw(site)
+                connections.append(kept)
+                kept.sendall(
+                    f"GET /api/v1/whoami HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {secret}\r\n\r\n".encode()
+                )
+                lines.append(answered(kept).partition(b"\r\n")[0])
+            return lines
+
+        connections: list[socket.socket] = []
+        found = keep(site.token("user", "ann"), 12)
+        assert [b" 200 " in line for line in found] == [True] * 10 + [False] * 2 and b" 429 " in found[-1]
+        assert all(b" 200 " in line for line in keep(site.token("user", "bob"), 10))
+        found = keep(site.token("user", "carl"), 10) + keep(site.token("user", "dora"), 10)
+        assert sum(b" 200 " in line for line in found) == 15
+        # Users have all their places. Others still get theirs, and users who are there go on.
+        assert all(b" 200 " in line for line in keep(site.token("operator", "eve"), 5))
+        connections[0].sendall(head(site, "GET /healthz HTTP/1.1"))
+        assert b" 200 " in answered(connections[0])
+        connections[0].close()
+        deadline = time.monotonic() + SECONDS
+        while b" 200 " not in keep(site.token("user", "bob2"), 1)[0]:
+            assert time.monotonic() < deadline
+        for each in connections:
+            each.close()
+
+
+def test_connections_are_counted_by_machine() -> None:
+    closed: list[int] = []
+    found = Connections(40)
+    for port in range(7):
+        assert found.enter((f"2001:db8::{port:x}", port), lambda port=port: closed.append(port))  # type: ignore[misc]
+    assert closed == [0, 1]
+    assert found.enter(("10.0.0.1", 1), lambda: None)
+    assert len(found) == 6
+    for port in range(7):
+        found.leave((f"2001:db8::{port:x}", port))
+    found.leave(("10.0.0.1", 1))
+    assert len(found) == 0 and not found._by_address

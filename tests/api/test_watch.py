@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -199,3 +200,22 @@ def test_the_example_of_a_resource_manager(site: Serving) -> None:
     assert done.returncode == 0, done.stderr
     shown = script.read_text().partition("Prints:\n")[2].partition('"""')[0]
     assert done.stdout == textwrap.dedent(shown)
+
+
+def test_news_of_an_earlier_owner_of_an_id(tmp_path: Path) -> None:
+    with serving(tmp_path, {"partitions": {"default": {"keep_ended": "10ms"}}}) as site:
+        ann, bob = site.as_user("ann"), site.as_user("bob")
+        start = site.control.find("").feed.seq
+        submit(ann, {"id": "x", **JOB})
+        ann.post("/api/v1/jobs/x/kill")
+        deadline = time.monotonic() + SECONDS
+        while site.as_owner.get("/api/v1/jobs/x").status_code != 404:
+            assert time.monotonic() < deadline
+        submit(bob, {"id": "x", **JOB})
+        with watching(bob, after=start, job="x") as events:
+            assert [kind for _, kind, _ in take(events, 1)] == ["submitted"]
+            bob.post("/api/v1/jobs/x/kill")
+            assert next(events)[2]["state"] == "killed"
+        with watching(site.as_owner, after=start, job="x") as events:
+            numbers = [data["number"] for _, _, data in take(events, 4)]
+            assert numbers == [1, 1, 2, 2]

@@ -11,8 +11,8 @@ from fairlead.core.commands import Accepted, AnyCommand, Kill, Report
 from fairlead.writer.inbox import Full, Inbox, Unavailable
 
 
-def kill(at: int) -> Kill:
-    return Kill(job=f"j{at}", operator=True)
+def kill(at: int, user: str = "ann") -> Kill:
+    return Kill(job=f"j{at}", user=user, operator=True)
 
 
 def report(node: str, at: int = 0) -> Report:
@@ -76,6 +76,25 @@ def test_one_node_cannot_take_the_room_of_others() -> None:
         inbox.drain(1)
         inbox.offer(report("a", 2))  # the credit is back
         assert drained(inbox, 1) == [report("a", 2)]
+
+    in_loop(story)
+
+
+def test_users_take_turns() -> None:
+    async def story() -> None:
+        inbox = Inbox(max_commands=20, command_credit=8)
+        for at in range(8):
+            inbox.offer(kill(at, "ann"))
+        with pytest.raises(Full, match=r"^user ann: 8 of its commands wait; try again in a moment$"):
+            inbox.offer(kill(8, "ann"))
+        for at in range(2):
+            inbox.offer(kill(at, "bob"))
+        inbox.offer(kill(0, "carl"))
+        assert drained(inbox, 4) == [kill(0, "ann"), kill(0, "bob"), kill(0, "carl"), kill(1, "ann")]
+        inbox.offer(kill(1, "carl"))
+        assert drained(inbox, 3) == [kill(1, "bob"), kill(2, "ann"), kill(1, "carl")]
+        assert drained(inbox, 100) == [kill(at, "ann") for at in range(3, 8)]
+        assert inbox.waiting == 0 and inbox.refused_commands == 1
 
     in_loop(story)
 

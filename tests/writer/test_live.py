@@ -292,11 +292,7 @@ def test_answers_come_in_the_order_of_the_commands(journal: Gated) -> None:
         async with started(journal, max_batch=7, batch_window=0) as live:
             order: list[int] = []
             commands: list[AnyCommand] = [
-                Kill(job=f"j{at - 1}", operator=True)
-                if at % 3 == 1
-                else submit(f"j{at}")
-                if at % 3 == 0
-                else submit("j0")
+                Kill(job=f"j{at - 1}", user="ann") if at % 3 == 1 else submit(f"j{at}") if at % 3 == 0 else submit("j0")
                 for at in range(90)
             ]
             slots = live.offer(*commands)

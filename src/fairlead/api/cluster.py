@@ -9,7 +9,7 @@ import msgspec
 from litestar import Request, delete, get, post
 from litestar.params import PathParameter, QueryParameter
 
-from fairlead.api.jobs import touch
+from fairlead.api.jobs import number_of, touch
 from fairlead.api.problems import Unserved
 from fairlead.api.site import (
     OPERATORS,
@@ -75,8 +75,7 @@ async def nodes(
     limit: Annotated[int, QueryParameter(ge=1, le=MAX_NODES, required=False)] = MAX_NODES,
 ) -> wire.Nodes:
     """What each has, what is used of it, and its state."""
-    if cursor and not (cursor.isascii() and cursor.isdigit()):
-        raise Refused("cursor", f"{shown(cursor)} is not one; use `next` of the page before")
+    after = number_of(cursor) or 0
 
     def look(p: Partition) -> wire.Nodes:
         table = p.nodes
@@ -84,11 +83,7 @@ async def nodes(
         last = 0
         for join in sorted(table.rows):
             row = table.rows[join]
-            if (
-                join <= int(cursor or 0)
-                or node_state not in (None, table.state[row])
-                or pool not in (None, table.pool[row])
-            ):
+            if join <= after or node_state not in (None, table.state[row]) or pool not in (None, table.pool[row]):
                 continue
             if len(found) == limit:
                 return wire.Nodes(nodes=found, next=str(last))

@@ -9,10 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 from fairlead.api.feed import Feed
 from fairlead.api.problems import Unserved
+from fairlead.api.walltime import steady_wall
 from fairlead.core.commands import Accepted, AnyCommand, Rejected
 from fairlead.core.cycle import Cycle
 from fairlead.core.effects import Effect, Event, ForManager, ForNode, ForPool
@@ -23,8 +26,9 @@ from fairlead.core.resources import shown
 from fairlead.core.settings import DEFAULT_CONFIG, PartitionConfig
 from fairlead.core.state import Partition
 from fairlead.engines.base import Busy, Engine
-from fairlead.journal.base import Journal, JournalError
+from fairlead.journal.base import Journal
 from fairlead.journal.codec import stream_of
+from fairlead.journal.room import NoRoom
 from fairlead.pools.keeper import Pools
 from fairlead.views.events import events_of
 from fairlead.wire.api import ManagerEvent
@@ -37,9 +41,14 @@ from fairlead.writer.observer import Observer
 
 Result = TypeVar("Result")
 
+ASKING: ContextVar[str] = ContextVar("ASKING", default="")
+"""The user whose request is served; empty for the server itself."""
+
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 """Seconds before a control plane that stopped begins anew, at first and after many vain attempts."""
 BUSY_PAUSE = 0.05
+STOPPED = "the journal failed, and the server begins anew; its log says why"
+NO_ROOM = "the server's disk is full, and the server begins anew when there is room"
 
 
 AfterTurn = Callable[[str, int], None]
@@ -63,6 +72,8 @@ class Served:
         self._turns = turns
         self._after_turn = after_turn
         self._waiters: dict[str, list[asyncio.Future[None]]] = {}
+        self._readers: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """User → held while one of its requests reads, or waits for its turn to."""
 
     @property
     def partition(self) -> Partition:
@@ -97,8 +108,18 @@ class Served:
                 await asyncio.sleep(BUSY_PAUSE)
 
     async def read(self, look: Callable[[Partition], Result]) -> Result:
-        """Look at the state between two turns. It holds up the writer, so it must be quick."""
-        async with self._turns.lock:
+        """Look at the state between two turns. It holds up the writer, so it must be quick.
+
+        Of the requests of one user only one waits for its turn at a time, so that many of them hold up no others.
+        """
+        user = ASKING.get()
+        if not user:
+            async with self._turns.lock:
+                return look(self.partition)
+        lock = self._readers.get(user)
+        if lock is None:
+            lock = self._readers[user] = asyncio.Lock()
+        async with lock, self._turns.lock:
             return look(self.partition)
 
     def publish(self, decided: Cycle) -> None:
@@ -161,10 +182,12 @@ class Control:
         after_turn: AfterTurn = lambda partition, seq: None,
         note: Callable[[str], None] = lambda text: None,
         pools: Pools | None = None,
+        wall: Callable[[], int] | None = None,
     ) -> None:
         """`first` is the configuration of a journal that has none yet; `note` hears what an operator should know."""
         self.problem = "starting"
-        """Why nothing is served now; empty when all is well."""
+        """Why nothing is served now; empty when all is well. Anyone may read it, so it names no file."""
+        self._wall = wall or steady_wall()
         self._open = open_journal
         self._engine = engine
         self._observers = observers
@@ -274,15 +297,15 @@ class Control:
         pause = FIRST_PAUSE
         while True:
             await self._broken.wait()
-            self.problem = f"the writer stopped: {self._why}"
-            self._note(self.problem)
+            self._note(f"the writer stopped: {self._why}")
             await self._end()
             await asyncio.sleep(pause)
             try:
                 await self._begin()
                 pause = FIRST_PAUSE
-            except (JournalError, Stopped) as problem:
-                self._break(str(problem))
+                self._note("the control plane works again")
+            except Exception as problem:  # whatever it is, the next attempt may succeed
+                self._break(str(problem) or repr(problem), isinstance(problem, NoRoom))
                 pause = min(2 * pause, LONGEST_PAUSE)
 
     async def _begin(self) -> None:
@@ -293,7 +316,9 @@ class Control:
             journal = self._open()
             try:
                 cluster = Cluster(journal, self._observers)
-                clock = cycle_clock(max((each.partition.now for each in cluster.writers.values()), default=0))
+                clock = cycle_clock(
+                    max((each.partition.now for each in cluster.writers.values()), default=0), self._wall
+                )
                 # Nothing is connected yet: agents of removed partitions are told when they come; see `removed`.
                 cluster.begin(clock())
                 cluster.drop_removed()
@@ -335,8 +360,9 @@ class Control:
         if why:
             self._break(why)
 
-    def _break(self, why: str) -> None:
+    def _break(self, why: str, no_room: bool = False) -> None:
         self._why = why
+        self.problem = NO_ROOM if no_room else STOPPED
         self._broken.set()
 
     async def _drop(self, name: str, last: Cycle | None) -> None:
@@ -357,8 +383,7 @@ class Control:
     async def _end(self) -> None:
         for served in self._served.values():
             await served.live.close()
-        for task in self._tasks.values():
-            await task
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         for served in self._served.values():
             served.close()
             self._let_go(served.name)

@@ -6,12 +6,15 @@ Plain ASGI, so that what is turned away costs next to nothing. A request that pa
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import Any
 
 import msgspec
 
+from fairlead.api.connections import Connections, Refusal
+from fairlead.api.control import ASKING
 from fairlead.api.problems import MEDIA_TYPE, Unserved, encoded, problem_of
 from fairlead.api.tokens import Token, Tokens
 
@@ -29,6 +32,8 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
 
     body: int = 8 * 2**20
     """Bytes of a request."""
+    bodies: int = 4 * 8 * 2**20
+    """Bytes of all requests of one user that are under way."""
     body_seconds: float = 30.0
     """How long a request may take to arrive."""
     requests: float = 5_000.0
@@ -39,6 +44,8 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     failures_burst: float = 50.0
     streams: int = 100
     """How many answers without an end one token may be reading."""
+    connections: int = 0
+    """Open at a time, of all callers together; 0 is as many as the process has file descriptors for."""
     poll_seconds: float = 60.0
     """How long a question may wait for something to happen."""
 
@@ -70,6 +77,9 @@ class Gate:
         self._agents = agents
         self._tokens = tokens
         self._bounds = bounds
+        self.connections = Connections(bounds.connections)
+        self._arrived: Counter[str] = Counter()
+        """User → bytes of its requests that are under way."""
         self._requests = Buckets(bounds.requests, bounds.burst)
         self._failures = Buckets(bounds.failures, bounds.failures_burst)
 
@@ -79,55 +89,79 @@ class Gate:
         try:
             if scope["type"] == "websocket":
                 return await self._agents(scope, receive, send)
-            scope["caller"] = None if scope["path"] in OPEN_PATHS else self._caller(scope)
+            caller = scope["caller"] = None if scope["path"] in OPEN_PATHS else self._caller(scope)
+            ASKING.set(caller.user if caller is not None and not caller.operator else "")
             if scope["method"] == "OPTIONS":
                 raise Unserved("method", "pages of other sites have no business here, and others need not ask")
-            receive = self._bounded(scope, receive)
+            body = Body(scope, receive, self._bounds, self._arrived)
         except Unserved as refusal:
             return await turn_away(scope, receive, send, refusal)
-        await self._app(scope, receive, send)
+        try:
+            await self._app(scope, body.receive, send)
+        finally:
+            body.close()
 
     def _caller(self, scope: Scope) -> Token:
-        address = (scope.get("client") or ("",))[0]
+        client = scope.get("client") or ("", 0)
         secret = _bearer(scope)
         token = self._tokens.find(secret) if secret else None
         if token is None:
             # Guessing is hopeless, but it should not cost us much either.
-            if not self._failures.take(address):
+            if not self._failures.take(client[0]):
                 raise Unserved("too many", "too many requests without a valid token; wait a while", 10)
             said = "the token is not known, was revoked or has expired" if secret else "a token is needed"
             raise Unserved("unauthenticated", f"{said}; send Authorization: Bearer TOKEN")
         if not self._requests.take(token.id):
             raise Unserved("too many", f"more than {self._bounds.requests:g} requests a second; slow down", 1)
+        try:
+            self.connections.trust(client, token)
+        except Refusal as refusal:
+            raise Unserved("too many", str(refusal), 10) from None
         return token
 
-    def _bounded(self, scope: Scope, receive: Receive) -> Receive:
-        """The request's body, as long as it is neither too large nor too slow."""
-        most = self._bounds.body
-        too_large = Unserved("too large", f"a request has at most {most:,} bytes; send less at once")
+
+class Body:
+    """A request's body, as long as it is neither too large nor too slow, and the user's bodies are not too many."""
+
+    def __init__(self, scope: Scope, receive: Receive, bounds: Bounds, arrived: Counter[str]) -> None:
+        self._receive = receive
+        self._bounds = bounds
+        self._arrived = arrived
+        self._user: str = scope["caller"].user if scope["caller"] is not None else ""
+        self._seen = 0
+        self._whole = False
+        self._deadline = asyncio.get_running_loop().time() + bounds.body_seconds
         length = _header(scope, b"content-length")
-        if length.isdigit() and int(length) > most:
-            raise too_large
-        seen = 0
-        whole = False
-        deadline = asyncio.get_running_loop().time() + self._bounds.body_seconds
+        if length.isdigit() and int(length) > bounds.body:
+            raise self._too_large()
 
-        async def bounded() -> Any:
-            nonlocal seen, whole
-            if whole:
-                return await receive()
-            try:
-                async with asyncio.timeout_at(deadline):
-                    message = await receive()
-            except TimeoutError:
-                raise Unserved("too slow", "the request took too long to arrive; send it again") from None
-            seen += len(message.get("body", b""))
-            whole = not message.get("more_body", False)
-            if seen > most:
-                raise too_large
-            return message
+    async def receive(self) -> Any:
+        if self._whole:
+            return await self._receive()
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                message = await self._receive()
+        except TimeoutError:
+            raise Unserved("too slow", "the request took too long to arrive; send it again") from None
+        more = len(message.get("body", b""))
+        self._seen += more
+        self._arrived[self._user] += more
+        self._whole = not message.get("more_body", False)
+        if self._seen > self._bounds.body:
+            raise self._too_large()
+        if self._arrived[self._user] > self._bounds.bodies:
+            most = self._bounds.bodies
+            raise Unserved("too many", f"the requests under way of one user have at most {most:,} bytes; wait", 1)
+        return message
 
-        return bounded
+    def close(self) -> None:
+        """The request is over."""
+        self._arrived[self._user] -= self._seen
+        if not self._arrived[self._user]:
+            del self._arrived[self._user]
+
+    def _too_large(self) -> Unserved:
+        return Unserved("too large", f"a request has at most {self._bounds.body:,} bytes; send less at once")
 
 
 def _bearer(scope: Scope) -> str:

@@ -23,6 +23,7 @@ def _health(request: Ask) -> wire.Health:
         ready=not control.problem and all(ready.values()),
         partitions=ready,
         problem=control.problem,
+        failing=["history"] if site.records.failing else [],
     )
 
 

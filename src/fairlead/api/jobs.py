@@ -31,6 +31,8 @@ from fairlead.core.commands import AnyCommand, Kill, Scale, SetPriority, Submit
 from fairlead.core.documents import parse_job
 from fairlead.core.errors import Refused
 from fairlead.core.model import Job, JobSpec
+from fairlead.core.phases.intake.access import is_owner
+from fairlead.core.phases.intake.jobs import no_such_job
 from fairlead.core.reader import Reader
 from fairlead.core.resources import shown
 from fairlead.core.state import Partition
@@ -39,9 +41,14 @@ from fairlead.wire import api as wire
 from fairlead.writer.inbox import Slot
 
 MAX_BATCH = 10_000
+MAX_CURSOR = 2**63 - 1
 AT_ONCE = 500
 """So many jobs of a batch wait for their answers at a time, so that one caller does not fill the inbox."""
-SCANNED = 5_000
+READ_AT_ONCE = 50
+"""Jobs of a batch that are read at a time; then other requests get their turn."""
+PAGE_BYTES = 4 * 2**20
+"""A page of jobs ends when their specifications have this many bytes."""
+SCANNED = 2_000
 """So many jobs are looked through at a time; then others get their turn."""
 
 Ask = Request[Any, Any, Any]
@@ -74,11 +81,10 @@ async def submit(
     request: Ask, data: Annotated[Any, Shaped(wire.JobDocument)], partition: PartitionName = "", key: Key = None
 ) -> wire.Submitted:
     """The answer means that the job is durable. It carries the id by which the job is known from now on."""
-    control = site_of(request).control
+    site = site_of(request)
     command = submission(caller_of(request), data, key or "", {})
-    site_of(request).secrets.check(command.spec)
-    served = control.find(partition)
-    accepted = await control.ask(served, command)
+    served = site.control.find(partition)
+    accepted = await accepted_in(_offered(site, served, command))
     return wire.Submitted(job=accepted.job, partition=served.name)
 
 
@@ -97,13 +103,17 @@ async def submit_many(
     if len(documents) > MAX_BATCH:
         raise Refused("jobs", f"{len(documents)} jobs are too many; send at most {MAX_BATCH} at once")
     for at, document in enumerate(documents):
-        Reader(document, f"jobs[{at}]", "a job")
+        if not isinstance(document, dict):
+            Reader(document, f"jobs[{at}]", "a job")
     served = site.control.find(partition)
     known: Known = {}
     items: list[wire.BatchItem] = []
     for start in range(0, len(documents), AT_ONCE):
-        part = enumerate(documents[start : start + AT_ONCE], start)
-        asked = [_ask(site, served, caller, document, f"{key}#{at}" if key else "", at, known) for at, document in part]
+        asked: list[Slot | wire.BatchItem] = []
+        for at, document in enumerate(documents[start : start + AT_ONCE], start):
+            asked.append(_ask(site, served, caller, document, f"{key}#{at}" if key else "", at, known))
+            if at % READ_AT_ONCE == READ_AT_ONCE - 1:
+                await asyncio.sleep(0)
         for each in asked:
             items.append(each if isinstance(each, wire.BatchItem) else await _item(each))
     return wire.Batch(items=items)
@@ -115,10 +125,26 @@ def _ask(
     """Offer a job of a batch: its answer comes later, unless it is refused at once."""
     try:
         command = submission(caller, document, key, known, f"jobs[{at}]")
-        site.secrets.check(command.spec)
-        return offered(served, command)
+        return _offered(site, served, command)
     except (Refused, Unserved) as refusal:
         return wire.BatchItem(problem=problem_of(refusal))
+
+
+def _offered(site: Site, served: Served, command: Submit) -> Slot:
+    """Offer a submission that names only secrets of its user and jobs that it may see, and is within the quotas."""
+    site.secrets.check(command.spec)
+    if command.operator:
+        return offered(served, command)
+    jobs = served.partition.jobs
+    for at, name in enumerate(command.spec.after):
+        # The owner of a job never changes, so it may be looked up at any time.
+        before = jobs.get(name)
+        if before is not None and not is_owner(command, before):
+            raise no_such_job(f"after[{at}]", name)
+    size = site.quotas.check(served.name, served.partition.settings, command.spec)
+    slot = offered(served, command)
+    site.quotas.offered(served.name, command.spec.user, size, slot)
+    return slot
 
 
 async def _item(slot: Slot) -> wire.BatchItem:
@@ -205,41 +231,48 @@ async def jobs(
     served = site.control.find(partition)
     before = number_of(cursor)
     wanted = _filter(caller, states, user, queue, name, label)
-    hint = max((user, name), key=len).encode()
     found: list[wire.Job] = []
+    size = 0
+
+    def full() -> bool:
+        return len(found) > limit or size > PAGE_BYTES
 
     def look(p: Partition, part: Iterable[Job]) -> None:
-        for each in _likely(part, states, hint):
-            if len(found) > limit:
+        nonlocal size
+        for each in part:
+            if full():
                 break
             if p.jobs.get(each.id) is each and wanted(each):
                 found.append(job_answer(p, each))
+                size += len(each.packed)
+
+    def newest(p: Partition) -> tuple[list[Job], bool]:
+        part = islice(reversed(p.jobs.values()), SCANNED)
+        return list(part), any(each.settings.admin for each in p.queues.values())
+
+    part, administered = await served.read(newest)
+    # Where no queue has administrators, users see their own jobs only.
+    owner = "" if caller.operator or administered else caller.user
+    hint = max((user, name, owner), key=len).encode()
+
+    async def look_through(part: list[Job]) -> None:
+        likely = [each for each in part if hint in each.packed] if hint else part
+        if likely:
+            await served.read(lambda p: look(p, likely))
 
     if before is None:
-        # The newest are mostly what is asked for, and then nobody has to look at the others.
-        await served.read(lambda p: look(p, list(islice(reversed(p.jobs.values()), SCANNED))))
-    if len(found) <= limit:
+        # The newest are mostly what is asked for, and then the others need not be looked at.
+        await look_through(part)
+    if not full() and (before is not None or len(part) == SCANNED):
         found.clear()
-        known, administered = await served.read(
-            lambda p: (list(p.jobs.values()), any(each.settings.admin for each in p.queues.values()))
-        )
-        # Where no queue has administrators, users see their own jobs only.
-        owner = "" if caller.operator or administered else caller.user
-        hint = max((user, name, owner), key=len).encode()
-        for part in _slices(known, before):
-            await served.read(lambda p, part=part: look(p, part))  # type: ignore[misc]
-            if len(found) > limit:
+        size = 0
+        for part in _slices(await served.read(lambda p: list(p.jobs.values())), before):
+            await look_through(part)
+            if full():
                 break
             await asyncio.sleep(0)
-    more = len(found) > limit
-    return wire.JobPage(jobs=found[:limit], next=str(found[limit - 1].number) if more else "")
-
-
-def _likely(part: Iterable[Job], states: list[str] | None, hint: bytes) -> Iterable[Job]:
-    """Those of many jobs that may be wanted, by a quick look: `hint` is in what was submitted, packed or not."""
-    if states:
-        part = [each for each in part if each.state in states]
-    return [each for each in part if hint in each.packed] if hint else part
+    page = found[:limit]
+    return wire.JobPage(jobs=page, next=str(page[-1].number) if full() else "")
 
 
 def _slices(known: list[Job], before: int | None) -> Iterator[list[Job]]:
@@ -252,7 +285,7 @@ def _slices(known: list[Job], before: int | None) -> Iterator[list[Job]]:
 def number_of(cursor: str) -> int | None:
     if not cursor:
         return None
-    if not cursor.isascii() or not cursor.isdigit():
+    if not cursor.isascii() or not cursor.isdigit() or int(cursor) > MAX_CURSOR:
         raise Refused("cursor", f"{shown(cursor)} is not one; use `next` of the page before")
     return int(cursor)
 
@@ -275,9 +308,11 @@ def _filter(
             return False
         if queue and job.queue.path != queue and not job.queue.path.startswith(f"{queue}."):
             return False
-        if user or name or label:
+        if user and job.user != user:
+            return False
+        if name or label:
             spec = job.spec
-            if (user and spec.user != user) or (name and spec.name != name):
+            if name and spec.name != name:
                 return False
             if label and (key, value) not in spec.labels:
                 return False

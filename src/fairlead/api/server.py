@@ -1,41 +1,59 @@
-"""The program that listens: uvicorn with bounds of its own on how long and how large the head of a request may be."""
+"""The program that listens: uvicorn with bounds of its own on how long, how large and how many connections may be."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.http11 import Request
 
+from fairlead.api.connections import Connections
 from fairlead.api.gate import Gate
 from fairlead.wire.agent import FIRST_BYTES, MOST_BYTES
 
+HANDSHAKE_SECONDS = 10.0
+"""For TLS."""
 HEAD_SECONDS = 20.0
+"""From the first byte of a request, or the beginning of a connection, to the end of the request's head."""
+IDLE_SECONDS = 75.0
+"""From an answer to the first byte of the next request. Other bytes, such as the rest of a body, do not prolong it."""
+STUCK_SECONDS = 30.0
+"""How long a stranger may leave an answer unread."""
 HEAD_BYTES = 64 * 1024
-MAX_CONNECTIONS = 10_000
 CLOSING = 3
 """Seconds that requests under way get when the server ends."""
+
+
+def _connections(config: uvicorn.Config) -> Connections:
+    return cast(Gate, config.app).connections
 
 
 class Protocol(HttpToolsProtocol):
     """HTTP that gives up on a client which takes too long, or too much, to say what it wants."""
 
     _alarm: asyncio.TimerHandle | None = None
+    """Runs while no request is under way."""
+    _stuck: asyncio.TimerHandle | None = None
     _head = 0
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._expect_head()
+        self._expect(HEAD_SECONDS)
+        if self.client is not None and not _connections(self.config).enter(self.client, transport.abort):
+            transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._have_head()
+        self._stop_alarms()
+        if self.client is not None:
+            _connections(self.config).leave(self.client)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -47,41 +65,59 @@ class Protocol(HttpToolsProtocol):
                 return
         super().data_received(data)
 
+    def handle_websocket_upgrade(self) -> None:
+        self._stop_alarms()
+        super().handle_websocket_upgrade()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._expect(HEAD_SECONDS)
+
     def on_headers_complete(self) -> None:
-        self._have_head()
+        self._stop_alarms()
         super().on_headers_complete()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if not self.transport.is_closing():
-            # Until the next request begins, uvicorn's own clock for idle connections counts.
-            self._have_head()
+        if self._alarm is None and self.cycle.response_complete:
+            self._expect(IDLE_SECONDS)
 
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        if self._alarm is None:
-            self._expect_head()
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._stuck is None and self.client is not None and _connections(self.config).is_stranger(self.client):
+            self._stuck = self.loop.call_later(STUCK_SECONDS, self._give_up)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._stuck is not None:
+            self._stuck.cancel()
+            self._stuck = None
 
     def _room_for_body(self) -> int:
         return 256 * 1024
 
-    def _expect_head(self) -> None:
+    def _expect(self, seconds: float) -> None:
+        """Give up unless the head of a request is complete in time."""
         self._head = 0
-        self._alarm = self.loop.call_later(HEAD_SECONDS, self._give_up)
-
-    def _have_head(self) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
-            self._alarm = None
+        self._alarm = self.loop.call_later(seconds, self._give_up)
+
+    def _stop_alarms(self) -> None:
+        for alarm in (self._alarm, self._stuck):
+            if alarm is not None:
+                alarm.cancel()
+        self._alarm = self._stuck = None
 
     def _give_up(self) -> None:
-        self._have_head()
-        if not self.transport.is_closing():
-            self.transport.close()
+        self._stop_alarms()
+        # Not `close`, which waits until the other end has read all that was written.
+        self.transport.abort()
 
 
 class SocketProtocol(WebSocketsSansIOProtocol):
-    """WebSockets of agents. Messages are small until the application has seen proof of which node it is."""
+    """A WebSocket, into which a connection of HTTP has turned. It is a stranger's, and its messages are small, until
+    the application has seen proof of which node it is."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -91,8 +127,15 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         super().handle_connect(event)
         self.scope["trust"] = self._trust  # type: ignore[typeddict-unknown-key]
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.client is not None:
+            _connections(self.config).leave(self.client)
+        super().connection_lost(exc)
+
     def _trust(self) -> None:
         self.conn.max_message_size = MOST_BYTES
+        if self.client is not None:
+            _connections(self.config).trust(self.client)
 
 
 class Server(uvicorn.Server):
@@ -102,9 +145,27 @@ class Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         yield
 
+    async def startup(self, sockets: Any = None) -> None:
+        """Listen as uvicorn does, and with a bound on the time of a TLS handshake."""
+        loop = asyncio.get_running_loop()
+        config = self.config
+
+        def protocol() -> Protocol:
+            return Protocol(config, self.server_state, self.lifespan.state)
+
+        handshake = HANDSHAKE_SECONDS if config.ssl else None
+        self.servers = [
+            await loop.create_server(
+                protocol, sock=sock, ssl=config.ssl, backlog=config.backlog, ssl_handshake_timeout=handshake
+            )
+            for sock in sockets
+        ]
+        self.started = True
+
 
 def server(application: Gate, certificate: Path | None = None, key: Path | None = None) -> Server:
     """A server of this application, over TLS if it has a certificate."""
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # a stranger's bad request is no news
     config = uvicorn.Config(
         application,
         http=Protocol,
@@ -117,8 +178,7 @@ def server(application: Gate, certificate: Path | None = None, key: Path | None 
         server_header=False,
         date_header=False,
         proxy_headers=False,
-        limit_concurrency=MAX_CONNECTIONS,
-        timeout_keep_alive=75,
+        timeout_keep_alive=int(IDLE_SECONDS),
         timeout_graceful_shutdown=CLOSING,
         ssl_certfile=certificate,
         ssl_keyfile=key,

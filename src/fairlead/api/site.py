@@ -22,11 +22,12 @@ from fairlead.api.control import Control
 from fairlead.api.gate import Bounds
 from fairlead.api.identities import Identities
 from fairlead.api.problems import MEDIA_TYPE, Unserved, plain, problem_of
+from fairlead.api.quotas import Quotas
 from fairlead.api.tokens import Token, Tokens
 from fairlead.core.commands import Command
 from fairlead.core.errors import Refused
 from fairlead.core.model import Job, JobSpec, Micros
-from fairlead.core.phases.intake.access import need_owner
+from fairlead.core.phases.intake.access import is_owner
 from fairlead.engines.base import Connection
 from fairlead.journal.past import AttemptRow, JobRow
 from fairlead.views.lanefigures import LaneFigures
@@ -56,6 +57,9 @@ class Hub(Protocol):
 
 class Records(Protocol):
     """The history of what ended. Its methods wait for a disk."""
+
+    @property
+    def failing(self) -> bool: ...
 
     def job(self, partition: str, id: str) -> JobRow | None: ...
 
@@ -103,6 +107,7 @@ class Site:
         secrets: Keeper,
         metrics: Measured,
         bounds: Bounds,
+        quotas: Quotas,
         version: str,
         fault: Callable[[Exception], None] = lambda error: None,
         log: Callable[[str, dict[str, Any]], None] = lambda event, fields: None,
@@ -116,6 +121,7 @@ class Site:
         self.secrets = secrets
         self.metrics = metrics
         self.bounds = bounds
+        self.quotas = quotas
         self.version = version
         self.fault = fault
         self.log = log
@@ -146,13 +152,7 @@ def asks(request: Request[Any, Any, Any], key: str | None = None) -> dict[str, A
 
 def may_see(caller: Token, job: Job) -> bool:
     """Whoever may touch a job may see it: its owner, administrators of its queue, operators."""
-    if caller.operator or caller.user == job.spec.user:
-        return True
-    try:
-        need_owner(Command(user=caller.user, groups=caller.groups), job, "see")
-    except Refused:
-        return False
-    return True
+    return is_owner(Command(user=caller.user, groups=caller.groups, operator=caller.operator), job)
 
 
 def need(*roles: str) -> Callable[[ASGIConnection[Any, Any, Any, Any], BaseRouteHandler], Awaitable[None]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 from pathlib import Path
 from typing import TypeVar
@@ -10,6 +11,9 @@ from typing import TypeVar
 import msgspec
 
 Content = TypeVar("Content")
+
+LEFTOVER = re.compile(r"\..+\.[0-9a-f]{16}")
+"""The names of temporary files."""
 
 
 class FileProblem(Exception):
@@ -25,6 +29,11 @@ def write_small(path: Path, content: bytes) -> None:
         _replace(path, path.with_name(f".{path.name}.{secrets.token_hex(8)}"), content)
     except OSError as problem:
         raise FileProblem(f"{path}: {problem.strerror}; check the disk and the rights on the file") from problem
+
+
+def is_leftover(name: str) -> bool:
+    """True for the temporary file of a write, which only a crash leaves behind."""
+    return LEFTOVER.fullmatch(name) is not None
 
 
 def read_small(path: Path, kind: type[Content], remedy: str) -> Content | None:

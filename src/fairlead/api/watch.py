@@ -69,9 +69,9 @@ async def watch(
             return False
         if not event.job or caller.operator:
             return True
-        # Who owns a job never changes, so it may be looked up at any time.
+        # The owner of a job never changes, so it may be looked up at any time. The id may have been another job's.
         known = jobs.get(event.job)
-        return known is not None and may_see(caller, known)
+        return known is not None and known.number == event.number and may_see(caller, known)
 
     return streamed(site, caller, lines(served.feed, seq, wanted))
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fairlead.cli.options import AsJson, Partition, ask_as
-from fairlead.cli.output import ago, ahead, amounts, asking, print_json, print_list, print_table
+from fairlead.cli.output import ago, ahead, amounts, asking, print_json, print_list, print_table, say
 
 node = typer.Typer(name="node", help="Look at nodes and move them.", no_args_is_help=True)
 queue = typer.Typer(name="queue", help="Look at queues, stop and start them.", no_args_is_help=True)
@@ -41,7 +41,7 @@ def _do(method: str, path: str, as_json: bool, said: str, document: Any = None, 
     if as_json:
         print_json(done)
     else:
-        typer.echo(done.note or said)
+        say(done.note or said)
 
 
 # -- nodes -------------------------------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ def show_node(name: NodeName, partition: Partition = "", as_json: AsJson = False
     if as_json:
         print_json(found)
         return
-    typer.echo(f"node {found.name}: {found.state}, {found.tasks} tasks{', avoided' if found.avoided else ''}")
+    say(f"node {found.name}: {found.state}, {found.tasks} tasks{', avoided' if found.avoided else ''}")
     for what, value in (
         ("has", amounts(found.resources)),
         ("used", amounts(found.used)),
@@ -94,7 +94,7 @@ def show_node(name: NodeName, partition: Partition = "", as_json: AsJson = False
         ("key", _credential(found.credential, found.credential_expires)),
     ):
         if value:
-            typer.echo(f"  {what:<8}{value}")
+            say(f"  {what:<8}{value}")
 
 
 @node.command()
@@ -350,7 +350,7 @@ def list_shares(partition: Partition = "", as_json: AsJson = False) -> None:
     ]
     print_table(("QUEUE", "SHARE", "ENTITLED", "USES", "ON LOAN"), rows)
     for each in found.requestors:
-        typer.echo(f"users that match {each.match!r} go to {each.queue}")
+        say(f"users that match {each.match!r} go to {each.queue}")
     if found.rebalance_threshold:
         typer.echo(f"rebalance when {found.rebalance_threshold}% apart for {found.rebalance_after:g} s")
 

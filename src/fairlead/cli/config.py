@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fairlead.cli.options import AsJson, ask_as
-from fairlead.cli.output import asking, fail, need_file, print_json
+from fairlead.cli.output import asking, fail, need_file, print_json, say
 
 if TYPE_CHECKING:
     from fairlead.wire import api as wire
@@ -115,7 +115,7 @@ def show_differences(applied: wire.Applied, as_json: bool) -> None:
         print_json(applied)
         return
     for each in applied.differences:
-        typer.echo(f"{each.key}: {_text(each.before)} -> {_text(each.after)}")
+        say(f"{each.key}: {_text(each.before)} -> {_text(each.after)}")
     if not applied.differences:
         typer.echo("no difference")
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fairlead.cli.options import AsJson, JobName, Partition, ask_as, pairs
-from fairlead.cli.output import TIME_OVER, ago, amounts, asking, fail, lasted, print_json, print_table, progress
+from fairlead.cli.output import TIME_OVER, ago, amounts, asking, fail, lasted, print_json, print_table, progress, say
 
 if TYPE_CHECKING:
     from fairlead.client import Client
@@ -271,16 +271,16 @@ def show(job: JobName, partition: Partition = "", as_json: AsJson = False) -> No
     if as_json:
         print_json({"job": found, "tasks": tasks})
         return
-    typer.echo(f"job {found.id} ({found.name}) of {found.user} in {found.queue}: {found.state}", nl=False)
-    typer.echo(f", {found.reason}" if found.reason else "")
+    say(f"job {found.id} ({found.name}) of {found.user} in {found.queue}: {found.state}", nl=False)
+    say(f", {found.reason}" if found.reason else "")
     lasted_for = (found.ended or time.time()) - found.submitted
     if found.matched is not None:
-        typer.echo(f"in that queue because its user matches {found.matched!r}")
+        say(f"in that queue because its user matches {found.matched!r}")
     typer.echo(f"submitted {ago(found.submitted)} ago, {'lasted' if found.over else 'for'} {lasted(lasted_for)}")
     for stage in found.stages:
         asked = amounts(stage.resources)
-        typer.echo(f"stage {stage.name}: {stage.count} tasks (at least {stage.min} at once), {asked}")
-        typer.echo(f"  {' '.join(stage.command)[:200]}")
+        say(f"stage {stage.name}: {stage.count} tasks (at least {stage.min} at once), {asked}")
+        say(f"  {' '.join(stage.command)[:200]}")
     rows = [
         (
             f"{task.stage}[{task.index}]",
@@ -346,11 +346,11 @@ def explain(job: JobName, partition: Partition = "", as_json: AsJson = False) ->
         print_json(found)
         return
     if not found.waiting:
-        typer.echo(f"job {found.job} is {found.state}; nothing of it waits")
+        say(f"job {found.job} is {found.state}; nothing of it waits")
     for each in found.waiting:
         place = "" if each.position is None else f", number {each.position + 1} in its lane"
         reason = f": {each.reason}" if each.reason else ""
-        typer.echo(f"{each.stage}: {each.count} {each.kind} waiting{place}{reason}")
+        say(f"{each.stage}: {each.count} {each.kind} waiting{place}{reason}")
 
 
 @asking
@@ -403,7 +403,7 @@ def kill(
         print_json(notes)
         return
     for job, note in notes.items():
-        typer.echo(f"{job}: {note or 'killed'}")
+        say(f"{job}: {note or 'killed'}")
 
 
 @asking
@@ -420,7 +420,7 @@ def scale(
     if as_json:
         print_json({"note": note})
     else:
-        typer.echo(f"{job}: {note or f'{count} tasks'}")
+        say(f"{job}: {note or f'{count} tasks'}")
 
 
 @asking
@@ -443,7 +443,7 @@ def wait(
         print_json(found)
     else:
         for each in found:
-            typer.echo(f"{each.id}: {each.state}{f', {each.reason}' if each.reason else ''}")
+            say(f"{each.id}: {each.state}{f', {each.reason}' if each.reason else ''}")
     if any(each.state != "succeeded" for each in found):
         raise typer.Exit(1)
 
@@ -516,7 +516,7 @@ def _end_as(client: Client, job: wire.Job, quiet: bool) -> None:
     if job.state == "succeeded":
         return
     if not quiet:
-        typer.echo(f"fairlead: job {job.id} {job.state}{f': {job.reason}' if job.reason else ''}", err=True)
+        say(f"fairlead: job {job.id} {job.state}{f': {job.reason}' if job.reason else ''}", err=True)
     codes = (task.exit_code for task in client.tasks(job.id) if task.exit_code)
     code = next(codes, 1)
     raise typer.Exit(code if 0 < code < 256 else 1)

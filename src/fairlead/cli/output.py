@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,12 +27,31 @@ UNREACHABLE = 3
 TIME_OVER = 124
 
 
+CONTROLS = re.compile("[\x7f-\x9f]")
+"""Control characters that JSON leaves as they are."""
+
+
+def plain(text: str) -> str:
+    """Text of other people without the characters that could command a terminal, such as escape sequences."""
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+
+
+def say(text: str, err: bool = False, nl: bool = True) -> None:
+    """Print a line in which there may be text of other people."""
+    typer.echo(plain(text), err=err, nl=nl)
+
+
+def say_json(document: str) -> None:
+    """Print a JSON document. What it has inside is safe for a terminal too."""
+    typer.echo(CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", document))
+
+
 def fail(text: str, document: dict[str, Any] | Literal[False] = False, code: int = 1) -> NoReturn:
     """End with a code: the document on stdout if JSON is wanted, else the text on stderr."""
     if document:
-        typer.echo(json.dumps(document, ensure_ascii=False))
+        say_json(json.dumps(document, ensure_ascii=False))
     else:
-        typer.echo(f"fairlead: error: {text}", err=True)
+        say(f"fairlead: error: {text}", err=True)
     raise typer.Exit(code)
 
 
@@ -70,12 +90,12 @@ def asking(command: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
 def print_json(value: Any) -> None:
     import msgspec
 
-    typer.echo(msgspec.json.encode(value).decode())
+    say_json(msgspec.json.encode(value).decode())
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """A table that is as wide as it has to be; plain text where nobody looks."""
-    cells = [list(columns), *([str(cell) for cell in row] for row in rows)]
+    cells = [list(columns), *([plain(str(cell)).replace("\n", "?") for cell in row] for row in rows)]
     widths = [max(len(row[at]) for row in cells) for at in range(len(columns))]
     for at, row in enumerate(cells):
         line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fairlead.cli.options import AsJson, Partition, ask_as
-from fairlead.cli.output import ago, amounts, asking, print_json, print_table
+from fairlead.cli.output import ago, amounts, asking, print_json, print_table, say
 
 if TYPE_CHECKING:
     from fairlead.wire import api as wire
@@ -51,7 +51,7 @@ def show_pool(name: PoolName, partition: Partition = "", as_json: AsJson = False
         print_json(found)
         return
     for line in _lines(found):
-        typer.echo(line)
+        say(line)
 
 
 @pool.command()
@@ -90,7 +90,7 @@ def _say(note: str, said: str, as_json: bool) -> None:
     if as_json:
         print_json({"note": note})
     else:
-        typer.echo(note or said)
+        say(note or said)
 
 
 def _state(pool: wire.Pool) -> str:

@@ -120,17 +120,23 @@ def _run(
 ) -> None:
     """`agent` has options for the agent that runs beside the server, if one should."""
     directory = _directory(data)
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = _lock(directory)
-    if lock is None:
-        fail(f"another server runs on {directory}; use it, or stop it with `fairlead down`")
     from fairlead.agent.machine import host_name
+    from fairlead.api.datafolder import prepare
     from fairlead.api.identities import Identities
     from fairlead.api.listening import listen
     from fairlead.api.smallfile import FileProblem, write_small
     from fairlead.api.tokens import Tokens
     from fairlead.wire.addresses import is_loopback
 
+    try:
+        warning = prepare(directory)
+    except FileProblem as problem:
+        fail(str(problem))
+    if warning:
+        typer.echo(f"fairlead: warning: {warning}", err=True)
+    lock = _lock(directory)
+    if lock is None:
+        fail(f"another server runs on {directory}; use it, or stop it with `fairlead down`")
     if not is_loopback(host) and (certificate is None or key is None):
         fail(f"{host} is reached from other machines, so TLS is needed; give --certificate and --key")
     document = _document(config)

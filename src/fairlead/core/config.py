@@ -22,7 +22,15 @@ from fairlead.core.model import Amounts, Limits, Order, PoolSettings, QueueSetti
 from fairlead.core.policy.placement import PLACEMENTS
 from fairlead.core.reader import Reader, check_entries, check_name, check_text, suggestion
 from fairlead.core.requestors import problem_of
-from fairlead.core.resources import format_quantity, parse_capacity, parse_limits, printable, shown
+from fairlead.core.resources import (
+    MEMORY,
+    format_quantity,
+    parse_capacity,
+    parse_limits,
+    parse_quantity,
+    printable,
+    shown,
+)
 from fairlead.core.settings import DEFAULT_QUEUES, Fence, PartitionConfig, PartitionSettings, Preempt, Requestor
 
 QUEUE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_@+-]{0,62}")
@@ -95,6 +103,8 @@ def parse_partition(doc: object, field: str) -> PartitionConfig:
         keep_keys=read.duration("keep_keys", default.keep_keys),
         requestors=_parse_requestors(read.get("requestors", []), read.at("requestors"), queues),
         preempt=cast(Preempt, read.choice("preempt", ("priority", "guarantees", "off"), default.preempt)),
+        max_queued_jobs=read.count("max_queued_jobs", default.max_queued_jobs, 1),
+        max_queued_bytes=_bytes(read, "max_queued_bytes", default.max_queued_bytes),
     )
     read.close()
     return PartitionConfig(settings, queues, pools)
@@ -223,6 +233,11 @@ def _check_guarantees(queues: dict[str, QueueSettings], field: str) -> None:
 
 
 # -- requestors and pools ----------------------------------------------------------------------------------------
+
+
+def _bytes(read: Reader, key: str, default: int) -> int:
+    value = read.get(key)
+    return default if value is None else parse_quantity(MEMORY, value, read.at(key))
 
 
 def _parse_requestors(doc: object, field: str, queues: tuple[tuple[str, QueueSettings], ...]) -> tuple[Requestor, ...]:

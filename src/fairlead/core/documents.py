@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import cast
 
@@ -16,7 +16,11 @@ from fairlead.core.shape import Selectors
 MAX_STAGES = 1_000
 MAX_TASKS = 10_000_000
 MAX_PRIORITY = 1_000_000
-MAX_JOB = 16 * 2**20
+MAX_JOB = 2 * 2**20
+"""Characters of all texts of a job."""
+MAX_LABELS = 100
+MAX_LABEL = 1_000
+"""Characters of a label's value."""
 
 
 def parse_job(doc: object, field: str = "") -> JobSpec:
@@ -37,9 +41,9 @@ def parse_job(doc: object, field: str = "") -> JobSpec:
             )
         named[spec.name] = at
     # One text may stand in a document many times, by an anchor, and would be written out each time.
-    size = sum(len(text) for spec in specs for text in (*spec.command, *chain(*spec.environment)))
+    size = sum(len(text) for spec in specs for text in _texts(spec))
     if size > MAX_JOB:
-        raise Refused(read.at("stages"), f"commands and environments have {size} characters; at most {MAX_JOB} will do")
+        raise Refused(read.at("stages"), f"{size} characters are too many for a job; write at most {MAX_JOB}")
     job = JobSpec(
         name=read.name("name", "job"),
         user=read.name("user", "anonymous"),
@@ -47,7 +51,7 @@ def parse_job(doc: object, field: str = "") -> JobSpec:
         stages=specs,
         groups=read.names("groups", most=1_000),
         priority=read.count("priority", 0, -MAX_PRIORITY, MAX_PRIORITY),
-        labels=read.pairs("labels"),
+        labels=read.pairs("labels", most=MAX_LABELS, longest=MAX_LABEL),
         after=read.names("after", most=1_000),
         gang=cast(Gang, read.choice("gang", ("stage", "job"), "stage")),
         preemptible=read.flag("preemptible", True),
@@ -80,7 +84,7 @@ def parse_stage(doc: object, field: str) -> StageSpec:
         near=check_label(read.get("near"), read.at("near")) if read.get("near") is not None else "",
         apart=read.flag("apart", False),
         directory=read.text("directory", "", most=4_096),
-        secrets=read.pairs("secrets", names=False),
+        secrets=read.pairs("secrets", names=False, most=MAX_LABELS),
     )
     if stage.directory and not stage.directory.startswith("/"):
         raise Refused(
@@ -94,10 +98,23 @@ def parse_stage(doc: object, field: str) -> StageSpec:
     return stage
 
 
+def _texts(spec: StageSpec) -> Iterator[str]:
+    """All texts of a stage that may be long or many."""
+    yield from spec.command
+    yield from spec.tolerations
+    yield spec.directory
+    yield from chain(*spec.environment, *spec.secrets)
+    for label, values in spec.selectors:
+        yield label
+        yield from values
+
+
 def parse_selectors(doc: object, field: str) -> Selectors:
     """Label → a value, a list of values of which one will do, or `*` for any."""
     if not isinstance(doc, Mapping):
         raise Refused(field, f"{shown(doc)} is not a mapping; write label: value")
+    if len(doc) > MAX_LABELS:
+        raise Refused(field, f"{len(doc)} labels are too many; write at most {MAX_LABELS}")
     selectors: list[tuple[str, tuple[str, ...]]] = []
     for label, wanted in doc.items():
         at = f"{field}.{check_label(label, field)}"
@@ -114,7 +131,7 @@ def parse_node(doc: object, field: str = "") -> tuple[str, NodeSpec]:
     name = read.name("name")
     spec = NodeSpec(
         capacity=tuple(sorted(parse_capacity(read.get("resources", {}), read.at("resources")).items())),
-        labels=read.pairs("labels"),
+        labels=read.pairs("labels", most=MAX_LABELS, longest=MAX_LABEL),
         taints=tuple(sorted(set(read.texts("taints", most=100)))),
         pool=check_name(read.get("pool"), read.at("pool")) if read.get("pool") is not None else "",
     )

@@ -126,6 +126,16 @@ def unpack_spec(packed: bytes) -> JobSpec:
 _decode_spec = msgspec.msgpack.Decoder(JobSpec).decode
 
 
+class _Owner(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The first fields of a `JobSpec`."""
+
+    name: str
+    user: str
+
+
+_decode_owner = msgspec.msgpack.Decoder(_Owner).decode
+
+
 class History(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What happened to a task before: its last attempt, what it used of its budgets, how the last one ended."""
 
@@ -363,6 +373,11 @@ class Job(msgspec.Struct, eq=False):
     def spec(self) -> JobSpec:
         """What was submitted: unpacked when asked for. What is asked for all the time stands beside it."""
         return unpack_spec(self.packed)
+
+    @property
+    def user(self) -> str:
+        """The owner, read without unpacking the rest, which may be large."""
+        return _decode_owner(self.packed).user
 
     def stage(self, name: str) -> Stage | None:
         for stage in self.stages:

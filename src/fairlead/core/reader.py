@@ -136,18 +136,22 @@ class Reader:
     def names(self, key: str, most: int = 10_000) -> tuple[str, ...]:
         return tuple(check_name(item, self.at(f"{key}[{at}]")) for at, item in enumerate(self._list(key, most)))
 
-    def pairs(self, key: str, names: bool = True) -> tuple[tuple[str, str], ...]:
+    def pairs(
+        self, key: str, names: bool = True, most: int = 10_000, longest: int = MAX_TEXT
+    ) -> tuple[tuple[str, str], ...]:
         """A mapping of texts, sorted; keys are names unless they are free text as well."""
         value = self.get(key)
         if value is None:
             return ()
         if not isinstance(value, Mapping):
             raise Refused(self.at(key), f"{shown(value)} is not a mapping; write key: value pairs")
+        if len(value) > most:
+            raise Refused(self.at(key), f"{len(value)} entries are too many; at most {most} are allowed")
         pairs: list[tuple[str, str]] = []
         for label, text in value.items():
             known = check_label(label, self.at(key)) if names else check_variable(label, self.at(key))
             field = self.at(f"{key}.{known}")
-            pairs.append((known, check_text(text, field)))
+            pairs.append((known, check_text(text, field, longest)))
         return tuple(sorted(pairs))
 
     def close(self) -> None:

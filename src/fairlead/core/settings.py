@@ -53,6 +53,8 @@ class PartitionSettings(msgspec.Struct, frozen=True, array_like=True):
     keep_keys: Micros = 24 * HOUR
     requestors: tuple[Requestor, ...] = ()
     preempt: Preempt = "priority"
+    max_queued_jobs: int = 100_000
+    max_queued_bytes: int = 512 * 2**20
 
 
 class PartitionConfig(msgspec.Struct, frozen=True, array_like=True):

@@ -20,7 +20,7 @@ from fairlead.core.changes import (
     Stopped,
 )
 from fairlead.core.cycle import Cycle
-from fairlead.core.model import Allocation
+from fairlead.core.model import Allocation, Job
 from fairlead.core.nodes import NodeTable
 from fairlead.core.resources import SECOND
 from fairlead.core.state import Partition
@@ -40,30 +40,34 @@ def events_of(decided: Cycle) -> tuple[Event, ...]:
 
 
 def _submitted(p: Partition, at: float, change: JobAdded, kept: Any) -> Iterator[Event]:
-    yield Event(what="submitted", at=at, job=change.id, state="pending")
+    yield Event(what="submitted", at=at, job=change.id, number=change.number, state="pending")
 
 
 def _moved(p: Partition, at: float, change: JobMoved, kept: Any) -> Iterator[Event]:
-    yield Event(what="state", at=at, job=change.job, state=change.state, reason=change.reason)
+    job = p.jobs.get(change.job)
+    number = job.number if job is not None else 0
+    yield Event(what="state", at=at, job=change.job, number=number, state=change.state, reason=change.reason)
 
 
 def _placed(p: Partition, at: float, change: Placed, kept: Any) -> Iterator[Event]:
     job = p.jobs.get(change.job)
-    stage = job.stages[change.stage].name if job is not None else ""
+    if job is None:
+        return
+    stage = job.stages[change.stage].name
     for part in change.parts:
-        yield _tasks("placed", at, change.job, stage, part.indices, change.attempt, _name(p.nodes, part.node))
+        yield _tasks("placed", at, job, stage, part.indices, change.attempt, _name(p.nodes, part.node))
 
 
 def _singles(p: Partition, at: float, change: SinglesPlaced, kept: Any) -> Iterator[Event]:
     node = _name(p.nodes, change.node)
     for reservation, _ in kept[0]:
-        yield _tasks("placed", at, reservation.stage.job.id, reservation.stage.name, (0, 1), 1, node)
+        yield _tasks("placed", at, reservation.stage.job, reservation.stage.name, (0, 1), 1, node)
 
 
 def _chained(p: Partition, at: float, change: Chained, kept: Any) -> Iterator[Event]:
     front: Allocation = kept[1]
     node = _name(p.nodes, front.node)
-    yield _tasks("placed", at, front.stage.job.id, front.stage.name, change.indices, change.attempt, node)
+    yield _tasks("placed", at, front.stage.job, front.stage.name, change.indices, change.attempt, node)
 
 
 def _acknowledged(p: Partition, at: float, change: Acknowledged, kept: Any) -> Iterator[Event]:
@@ -81,7 +85,8 @@ def _ended(p: Partition, at: float, change: Ended, kept: Any) -> Iterator[Event]
 def _singles_ended(p: Partition, at: float, change: SinglesEnded, kept: list[Allocation]) -> Iterator[Event]:
     for before in kept:
         yield _of(p, "ended", at, before, before.indices, "succeeded")
-        yield Event(what="state", at=at, job=before.stage.job.id, state="succeeded")
+        job = before.stage.job
+        yield Event(what="state", at=at, job=job.id, number=job.number, state="succeeded")
 
 
 def _node_added(p: Partition, at: float, change: NodeAdded, kept: Any) -> Iterator[Event]:
@@ -125,13 +130,13 @@ def _of(
 ) -> Event:
     stage = allocation.stage
     node = _name(p.nodes, allocation.node)
-    return _tasks(what, at, stage.job.id, stage.name, indices, allocation.attempt, node, state, reason)
+    return _tasks(what, at, stage.job, stage.name, indices, allocation.attempt, node, state, reason)
 
 
 def _tasks(
     what: str,
     at: float,
-    job: str,
+    job: Job,
     stage: str,
     indices: tuple[int, ...],
     attempt: int,
@@ -142,7 +147,8 @@ def _tasks(
     return Event(
         what=what,
         at=at,
-        job=job,
+        job=job.id,
+        number=job.number,
         stage=stage,
         indices=list(indices),
         attempt=attempt,

@@ -9,7 +9,7 @@ Times are in microseconds. Sets of tasks are flats as in `core/ranges.py`: (star
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -25,6 +25,8 @@ PATH = "/api/v1/agents"
 State = Literal["running", "refused", "succeeded", "failed", "stopped", "lost"]
 Stream = Literal["out", "err"]
 Flat = tuple[int, ...]
+Figure = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+"""What an agent measures or counts; nothing real is beyond these bounds."""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -38,9 +40,9 @@ class Tasks(Message, frozen=True):
     """Tasks of one stage under one attempt. The number of a job is never used again, its id may be."""
 
     job: str
-    number: int
+    number: Figure
     stage: str
-    attempt: int
+    attempt: Figure
     indices: Flat
 
 
@@ -103,12 +105,12 @@ class Report(Message, frozen=True):
     tasks: Tasks
     state: State
     exit_code: int | None = None
-    signal: int = 0
+    signal: Figure = 0
     reason: str = ""
-    ran: tuple[int, ...] = ()
-    cpu: tuple[int, ...] = ()
+    ran: tuple[Figure, ...] = ()
+    cpu: tuple[Figure, ...] = ()
     """The time they computed."""
-    memory: tuple[int, ...] = ()
+    memory: tuple[Figure, ...] = ()
     """The most bytes they had."""
 
 

@@ -588,6 +588,8 @@ class Event(Answer, frozen=True, kw_only=True):
     what: str
     at: float
     job: str = ""
+    number: int = 0
+    """Of the job. Its id may be another job's later, its number never is."""
     stage: str = ""
     indices: list[int] = []
     attempt: int = 0
@@ -661,6 +663,8 @@ class Health(Answer, frozen=True, kw_only=True):
     partitions: dict[str, bool]
     """Partition → whether it is ready."""
     problem: str = ""
+    failing: list[str] = []
+    """Parts of the server that do not work now and are tried again, such as `history`. Work is placed without them."""
 
 
 class Problem(Answer, frozen=True, kw_only=True):

@@ -1,5 +1,7 @@
 """The inbox: where messages wait for their cycle. Bounded, with a place of their own for agents' reports.
 
+Users take turns: however many commands one of them sends, another's next command is in the next cycle.
+
 What is taken gets a reply, always; what cannot be taken is refused at once. Nothing blocks and nothing is dropped.
 All of it is for one asyncio loop and its thread: there are no locks.
 """
@@ -51,14 +53,26 @@ class Message(msgspec.Struct, frozen=True):
 
 
 class Inbox:
-    def __init__(self, max_commands: int = 10_000, max_reports: int = 10_000, report_credit: int = 1_000) -> None:
-        """How many commands and how many reports may wait, and how many of these reports may be one node's."""
+    def __init__(
+        self,
+        max_commands: int = 10_000,
+        max_reports: int = 10_000,
+        report_credit: int = 1_000,
+        command_credit: int = 5_000,
+    ) -> None:
+        """How many commands and reports may wait; how many reports of one node, and how many commands of one user."""
         self.max_commands = max_commands
         self.max_reports = max_reports
         self.report_credit = report_credit
+        self.command_credit = command_credit
         self.refused_commands = 0
         self.refused_reports = 0
-        self._commands: deque[Message] = deque()
+        self._commands: dict[str, deque[Message]] = {}
+        """User → its commands that wait. Those of the server itself have an empty name."""
+        self._turns: deque[str] = deque()
+        """The users with commands that wait, in the order of their turns."""
+        self._waiting = 0
+        """How many commands wait."""
         self._reports: deque[Message] = deque()
         self._owed: Counter[str] = Counter()
         """Node → how many of its reports wait."""
@@ -67,7 +81,7 @@ class Inbox:
 
     @property
     def waiting_commands(self) -> int:
-        return len(self._commands)
+        return self._waiting
 
     @property
     def waiting_reports(self) -> int:
@@ -75,7 +89,7 @@ class Inbox:
 
     @property
     def waiting(self) -> int:
-        return len(self._commands) + len(self._reports)
+        return self._waiting + len(self._reports)
 
     def listen(self, arrived: Callable[[], None]) -> None:
         """Have this called after each message that was taken."""
@@ -94,20 +108,30 @@ class Inbox:
         if isinstance(command, Report):
             self._take_report(message, command.node)
         else:
-            self._take_command(message)
+            self._take_command(message, command.user)
         if self._arrived is not None:
             self._arrived()
         return slot
 
     def drain(self, max_batch: int) -> list[Message]:
-        """What the next cycle takes: every report that waits, then up to `max_batch` commands, each as they came.
+        """What the next cycle takes: every report that waits, as they came, then up to `max_batch` commands.
+
+        Users take turns, with one command each; those of one user are in the order in which they came.
 
         A flood of one sort does not keep the other from any cycle; the bound on reports is that of the inbox.
         """
         batch = list(self._reports)
         self._reports.clear()
         self._owed.clear()
-        batch += [self._commands.popleft() for _ in range(min(max_batch, len(self._commands)))]
+        for _ in range(min(max_batch, self._waiting)):
+            user = self._turns.popleft()
+            waiting = self._commands[user]
+            batch.append(waiting.popleft())
+            if waiting:
+                self._turns.append(user)
+            else:
+                del self._commands[user]
+            self._waiting -= 1
         return batch
 
     def close(self, why: str) -> None:
@@ -117,14 +141,22 @@ class Inbox:
     def give_up(self, why: str) -> None:
         """Close, and answer everything that waits with `Unavailable`."""
         self.close(why)
-        for message in self.drain(len(self._commands)):
+        for message in self.drain(self._waiting):
             message.reply(Unavailable(why))
 
-    def _take_command(self, message: Message) -> None:
-        if len(self._commands) >= self.max_commands:
+    def _take_command(self, message: Message, user: str) -> None:
+        if self._waiting >= self.max_commands:
             self.refused_commands += 1
             raise Full(f"the inbox is full: {self.max_commands} commands wait; try again in a moment")
-        self._commands.append(message)
+        waiting = self._commands.get(user)
+        if waiting is None:
+            waiting = self._commands[user] = deque()
+            self._turns.append(user)
+        elif user and len(waiting) >= self.command_credit:
+            self.refused_commands += 1
+            raise Full(f"user {user}: {self.command_credit} of its commands wait; try again in a moment")
+        waiting.append(message)
+        self._waiting += 1
 
     def _take_report(self, message: Message, node: str) -> None:
         if self._owed[node] >= self.report_credit:

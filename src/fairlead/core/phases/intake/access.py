@@ -28,15 +28,19 @@ def need_submit(command: Command, queue: Queue) -> None:
         )
 
 
+def is_owner(command: Command, job: Job) -> bool:
+    """True for operators, the owner of a job, and administrators of a queue above it."""
+    if command.operator or command.user == job.user:
+        return True
+    return any(_listed(command, level.settings.admin) for level in job.queue.line())
+
+
 def need_owner(command: Command, job: Job, action: str) -> None:
-    """The owner of a job, or an administrator of a queue above it."""
-    if command.operator or command.user == job.spec.user:
-        return
-    if not any(_listed(command, level.settings.admin) for level in job.queue.line()):
+    if not is_owner(command, job):
         raise Refused(
             "user",
             f"{command.user or 'anonymous'} may not {action} job {job.id}; "
-            f"its owner {job.spec.user} or an administrator of {job.queue.path} may",
+            f"its owner {job.user} or an administrator of {job.queue.path} may",
             "forbidden",
         )
 

@@ -132,6 +132,11 @@ def check_resources(p: Partition, stage: StageSpec, field: str) -> None:
             )
 
 
+def no_such_job(field: str, name: str) -> Refused:
+    """Of a job that another one comes after: it is not there, or is not for the caller to know."""
+    return Refused(field, f"there is no job {shown(name)} in this partition; name one that is known", "unknown")
+
+
 def _check_after(p: Partition, job_id: str, spec: JobSpec) -> None:
     for at, name in enumerate(spec.after):
         field = f"after[{at}]"
@@ -139,7 +144,7 @@ def _check_after(p: Partition, job_id: str, spec: JobSpec) -> None:
             raise Refused(field, "a job cannot come after itself; leave it out")
         before = p.jobs.get(name)
         if before is None:
-            raise Refused(field, f"there is no job {shown(name)} in this partition; name one that is known", "unknown")
+            raise no_such_job(field, name)
         if before.over and before.state != "succeeded":
             raise Refused(
                 field,

@@ -1,0 +1,136 @@
+"""Quotas: how many jobs, and how many bytes of them, each user may have queued or running in a partition.
+
+`Quotas` is an observer of writers and counts what is durable. What was offered and has no answer yet is counted too,
+so that many requests at once cannot pass the bounds together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from threading import Lock
+
+import msgspec
+
+from fairlead.core.changes import JobAdded, JobForgotten, JobMoved, PartitionRemoved, SinglesEnded
+from fairlead.core.cycle import Cycle
+from fairlead.core.errors import Refused
+from fairlead.core.lifecycle import JOB
+from fairlead.core.model import Job, JobSpec, pack_spec
+from fairlead.core.resources import format_quantity
+from fairlead.core.settings import PartitionSettings
+from fairlead.core.state import Partition
+from fairlead.writer.inbox import Slot
+
+COUNTED = frozenset((JobAdded, JobMoved, SinglesEnded))
+
+
+class Queued(msgspec.Struct):
+    """What one user has in one partition."""
+
+    jobs: int = 0
+    bytes: int = 0
+
+
+class Quotas:
+    """The writer's thread counts; the thread of the API asks."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._queued: dict[tuple[str, str], Queued] = {}
+        """By partition and user."""
+
+    # -- as an observer ------------------------------------------------------------------------------------------
+
+    def began(self, partition: Partition) -> None:
+        with self._lock:
+            self._forget(partition.name)
+            for job in partition.jobs.values():
+                if not job.over:
+                    self._count(partition.name, job.user, 1, len(job.packed))
+
+    def cycle(self, decided: Cycle, seconds: Mapping[str, float]) -> None:
+        p = decided.plan.partition
+        kinds = set(map(type, decided.changes))
+        if PartitionRemoved in kinds:
+            with self._lock:
+                self._forget(p.name)
+        elif not kinds.isdisjoint(COUNTED):
+            with self._lock:
+                for job in _added(decided):
+                    self._count(p.name, job.user, 1, len(job.packed))
+                for job in _over(decided):
+                    self._count(p.name, job.user, -1, -len(job.packed))
+
+    def stopped(self, partition: Partition, why: str) -> None:
+        pass
+
+    # -- for submissions -----------------------------------------------------------------------------------------
+
+    def check(self, partition: str, settings: PartitionSettings, spec: JobSpec) -> int:
+        """Return the size of a job that its user may submit; raise if it would be over a quota."""
+        size = len(pack_spec(spec))
+        with self._lock:
+            known = self._queued.get((partition, spec.user), Queued())
+        if known.jobs >= settings.max_queued_jobs:
+            raise Refused(
+                "user",
+                f"{spec.user} has {known.jobs} jobs that are not over, and {settings.max_queued_jobs} are allowed; "
+                "wait until some are, or have an administrator raise max_queued_jobs",
+                "conflict",
+            )
+        if known.bytes + size > settings.max_queued_bytes:
+            raise Refused(
+                "user",
+                f"the jobs of {spec.user} that are not over would have {known.bytes + size} bytes, and "
+                f"{format_quantity('memory', settings.max_queued_bytes)} are allowed; "
+                "wait until some are over, or have an administrator raise max_queued_bytes",
+                "conflict",
+            )
+        return size
+
+    def offered(self, partition: str, user: str, size: int, slot: Slot) -> None:
+        """Count a job that was offered until its answer is there: by then it is counted as durable, or refused."""
+        self._change(partition, user, 1, size)
+        slot.add_done_callback(lambda _: self._change(partition, user, -1, -size))
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _change(self, partition: str, user: str, jobs: int, size: int) -> None:
+        with self._lock:
+            self._count(partition, user, jobs, size)
+
+    def _count(self, partition: str, user: str, jobs: int, size: int) -> None:
+        known = self._queued.setdefault((partition, user), Queued())
+        known.jobs += jobs
+        known.bytes += size
+        if not known.jobs:
+            del self._queued[partition, user]
+
+    def _forget(self, partition: str) -> None:
+        for key in [key for key in self._queued if key[0] == partition]:
+            del self._queued[key]
+
+
+def _added(decided: Cycle) -> Iterable[Job]:
+    """Jobs that came in a cycle, also those that have left the state in it."""
+    forgotten = _forgotten(decided)
+    jobs = decided.plan.partition.jobs
+    for change in decided.changes:
+        if isinstance(change, JobAdded):
+            yield forgotten[change.id] if change.id in forgotten else jobs[change.id]
+
+
+def _over(decided: Cycle) -> Iterable[Job]:
+    """Jobs that ended in a cycle."""
+    forgotten = _forgotten(decided)
+    jobs = decided.plan.partition.jobs
+    for change, kept in decided.plan.done:
+        if isinstance(change, SinglesEnded):
+            for allocation in kept:
+                yield allocation.stage.job
+        elif isinstance(change, JobMoved) and JOB.terminal(change.state):
+            yield forgotten[change.job] if change.job in forgotten else jobs[change.job]
+
+
+def _forgotten(decided: Cycle) -> dict[str, Job]:
+    return {change.job: kept[0] for change, kept in decided.plan.done if isinstance(change, JobForgotten)}

@@ -1,0 +1,28 @@
+"""Room on the disk of a journal: a control plane that stopped on a full disk begins anew when there is enough."""
+
+import os
+
+from fairlead.journal.base import NotWritten
+
+ROOM = 16 * 2**20
+"""Bytes that must be free: more than one cycle writes."""
+
+
+class NoRoom(NotWritten):
+    """The disk has less than `ROOM` bytes left."""
+
+
+def need_room(folder: str | os.PathLike[str]) -> None:
+    """Raise `NoRoom` unless the disk of a folder can take `ROOM` bytes more, quotas and reserves counted."""
+    path = os.path.join(folder, ".room")
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, ROOM)
+        finally:
+            os.unlink(path)
+            os.close(fd)
+    except OSError as problem:
+        raise NoRoom(
+            f"{folder}: {problem.strerror}; make at least {ROOM // 2**20} MiB of room on its disk"
+        ) from problem

@@ -1,0 +1,139 @@
+"""The history: rows that SQLite cannot take, a thread that ends, a disk that fails, a bounded size."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fairlead.journal.history import History, Used
+from fairlead.journal.past import AttemptRow, JobRow
+
+SECONDS = 30.0  # no story may take longer; none depends on it
+
+
+def job(number: int, **more: object) -> JobRow:
+    row = ("default", number, f"j{number}", "name", "ann", "root", "succeeded", "", number, number, {"succeeded": 1})
+    return JobRow(*(more.get(name, value) for name, value in zip(JobRow.__struct_fields__, row, strict=True)))
+
+
+def attempt(number: int, exit_code: int = 0, reason: str = "") -> AttemptRow:
+    return AttemptRow("default", number, "main", (0, 1), 1, "failed", "n1", exit_code, reason, None, number)
+
+
+def used(number: int, memory: int = 1, cpu: int = 1, index: int = 0) -> Used:
+    return Used("default", number, "main", index, 1, 0, 1, cpu, memory)
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_row_that_cannot_be_written_costs_no_other(tmp_path: Path) -> None:
+    notes: list[str] = []
+    history = History(tmp_path / "history", note=notes.append)
+    history.put([job(1), job(2, ended=2**70), job(3)], [attempt(1), attempt(2, reason="\ud800"), attempt(3, 2**64)])
+    history.put_used([used(1), used(2, memory=2**64 - 1), used(3)])
+    history.flush()
+    history.put([job(4)], [])
+    history.flush()
+    assert [row.number for row in history.jobs("default")] == [4, 3, 1]
+    assert [len(history.attempts("default", number)) for number in (1, 2, 3)] == [1, 0, 0]
+    assert list(history.used("default", 2)) == [] and list(history.used("default", 3)) == ["main"]
+    assert not history.failing and notes == ["4 rows of the history were left out"]
+    history.close()
+
+
+def test_figures_whose_sum_is_beyond_64_bits(tmp_path: Path) -> None:
+    history = History(tmp_path / "history")
+    history.put_used([used(1, cpu=2**62, index=index) for index in range(10)])
+    history.flush()
+    assert history.used("default", 1)["main"] == (10 * 2**62, 1, 10)
+    history.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_ends_is_noticed_and_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes: list[str] = []
+    history = History(tmp_path / "history", note=notes.append)
+
+    def end(db: sqlite3.Connection) -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr(history, "_write", end)
+        history.put([job(1)], [])
+        until(lambda: history.failing)
+    history.put([job(2)], [])
+    history.flush()
+    assert [row.number for row in history.jobs("default")] == [2, 1]
+    assert not history.failing and "started again" in notes[0]
+    history.close()
+    assert "history" not in [each.name for each in threading.enumerate()]
+
+
+def test_a_write_that_fails_is_tried_again_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairlead.journal.history.RETRY", 0.02)
+    notes: list[str] = []
+    history = History(tmp_path / "history", note=notes.append)
+    faults: list[Exception] = [sqlite3.OperationalError("disk full"), OSError(5, "broken"), sqlite3.DatabaseError("x")]
+    real = history._write_on
+
+    def failing(db: sqlite3.Connection) -> None:
+        if faults:
+            raise faults.pop()
+        real(db)
+
+    monkeypatch.setattr(history, "_write_on", failing)
+    lock = sqlite3.connect(tmp_path / "history", isolation_level=None)
+    lock.execute("ALTER TABLE used RENAME TO away")  # the next write of the thread fails
+    history.put([job(1)], [attempt(1)])
+    until(lambda: history.failing and not faults)
+    lock.execute("ALTER TABLE away RENAME TO used")
+    lock.close()
+    until(lambda: not history.failing)
+    assert [row.number for row in history.jobs("default")] == [1]
+    assert len(history.attempts("default", 1)) == 1  # once, though it was tried several times
+    assert "not written" in notes[0] and notes[-1] == "the history is written again"
+    history.close()
+
+
+def test_rows_that_wait_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairlead.journal.history.WAITING", 10)
+    notes: list[str] = []
+    history = History(tmp_path / "history", note=notes.append)
+    with history._lock:  # the thread cannot take them meanwhile
+        assert [history._has_room(10), history._has_room(11)] == [True, False]
+    history.put([job(1)], [])
+    history.flush()
+    until(lambda: notes == ["11 rows of the history were left out"])
+    history.close()
+
+
+def test_the_oldest_jobs_go_when_it_is_too_large(tmp_path: Path) -> None:
+    size = 1_000_000
+    history = History(tmp_path / "history", size=size)
+    most = 0
+    for start in range(0, 10_000, 1_000):
+        numbers = range(start, start + 1_000)
+        reason = "x" * 200
+        history.put([job(number) for number in numbers], [attempt(number, reason=reason) for number in numbers])
+        history.put_used([used(number) for number in numbers])
+        history.flush()
+        most = max(most, os.path.getsize(tmp_path / "history"))
+    history.close()
+    assert most < 2 * size
+    kept = [row.number for row in history.jobs("default", limit=-1)]
+    assert 500 < len(kept) < 5_000 and kept == list(range(9_999, 9_999 - len(kept), -1))
+    db = sqlite3.connect(tmp_path / "history")
+    for table in ("attempts", "used"):
+        assert db.execute(f"SELECT count(*), min(number) FROM {table}").fetchone() == (len(kept), kept[-1])
+    db.close()
