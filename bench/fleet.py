@@ -19,9 +19,12 @@ from time import perf_counter
 from websockets.asyncio.client import connect
 
 from bench.harness import ROOT, Row
+from fairlead.agent.identity import prove
 from fairlead.client import Client, calls
 from fairlead.wire import agent as wire
 from fairlead.wire.agent import Beat, Hello, Report, Reports, Tasks, Welcome, Work, decode_from_server, encode
+from fairlead.wire.api import NewToken
+from fairlead.wire.identity import Key, split_token
 
 AGENTS = 500
 JOBS, TASKS = 1_000, 100
@@ -34,9 +37,10 @@ FAIRLEAD = [sys.executable, "-c", "from fairlead.cli import main; main()"]
 
 
 async def agent(url: str, token: str, name: str, joined: asyncio.Semaphore) -> None:
-    headers = {"Authorization": f"Bearer {token}"}
-    async with connect(url.replace("http", "ws", 1) + wire.PATH, additional_headers=headers, compression=None) as link:
-        await link.send(encode(Hello(wire.VERSION, name, {"cpu": CPUS, "memory": "8Gi"})))
+    secret, server = split_token(token)
+    async with connect(url.replace("http", "ws", 1) + wire.PATH, compression=None) as link:
+        await prove(link, name, Key(), server, "", secret)  # type: ignore[arg-type]
+        await link.send(encode(Hello(name, {"cpu": CPUS, "memory": "8Gi"})))
         known: list[Tasks] = []
         number = beats = 0
         heartbeat = 5.0
@@ -115,7 +119,8 @@ def fleet(scale: float) -> Iterator[Row]:
             assert server.stdout is not None
             url = json.loads(server.stdout.readline())["url"]
             with Client(url, (Path(folder) / "token").read_text().strip()) as client:
-                token = (Path(folder) / "agent-token").read_text().strip()
+                invited = {"role": "join", "uses": many}
+                token = client.ask(calls.Call(NewToken, "POST", f"{calls.API}/tokens", invited)).secret
                 began = perf_counter()
                 fleet_of = subprocess.Popen(
                     [sys.executable, "-m", "bench.fleet", url, token, str(many)],

@@ -11,12 +11,14 @@ import psutil
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
+from fairlead.agent.identity import prove
 from fairlead.api.feed import Feed
 from fairlead.journal import SqliteJournal
 from fairlead.testing import World
 from fairlead.wire import agent as wire
 from fairlead.wire.agent import PATH, Tasks, decode_from_server, encode
 from fairlead.wire.api import Event
+from fairlead.wire.identity import Key, split_token
 from fairlead.writer.cluster import Cluster
 from fairlead.writer.loop import Stopped
 from tests.agent.plant import Machine
@@ -133,8 +135,7 @@ def test_a_feed_that_closes_gives_out_its_last_news() -> None:
 
 def joining(site: Serving) -> Any:
     url = site.url.replace("http", "ws") + f"{PATH}?partition=night"
-    secret = site.token("agent", "agent")
-    return connect(url, additional_headers={"Authorization": f"Bearer {secret}"}, compression=None, proxy=None)
+    return connect(url, compression=None, proxy=None)
 
 
 async def hear(connection: ClientConnection, kind: type[Any]) -> Any:
@@ -144,8 +145,13 @@ async def hear(connection: ClientConnection, kind: type[Any]) -> Any:
     return message
 
 
-async def greet(connection: ClientConnection, *running: Tasks) -> Any:
-    await connection.send(encode(wire.Hello(wire.VERSION, "n1", {"cpu": 4, "memory": "8Gi"}, running=running)))
+KEY = Key()
+
+
+async def greet(site: Serving, connection: ClientConnection, *running: Tasks) -> Any:
+    secret, server = split_token(site.join_token())  # needed for the first connection with this key only
+    await prove(connection, "n1", KEY, server, "", secret)  # type: ignore[arg-type]
+    await connection.send(encode(wire.Hello("n1", {"cpu": 4, "memory": "8Gi"}, running=running)))
     return await hear(connection, wire.Welcome)
 
 
@@ -169,7 +175,7 @@ def test_an_agent_of_a_removed_partition_is_told_to_stop(
 ) -> None:
     async def before(site: Serving) -> tuple[Tasks, int]:
         async with joining(site) as connection:
-            epoch = (await greet(connection)).epoch
+            epoch = (await greet(site, connection)).epoch
             await asyncio.to_thread(submit, site.as_owner, partition="night")
             while not (work := await hear(connection, wire.Work)).launches:
                 pass
@@ -179,7 +185,7 @@ def test_an_agent_of_a_removed_partition_is_told_to_stop(
 
     async def after(site: Serving, tasks: Tasks, epoch: int) -> None:
         async with joining(site) as connection:
-            assert (await greet(connection, tasks)).epoch > epoch
+            assert (await greet(site, connection, tasks)).epoch > epoch
             work = await hear(connection, wire.Work)
             assert work.standing and [each.tasks for each in work.stops] == [tasks]
             late = Tasks(tasks.job, tasks.number, tasks.stage, 2, tasks.indices)
@@ -194,7 +200,7 @@ def test_an_agent_of_a_removed_partition_is_told_to_stop(
             refusal = await hear(connection, wire.Refusal)
             assert "partition night was removed" in refusal.problem and not refusal.final
         async with joining(site) as connection:  # it has nothing to stop any more
-            await greet(connection)
+            await greet(site, connection)
             assert isinstance(await hear(connection, wire.Refusal), wire.Refusal)
 
     with serving(tmp_path, BOTH) as site:
@@ -240,8 +246,8 @@ def test_a_real_agent_ends_the_tasks_of_a_removed_partition(tmp_path: Path) -> N
                 await asyncio.sleep(0.02)
 
     async def story(site: Serving) -> None:
-        (tmp_path / "agent-token").write_text(site.token("agent", "agent"))
-        options = ("--partition=night", f"--token-file={tmp_path / 'agent-token'}", "--resource=cpu=2")
+        (tmp_path / "join-token").write_text(site.join_token())
+        options = ("--partition=night", "--resource=cpu=2")
         machine = Machine(tmp_path / "agent", site.url, *options)
         await machine.start()
         try:

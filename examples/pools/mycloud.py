@@ -32,8 +32,10 @@ def create(asked, folder):
             continue
         home.mkdir(parents=True, exist_ok=True)
         node, join = asked["node"], asked["join"]
+        with open(os.open(home / "join-token", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(join["tokens"][name])  # it admits this machine, once
         command = [FAIRLEAD, "agent", f"--directory={home}", f"--join={join['url']}"]
-        command += [f"--token-file={join['token_file']}", f"--name={name}"]
+        command += [f"--token-file={home / 'join-token'}", f"--name={name}"]
         command += [f"--partition={asked['partition']}", f"--pool={asked['pool']}"]
         command += [f"--resource={resource}={amount}" for resource, amount in node["resources"].items()]
         command += [f"--label={key}={value}" for key, value in node["labels"].items()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO, cast
@@ -125,6 +125,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
     """
     from fairlead.api.control import Control
     from fairlead.api.gate import Bounds
+    from fairlead.api.identities import Identities
     from fairlead.api.logfile import LogFile
     from fairlead.api.quotas import Quotas
     from fairlead.api.routes import application
@@ -141,7 +142,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
     from fairlead.journal.past import Past
     from fairlead.journal.room import need_room
     from fairlead.journal.snapshot import Snapshots
-    from fairlead.pools.base import Join
+    from fairlead.pools.base import Join, ProviderError
     from fairlead.pools.figures import Figures
     from fairlead.pools.keeper import Pools
     from fairlead.views.logs import Logs
@@ -189,17 +190,34 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
     try:
         wall = kept_wall(directory / "clock", lambda text: log.warning("clock leapt", problem=text))
         secrets = Secrets(directory / "secrets", key_path(directory, settings.secrets_key))
+        tokens = Tokens(directory / "tokens")
+        identities = Identities(directory, tokens)
     except FileProblem as problem:
         raise Failed(str(problem)) from problem
     hub = Agents(
+        identities,
         log=lambda event, fields: log.warning(event, **fields),
         secrets=secrets.values,
         ended=used,
         gang_seed=secrets.gang_seed,
     )
+
+    def invite(partition: str, pool: str, names: Sequence[str]) -> dict[str, str]:
+        try:
+            made = identities.invite(names, partition, pool, note=f"for a machine of pool {pool}")
+        except (FileProblem, Refused) as problem:
+            raise ProviderError(str(problem), names) from problem
+        return {name: secret for name, (secret, _) in zip(names, made, strict=True)}
+
+    def forget(partition: str, names: Sequence[str]) -> None:
+        try:
+            identities.forget(partition, names)
+        except FileProblem as problem:
+            log.warning("credentials not dropped", problem=str(problem))
+
     pools = Pools(
         lambda kind: provider_of(kind, directory / "pools", pool_log),
-        Join(settings.url, directory / "agent-token"),
+        Join(settings.url, invite, forget),
         Figures(metrics.registry),
         pool_log,
     )
@@ -222,7 +240,8 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
         control,
         hub,
         history,
-        Tokens(directory / "tokens"),
+        tokens,
+        identities,
         secrets,
         metrics,
         Bounds(),

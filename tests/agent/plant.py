@@ -15,6 +15,10 @@ import psutil
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
+from fairlead.agent.identity import prove
+from fairlead.agent.session import Channel
+from fairlead.api.identities import Identities
+from fairlead.api.tokens import Tokens
 from fairlead.core.commands import Accepted, AnyCommand, Configure, Kill, Rejected, Submit
 from fairlead.core.config import parse_config
 from fairlead.core.documents import parse_job
@@ -22,15 +26,17 @@ from fairlead.core.effects import ForNode
 from fairlead.core.model import Job
 from fairlead.core.state import Partition
 from fairlead.engines.agents import Agents
-from fairlead.engines.base import Busy, Closed, Ended, Peer
+from fairlead.engines.base import Busy, Closed, Ended
 from fairlead.journal import SqliteJournal
 from fairlead.wire.agent import MOST_BYTES
+from fairlead.wire.identity import Exchange, Key, split_token
 from fairlead.writer.inbox import Full, Inbox
 from fairlead.writer.live import LiveWriter, Turns
 from fairlead.writer.loop import Writer
 
 Result = TypeVar("Result")
 PARTITION = "default"
+JOIN_TOKEN = "join-token"
 SECONDS = 60.0  # no story may take longer; none depends on it
 
 
@@ -53,6 +59,9 @@ class Socket:
             raise Closed from None
         return data if isinstance(data, bytes) else data.encode()
 
+    def trust(self) -> None:
+        pass
+
     async def close(self, code: int, reason: str) -> None:
         await self._connection.close(code, reason)
 
@@ -61,9 +70,15 @@ class Plant:
     def __init__(self, path: Path, settings: dict[str, Any], port: int = 0, **hub: Any) -> None:
         self.ended: list[Ended] = []
         self.log: list[tuple[str, dict[str, Any]]] = []
-        self.hub = Agents(log=lambda event, fields: self.log.append((event, fields)), ended=self.ended.extend, **hub)
+        self.identities = Identities(path.parent, Tokens(path.parent / "tokens"))
+        [(self.token, _)] = self.identities.invite(uses=1_000)
+        (path.parent / JOIN_TOKEN).write_text(self.token)
+        self.hub = Agents(
+            self.identities, log=lambda event, fields: self.log.append((event, fields)), ended=self.ended.extend, **hub
+        )
+        self.keys: dict[str, Key] = {}
+        """Node → the key of its puppet."""
         self.url = ""
-        self.peer = Peer()
         self._journal = SqliteJournal(path, synchronous="off")
         self._writer = Writer(self._journal, PARTITION)
         self.turns = Turns()
@@ -110,6 +125,13 @@ class Plant:
         job = {"user": "ann", "stages": [{"command": command, "resources": {"cpu": 0.001}, **stage}]}
         return (await self.ask(Submit(spec=parse_job(job), user="ann"))).job
 
+    async def prove(self, channel: Channel, node: str, instance: str = "") -> Exchange:
+        """Join as a node with its key, as an agent does."""
+        known = node in self.keys
+        secret, server = split_token(self.token)
+        key = self.keys.setdefault(node, Key())
+        return await prove(channel, node, key, server, instance, "" if known else secret)
+
     async def kill(self, job: str) -> None:
         await self.ask(Kill(job=job, user="ann"))
 
@@ -141,7 +163,7 @@ class Plant:
         self.hub.begin(PARTITION, self)
 
         async def handle(connection: ServerConnection) -> None:
-            await self.hub.serve(PARTITION, Socket(connection), self.peer)
+            await self.hub.serve(PARTITION, Socket(connection))
 
         async with serve(handle, "127.0.0.1", self._port, compression=None, max_size=MOST_BYTES) as server:
             self.url = f"http://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}"
@@ -173,6 +195,7 @@ class Machine:
             f"--join={self.url}",
             f"--directory={self.directory}",
             "--name=n1",
+            f"--token-file={self.directory.parent / JOIN_TOKEN}",
             *self.options,
             stderr=open(self.directory.parent / "agent.log", "ab"),  # noqa: SIM115
         )

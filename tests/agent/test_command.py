@@ -37,3 +37,12 @@ def test_an_address_that_is_none_is_refused(tmp_path: Path, join: str) -> None:
     done = CliRunner().invoke(app, ["agent", f"--join={join}", f"--directory={tmp_path}"])
     assert done.exit_code == 2
     assert "https://host:7070" in done.output
+
+
+def test_an_agent_joins_no_other_machine_without_tls(tmp_path: Path) -> None:
+    arguments = ["agent", "--join=http://10.1.2.3:7070", f"--directory={tmp_path}"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 2
+    assert "https://" in done.output and "--insecure" in done.output
+    forced = CliRunner().invoke(app, [*arguments, "--insecure"])
+    assert forced.exit_code == 1 and "there is no join token" in forced.output

@@ -14,16 +14,18 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from fairlead.core.commands import MoveNode
-from fairlead.engines.base import Peer
 from fairlead.wire import agent as wire
 from fairlead.wire.agent import PATH, Tasks, decode_from_server, encode
+from fairlead.wire.identity import Exchange, Key
 from tests.agent.plant import PARTITION, SECONDS, Plant
 
-HELLO = wire.Hello(wire.VERSION, "n1", {"cpu": 4, "memory": "4Gi"}, address="10.0.0.1")
+HELLO = wire.Hello("n1", {"cpu": 4, "memory": "4Gi"}, address="10.0.0.1")
 
 
 class Puppet:
     """An agent whose every word is a test's."""
+
+    exchange: Exchange
 
     def __init__(self, connection: ClientConnection) -> None:
         self.connection = connection
@@ -63,9 +65,10 @@ class Puppet:
 
 
 @asynccontextmanager
-async def puppet(plant: Plant, hello: wire.Hello = HELLO) -> AsyncIterator[Puppet]:
+async def puppet(plant: Plant, hello: wire.Hello = HELLO, instance: str = "") -> AsyncIterator[Puppet]:
     async with connect(plant.url.replace("http", "ws") + PATH, compression=None) as connection:
         one = Puppet(connection)
+        one.exchange = await plant.prove(connection, hello.node, instance)  # type: ignore[arg-type]
         await one.say(hello)
         yield one
 
@@ -240,24 +243,131 @@ def test_a_new_connection_takes_the_place_of_the_old_one(tmp_path: Path) -> None
     tell(tmp_path, story)
 
 
-def test_another_agent_of_the_same_name_is_refused_until_the_first_is_lost(tmp_path: Path) -> None:
+def test_a_copy_of_an_identity_is_refused_until_the_first_is_lost(tmp_path: Path) -> None:
     async def story(plant: Plant) -> None:
-        one, other = (msgspec.structs.replace(HELLO, identity=each) for each in ("one", "other"))
-        async with puppet(plant, one) as first:
+        async with puppet(plant, instance="one") as first:
             await first.wait_for(wire.Welcome)
-            async with puppet(plant, other) as second:
+            async with puppet(plant, instance="copy") as second:
                 refusal = await second.hear()
                 assert isinstance(refusal, wire.Refusal)
-                assert "another agent speaks for n1" in refusal.problem
+                assert "another agent has the identity of node n1" in refusal.problem
+            assert any(event == "agent refused" and "identity" in said["problem"] for event, said in plant.log)
             await first.say(wire.Beat(1, ()))
             await first.wait_for(wire.Beaten)
-            async with puppet(plant, one) as again:
+            async with puppet(plant, instance="one") as again:
                 await again.wait_for(wire.Welcome)
         await plant.until(lambda p: p.nodes.state == ["lost"])
-        async with puppet(plant, other) as second:
+        async with puppet(plant, instance="copy") as second:
             await second.wait_for(wire.Welcome)
 
     tell(tmp_path, story, lease="1s")
+
+
+def test_a_copy_is_refused_too_after_a_restart_of_the_server(tmp_path: Path) -> None:
+    keys = {}
+
+    async def story(plant: Plant) -> None:
+        async with puppet(plant, instance="one") as first:
+            await first.wait_for(wire.Welcome)
+        keys.update(plant.keys)
+
+    async def later(plant: Plant) -> None:
+        plant.keys = keys
+        async with puppet(plant, instance="copy") as second:
+            assert isinstance(await second.hear(), wire.Refusal)
+        async with puppet(plant, instance="one") as first:
+            await first.wait_for(wire.Welcome)
+
+    tell(tmp_path, story)
+    tell(tmp_path, later)
+
+
+def test_a_task_of_another_node_is_not_reported(tmp_path: Path) -> None:
+    async def story(plant: Plant) -> None:
+        job = await plant.submit(["true"])
+        async with puppet(plant) as one:
+            launch = await one.launched()
+            async with puppet(plant, msgspec.structs.replace(HELLO, node="n2")) as liar:
+                await liar.wait_for(wire.Welcome)
+                await liar.report(wire.Report(launch.tasks, "succeeded", 0, ran=(5,), cpu=(5,), memory=(5,)))
+            [(_, said)] = [each for each in plant.log if each[0] == "report refused"]
+            assert said["node"] == "n2" and "was given to node n1, not to n2" in said["problem"]
+            assert not plant.ended
+            await one.report(wire.Report(launch.tasks, "failed", 1))
+        assert await plant.over(job) == "failed"
+
+    tell(tmp_path, story)
+
+
+def test_a_key_is_renewed_over_the_connection(tmp_path: Path) -> None:
+    """The old key counts until the new one has opened a connection, and not after that."""
+
+    async def story(plant: Plant) -> None:
+        async with puppet(plant) as one:
+            await one.wait_for(wire.Welcome)
+            plant.identities.lasts *= 10  # less than a third of that is left
+            await one.wait_for(wire.Renew)
+            old, new = plant.keys["n1"], Key()
+            await one.say(wire.NewKey(new.public, new.sign(one.exchange.for_new_key(new.public))))
+            await one.wait_for(wire.Renewed)
+        async with puppet(plant) as one:  # the answer may have been lost
+            await one.wait_for(wire.Welcome)
+        plant.keys["n1"] = new
+        async with puppet(plant) as one:
+            await one.wait_for(wire.Welcome)
+        plant.keys["n1"] = old
+        async with puppet(plant) as one:
+            assert "node n1 has another key" in (await one.wait_for(wire.Refusal)).problem
+
+    tell(tmp_path, story)
+
+
+def test_a_new_key_has_to_sign_this_connection(tmp_path: Path) -> None:
+    async def story(plant: Plant) -> None:
+        async with puppet(plant) as one:
+            await one.wait_for(wire.Welcome)
+            new, other = Key(), Key()
+            await one.say(wire.NewKey(new.public, other.sign(one.exchange.for_new_key(new.public))))
+            assert "has not signed" in (await one.wait_for(wire.Refusal)).problem
+
+    tell(tmp_path, story)
+
+
+@pytest.mark.parametrize("how", ["revoked", "expired"])
+def test_a_credential_that_ends_ends_the_connection(tmp_path: Path, how: str) -> None:
+    async def story(plant: Plant) -> None:
+        plant.identities.lasts = 0.1 if how == "expired" else plant.identities.lasts
+        async with puppet(plant) as one:
+            await one.wait_for(wire.Welcome)
+            if how == "revoked":
+                await asyncio.to_thread(plant.identities.revoke, PARTITION, "n1")
+            refusal = await one.wait_for(wire.Refusal)
+            assert (
+                f"the credential of node n1 {'was revoked' if how == 'revoked' else 'has expired'}" in refusal.problem
+            )
+            with pytest.raises(ConnectionClosed):
+                while True:
+                    await one.hear()
+        async with puppet(plant) as again:
+            assert "fairlead token create --role join" in (await again.wait_for(wire.Refusal)).problem
+        assert ("agent cut off", {"partition": PARTITION, "node": "n1", "credential": how}) in plant.log
+
+    tell(tmp_path, story)
+
+
+def test_a_credential_that_expired_by_a_leap_of_the_clock_is_renewed(tmp_path: Path) -> None:
+    async def story(plant: Plant) -> None:
+        plant.identities.lasts = 0.1
+        async with puppet(plant) as one:
+            await one.wait_for(wire.Renew)  # it has expired by now, too
+            new = plant.keys["n1"] = Key()
+            await one.say(wire.NewKey(new.public, new.sign(one.exchange.for_new_key(new.public))))
+            await one.wait_for(wire.Renewed)
+        plant.identities.lasts = 60.0
+        async with puppet(plant) as one:
+            await one.wait_for(wire.Welcome)
+
+    tell(tmp_path, story)
 
 
 def test_a_fault_in_what_hears_of_ends_makes_the_agent_send_again(tmp_path: Path) -> None:
@@ -340,27 +450,19 @@ def test_secrets_join_at_dispatch_only(tmp_path: Path) -> None:
     assert all(b"hush" not in file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
 
 
+KNOCK = wire.Knock(wire.VERSION, "n1", bytes(32))
 REFUSED = {
-    "no greeting": (encode(wire.Beat(1, ())), "greeting: an agent has to greet first"),
+    "no knock": (encode(HELLO), "greeting: an agent has to knock first"),
     "no message": (b"\xc1", "MessagePack data is malformed"),
-    "another version": (encode(msgspec.structs.replace(HELLO, version=99)), "version: the agent speaks version 99"),
-    "no resources": (encode(msgspec.structs.replace(HELLO, resources={})), "resources: a node without resources"),
-    "another's node": (
-        encode(msgspec.structs.replace(HELLO, node="n7")),
-        "node: this token is for node n1, not for n7",
-    ),
-    "no name": (encode(msgspec.structs.replace(HELLO, node="../x")), 'name: "../x" is not a name'),
-    "wrong ranges": (
-        encode(msgspec.structs.replace(HELLO, running=(Tasks("a", 1, "m", 1, (4, 2)),))),
-        "indices[1]: a range must end after its start",
-    ),
+    "another version": (encode(msgspec.structs.replace(KNOCK, version=99)), "version: the agent speaks version 99"),
+    "no name": (encode(msgspec.structs.replace(KNOCK, node="../x")), 'node: "../x" is not a name'),
+    "no nonce": (encode(msgspec.structs.replace(KNOCK, nonce=b"")), "nonce: it has 0 bytes"),
 }
 
 
 @pytest.mark.parametrize(("data", "problem"), REFUSED.values(), ids=REFUSED)
-def test_bad_greetings_are_refused_with_the_reason(tmp_path: Path, data: bytes, problem: str) -> None:
+def test_bad_knocks_are_refused_with_the_reason(tmp_path: Path, data: bytes, problem: str) -> None:
     async def story(plant: Plant) -> None:
-        plant.peer = Peer(node="n1")
         async with connect(plant.url.replace("http", "ws") + PATH) as connection:
             await connection.send(data)
             refusal = decode_from_server(await connection.recv())  # type: ignore[arg-type]
@@ -370,10 +472,35 @@ def test_bad_greetings_are_refused_with_the_reason(tmp_path: Path, data: bytes, 
     tell(tmp_path, story)
 
 
+BAD = {
+    "no greeting": (wire.Beat(1, ()), "greeting: an agent has to greet after its proof"),
+    "no resources": (msgspec.structs.replace(HELLO, resources={}), "resources: a node without resources"),
+    "another's node": (msgspec.structs.replace(HELLO, node="n7"), "node: this connection is for node n1, not for n7"),
+    "no name": (msgspec.structs.replace(HELLO, node="../x"), 'name: "../x" is not a name'),
+    "wrong ranges": (
+        msgspec.structs.replace(HELLO, running=(Tasks("a", 1, "m", 1, (4, 2)),)),
+        "indices[1]: a range must end after its start",
+    ),
+}
+
+
+@pytest.mark.parametrize(("hello", "problem"), BAD.values(), ids=BAD)
+def test_bad_greetings_are_refused_with_the_reason(tmp_path: Path, hello: wire.FromAgent, problem: str) -> None:
+    async def story(plant: Plant) -> None:
+        async with connect(plant.url.replace("http", "ws") + PATH) as connection:
+            await plant.prove(connection, "n1")  # type: ignore[arg-type]
+            one = Puppet(connection)
+            await one.say(hello)
+            assert problem in (await one.wait_for(wire.Refusal)).problem
+
+    tell(tmp_path, story)
+
+
 BROKEN = {
     "no message": b"\xff\x00",
     "text": b'{"a": 1}',
     "a second greeting": encode(HELLO),
+    "a second knock": encode(wire.Knock(wire.VERSION, "n1", bytes(32))),
     "endless ranges": encode(wire.Beat(1, (Tasks("a", 1, "m", 1, (5, 1)),))),
 }
 
@@ -401,7 +528,6 @@ def test_a_report_that_cannot_be_is_confirmed_and_changes_nothing(tmp_path: Path
             await one.wait_for(wire.Welcome)
             for tasks in (
                 Tasks("a", 99, "m", 1, (0, 1)),
-                Tasks("a", 1, "m", -1, (0, 1)),
                 Tasks("a", 1, "m", 1, (3, 1)),
             ):
                 await one.report(wire.Report(tasks, "running"))

@@ -14,12 +14,13 @@ import pytest
 from fairlead.agent.book import Book
 from fairlead.agent.logs import log_path
 from fairlead.agent.main import Agent, Settings
-from fairlead.agent.session import Refused, Session
+from fairlead.agent.session import KeyRenewed, Refused, Session
 from fairlead.wire import agent as wire
-from fairlead.wire.agent import Hello, LogRequest, Tasks, Welcome, decode_from_agent, encode
+from fairlead.wire.agent import Hello, LogRequest, NewKey, Tasks, Welcome, decode_from_agent, encode
+from fairlead.wire.identity import Key, join_token
 from tests.agent.test_book import AROUND, launch
 
-HELLO = Hello(wire.VERSION, "n1", {"cpu": 1})
+HELLO = Hello("n1", {"cpu": 1})
 WELCOME = Welcome(3, 20_000, 1_000_000, 100_000)
 
 
@@ -49,6 +50,7 @@ class Talk:
         self.book = Book(AROUND, 1)
         self.leases: list[tuple[float, float]] = []
         self.epochs: list[int] = []
+        self.has_new_key = False
         self.session = Session(
             self.line,
             self.book,
@@ -56,7 +58,14 @@ class Talk:
             lambda ask, end: self.leases.append((ask, end)),
             lambda: None,
             self.epochs.append,
+            self,
         )
+
+    def new_key(self) -> NewKey:
+        return NewKey(b"key", b"signature")
+
+    def renewed(self) -> None:
+        self.has_new_key = True
 
     async def run(self) -> None:
         await self.session.run(HELLO, lambda: None)
@@ -125,7 +134,8 @@ def test_a_refusal_says_whether_to_come_again(final: bool) -> None:
 
 def test_orders_of_a_reign_that_is_over_are_not_taken(tmp_path: Path) -> None:
     async def story() -> None:
-        settings = Settings(join="http://127.0.0.1:1", directory=tmp_path)
+        token = join_token("secret", Key().public)
+        settings = Settings(join="http://127.0.0.1:1", directory=tmp_path, token=token)
         first = Agent(settings, lambda event, fields: None)
         first._check_epoch(3)
         first._check_epoch(3)
@@ -139,6 +149,22 @@ def test_orders_of_a_reign_that_is_over_are_not_taken(tmp_path: Path) -> None:
         os.close(again._lock)
 
     asyncio.run(story())
+
+
+def test_a_renewed_key_is_kept_and_opens_the_next_connection() -> None:
+    async def story(talk: Talk) -> None:
+        talk.line.say(WELCOME)
+        talk.line.say(wire.Renew())
+        running = asyncio.create_task(talk.run())
+        while not isinstance(message := await talk.line.to_server.get(), NewKey):
+            pass
+        assert message.key == b"key" and not talk.has_new_key
+        talk.line.say(wire.Renewed())
+        with pytest.raises(KeyRenewed):
+            await running
+        assert talk.has_new_key
+
+    tell(story)
 
 
 def test_every_order_is_looked_at_for_its_epoch() -> None:

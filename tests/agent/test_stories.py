@@ -21,6 +21,7 @@ from fairlead.core.commands import MoveNode
 from fairlead.core.model import Stage
 from fairlead.gang import wait
 from fairlead.wire.agent import LogRequest
+from fairlead.wire.identity import Key, join_token
 from tests.agent.plant import PARTITION, SECONDS, Machine, Plant, machine
 
 SHORT = {"heartbeat": "1s", "preempt_grace": "300ms"}
@@ -288,7 +289,8 @@ def test_a_gang_that_is_not_complete_is_not_waited_for_without_end(monkeypatch: 
 
 def test_a_second_agent_on_a_directory_is_refused(tmp_path: Path) -> None:
     async def story() -> None:
-        settings = Settings(join="http://127.0.0.1:1", directory=tmp_path / "agent")
+        token = join_token("secret", Key().public)
+        settings = Settings(join="http://127.0.0.1:1", directory=tmp_path / "agent", token=token)
         first = Agent(settings, lambda event, fields: None)
         with pytest.raises(Taken, match="another agent uses"):
             Agent(settings, lambda event, fields: None)

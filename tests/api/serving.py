@@ -17,6 +17,7 @@ import httpx
 
 from fairlead.api.control import Control
 from fairlead.api.gate import Bounds
+from fairlead.api.identities import Identities
 from fairlead.api.listening import listen
 from fairlead.api.quotas import Quotas
 from fairlead.api.routes import application
@@ -43,8 +44,9 @@ SECONDS = 30  # no story may take longer; none depends on it
 class Orders(Agents):
     """The hub, which also keeps what it is told."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, identities: Identities) -> None:
+        super().__init__(identities, lambda event, fields: self.log_lines.append((event, fields)))
+        self.log_lines: list[tuple[str, dict[str, Any]]] = []
         self.launches: dict[tuple[str, str, int], tuple[str, Launch]] = {}
         self.messages: list[ForNode] = []
 
@@ -68,10 +70,11 @@ class Serving:
         pools: Pools | None = None,
     ) -> None:
         self.folder = folder
-        self.orders = Orders()
         self.faults: list[Exception] = []
         self.notes: list[str] = []
         self.tokens = Tokens(folder / "tokens")
+        self.identities = Identities(folder, self.tokens)
+        self.orders = Orders(self.identities)
         self.owner = self.tokens.standing(folder / "token", "owner", "admin", "owner", "")
         self._config = parse_config({"partitions": {"default": {}}} if config is None else config)
         self._bounds = bounds or Bounds()
@@ -89,8 +92,11 @@ class Serving:
         headers = {} if secret is None else {"Authorization": f"Bearer {secret}"}
         return httpx.Client(base_url=self.url, headers=headers, timeout=SECONDS)
 
-    def token(self, role: Role, user: str, groups: tuple[str, ...] = (), node: str = "") -> str:
-        return self.tokens.create(role, user, groups, node)[0]
+    def token(self, role: Role, user: str, groups: tuple[str, ...] = ()) -> str:
+        return self.join_token().partition(".")[0] if role == "join" else self.tokens.create(role, user, groups)[0]
+
+    def join_token(self, node: str = "", **more: Any) -> str:
+        return self.identities.invite((node,), **more)[0][0]
 
     def as_user(self, user: str, role: Role = "user", groups: tuple[str, ...] = ()) -> httpx.Client:
         return self.client(self.token(role, user, groups))
@@ -148,6 +154,7 @@ class Serving:
             self.orders,
             self.history,
             self.tokens,
+            self.identities,
             self.secrets,
             metrics,
             self._bounds,

@@ -21,14 +21,14 @@ ROLES = {
     "user": "submit submitMany jobs job tasks explain log history attempts kill scale setPriority nodes node "
     "queues queue lanes holds cancelReservation partitions usage pools pool watch whoami secrets setSecret "
     "removeSecret metrics",
-    "operator": "moveNode removeNode moveQueue bringToFront resetLane releaseHold markReady config validateConfig "
-    "shares setShares managers registerManager updateManager managerEvents movePool scalePool",
+    "operator": "moveNode removeNode revokeNode moveQueue bringToFront resetLane releaseHold markReady config "
+    "validateConfig shares setShares managers registerManager updateManager managerEvents movePool scalePool",
     "admin": "applyConfig setPartition removePartition tokens createToken revokeToken",
     "anybody": "healthz readyz",
 }
 LEAST = {operation: role for role, operations in ROLES.items() for operation in operations.split()}
 ACTIONS = {"nodes": "drain", "queues": "stop", "pools": "pause", "": ""}
-RANKS = ("agent", "user", "operator", "admin")
+RANKS = ("join", "user", "operator", "admin")
 
 
 def operations(site: Serving) -> list[tuple[str, str, str]]:
@@ -153,6 +153,11 @@ def test_tokens_are_made_and_revoked(site: Serving) -> None:
         {"role": "user", "user": "a b"},
         {"role": "user", "user": "ann", "node": "n1"},
         {"role": "user", "user": "ann", "more": 1},
+        {"role": "user", "user": "ann", "uses": 1},
+        {"role": "join", "user": "ann"},
+        {"role": "join", "uses": 0},
+        {"role": "join", "node": "n1", "uses": 2},
+        {"role": "agent", "user": "ann"},
     ):
         assert site.as_owner.post("/api/v1/tokens", json=wrong).status_code == 422
 

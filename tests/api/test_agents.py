@@ -1,11 +1,13 @@
-"""The WebSocket of agents: who is let in, and what becomes of frames that no agent would send; TLS."""
+"""The WebSocket of agents: which nodes are let in, and what becomes of frames that no agent would send; TLS."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import ssl
+import stat
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,33 +17,59 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from fairlead.agent.identity import prove
+from fairlead.agent.session import Refused
 from fairlead.wire.agent import (
+    FIRST_BYTES,
     PATH,
     VERSION,
+    Beat,
+    Beaten,
+    Challenge,
+    Confirmed,
     Hello,
+    Knock,
+    Proof,
     Refusal,
     Report,
     Reports,
+    Tasks,
     Welcome,
     Work,
     decode_from_server,
     encode,
 )
-from tests.api.serving import Serving, submit
+from fairlead.wire.identity import Exchange, Key, split_token
+from tests.api.serving import Serving, serving, submit
 from tests.live import PROGRAM, SECONDS
 
 
-def joining(site: Serving, secret: str, path: str = PATH) -> Any:
-    url = site.url.replace("http", "ws") + path
-    return connect(url, additional_headers={"Authorization": f"Bearer {secret}"}, compression=None, proxy=None)
+def joining(site: Serving, path: str = PATH) -> Any:
+    return connect(site.url.replace("http", "ws") + path, compression=None, proxy=None)
 
 
-def hello(node: str) -> bytes:
-    return encode(Hello(VERSION, node, {"cpu": 4, "memory": "8Gi"}))
+def hello(node: str, **more: Any) -> bytes:
+    return encode(Hello(node, {"cpu": 4, "memory": "8Gi"}, **more))
 
 
-async def greet(connection: ClientConnection, node: str) -> Any:
-    await connection.send(hello(node))
+async def hear(connection: ClientConnection, kind: type[Any]) -> Any:
+    """The next message of a kind."""
+    async with asyncio.timeout(SECONDS):
+        while not isinstance(message := decode_from_server(await connection.recv()), kind):  # type: ignore[arg-type]
+            assert not isinstance(message, Refusal), message.problem
+    return message
+
+
+async def greet(
+    connection: ClientConnection, node: str, token: str, key: Key | None = None, instance: str = "", **more: Any
+) -> Any:
+    """Prove to be a node, greet, and return what is answered to that."""
+    secret, server = split_token(token)
+    try:
+        await prove(connection, node, key or Key(), server, instance, secret)  # type: ignore[arg-type]
+    except Refused as refused:
+        return Refusal(str(refused))
+    await connection.send(hello(node, **more))
     data = await asyncio.wait_for(connection.recv(), SECONDS)
     assert isinstance(data, bytes)
     return decode_from_server(data)
@@ -49,42 +77,26 @@ async def greet(connection: ClientConnection, node: str) -> Any:
 
 def test_an_agent_joins_and_gets_work(site: Serving) -> None:
     async def story() -> None:
-        async with joining(site, site.token("agent", "agent")) as connection:
-            assert isinstance(await greet(connection, "a1"), Welcome)
+        async with joining(site) as connection:
+            assert isinstance(await greet(connection, "a1", site.join_token()), Welcome)
             name = await asyncio.to_thread(submit, site.as_owner)
-            while True:
-                message = decode_from_server(await asyncio.wait_for(connection.recv(), SECONDS))
-                if isinstance(message, Work) and message.launches:
-                    break
+            while not (message := await hear(connection, Work)).launches:
+                pass
             assert message.launches[0].tasks.job == name
 
     asyncio.run(story())
-    assert site.as_owner.get("/api/v1/nodes/a1").json()["state"] == "up"
-
-
-def test_a_token_may_be_for_one_node_only(site: Serving) -> None:
-    async def story() -> None:
-        secret = site.token("agent", "agent", node="a1")
-        async with joining(site, secret) as connection:
-            refusal = await greet(connection, "a2")
-            assert isinstance(refusal, Refusal) and "for node a1" in refusal.problem
-        async with joining(site, secret) as connection:
-            assert isinstance(await greet(connection, "a1"), Welcome)
-
-    asyncio.run(story())
-    assert site.as_owner.get("/api/v1/nodes/a2").status_code == 404
+    found = site.as_owner.get("/api/v1/nodes/a1").json()
+    assert (found["state"], found["credential"]) == ("up", "valid") and found["credential_expires"] > time.time()
 
 
 @pytest.mark.parametrize("figure", [2**53 + 1, 2**64 - 1, -1])
 def test_a_figure_out_of_bounds_is_refused(site: Serving, figure: int) -> None:
     async def story() -> None:
-        async with joining(site, site.token("agent", "agent")) as connection:
-            assert isinstance(await greet(connection, "a1"), Welcome)
+        async with joining(site) as connection:
+            assert isinstance(await greet(connection, "a1", site.join_token()), Welcome)
             name = await asyncio.to_thread(submit, site.as_owner)
-            while True:
-                message = decode_from_server(await asyncio.wait_for(connection.recv(), SECONDS))
-                if isinstance(message, Work) and message.launches:
-                    break
+            while not (message := await hear(connection, Work)).launches:
+                pass
             tasks = message.launches[0].tasks
             assert tasks.job == name
             report = Report(tasks, "succeeded", exit_code=0, ran=(1,), cpu=(1,), memory=(figure,))
@@ -99,25 +111,146 @@ def test_a_figure_out_of_bounds_is_refused(site: Serving, figure: int) -> None:
     assert site.as_owner.get("/readyz").json()["failing"] == []
 
 
-@pytest.mark.parametrize(
-    ("role", "path"),
-    [
-        (None, PATH),
-        ("user", PATH),
-        ("operator", PATH),
-        ("admin", PATH),
-        ("agent", "/api/v1/jobs"),
-        ("agent", "/"),
-        ("agent", f"{PATH}?partition=none"),
-    ],
-)
-def test_who_is_not_let_in(site: Serving, role: Any, path: str) -> None:
+async def refused(site: Serving, node: str, token: str, key: Key | None = None, **more: Any) -> str:
+    async with joining(site) as connection:
+        refusal = await greet(connection, node, token, key, **more)
+        assert isinstance(refusal, Refusal), refusal
+        return refusal.problem
+
+
+async def admitted(site: Serving, node: str, token: str, key: Key | None = None, **more: Any) -> None:
+    async with joining(site) as connection:
+        assert isinstance(answer := await greet(connection, node, token, key, **more), Welcome), answer
+
+
+def test_a_join_token_admits_one_key_once(site: Serving) -> None:
     async def story() -> None:
-        secret = "fl_wrong" if role is None else site.token(role, "ann")
+        token, key = site.join_token(), Key()
+        await admitted(site, "a1", token, key)
+        assert "was used before" in await refused(site, "a2", token)
+        await admitted(site, "a1", token, key)  # its key is known: the token is not needed any more
+        twice = site.join_token(uses=2)
+        await admitted(site, "a2", twice)
+        await admitted(site, "a3", twice)
+        assert "was used before" in await refused(site, "a4", twice)
+        over = site.join_token(expires_in=-1.0)
+        assert "has expired" in await refused(site, "a4", over)
+
+    asyncio.run(story())
+    text = "".join((site.folder / name).read_text() for name in ("nodes", "tokens"))
+    assert "fj_" not in text
+    assert {stat.S_IMODE((site.folder / name).stat().st_mode) for name in ("nodes", "tokens", "server-key")} == {0o600}
+
+
+def test_a_join_token_is_for_what_it_names(tmp_path: Path) -> None:
+    async def answer(node: str, partition: str, pool: str) -> Any:
+        async with joining(site, f"{PATH}?partition={partition}") as connection:
+            return await greet(connection, node, token, key, pool=pool)
+
+    async def story() -> None:
+        assert "is for node a1, not for a2" in (await answer("a2", "day", "gpu")).problem
+        assert "is for partition day, not night" in (await answer("a1", "night", "gpu")).problem
+        assert "was admitted to pool gpu" in (await answer("a1", "day", "cpu")).problem
+        assert isinstance(await answer("a1", "day", "gpu"), Welcome)
+
+    with serving(tmp_path, {"partitions": {"day": {}, "night": {}}}) as site:
+        key, token = Key(), site.join_token("a1", partition="day", pool="gpu")
+        asyncio.run(story())
+
+
+def test_a_name_that_is_taken_needs_a_token_for_it(site: Serving) -> None:
+    async def story() -> None:
+        await admitted(site, "a1", site.join_token(), Key(), instance="old")
+        assert "has joined with another key" in await refused(site, "a1", site.join_token(), Key())
+        # The machine was set up anew: its key is replaced, and the old one does not count any more.
+        old, new = Key(), Key()
+        async with joining(site) as connection:
+            assert isinstance(await greet(connection, "a2", site.join_token(), old, "old"), Welcome)
+            problem = await refused(site, "a2", site.join_token("a2"), new, instance="new")
+            assert "another agent has the identity of node a2" in problem  # until that one is lost
+            with pytest.raises(AssertionError, match="was revoked"):
+                await hear(connection, Confirmed)
+
+    asyncio.run(story())
+
+
+def test_a_proof_is_of_this_connection_and_this_node(site: Serving) -> None:
+    """A signature that was seen elsewhere opens nothing."""
+
+    async def story() -> None:
+        key, token = Key(), site.join_token(uses=9)
+        server = split_token(token)[1]
+        await admitted(site, "a1", token, key)
+        async with joining(site) as first, joining(site) as second:
+            exchange = await prove(first, "a1", key, server)  # type: ignore[arg-type]
+            await second.send(encode(Knock(VERSION, "a1", exchange.agent_nonce)))
+            await hear(second, Challenge)
+            signature = key.sign(exchange.for_node(key.public, ""))
+            await second.send(encode(Proof(key.public, signature, "")))
+            with pytest.raises(AssertionError, match="was not signed with this key"):
+                await hear(second, Welcome)
+        async with joining(site) as third:
+            await third.send(encode(Knock(VERSION, "a1", bytes(32))))
+            challenge = await hear(third, Challenge)
+            forged = Exchange(server, challenge.partition, "a2", bytes(32), challenge.nonce)
+            await third.send(encode(Proof(key.public, key.sign(forged.for_node(key.public, "")), "")))
+            with pytest.raises(AssertionError, match="was not signed with this key"):
+                await hear(third, Welcome)
+
+    asyncio.run(story())
+
+
+def test_an_agent_shows_its_token_to_no_other_server(site: Serving) -> None:
+    async def story() -> None:
+        async with joining(site) as connection:
+            with pytest.raises(Refused, match="the server has another key"):
+                await prove(connection, "a1", Key(), Key().public, "", "fj_secret")  # type: ignore[arg-type]
+
+    asyncio.run(story())
+
+
+def test_a_revoked_node_is_cut_off_and_stays_out(site: Serving) -> None:
+    async def story() -> None:
+        key, token = Key(), site.join_token()
+        async with joining(site) as connection:
+            assert isinstance(await greet(connection, "a1", token, key), Welcome)
+            gone = await asyncio.to_thread(site.as_owner.delete, "/api/v1/nodes/a1/credential")
+            assert gone.status_code == 200
+            with pytest.raises(AssertionError, match="the credential of node a1 was revoked"):
+                await hear(connection, Confirmed)
+            with pytest.raises(ConnectionClosed):
+                await asyncio.wait_for(connection.recv(), SECONDS)
+        assert (await asyncio.to_thread(site.as_owner.get, "/api/v1/nodes/a1")).json()["credential"] == "revoked"
+        assert "has joined with another key" in await refused(site, "a1", site.join_token(), key)
+        await admitted(site, "a1", site.join_token("a1"), key)
+
+    asyncio.run(story())
+    assert site.as_owner.get("/api/v1/nodes/a1").json()["credential"] == "valid"
+    assert site.as_owner.delete("/api/v1/nodes/none/credential").status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/api/v1/jobs", "/", f"{PATH}?partition=none"])
+def test_other_paths_have_no_socket(site: Serving, path: str) -> None:
+    async def story() -> None:
         with pytest.raises(InvalidStatus) as refusal:
-            async with joining(site, secret, path):
+            async with joining(site, path):
                 pass
         assert 400 <= refusal.value.response.status_code < 500
+
+    asyncio.run(story())
+
+
+def test_messages_are_small_before_the_proof(site: Serving) -> None:
+    async def story() -> None:
+        async with joining(site) as connection:
+            with pytest.raises(ConnectionClosed) as closed:
+                await connection.send(bytes(FIRST_BYTES + 1))
+                await asyncio.wait_for(connection.recv(), SECONDS)
+            assert closed.value.rcvd is not None and closed.value.rcvd.code == 1009  # too big
+        async with joining(site) as connection:
+            assert isinstance(await greet(connection, "a1", site.join_token(), labels={"x": "y" * 1000}), Welcome)
+            await connection.send(encode(Beat(1, tuple(Tasks("j" * 60, 1, "s", 1, (0, 1)) for _ in range(1_000)))))
+            await hear(connection, Beaten)
 
     asyncio.run(story())
 
@@ -127,34 +260,41 @@ FRAMES: list[bytes | str] = [
     b"\xc1",
     b"\x00" * 100_000,
     "text",
-    encode(Hello(99, "a1", {"cpu": 1})),
-    encode(Hello(VERSION, "../../etc", {"cpu": 1})),
-    encode(Hello(VERSION, "a1", {"cpu": -1})),
-    encode(Hello(VERSION, "a1", {})),
-    hello("a1")[:-3],
+    encode(Knock(99, "a1", bytes(32))),
+    encode(Proof(b"", b"", "")),
+    encode(Hello("../../etc", {"cpu": 1})),
+    encode(Hello("a9", {"cpu": -1})),
+    encode(Hello("a9", {})),
+    hello("a9")[:-3],
 ]
 
 
 @pytest.mark.parametrize("frame", FRAMES, ids=range(len(FRAMES)))
 def test_frames_that_no_agent_sends(site: Serving, frame: bytes | str) -> None:
+    async def end_of(connection: ClientConnection) -> None:
+        await connection.send(frame)
+        with pytest.raises(ConnectionClosed):
+            while True:
+                await asyncio.wait_for(connection.recv(), SECONDS)
+
     async def story() -> None:
-        secret = site.token("agent", "agent")
-        async with joining(site, secret) as connection:
-            await connection.send(frame)
-            with pytest.raises(ConnectionClosed):
-                while True:
-                    await asyncio.wait_for(connection.recv(), SECONDS)
+        key, token = Key(), site.join_token()
+        secret, server = split_token(token)
+        async with joining(site) as connection:
+            await end_of(connection)
+        async with joining(site) as connection:
+            await connection.send(encode(Knock(VERSION, "a9", bytes(32))))
+            await end_of(connection)
+        async with joining(site) as connection:
+            await prove(connection, "a9", key, server, "", secret)  # type: ignore[arg-type]
+            await end_of(connection)
         # After a good greeting they are no better.
-        async with joining(site, secret) as connection:
-            assert isinstance(await greet(connection, "a9"), Welcome)
-            await connection.send(frame)
-            with pytest.raises(ConnectionClosed):
-                while True:
-                    await asyncio.wait_for(connection.recv(), SECONDS)
+        async with joining(site) as connection:
+            assert isinstance(await greet(connection, "a9", token, key), Welcome)
+            await end_of(connection)
 
     asyncio.run(story())
     assert site.client().get("/healthz").is_success
-    assert site.as_owner.get("/api/v1/nodes/a1").status_code == 404
 
 
 # -- TLS ---------------------------------------------------------------------------------------------------------

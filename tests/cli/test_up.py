@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from fairlead.agent.link import end_all
 from fairlead.api.examples import POOL_ANSWER
 from fairlead.cli.pools import _lines
 from fairlead.wire import api as wire
@@ -222,6 +223,37 @@ def test_tokens(up: Up) -> None:
     assert json.loads(up.run("show", "--json", name))["job"]["user"] == "bob"
     (known,) = (each for each in json.loads(up.run("token", "list", "--json")) if each["user"] == "bob")
     up.run("token", "revoke", known["id"])
+
+
+def test_a_machine_joins_and_is_revoked(up: Up, tmp_path: Path) -> None:
+    token, log, directory = tmp_path / "token", tmp_path / "log", tmp_path / "agent"
+    token.write_text(up.run("token", "create", "--role", "join", "--node", "extra"))
+    command = [
+        PROGRAM,
+        "agent",
+        f"--join={up.url}",
+        "--name=extra",
+        f"--directory={directory}",
+        f"--token-file={token}",
+    ]
+    with log.open("w") as out:
+        agent = subprocess.Popen([*command, "--resource=cpu=0.1"], env=up.environment, stderr=out)
+    try:
+        up.until("node", "list", said="extra")
+        assert "extra" not in up.run("token", "list")  # it is used up
+        up.run("node", "revoke", "extra")
+        deadline = time.monotonic() + SECONDS
+        while "the credential of node extra was revoked" not in log.read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert "up, revoked" in up.run("node", "list")
+        assert json.loads(up.run("node", "show", "extra", "--json"))["credential"] == "revoked"
+        assert up.ask("node", "revoke", "none").returncode == 1
+    finally:
+        agent.terminate()
+        agent.wait(SECONDS)
+        end_all(directory, 0.0)
+        up.run("node", "remove", "extra")
 
 
 def test_a_second_one_is_refused(up: Up) -> None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from fairlead.client import Client, Problem
+from fairlead.client import AsyncClient, Client, Problem
 from fairlead.client.calls import Call
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
@@ -126,3 +126,22 @@ def test_what_is_no_address(url: str) -> None:
 def test_what_is_no_token(token: str) -> None:
     with pytest.raises(Problem, match="copy it anew"):
         Client("http://127.0.0.1:1", token)
+
+
+@pytest.mark.parametrize("url", ["http://10.1.2.3:7070", "http://fairlead.example"])
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_a_token_goes_to_no_other_machine_without_tls(
+    monkeypatch: pytest.MonkeyPatch, kind: type[Client | AsyncClient], url: str
+) -> None:
+    with pytest.raises(Problem, match="use https://, or set FAIRLEAD_INSECURE=1"):
+        kind(url, "secret")
+    kind(url, "secret", insecure=True)
+    kind(url)  # without a token there is nothing to read
+    for near in ("http://127.0.0.1:1", "http://[::1]:1", "http://localhost:1", url.replace("http", "https")):
+        kind(near, "secret")
+    monkeypatch.setenv("FAIRLEAD_URL", url)
+    monkeypatch.setenv("FAIRLEAD_TOKEN", "secret")
+    with pytest.raises(Problem):
+        kind()
+    monkeypatch.setenv("FAIRLEAD_INSECURE", "1")
+    kind()

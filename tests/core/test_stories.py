@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fairlead.core.commands import Accepted, Kill, MarkReady, Rejected, Report, Submit
+from fairlead.core.commands import Accepted, Kill, MarkReady, Rejected, Report, ReportState, Submit
 from fairlead.core.documents import parse_job
 from fairlead.core.effects import ForNode
 from fairlead.core.errors import Refused
@@ -699,6 +699,32 @@ def test_a_report_of_an_attempt_that_the_journal_never_had_is_an_alarm() -> None
     assert isinstance(answer, Rejected)
     assert answer.code == "alarm"
     assert w.task(job, "w", 0).state == "running"
+
+
+@pytest.mark.parametrize("state", ["running", "succeeded", "failed", "lost"])
+@pytest.mark.parametrize("indices", [(1, 2), (0, 2)], ids=["alone", "behind one of its own"])
+def test_a_report_of_another_nodes_task_is_refused(state: ReportState, indices: tuple[int, ...]) -> None:
+    w = world(cpu=1)
+    job = w.submit(stages=stage(2, min=1, duration=100))
+    w.advance(0)
+    assert w.placements(job) == {("w", 0): "n0", ("w", 1): "n1"}
+    w._send("default", Report(node="n0", job=job, stage="w", indices=indices, attempt=1, state=state))
+    w.cycle()
+    answer = w.answers()[-1]
+    assert isinstance(answer, Rejected) and answer.code == "foreign"
+    assert answer.problem.startswith(f"attempt 1 of {job} w[1] was given to node n1, not to n0;")
+    assert states(w, job, 2) == ["running", "running"]
+
+
+def test_a_report_of_which_a_part_is_stale_says_so() -> None:
+    w = world(cpu=2)
+    job = w.submit(stages=stage(2, min=1, duration=100))
+    w.advance(0)
+    for indices, note in (((0, 1), ""), ((0, 2), "stale: 1 of 2 tasks are not live under this attempt")):
+        w._send("default", Report(node="n0", job=job, stage="w", indices=indices, attempt=1, state="succeeded"))
+        w.cycle()
+        answer = w.answers()[-1]
+        assert isinstance(answer, Accepted) and answer.note == note
 
 
 def test_an_agent_that_knows_jobs_this_journal_never_had_is_an_alarm() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,14 @@ from fairlead.pools.command import CommandProvider
 POOL = {"node": {"cpu": 0.5, "memory": "1Gi"}, "labels": {"zone": "a"}, "taints": ["spot"]}
 
 
+def invite(partition: str, pool: str, names: Sequence[str]) -> dict[str, str]:
+    return {name: f"fj_{partition}-{pool}-{name}" for name in names}
+
+
 def provider(tmp_path: Path, script: str, timeout: float = 60.0) -> CommandProvider:
     (tmp_path / "cloud.py").write_text(script)
     settings = dict(parse_config({"partitions": {"p": {"pools": {"w": POOL}}}})["p"].pools)["w"]
-    kind = Kind("p", "w", settings, Join("http://127.0.0.1:1", Path("/data/agent-token")))
+    kind = Kind("p", "w", settings, Join("http://127.0.0.1:1", invite, lambda partition, names: None))
     return CommandProvider(kind, [sys.executable, str(tmp_path / "cloud.py")], timeout)
 
 
@@ -46,7 +51,7 @@ def test_what_it_is_given(tmp_path: Path) -> None:
             "pool": "w",
             "names": ["w-1-0", "w-1-1"],
             "node": {"resources": {"cpu": 0.5, "memory": 2**30}, "labels": {"zone": "a"}, "taints": ["spot"]},
-            "join": {"url": "http://127.0.0.1:1", "token_file": "/data/agent-token"},
+            "join": {"url": "http://127.0.0.1:1", "tokens": {"w-1-0": "fj_p-w-w-1-0", "w-1-1": "fj_p-w-w-1-1"}},
         },
         "destroy": {"partition": "p", "pool": "w", "names": ["w-1-0"]},
         "list": {"partition": "p", "pool": "w"},

@@ -41,6 +41,8 @@ class Story:
         self.provider = MemoryProvider()
         self.log: list[tuple[str, str, dict[str, Any]]] = []
         self.registry = CollectorRegistry()
+        self.forgotten: list[str] = []
+        """Nodes whose credentials were dropped."""
 
     @contextmanager
     def up(
@@ -52,7 +54,11 @@ class Story:
         self.registry = CollectorRegistry()
         pools = Pools(
             make or (lambda kind: self.provider),
-            Join("http://127.0.0.1:1", self.folder / "token"),
+            Join(
+                "http://127.0.0.1:1",
+                lambda partition, pool, names: {},
+                lambda partition, names: self.forgotten.extend(names),
+            ),
             Figures(self.registry),
             lambda level, event, fields: self.log.append((level, event, fields)),
         )
@@ -297,9 +303,10 @@ def test_idle_nodes_go_when_their_machines_are_gone(story: Story) -> None:
         until(lambda: get(site)["use"]["total"] == 1)
         passes(story)
         # The other one is still listed: its agent could come back, so its node stays.
-        assert get(site)["leaving"] == ["w-1-0"]
+        assert get(site)["leaving"] == ["w-1-0"] and story.forgotten == ["w-1-1"]
         story.provider.machines.clear()
         until(lambda: get(site)["use"]["total"] == 0)
+        assert story.forgotten == ["w-1-1", "w-1-0"]
         assert story.figure("fairlead_machines_destroyed_total") == 2
         assert get(site)["orphans"] == [] and story.events("orphan machine") == []
 

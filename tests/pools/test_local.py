@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 from fairlead.core.config import parse_config
 from fairlead.pools.base import Join, Kind
 from fairlead.pools.local import LocalProvider
+from fairlead.wire.identity import Key, join_token
 
 SECONDS = 60.0
 POOL = {"node": {"cpu": 0.5}, "labels": {"rack": "r 1"}, "taints": ["slow"], "max": 9, "provider": {"local": {}}}
@@ -28,15 +30,18 @@ class Local:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.log: list[tuple[str, dict[str, Any]]] = []
-        (folder / "token").write_text("secret")
+        self.server = Key()
         self.anew()
 
     def anew(self, url: str = "http://127.0.0.1:1") -> None:
         settings = dict(parse_config({"partitions": {"p": {"pools": {"w": POOL}}}})["p"].pools)["w"]
-        kind = Kind("p", "w", settings, Join(url, self.folder / "token"))
+        kind = Kind("p", "w", settings, Join(url, self.invite, lambda partition, names: None))
         self.provider = LocalProvider(
             kind, self.folder / "w", lambda level, event, fields: self.log.append((event, fields))
         )
+
+    def invite(self, partition: str, pool: str, names: Sequence[str]) -> dict[str, str]:
+        return {name: join_token(f"fj_{partition}-{pool}-{name}", self.server.public) for name in names}
 
     def create(self, *names: str) -> None:
         asyncio.run(self.provider.create(names))
@@ -109,9 +114,13 @@ def test_an_agent_is_told_what_its_pool_says(local: Local) -> None:
         "--resource=memory=0",
         "--label=rack=r 1",
         "--taint=slow",
-        f"--token-file={local.folder / 'token'}",
+        f"--token-file={local.folder / 'w' / 'w-1-0' / 'join-token'}",
     ):
         assert option in said
+    file = local.folder / "w" / "w-1-0" / "join-token"
+    assert file.read_text() == local.invite("p", "w", ["w-1-0"])["w-1-0"]
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert not any("fj_" in word for word in said)
     assert os.getsid(agent.pid) == agent.pid
 
 

@@ -249,6 +249,19 @@ def test_an_attempt_that_the_journal_never_gave() -> None:
     assert "newer than the journal's 1" in line["reason"]
 
 
+def test_a_report_of_another_nodes_task() -> None:
+    w = Logged()
+    w.nodes(2, cpu=1)
+    job = w.tasks(1)
+    w.cycle()
+    w.lines()
+    w.report(job, "w", 0, 1, "succeeded", node="n1")
+    w.cycle()
+    [line] = w.lines()
+    assert (line["level"], line["event"]) == ("error", "foreign report")
+    assert "was given to node n0, not to n1" in line["reason"]
+
+
 def test_configuration_and_queues() -> None:
     w = Logged()
     w.lines()

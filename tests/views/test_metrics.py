@@ -389,6 +389,16 @@ def test_stale_reports_and_unknown_attempts() -> None:
     assert w.figure("unknown_attempts_total") == 1
 
 
+def test_reports_of_tasks_that_another_node_has() -> None:
+    w = Watched()
+    w.nodes(2, cpu=2)
+    job = w.tasks(1)
+    w.cycle()
+    w.report(job, "w", 0, 1, "succeeded", node="n1")
+    w.cycle()
+    assert w.figure("foreign_reports_total") == 1
+
+
 # -- the writer --------------------------------------------------------------------------------------------------
 
 

@@ -6,7 +6,6 @@ import asyncio
 import fcntl
 import os
 import random
-import secrets
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,13 +18,14 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
 
 from fairlead.agent.book import Book
+from fairlead.agent.identity import Identity
 from fairlead.agent.launching import surroundings
 from fairlead.agent.link import Link, prepare
 from fairlead.agent.logs import remove_old
 from fairlead.agent.machine import Machine, host_name, this_machine
-from fairlead.agent.session import Refused, Session
+from fairlead.agent.session import KeyRenewed, Refused, Session
 from fairlead.wire import agent as wire
-from fairlead.wire.agent import MOST_BYTES, PATH, VERSION, Hello
+from fairlead.wire.agent import MOST_BYTES, PATH, Hello
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0
 SWEEP = 3600.0
@@ -42,6 +42,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     directory: Path
     """Where its state and its tasks' logs are."""
     token: str = ""
+    """A join token, for a machine that has not joined yet."""
     name: str = ""
     partition: str = ""
     pool: str = ""
@@ -67,6 +68,7 @@ class Agent:
         self._name = settings.name or host_name()
         self._directory = prepare(settings.directory)
         self._lock = _lock(self._directory)
+        self._identity = Identity(self._directory, self._name, settings.token)
         logs = prepare(self._directory / "logs")
         around = surroundings(self._name, str(logs), self._machine.gpus, os.environ)
         many = settings.spawners or min(2, os.cpu_count() or 1)
@@ -117,6 +119,8 @@ class Agent:
                 self._log("refused", {"server": self._settings.join, "problem": str(refused)})
                 if refused.final:
                     raise
+            except KeyRenewed:
+                self._log("key renewed", {"server": self._settings.join, "node": self._name})
             except (OSError, WebSocketException, msgspec.DecodeError) as problem:
                 self._log("disconnected", {"server": self._settings.join, "problem": str(problem)})
             finally:
@@ -129,10 +133,8 @@ class Agent:
 
     async def _join(self) -> None:
         settings = self._settings
-        headers = {"Authorization": f"Bearer {settings.token}"} if settings.token else {}
         async with connect(
             _address(settings),
-            additional_headers=headers,
             compression=None,
             max_size=MOST_BYTES,
             ssl=_trust(settings),
@@ -142,10 +144,11 @@ class Agent:
             await self._talk(connection, address)
 
     async def _talk(self, connection: ClientConnection, address: str) -> None:
+        channel = _Channel(connection)
+        await self._identity.prove(channel)
         book = self.book
         book.anew()
         hello = Hello(
-            VERSION,
             self._name,
             self._machine.resources | self._settings.resources,
             dict(self._machine.labels) | self._settings.labels,
@@ -156,12 +159,12 @@ class Agent:
             book.started("running"),
             book.started("ended"),
             tuple(sorted(set(self._notes.values()))),
-            _identity(self._directory),
         )
-        session = Session(_Channel(connection), book, self._logs, self._lease, self._deliver, self._check_epoch)
+        session = Session(channel, book, self._logs, self._lease, self._deliver, self._check_epoch, self._identity)
 
         def joined() -> None:
             self._session = session
+            self._identity.joined()
             self.joined.set()
             self._log("joined", {"server": self._settings.join, "node": self._name, "running": len(book)})
             session.poke()
@@ -239,15 +242,6 @@ def _trust(settings: Settings) -> ssl.SSLContext | None:
     if urlsplit(settings.join).scheme not in ("https", "wss"):
         return None
     return ssl.create_default_context(cafile=settings.authority)
-
-
-def _identity(directory: Path) -> str:
-    file = directory / "identity"
-    if not file.exists():
-        fresh = file.with_suffix(".new")
-        fresh.write_text(secrets.token_hex(8))
-        fresh.replace(file)
-    return file.read_text()
 
 
 def _lock(directory: Path) -> int:

@@ -14,13 +14,17 @@ from fairlead.wire.agent import (
     LOG_PARTS,
     Beat,
     Beaten,
+    Challenge,
     Confirmed,
     FromServer,
     Hello,
     LogCancel,
     LogMore,
     LogRequest,
+    NewKey,
     Refusal,
+    Renew,
+    Renewed,
     Reports,
     Welcome,
     Work,
@@ -45,6 +49,20 @@ class Refused(Exception):
         self.final = final
 
 
+class KeyRenewed(Exception):
+    """The server has admitted a new key: the next connection is opened with it."""
+
+
+class Keys(Protocol):
+    """The keys of the agent's node."""
+
+    def new_key(self) -> NewKey:
+        """A key for later connections."""
+
+    def renewed(self) -> None:
+        """The server has admitted it."""
+
+
 class Channel(Protocol):
     """A connection: whole binary messages. Both raise when it is over."""
 
@@ -62,6 +80,7 @@ class Session:
         lease: Callable[[float, float], None],
         deliver: Callable[[], None],
         check_epoch: Callable[[int], None],
+        keys: Keys,
     ) -> None:
         """`lease` hears by when tasks are to be asked and made to end; `deliver` hands the book's outbox to spawners;
         `check_epoch` raises `Refused` for one that is over."""
@@ -71,6 +90,7 @@ class Session:
         self._lease = lease
         self._deliver = deliver
         self._check_epoch = check_epoch
+        self._keys = keys
         self._news = asyncio.Event()
         self._stirred = asyncio.Event()
         self._beats: dict[int, float] = {}
@@ -112,7 +132,11 @@ class Session:
 
     async def _listen(self) -> None:
         while True:
-            self._heed(decode_from_server(await self._channel.recv()))
+            message = decode_from_server(await self._channel.recv())
+            if isinstance(message, Renew):
+                await self._channel.send(encode(self._keys.new_key()))
+            else:
+                self._heed(message)
 
     def _heed(self, message: FromServer) -> None:
         match message:
@@ -136,7 +160,10 @@ class Session:
                     self._credits[message.request].release()
             case Refusal():
                 raise Refused(message.problem, message.final)
-            case Welcome():
+            case Renewed():
+                self._keys.renewed()
+                raise KeyRenewed
+            case Welcome() | Challenge():
                 raise Refused("the server greeted twice", False)
         self._deliver()
         if self._book.reporting.has_news:

@@ -8,8 +8,9 @@ from typing import Annotated, Any, cast
 from litestar import Request, delete, get, post
 from litestar.params import PathParameter
 
+from fairlead.api.problems import Unserved
 from fairlead.api.site import ADMINS, USERS, Shaped, caller_of, site_of
-from fairlead.api.tokens import ROLES, Token
+from fairlead.api.tokens import JOIN_SECONDS, ROLES, Token
 from fairlead.core.errors import Refused
 from fairlead.core.reader import Reader, check_name
 from fairlead.core.resources import SECOND
@@ -36,29 +37,49 @@ async def create(request: Ask, data: Annotated[Any, Shaped(wire.TokenDocument)])
     """The answer has the secret, for the only time."""
     read = Reader(data, "", "a token")
     role = read.choice("role", ROLES)
-    user = read.name("user")
-    groups = read.names("groups", most=1_000)
-    node = check_name(read.get("node"), "node") if read.get("node") not in (None, "") else ""
     note = read.text("note", "", most=200)
     expires = read.optional_duration("expires_in")
-    read.close()
-    if node and role != "agent":
-        raise Refused("node", f"only an agent is a node, and this token is of role {role}; leave it out")
     expires_in = None if expires is None else expires / SECOND
-    secret, token = await asyncio.to_thread(
-        site_of(request).tokens.create, cast(wire.Role, role), user, groups, node, note, expires_in
-    )
+    site = site_of(request)
+    if role == "join":
+        partition, pool, node = (_name(read, each) for each in ("partition", "pool", "node"))
+        uses = read.count("uses", 1, 1, wire.MAX_USES)
+        read.close()
+        if node and uses > 1:
+            raise Refused("uses", f"a token for node {node} is used once; leave one of the two out")
+        seconds = JOIN_SECONDS if expires_in is None else expires_in
+        [(secret, token)] = await asyncio.to_thread(
+            site.identities.invite, (node,), partition, pool, uses, note, seconds
+        )
+    else:
+        user = read.name("user")
+        groups = read.names("groups", most=1_000)
+        read.close()
+        secret, token = await asyncio.to_thread(
+            site.tokens.create, cast(wire.Role, role), user, groups, note, expires_in
+        )
     return wire.NewToken(secret=secret, token=_shown(token))
 
 
 @delete("/tokens/{token_id:str}", operation_id="revokeToken", guards=[ADMINS], status_code=200)
 async def revoke(request: Ask, token_id: Annotated[str, PathParameter(max_length=63)]) -> wire.Done:
-    """From now on nobody gets in with it."""
+    """Requests with it are refused from now on, and what is being read with it ends."""
+    site = site_of(request)
     try:
-        await asyncio.to_thread(site_of(request).tokens.revoke, token_id)
+        await asyncio.to_thread(site.tokens.revoke, token_id)
     except Refused as refusal:
         raise Refused(refusal.field, refusal.problem, "missing") from None
+    except Unserved as problem:
+        site.log("revocation not written", {"token": token_id, "problem": str(problem.__cause__)})
+        site.end_streams(token_id)
+        raise
+    site.end_streams(token_id)
     return wire.Done()
+
+
+def _name(read: Reader, key: str) -> str:
+    """The name under a key; empty if it is left out."""
+    return check_name(read.get(key), key) if read.get(key) not in (None, "") else ""
 
 
 def _shown(token: Token) -> wire.Token:
@@ -67,7 +88,10 @@ def _shown(token: Token) -> wire.Token:
         role=token.role,
         user=token.user,
         groups=list(token.groups),
+        partition=token.partition,
+        pool=token.pool,
         node=token.node,
+        uses=token.uses,
         note=token.note,
         created=token.created,
         expires=token.expires,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Any, Literal
 
+import msgspec
 from litestar import Request, delete, get, post
 from litestar.params import PathParameter, QueryParameter
 
 from fairlead.api.jobs import number_of, touch
+from fairlead.api.problems import Unserved
 from fairlead.api.site import (
     OPERATORS,
     USERS,
@@ -88,8 +91,14 @@ async def nodes(
             last = join
         return wire.Nodes(nodes=found, next="")
 
-    control = site_of(request).control
-    return await control.find(partition).read(look)
+    served = site_of(request).control.find(partition)
+    found = await served.read(look)
+    return wire.Nodes(nodes=[_with_credential(request, served.name, each) for each in found.nodes], next=found.next)
+
+
+def _with_credential(request: Ask, partition: str, node: wire.Node) -> wire.Node:
+    standing, expires = site_of(request).identities.about(partition, node.name)
+    return msgspec.structs.replace(node, credential=standing, credential_expires=expires)
 
 
 @get("/nodes/{node:str}", operation_id="node", guards=[USERS], summary="One node")
@@ -102,8 +111,8 @@ async def node(request: Ask, node: NodeName, partition: PartitionName = "") -> w
             raise Refused("name", f"there is no node {shown(node)}; `fairlead node list` shows them", "missing")
         return node_answer(p, p.nodes.rows[join])
 
-    control = site_of(request).control
-    return await control.find(partition).read(look)
+    served = site_of(request).control.find(partition)
+    return _with_credential(request, served.name, await served.read(look))
 
 
 @post("/nodes/{node:str}/{action:str}", operation_id="moveNode", guards=[OPERATORS], status_code=200)
@@ -123,6 +132,19 @@ async def move_node(
 async def remove_node(request: Ask, node: NodeName, partition: PartitionName = "", key: Key = None) -> wire.Done:
     """The node leaves; what runs there is lost at once."""
     return await order(request, partition, RemoveNode(name=node, **asks(request, key)), "name")
+
+
+@delete("/nodes/{node:str}/credential", operation_id="revokeNode", guards=[OPERATORS], status_code=200)
+async def revoke_node(request: Ask, node: NodeName, partition: PartitionName = "") -> wire.Done:
+    """The node's connection ends and its key opens no other; a new join token for the node admits it again. What runs
+    there is lost when its lease is over."""
+    site = site_of(request)
+    try:
+        await asyncio.to_thread(site.identities.revoke, site.control.find(partition).name, node)
+    except Unserved as problem:
+        site.log("revocation not written", {"node": node, "problem": str(problem.__cause__)})
+        raise
+    return wire.Done()
 
 
 # -- queues and lanes --------------------------------------------------------------------------------------------
@@ -282,6 +304,7 @@ HANDLERS = [
     node,
     move_node,
     remove_node,
+    revoke_node,
     queues,
     queue,
     move_queue,

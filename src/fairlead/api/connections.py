@@ -94,9 +94,9 @@ class Connections:
     def is_stranger(self, client: Client) -> bool:
         return client in self._strangers
 
-    def trust(self, client: Client, caller: Token) -> None:
-        """Note that a valid token came on a connection. `Refusal` if its user has too many of them."""
-        user = caller.user if caller.role == "user" else ""
+    def trust(self, client: Client, caller: Token | None = None) -> None:
+        """Note that a valid token came on a connection, or proof of a node. `Refusal` if its user has too many."""
+        user = caller.user if caller is not None and caller.role == "user" else ""
         if self._known.get(client) == user or (client not in self._known and client not in self._strangers):
             return
         if user and self._by_user[user] >= self.shares.user:

@@ -71,6 +71,8 @@ NODE_ANSWER = {
     "devices": [],
     "tasks": 2,
     "avoided": False,
+    "credential": "valid",
+    "credential_expires": 1792592000.0,
 }
 QUEUE_ANSWER = {
     "path": "root.default",
@@ -136,7 +138,10 @@ TOKEN = {
     "role": "user",
     "user": "ann",
     "groups": ["ml"],
+    "partition": "",
+    "pool": "",
     "node": "",
+    "uses": 0,
     "note": "laptop",
     "created": 1790000000.0,
     "expires": None,
@@ -198,6 +203,7 @@ EXAMPLES: dict[str, tuple[dict[str, Any] | None, Any]] = {
     "node": (None, NODE_ANSWER),
     "moveNode": (None, DONE),
     "removeNode": (None, DONE),
+    "revokeNode": (None, DONE),
     "queues": (None, {"queues": [QUEUE_ANSWER]}),
     "queue": (None, QUEUE_ANSWER),
     "moveQueue": (None, DONE),

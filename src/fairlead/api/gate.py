@@ -87,10 +87,10 @@ class Gate:
         if scope["type"] == "lifespan":
             return await self._app(scope, receive, send)
         try:
-            caller = scope["caller"] = None if scope["path"] in OPEN_PATHS else self._caller(scope)
-            ASKING.set(caller.user if caller is not None and not caller.operator else "")
             if scope["type"] == "websocket":
                 return await self._agents(scope, receive, send)
+            caller = scope["caller"] = None if scope["path"] in OPEN_PATHS else self._caller(scope)
+            ASKING.set(caller.user if caller is not None and not caller.operator else "")
             if scope["method"] == "OPTIONS":
                 raise Unserved("method", "pages of other sites have no business here, and others need not ask")
             body = Body(scope, receive, self._bounds, self._arrived)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from ipaddress import ip_address
 
 BACKLOG = 1024
 
@@ -21,13 +20,3 @@ def listen(host: str, port: int) -> socket.socket:
         found.close()
         raise
     return found
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a host of that name."""
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Annotated, Any, Literal, NamedTuple
 
 from litestar import Request, get
@@ -66,7 +66,7 @@ async def log(
     return streamed(site, caller_of(request), _data(first, parts), "text/plain; charset=utf-8")
 
 
-async def _data(first: LogPart, parts: AsyncIterator[LogPart]) -> AsyncIterator[bytes]:
+async def _data(first: LogPart, parts: AsyncIterator[LogPart]) -> AsyncGenerator[bytes]:
     yield first.data
     async for part in parts:
         yield part.data

@@ -29,6 +29,7 @@ STATUS = {
     "unavailable": 503,
     "not ready": 503,
     "timeout": 504,
+    "unwritten": 507,
 }
 """The code of a refusal → the status of the answer."""
 

@@ -13,10 +13,11 @@ from typing import Any, cast
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.http11 import Request
 
 from fairlead.api.connections import Connections
 from fairlead.api.gate import Gate
-from fairlead.wire.agent import MOST_BYTES
+from fairlead.wire.agent import FIRST_BYTES, MOST_BYTES
 
 HANDSHAKE_SECONDS = 10.0
 """For TLS."""
@@ -115,12 +116,26 @@ class Protocol(HttpToolsProtocol):
 
 
 class SocketProtocol(WebSocketsSansIOProtocol):
-    """A WebSocket, into which a connection of HTTP has turned."""
+    """A WebSocket, into which a connection of HTTP has turned. It is a stranger's, and its messages are small, until
+    the application has seen proof of which node it is."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.conn.max_message_size = FIRST_BYTES
+
+    def handle_connect(self, event: Request) -> None:
+        super().handle_connect(event)
+        self.scope["trust"] = self._trust  # type: ignore[typeddict-unknown-key]
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self.client is not None:
             _connections(self.config).leave(self.client)
         super().connection_lost(exc)
+
+    def _trust(self) -> None:
+        self.conn.max_message_size = MOST_BYTES
+        if self.client is not None:
+            _connections(self.config).trust(self.client)
 
 
 class Server(uvicorn.Server):
@@ -155,7 +170,6 @@ def server(application: Gate, certificate: Path | None = None, key: Path | None 
         application,
         http=Protocol,
         ws=SocketProtocol,
-        ws_max_size=MOST_BYTES,
         ws_ping_interval=None,
         ws_per_message_deflate=False,
         lifespan="off",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from time import time
 from typing import Annotated, Any, NamedTuple, Protocol
 
 import msgspec
@@ -18,6 +20,7 @@ from litestar.typing import FieldDefinition
 
 from fairlead.api.control import Control
 from fairlead.api.gate import Bounds
+from fairlead.api.identities import Identities
 from fairlead.api.problems import MEDIA_TYPE, Unserved, plain, problem_of
 from fairlead.api.quotas import Quotas
 from fairlead.api.tokens import Token, Tokens
@@ -25,19 +28,27 @@ from fairlead.core.commands import Command
 from fairlead.core.errors import Refused
 from fairlead.core.model import Job, JobSpec, Micros
 from fairlead.core.phases.intake.access import is_owner
-from fairlead.engines.base import Connection, Peer
+from fairlead.engines.base import Connection
 from fairlead.journal.past import AttemptRow, JobRow
 from fairlead.views.lanefigures import LaneFigures
 from fairlead.wire import api as wire
 from fairlead.wire.agent import LogPart, LogRequest
 
+NOT_STORED = {"cache-control": "no-store"}
+TOKEN_ENDED = "the token was revoked or has expired"
+FAREWELL = {
+    "text/event-stream": f'event: end\ndata: {{"note":"{TOKEN_ENDED}"}}\n\n'.encode(),
+    "text/plain; charset=utf-8": f"\n[fairlead: {TOKEN_ENDED}]\n".encode(),
+}
+"""Kind of a stream → what it ends with when its token does."""
+
 
 class Hub(Protocol):
     """The engine of our own agents, as far as the API needs it."""
 
-    async def serve(self, partition: str, connection: Connection, peer: Peer) -> None: ...
+    async def serve(self, partition: str, connection: Connection) -> None: ...
 
-    async def dismiss(self, partition: str, epoch: int, connection: Connection, peer: Peer) -> None: ...
+    async def dismiss(self, partition: str, epoch: int, connection: Connection) -> None: ...
 
     def connected(self, partition: str) -> dict[str, float]: ...
 
@@ -92,6 +103,7 @@ class Site:
         hub: Hub,
         records: Records,
         tokens: Tokens,
+        identities: Identities,
         secrets: Keeper,
         metrics: Measured,
         bounds: Bounds,
@@ -105,6 +117,7 @@ class Site:
         self.hub = hub
         self.records = records
         self.tokens = tokens
+        self.identities = identities
         self.secrets = secrets
         self.metrics = metrics
         self.bounds = bounds
@@ -112,8 +125,13 @@ class Site:
         self.version = version
         self.fault = fault
         self.log = log
-        self.streams: dict[str, int] = {}
-        """Token → how many answers without an end are being read with it."""
+        self.streams: dict[str, set[asyncio.Event]] = {}
+        """Token → the answers without an end that are being read with it, each by what ends it."""
+
+    def end_streams(self, token: str) -> None:
+        """End what is being read with a token that does not count any more."""
+        for over in self.streams.get(token, ()):
+            over.set()
 
 
 def site_of(request: Request[Any, Any, Any]) -> Site:
@@ -235,19 +253,51 @@ def http_error(request: Request[Any, Any, Any], error: HTTPException) -> Respons
 # -- streams -----------------------------------------------------------------------------------------------------
 
 
-def streamed(site: Site, caller: Token, lines: AsyncIterator[bytes], kind: str = "text/event-stream") -> Stream:
-    """An answer without an end, of which each caller may have so many."""
-    if site.streams.get(caller.id, 0) >= site.bounds.streams:
+def streamed(
+    site: Site,
+    caller: Token,
+    lines: AsyncGenerator[bytes],
+    kind: str = "text/event-stream",
+) -> Stream:
+    """A streaming response, limited per token. It ends when its token is revoked or expires."""
+    if len(site.streams.get(caller.id, ())) >= site.bounds.streams:
         raise Unserved("too many", f"{site.bounds.streams} streams are open with this token; close some", 10)
+    return Stream(_while_valid(site, caller, lines, FAREWELL[kind]), media_type=kind, headers=NOT_STORED)
 
-    async def counted() -> AsyncIterator[bytes]:
-        site.streams[caller.id] = site.streams.get(caller.id, 0) + 1
-        try:
-            async for each in lines:
-                yield each
-        finally:
-            site.streams[caller.id] -= 1
-            if not site.streams[caller.id]:
-                del site.streams[caller.id]
 
-    return Stream(counted(), media_type=kind, headers={"cache-control": "no-store"})
+async def _while_valid(
+    site: Site, caller: Token, lines: AsyncGenerator[bytes], farewell: bytes
+) -> AsyncGenerator[bytes]:
+    over = asyncio.Event()
+    site.streams.setdefault(caller.id, set()).add(over)
+    expiry = None
+    if caller.expires is not None:
+        expiry = asyncio.get_running_loop().call_later(max(0.0, caller.expires - time()), over.set)
+    if not site.tokens.is_known(caller):
+        over.set()  # it was revoked while this was being prepared
+    ended = asyncio.create_task(over.wait())
+    line: asyncio.Task[bytes] | None = None
+    try:
+        while not over.is_set():
+            line = asyncio.ensure_future(anext(lines))
+            await asyncio.wait((line, ended), return_when=asyncio.FIRST_COMPLETED)
+            if over.is_set():
+                break
+            try:
+                each = line.result()
+            except StopAsyncIteration:
+                return
+            yield each
+        yield farewell
+    finally:
+        # Nothing may be waited for before all is put back: a reader that has gone cancels each wait.
+        ended.cancel()
+        if expiry is not None:
+            expiry.cancel()
+        site.streams[caller.id].discard(over)
+        if not site.streams[caller.id]:
+            del site.streams[caller.id]
+        if line is not None and not line.done():
+            line.cancel()  # which ends `lines` too
+        else:
+            await lines.aclose()

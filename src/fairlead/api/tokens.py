@@ -1,30 +1,43 @@
-"""Tokens: who may ask, and in which role. Only digests are kept, in one file that its owner alone may read."""
+"""Tokens: those of users, which requests carry, and join tokens, which admit machines as nodes.
+
+Only digests are kept, in one file that its owner alone may read.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
 from time import time
+from typing import Any
 
 import msgspec
 
-from fairlead.api.smallfile import read_small, write_small
+from fairlead.api.problems import Unserved
+from fairlead.api.smallfile import FileProblem, read_small, write_small
 from fairlead.core.errors import Refused
 from fairlead.wire.api import Role
 
-ROLES: tuple[Role, ...] = ("user", "operator", "admin", "agent")
+ROLES: tuple[Role, ...] = ("user", "operator", "admin", "join")
 MAX_TOKENS = 100_000
+JOIN_SECONDS = 3600.0
+"""How long a join token is valid, unless it is created with another time."""
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: str
     digest: str
     role: Role
-    user: str
+    user: str = ""
     groups: tuple[str, ...] = ()
+    partition: str = ""
+    """Of a join token: the only partition, pool and node that it is for; empty for any."""
+    pool: str = ""
     node: str = ""
+    uses: int = 0
+    """Of a join token: how often it can still be used."""
     note: str = ""
     created: float = 0.0
     expires: float | None = None
@@ -41,6 +54,8 @@ class Tokens:
         self._path = path
         self._lock = Lock()
         """Held by each change until the file has it."""
+        self._unwritten: set[str] = set()
+        """Tokens that are revoked, and that the file still has."""
         known = read_small(path, list[Token], "remove it: all tokens are gone then, and the next start makes new ones")
         self._by_digest = {token.digest: token for token in known or ()}
 
@@ -51,6 +66,10 @@ class Tokens:
             return None
         return token
 
+    def is_known(self, token: Token) -> bool:
+        """True unless a token was revoked since it was found."""
+        return token.digest in self._by_digest
+
     def all(self) -> list[Token]:
         return _in_order(self._by_digest)
 
@@ -59,37 +78,66 @@ class Tokens:
         role: Role,
         user: str,
         groups: tuple[str, ...] = (),
-        node: str = "",
         note: str = "",
         expires_in: float | None = None,
         id: str = "",
     ) -> tuple[str, Token]:
-        """A new token, and its secret, which is kept nowhere."""
-        secret = f"fl_{secrets.token_urlsafe(32)}"
-        now = time()
-        token = Token(
-            id=id or secrets.token_hex(6),
-            digest=_digest(secret),
-            role=role,
-            user=user,
-            groups=groups,
-            node=node,
-            note=note,
-            created=now,
-            expires=None if expires_in is None else now + expires_in,
-        )
-        with self._lock:
-            if len(self._by_digest) >= MAX_TOKENS:
-                raise Refused("token", f"there are {MAX_TOKENS} tokens; revoke some first", "conflict")
-            self._save({**self._by_digest, token.digest: token})
+        """A new token of a user, and its secret, which is kept nowhere."""
+        secret, token = _made("fl", expires_in, role=role, user=user, groups=groups, note=note)
+        if id:
+            token = msgspec.structs.replace(token, id=id)
+        self._add([token])
         return secret, token
 
+    def invite(
+        self, nodes: Sequence[str], partition: str, pool: str, uses: int, note: str, expires_in: float
+    ) -> list[tuple[str, Token]]:
+        """A join token for each of these nodes, and its secret. One for the node \"\" is for any."""
+        made = [
+            _made("fj", expires_in, role="join", partition=partition, pool=pool, node=node, uses=uses, note=note)
+            for node in nodes
+        ]
+        self._add([token for _, token in made])
+        return made
+
+    def spend(self, secret: str, partition: str, node: str, fresh: bool) -> Token:
+        """Use a join token once for a node. `fresh` is a node whose name no other key has."""
+        with self._lock:
+            token = self.find(secret)
+            create = f"create another: fairlead token create --role join --node {node}"
+            if token is None or token.role != "join":
+                raise Refused("token", f"the join token is not known, was used before or has expired; {create}")
+            if token.partition not in ("", partition):
+                raise Refused("token", f"the join token is for partition {token.partition}, not {partition}; {create}")
+            if token.node not in ("", node):
+                raise Refused("token", f"the join token is for node {token.node}, not for {node}; {create}")
+            if not token.node and not fresh:
+                raise Refused("node", f"node {node} has joined with another key, and the token is for any; {create}")
+            left = {digest: each for digest, each in self._by_digest.items() if each is not token}
+            if token.uses > 1:
+                left[token.digest] = msgspec.structs.replace(token, uses=token.uses - 1)
+            try:
+                self._save(left)
+            except FileProblem as problem:
+                raise Refused("token", "the server could not write to its disk; try again", "unavailable") from problem
+            return token
+
     def revoke(self, id: str) -> None:
+        """Refuse requests with a token. It holds at once, and is answered when it is durable."""
         with self._lock:
             left = {digest: token for digest, token in self._by_digest.items() if token.id != id}
-            if len(left) == len(self._by_digest):
+            if len(left) == len(self._by_digest) and id not in self._unwritten:
                 raise Refused("token", f"there is no token {id[:40]!r}; `fairlead token list` shows them", "unknown")
-            self._save(left)
+            self._by_digest = left
+            self._unwritten.add(id)
+            try:
+                self._save(left)
+            except FileProblem as problem:
+                raise Unserved(
+                    "unwritten",
+                    f"token {id} is revoked for now, but the server could not write that to its disk, and would know "
+                    "the token again at its next start; make room there, and revoke the token again",
+                ) from problem
 
     def standing(self, file: Path, id: str, role: Role, user: str, note: str) -> str:
         """The secret of a token that stands in a file of the data directory; it is made anew if that is gone."""
@@ -103,10 +151,31 @@ class Tokens:
         write_small(file, secret.encode() + b"\n")
         return secret
 
+    def _add(self, tokens: list[Token]) -> None:
+        with self._lock:
+            now = time()
+            # Join tokens are made by the thousand, for machines of pools, and end soon.
+            kept = {
+                digest: each
+                for digest, each in self._by_digest.items()
+                if each.role != "join" or each.expires is None or each.expires > now
+            }
+            if len(kept) + len(tokens) > MAX_TOKENS:
+                raise Refused("token", f"there are {MAX_TOKENS} tokens; revoke some first", "conflict")
+            self._save({**kept, **{token.digest: token for token in tokens}})
+
     def _save(self, changed: dict[str, Token]) -> None:
         """Write the tokens and then use them; if they cannot be written, the earlier ones stay."""
         write_small(self._path, msgspec.json.format(msgspec.json.encode(_in_order(changed))))
         self._by_digest = changed
+        self._unwritten.clear()
+
+
+def _made(kind: str, expires_in: float | None, **fields: Any) -> tuple[str, Token]:
+    secret = f"{kind}_{secrets.token_urlsafe(32)}"
+    now = time()
+    expires = None if expires_in is None else now + expires_in
+    return secret, Token(id=secrets.token_hex(6), digest=_digest(secret), created=now, expires=expires, **fields)
 
 
 def _in_order(tokens: dict[str, Token]) -> list[Token]:

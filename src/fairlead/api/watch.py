@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Annotated, Any
 
 from litestar import Request, get
@@ -31,7 +31,7 @@ def start_of(feed: Feed, after: int | None, last: str | None) -> int:
     return feed.seq if after is None else after
 
 
-async def lines(feed: Feed, seq: int, wanted: Callable[[Any], bool]) -> AsyncIterator[bytes]:
+async def lines(feed: Feed, seq: int, wanted: Callable[[Any], bool]) -> AsyncGenerator[bytes]:
     """The news behind a record as lines, without an end. After `reset` the reader has to look anew."""
     yield b"retry: 1000\n\n"
     while not feed.closed:

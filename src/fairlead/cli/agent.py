@@ -11,6 +11,8 @@ from urllib.parse import urlsplit
 
 import typer
 
+from fairlead.wire.addresses import is_exposed
+
 
 def agent(
     join: Annotated[str, typer.Option(help="The server, such as https://host:7070.", metavar="URL")],
@@ -28,9 +30,11 @@ def agent(
     address: Annotated[str, typer.Option(help="Where other nodes reach this one; else as the server sees it.")] = "",
     directory: Annotated[Path | None, typer.Option(help="Where state and logs of tasks are kept.")] = None,
     token_file: Annotated[
-        Path | None, typer.Option(help="A file with the token; else the variable FAIRLEAD_TOKEN.")
+        Path | None,
+        typer.Option(help="A file with a join token, to join for the first time; else the variable FAIRLEAD_TOKEN."),
     ] = None,
     ca: Annotated[Path | None, typer.Option(help="Certificates to trust, instead of the machine's.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Join another machine without TLS.")] = False,
 ) -> None:
     """Run tasks for a server on this machine, until interrupted. Tasks go on then, and the next agent finds them."""
     from fairlead.agent.main import Agent, Settings, Taken
@@ -41,7 +45,16 @@ def agent(
         raise typer.BadParameter(
             f"{join!r} is not the address of a server, such as https://host:7070", param_hint="--join"
         )
-    token = token_file.read_text().strip() if token_file is not None else os.environ.get("FAIRLEAD_TOKEN", "")
+    if is_exposed(join) and not insecure:
+        raise typer.BadParameter(
+            f"{join} is another machine, and without TLS the join token and the secrets of jobs can be read on "
+            "the way; use https://, or add --insecure if the network is trusted",
+            param_hint="--join",
+        )
+    token = os.environ.get("FAIRLEAD_TOKEN", "")
+    if token_file is not None:
+        # A machine that has joined needs it no more.
+        token = token_file.read_text().strip() if token_file.exists() else ""
     settings = Settings(
         join=join,
         directory=directory or _data() / "agent",

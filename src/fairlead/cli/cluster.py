@@ -62,7 +62,14 @@ def list_nodes(
         found,
         as_json,
         ("NODE", "STATE", "POOL", "TASKS", "USED", "HAS"),
-        lambda each: (each.name, each.state, each.pool, each.tasks, amounts(each.used) or "-", amounts(each.resources)),
+        lambda each: (
+            each.name,
+            each.state if each.credential in ("", "valid") else f"{each.state}, {each.credential}",
+            each.pool,
+            each.tasks,
+            amounts(each.used) or "-",
+            amounts(each.resources),
+        ),
     )
 
 
@@ -85,6 +92,7 @@ def show_node(name: NodeName, partition: Partition = "", as_json: AsJson = False
         ("manager", found.manager),
         ("labels", " ".join(f"{key}={value}" for key, value in sorted(found.labels.items()))),
         ("taints", " ".join(found.taints)),
+        ("key", _credential(found.credential, found.credential_expires)),
     ):
         if value:
             say(f"  {what:<8}{value}")
@@ -116,6 +124,20 @@ def enable(name: NodeName, partition: Partition = "", as_json: AsJson = False) -
 def remove(name: NodeName, partition: Partition = "", as_json: AsJson = False) -> None:
     """Forget a node; what runs there is lost at once."""
     _do("DELETE", f"nodes/{name}", as_json, f"{name} was removed", partition=partition)
+
+
+@node.command()
+@asking
+def revoke(name: NodeName, partition: Partition = "", as_json: AsJson = False) -> None:
+    """Let a node in no more: its connection ends, and what runs there is lost when its lease is over.
+
+    A token of `fairlead token create --role join --node NODE` admits it again.
+    """
+    _do("DELETE", f"nodes/{name}/credential", as_json, f"{name} was revoked", partition=partition)
+
+
+def _credential(standing: str, expires: float | None) -> str:
+    return standing if standing != "valid" or expires is None else f"valid for {ahead(expires)}"
 
 
 # -- queues and lanes --------------------------------------------------------------------------------------------
@@ -431,20 +453,32 @@ secret.command("rotate-key")(rotate_key)
 @token.command("create")
 @asking
 def create_token(
-    role: Annotated[str, typer.Option(help="user, operator, admin or agent.")],
-    user: Annotated[str, typer.Option(help="Whose it is.")],
+    role: Annotated[str, typer.Option(help="user, operator or admin; join for a machine that becomes a node.")],
+    user: Annotated[str | None, typer.Option(help="Whose it is.")] = None,
     group: Annotated[list[str] | None, typer.Option(help="A group of the user; may be repeated.")] = None,
-    node_name: Annotated[str, typer.Option("--node", help="The only node that an agent with it may be.")] = "",
+    node_name: Annotated[str | None, typer.Option("--node", help="With join: the only node that it is for.")] = None,
+    pool: Annotated[str | None, typer.Option(help="With join: the only pool that it is for.")] = None,
+    partition: Annotated[str | None, typer.Option(help="With join: the only partition that it is for.")] = None,
+    uses: Annotated[int | None, typer.Option(help="With join: how many machines it admits; else 1.")] = None,
     note: Annotated[str, typer.Option(help="What it is for.")] = "",
-    expires_in: Annotated[str | None, typer.Option(help="How long it is valid, such as 30d.")] = None,
+    expires_in: Annotated[
+        str | None, typer.Option(help="How long it is valid, such as 30d; else for ever, with join 1h.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Create a token and print its secret, for the only time."""
     from fairlead.wire import api as wire
 
-    document = {"role": role, "user": user, "groups": group or [], "node": node_name, "note": note}
-    if expires_in is not None:
-        document["expires_in"] = expires_in
+    given = {
+        "user": user,
+        "groups": group,
+        "partition": partition,
+        "pool": pool,
+        "node": node_name,
+        "uses": uses,
+        "expires_in": expires_in,
+    }
+    document = {"role": role, "note": note} | {key: value for key, value in given.items() if value is not None}
     made = _ask(wire.NewToken, "POST", "tokens", document)
     if as_json:
         print_json(made)
@@ -463,10 +497,20 @@ def list_tokens(as_json: AsJson = False) -> None:
         print_json(found)
         return
     rows = [
-        (each.id, each.role, each.user, ",".join(each.groups), each.node, ago(each.created), each.note)
+        (
+            each.id,
+            each.role,
+            each.user,
+            ",".join(each.groups),
+            each.node,
+            each.uses or "",
+            ago(each.created),
+            "" if each.expires is None else ahead(each.expires),
+            each.note,
+        )
         for each in found
     ]
-    print_table(("TOKEN", "ROLE", "USER", "GROUPS", "NODE", "CREATED", "NOTE"), rows)
+    print_table(("TOKEN", "ROLE", "USER", "GROUPS", "NODE", "USES", "CREATED", "EXPIRES", "NOTE"), rows)
 
 
 @token.command("revoke")
@@ -475,7 +519,7 @@ def revoke_token(
     name: Annotated[str, typer.Argument(help="The id of a token, from the list.", metavar="TOKEN")],
     as_json: AsJson = False,
 ) -> None:
-    """Revoke a token: from now on nobody gets in with it."""
+    """Revoke a token: requests with it are refused, and what is being read with it ends."""
     _do("DELETE", f"tokens/{name}", as_json, f"{name} was revoked")
 
 

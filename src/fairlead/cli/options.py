@@ -19,7 +19,7 @@ def ask_as(partition: str = "") -> Client:
     from fairlead.client import Client, find_place
 
     place = find_place()
-    return Client(place.url, place.token, place.authority, partition)
+    return Client(place.url, place.token, place.authority, partition, place.insecure)
 
 
 def pairs(given: list[str] | None, option: str) -> dict[str, str]:

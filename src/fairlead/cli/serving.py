@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 PORT = 7070
 ONE_MACHINE = {"partitions": {"default": {"ready_after": "5s"}}}
 """The first configuration of `up`: nobody else has to report after a start, so there is little to wait for."""
+JOIN_TOKEN = "agent-token"
+"""The file with the join token of the agent that `up` starts. It admits that agent once."""
 STOPPING = 20.0
 """Seconds that a server gets to end."""
 GRACE = 10.0
@@ -143,10 +145,13 @@ def _run(
 ) -> None:
     """`agent` has options for the agent that runs beside the server, if one should."""
     directory = _directory(data)
+    from fairlead.agent.machine import host_name
     from fairlead.api.datafolder import prepare
-    from fairlead.api.listening import is_loopback, listen
-    from fairlead.api.smallfile import FileProblem
+    from fairlead.api.identities import Identities
+    from fairlead.api.listening import listen
+    from fairlead.api.smallfile import FileProblem, write_small
     from fairlead.api.tokens import Tokens
+    from fairlead.wire.addresses import is_loopback
 
     try:
         warning = prepare(directory)
@@ -165,7 +170,10 @@ def _run(
     try:
         tokens = Tokens(directory / "tokens")
         tokens.standing(directory / "token", "owner", "admin", getpass.getuser(), "whoever may read the data directory")
-        tokens.standing(directory / "agent-token", "local-agent", "agent", "agent", "the agent that `up` starts")
+        if agent is not None:
+            node = agent[agent.index("--name") + 1] if "--name" in agent else host_name()
+            [(secret, _)] = Identities(directory, tokens).invite((node,), note="the agent that `up` starts")
+            write_small(directory / JOIN_TOKEN, secret.encode())
     except FileProblem as problem:
         fail(str(problem))
     try:
@@ -235,7 +243,7 @@ async def _keep_agent(directory: Path, url: str, options: list[str]) -> None:
     import asyncio
 
     command = [sys.executable, "-c", "from fairlead.cli import main; main()", "agent", "--join", url]
-    command += ["--directory", str(directory / "agent"), "--token-file", str(directory / "agent-token"), *options]
+    command += ["--directory", str(directory / "agent"), "--token-file", str(directory / JOIN_TOKEN), *options]
     pause = 0.1
     while True:
         with (directory / "agent.log").open("ab") as log:
@@ -274,7 +282,7 @@ def _greet(url: str, directory: Path, as_json: bool, agent: bool) -> None:
         typer.echo("Ctrl-C stops the server. Tasks go on then; `fairlead down --kill` ends them.")
     else:
         typer.echo(f"Agents join with: fairlead agent --join {url} --token-file FILE")
-        typer.echo("Their tokens are made with: fairlead token create --role agent --user NAME")
+        typer.echo("A token for one machine: fairlead token create --role join")
 
 
 def _directory(data: Path | None) -> Path:

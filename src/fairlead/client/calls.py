@@ -15,8 +15,9 @@ from uuid import uuid4
 
 import msgspec
 
-from fairlead.client.place import Place
+from fairlead.client.place import INSECURE, Place
 from fairlead.wire import api as wire
+from fairlead.wire.addresses import is_exposed
 
 Answer = TypeVar("Answer")
 Document = Mapping[str, Any] | msgspec.Struct
@@ -82,6 +83,12 @@ class Call(Generic[Answer]):
 
 def trusted(place: Place) -> ssl.SSLContext | bool:
     """Whose certificates are believed. They take a while to load, and plain HTTP needs none."""
+    if is_exposed(place.url) and place.token and not place.insecure:
+        raise Problem(
+            f"{place.url} is another machine, and without TLS the token can be read on the way; use https://, "
+            f"or set {INSECURE}=1 (in Python insecure=True) if the network is trusted",
+            code="insecure",
+        )
     if not place.url.startswith("https"):
         return False
     return ssl.create_default_context(cafile=place.authority or None)

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 URL, TOKEN, AUTHORITY, DATA = "FAIRLEAD_URL", "FAIRLEAD_TOKEN", "FAIRLEAD_CA", "FAIRLEAD_DATA"
+INSECURE = "FAIRLEAD_INSECURE"
 
 
 class NotFound(Exception):
@@ -19,6 +20,8 @@ class Place(msgspec.Struct, frozen=True):
     token: str = ""
     authority: str = ""
     """A file with the certificates to trust, instead of the machine's."""
+    insecure: bool = False
+    """True to send the token to another machine without TLS."""
 
 
 class Running(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,4 +62,4 @@ def find_place(directory: Path | None = None) -> Place:
                 token = (directory / "token").read_text().strip()
             except OSError as problem:
                 raise NotFound(f"{directory / 'token'}: {problem.strerror}; set {TOKEN} to a token of yours") from None
-    return Place(url.rstrip("/"), token, authority)
+    return Place(url.rstrip("/"), token, authority, os.environ.get(INSECURE) == "1")

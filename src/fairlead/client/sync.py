@@ -29,8 +29,11 @@ class Client:
     `Problem`. It may be used by several threads.
     """
 
-    def __init__(self, url: str = "", token: str = "", authority: str = "", partition: str = "") -> None:
-        place = Place(url.rstrip("/"), token, authority) if url else find_place()
+    def __init__(
+        self, url: str = "", token: str = "", authority: str = "", partition: str = "", insecure: bool = False
+    ) -> None:
+        """`insecure` sends the token to another machine without TLS."""
+        place = Place(url.rstrip("/"), token, authority, insecure) if url else find_place()
         self.url = place.url
         self.partition = partition
         self._links = Links(place)

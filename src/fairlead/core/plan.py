@@ -18,6 +18,7 @@ from fairlead.core.state import Partition, Touched
 Note = Literal[
     "stale report",
     "unknown attempt",
+    "foreign report",
     "launch refused",
     "launch not acknowledged",
     "sent to the tail",

@@ -23,15 +23,26 @@ from fairlead.core.ranges import check_flat
 from fairlead.core.resources import SECOND
 from fairlead.core.settings import PartitionSettings
 from fairlead.core.state import Partition
-from fairlead.engines.base import Busy, Closed, Connection, Desk, Ended, Log, Peer, Secrets
+from fairlead.engines.base import Busy, Closed, Connection, Credentials, Desk, Ended, Log, Peer, Secrets
 from fairlead.engines.orders import stops_of
 from fairlead.engines.roster import Attached, Blocks, Reign, Seen
-from fairlead.engines.talk import check_greeting, command_of, ends_of, node_of, own_nodes, running_on, welcome
+from fairlead.engines.talk import (
+    check_greeting,
+    check_knock,
+    command_of,
+    ends_of,
+    node_of,
+    own_nodes,
+    running_on,
+    welcome,
+)
 from fairlead.wire import agent as wire
 from fairlead.wire.agent import Tasks, decode_from_agent, encode
 
 GREETING_TIME = 10.0
-"""Seconds that a connection has to greet."""
+"""Seconds that a connection has to prove which node it is for, and to greet."""
+RENEWAL_TIME = 2.0
+"""Seconds that an agent has to send a new key if its credential has expired meanwhile, as when the clock leaps."""
 BUSY_PAUSE = 0.02
 WATCH_PAUSE = 0.5
 BAD, AGAIN = 1008, 1012
@@ -43,6 +54,7 @@ class Agents:
 
     def __init__(
         self,
+        credentials: Credentials,
         log: Log = lambda event, fields: None,
         secrets: Secrets = lambda user, names: {},
         ended: Callable[[list[Ended]], None] = lambda tasks: None,
@@ -52,6 +64,7 @@ class Agents:
 
         Keys of gangs are derived from `gang_seed`. To be the same after a restart, it has to be kept.
         """
+        self._credentials = credentials
         self._log = log
         self._secrets = secrets
         self._gang_seed = gang_seed or token_bytes(32)
@@ -95,16 +108,16 @@ class Agents:
 
     # -- a connection --------------------------------------------------------------------------------------------
 
-    async def serve(self, partition: str, connection: Connection, peer: Peer) -> None:
+    async def serve(self, partition: str, connection: Connection) -> None:
         """Speak with an agent until it or its partition is gone. Always closes the connection."""
-        await self._speak(partition, connection, self._serve(partition, connection, peer))
+        await self._speak(partition, connection, self._serve(partition, connection))
 
-    async def dismiss(self, partition: str, epoch: int, connection: Connection, peer: Peer) -> None:
+    async def dismiss(self, partition: str, epoch: int, connection: Connection) -> None:
         """Have an agent of a removed partition stop all its tasks, and refuse it then. Always closes the connection.
 
         `epoch` is above all epochs that the partition had.
         """
-        await self._speak(partition, connection, self._dismiss(partition, epoch, connection, peer))
+        await self._speak(partition, connection, self._dismiss(partition, epoch, connection))
 
     async def _speak(self, partition: str, connection: Connection, talk: Coroutine[Any, Any, None]) -> None:
         code, reason = AGAIN, "come again"
@@ -120,17 +133,29 @@ class Agents:
         finally:
             await connection.close(code, reason.encode()[:120].decode(errors="ignore"))
 
-    async def _greeting(self, connection: Connection, peer: Peer) -> wire.Hello:
+    async def _greeting(self, partition: str, connection: Connection) -> tuple[Peer, wire.Hello]:
+        """Have the other end prove which node it is, and hear what it has."""
         async with asyncio.timeout(GREETING_TIME):
+            knock = decode_from_agent(await connection.recv())
+            if not isinstance(knock, wire.Knock):
+                raise Refused("greeting", "an agent has to knock first; start it with `fairlead agent --join`")
+            check_knock(knock)
+            exchange, challenge = self._credentials.challenge(partition, knock)
+            await connection.send(encode(challenge))
+            proof = decode_from_agent(await connection.recv())
+            if not isinstance(proof, wire.Proof):
+                raise Refused("greeting", "an agent has to sign the challenge; start it with `fairlead agent --join`")
+            peer = await self._credentials.admit(exchange, proof)
+            connection.trust()
             hello = decode_from_agent(await connection.recv())
         if not isinstance(hello, wire.Hello):
-            raise Refused("greeting", "an agent has to greet first; start it with `fairlead agent --join`")
+            raise Refused("greeting", "an agent has to greet after its proof; update it")
         check_greeting(hello, peer)
-        return hello
+        return peer, hello
 
-    async def _dismiss(self, partition: str, epoch: int, connection: Connection, peer: Peer) -> None:
+    async def _dismiss(self, partition: str, epoch: int, connection: Connection) -> None:
         """The agent stays until it has reported the end of each task that it knows."""
-        hello = await self._greeting(connection, peer)
+        _, hello = await self._greeting(partition, connection)
         await connection.send(encode(welcome(epoch, PartitionSettings(), hello)))
         stops = tuple(wire.Stop(each, "kill") for each in hello.running)
         await connection.send(encode(wire.Work(epoch, stops=stops, standing=True)))
@@ -151,20 +176,22 @@ class Agents:
         problem = f"partition {partition} was removed; stop this agent, or have it join another partition"
         await connection.send(encode(wire.Refusal(problem)))
 
-    async def _serve(self, partition: str, connection: Connection, peer: Peer) -> None:
-        hello = await self._greeting(connection, peer)
+    async def _serve(self, partition: str, connection: Connection) -> None:
+        peer, hello = await self._greeting(partition, connection)
         reign = self._reigns.get(partition)
         if reign is None:
             raise Closed
-        name = hello.node
-        self._check_identity(reign, hello)
-        attached = Attached(name, connection)
+        name = peer.node
         before = reign.attached.get(name)
+        self._check_instance(reign, before, peer)
+        attached = Attached(peer, connection)
         if before is not None:
             before.cut()  # an agent that connects again has given up its last connection
         reign.attached[name] = attached
         sender = asyncio.create_task(self._send(attached))
         try:
+            if peer.instance != peer.before:
+                await self._credentials.settle(peer)
             await self._join(reign, attached, hello)
             self._log("agent joined", {"partition": partition, "node": name, "notes": list(hello.notes)})
             await self._listen(partition, reign, attached)
@@ -174,22 +201,27 @@ class Agents:
                 del reign.attached[name]
                 self._log("agent gone", {"partition": partition, "node": name})
 
-    def _check_identity(self, reign: Reign, hello: wire.Hello) -> None:
-        """Two agents of one name would throw each other out, and each would be taken to have lost the other's tasks."""
-        seen = reign.nodes.get(hello.node)
-        if seen is not None and not seen.lost and seen.identity not in ("", hello.identity):
-            ago = f"{monotonic() - seen.heard:.0f} s ago"
+    def _check_instance(self, reign: Reign, before: Attached | None, peer: Peer) -> None:
+        """Refuse a second agent of one node until the first is lost: else each would be taken to have lost the
+        other's tasks, which go on there until the lease is over."""
+        seen = reign.nodes.get(peer.node)
+        first = "" if seen is None or seen.lost else seen.instance or peer.before
+        if before is not None:
+            first = before.peer.instance
+        if first not in ("", peer.instance):
+            ago = "" if seen is None else f", heard {monotonic() - seen.heard:.0f} s ago"
             raise Refused(
                 "node",
-                f"another agent speaks for {hello.node} and was heard {ago}; "
-                "give this one another name, or wait until that one is lost",
+                f"another agent has the identity of node {peer.node}{ago}: the directory of one is a copy, or the "
+                "machine was started anew; give this agent a name and a directory of its own, or wait until that one "
+                "is lost",
             )
 
     async def _join(self, reign: Reign, attached: Attached, hello: wire.Hello) -> None:
         """The node is there again. First the state hears what runs, then the agent what stands."""
         name, spec = node_of(hello)
         seen = reign.nodes.setdefault(name, Seen(monotonic()))
-        seen.heard, seen.address, seen.identity = monotonic(), hello.address, hello.identity
+        seen.heard, seen.address, seen.instance = monotonic(), hello.address, attached.peer.instance
         known = Blocks((*hello.running, *hello.ended))
         commands: list[AnyCommand] = [AddNode(name=name, spec=spec, operator=True)]
         commands += [command_of(name, wire.Report(tasks, "running")) for tasks in hello.running]
@@ -219,7 +251,7 @@ class Agents:
     async def _listen(self, partition: str, reign: Reign, attached: Attached) -> None:
         waiting: set[asyncio.Task[None]] = set()
         try:
-            while reign.attached.get(attached.node) is attached:
+            while reign.attached.get(attached.node) is attached and attached.refusal is None:
                 message = decode_from_agent(await attached.connection.recv())
                 reign.nodes[attached.node].heard = monotonic()
                 match message:
@@ -236,7 +268,11 @@ class Agents:
                         reader = attached.readers.get(message.request)
                         if reader is not None:
                             reader.put_nowait(message)
-                    case wire.Hello():
+                    case wire.NewKey():
+                        await self._credentials.renew(attached.peer, message)
+                        self._log("node key renewed", {"partition": partition, "node": attached.node})
+                        attached.put(wire.Renewed())
+                    case wire.Hello() | wire.Knock() | wire.Proof():
                         raise Refused("greeting", "an agent greets once; connect again for another")
         finally:
             for reader in attached.readers.values():
@@ -250,6 +286,8 @@ class Agents:
             while messages := await attached.take():
                 for message in messages:
                     await attached.connection.send(encode(message))
+            if attached.refusal is not None:
+                await attached.connection.send(encode(attached.refusal))
         await attached.connection.close(AGAIN, "come again")
 
     async def _confirm(
@@ -320,6 +358,8 @@ class Agents:
         """Who is silent for longer than its lease, and a heartbeat of grace, is lost. Before ready nobody is."""
         while True:
             await asyncio.sleep(WATCH_PAUSE)
+            for each in reign.attached.values():
+                self._check_credential(partition, each)
             ready, settings, own = await reign.desk.read(lambda p: (p.reign.ready, p.settings, own_nodes(p)))
             if not ready:
                 continue
@@ -339,6 +379,23 @@ class Agents:
                     if attached is not None:
                         attached.cut()
                     await self._take(reign, [MoveNode(name=node, action="lose", operator=True)])
+
+    def _check_credential(self, partition: str, attached: Attached) -> None:
+        """End the connection of a node whose key does not count any more; ask for a new key before that."""
+        standing = self._credentials.standing(attached.peer)
+        if standing == "valid" or attached.refusal is not None:
+            return
+        if standing != "revoked" and attached.renewal is None:
+            attached.renewal = monotonic()
+            attached.put(wire.Renew())
+        elif standing == "revoked" or (
+            standing == "expired" and attached.renewal is not None and monotonic() > attached.renewal + RENEWAL_TIME
+        ):
+            self._log("agent cut off", {"partition": partition, "node": attached.node, "credential": standing})
+            attached.refuse(
+                f"the credential of node {attached.node} {'was revoked' if standing == 'revoked' else 'has expired'}; "
+                f"join again with a new token: fairlead token create --role join --node {attached.node}"
+            )
 
     # -- for people ----------------------------------------------------------------------------------------------
 

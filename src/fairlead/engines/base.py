@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
 from fairlead.core.commands import AnyCommand
 from fairlead.core.effects import ForNode
 from fairlead.core.state import Partition
+from fairlead.wire.agent import Challenge, Knock, NewKey, Proof
+from fairlead.wire.identity import Exchange
 
 Result = TypeVar("Result")
 
@@ -69,15 +71,47 @@ class Connection(Protocol):
     async def recv(self) -> bytes:
         """The next message. Raises `Closed` when there is none any more."""
 
+    def trust(self) -> None:
+        """Take messages of any size that the protocol allows: the other end has proved which node it is."""
+
     async def close(self, code: int, reason: str) -> None:
         """Close it, with a code of RFC 6455. Closing twice is fine."""
 
 
 class Peer(msgspec.Struct, frozen=True):
-    """Who is at the other end of a connection, as its token says."""
+    """The node at the other end of a connection, as its key proves."""
 
-    node: str = ""
-    """The only node it may speak for; empty for any."""
+    exchange: Exchange
+    key: str
+    pool: str
+    """The only pool that the node may be in; empty for any."""
+    instance: str
+    """Where the key is used."""
+    before: str
+    """Where it was used last; empty if that is not known."""
+
+    @property
+    def node(self) -> str:
+        return self.exchange.node
+
+
+class Credentials(Protocol):
+    """The keys of nodes. All but `challenge` and `standing` wait for a disk, and raise `Refused`."""
+
+    def challenge(self, partition: str, knock: Knock) -> tuple[Exchange, Challenge]:
+        """What the server signs and the node has to sign."""
+
+    async def admit(self, exchange: Exchange, proof: Proof) -> Peer:
+        """The node that a proof is of. A join token in it admits a new key, durably."""
+
+    def standing(self, peer: Peer) -> Literal["valid", "due", "expired", "revoked"]:
+        """Whether a node's key still counts. `due` is one that has to be renewed soon."""
+
+    async def renew(self, peer: Peer, new: NewKey) -> None:
+        """Admit the key of later connections."""
+
+    async def settle(self, peer: Peer) -> None:
+        """Note where the node's key is used from now on."""
 
 
 class Ended(msgspec.Struct, frozen=True):

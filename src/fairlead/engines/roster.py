@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import msgspec
 
 from fairlead.core.ranges import Ranges, check_flat, difference
-from fairlead.engines.base import Connection, Desk, Secrets
+from fairlead.engines.base import Connection, Desk, Peer, Secrets
 from fairlead.engines.orders import Orders
 from fairlead.wire import agent as wire
 from fairlead.wire.agent import Tasks
@@ -66,16 +66,17 @@ class Seen(msgspec.Struct):
     heard: float
     """When it was heard last, by `time.monotonic`."""
     address: str = ""
-    identity: str = ""
-    """Which agent speaks for it; empty if none has in this reign."""
+    instance: str = ""
+    """Where its key is used, by the agent that spoke for it last; empty if none has in this reign."""
     lost: bool = False
 
 
 class Attached:
     """A connection that speaks for a node."""
 
-    def __init__(self, node: str, connection: Connection) -> None:
-        self.node = node
+    def __init__(self, peer: Peer, connection: Connection) -> None:
+        self.node = peer.node
+        self.peer = peer
         self.connection = connection
         self.open = False
         """Whether it has been told what stands: before that, only stops are kept for it."""
@@ -85,6 +86,10 @@ class Attached:
         self._outbox: asyncio.Queue[wire.FromServer | None] = asyncio.Queue(MOST_UNSENT)
         """`None` is the end."""
         self.readers: dict[int, asyncio.Queue[wire.LogPart]] = {}
+        self.renewal: float | None = None
+        """When a new key was asked for, by `time.monotonic`."""
+        self.refusal: wire.Refusal | None = None
+        """The last message, if it says why the connection ends."""
 
     def put(self, message: wire.FromServer) -> None:
         try:
@@ -113,6 +118,11 @@ class Attached:
         if fault is not None:
             task.get_loop().call_exception_handler({"message": "reports were not confirmed", "exception": fault})
             self.cut()
+
+    def refuse(self, problem: str) -> None:
+        """End it, and say why."""
+        self.refusal = wire.Refusal(problem)
+        self.cut()
 
     def cut(self) -> None:
         """End it when what is being sent has been."""

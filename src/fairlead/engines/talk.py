@@ -9,20 +9,30 @@ from fairlead.core.commands import Report
 from fairlead.core.documents import parse_node
 from fairlead.core.errors import Refused
 from fairlead.core.ranges import indices
+from fairlead.core.reader import check_name
 from fairlead.core.settings import PartitionSettings
 from fairlead.core.state import Partition
 from fairlead.engines.base import Ended, Peer
 from fairlead.engines.roster import block_of
 from fairlead.wire import agent as wire
 from fairlead.wire.agent import Hello, Tasks
+from fairlead.wire.identity import NONCE_BYTES
+
+
+def check_knock(knock: wire.Knock) -> None:
+    if knock.version != wire.VERSION:
+        raise Refused("version", f"the agent speaks version {knock.version}, the server {wire.VERSION}; update one")
+    check_name(knock.node, "node")
+    if len(knock.nonce) != NONCE_BYTES:
+        raise Refused("nonce", f"it has {len(knock.nonce)} bytes; send {NONCE_BYTES}")
 
 
 def check_greeting(hello: Hello, peer: Peer) -> None:
-    if hello.version != wire.VERSION:
-        raise Refused("version", f"the agent speaks version {hello.version}, the server {wire.VERSION}; update one")
     name, _ = node_of(hello)
-    if peer.node and peer.node != name:
-        raise Refused("node", f"this token is for node {peer.node}, not for {name}; use one for {name}")
+    if name != peer.node:
+        raise Refused("node", f"this connection is for node {peer.node}, not for {name}; connect as {name}")
+    if peer.pool not in ("", hello.pool):
+        raise Refused("pool", f"node {name} was admitted to pool {peer.pool}; start its agent with --pool {peer.pool}")
 
 
 def node_of(hello: Hello) -> tuple[str, NodeSpec]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -27,10 +26,13 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 class Join(msgspec.Struct, frozen=True):
-    """How an agent reaches this server."""
+    """How agents of new machines join this server."""
 
     url: str
-    token_file: Path
+    invite: Callable[[str, str, Sequence[str]], dict[str, str]]
+    """Partition, pool and names of nodes → a join token for each. It waits for a disk."""
+    forget: Callable[[str, Sequence[str]], None]
+    """Drop the credentials of nodes of a partition, whose machines are gone. It waits for a disk."""
 
 
 class Kind(msgspec.Struct, frozen=True):

@@ -47,7 +47,8 @@ class CommandProvider:
             "labels": dict(settings.labels),
             "taints": list(settings.taints),
         }
-        about = {"node": node, "join": {"url": join.url, "token_file": str(join.token_file)}}
+        tokens = await asyncio.to_thread(join.invite, self._kind.partition, self._kind.pool, names)
+        about = {"node": node, "join": {"url": join.url, "tokens": tokens}}
         self._check(await self._call("create", Done, names, about))
 
     async def destroy(self, names: Sequence[str]) -> None:

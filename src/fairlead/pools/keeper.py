@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from pathlib import Path
 
 from fairlead.core.effects import ForPool
 from fairlead.core.errors import Refused
@@ -90,7 +89,7 @@ class Pools:
         log: Log = lambda level, event, fields: None,
     ) -> None:
         self.make = make or nobody
-        self.join = join or Join("", Path())
+        self.join = join or Join("", lambda partition, pool, names: {}, lambda partition, names: None)
         self.figures = figures or Figures()
         self.log = log
         self.lines: dict[tuple[str, str], Line] = {}

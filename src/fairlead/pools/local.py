@@ -27,7 +27,7 @@ GRACE = 5.0
 """Seconds between TERM and KILL for an agent and its tasks. Spawners hear of KILL only."""
 KILLED = 10.0
 """Seconds within which what was killed is gone."""
-LOCK, LOG, JOINED = "machine.lock", "agent.log", "joined"
+LOCK, LOG, JOINED, TOKEN = "machine.lock", "agent.log", "joined", "join-token"
 LAST_WORDS = 500
 
 
@@ -71,6 +71,10 @@ class LocalProvider:
         if lock is None:
             return  # it is there
         try:
+            kind = self._kind
+            [token] = kind.join.invite(kind.partition, kind.pool, (name,)).values()
+            with open(os.open(directory / TOKEN, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+                file.write(token)
             self._start(name, directory, lock)
         finally:
             os.close(lock)
@@ -99,7 +103,7 @@ class LocalProvider:
         amounts = {CPU: 0, MEMORY: 0, **dict(settings.node)}
         return (
             *(sys.executable, "-c", PROGRAM, "agent", _directory_option(directory)),
-            *(f"--join={kind.join.url}", f"--token-file={kind.join.token_file}"),
+            *(f"--join={kind.join.url}", f"--token-file={directory / TOKEN}"),
             *(f"--name={name}", f"--partition={kind.partition}", f"--pool={kind.pool}"),
             *(f"--resource={each}={format_quantity(each, amount)}" for each, amount in sorted(amounts.items())),
             *(f"--label={key}={value}" for key, value in settings.labels),

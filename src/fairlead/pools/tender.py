@@ -211,6 +211,8 @@ class Tender:
 
     async def _remove(self, names: Sequence[str], reason: str) -> None:
         """Nodes whose machines are gone are forgotten, and not before: an agent that lives would bring them back."""
+        if names:
+            await asyncio.to_thread(self.kind.join.forget, self.kind.partition, names)
         for name in names:
             self._say("info", "machine gone", node=name, reason=reason)
             self._missing.pop(name, None)

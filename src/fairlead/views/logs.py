@@ -96,8 +96,8 @@ def lines(decided: Cycle, all_of_them: bool) -> Iterator[Line]:
     """What a cycle decided, in the order in which it did; perhaps only what may need somebody's care."""
     tellers = TELLERS if all_of_them else CAREFUL
     for answer in decided.answers:
-        if isinstance(answer, Rejected) and answer.code == "alarm":
-            yield ERROR, "unknown attempt", {"reason": str(answer)}
+        if isinstance(answer, Rejected) and answer.code in ALARMS:
+            yield ERROR, ALARMS[answer.code], {"reason": str(answer)}
     kinds = set(map(type, decided.changes))
     if not kinds.isdisjoint(CONFIGURATION):
         yield from _configuration(decided)
@@ -356,6 +356,8 @@ TELLERS: Tellers = {
     GivenBack: _given_back,
 }
 
+ALARMS = {"alarm": "unknown attempt", "foreign": "foreign report"}
+"""Code of a refused report → event."""
 CONFIGURATION = {
     SettingsSet: "settings",
     QueuesAdded: "queues",

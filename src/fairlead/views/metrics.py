@@ -163,6 +163,11 @@ class Metrics:
             "fairlead_unknown_attempts_total",
             "Reports of attempts that this journal never gave; an operator must look at each.",
         )
+        self._foreign = define(
+            Counter,
+            "fairlead_foreign_reports_total",
+            "Reports of tasks that were given to another node, which were refused; an operator must look at each.",
+        )
         self._rebalances = define(
             Counter, "fairlead_rebalances_total", "How often loans were taken back because queues were too far apart."
         )
@@ -234,6 +239,7 @@ class Metrics:
             "backfilled": (self._backfilled, ""),
             "stale report": (self._stale, ""),
             "unknown attempt": (self._unknown, ""),
+            "foreign report": (self._foreign, ""),
         }
         """What a cycle counts, by its name in the tally or in the notes → the metric and the value of its label."""
         self._often: dict[str, Often] = {}

@@ -1,7 +1,9 @@
 """What an agent and the server say to each other: MessagePack, one message a frame of their WebSocket.
 
-An agent greets, and is welcomed with what it should be doing. After that the server sends work, at most one message
-a cycle, and the agent sends reports in numbered batches until they are confirmed, and a sign of life now and then.
+First each proves to the other that it has its key: `Knock`, `Challenge`, `Proof` (`wire/identity.py` has what is
+signed). Then the agent greets, and is welcomed with what it should be doing. After that the server sends work, at most
+one message a cycle, and the agent sends reports in numbered batches until they are confirmed, and a sign of life now
+and then.
 Times are in microseconds. Sets of tasks are flats as in `core/ranges.py`: (start, end, start, end, …).
 """
 
@@ -14,6 +16,8 @@ import msgspec
 VERSION = 1
 MOST_BYTES = 64 << 20
 """No message is larger."""
+FIRST_BYTES = 4096
+"""No message is larger before the agent has proved which node it is."""
 LOG_PARTS = 32
 """Parts of a log that are under way at most."""
 PATH = "/api/v1/agents"
@@ -118,7 +122,6 @@ class Report(Message, frozen=True):
 class Hello(Message, frozen=True, tag=1):
     """An agent joins, for the first time or again. What it has, and what it knows of."""
 
-    version: int
     node: str
     resources: dict[str, int | float | str]
     labels: dict[str, str] = {}
@@ -133,8 +136,6 @@ class Hello(Message, frozen=True, tag=1):
     """Those whose reports were not confirmed: they follow."""
     notes: tuple[str, ...] = ()
     """What a person should know of this node, such as limits that it cannot set."""
-    identity: str = ""
-    """What its directory is known by: the same agent has the same one after a restart."""
 
 
 class Reports(Message, frozen=True, tag=2):
@@ -159,7 +160,33 @@ class LogPart(Message, frozen=True, tag=4):
     problem: str = ""
 
 
-FromAgent = Hello | Reports | Beat | LogPart
+class Knock(Message, frozen=True, tag=5):
+    """The first message of a connection: which node it is for. The server has to sign `nonce`."""
+
+    version: int
+    node: str
+    nonce: bytes
+
+
+class Proof(Message, frozen=True, tag=6):
+    """The node's public key, and the challenge signed with it."""
+
+    key: bytes
+    signature: bytes
+    instance: str
+    """Where the key is used: another one if the agent's directory was copied. Part of what is signed."""
+    token: str = ""
+    """A join token, if the agent has one: it admits a key that the server does not know."""
+
+
+class NewKey(Message, frozen=True, tag=7):
+    """The answer to `Renew`: the key of later connections, which has signed this."""
+
+    key: bytes
+    signature: bytes
+
+
+FromAgent = Hello | Reports | Beat | LogPart | Knock | Proof | NewKey
 
 # -- from the server ---------------------------------------------------------------------------------------------
 
@@ -233,7 +260,26 @@ class Refusal(Message, frozen=True, tag=8):
     """Whether to try again is of no use until somebody acts."""
 
 
-FromServer = Welcome | Work | Confirmed | Beaten | LogRequest | LogCancel | LogMore | Refusal
+class Challenge(Message, frozen=True, tag=9):
+    """The answer to `Knock`, signed with the server's key. The node has to sign it too."""
+
+    partition: str
+    nonce: bytes
+    key: bytes
+    signature: bytes
+
+
+class Renew(Message, frozen=True, tag=10):
+    """The node's credential ends soon: send a new key."""
+
+
+class Renewed(Message, frozen=True, tag=11):
+    """The new key is admitted. The old one is, too, until the new one has opened a connection."""
+
+
+FromServer = (
+    Welcome | Work | Confirmed | Beaten | LogRequest | LogCancel | LogMore | Refusal | Challenge | Renew | Renewed
+)
 
 
 def this_machine() -> str:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-Role = Literal["user", "operator", "admin", "agent"]
+Role = Literal["user", "operator", "admin", "join"]
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._@+-]{0,62}$"
 Name = Annotated[str, Meta(pattern=NAME)]
@@ -20,6 +20,8 @@ Text = Annotated[str, Meta(max_length=131_072)]
 Amount = int | float | str
 Duration = int | float | str
 Count = Annotated[int, Meta(ge=0, le=10_000_000)]
+MAX_USES = 100_000
+"""Machines that one join token may admit."""
 Priority = Annotated[int, Meta(ge=-1_000_000, le=1_000_000)]
 
 
@@ -160,12 +162,16 @@ class SecretDocument(Request, kw_only=True):
 
 
 class TokenDocument(Request, kw_only=True):
-    """A new token. `node` is the one node that an agent with it may be; empty for any."""
+    """A new token. One of role `join` admits machines as nodes: `uses` of them, or the one that `node` names; it has
+    no user and no groups, and ends after an hour unless `expires_in` says otherwise."""
 
     role: Role
-    user: Name
+    user: Name | UnsetType = UNSET
     groups: list[Name] | UnsetType = UNSET
+    partition: str | UnsetType = UNSET
+    pool: str | UnsetType = UNSET
     node: str | UnsetType = UNSET
+    uses: Annotated[int, Meta(ge=1, le=MAX_USES)] | UnsetType = UNSET
     note: Annotated[str, Meta(max_length=200)] | UnsetType = UNSET
     expires_in: Duration | UnsetType = UNSET
 
@@ -289,6 +295,9 @@ class Node(Answer, frozen=True, kw_only=True):
     tasks: int
     avoided: bool
     """Whether it gets no work for a while, because launches went wrong there."""
+    credential: Literal["", "valid", "expired", "revoked"] = ""
+    """Of a node with an agent: whether its key opens connections."""
+    credential_expires: float | None = None
 
 
 class Nodes(Answer, frozen=True, kw_only=True):
@@ -615,7 +624,12 @@ class Token(Answer, frozen=True, kw_only=True):
     role: Role
     user: str
     groups: list[str]
+    partition: str
+    """Of a join token: the only partition, pool and node that it is for; empty for any."""
+    pool: str
     node: str
+    uses: int
+    """Of a join token: how often it can still be used."""
     note: str
     created: float
     expires: float | None

@@ -1,4 +1,7 @@
-"""Intake of agents' reports. A report of an old attempt is counted and ignored; it is never an error."""
+"""Intake of agents' reports. A report of an old attempt is counted and ignored; it is never an error.
+
+A node reports only tasks that were given to it: a report of another node's task is refused.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,11 @@ def _tell(plan: Plan, command: Report) -> Accepted:
     _stop_stray(plan, command, difference(command.indices, Ranges.from_indices(_all(blocks)).flat()))
     for allocation, block in blocks:
         _take(plan, allocation, block, command, reason)
-    return Accepted(note="" if blocks else "stale: none of these attempts is live")
+    live = sum(count(block) for _, block in blocks)
+    if not live:
+        return Accepted(note="stale: none of these attempts is live")
+    stale = count(command.indices) - live
+    return Accepted(note=f"stale: {stale} of {stale + live} tasks are not live under this attempt" if stale else "")
 
 
 def _is_whole(plan: Plan, allocation: Allocation, command: Report) -> bool:
@@ -114,14 +121,26 @@ def _live(plan: Plan, stage: Stage, command: Report) -> list[tuple[Allocation, t
         allocation = live.get(index)
         if allocation is not None and command.attempt > allocation.attempt:
             _alarm(plan, command, index, allocation.attempt)
-        if allocation is None or command.attempt < allocation.attempt or _node(plan, allocation) != command.node:
+        if allocation is None or command.attempt < allocation.attempt:
             continue
+        if _node(plan, allocation) != command.node:
+            _refuse_foreign(plan, command, index, _node(plan, allocation))
         found.setdefault(allocation.id, []).append(index)
     if command.attempt > stage.top and reported:
         _alarm(plan, command, reported.first_index(), stage.top)
     if sum(map(len, found.values())) < len(reported):
         plan.note("stale report")
     return [(plan.partition.allocations[number], Ranges.from_indices(found[number]).flat()) for number in sorted(found)]
+
+
+def _refuse_foreign(plan: Plan, command: Report, index: int, node: str) -> NoReturn:
+    plan.note("foreign report")
+    raise Refused(
+        "node",
+        f"attempt {command.attempt} of {command.job} {command.stage}[{index}] was given to node {node}, "
+        f"not to {command.node}; look at {command.node}, and revoke it with `fairlead node revoke` if it is not yours",
+        "foreign",
+    )
 
 
 def _alarm(plan: Plan, command: Report, index: int, known: int) -> NoReturn:

@@ -1,0 +1,232 @@
+"""Identities: the server's key, and for each node the key that opens its connections.
+
+A join token admits a key for a node. The key is renewed over the node's connection before it expires, and can be
+revoked. Public keys only are kept, in one file; a change counts when the file has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from threading import Lock
+from time import time
+from typing import Literal
+
+import msgspec
+
+from fairlead.api.problems import Unserved
+from fairlead.api.smallfile import FileProblem, read_small, write_small
+from fairlead.api.tokens import JOIN_SECONDS, Token, Tokens
+from fairlead.core.errors import Refused
+from fairlead.engines.base import Peer
+from fairlead.wire.agent import Challenge, Knock, NewKey, Proof
+from fairlead.wire.identity import Exchange, Key, encoded, is_signed, join_token, nonce
+
+LASTS = 30 * 24 * 3600.0
+"""Seconds that a key of a node is valid. It is renewed when a third of them is left."""
+MAX_INSTANCE = 100
+UNWRITTEN = "the server could not write to its disk, and nothing was admitted; make room there, and try again"
+
+Standing = Literal["valid", "due", "expired", "revoked"]
+
+
+class Credential(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The key of a node. `next` is the one that replaces it when a connection is opened with it."""
+
+    partition: str
+    node: str
+    key: str
+    expires: float
+    next: str = ""
+    pool: str = ""
+    instance: str = ""
+    revoked: bool = False
+
+
+Name = tuple[str, str]
+"""Partition and node."""
+
+
+class Identities:
+    """The keys of one control plane, which alone writes the files."""
+
+    def __init__(self, folder: Path, tokens: Tokens) -> None:
+        self._key = _server_key(folder / "server-key")
+        self._tokens = tokens
+        self.lasts = LASTS
+        self._path = folder / "nodes"
+        known = read_small(self._path, list[Credential], "remove it and let every node join again with a token")
+        self._known: dict[Name, Credential] = {(each.partition, each.node): each for each in known or ()}
+        self._changing = Lock()
+        self._changes = 0
+        self._writing = Lock()
+        self._written = 0
+
+    # -- tokens --------------------------------------------------------------------------------------------------
+
+    def invite(
+        self,
+        nodes: Sequence[str] = ("",),
+        partition: str = "",
+        pool: str = "",
+        uses: int = 1,
+        note: str = "",
+        expires_in: float = JOIN_SECONDS,
+    ) -> list[tuple[str, Token]]:
+        """Join tokens, one for each of these nodes. They name this server's key."""
+        made = self._tokens.invite(nodes, partition, pool, uses, note, expires_in)
+        return [(join_token(secret, self._key.public), token) for secret, token in made]
+
+    # -- connections, as `engines.base.Credentials` --------------------------------------------------------------
+
+    def challenge(self, partition: str, knock: Knock) -> tuple[Exchange, Challenge]:
+        exchange = Exchange(self._key.public, partition, knock.node, knock.nonce, nonce())
+        signature = self._key.sign(exchange.for_server())
+        return exchange, Challenge(partition, exchange.server_nonce, exchange.server, signature)
+
+    async def admit(self, exchange: Exchange, proof: Proof) -> Peer:
+        return await asyncio.to_thread(self._admit, exchange, proof)
+
+    async def renew(self, peer: Peer, new: NewKey) -> None:
+        await asyncio.to_thread(self._renew, peer, new)
+
+    async def settle(self, peer: Peer) -> None:
+        await asyncio.to_thread(self._settle, peer)
+
+    def standing(self, peer: Peer) -> Standing:
+        known = self._known.get((peer.exchange.partition, peer.node))
+        if known is None or known.revoked or known.key != peer.key:
+            return "revoked"
+        left = known.expires - time()
+        return "expired" if left <= 0 else "due" if left < self.lasts / 3 else "valid"
+
+    def _admit(self, exchange: Exchange, proof: Proof) -> Peer:
+        if not is_signed(proof.key, proof.signature, exchange.for_node(proof.key, proof.instance)):
+            raise Refused("key", "the challenge was not signed with this key; start the agent again")
+        if len(proof.instance) > MAX_INSTANCE:
+            raise Refused("instance", f"it is longer than {MAX_INSTANCE} characters; update the agent")
+        name, key = (exchange.partition, exchange.node), encoded(proof.key)
+        known = self._known.get(name)
+        problem = _problem(known, exchange.node, key)
+        if problem and not proof.token:
+            raise Refused("key", problem)
+        if problem:
+            token = self._tokens.spend(proof.token, *name, fresh=known is None or known.expires <= time())
+            known = Credential(
+                partition=exchange.partition,
+                node=exchange.node,
+                key=key,
+                expires=time() + self.lasts,
+                pool=token.pool,
+                instance=proof.instance if known is None else known.instance,
+            )
+            self._put(name, known)
+        assert known is not None
+        if key == known.next:
+            known = msgspec.structs.replace(known, key=key, next="", expires=time() + self.lasts)
+            self._put(name, known)
+        return Peer(exchange, key, known.pool, proof.instance, known.instance)
+
+    def _renew(self, peer: Peer, new: NewKey) -> None:
+        if not is_signed(new.key, new.signature, peer.exchange.for_new_key(new.key)):
+            raise Refused("key", "the new key has not signed this connection; start the agent again")
+        self._replace(peer, next=encoded(new.key))
+
+    def _settle(self, peer: Peer) -> None:
+        self._replace(peer, instance=peer.instance)
+
+    def _replace(self, peer: Peer, **fields: str) -> None:
+        name = (peer.exchange.partition, peer.node)
+        known = self._known.get(name)
+        if known is None or known.revoked or known.key != peer.key:
+            raise Refused("key", f"the credential of node {peer.node} was revoked; join again with a new token")
+        self._put(name, msgspec.structs.replace(known, **fields))
+
+    # -- people and pools ----------------------------------------------------------------------------------------
+
+    def about(self, partition: str, node: str) -> tuple[Literal["", "valid", "expired", "revoked"], float | None]:
+        """How the credential of a node stands, and when it expires."""
+        known = self._known.get((partition, node))
+        if known is None:
+            return "", None
+        return "revoked" if known.revoked else "valid" if known.expires > time() else "expired", known.expires
+
+    def revoke(self, partition: str, node: str) -> None:
+        """Let the key of a node open no connection any more. It holds at once, and is answered when it is durable."""
+        known = self._known.get((partition, node))
+        if known is None:
+            raise Refused("node", f"node {node[:63]} has no credential; `fairlead node list` shows nodes", "missing")
+        try:
+            self._put((partition, node), msgspec.structs.replace(known, revoked=True, next=""), keep=True)
+        except Refused as refused:
+            raise Unserved(
+                "unwritten",
+                f"node {node} is revoked for now, but the server could not write that to its disk, and would forget it "
+                "at its next start; make room there, and revoke the node again",
+            ) from refused
+
+    def forget(self, partition: str, nodes: Sequence[str]) -> None:
+        """Drop the credentials of machines that are gone."""
+        with self._changing:
+            for node in nodes:
+                self._known.pop((partition, node), None)
+            self._changes += 1
+        self._write(self._changes)
+
+    # -- the file ------------------------------------------------------------------------------------------------
+
+    def _put(self, name: Name, credential: Credential, keep: bool = False) -> None:
+        """Have a change in the file. If it cannot be written it is taken back, unless it is to be kept all the same."""
+        with self._changing:
+            before = self._known.get(name)
+            self._known[name] = credential
+            self._changes += 1
+            change = self._changes
+        try:
+            self._write(change)
+        except FileProblem as problem:
+            with self._changing:
+                if not keep and self._known.get(name) is credential:
+                    if before is None:
+                        del self._known[name]
+                    else:
+                        self._known[name] = before
+            raise Refused("disk", UNWRITTEN, "unavailable") from problem
+
+    def _write(self, change: int) -> None:
+        """Write the file, unless a write that began after this change has done so: many nodes may join at once."""
+        with self._writing:
+            if self._written >= change:
+                return
+            with self._changing:
+                changes, now = self._changes, time()
+                kept = [each for each in self._known.values() if each.expires + self.lasts > now]
+            write_small(self._path, msgspec.json.encode(kept))
+            self._written = changes
+
+
+def _problem(known: Credential | None, node: str, key: str) -> str:
+    """Why a key does not open a connection; empty if it does."""
+    again = f"join with a token: fairlead token create --role join --node {node}"
+    if known is None:
+        return f"node {node} has not joined yet; {again}"
+    if known.revoked:
+        return f"the credential of node {node} was revoked; {again}"
+    if key not in (known.key, known.next):
+        return f"node {node} has another key; {again}"
+    if known.expires <= time() and key != known.next:
+        return f"the credential of node {node} has expired; {again}"
+    return ""
+
+
+def _server_key(path: Path) -> Key:
+    """The server's key. It is made at the first start; nodes trust the server by it."""
+    text = read_small(path, str, "remove it and let every node join again with a token")
+    try:
+        key = Key(text or "")
+    except ValueError:
+        raise FileProblem(f"{path}: the file is damaged; restore it from a copy") from None
+    if text is None:
+        write_small(path, msgspec.json.encode(key.text))
+    return key

@@ -1,0 +1,22 @@
+"""Addresses of servers: what may be sent to one without TLS."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+
+def is_loopback(host: str) -> bool:
+    """True if only this machine can reach a host of that name."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def is_exposed(url: str) -> bool:
+    """True if what is sent can be read on the network: plain HTTP to another machine."""
+    parts = urlsplit(url)
+    return parts.scheme == "http" and not is_loopback(parts.hostname or "")

@@ -1,0 +1,168 @@
+"""A token that is revoked or expires ends what is being read with it; a revocation is durable, or says it is not."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import httpx
+import pytest
+
+from fairlead.api.identities import Identities
+from fairlead.api.tokens import Tokens
+from fairlead.journal import SqliteJournal
+from fairlead.wire.agent import LogPart, LogRequest, Report, Reports, Welcome, Work, encode
+from fairlead.wire.identity import Key
+from tests.api.serving import SECONDS, Serving, serving, submit
+from tests.api.test_agents import greet, hear, joining
+
+WATCH = "/api/v1/watch"
+
+
+def ended_after(answer: httpx.Response, act: Callable[[], Any]) -> tuple[bytes, float]:
+    """What a stream that has begun says until its end, and how long that takes after an act."""
+    pieces = answer.iter_raw()
+    said = next(pieces)
+    act()
+    began = monotonic()
+    for piece in pieces:
+        said += piece
+    return said, monotonic() - began
+
+
+def test_a_revoked_token_ends_what_is_watched_with_it(site: Serving) -> None:
+    secret, token = site.tokens.create("user", "ann")
+    with site.client(secret) as ann, site.as_user("bob") as bob, bob.stream("GET", WATCH) as other:
+        with ann.stream("GET", WATCH) as answer:
+            said, seconds = ended_after(answer, lambda: site.as_owner.delete(f"/api/v1/tokens/{token.id}"))
+        assert said.endswith(b'event: end\ndata: {"note":"the token was revoked or has expired"}\n\n')
+        assert seconds < 5  # at once; the next sign of life would come after 15 s
+        assert ann.get("/api/v1/whoami").status_code == 401
+        assert next(other.iter_raw())  # another's goes on
+    assert token.id not in site.site.streams
+
+
+def test_an_expired_token_ends_what_is_watched_with_it(site: Serving) -> None:
+    secret, _ = site.tokens.create("user", "ann", expires_in=1.0)
+    with site.client(secret) as ann, ann.stream("GET", WATCH) as answer:
+        said, seconds = ended_after(answer, lambda: None)
+    assert b"event: end" in said and seconds < 5
+
+
+def test_a_revoked_token_ends_a_log_that_is_followed(site: Serving) -> None:
+    async def agent(joined: asyncio.Event) -> None:
+        async with joining(site) as connection:
+            assert isinstance(await greet(connection, "a1", site.join_token()), Welcome)
+            joined.set()
+            while not (work := await hear(connection, Work)).launches:
+                pass
+            await connection.send(encode(Reports(1, (Report(work.launches[0].tasks, "running"),))))
+            asked = await hear(connection, LogRequest)
+            await connection.send(encode(LogPart(asked.request, 0, b"hello\n")))
+            await asyncio.Event().wait()
+
+    def follow() -> None:
+        secret, token = site.tokens.create("user", "ann")
+        with site.client(secret) as ann:
+            job = submit(ann)
+            while ann.get(f"/api/v1/jobs/{job}/tasks").json()["tasks"][0]["state"] != "running":
+                pass
+            with ann.stream("GET", f"/api/v1/jobs/{job}/log", params={"follow": True}) as answer:
+                said, _ = ended_after(answer, lambda: site.as_owner.delete(f"/api/v1/tokens/{token.id}"))
+        assert said == b"hello\n\n[fairlead: the token was revoked or has expired]\n"
+
+    async def story() -> None:
+        joined = asyncio.Event()
+        working = asyncio.create_task(agent(joined))
+        async with asyncio.timeout(SECONDS):
+            await joined.wait()
+            await asyncio.to_thread(follow)
+        working.cancel()
+
+    asyncio.run(story())
+
+
+# -- a disk that is full -----------------------------------------------------------------------------------------
+
+
+class Disk:
+    """A small disk of its own, which can be filled to the last byte."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def fill(self) -> None:
+        with open(self.folder / "filler", "wb", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+
+    def clear(self) -> None:
+        (self.folder / "filler").unlink()
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", folder], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("needs root, to mount a disk that can be filled")
+    try:
+        yield Disk(folder)
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+def on(disk: Disk) -> Any:
+    """A server whose tokens and keys are on a disk, and whose journal is not."""
+    return serving(disk.folder, open_journal=lambda: SqliteJournal(disk.folder.parent / "journal", synchronous="off"))
+
+
+def test_a_revocation_on_a_full_disk_holds_and_is_not_answered_as_done(disk: Disk) -> None:
+    async def join(site: Serving) -> None:
+        async with joining(site) as connection:
+            assert isinstance(await greet(connection, "a1", site.join_token(), Key()), Welcome)
+
+    with on(disk) as site:
+        asyncio.run(join(site))
+        secret, token = site.tokens.create("user", "ann")
+        paths = {f"/api/v1/tokens/{token.id}": f"token {token.id}", "/api/v1/nodes/a1/credential": "node a1"}
+        disk.fill()
+        for _ in range(2):  # asked again it is no other
+            for path, what in paths.items():
+                answer = site.as_owner.delete(path)
+                assert answer.status_code == 507
+                assert answer.json()["detail"].startswith(f"{what} is revoked for now, but")
+        with site.client(secret) as ann:
+            assert ann.get("/api/v1/whoami").status_code == 401
+        assert site.as_owner.get("/api/v1/nodes/a1").json()["credential"] == "revoked"
+        after = Tokens(disk.folder / "tokens")
+        assert after.find(secret) is not None  # a restart would know it again, as the answer said
+        disk.clear()
+        for path in paths:
+            assert site.as_owner.delete(path).status_code == 200
+    tokens = Tokens(disk.folder / "tokens")
+    assert tokens.find(secret) is None
+    assert Identities(disk.folder, tokens).about("default", "a1")[0] == "revoked"
+
+
+def test_nothing_is_admitted_on_a_full_disk(disk: Disk) -> None:
+    with on(disk) as site:
+        token, key = site.join_token(), Key()
+
+        async def answer() -> Any:
+            async with joining(site) as connection:
+                return await greet(connection, "a1", token, key)
+
+        disk.fill()
+        for _ in range(2):
+            assert "could not write to its disk" in asyncio.run(answer()).problem
+        disk.clear()
+        assert isinstance(asyncio.run(answer()), Welcome)
