@@ -84,6 +84,7 @@ def show_node(name: NodeName, partition: Partition = "", as_json: AsJson = False
         ("manager", found.manager),
         ("labels", " ".join(f"{key}={value}" for key, value in sorted(found.labels.items()))),
         ("taints", " ".join(found.taints)),
+        ("users", " ".join(found.users)),
     ):
         if value:
             typer.echo(f"  {what:<8}{value}")

@@ -119,6 +119,8 @@ def _lacks(p: Partition, shape: Shape, row: int, own: Collection[int]) -> tuple[
         return "selector", 0
     if not shape.accepts(nodes.labels[row], nodes.taints[row], nodes.pool[row]):
         return "taint", 0
+    if not may_take(nodes, row, shape):
+        return "for other users", 0
     if not nodes.placeable(row):
         return "over its capacity", 0
     holders = nodes.held.get(nodes.join[row])
@@ -148,7 +150,7 @@ def most_ever(p: Partition, shape: Shape, manager: str, enough: int) -> int:
         if most >= enough:
             whole = False
             break
-        if nodes.manager[row] == manager and shape.accepts(nodes.labels[row], nodes.taints[row], nodes.pool[row]):
+        if may_take(nodes, row, shape):
             most += _slots({name: column[row] for name, column in nodes.capacity.items()}, shape)
     for pool in p.pools.values() if not manager else ():
         settings = pool.settings
