@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fairlead.core.errors import Refused
 from fairlead.core.documents import parse_node
+from fairlead.core.errors import Refused
 from fairlead.testing import World
 
 

@@ -1,7 +1,7 @@
 """What every index of nodes has in common: kinds of nodes, and following what changed in the table.
 
-Nodes of one kind (manager, pool, taints, users, the labels that somebody selects or gathers by, GPUs or none) are all the same
-to a shape but for their room. An index is derived and rebuilt at will; nothing about it is ever written down.
+Nodes of one kind (manager, pool, taints, users, the labels that somebody selects or gathers by, GPUs or none) are all
+the same to a shape but for their room. An index is derived and rebuilt at will; nothing about it is ever written down.
 """
 
 from __future__ import annotations
