@@ -1,4 +1,7 @@
-"""The agent's end of a spawner: it is found or started, told what to do, and started again should it end."""
+"""The agent's end of a spawner: it is found or started, told what to do, and started again should it end.
+
+A single-user node starts its spawners itself. Where tasks run as their users, the root helper does (`split.py`).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import secrets
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,35 +27,64 @@ BOOT = "import ctypes, os, sys; ctypes.CDLL(None).prctl(36, 1, 0, 0, 0); os.exec
 RUN = """
 import sys
 sys.path.append(sys.argv[1])
-from fairlead.agent.spawner.main import main
-sys.exit(main(*sys.argv[2:]))
+__import__(f"fairlead.agent.spawner.{sys.argv[2]}")
+sys.exit(sys.modules[f"fairlead.agent.spawner.{sys.argv[2]}"].main(*sys.argv[3:]))
 """
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
 LOG = "spawner.log"
 
 
-class Link(asyncio.Protocol):
-    """A connection to one spawner. `heard` is called with each of its messages."""
+class Forbidden(Exception):
+    """A user may have no spawner here; the text says why."""
 
-    def __init__(self, directory: Path, heard: Callable[..., None], failed: Callable[[str], None]) -> None:
-        """`failed` hears why a spawner could not be started; it is tried again all the same."""
+
+class Link(asyncio.Protocol):
+    """A connection to one spawner, whose socket is in `directory`. `heard` is called with each of its messages."""
+
+    def __init__(
+        self,
+        directory: Path,
+        start: Callable[[], Awaitable[str]],
+        heard: Callable[..., None],
+        failed: Callable[[str], None],
+        wanted: Callable[[], bool] = lambda: True,
+        forbidden: Callable[[str], None] = lambda problem: None,
+    ) -> None:
+        """`start` starts the spawner, unless it is being started, and returns why the last start failed, if it did.
+
+        `failed` hears that; it is tried again all the same. It is connected while it is `wanted`. `forbidden` hears
+        that there can be none.
+        """
         self._directory = directory
+        self._start = start
         self._heard = heard
         self._failed = failed
+        self._wanted = wanted
+        self._forbidden = forbidden
         self._transport: asyncio.Transport | None = None
         self._incoming = Unpacker()
         self._lost = asyncio.Event()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._wake = asyncio.Event()
 
     async def keep(self) -> None:
-        """Stay connected, until cancelled."""
+        """Stay connected while the spawner is wanted, until cancelled."""
         try:
             while True:
-                await self._connect()
-                await self._lost.wait()
+                try:
+                    await self._connect()
+                    await self._lost.wait()
+                except Forbidden as problem:
+                    self._forbidden(str(problem))
+                while not self._wanted():
+                    self._wake.clear()
+                    await self._wake.wait()
         finally:
             if self._transport is not None:
                 self._transport.close()
+
+    def wake(self) -> None:
+        """Look again whether the spawner is wanted."""
+        self._wake.set()
 
     def send(self, *frames: tuple[Any, ...]) -> None:
         """What is sent while there is no spawner is lost. Its successor says what it knows, which settles it."""
@@ -65,11 +97,9 @@ class Link(asyncio.Protocol):
             link = _open(self._directory)
             if link is not None:
                 break
-            ended = None if self._process is None else self._process.poll()
-            if ended:
-                self._failed(f"a spawner ended with code {ended}; {self._directory / LOG} says why")
-            if self._process is None or ended is not None:
-                self._process = _start(self._directory)
+            problem = await self._start()
+            if problem:
+                self._failed(problem)
             await asyncio.sleep(pause)
             pause = min(LONGEST_PAUSE, 1.5 * pause)
         self._incoming = Unpacker()
@@ -105,13 +135,28 @@ def _open(directory: Path) -> socket.socket | None:
     return link
 
 
-def _start(directory: Path) -> subprocess.Popen[bytes]:
+class OwnSpawner:
+    """A spawner that the agent starts itself, as its own user."""
+
+    def __init__(self, directory: Path, logs: Path) -> None:
+        self._directory = directory
+        self._logs = logs
+        self._process: subprocess.Popen[bytes] | None = None
+
+    async def start(self) -> str:
+        ended = None if self._process is None else self._process.poll()
+        if self._process is None or ended is not None:
+            self._process = start_spawner(self._directory, self._logs)
+        return f"a spawner ended with code {ended}; {self._directory / LOG} says why" if ended else ""
+
+
+def start_spawner(directory: Path, logs: Path) -> subprocess.Popen[bytes]:
     """Start a spawner. If there is one after all, the new one ends by itself."""
     mark = _mark(directory)
-    python = [sys.executable, "-S", "-E", "-c"]
+    python = [sys.executable, "-I", "-S", "-c"]
     with open(directory / LOG, "ab") as log:
         return subprocess.Popen(
-            [*python, BOOT, *python, RUN, SOURCE, str(directory), mark],
+            [*python, BOOT, *python, RUN, SOURCE, "main", str(directory), mark, str(logs)],
             env={MARK: mark},
             cwd="/",
             stdin=subprocess.DEVNULL,

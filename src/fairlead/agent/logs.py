@@ -24,7 +24,7 @@ def log_path(logs: str, asked: LogRequest) -> Path | None:
     sound = STAGE.fullmatch(asked.stage) and asked.stream in ("out", "err")
     if not sound or min(asked.number, asked.index, asked.attempt) < 0:
         return None
-    folder = Path(log_folder(logs, asked.number))
+    folder = Path(logs, log_folder(asked.number))
     return folder / f"{asked.number}.{asked.stage}.{asked.index}.{asked.attempt}.{asked.stream}"
 
 

@@ -58,13 +58,13 @@ class Session:
         self,
         channel: Channel,
         book: Book,
-        logs: str,
+        logs: Callable[[str], str],
         lease: Callable[[float, float], None],
         deliver: Callable[[], None],
         check_epoch: Callable[[int], None],
     ) -> None:
-        """`lease` hears by when tasks are to be asked and made to end; `deliver` hands the book's outbox to spawners;
-        `check_epoch` raises `Refused` for one that is over."""
+        """`logs` returns where the logs of a user are; `lease` hears by when tasks are to be asked and made to end;
+        `deliver` hands the book's outbox to spawners; `check_epoch` raises `Refused` for one that is over."""
         self._channel = channel
         self._book = book
         self._logs = logs
@@ -206,7 +206,7 @@ class Session:
 
         credit = self._credits[asked.request] = asyncio.Semaphore(LOG_PARTS)
         try:
-            async for part in read_log(self._logs, asked, is_over):
+            async for part in read_log(self._logs(asked.user), asked, is_over):
                 await credit.acquire()
                 await self._channel.send(encode(part))
         finally:

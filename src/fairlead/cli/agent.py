@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import getpass
 import os
+import pwd
 import sys
 from pathlib import Path
 from time import strftime
@@ -30,11 +32,35 @@ def agent(
     token_file: Annotated[
         Path | None, typer.Option(help="A file with the token; else the variable FAIRLEAD_TOKEN.")
     ] = None,
+    for_user: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--for",
+            metavar="USER",
+            help="Take tasks of this user only, and run them as the user of this agent; may be repeated. "
+            "Without root it is that user alone by default.",
+        ),
+    ] = None,
+    user: Annotated[
+        str, typer.Option(help="Started as root: the system user that the agent itself runs as.")
+    ] = "fairlead",
+    user_map: Annotated[
+        Path | None,
+        typer.Option(help="Started as root: a file with lines user=system-user, for names that differ on this node."),
+    ] = None,
+    uids: Annotated[
+        str, typer.Option(help="Started as root: the uids that tasks may run as, as 1000-60000; else as login.defs.")
+    ] = "",
     ca: Annotated[Path | None, typer.Option(help="Certificates to trust, instead of the machine's.")] = None,
 ) -> None:
-    """Run tasks for a server on this machine, until interrupted. Tasks go on then, and the next agent finds them."""
+    """Run tasks for a server on this machine, until interrupted. Tasks go on then, and the next agent finds them.
+
+    Started as root, each task runs as the user that submitted it. Otherwise all tasks run as the user of the agent,
+    and only tasks of that user, or of those named by --for, are taken.
+    """
     from fairlead.agent.main import Agent, Settings, Taken
     from fairlead.agent.session import Refused
+    from fairlead.agent.split import CannotSplit, Users, split
 
     parts = urlsplit(join)
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -42,9 +68,23 @@ def agent(
             f"{join!r} is not the address of a server, such as https://host:7070", param_hint="--join"
         )
     token = token_file.read_text().strip() if token_file is not None else os.environ.get("FAIRLEAD_TOKEN", "")
+    whole = (directory or _data() / "agent").absolute()
+    as_users = os.geteuid() == 0 and not for_user
+    helper = None
+    if as_users:
+        if ca is not None:
+            ca = ca.absolute()
+        try:
+            helper = split(whole, Users(agent=user, map_file=user_map, uids=_uids(uids)))
+        except CannotSplit as problem:
+            typer.echo(f"fairlead: error: {problem}", err=True)
+            raise typer.Exit(1) from None
+    else:
+        _say("single-user node", {"tasks run as": _own_name(), "for users": " ".join(for_user or [_own_name()])})
     settings = Settings(
         join=join,
-        directory=directory or _data() / "agent",
+        directory=whole / "agent" if as_users else whole,
+        users=() if as_users else tuple(for_user or [_own_name()]),
         token=token,
         name=name,
         partition=partition,
@@ -58,7 +98,7 @@ def agent(
     import uvloop
 
     async def work() -> None:
-        await Agent(settings, _say).run()
+        await Agent(settings, _say, helper=helper).run()
 
     try:
         uvloop.run(work())
@@ -67,6 +107,22 @@ def agent(
     except (Refused, Taken) as problem:
         typer.echo(f"fairlead: error: {problem}", err=True)
         raise typer.Exit(1) from None
+
+
+def _own_name() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return getpass.getuser()
+
+
+def _uids(given: str) -> tuple[int, int] | None:
+    if not given:
+        return None
+    first, sign, last = given.partition("-")
+    if not (sign and first.isdigit() and last.isdigit() and 0 < int(first) <= int(last)):
+        raise typer.BadParameter(f"{given!r} is not a range of uids above 0, such as 1000-60000", param_hint="--uids")
+    return int(first), int(last)
 
 
 def _data() -> Path:

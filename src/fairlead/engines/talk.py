@@ -32,6 +32,8 @@ def node_of(hello: Hello) -> tuple[str, NodeSpec]:
         document["taints"] = list(hello.taints)
     if hello.pool:
         document["pool"] = hello.pool
+    if hello.users:
+        document["users"] = list(hello.users)
     return parse_node(document)
 
 

@@ -52,6 +52,8 @@ class Spec(Message, frozen=True):
     """In bytes; 0 is no limit."""
     secrets: tuple[tuple[str, str], ...] = ()
     """Variables and their values, which join the environment when a task starts."""
+    user: str = ""
+    """The user that submitted it."""
 
 
 class Place(Message, frozen=True):
@@ -131,6 +133,8 @@ class Hello(Message, frozen=True, tag=1):
     """What a person should know of this node, such as limits that it cannot set."""
     identity: str = ""
     """What its directory is known by: the same agent has the same one after a restart."""
+    users: tuple[str, ...] = ()
+    """The users whose tasks it takes; empty: all."""
 
 
 class Reports(Message, frozen=True, tag=2):
@@ -209,6 +213,8 @@ class LogRequest(Message, frozen=True, tag=5):
     stream: Stream = "out"
     offset: int = 0
     follow: bool = False
+    user: str = ""
+    """The user that submitted the job."""
 
 
 class LogCancel(Message, frozen=True, tag=6):

@@ -1,6 +1,7 @@
 """The spawner's loop: one socket for the agent, one pipe for signals, a few timers.
 
-`python -S -E -c '…main(DIRECTORY)'`. The directory has the lock, the socket, the ledger and the id of the spawner.
+A single-user node starts it with `python -I -S -c '…main(DIRECTORY, MARK, LOGS)'`: the directory has the lock, the
+socket, the ledger and the id of the spawner. Where tasks run as their users, `root.py` makes one for each of them.
 """
 
 from __future__ import annotations
@@ -20,11 +21,14 @@ from fairlead.agent.spawner.limits import Limits
 from fairlead.agent.spawner.pace import Pace
 from fairlead.agent.spawner.processes import left_over, signal_all
 from fairlead.agent.spawner.records import NEVER
+from fairlead.agent.spawner.starting import Starter
 from fairlead.agent.spawner.tasks import Tasks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+    from fairlead.agent.spawner.asking import AnyLimits
 
 STARTS = 8
 """So many tasks are started before the spawner looks whether anything else is to be done."""
@@ -35,18 +39,33 @@ MOST_UNSENT = 64 << 20
 
 
 class Spawner:
-    def __init__(self, directory: str, mark: str) -> None:
+    def __init__(
+        self,
+        directory: str,
+        mark: str,
+        logs: str,
+        limits: AnyLimits,
+        listener: _socket.socket,
+        agent: int,
+        home: str = "/",
+        person: dict[str, str] | None = None,
+    ) -> None:
+        """`agent` is the uid of the agent. `person` has variables for tasks; with it the spawner ends when it is idle.
+
+        The listener is not looked at before all that an earlier spawner left behind is gone.
+        """
         ledger = Ledger(directory + "/ledger")
         _end_left_over(ledger, mark)
         ledger.rewrite()
-        self._limits = Limits(mark.rstrip(":"))
-        self._tasks = Tasks(ledger, self._limits, mark)
+        self._limits = limits
+        self._tasks = Tasks(ledger, limits, Starter(limits, mark, logs, home, person or {}), logs)
         self._tasks.note()
-        self._directory = directory
+        self._uid = agent
+        self._for_user = person is not None
         self._poll = select.poll()
         self._signals = _wake_on_signals()
         self._poll.register(self._signals, select.POLLIN)
-        self._listener = _listen(directory)
+        self._listener = listener
         self._poll.register(self._listener, select.POLLIN)
         self._agent: Any = None
         self._incoming = Unpacker()
@@ -57,7 +76,8 @@ class Spawner:
         self._idle_since = monotonic()
         self._quits = False
 
-    def run(self) -> None:
+    def run(self) -> bool:
+        """Work until the agent ends it or it is idle. True if nothing is left that an agent has to hear of."""
         tasks = self._tasks
         while not self._quits or tasks.at_work:
             for fd, _ in self._poll.poll(self._timeout()):
@@ -76,7 +96,7 @@ class Spawner:
             if self._is_idle():
                 break
         self._limits.close()
-        os.unlink(self._directory + "/socket")
+        return not tasks.known
 
     def _timeout(self) -> int:
         """How many milliseconds to sleep; poll rounds down, so one more."""
@@ -84,14 +104,15 @@ class Spawner:
             return 0
         now = monotonic()
         due = min(self._tasks.next_due, self._term_at, self._kill_at)
-        if self._agent is None:
+        if self._agent is None or (self._for_user and not self._tasks.known):
             due = min(due, now + 1.0)
         elif self._tasks.started or self._tasks.ended or self._unsent:
             due = min(due, now + self._pace.wait(now, self._tasks.running, self._tasks.waiting))
         return max(0, min(60_000, int((due - now) * 1000) + 1)) if due != NEVER else 60_000
 
     def _is_idle(self) -> bool:
-        if self._agent is not None or self._tasks.at_work:
+        used = self._tasks.known if self._for_user else True
+        if (self._agent is not None and used) or self._tasks.at_work:
             self._idle_since = monotonic()
             return False
         return monotonic() - self._idle_since > IDLE
@@ -110,6 +131,9 @@ class Spawner:
 
     def _accept(self) -> None:
         fd, _ = self._listener._accept()  # type: ignore[attr-defined]  # what socket.accept is made of
+        if _uid_of(fd) not in (self._uid, 0):
+            os.close(fd)
+            return
         while self._receive():
             pass  # what an agent said before it was killed still counts
         self._drop()
@@ -121,7 +145,7 @@ class Spawner:
         tasks.started.clear()
         tasks.ended.clear()
         known = [(each.meta, each.index, each.chain, each.state, each.result) for each in tasks.known.values()]
-        self._unsent = pack(("state", known, self._limits.note))
+        self._unsent = pack(("state", known, self._limits.note, self._limits.kind))
         self._send()
 
     def _drop(self) -> None:
@@ -210,12 +234,19 @@ def _wake_on_signals() -> int:
     return reader
 
 
-def _listen(directory: str) -> _socket.socket:
+def _uid_of(fd: int) -> int:
+    """The user at the other end of a local socket."""
+    peer = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, fd)
+    found = peer.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12)
+    peer.detach()
+    return int.from_bytes(found[4:8], sys.byteorder)
+
+
+def listen(directory: str) -> _socket.socket:
+    """Listen on `socket` in a directory, for the owner only."""
     listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     # The path of a socket must be short, and that of a directory may be long.
     folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    if os.path.lexists(directory + "/socket"):
-        os.unlink(directory + "/socket")
     before = os.umask(0o177)
     listener.bind(f"/proc/self/fd/{folder}/socket")
     os.umask(before)
@@ -225,14 +256,28 @@ def _listen(directory: str) -> _socket.socket:
     return listener
 
 
-def main(directory: str, mark: str) -> int:
-    lock = os.open(directory + "/lock", os.O_RDWR | os.O_CREAT, 0o600)
+def lock(directory: str) -> int | None:
+    """Have the directory for this process and its children, until all of them have ended; None if others have it."""
+    file = os.open(directory + "/lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
+        os.close(file)
+        return None
+    return file
+
+
+def main(directory: str, mark: str, logs: str) -> int:
+    if lock(directory) is None:
         print(f"another spawner has {directory}", file=sys.stderr)
         return 3
     gc.disable()
-    spawner = Spawner(directory, mark)
+    os.umask(0o022)
+    ended = directory + "/socket"
+    if os.path.lexists(ended):
+        os.unlink(ended)
+    limits = Limits(mark.rstrip(":"))
+    spawner = Spawner(directory, mark, logs, limits, listen(directory), os.getuid())
     spawner.run()
+    os.unlink(ended)
     os._exit(0)  # lock and sockets go at one time, so that who sees the one gone may take the other

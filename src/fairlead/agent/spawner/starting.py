@@ -15,9 +15,11 @@ from fairlead.agent.spawner.records import RUNNING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from fairlead.agent.spawner.limits import Limits
+    from fairlead.agent.spawner.asking import AnyLimits
     from fairlead.agent.spawner.records import Result, Task
 
+LOG_MODE = 0o640
+"""The agent reads logs as a member of their group; in a folder that only one user can enter that changes nothing."""
 OPEN = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 DEFAULT_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """What Python or the spawner ignores, and tasks should not."""
@@ -25,9 +27,13 @@ MACHINE_FAULTS = (errno.EAGAIN, errno.ENOMEM, errno.ENOSPC, errno.EMFILE, errno.
 
 
 class Starter:
-    def __init__(self, limits: Limits, mark: str) -> None:
+    def __init__(self, limits: AnyLimits, mark: str, logs: str, home: str, person: dict[str, str]) -> None:
+        """`person` has variables of the user that tasks run as, which a job may set otherwise."""
         self._limits = limits
         self._mark = mark
+        self._logs = logs
+        self._home = home
+        self._person = person
         self._directory = ""
         self._paths: dict[tuple[str, str], str] = {}
 
@@ -37,8 +43,9 @@ class Starter:
     def start(self, task: Task) -> Result | None:
         """Start it, or say why that cannot be."""
         assert task.spec is not None
-        command, environment, directory, logs, cpu, memory = task.spec
-        environment = environment.copy()
+        command, environment, directory, folder, cpu, memory = task.spec
+        environment = self._person | environment
+        directory = directory or self._home
         if task.own:
             environment.update(task.own)
         name = task.name
@@ -57,7 +64,7 @@ class Starter:
         room = self._limits.take(cpu, memory) if self._limits.at_once(memory) else None
         began = monotonic()
         try:
-            pid = self._spawn(path, command, environment, logs, f"{logs}/{name}")
+            pid = self._spawn(path, command, environment, f"{self._logs}/{folder}", name)
         except (OSError, ValueError) as problem:
             if room is not None:
                 self._limits.give(room)
@@ -71,10 +78,10 @@ class Starter:
         task.began = began
         return None
 
-    def _spawn(self, path: str, command: tuple[str, ...], environment: dict[str, str], logs: str, log: str) -> int:
+    def _spawn(self, path: str, command: tuple[str, ...], environment: dict[str, str], logs: str, name: str) -> int:
         actions = (
-            (os.POSIX_SPAWN_OPEN, 1, log + ".out", OPEN, 0o600),
-            (os.POSIX_SPAWN_OPEN, 2, log + ".err", OPEN, 0o600),
+            (os.POSIX_SPAWN_OPEN, 1, f"{logs}/{name}.out", OPEN, LOG_MODE),
+            (os.POSIX_SPAWN_OPEN, 2, f"{logs}/{name}.err", OPEN, LOG_MODE),
         )
         try:
             return os.posix_spawn(
@@ -82,7 +89,8 @@ class Starter:
             )
         except FileNotFoundError:
             # It may be the folder of the logs that is missing, and another spawner may be making it.
-            os.makedirs(logs, 0o700, exist_ok=True)
+            os.makedirs(logs, 0o770, exist_ok=True)
+            os.chmod(logs, os.stat(self._logs).st_mode & 0o7777)
             return os.posix_spawn(
                 path, command, environment, file_actions=actions, setsid=True, setsigmask=(), setsigdef=DEFAULT_SIGNALS
             )

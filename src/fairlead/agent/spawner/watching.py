@@ -31,11 +31,11 @@ def members(tasks: Iterable[int], marks: Marks) -> dict[int, list[int]]:
     return found
 
 
-def cut_logs(tasks: Iterable[Task], now: float) -> None:
+def cut_logs(tasks: Iterable[Task], logs: str, now: float) -> None:
     for task in tasks:
         if now - task.began >= SETTLED and task.spec is not None:
-            rotate(f"{task.spec[3]}/{task.name}.out")
-            rotate(f"{task.spec[3]}/{task.name}.err")
+            rotate(f"{logs}/{task.spec[3]}/{task.name}.out")
+            rotate(f"{logs}/{task.spec[3]}/{task.name}.err")
 
 
 def too_large(tasks: Iterable[Task], marks: Marks, now: float) -> Iterator[tuple[Task, str]]:
