@@ -106,9 +106,9 @@ class Plant:
         assert isinstance(answer, Accepted), answer
         return answer
 
-    async def submit(self, command: list[str], **stage: Any) -> str:
-        job = {"user": "ann", "stages": [{"command": command, "resources": {"cpu": 0.001}, **stage}]}
-        return (await self.ask(Submit(spec=parse_job(job), user="ann"))).job
+    async def submit(self, command: list[str], user: str = "ann", **stage: Any) -> str:
+        job = {"user": user, "stages": [{"command": command, "resources": {"cpu": 0.001}, **stage}]}
+        return (await self.ask(Submit(spec=parse_job(job), user=user))).job
 
     async def kill(self, job: str) -> None:
         await self.ask(Kill(job=job, user="ann"))
@@ -161,12 +161,13 @@ class Machine:
     def __init__(self, directory: Path, url: str, *options: str) -> None:
         self.directory = directory
         self.url = url
-        self.options = options
+        self.options = options if any(each.startswith("--user=") for each in options) else (*options, "--for=ann")
         self.process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
         self.process = await asyncio.create_subprocess_exec(
             sys.executable,
+            "-P",
             "-c",
             "from fairlead.cli import main; main()",
             "agent",

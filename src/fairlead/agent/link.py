@@ -122,8 +122,11 @@ class Link(asyncio.Protocol):
 
 def _open(directory: Path) -> socket.socket | None:
     """Connect, if somebody listens. The path of a socket must be short, and that of a directory may be long."""
+    try:
+        folder = os.open(directory, os.O_PATH | os.O_DIRECTORY)
+    except FileNotFoundError:
+        return None  # the root helper makes it
     link = socket.socket(socket.AF_UNIX)
-    folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         link.connect(f"/proc/self/fd/{folder}/socket")
     except OSError:
@@ -184,11 +187,12 @@ def prepare(directory: Path) -> Path:
 
 
 def end_all(directory: Path, grace: float) -> int:
-    """Make all tasks of an agent's directory end, and their spawners too; says how many tasks there were.
+    """End all tasks of an agent's directory, and their spawners too; returns how many tasks there were.
 
     What became of them is kept for the next agent.
     """
-    links = [link for each in sorted(directory.glob("spawner-*")) if (link := _open(each)) is not None]
+    folders = sorted((*directory.glob("spawner-*"), *directory.glob("users/*")))
+    links = [link for each in folders if (link := _open(each)) is not None]
     ended = 0
     for link in links:
         link.setblocking(True)
@@ -200,6 +204,10 @@ def end_all(directory: Path, grace: float) -> int:
                 if what == "state":  # what it knew when we came
                     ended += sum(state != ENDED for _, _, _, state, _ in rest[0])
         link.close()
+    for folder in folders:
+        if (folder / "lock").exists():
+            with (folder / "lock").open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH)  # the spawner holds it until it has ended
     return ended
 
 

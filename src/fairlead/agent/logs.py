@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import stat
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from pathlib import Path
 from time import time
 
@@ -60,26 +62,51 @@ async def read_log(logs: str, asked: LogRequest, is_over: Callable[[], bool]) ->
 def remove_old(logs: str) -> None:
     """Remove what nobody has written to for long."""
     limit = time() - KEEP
-    for folder, _, names in os.walk(logs, topdown=False):
-        for name in names:
-            path = os.path.join(folder, name)
-            if os.stat(path).st_mtime < limit:
-                os.unlink(path)
-        if folder != logs and os.stat(folder).st_mtime < limit and not os.listdir(folder):
-            os.rmdir(folder)
+    # By open folders: a user that replaces one by a link leads nowhere else.
+    for _, folders, names, at in os.fwalk(logs, topdown=False):
+        for name in (*names, *folders):
+            with suppress(OSError):
+                if os.stat(name, dir_fd=at, follow_symlinks=False).st_mtime < limit:
+                    (os.rmdir if name in folders else os.unlink)(name, dir_fd=at)
 
 
 def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
+    fd = _open(path)
+    if fd is None:
         return 0
+    try:
+        return os.fstat(fd).st_size
+    finally:
+        os.close(fd)
 
 
 def _read(path: Path, offset: int, most: int = -1) -> bytes:
-    try:
-        with path.open("rb") as file:
-            file.seek(offset)
-            return file.read(most)
-    except FileNotFoundError:
+    fd = _open(path)
+    if fd is None:
         return b""
+    with open(fd, "rb") as file:
+        file.seek(offset)
+        return file.read(most)
+
+
+def _open(path: Path) -> int | None:
+    """Open a log if it is a regular file of the user whose folder it is in; None otherwise.
+
+    The user can replace the log, and the folder, by anything: no link is followed, and nothing is waited for.
+    """
+    held: list[int] = []
+    try:
+        held.append(os.open(path.parent.parent, os.O_PATH | os.O_DIRECTORY))
+        owner = os.fstat(held[0]).st_uid
+        held.append(os.open(path.parent.name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=held[0]))
+        fd = os.open(path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=held[1])
+    except OSError:
+        return None
+    finally:
+        for each in held:
+            os.close(each)
+    about = os.fstat(fd)
+    if stat.S_ISREG(about.st_mode) and about.st_uid == owner:
+        return fd
+    os.close(fd)
+    return None

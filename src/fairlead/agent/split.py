@@ -6,7 +6,11 @@ From the top: what is configured, the split, and the agent's end of the helper.
 from __future__ import annotations
 
 import asyncio
+
+# What asyncio and sockets import when they are first used: the agent's user may be unable to read Python's folder.
+import concurrent.futures.thread  # noqa: F401
 import ctypes
+import encodings.idna  # noqa: F401
 import os
 import pwd
 import socket
@@ -17,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from fairlead.agent.link import RUN, SOURCE, Forbidden
+from fairlead.agent.spawner.confine import SHARED
 from fairlead.agent.spawner.users import NotAllowed, allowed_uids, read_map
 
 NO_NEW_PRIVILEGES = 38
@@ -91,6 +96,9 @@ def split(directory: Path, users: Users) -> Helper:
         ) from None
     if person.pw_uid == 0:
         raise CannotSplit("--user: the agent must not be root; name a system user without rights")
+    real = os.path.realpath(directory)
+    if any(real == each or real.startswith(each + "/") for each in SHARED):
+        raise CannotSplit(f"--directory: tasks have their own /tmp, so {directory} must be elsewhere, as in /var/lib")
     map_path = "" if users.map_file is None else str(users.map_file.absolute())
     try:
         read_map(map_path)
@@ -128,8 +136,3 @@ def _become(person: pwd.struct_passwd) -> None:
     ctypes.CDLL(None).prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     os.chdir("/")
     os.environ.update(HOME=person.pw_dir, USER=person.pw_name, LOGNAME=person.pw_name)
-    for path in (sys.executable, SOURCE):
-        if not os.access(path, os.R_OK):
-            raise CannotSplit(
-                f"user {person.pw_name} cannot read {path}; install Fairlead where every user can read it, as in /opt"
-            )

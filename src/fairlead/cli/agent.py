@@ -58,6 +58,8 @@ def agent(
     Started as root, each task runs as the user that submitted it. Otherwise all tasks run as the user of the agent,
     and only tasks of that user, or of those named by --for, are taken.
     """
+    import uvloop
+
     from fairlead.agent.main import Agent, Settings, Taken
     from fairlead.agent.session import Refused
     from fairlead.agent.split import CannotSplit, Users, split
@@ -95,7 +97,6 @@ def agent(
         address=address,
         authority=ca,
     )
-    import uvloop
 
     async def work() -> None:
         await Agent(settings, _say, helper=helper).run()

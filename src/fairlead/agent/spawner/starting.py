@@ -89,8 +89,12 @@ class Starter:
             )
         except FileNotFoundError:
             # It may be the folder of the logs that is missing, and another spawner may be making it.
-            os.makedirs(logs, 0o770, exist_ok=True)
-            os.chmod(logs, os.stat(self._logs).st_mode & 0o7777)
+            # The agent removes old logs as a member of the folder's group, which is that of the folder above.
+            mask = os.umask(0o007)
+            try:
+                os.makedirs(logs, 0o770, exist_ok=True)
+            finally:
+                os.umask(mask)
             return os.posix_spawn(
                 path, command, environment, file_actions=actions, setsid=True, setsigmask=(), setsigdef=DEFAULT_SIGNALS
             )
