@@ -111,11 +111,13 @@ async def _measure(folder: Path, tasks: int, rooms: int, lone: int) -> tuple[flo
         port = next(iter(server.sockets)).getsockname()[1]
         agent = await asyncio.create_subprocess_exec(
             sys.executable,
+            "-P",
             "-c",
             "from fairlead.cli import main; main()",
             "agent",
             f"--join=http://127.0.0.1:{port}",
             f"--directory={folder}",
+            "--for=ann",
             stderr=subprocess.DEVNULL,
         )
         try:

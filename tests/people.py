@@ -58,7 +58,7 @@ def people(*users: str) -> Iterator[People]:
 def _do(*command: str) -> None:
     for _ in range(600):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 1 and done.returncode != LOCKED:
+        if done.returncode not in (1, LOCKED):
             break
         time.sleep(0.1)
     assert done.returncode in (0, 6), done.stderr

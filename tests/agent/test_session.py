@@ -52,7 +52,7 @@ class Talk:
         self.session = Session(
             self.line,
             self.book,
-            "/nowhere",
+            lambda user: "/nowhere",
             lambda ask, end: self.leases.append((ask, end)),
             lambda: None,
             self.epochs.append,

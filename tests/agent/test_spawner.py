@@ -20,6 +20,7 @@ from fairlead.agent.spawner.files import LARGE
 from fairlead.agent.spawner.frames import Unpacker, pack
 from fairlead.agent.spawner.ledger import Ledger
 from fairlead.agent.spawner.limits import Limits
+from fairlead.agent.spawner.starting import Starter
 from fairlead.agent.spawner.tasks import Tasks
 
 SECONDS = 30.0
@@ -28,7 +29,7 @@ SECONDS = 30.0
 class Spawner:
     def __init__(self, directory: Path) -> None:
         self.directory = prepare(directory)
-        self.process = link._start(directory)
+        self.process = link.start_spawner(directory, directory / "logs")
         self.known: list[Any] = []
         self.note = ""
         self.started: set[Any] = set()
@@ -51,12 +52,11 @@ class Spawner:
     def launch(
         self, script: str, count: int = 1, number: int = 1, chain: int = 0, rooms: int = 0, **more: Any
     ) -> list[Any]:
-        logs = str(self.directory / "logs")
         spec = (
             ("sh", "-c", script),
             {"PATH": os.environ["PATH"]},
             "/",
-            logs,
+            "0",
             more.get("cpu", 0),
             more.get("memory", 0),
         )
@@ -73,7 +73,7 @@ class Spawner:
         assert data, "the spawner ended"
         for message in self._unpacker.feed(data):
             if message[0] == "state":
-                self.known, self.note = message[1:]
+                self.known, self.note, _ = message[1:]
                 self.ended |= {
                     (m[1], m[2], m[3], i): result for m, i, _, state, result in message[1] if state == "ended"
                 }
@@ -83,7 +83,7 @@ class Spawner:
 
     def log(self, key: Any, stream: str = "out") -> Path:
         number, stage, attempt, index = key
-        return self.directory / "logs" / f"{number}.{stage}.{index}.{attempt}.{stream}"
+        return self.directory / "logs/0" / f"{number}.{stage}.{index}.{attempt}.{stream}"
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_a_killed_spawner_leaves_nothing_running(spawner: Spawner, tmp_path: Pat
     os.kill(spawner.process.pid, signal.SIGKILL)
     spawner.process.wait()
     assert all(map(psutil.pid_exists, pids))
-    spawner.process = link._start(spawner.directory)
+    spawner.process = link.start_spawner(spawner.directory, spawner.directory / "logs")
     spawner.join()
     assert not any(alive(pid) for pid in pids)
     assert {key: spawner.ended[key][0] for key in keys} == dict.fromkeys(keys, "lost")
@@ -265,8 +265,8 @@ def test_what_was_refused_is_not_started_later(spawner: Spawner, tmp_path: Path)
 def test_a_task_is_written_down_before_it_can_start(tmp_path: Path) -> None:
     path = str(tmp_path / "ledger")
     ledger = Ledger(path)
-    tasks = Tasks(ledger, Limits("test"), "mark:")
-    spec = (("true",), {}, "/", str(tmp_path), 0, 0)
+    tasks = Tasks(ledger, limits := Limits("test"), Starter(limits, "mark:", str(tmp_path), "/", {}), str(tmp_path))
+    spec = (("true",), {}, "/", "0", 0, 0)
     tasks.launch([(("job1", 1, "main", 1), spec, [0], 0, False, None)], {})
     assert tasks.starting
     assert set(Ledger(path).tasks) == {(1, "main", 1, 0)}

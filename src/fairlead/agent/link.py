@@ -192,22 +192,20 @@ def end_all(directory: Path, grace: float) -> int:
     What became of them is kept for the next agent.
     """
     folders = sorted((*directory.glob("spawner-*"), *directory.glob("users/*")))
-    links = [link for each in folders if (link := _open(each)) is not None]
+    links = {each: link for each in folders if (link := _open(each)) is not None}
     ended = 0
-    for link in links:
+    for link in links.values():
         link.setblocking(True)
         link.sendall(pack(("end", grace)))
-    for link in links:
+    for folder, link in links.items():
         incoming = Unpacker()
         while data := link.recv(1 << 16):
             for what, *rest in incoming.feed(data):
                 if what == "state":  # what it knew when we came
                     ended += sum(state != ENDED for _, _, _, state, _ in rest[0])
         link.close()
-    for folder in folders:
-        if (folder / "lock").exists():
-            with (folder / "lock").open() as lock:
-                fcntl.flock(lock, fcntl.LOCK_SH)  # the spawner holds it until it has ended
+        with (folder / "lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH)  # the spawner holds it until it has ended
     return ended
 
 

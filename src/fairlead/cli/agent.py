@@ -70,6 +70,7 @@ def agent(
             f"{join!r} is not the address of a server, such as https://host:7070", param_hint="--join"
         )
     token = token_file.read_text().strip() if token_file is not None else os.environ.get("FAIRLEAD_TOKEN", "")
+    labels, resources = _pairs(label, "--label"), dict(_pairs(resource, "--resource"))
     whole = (directory or _data() / "agent").absolute()
     as_users = os.geteuid() == 0 and not for_user
     helper = None
@@ -82,18 +83,18 @@ def agent(
             typer.echo(f"fairlead: error: {problem}", err=True)
             raise typer.Exit(1) from None
     else:
-        _say("single-user node", {"tasks run as": _own_name(), "for users": " ".join(for_user or [_own_name()])})
+        _say("single-user node", {"tasks run as": own_name(), "for users": " ".join(for_user or [own_name()])})
     settings = Settings(
         join=join,
         directory=whole / "agent" if as_users else whole,
-        users=() if as_users else tuple(for_user or [_own_name()]),
+        users=() if as_users else tuple(for_user or [own_name()]),
         token=token,
         name=name,
         partition=partition,
         pool=pool,
-        labels=_pairs(label, "--label"),
+        labels=labels,
         taints=tuple(taint or ()),
-        resources=dict(_pairs(resource, "--resource")),
+        resources=dict(resources),
         address=address,
         authority=ca,
     )
@@ -110,7 +111,8 @@ def agent(
         raise typer.Exit(1) from None
 
 
-def _own_name() -> str:
+def own_name() -> str:
+    """The system user of this process."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:

@@ -10,6 +10,7 @@ import _socket
 import fcntl
 import gc
 import os
+import resource  # noqa: F401  # os.wait4 imports it at its first call, when a task's folder may be the current one
 import select
 import signal
 import sys
