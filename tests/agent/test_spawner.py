@@ -18,7 +18,7 @@ from fairlead.agent import link
 from fairlead.agent.link import end_all, prepare
 from fairlead.agent.spawner.files import LARGE
 from fairlead.agent.spawner.frames import Unpacker, pack
-from fairlead.agent.spawner.ledger import Ledger
+from fairlead.agent.spawner.ledger import Ledger, open_files
 from fairlead.agent.spawner.limits import Limits
 from fairlead.agent.spawner.starting import Starter
 from fairlead.agent.spawner.tasks import Tasks
@@ -264,18 +264,18 @@ def test_what_was_refused_is_not_started_later(spawner: Spawner, tmp_path: Path)
 
 def test_a_task_is_written_down_before_it_can_start(tmp_path: Path) -> None:
     path = str(tmp_path / "ledger")
-    ledger = Ledger(path)
+    ledger = Ledger(open_files(path))
     tasks = Tasks(ledger, limits := Limits("test"), Starter(limits, "mark:", str(tmp_path), "/", {}), str(tmp_path))
     spec = (("true",), {}, "/", "0", 0, 0)
     tasks.launch([(("job1", 1, "main", 1), spec, [0], 0, False, None)], {})
     assert tasks.starting
-    assert set(Ledger(path).tasks) == {(1, "main", 1, 0)}
+    assert set(Ledger(open_files(path)).tasks) == {(1, "main", 1, 0)}
 
 
 @pytest.mark.parametrize("cut", [1, 5, 20])
 def test_a_ledger_that_was_cut_short_is_read_as_far_as_it_goes(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "ledger"
-    ledger = Ledger(str(path))
+    ledger = Ledger(open_files(str(path)))
     meta = ("job1", 1, "main", 1)
     ledger.take(meta, [0, 1], 0)
     ledger.began([((1, "main", 1, 0), 4711)])
@@ -285,14 +285,14 @@ def test_a_ledger_that_was_cut_short_is_read_as_far_as_it_goes(tmp_path: Path, c
     ledger.write()
     os.truncate(path, path.stat().st_size - cut)
     assert path.stat().st_size > whole
-    again = Ledger(str(path))
+    again = Ledger(open_files(str(path)))
     assert set(again.tasks) == {(1, "main", 1, 0), (1, "main", 1, 1)}
     assert (again.ended, again.pids) == ({}, {(1, "main", 1, 0): 4711})
 
 
 def test_a_damaged_ledger_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
-    ledger = Ledger(str(path))
+    ledger = Ledger(open_files(str(path)))
     ledger.take(("job1", 1, "main", 1), [0], 0)
     ledger.write()
     sound = path.stat().st_size
@@ -302,20 +302,20 @@ def test_a_damaged_ledger_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     for at in range(sound + 4, len(data)):
         data[at] ^= 0xFF
         path.write_bytes(data)
-        assert set(Ledger(str(path)).tasks) >= {(1, "main", 1, 0)}
+        assert set(Ledger(open_files(str(path))).tasks) >= {(1, "main", 1, 0)}
 
 
 def test_a_ledger_written_anew_says_the_same(tmp_path: Path) -> None:
     path = str(tmp_path / "ledger")
-    ledger = Ledger(path)
+    ledger = Ledger(open_files(path))
     for number in range(50):
         ledger.take((f"job{number}", number, "main", 1), [0, 1, 2], number % 3)
     ledger.began([((7, "main", 1, 0), 4711), ((8, "main", 1, 0), 4712)])
     ledger.end([((8, "main", 1, 0), ("exit", 0, "", 1, 1, 1))])
     ledger.forget([(9, "main", 1, 0), (9, "main", 1, 1), (9, "main", 1, 2)])
     ledger.write()
-    plain = Ledger(path)
+    plain = Ledger(open_files(path))
     ledger.rewrite()
-    anew = Ledger(path)
+    anew = Ledger(open_files(path))
     for one in (plain, anew):
         assert (one.tasks, one.ended, one.pids) == (ledger.tasks, ledger.ended, {(7, "main", 1, 0): 4711})

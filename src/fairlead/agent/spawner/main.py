@@ -17,7 +17,7 @@ import sys
 from time import monotonic, time
 
 from fairlead.agent.spawner.frames import Unpacker, pack
-from fairlead.agent.spawner.ledger import Ledger
+from fairlead.agent.spawner.ledger import Ledger, open_files
 from fairlead.agent.spawner.limits import Limits
 from fairlead.agent.spawner.pace import Pace
 from fairlead.agent.spawner.processes import left_over, signal_all
@@ -42,7 +42,7 @@ MOST_UNSENT = 64 << 20
 class Spawner:
     def __init__(
         self,
-        directory: str,
+        ledger: Ledger,
         mark: str,
         logs: str,
         limits: AnyLimits,
@@ -55,7 +55,6 @@ class Spawner:
 
         The listener is not looked at before all that an earlier spawner left behind is gone.
         """
-        ledger = Ledger(directory + "/ledger")
         _end_left_over(ledger, mark)
         ledger.rewrite()
         self._limits = limits
@@ -278,7 +277,8 @@ def main(directory: str, mark: str, logs: str) -> int:
     if os.path.lexists(ended):
         os.unlink(ended)
     limits = Limits(mark.rstrip(":"))
-    spawner = Spawner(directory, mark, logs, limits, listen(directory), os.getuid())
+    ledger = Ledger(open_files(directory + "/ledger"))
+    spawner = Spawner(ledger, mark, logs, limits, listen(directory), os.getuid())
     spawner.run()
     os.unlink(ended)
     os._exit(0)  # lock and sockets go at one time, so that who sees the one gone may take the other

@@ -18,6 +18,7 @@ import traceback
 
 from fairlead.agent.spawner import confine
 from fairlead.agent.spawner.asking import AskedLimits
+from fairlead.agent.spawner.ledger import Ledger, open_files
 from fairlead.agent.spawner.limits import Limits, Room
 from fairlead.agent.spawner.main import Spawner, listen, lock
 from fairlead.agent.spawner.users import NotAllowed, Person, find_person, read_map
@@ -94,7 +95,6 @@ class Helper:
         gid = self._agent[1]
         for path, owner, group, mode in (
             (folder, 0, gid, 0o711),
-            (folder + "/spawner", person.uid, person.gid, 0o700),
             (folder + "/tmp", person.uid, person.gid, 0o700),
             (folder + "/logs", person.uid, gid, 0o2770),
         ):
@@ -131,6 +131,7 @@ def keep(folder: str, person: Person, agent: tuple[int, int], private_tmp: bool)
     os.chown(path, 0, agent[1])
     os.chmod(path, 0o660)
     ours, its = _socketpair()
+    files = open_files(folder + "/ledger")
     processes = confine.most_processes()
     gc.disable()
     ready = os.pipe2(os.O_CLOEXEC)
@@ -139,8 +140,8 @@ def keep(folder: str, person: Person, agent: tuple[int, int], private_tmp: bool)
         code = 1
         try:
             os.read(ready[0], 1)  # until the cgroups are around it
-            _close_but(0, 1, 2, listener.fileno(), its.fileno(), kept)
-            code = _become(folder, person, agent[0], mark, limits, listener, its, private_tmp, processes)
+            _close_but(0, 1, 2, listener.fileno(), its.fileno(), kept, *files)
+            code = _become(folder, person, agent[0], mark, files, limits, listener, its, private_tmp, processes)
         except BaseException:
             traceback.print_exc()
         finally:
@@ -165,6 +166,7 @@ def _become(
     person: Person,
     agent: int,
     mark: str,
+    files: tuple[int, int],
     limits: Limits,
     listener: _socket.socket,
     keeper: _socket.socket,
@@ -178,7 +180,8 @@ def _become(
     os.umask(0o022)
     home = person.home if os.path.isdir(person.home) else "/"
     asked = AskedLimits(keeper, limits)
-    spawner = Spawner(folder + "/spawner", mark, folder + "/logs", asked, listener, agent, home, person.environment)
+    ledger = Ledger(files)
+    spawner = Spawner(ledger, mark, folder + "/logs", asked, listener, agent, home, person.environment)
     return 0 if spawner.run() else 4
 
 
