@@ -1,6 +1,6 @@
 """Limits of a spawner that is not root: it asks its keeper, which is, to put tasks into cgroups.
 
-A request is one packet: `ROOM MILLI-CPUS BYTES PID…`. There is no answer.
+`keeping.py` has the requests.
 """
 
 from __future__ import annotations
@@ -18,12 +18,20 @@ if TYPE_CHECKING:
 
         note: str
         kind: str
+        guards: bool
+        """True if tasks can open only the GPUs that they were given."""
 
         def at_once(self, memory: int) -> bool: ...
         def take(self, cpu: int, memory: int) -> Any: ...
+        def enter(self, cpu: int, memory: int, gpus: str) -> Any: ...
+        def leave(self) -> None: ...
         def put(self, room: Any, pids: Iterable[int]) -> None: ...
         def give(self, room: Any) -> None: ...
         def close(self) -> None: ...
+
+
+PATIENCE = 10.0
+"""Seconds for an answer of the keeper."""
 
 
 class AskedRoom:
@@ -40,8 +48,9 @@ class AskedRoom:
 
 
 class AskedLimits:
-    def __init__(self, keeper: _socket.socket, limits: Limits) -> None:
-        """`limits` are those of the keeper, as they were when this process was made from it."""
+    def __init__(self, keeper: _socket.socket, limits: Limits, guards: bool) -> None:
+        """`limits` are those of the keeper, as they were when this process was made from it. `guards`: of GPUs too."""
+        self.guards = guards
         self.note = limits.note
         self.kind = limits.kind
         self._keeper = keeper
@@ -54,8 +63,32 @@ class AskedLimits:
         return self._memory and memory > 0
 
     def take(self, cpu: int, memory: int) -> AskedRoom | None:
-        if not self._some or not (cpu or memory):
-            return None
+        return self._take(cpu, memory) if self._some and (cpu or memory) else None
+
+    def enter(self, cpu: int, memory: int, gpus: str) -> AskedRoom:
+        """Be where what is started next has these GPUs, by their numbers with commas, until `leave`. May raise."""
+        room = self._take(cpu, memory)
+        try:
+            self._ask(f"enter {room.number} {cpu} {memory} {gpus.replace(',', ' ')}")
+        except OSError:
+            self.give(room)
+            raise
+        return room
+
+    def leave(self) -> None:
+        self._ask("leave")
+
+    def _ask(self, request: str) -> None:
+        self._keeper.settimeout(PATIENCE)
+        try:
+            self._keeper.send(request.encode())
+            answer = self._keeper.recv(4096).decode()
+        finally:
+            self._keeper.setblocking(False)
+        if answer != "ok":
+            raise OSError(answer or "the keeper is gone")
+
+    def _take(self, cpu: int, memory: int) -> AskedRoom:
         if self._free:
             room = self._free.pop()
         else:

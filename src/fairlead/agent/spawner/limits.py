@@ -53,6 +53,7 @@ class Limits:
         self._free: list[Room] = []
         self._made = 0
         self._name = name
+        self.guards = False
         self._processes = ""
         """The cgroup of all processes, if there is one: with version 1 it is apart from those of the tasks."""
         for version, path, memory in _candidates():
@@ -86,6 +87,12 @@ class Limits:
             _put(room.path + "/memory.max", str(memory) if memory else "max")
             room.limit = memory
 
+    def enter(self, cpu: int, memory: int, gpus: str) -> Room:
+        raise OSError("GPUs are not guarded on a single-user node")
+
+    def leave(self) -> None:
+        raise OSError("GPUs are not guarded on a single-user node")
+
     def put(self, room: Room, pids: Iterable[int]) -> None:
         for pid in pids:
             try:
@@ -114,6 +121,11 @@ class Limits:
             _put(f"{self._processes}/cgroup.procs", str(pid))
         except OSError:
             self._processes = ""
+
+    @property
+    def tree(self) -> str:
+        """The folder of version 2 that `main` and the rooms are in; empty if they are of version 1, or missing."""
+        return self._base if self._version == 2 and self._processes else ""
 
     def holds(self, pid: int) -> bool:
         """True if a process is in one of these cgroups, as far as there are any that a process cannot leave."""
@@ -207,6 +219,12 @@ def _candidates() -> Iterator[tuple[int, str, bool]]:
         # Memory stays watched: to move a process between its groups there is slow and goes wrong easily.
         if "cpu" in names.split(",") and "cpu" in mounts:
             yield 1, mounts["cpu"] + path.rstrip("/"), False
+
+
+def unified_group() -> str:
+    """The cgroup of version 2 that this process is in, if there is that version here; empty otherwise."""
+    mounts, own = _hierarchies()
+    return mounts[""] + own[""].rstrip("/") if "" in mounts and "" in own else ""
 
 
 def _pids_group() -> str:

@@ -18,8 +18,10 @@ import traceback
 
 from fairlead.agent.spawner import confine
 from fairlead.agent.spawner.asking import AskedLimits
+from fairlead.agent.spawner.devices import gpus
+from fairlead.agent.spawner.keeping import Keeping, can_guard
 from fairlead.agent.spawner.ledger import Ledger, open_files
-from fairlead.agent.spawner.limits import Limits, Room
+from fairlead.agent.spawner.limits import Limits
 from fairlead.agent.spawner.main import Spawner, listen, lock
 from fairlead.agent.spawner.users import NotAllowed, Person, find_person, read_map
 
@@ -27,8 +29,6 @@ MOST = 200
 """Users that can have a spawner at a time."""
 LONGEST = 200
 """Bytes of a request."""
-PACKET = 1 << 16
-MOST_ROOMS = 100_000
 
 
 class Helper:
@@ -40,12 +40,14 @@ class Helper:
         self._keepers: set[int] = set()
         self._link = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, 0)
         self.private_tmp = _can_mount(self._users)
+        self.guards = bool(gpus()) and can_guard()
 
     def run(self) -> None:
         """Serve the agent until it is gone. Keepers and spawners stay."""
         limits = Limits(f"probe-{os.getpid()}")
         limits.close()
-        self._say(f"facts cgroup={limits.kind} tmp={'private' if self.private_tmp else 'shared'}")
+        facts = f"facts cgroup={limits.kind} tmp={'private' if self.private_tmp else 'shared'}"
+        self._say(facts + (f" gpus={'separate' if self.guards else 'shared'}" if gpus() else ""))
         rest = b""
         while data := self._link.recv(4096):
             *lines, rest = (rest + data).split(b"\n")
@@ -83,7 +85,7 @@ class Helper:
             return
         code = 1
         try:
-            code = keep(folder, person, self._agent, self.private_tmp)
+            code = keep(folder, person, self._agent, self.private_tmp, self.guards)
         except BaseException:
             traceback.print_exc()
         finally:
@@ -109,7 +111,7 @@ class Helper:
         return folder
 
 
-def keep(folder: str, person: Person, agent: tuple[int, int], private_tmp: bool) -> int:
+def keep(folder: str, person: Person, agent: tuple[int, int], private_tmp: bool, guards: bool) -> int:
     """Make the spawner of a user, keep its limits until it ends, and end what it leaves behind."""
     os.setsid()
     log = os.open(folder + "/log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
@@ -123,7 +125,7 @@ def keep(folder: str, person: Person, agent: tuple[int, int], private_tmp: bool)
     if kept is None:
         return 0
     mark = _mark(folder)
-    limits = Limits(mark.rstrip(":"))
+    keeping = Keeping(mark.rstrip(":"), person.uid, gpus() if guards else ())
     path = folder + "/socket"
     if os.path.lexists(path):
         os.unlink(path)
@@ -141,21 +143,30 @@ def keep(folder: str, person: Person, agent: tuple[int, int], private_tmp: bool)
         try:
             os.read(ready[0], 1)  # until the cgroups are around it
             _close_but(0, 1, 2, listener.fileno(), its.fileno(), kept, *files)
-            code = _become(folder, person, agent[0], mark, files, limits, listener, its, private_tmp, processes)
+            code = _become(
+                folder,
+                person,
+                agent[0],
+                mark,
+                files,
+                AskedLimits(its, keeping.limits, guards),
+                listener,
+                private_tmp,
+                processes,
+            )
         except BaseException:
             traceback.print_exc()
         finally:
             os._exit(code)
     listener.close()
     its.close()
-    limits.confine(pid, processes)
+    keeping.begin(pid, processes)
     os.write(ready[1], b".")
     for fd in ready:
         os.close(fd)
-    _serve(ours, limits, person.uid)
+    keeping.serve(ours)
     _, status = os.waitpid(pid, 0)
-    limits.kill()
-    limits.close()
+    keeping.end()
     if status == 0:
         os.unlink(path)  # nothing is left to tell: the next agent need not look here
     return 0
@@ -167,9 +178,8 @@ def _become(
     agent: int,
     mark: str,
     files: tuple[int, int],
-    limits: Limits,
+    limits: AskedLimits,
     listener: _socket.socket,
-    keeper: _socket.socket,
     private_tmp: bool,
     processes: int,
 ) -> int:
@@ -179,34 +189,12 @@ def _become(
     confine.become(person)
     os.umask(0o022)
     home = person.home if os.path.isdir(person.home) else "/"
-    asked = AskedLimits(keeper, limits)
     ledger = Ledger(files)
-    spawner = Spawner(ledger, mark, folder + "/logs", asked, listener, agent, home, person.environment)
-    return 0 if spawner.run() else 4
-
-
-def _serve(link: _socket.socket, limits: Limits, uid: int) -> None:
-    """Put processes into cgroups as the spawner asks, if they are its user's. Ends with the spawner."""
-    rooms: dict[int, Room] = {}
-    while data := link.recv(PACKET):
-        try:
-            number, cpu, memory, *pids = map(int, data.split())
-            if number not in rooms:
-                room = limits.take(cpu, memory) if len(rooms) < MOST_ROOMS else None
-                if room is None:
-                    continue
-                rooms[number] = room
-            limits.set(rooms[number], cpu, memory)
-            limits.put(rooms[number], [pid for pid in pids if limits.holds(pid) and _uid(pid) == uid])
-        except (OSError, ValueError):
-            continue
-
-
-def _uid(pid: int) -> int:
-    try:
-        return os.stat(f"/proc/{pid}").st_uid
-    except OSError:
-        return -1
+    spawner = Spawner(ledger, mark, folder + "/logs", limits, listener, agent, home, person.environment)
+    if not spawner.run():
+        return 4
+    _clear(folder + "/tmp")
+    return 0
 
 
 def _mark(folder: str) -> str:
@@ -236,6 +224,16 @@ def _close_but(*kept: int) -> None:
                 os.close(int(name))
             except OSError:
                 continue  # that of the listing itself
+
+
+def _clear(folder: str) -> None:
+    """Remove what the tasks of a user left in their /tmp, as that user."""
+    for _, folders, names, at in os.fwalk(folder, topdown=False):
+        for name in (*names, *folders):
+            try:
+                (os.rmdir if name in folders else os.unlink)(name, dir_fd=at)
+            except OSError:
+                continue
 
 
 def _can_mount(folder: str) -> bool:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from fairlead.agent.spawner.asking import AnyLimits
     from fairlead.agent.spawner.records import Result, Task
 
+GPUS = "NVIDIA_VISIBLE_DEVICES"
+"""The variable by which the agent says which GPUs a task was given."""
 LOG_MODE = 0o640
 """The agent reads logs as a member of their group; in a folder that only one user can enter that changes nothing."""
 OPEN = os.O_WRONLY | os.O_CREAT | os.O_APPEND
@@ -61,7 +63,14 @@ class Starter:
         except (OSError, ValueError) as problem:
             return ("failed", 126, f"its working directory {directory}: {problem}", 0, 0, 0)
         path = self._path(command[0] if command else "", environment.get("PATH", os.defpath))
-        room = self._limits.take(cpu, memory) if self._limits.at_once(memory) else None
+        given = task.own.get(GPUS, "") if task.own and self._limits.guards else ""
+        try:
+            if given:
+                room = self._limits.enter(cpu, memory, given)
+            else:
+                room = self._limits.take(cpu, memory) if self._limits.at_once(memory) else None
+        except OSError as problem:
+            return ("refused", 0, f"its GPUs cannot be given to it: {problem}", 0, 0, 0)
         began = monotonic()
         try:
             pid = self._spawn(path, command, environment, f"{self._logs}/{folder}", name)
@@ -70,6 +79,9 @@ class Starter:
                 self._limits.give(room)
             self._paths.clear()
             return _why(problem, command)
+        finally:
+            if given:
+                self._limits.leave()
         if room is not None:
             self._limits.put(room, (pid,))
             task.room = room
