@@ -124,6 +124,15 @@ def test_ends_are_kept_until_confirmed_even_without_an_agent(spawner: Spawner) -
     assert spawner.known == []
 
 
+def test_a_task_confirmed_twice_in_one_message_is_forgotten_once(spawner: Spawner) -> None:
+    (key,) = spawner.launch("true")
+    (runs,) = spawner.launch("sleep 1000", number=2)
+    spawner.until(lambda: key in spawner.ended and runs in spawner.started)
+    spawner.send("confirm", [key, key])
+    spawner.join()
+    assert [(entry[0][1], entry[3]) for entry in spawner.known] == [(2, "running")]
+
+
 def test_a_killed_spawner_leaves_nothing_running(spawner: Spawner, tmp_path: Path) -> None:
     """The next one ends what is left before it speaks: in another session, without the mark, and an ordinary one."""
     script = f"""

@@ -176,9 +176,12 @@ class Book:
     def find(self, spawner: int, known: Iterable[tuple[Meta, int, int, str, Result | None]]) -> None:
         """A spawner says all that it knows: at first, and when it was started again."""
         before = {key for key, entry in self._entries.items() if entry.at == spawner and not self._is_held(entry)}
+        confirmed = set(self._gone[spawner])
         for meta, index, chain, state, result in known:
             key = (meta[1], meta[2], meta[3], index)
             before.discard(key)
+            if key in confirmed:
+                continue  # the spawner has not heard of it yet
             entry = self._entries.get(key)
             if entry is None:
                 entry = self._entries[key] = Entry(key, meta, spawner, chain)
@@ -193,6 +196,7 @@ class Book:
                 self._begin(entry)
         for key in before:
             self._settle_unknown(self._entries[key])
+        self.tell_confirmed()
 
     def _settle_unknown(self, entry: Entry) -> None:
         """A spawner does not know a task that it was sent. It writes down what it takes, so it did not."""

@@ -118,6 +118,7 @@ class Spawner:
         self._poll.register(fd, select.POLLIN)
         self._incoming = Unpacker()
         tasks = self._tasks
+        tasks.note()  # an end that is told here is not told again as news
         tasks.started.clear()
         tasks.ended.clear()
         known = [(each.meta, each.index, each.chain, each.state, each.result) for each in tasks.known.values()]

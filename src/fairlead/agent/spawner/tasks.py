@@ -166,7 +166,7 @@ class Tasks:
 
     def confirm(self, keys: Iterable[Key]) -> None:
         """The agent has no more need of these."""
-        gone = [key for key in keys if key in self.known and self.known[key].state == ENDED]
+        gone = {key for key in keys if key in self.known and self.known[key].state == ENDED}
         for key in gone:
             del self.known[key]
         self._ledger.forget(gone)
