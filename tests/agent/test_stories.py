@@ -229,6 +229,34 @@ def test_an_attempt_that_was_refused_is_not_started_later(tmp_path: Path) -> Non
     tell(story)
 
 
+def test_a_spawner_that_could_not_be_started_is_started_later(tmp_path: Path) -> None:
+    """The agent is out of descriptors while its spawners are gone. Launches are refused until it has some again."""
+    go = tmp_path / "go"
+
+    async def story() -> None:
+        async with plant_with_agent(tmp_path) as (plant, one):
+            waits = ["sh", "-c", f"while ! [ -e {go} ]; do sleep 0.01; done"]
+            job = await plant.submit(waits)
+            await plant.until(lambda p: [each.state for each in p.allocations.values()] == ["running"])
+            assert one.process is not None
+            before = resource.prlimit(one.process.pid, resource.RLIMIT_NOFILE)
+            resource.prlimit(one.process.pid, resource.RLIMIT_NOFILE, (1, before[1]))
+            one.kill_spawners()
+            log = tmp_path / "agent.log"
+            while "no spawner could be started" not in log.read_text():
+                await asyncio.sleep(0.01)
+            later = await plant.submit(["true"])
+            await plant.until(lambda p: p.nodes.avoided)
+            assert "Too many open files" in stage_of(plant, later).past(0).reason
+            assert log.read_text().count("no spawner could be started") == 2, "once for each spawner"
+            resource.prlimit(one.process.pid, resource.RLIMIT_NOFILE, before)
+            go.touch()
+            assert await plant.over(job) == "succeeded"
+            assert await plant.over(later) == "succeeded"
+
+    tell(story)
+
+
 def test_drained_nodes_return_what_has_not_started(tmp_path: Path) -> None:
     async def story() -> None:
         async with plant_with_agent(tmp_path) as (plant, _):

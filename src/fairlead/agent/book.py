@@ -36,9 +36,11 @@ class Book:
         """How many tasks wait for a room of their chain."""
         self.outbox: list[list[Frame]] = [[] for _ in range(spawners)]
         """What spawners are to be told; whoever sends it empties it."""
+        self.missing: dict[int, str] = {}
+        """Spawners that cannot be started → why. They get no tasks; while all are missing, launches are refused."""
         self._around = around
         self._entries: dict[Key, Entry] = {}
-        self._rooms = Rooms(spawners)
+        self._rooms = Rooms(spawners, self.missing)
         self._live: dict[Task, Key] = {}
         """The attempt of each task that has not ended."""
         self._held: dict[Task, Entry] = {}
@@ -95,6 +97,9 @@ class Book:
             self.queued += entry.waits
             if own is not None:
                 entry.own = own[at]
+            if len(self.missing) == len(self.outbox):
+                self._end(entry, ("refused", 0, self.missing[spawner], 0, 0, 0))
+                continue
             task = (tasks.number, tasks.stage, index)
             if task in self._live:
                 if task in self._held:

@@ -34,8 +34,11 @@ LOG = "spawner.log"
 class Link(asyncio.Protocol):
     """A connection to one spawner. `heard` is called with each of its messages."""
 
-    def __init__(self, directory: Path, heard: Callable[..., None], failed: Callable[[str], None]) -> None:
-        """`failed` hears why a spawner could not be started; it is tried again all the same."""
+    def __init__(self, directory: Path, heard: Callable[..., None], failed: Callable[[str, bool], None]) -> None:
+        """`failed` hears why a spawner ended or could not be started; a new one is tried without end.
+
+        Its second argument is True once a start has failed: until a spawner speaks again there is none.
+        """
         self._directory = directory
         self._heard = heard
         self._failed = failed
@@ -61,15 +64,26 @@ class Link(asyncio.Protocol):
 
     async def _connect(self) -> None:
         pause = FIRST_PAUSE
+        started, gone, said = False, False, ("", False)
         while True:
-            link = _open(self._directory)
-            if link is not None:
-                break
-            ended = None if self._process is None else self._process.poll()
-            if ended:
-                self._failed(f"a spawner ended with code {ended}; {self._directory / LOG} says why")
-            if self._process is None or ended is not None:
-                self._process = _start(self._directory)
+            problem = ""
+            try:
+                link = _open(self._directory)
+                if link is not None:
+                    break
+                ended = None if self._process is None else self._process.poll()
+                if ended:
+                    problem = f"a spawner ended with code {ended}; {self._directory / LOG} says why"
+                    gone = started
+                if self._process is None or ended is not None:
+                    self._process = None
+                    self._process = _start(self._directory)
+                    started = True
+            except OSError as fault:
+                problem, gone = f"no spawner could be started in {self._directory}: {fault.strerror}", True
+            if problem and (problem, gone) != said:
+                said = (problem, gone)
+                self._failed(problem, gone)
             await asyncio.sleep(pause)
             pause = min(LONGEST_PAUSE, 1.5 * pause)
         self._incoming = Unpacker()
@@ -91,14 +105,15 @@ class Link(asyncio.Protocol):
 
 
 def _open(directory: Path) -> socket.socket | None:
-    """Connect, if somebody listens. The path of a socket must be short, and that of a directory may be long."""
-    link = socket.socket(socket.AF_UNIX)
+    """Connect, if a spawner listens. The path of a socket must be short, and that of a directory may be long."""
     folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        link.connect(f"/proc/self/fd/{folder}/socket")
-    except OSError:
-        link.close()
-        return None
+        link = socket.socket(socket.AF_UNIX)
+        try:
+            link.connect(f"/proc/self/fd/{folder}/socket")
+        except OSError:
+            link.close()
+            return None
     finally:
         os.close(folder)
     link.setblocking(False)

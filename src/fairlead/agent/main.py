@@ -10,6 +10,7 @@ import secrets
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
@@ -75,8 +76,8 @@ class Agent:
         self._links = [
             Link(
                 prepare(self._directory / f"spawner-{at}"),
-                lambda *said, at=at: self._hear(at, *said),
-                lambda problem: log("spawner", {"problem": problem}),
+                partial(self._hear, at),
+                partial(self._miss, at),
             )
             for at in range(many)
         ]
@@ -93,20 +94,24 @@ class Agent:
 
     async def run(self) -> None:
         """Work until cancelled. The tasks go on under their spawners."""
-        links = [asyncio.create_task(link.keep()) for link in self._links]
-        sweeper = asyncio.create_task(self._sweep())
+        work = [asyncio.create_task(each) for each in (self._serve(), self._sweep(), *(x.keep() for x in self._links))]
         try:
-            await self._all_found.wait()
-            await self._stay_joined()
+            done, _ = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()  # a part that failed ends the agent, never silently only itself
         finally:
             self.book.tell_confirmed()
             self._deliver()
-            for task in (*links, sweeper):
+            for task in work:
                 task.cancel()
-            await asyncio.gather(*links, sweeper, return_exceptions=True)
+            await asyncio.gather(*work, return_exceptions=True)
             os.close(self._lock)
 
     # -- the server ----------------------------------------------------------------------------------------------
+
+    async def _serve(self) -> None:
+        await self._all_found.wait()
+        await self._stay_joined()
 
     async def _stay_joined(self) -> None:
         pause = FIRST_PAUSE
@@ -188,6 +193,7 @@ class Agent:
         if what == "state":
             known, self._notes[at] = rest
             self._links[at].send(("lease", *self._leases))
+            self.book.missing.pop(at, None)
             self.book.find(at, known)
             self._found.add(at)
             if len(self._found) == len(self._links):
@@ -197,6 +203,11 @@ class Agent:
         self._deliver()
         if self._session is not None:
             self._session.poke()
+
+    def _miss(self, at: int, problem: str, gone: bool) -> None:
+        self._log("spawner", {"problem": problem})
+        if gone:
+            self.book.missing[at] = problem
 
     def _deliver(self) -> None:
         for at, outbox in enumerate(self.book.outbox):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+
 
 class Chain:
     """How the rooms of one chain, and its tasks that have not ended, are spread."""
@@ -14,9 +16,11 @@ class Chain:
 
 
 class Rooms:
-    def __init__(self, spawners: int) -> None:
+    def __init__(self, spawners: int, missing: Collection[int] = ()) -> None:
+        """`missing` has the spawners that get no tasks now; when it has all of them, it is not looked at."""
         self._load = [0] * spawners
         self._all = range(spawners)
+        self._missing = missing
         self._chains: dict[int, Chain] = {}
 
     def restore(self, spawner: int, chain: int) -> None:
@@ -29,9 +33,9 @@ class Rooms:
         """The spawner for a task that starts at once."""
         if chain:
             left = self._chain(chain).left
-            spawner = min(self._all, key=lambda each: (left[each], self._load[each]))
+            spawner = min(self._present(), key=lambda each: (left[each], self._load[each]))
         else:
-            spawner = min(self._all, key=self._load.__getitem__)
+            spawner = min(self._present(), key=self._load.__getitem__)
         self.restore(spawner, chain)
         return spawner
 
@@ -48,7 +52,8 @@ class Rooms:
         """So many of a chain run at a time. They are spread evenly, first to who has been given tasks of it."""
         chain = self._chain(number)
         while sum(chain.rooms) < rooms:
-            chain.rooms[min(self._all, key=lambda each: (chain.rooms[each], -chain.left[each], self._load[each]))] += 1
+            fewest = min(self._present(), key=lambda each: (chain.rooms[each], -chain.left[each], self._load[each]))
+            chain.rooms[fewest] += 1
         while sum(chain.rooms) > rooms:
             chain.rooms[max(self._all, key=lambda each: (chain.rooms[each], -chain.left[each]))] -= 1
 
@@ -68,6 +73,9 @@ class Rooms:
             chain.left[spawner] -= 1
             if not any(chain.left):
                 del self._chains[number]
+
+    def _present(self) -> Sequence[int]:
+        return [each for each in self._all if each not in self._missing] or self._all if self._missing else self._all
 
     def _chain(self, number: int) -> Chain:
         chain = self._chains.get(number)
