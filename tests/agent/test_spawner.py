@@ -6,6 +6,8 @@ import os
 import resource
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import monotonic, sleep
@@ -222,6 +224,66 @@ def test_a_task_that_goes_on_is_limited_with_its_children(spawner: Spawner, tmp_
     spawner.send("stop", [(key, 0.0)])
     spawner.until(lambda: key in spawner.ended)
     assert not alive(child.pid)
+
+
+def descriptors(spawner: Spawner) -> int:
+    return len(os.listdir(f"/proc/{spawner.process.pid}/fd"))
+
+
+def test_tasks_cost_the_spawner_no_descriptors(spawner: Spawner) -> None:
+    before = descriptors(spawner)
+    keys = spawner.launch("sleep 1000", count=20, cpu=500)
+    spawner.until(lambda: len(spawner.started) == 20)
+    sleep(0.3)  # by now they are in cgroups, where some can be had
+    assert descriptors(spawner) <= before + 2
+    spawner.send("stop", [(key, 0.0) for key in keys])
+    spawner.until(lambda: len(spawner.ended) == 20)
+
+
+def test_a_spawner_without_descriptors_goes_on_when_it_has_some(spawner: Spawner) -> None:
+    """Meanwhile it can neither accept an agent nor look for processes, and takes no task to be gone for that."""
+    pid = spawner.process.pid
+    first, second = (spawner.launch("sleep 1000 & sleep 1000", number=number)[0] for number in (1, 2))
+    spawner.until(lambda: len(spawner.started) == 2)
+    limit = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, limit[1]))
+    spawner.send("stop", [(first, 0.0)])
+    waiting = link._open(spawner.directory)  # it cannot be accepted
+    assert waiting is not None
+    sleep(1.0)
+    assert first not in spawner.ended, "what is left of it cannot be seen"
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, limit)
+    waiting.close()
+    spawner.join()
+    spawner.until(lambda: first in spawner.ended)
+    assert spawner.ended[first][0] == "stopped"
+    (third,) = spawner.launch("true", number=4)
+    spawner.until(lambda: third in spawner.ended)
+    assert spawner.ended[third][:2] == ("exit", 0)
+    assert second not in spawner.ended
+    assert spawner.process.poll() is None
+
+
+@pytest.mark.parametrize(("limit", "starts"), [("-S 20", True), ("20", False)])
+def test_a_limit_on_descriptors_is_known_at_the_start(tmp_path: Path, limit: str, starts: bool) -> None:
+    directory = prepare(tmp_path / "spawner-0")
+    run = (
+        f"sys.path.append({link.SOURCE!r}); from fairlead.agent.spawner.main import main; sys.exit(main(*sys.argv[1:]))"
+    )
+    script = f'ulimit -n {limit}; exec "$0" -S -E -c "$1" "$2" some:'
+    with subprocess.Popen(
+        ["sh", "-c", script, sys.executable, f"import sys; {run}", str(directory)], stderr=subprocess.PIPE, text=True
+    ) as process:
+        if starts:
+            until = monotonic() + SECONDS
+            while not (directory / "socket").exists():
+                assert monotonic() < until and process.poll() is None
+                sleep(0.01)
+            assert resource.prlimit(process.pid, resource.RLIMIT_NOFILE)[0] == 64
+            end_all(tmp_path, 0.0)
+        else:
+            assert "LimitNOFILE=" in process.communicate()[1]
+    assert process.returncode == (0 if starts else 4)
 
 
 def test_large_logs_are_moved_aside(spawner: Spawner) -> None:

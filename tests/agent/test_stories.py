@@ -8,8 +8,8 @@ import os
 import resource
 import shlex
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -253,6 +253,50 @@ def test_a_spawner_that_could_not_be_started_is_started_later(tmp_path: Path) ->
             go.touch()
             assert await plant.over(job) == "succeeded"
             assert await plant.over(later) == "succeeded"
+
+    tell(story)
+
+
+@pytest.fixture
+def few_processes() -> Iterator[Path]:
+    """A cgroup that can limit how many processes are in it."""
+    for base in (Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup")):
+        group = base / f"fairlead-test-{os.getpid()}"
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        if (group / "pids.max").exists():
+            yield group
+            for pid in (group / "cgroup.procs").read_text().split():
+                with suppress(OSError):
+                    (base / "cgroup.procs").write_text(pid)
+            group.rmdir()
+            return
+        group.rmdir()
+    pytest.skip("no cgroup of processes can be made here; run the tests as root")
+
+
+def test_a_node_that_cannot_fork_pauses_and_goes_on_later(tmp_path: Path, few_processes: Path) -> None:
+    """`EAGAIN` is a fault of the node: no task fails by it, and none is sent there again and again meanwhile."""
+
+    async def story() -> None:
+        async with plant_with_agent(tmp_path, max_launch_tries=1) as (plant, one):
+            await plant.until(lambda p: p.nodes.rows)
+            spawners = one.spawners()
+            for pid in spawners:
+                (few_processes / "cgroup.procs").write_text(str(pid))
+            (few_processes / "pids.max").write_text("1")
+            jobs = [await plant.submit(["true"], count=50, min=1, resources={"cpu": 0.1}) for _ in range(3)]
+            await plant.until(lambda p: max(p.nodes.failures) >= 2)
+            for job in jobs:
+                stage = stage_of(plant, job)
+                assert stage.top <= 4, "it is tried again after a pause only"
+                assert "Resource temporarily unavailable" in stage.past(0).reason
+            (few_processes / "pids.max").write_text("max")
+            for job in jobs:
+                assert await plant.over(job) == "succeeded"
+            assert one.spawners() == spawners
 
     tell(story)
 

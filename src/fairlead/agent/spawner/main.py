@@ -9,6 +9,7 @@ import _socket
 import fcntl
 import gc
 import os
+import resource  # also for os.wait4, which must not have to look for it when there is no descriptor left
 import select
 import signal
 import sys
@@ -24,6 +25,7 @@ from fairlead.agent.spawner.tasks import Tasks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 STARTS = 8
@@ -32,6 +34,10 @@ IDLE = 10.0
 """Seconds after which a spawner without an agent and without tasks ends. The ledger keeps the ends of tasks."""
 READ = 1 << 18
 MOST_UNSENT = 64 << 20
+LEAST_DESCRIPTORS = 64
+"""A spawner uses less than 20 itself, whatever runs; a task has the same limit."""
+FAULT_PAUSE = 0.1
+"""Seconds to wait when the machine is out of something, as descriptors."""
 
 
 class Spawner:
@@ -56,6 +62,8 @@ class Spawner:
         self._kill_at = NEVER
         self._idle_since = monotonic()
         self._quits = False
+        self._fault = ""
+        """The last one that was told, so that one that stays is told once."""
 
     def run(self) -> None:
         tasks = self._tasks
@@ -65,18 +73,28 @@ class Spawner:
                     os.read(fd, 4096)
                     tasks.reap()
                 elif fd == self._listener.fileno():
-                    self._accept()
+                    self._despite_faults(self._accept)
                 else:
                     self._receive()
             tasks.start(STARTS)
             self._keep_lease()
-            tasks.tick()
+            self._despite_faults(tasks.tick)
             tasks.note()
             self._tell()
             if self._is_idle():
                 break
         self._limits.close()
         os.unlink(self._directory + "/socket")
+
+    def _despite_faults(self, work: Callable[[], None]) -> None:
+        """Do something that a later pass can do as well, should the machine be out of descriptors or memory now."""
+        try:
+            work()
+        except OSError as problem:
+            if str(problem) != self._fault:
+                self._fault = str(problem)
+                print(f"{problem}; it is tried again", file=sys.stderr, flush=True)
+            select.select((), (), (), FAULT_PAUSE)
 
     def _timeout(self) -> int:
         """How many milliseconds to sleep; poll rounds down, so one more."""
@@ -226,7 +244,18 @@ def _listen(directory: str) -> _socket.socket:
     return listener
 
 
+def _enough_descriptors() -> bool:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < LEAST_DESCRIPTORS <= hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (LEAST_DESCRIPTORS, hard))
+    return hard >= LEAST_DESCRIPTORS
+
+
 def main(directory: str, mark: str) -> int:
+    if not _enough_descriptors():
+        least = f"the limit on open files must be {LEAST_DESCRIPTORS} or more"
+        print(f"{least}; raise it with `ulimit -n` or LimitNOFILE= of the agent's unit", file=sys.stderr)
+        return 4
     lock = os.open(directory + "/lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -5,6 +5,7 @@ Every task is started with its name in the environment, which its children inher
 
 from __future__ import annotations
 
+import errno
 import os
 
 TYPE_CHECKING = False
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 MARK = "FAIRLEAD_TASK"
 TICKS = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
+NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 SLACK = 0.1
 """Seconds by which two of the clocks of a machine may differ."""
 
@@ -34,13 +36,16 @@ class Process:
 
 
 def all_processes() -> dict[int, Process]:
+    """The processes of the machine by number. Raises `OSError` where they cannot all be seen."""
     found: dict[int, Process] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
                 with open(f"/proc/{name}/stat", "rb", 0) as file:
                     found[int(name)] = Process(int(name), file.read(2048))
-            except OSError:
+            except OSError as problem:
+                if problem.errno in NO_DESCRIPTOR:
+                    raise  # it may live
                 continue  # it has ended meanwhile
     return found
 
@@ -50,7 +55,9 @@ def mark_of(pid: int) -> str:
     try:
         with open(f"/proc/{pid}/environ", "rb", 0) as file:
             data = file.read()
-    except OSError:
+    except OSError as problem:
+        if problem.errno in NO_DESCRIPTOR:
+            raise
         return ""
     wanted = MARK.encode() + b"="
     for entry in data.split(b"\0"):

@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 OPEN = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 DEFAULT_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """What Python or the spawner ignores, and tasks should not."""
-MACHINE_FAULTS = (errno.EAGAIN, errno.ENOMEM, errno.ENOSPC, errno.EMFILE, errno.ENFILE, errno.EDQUOT, errno.EROFS)
+MACHINE_FAULTS = (
+    errno.EAGAIN, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO,
+    errno.EMFILE, errno.ENFILE, errno.EBADF,
+)  # fmt: skip
+"""Without a descriptor for the output of a task, `posix_spawn` says `EBADF`."""
 
 
 class Starter:

@@ -151,7 +151,11 @@ class Tasks:
                 task.kill_at = now + grace
                 self._leaving[key] = task
         if asked:
-            for pids in members(asked, self._marks()).values():
+            try:
+                found = members(asked, self._marks())
+            except OSError:
+                found = {pid: [pid] for pid in asked}  # their children are found when they are killed
+            for pids in found.values():
                 signal_all(pids, signal.SIGTERM)
 
     def give_back(self, keys: Iterable[Key]) -> None:
