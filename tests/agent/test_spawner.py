@@ -300,6 +300,42 @@ def test_large_logs_are_moved_aside(spawner: Spawner) -> None:
     assert text.startswith(b"more\n")
 
 
+TRICKS = {
+    "fifo": "mkfifo",
+    "link": "ln -s {secret}",
+    "second name": "ln {secret}",
+    "folder": "mkdir",
+    "huge file": "truncate -s 1T",
+}
+
+
+@pytest.mark.parametrize("trick", TRICKS.values(), ids=TRICKS)
+def test_a_log_that_its_task_replaced_neither_blocks_nor_reaches_another_file(
+    spawner: Spawner, tmp_path: Path, trick: str
+) -> None:
+    secret = tmp_path / "secret"
+    with secret.open("wb") as file:
+        file.truncate(LARGE + 1)
+    (key,) = spawner.launch(f"sleep 1000 {tmp_path}")
+    spawner.until(lambda: key in spawner.started)
+    logs = [spawner.log(key, stream) for stream in ("out", "err")]
+    older = [path.with_name(path.name + ".1") for path in logs]
+    for path in (logs[0], *older, spawner.log((2, "main", 1, 0)), spawner.log((2, "main", 1, 0), "err")):
+        path.unlink(missing_ok=True)
+        subprocess.run(["sh", "-c", f"{trick.format(secret=secret)} {path}"], check=True)
+    with logs[1].open("wb") as file:
+        file.truncate(LARGE + 1)
+    sleep(1.2)  # they are looked at twice a second
+    (later,) = spawner.launch("echo fine", number=2)
+    spawner.until(lambda: later in spawner.ended)
+    if trick != "mkdir":
+        assert spawner.ended[later][:2] == ("exit", 0)
+        assert spawner.log(later).read_text() == "fine\n"
+    assert secret.stat().st_size == LARGE + 1
+    assert all(path.lstat().st_blocks < 1 << 17 for path in older)
+    assert spawner.process.poll() is None
+
+
 def test_a_launch_that_is_sent_again_is_started_once(spawner: Spawner, tmp_path: Path) -> None:
     script = f"echo x >>{tmp_path}/runs"
     for _ in range(3):

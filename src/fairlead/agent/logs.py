@@ -10,6 +10,7 @@ from pathlib import Path
 from time import time
 
 from fairlead.agent.launching import log_folder
+from fairlead.agent.spawner.files import is_plain, open_plain
 from fairlead.wire.agent import LogPart, LogRequest
 
 PART = 1 << 16
@@ -34,15 +35,15 @@ async def read_log(logs: str, asked: LogRequest, is_over: Callable[[], bool]) ->
     if path is None:
         yield LogPart(asked.request, 0, b"", True, "there is no such log; check the name of the stage")
         return
-    older, current = _read(path.with_name(path.name + ".1"), 0), 0
-    size = len(older) + _size(path)
+    older = path.with_name(path.name + ".1")
+    base = _size(older)
+    size = base + _size(path)
     offset = max(0, size + asked.offset) if asked.offset < 0 else asked.offset
-    found = path.exists() or asked.follow
-    if offset < len(older):
-        for at in range(offset, len(older), PART):
-            yield LogPart(asked.request, at, older[at : at + PART])
-        offset = len(older)
-    current, base = offset - len(older), len(older)
+    found = os.path.lexists(path) or asked.follow
+    while offset < base and (data := _read(older, offset, min(PART, base - offset))):
+        yield LogPart(asked.request, offset, data)
+        offset += len(data)
+    current = max(0, offset - base)
     while found:
         over = is_over()  # before the last look, so that nothing written before the end is missed
         if _size(path) < current:
@@ -63,23 +64,29 @@ def remove_old(logs: str) -> None:
     for folder, _, names in os.walk(logs, topdown=False):
         for name in names:
             path = os.path.join(folder, name)
-            if os.stat(path).st_mtime < limit:
+            if os.lstat(path).st_mtime < limit:
                 os.unlink(path)
         if folder != logs and os.stat(folder).st_mtime < limit and not os.listdir(folder):
             os.rmdir(folder)
 
 
 def _size(path: Path) -> int:
+    """The bytes of a log; 0 if there is none, or if its task put something else in its place."""
     try:
-        return path.stat().st_size
-    except FileNotFoundError:
+        found = path.lstat()
+    except OSError:
         return 0
+    return found.st_size if is_plain(found) else 0
 
 
-def _read(path: Path, offset: int, most: int = -1) -> bytes:
+def _read(path: Path, offset: int, most: int) -> bytes:
     try:
-        with path.open("rb") as file:
-            file.seek(offset)
-            return file.read(most)
-    except FileNotFoundError:
+        fd = open_plain(str(path), os.O_RDONLY)
+    except OSError:
         return b""
+    try:
+        return os.pread(fd, most, offset)
+    except OSError:
+        return b""  # the disk gives it no more
+    finally:
+        os.close(fd)

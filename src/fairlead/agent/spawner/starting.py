@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from fairlead.agent.spawner.limits import Limits
     from fairlead.agent.spawner.records import Result, Task
 
-OPEN = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+OPEN = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
+"""Logs are made anew. A FIFO or link that another task has put there is not opened."""
 DEFAULT_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """What Python or the spawner ignores, and tasks should not."""
 MACHINE_FAULTS = (
@@ -80,16 +81,23 @@ class Starter:
             (os.POSIX_SPAWN_OPEN, 1, log + ".out", OPEN, 0o600),
             (os.POSIX_SPAWN_OPEN, 2, log + ".err", OPEN, 0o600),
         )
-        try:
+
+        def spawn() -> int:
             return os.posix_spawn(
                 path, command, environment, file_actions=actions, setsid=True, setsigmask=(), setsigdef=DEFAULT_SIGNALS
             )
-        except FileNotFoundError:
-            # It may be the folder of the logs that is missing, and another spawner may be making it.
-            os.makedirs(logs, 0o700, exist_ok=True)
-            return os.posix_spawn(
-                path, command, environment, file_actions=actions, setsid=True, setsigmask=(), setsigdef=DEFAULT_SIGNALS
-            )
+
+        for _ in range(3):
+            try:
+                return spawn()
+            except FileNotFoundError:
+                # It may be the folder of the logs that is missing, and another spawner may be making it.
+                os.makedirs(logs, 0o700, exist_ok=True)
+            except FileExistsError:
+                for _, _, name, _, _ in actions:
+                    if os.path.lexists(name):
+                        os.unlink(name)
+        return spawn()
 
     def _path(self, name: str, search: str) -> str:
         if "/" in name or not name:
