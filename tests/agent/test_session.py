@@ -53,7 +53,7 @@ class Talk:
             self.line,
             self.book,
             "/nowhere",
-            lambda ask, end: self.leases.append((ask, end)),
+            lambda ask, end, length, lock: self.leases.append((ask, end)),
             lambda: None,
             self.epochs.append,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
 import signal
@@ -151,6 +152,7 @@ def test_a_killed_spawner_leaves_nothing_running(spawner: Spawner, tmp_path: Pat
         sleep(0.01)
     sleep(0.1)  # the command without an environment is started
     pids = [int(file.read_text()) for file in files]
+    os.kill(guard_of(spawner), signal.SIGKILL)
     os.kill(spawner.process.pid, signal.SIGKILL)
     spawner.process.wait()
     assert all(map(psutil.pid_exists, pids))
@@ -158,6 +160,74 @@ def test_a_killed_spawner_leaves_nothing_running(spawner: Spawner, tmp_path: Pat
     spawner.join()
     assert not any(alive(pid) for pid in pids)
     assert {key: spawner.ended[key][0] for key in keys} == dict.fromkeys(keys, "lost")
+
+
+def guard_of(spawner: Spawner) -> int:
+    """The process that has the same command: it was forked."""
+    one = psutil.Process(spawner.process.pid)
+    (guard,) = [each.pid for each in one.children() if each.cmdline() == one.cmdline()]
+    return guard
+
+
+def test_tasks_of_a_killed_spawner_end_without_a_successor(spawner: Spawner) -> None:
+    keys = spawner.launch("setsid sleep 1000 & sleep 1000", count=3)
+    spawner.until(lambda: len(spawner.started) == 3)
+    processes = psutil.Process(spawner.process.pid).children(recursive=True)
+    assert len(processes) >= 4
+    spawner.process.kill()
+    spawner.process.wait()
+    psutil.wait_procs(processes, SECONDS)
+    assert not any(map(psutil.Process.is_running, processes)), "and its guard has ended too"
+    spawner.process = link._start(spawner.directory)
+    spawner.join()
+    assert {key: spawner.ended[key][0] for key in keys} == dict.fromkeys(keys, "lost")
+
+
+def test_tasks_of_a_stopped_spawner_end_with_their_lease(spawner: Spawner) -> None:
+    spawner.launch("sleep 1000", count=3)
+    spawner.until(lambda: len(spawner.started) == 3)
+    processes = psutil.Process(spawner.process.pid).children(recursive=True)
+    now = monotonic()
+    spawner.send("lease", now + 1.0, now + 1.5, 1.5, "")
+    spawner.send("confirm", [])
+    sleep(0.1)
+    spawner.process.send_signal(signal.SIGSTOP)
+    psutil.wait_procs(processes, SECONDS)
+    assert not any(map(psutil.Process.is_running, processes))
+    assert monotonic() - now > 1.4
+    assert spawner.process.wait(SECONDS) == -signal.SIGKILL, "it starts nothing more when it goes on"
+
+
+def test_a_guard_that_was_killed_is_replaced(spawner: Spawner) -> None:
+    (key,) = spawner.launch("sleep 1000")
+    spawner.until(lambda: key in spawner.started)
+    before = guard_of(spawner)
+    os.kill(before, signal.SIGKILL)
+    until = monotonic() + SECONDS
+    while psutil.pid_exists(before) or not psutil.Process(spawner.process.pid).children():
+        assert monotonic() < until
+        sleep(0.01)
+    assert guard_of(spawner) != before
+    sleep(1.2)  # orphans are looked for, and it is none
+    assert alive(guard_of(spawner))
+    assert key not in spawner.ended
+
+
+def test_a_lease_does_not_end_while_no_server_runs_here(spawner: Spawner, tmp_path: Path) -> None:
+    lock = tmp_path / "server.lock"
+    with lock.open("w") as server:
+        fcntl.flock(server, fcntl.LOCK_SH)
+        (key,) = spawner.launch("sleep 1000")
+        spawner.until(lambda: key in spawner.started)
+        fcntl.flock(server, fcntl.LOCK_UN)
+        now = monotonic()
+        spawner.send("lease", now + 0.5, now + 0.6, 0.6, str(lock))
+        sleep(2.0)
+        spawner.join()
+        assert [each[3] for each in spawner.known] == ["running"]
+        fcntl.flock(server, fcntl.LOCK_SH)
+        spawner.until(lambda: key in spawner.ended)
+        assert spawner.ended[key][0] == "lost"
 
 
 def alive(pid: int) -> bool:
@@ -175,7 +245,7 @@ def test_tasks_end_with_their_lease(spawner: Spawner) -> None:
     (waits,) = spawner.launch("true", number=3, chain=9, rooms=1)[:1]
     spawner.until(lambda: len(spawner.started) >= 2)
     now = monotonic()
-    spawner.send("lease", now + 0.1, now + 0.5)
+    spawner.send("lease", now + 0.1, now + 0.5, 0.5, "")
     spawner.until(lambda: {*polite, *stubborn} <= spawner.ended.keys())
     assert monotonic() >= now + 0.4
     assert {spawner.ended[key][0] for key in (*polite, *stubborn)} == {"lost"}
@@ -185,8 +255,8 @@ def test_tasks_end_with_their_lease(spawner: Spawner) -> None:
 def test_a_renewed_lease_spares_them(spawner: Spawner) -> None:
     (key,) = spawner.launch("sleep 0.5")
     now = monotonic()
-    spawner.send("lease", now + 0.2, now + 0.3)
-    spawner.send("lease", now + 20.0, now + 30.0)
+    spawner.send("lease", now + 0.2, now + 0.3, 0.3, "")
+    spawner.send("lease", now + 20.0, now + 30.0, 30.0, "")
     spawner.until(lambda: key in spawner.ended)
     assert spawner.ended[key][:2] == ("exit", 0)
 

@@ -87,7 +87,7 @@ class Agent:
         """The spawners that have said what they know."""
         self._all_found = asyncio.Event()
         self._session: Session | None = None
-        self._leases = (float("inf"), float("inf"))
+        self._lease_of_tasks = (float("inf"), float("inf"), 0.0, "")
         self._notes: dict[int, str] = {}
         self.joined = asyncio.Event()
         """Set while the server knows this agent."""
@@ -192,7 +192,7 @@ class Agent:
     def _hear(self, at: int, what: str, *rest: Any) -> None:
         if what == "state":
             known, self._notes[at] = rest
-            self._links[at].send(("lease", *self._leases))
+            self._links[at].send(("lease", *self._lease_of_tasks))
             self.book.missing.pop(at, None)
             self.book.find(at, known)
             self._found.add(at)
@@ -215,10 +215,10 @@ class Agent:
                 frames, self.book.outbox[at] = outbox, []
                 self._links[at].send(*frames)
 
-    def _lease(self, ask_at: float, end_at: float) -> None:
-        self._leases = (ask_at, end_at)
+    def _lease(self, ask_at: float, end_at: float, length: float, lock: str) -> None:
+        self._lease_of_tasks = (ask_at, end_at, length, lock)
         for link in self._links:
-            link.send(("lease", ask_at, end_at))
+            link.send(("lease", *self._lease_of_tasks))
 
     async def _sweep(self) -> None:
         while True:

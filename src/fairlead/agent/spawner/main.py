@@ -13,13 +13,13 @@ import resource  # also for os.wait4, which must not have to look for it when th
 import select
 import signal
 import sys
-from time import monotonic, time
+from time import monotonic
 
 from fairlead.agent.spawner.frames import Unpacker, pack
+from fairlead.agent.spawner.guard import Guard, Lease, end_left_over
 from fairlead.agent.spawner.ledger import Ledger
 from fairlead.agent.spawner.limits import Limits
 from fairlead.agent.spawner.pace import Pace
-from fairlead.agent.spawner.processes import left_over, signal_all
 from fairlead.agent.spawner.records import NEVER
 from fairlead.agent.spawner.tasks import Tasks
 
@@ -36,17 +36,22 @@ READ = 1 << 18
 MOST_UNSENT = 64 << 20
 LEAST_DESCRIPTORS = 64
 """A spawner uses less than 20 itself, whatever runs; a task has the same limit."""
+LEASE_PAUSE = 0.5
+LOCK_TIME = 10.0
+"""Seconds to wait for the lock, which the guard of an earlier spawner has until it has ended what that one started."""
 FAULT_PAUSE = 0.1
 """Seconds to wait when the machine is out of something, as descriptors."""
 
 
 class Spawner:
-    def __init__(self, directory: str, mark: str) -> None:
+    def __init__(self, directory: str, mark: str, lock: int) -> None:
         ledger = Ledger(directory + "/ledger")
-        _end_left_over(ledger, mark)
+        end_left_over(ledger, mark)
         ledger.rewrite()
+        self._lease = Lease()
+        self._guard = Guard(directory, mark, lock, self._lease)
         self._limits = Limits(mark.rstrip(":"))
-        self._tasks = Tasks(ledger, self._limits, mark)
+        self._tasks = Tasks(ledger, self._limits, mark, self._guard.pid)
         self._tasks.note()
         self._directory = directory
         self._poll = select.poll()
@@ -58,10 +63,9 @@ class Spawner:
         self._incoming = Unpacker()
         self._unsent = b""
         self._pace = Pace()
-        self._term_at = NEVER
-        self._kill_at = NEVER
         self._idle_since = monotonic()
         self._quits = False
+        self._lease_seen = 0.0
         self._fault = ""
         """The last one that was told, so that one that stays is told once."""
 
@@ -72,6 +76,8 @@ class Spawner:
                 if fd == self._signals:
                     os.read(fd, 4096)
                     tasks.reap()
+                    self._guard.keep()
+                    tasks.guard = self._guard.pid
                 elif fd == self._listener.fileno():
                     self._despite_faults(self._accept)
                 else:
@@ -83,6 +89,7 @@ class Spawner:
             self._tell()
             if self._is_idle():
                 break
+        self._guard.end()
         self._limits.close()
         os.unlink(self._directory + "/socket")
 
@@ -101,7 +108,7 @@ class Spawner:
         if self._tasks.starting:
             return 0
         now = monotonic()
-        due = min(self._tasks.next_due, self._term_at, self._kill_at)
+        due = min(self._tasks.next_due, self._lease_due)
         if self._agent is None:
             due = min(due, now + 1.0)
         elif self._tasks.started or self._tasks.ended or self._unsent:
@@ -117,12 +124,22 @@ class Spawner:
     def _keep_lease(self) -> None:
         """Without an answer from the server tasks are stopped in time, also when the agent is gone."""
         now = monotonic()
-        if now >= self._term_at:
-            self._tasks.stop_all(max(0.0, self._kill_at - now), "lease")
-            self._term_at = NEVER
-        if now >= self._kill_at:
+        if now < self._lease_due:
+            return
+        lease = self._lease
+        lease.renew(now)
+        self._lease_seen = now
+        if now >= lease.end_at:
             self._tasks.stop_all(0.0, "lease")
-            self._kill_at = now + 1.0 if self._tasks.known else NEVER
+        elif now >= lease.ask_at:
+            self._tasks.stop_all(lease.end_at - now, "lease")
+
+    @property
+    def _lease_due(self) -> float:
+        """When to look at the lease next: at each of its times, and again and again when it is nearly over."""
+        lease, seen = self._lease, self._lease_seen
+        times = [each for each in (lease.look_at, lease.ask_at, lease.end_at) if each > seen]
+        return min(times) if len(times) == 3 else min([seen + LEASE_PAUSE, *times])
 
     # -- the agent -----------------------------------------------------------------------------------------------
 
@@ -183,7 +200,7 @@ class Spawner:
         elif what == "confirm":
             tasks.confirm(*rest)
         elif what == "lease":
-            self._term_at, self._kill_at = rest
+            self._lease.set(*rest)
         elif what == "end":
             tasks.stop_all(rest[0], "stop")
             self._quits = True
@@ -211,13 +228,6 @@ class Spawner:
             pass
         except OSError:
             self._drop()
-
-
-def _end_left_over(ledger: Ledger, mark: str) -> None:
-    """Nobody can say any more how the tasks of an earlier spawner end. They must be gone before others start."""
-    while pids := left_over(mark, ledger.pids.values(), ledger.written, time()):
-        signal_all(pids, signal.SIGKILL)
-        select.select((), (), (), 0.01)
 
 
 def _wake_on_signals() -> int:
@@ -257,12 +267,17 @@ def main(directory: str, mark: str) -> int:
         print(f"{least}; raise it with `ulimit -n` or LimitNOFILE= of the agent's unit", file=sys.stderr)
         return 4
     lock = os.open(directory + "/lock", os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        print(f"another spawner has {directory}", file=sys.stderr)
-        return 3
+    until = monotonic() + LOCK_TIME
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if monotonic() > until:
+                print(f"another spawner has {directory}", file=sys.stderr)
+                return 3
+            select.select((), (), (), 0.01)
     gc.disable()
-    spawner = Spawner(directory, mark)
+    spawner = Spawner(directory, mark, lock)
     spawner.run()
     os._exit(0)  # lock and sockets go at one time, so that who sees the one gone may take the other

@@ -39,7 +39,8 @@ class Chain:
 
 
 class Tasks:
-    def __init__(self, ledger: Ledger, limits: Limits, mark: str) -> None:
+    def __init__(self, ledger: Ledger, limits: Limits, mark: str, guard: int = 0) -> None:
+        """`guard` is a child of this process that is no task."""
         self.known: dict[Key, Task] = {}
         self.started: list[Key] = []
         """Since the agent was last told."""
@@ -47,6 +48,7 @@ class Tasks:
         self._ledger = ledger
         self._limits = limits
         self._starter = Starter(limits, mark)
+        self.guard = guard
         self._by_pid: dict[int, Task] = {}
         self._chains: dict[int, Chain] = {}
         self._ready: deque[Task] = deque()
@@ -297,7 +299,7 @@ class Tasks:
             for task, why in too_large(running, self._marks(), now):
                 self.stop([(task.key, 0.0)], why)
             if self._orphans:
-                self._orphans = end_orphans(self._marks()) or bool(self._by_pid)
+                self._orphans = end_orphans(self._marks(), self.guard) or bool(self._by_pid)
 
     def _clear(self, now: float) -> None:
         """Kill what is left of tasks whose time to stop is over, and see which of them are gone."""
