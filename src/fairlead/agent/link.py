@@ -139,12 +139,13 @@ def _start(directory: Path) -> subprocess.Popen[bytes]:
 def _mark(directory: Path) -> str:
     """What every process below this spawner, and below any later one of this directory, is known by."""
     file = directory / "id"
-    try:
-        return file.read_text()
-    except FileNotFoundError:
+    mark = file.read_text() if file.exists() else ""
+    if not mark:
         mark = f"{secrets.token_hex(8)}:"
-        file.write_text(mark)
-        return mark
+        fresh = file.with_suffix(".new")
+        fresh.write_text(mark)
+        fresh.replace(file)
+    return mark
 
 
 def prepare(directory: Path) -> Path:

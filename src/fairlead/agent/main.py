@@ -82,7 +82,7 @@ class Agent:
             for at in range(many)
         ]
         self._epoch_file = self._directory / f"epoch-{settings.partition or 'default'}"
-        self._epoch = int(self._epoch_file.read_text()) if self._epoch_file.exists() else 0
+        self._epoch = self._stored_epoch = _number_in(self._epoch_file)
         self._found: set[int] = set()
         """The spawners that have said what they know."""
         self._all_found = asyncio.Event()
@@ -181,11 +181,15 @@ class Agent:
                 f"remove {self._epoch_file} and start the agent again",
                 False,
             )
-        if epoch > self._epoch:
-            self._epoch = epoch
-            fresh = self._epoch_file.with_suffix(".new")
-            fresh.write_text(str(epoch))
-            fresh.replace(self._epoch_file)
+        self._epoch = epoch
+        if epoch > self._stored_epoch:
+            try:
+                fresh = self._epoch_file.with_suffix(".new")
+                fresh.write_text(str(epoch))
+                fresh.replace(self._epoch_file)
+                self._stored_epoch = epoch
+            except OSError as problem:  # a full disk must not keep it from its server; it is tried with the next order
+                self._log("epoch not stored", {"file": str(self._epoch_file), "problem": str(problem)})
 
     # -- spawners ------------------------------------------------------------------------------------------------
 
@@ -259,6 +263,12 @@ def _identity(directory: Path) -> str:
         fresh.write_text(secrets.token_hex(8))
         fresh.replace(file)
     return file.read_text()
+
+
+def _number_in(file: Path) -> int:
+    """The number that a file has; 0 if there is none, or none was written before the machine went down."""
+    text = file.read_text() if file.exists() else ""
+    return int(text) if text.isdigit() else 0
 
 
 def _lock(directory: Path) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from time import strftime
 from typing import Annotated, Any
@@ -85,4 +86,5 @@ def _pairs(given: list[str] | None, option: str) -> dict[str, str]:
 
 def _say(event: str, fields: dict[str, Any]) -> None:
     particulars = " ".join(f"{name}={value}" for name, value in fields.items())
-    print(f"{strftime('%Y-%m-%d %H:%M:%S')} {event} {particulars}", file=sys.stderr, flush=True)
+    with suppress(OSError):  # the disk of the log may be full, and the agent works on
+        print(f"{strftime('%Y-%m-%d %H:%M:%S')} {event} {particulars}", file=sys.stderr, flush=True)

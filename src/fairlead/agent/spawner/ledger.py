@@ -36,6 +36,7 @@ class Ledger:
         """When the earlier spawner wrote last, by the wall clock."""
         self._buffer: list[bytes] = []
         self._size = 0
+        self._rewrite_at = LARGE
         self._read()
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
@@ -74,11 +75,19 @@ class Ledger:
             raise
         self._buffer.clear()
         self._size += len(data)
-        if self._size > LARGE and self._size > 1_000 * len(self.tasks):
+        if self._size > self._rewrite_at and self._size > 1_000 * len(self.tasks):
             self.rewrite()
 
     def rewrite(self) -> None:
-        """The same, in as few records as it takes."""
+        """Write the same in as few records as it takes. Without the disk space for that, the file stays as it is."""
+        try:
+            self._rewrite()
+            self._rewrite_at = LARGE
+        except OSError:
+            os.ftruncate(self._fd, self._size)  # a record that was cut short would hide those behind it
+            self._rewrite_at = max(LARGE, 2 * self._size)
+
+    def _rewrite(self) -> None:
         groups: dict[tuple[Meta, int], list[int]] = {}
         for key, of in self.tasks.items():
             groups.setdefault(of, []).append(key[3])
@@ -86,8 +95,13 @@ class Ledger:
         data += pack((PIDS, list(self.pids.items()))) + pack((ENDED, list(self.ended.items())))
         fresh = self.path + ".new"
         fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
-        _write(fd, data)
-        os.rename(fresh, self.path)
+        try:
+            _write(fd, data)
+            os.rename(fresh, self.path)
+        except OSError:
+            os.close(fd)
+            os.unlink(fresh)
+            raise
         os.close(self._fd)
         self._fd = fd
         self._size = len(data)
@@ -99,13 +113,15 @@ class Ledger:
                 self.written = os.fstat(file.fileno()).st_mtime
         except FileNotFoundError:
             return
+        unpacker = Unpacker()
         try:
-            for record in Unpacker().feed(data):  # a last one that was cut short is not there
+            for record in unpacker.feed(data):  # a last one that was cut short is not there
                 self._replay(*record)
         except (EOFError, IndexError, TypeError, ValueError):
             # Damaged. What that hides was started or not: its processes are ended by their mark, and the server finds
             # that it is missing.
             pass
+        self._size = len(data) - unpacker.unread
         self.pids = {key: pid for key, pid in self.pids.items() if key in self.tasks and key not in self.ended}
 
     def _replay(self, what: int, *rest: Any) -> None:

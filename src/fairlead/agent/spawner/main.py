@@ -12,7 +12,6 @@ import os
 import resource  # also for os.wait4, which must not have to look for it when there is no descriptor left
 import select
 import signal
-import sys
 from time import monotonic
 
 from fairlead.agent.spawner.frames import Unpacker, pack
@@ -100,7 +99,7 @@ class Spawner:
         except OSError as problem:
             if str(problem) != self._fault:
                 self._fault = str(problem)
-                print(f"{problem}; it is tried again", file=sys.stderr, flush=True)
+                _say(f"{problem}; it is tried again")
             select.select((), (), (), FAULT_PAUSE)
 
     def _timeout(self) -> int:
@@ -230,6 +229,13 @@ class Spawner:
             self._drop()
 
 
+def _say(text: str) -> None:
+    try:
+        os.write(2, text.encode() + b"\n")
+    except OSError:
+        return  # the disk of the log is full
+
+
 def _wake_on_signals() -> int:
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -264,7 +270,7 @@ def _enough_descriptors() -> bool:
 def main(directory: str, mark: str) -> int:
     if not _enough_descriptors():
         least = f"the limit on open files must be {LEAST_DESCRIPTORS} or more"
-        print(f"{least}; raise it with `ulimit -n` or LimitNOFILE= of the agent's unit", file=sys.stderr)
+        _say(f"{least}; raise it with `ulimit -n` or LimitNOFILE= of the agent's unit")
         return 4
     lock = os.open(directory + "/lock", os.O_RDWR | os.O_CREAT, 0o600)
     until = monotonic() + LOCK_TIME
@@ -274,7 +280,7 @@ def main(directory: str, mark: str) -> int:
             break
         except BlockingIOError:
             if monotonic() > until:
-                print(f"another spawner has {directory}", file=sys.stderr)
+                _say(f"another spawner has {directory}")
                 return 3
             select.select((), (), (), 0.01)
     gc.disable()
