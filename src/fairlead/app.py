@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -171,7 +172,10 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
         snapshots[partition].poll(seq)
 
     secrets = Secrets(directory / "secrets")
-    hub = Agents(log=lambda event, fields: log.warning(event, **fields), secrets=secrets.values, ended=used)
+    lock = directory / "server.lock"
+    running = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(running, fcntl.LOCK_SH)  # it is free again when this process has ended
+    hub = Agents(lambda event, fields: log.warning(event, **fields), secrets.values, used, str(lock.resolve()))
     pools = Pools(
         lambda kind: provider_of(kind, directory / "pools", pool_log),
         Join(settings.url, directory / "agent-token"),
@@ -213,6 +217,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
         http.should_exit = True
         await serving
         await control.close()
+        os.close(running)
         for each in snapshots.values():
             each.close()
         history.close()

@@ -186,18 +186,27 @@ class Machine:
             self.process = None
 
     def spawners(self) -> list[int]:
-        """The processes of the spawners, without their tasks."""
-        found = []
+        """The processes of the spawners, without their guards and tasks."""
+        found = self._with_guards()
+        return [pid for pid, parent in found.items() if parent not in found]
+
+    def guards(self) -> list[int]:
+        found = self._with_guards()
+        return [pid for pid, parent in found.items() if parent in found]
+
+    def _with_guards(self) -> dict[int, int]:
+        """Spawners and their guards → the parent of each."""
+        found = {}
         for each in psutil.process_iter():
             with suppress(psutil.Error):
-                if str(self.directory) in " ".join(each.cmdline()) and "fairlead.agent.spawner" in " ".join(
-                    each.cmdline()
-                ):
-                    found.append(each.pid)
+                command = " ".join(each.cmdline())
+                if str(self.directory) in command and "fairlead.agent.spawner" in command:
+                    found[each.pid] = each.ppid()
         return found
 
-    def kill_spawners(self, which: slice = slice(None)) -> None:
-        for pid in sorted(self.spawners())[which]:
+    def kill_spawners(self, which: slice = slice(None), guards: bool = False) -> None:
+        """`guards`: kill these too, and first, so that nothing ends the tasks but the next spawner."""
+        for pid in (self.guards() if guards else []) + sorted(self.spawners())[which]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 

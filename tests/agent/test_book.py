@@ -74,6 +74,20 @@ def test_ends_are_reported_until_they_are_confirmed() -> None:
     assert len(book) == 1
 
 
+def test_a_new_spawner_is_told_of_ends_that_were_confirmed_before() -> None:
+    """Its ledger still has them. They are neither reported nor confirmed a second time."""
+    book = Book(AROUND, 1)
+    book.heed(launch(0, 1))
+    book.hear([key(0)], [(key(0), OK)])
+    number, _ = book.reporting.batch()
+    book.confirmed(number)
+    sent(book)
+    book.find(0, [(("job", 1, "main", 1), 0, 0, "ended", OK)])
+    assert sent(book) == [(0, "confirm", [key(0)])]
+    assert not book.reporting.has_news
+    assert len(book) == 0
+
+
 def test_a_later_attempt_waits_until_the_earlier_one_has_ended() -> None:
     book = Book(AROUND, 2)
     book.heed(launch(0, 1))

@@ -30,9 +30,10 @@ VICTIMS = {
     "spawners": ["spawners"],
     "agent and a spawner": ["both one"],
     "agent and spawners": ["both"],
+    "agent, spawners and guards": ["all"],
     "server": ["server"],
     "server and agent": ["server and agent"],
-    "any": ["agent", "one spawner", "spawners", "both one", "both", "server", "server and agent"],
+    "any": ["agent", "one spawner", "spawners", "both one", "both", "all", "server", "server and agent"],
 }
 
 
@@ -58,10 +59,10 @@ class Scene:
 
 
 async def strike(victim: str, scene: Scene, one: Machine) -> None:
-    if victim in ("agent", "both", "both one", "server and agent"):
+    if victim in ("agent", "both", "both one", "server and agent", "all"):
         await one.kill()
-    if victim in ("spawners", "both"):
-        one.kill_spawners()
+    if victim in ("spawners", "both", "all"):
+        one.kill_spawners(guards=victim == "all")
     elif victim in ("one spawner", "both one"):
         one.kill_spawners(slice(0, 1))
     if victim in ("server", "server and agent"):

@@ -39,12 +39,15 @@ class Book:
         """What spawners are to be told; whoever sends it empties it."""
         self.users: list[str] = [""] * spawners
         """The user of each spawner; empty if it runs the tasks of all."""
+        self.missing: dict[int, str] = {}
+        """Spawners that cannot be started → why. They get no tasks; while all of a user are missing, its launches are
+        refused."""
         self._shared = range(spawners)
         self._ranges: dict[str, range] = {}
         """The spawner of each user."""
         self._around = around
         self._entries: dict[Key, Entry] = {}
-        self._rooms = Rooms()
+        self._rooms = Rooms(self.missing)
         self._live: dict[Task, Key] = {}
         """The attempt of each task that has not ended."""
         self._held: dict[Task, Entry] = {}
@@ -118,6 +121,9 @@ class Book:
             self.queued += entry.waits
             if own is not None:
                 entry.own = own[at]
+            if all(each in self.missing for each in among):
+                self._end(entry, ("refused", 0, self.missing[spawner], 0, 0, 0))
+                continue
             task = (tasks.number, tasks.stage, index)
             if task in self._live:
                 if task in self._held:
@@ -199,9 +205,12 @@ class Book:
     def find(self, spawner: int, known: Iterable[tuple[Meta, int, int, str, Result | None]]) -> None:
         """A spawner says all that it knows: at first, and when it was started again."""
         before = {key for key, entry in self._entries.items() if entry.at == spawner and not self._is_held(entry)}
+        confirmed = set(self._gone[spawner])
         for meta, index, chain, state, result in known:
             key = (meta[1], meta[2], meta[3], index)
             before.discard(key)
+            if key in confirmed:
+                continue  # the spawner has not heard of it yet
             entry = self._entries.get(key)
             if entry is None:
                 entry = self._entries[key] = Entry(key, meta, spawner, chain)
@@ -216,6 +225,7 @@ class Book:
                 self._begin(entry)
         for key in before:
             self._settle_unknown(self._entries[key])
+        self.tell_confirmed()
 
     def refuse(self, spawner: int, why: str) -> None:
         """There can be no such spawner: what it was to start fails."""

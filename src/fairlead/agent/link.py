@@ -32,6 +32,8 @@ sys.exit(sys.modules[f"fairlead.agent.spawner.{sys.argv[2]}"].main(*sys.argv[3:]
 """
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
 LOG = "spawner.log"
+SILENT = 15
+"""Tries to connect, in about ten seconds, after which a spawner counts as missing."""
 
 
 class Forbidden(Exception):
@@ -46,14 +48,15 @@ class Link(asyncio.Protocol):
         directory: Path,
         start: Callable[[], Awaitable[str]],
         heard: Callable[..., None],
-        failed: Callable[[str], None],
+        failed: Callable[[str, bool], None],
         wanted: Callable[[], bool] = lambda: True,
         forbidden: Callable[[str], None] = lambda problem: None,
     ) -> None:
         """`start` starts the spawner, unless it is being started, and returns why the last start failed, if it did.
 
-        `failed` hears that; it is tried again all the same. It is connected while it is `wanted`. `forbidden` hears
-        that there can be none.
+        `failed` hears why a spawner ended or could not be started; a new one is tried without end. Its second argument
+        is True once a start has failed: until a spawner speaks again there is none. The link is kept while it is
+        `wanted`. `forbidden` hears that there can be none.
         """
         self._directory = directory
         self._start = start
@@ -93,13 +96,23 @@ class Link(asyncio.Protocol):
 
     async def _connect(self) -> None:
         pause = FIRST_PAUSE
+        tries, gone, said = 0, False, ("", False)
         while True:
-            link = _open(self._directory)
-            if link is not None:
-                break
-            problem = await self._start()
-            if problem:
-                self._failed(problem)
+            problem = ""
+            try:
+                link = _open(self._directory)
+                if link is not None:
+                    break
+                problem = await self._start()
+                gone = bool(problem) and tries > 0
+                tries += 1
+                if not problem and tries > SILENT:
+                    problem, gone = f"no spawner answers in {self._directory}", True
+            except OSError as fault:
+                problem, gone = f"no spawner could be started in {self._directory}: {fault.strerror or fault}", True
+            if problem and (problem, gone) != said:
+                said = (problem, gone)
+                self._failed(problem, gone)
             await asyncio.sleep(pause)
             pause = min(LONGEST_PAUSE, 1.5 * pause)
         self._incoming = Unpacker()
@@ -121,17 +134,18 @@ class Link(asyncio.Protocol):
 
 
 def _open(directory: Path) -> socket.socket | None:
-    """Connect, if somebody listens. The path of a socket must be short, and that of a directory may be long."""
+    """Connect, if a spawner listens. The path of a socket must be short, and that of a directory may be long."""
     try:
         folder = os.open(directory, os.O_PATH | os.O_DIRECTORY)
     except FileNotFoundError:
         return None  # the root helper makes it
-    link = socket.socket(socket.AF_UNIX)
     try:
-        link.connect(f"/proc/self/fd/{folder}/socket")
-    except OSError:
-        link.close()
-        return None
+        link = socket.socket(socket.AF_UNIX)
+        try:
+            link.connect(f"/proc/self/fd/{folder}/socket")
+        except OSError:
+            link.close()
+            return None
     finally:
         os.close(folder)
     link.setblocking(False)
@@ -149,6 +163,7 @@ class OwnSpawner:
     async def start(self) -> str:
         ended = None if self._process is None else self._process.poll()
         if self._process is None or ended is not None:
+            self._process = None
             self._process = start_spawner(self._directory, self._logs)
         return f"a spawner ended with code {ended}; {self._directory / LOG} says why" if ended else ""
 
@@ -172,12 +187,13 @@ def start_spawner(directory: Path, logs: Path) -> subprocess.Popen[bytes]:
 def _mark(directory: Path) -> str:
     """What every process below this spawner, and below any later one of this directory, is known by."""
     file = directory / "id"
-    try:
-        return file.read_text()
-    except FileNotFoundError:
+    mark = file.read_text() if file.exists() else ""
+    if not mark:
         mark = f"{secrets.token_hex(8)}:"
-        file.write_text(mark)
-        return mark
+        fresh = file.with_suffix(".new")
+        fresh.write_text(mark)
+        fresh.replace(file)
+    return mark
 
 
 def prepare(directory: Path) -> Path:

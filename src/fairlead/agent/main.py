@@ -80,16 +80,18 @@ class Agent:
         for user in helper.known() if helper else ():
             self.book.spawners_of(user)
         self._links: list[Link] = []
-        self._keeping: set[asyncio.Task[None]] = set()
+        self._parts: set[asyncio.Task[None]] = set()
+        self._over: asyncio.Future[None] | None = None
+        """Done when a part of the agent has ended."""
         self._epoch_file = self._directory / f"epoch-{settings.partition or 'default'}"
-        self._epoch = int(self._epoch_file.read_text()) if self._epoch_file.exists() else 0
+        self._epoch = self._stored_epoch = _number_in(self._epoch_file)
         self._first = 0
         """Spawners that are waited for before the server hears of this node."""
         self._found: set[int] = set()
         """The spawners that have said what they know."""
         self._all_found = asyncio.Event()
         self._session: Session | None = None
-        self._leases = (float("inf"), float("inf"))
+        self._lease_of_tasks = (float("inf"), float("inf"), 0.0, "")
         self._notes: dict[int, str] = {}
         self._cgroup = "none"
         self.joined = asyncio.Event()
@@ -97,23 +99,28 @@ class Agent:
 
     async def run(self) -> None:
         """Work until cancelled. The tasks go on under their spawners."""
+        self._over = asyncio.get_running_loop().create_future()
         self._follow_users()
         self._first = len(self._links)
         if not self._first:
             self._all_found.set()
+        self._keep(self._serve())
         self._keep(self._sweep())
         try:
-            await self._all_found.wait()
-            await self._stay_joined()
+            await self._over  # a part that failed ends the agent, never silently only itself
         finally:
             self.book.tell_confirmed()
             self._deliver()
-            for task in self._keeping:
+            for task in self._parts:
                 task.cancel()
-            await asyncio.gather(*self._keeping, return_exceptions=True)
+            await asyncio.gather(*self._parts, return_exceptions=True)
             os.close(self._lock)
 
     # -- the server ----------------------------------------------------------------------------------------------
+
+    async def _serve(self) -> None:
+        await self._all_found.wait()
+        await self._stay_joined()
 
     async def _stay_joined(self) -> None:
         pause = FIRST_PAUSE
@@ -184,11 +191,15 @@ class Agent:
                 f"remove {self._epoch_file} and start the agent again",
                 False,
             )
-        if epoch > self._epoch:
-            self._epoch = epoch
-            fresh = self._epoch_file.with_suffix(".new")
-            fresh.write_text(str(epoch))
-            fresh.replace(self._epoch_file)
+        self._epoch = epoch
+        if epoch > self._stored_epoch:
+            try:
+                fresh = self._epoch_file.with_suffix(".new")
+                fresh.write_text(str(epoch))
+                fresh.replace(self._epoch_file)
+                self._stored_epoch = epoch
+            except OSError as problem:  # a full disk must not keep it from its server; it is tried with the next order
+                self._log("epoch not stored", {"file": str(self._epoch_file), "problem": str(problem)})
 
     # -- spawners ------------------------------------------------------------------------------------------------
 
@@ -205,7 +216,7 @@ class Agent:
                 folder,
                 start,
                 partial(self._hear, at),
-                lambda problem: self._log("spawner", {"problem": problem}),
+                partial(self._miss, at),
                 partial(self._is_wanted, at),
                 partial(self._refuse, at),
             )
@@ -217,12 +228,24 @@ class Agent:
         return self._helper is None or self.book.has_tasks_at(at)
 
     def _keep(self, work: Coroutine[Any, Any, None]) -> None:
-        self._keeping.add(asyncio.create_task(work))
+        part = asyncio.create_task(work)
+        self._parts.add(part)
+        part.add_done_callback(self._end_with)
+
+    def _end_with(self, part: asyncio.Task[None]) -> None:
+        if self._over is None or self._over.done() or part.cancelled():
+            return
+        problem = part.exception()
+        if problem is None:
+            self._over.set_result(None)
+        else:
+            self._over.set_exception(problem)
 
     def _hear(self, at: int, what: str, *rest: Any) -> None:
         if what == "state":
             known, self._notes[at], self._cgroup = rest
-            self._links[at].send(("lease", *self._leases))
+            self._links[at].send(("lease", *self._lease_of_tasks))
+            self.book.missing.pop(at, None)
             self.book.find(at, known)
             self._find(at)
         else:
@@ -246,6 +269,11 @@ class Agent:
         if self._session is not None:
             self._session.poke()
 
+    def _miss(self, at: int, problem: str, gone: bool) -> None:
+        self._log("spawner", {"problem": problem})
+        if gone:
+            self.book.missing[at] = problem
+
     def _deliver(self) -> None:
         self._follow_users()
         for at, outbox in enumerate(self.book.outbox):
@@ -263,10 +291,10 @@ class Agent:
             return {"users": "separate", **self._helper.facts}
         return {"users": "one", "cgroup": self._cgroup, "tmp": "shared"}
 
-    def _lease(self, ask_at: float, end_at: float) -> None:
-        self._leases = (ask_at, end_at)
+    def _lease(self, ask_at: float, end_at: float, length: float, lock: str) -> None:
+        self._lease_of_tasks = (ask_at, end_at, length, lock)
         for link in self._links:
-            link.send(("lease", ask_at, end_at))
+            link.send(("lease", *self._lease_of_tasks))
 
     async def _sweep(self) -> None:
         while True:
@@ -309,6 +337,12 @@ def _identity(directory: Path) -> str:
         fresh.write_text(secrets.token_hex(8))
         fresh.replace(file)
     return file.read_text()
+
+
+def _number_in(file: Path) -> int:
+    """The number that a file has; 0 if there is none, or none was written before the machine went down."""
+    text = file.read_text() if file.exists() else ""
+    return int(text) if text.isdigit() else 0
 
 
 def _lock(directory: Path) -> int:

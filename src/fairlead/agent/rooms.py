@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection, Sequence
 
 
 class Chain:
@@ -16,8 +17,10 @@ class Chain:
 
 
 class Rooms:
-    def __init__(self) -> None:
+    def __init__(self, missing: Collection[int] = ()) -> None:
+        """`missing` has the spawners that get no tasks now; when it has all of a user, it is not looked at."""
         self._load: defaultdict[int, int] = defaultdict(int)
+        self._missing = missing
         self._chains: dict[int, Chain] = {}
 
     def restore(self, spawner: int, chain: int) -> None:
@@ -30,9 +33,9 @@ class Rooms:
         """The spawner, among those of a user, for a task that starts at once."""
         if chain:
             left = self._chain(chain).left
-            spawner = min(among, key=lambda each: (left[each], self._load[each]))
+            spawner = min(self._present(among), key=lambda each: (left[each], self._load[each]))
         else:
-            spawner = min(among, key=self._load.__getitem__)
+            spawner = min(self._present(among), key=self._load.__getitem__)
         self.restore(spawner, chain)
         return spawner
 
@@ -50,7 +53,8 @@ class Rooms:
         """Let N tasks of a chain run at a time, spread evenly, first over spawners that have been given some of it."""
         chain = self._chain(number)
         while sum(chain.rooms.values()) < rooms:
-            chain.rooms[min(among, key=lambda each: (chain.rooms[each], -chain.left[each], self._load[each]))] += 1
+            present = self._present(among)
+            chain.rooms[min(present, key=lambda each: (chain.rooms[each], -chain.left[each], self._load[each]))] += 1
         while sum(chain.rooms.values()) > rooms:
             chain.rooms[max(among, key=lambda each: (chain.rooms[each], -chain.left[each]))] -= 1
 
@@ -70,6 +74,9 @@ class Rooms:
             chain.left[spawner] -= 1
             if not any(chain.left.values()):
                 del self._chains[number]
+
+    def _present(self, among: range) -> Sequence[int]:
+        return [each for each in among if each not in self._missing] or among if self._missing else among
 
     def _chain(self, number: int) -> Chain:
         chain = self._chains.get(number)

@@ -63,7 +63,7 @@ class Helper:
             while b"\n" not in self._said:
                 data = await loop.sock_recv(self._link, 4096)
                 if not data:
-                    raise ConnectionError("the root helper ended; start the agent again")
+                    raise CannotSplit("the root helper ended; start the agent again")
                 self._said += data
             line, _, self._said = self._said.partition(b"\n")
         answer, _, problem = line.decode(errors="replace").partition(" ")

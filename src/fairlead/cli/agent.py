@@ -6,6 +6,7 @@ import getpass
 import os
 import pwd
 import sys
+from contextlib import suppress
 from pathlib import Path
 from time import strftime
 from typing import Annotated, Any
@@ -106,7 +107,7 @@ def agent(
         uvloop.run(work())
     except KeyboardInterrupt:
         _say("stopped", {"tasks": "they go on; start the agent again to find them"})
-    except (Refused, Taken) as problem:
+    except (CannotSplit, Refused, Taken) as problem:
         typer.echo(f"fairlead: error: {problem}", err=True)
         raise typer.Exit(1) from None
 
@@ -144,4 +145,5 @@ def _pairs(given: list[str] | None, option: str) -> dict[str, str]:
 
 def _say(event: str, fields: dict[str, Any]) -> None:
     particulars = " ".join(f"{name}={value}" for name, value in fields.items())
-    print(f"{strftime('%Y-%m-%d %H:%M:%S')} {event} {particulars}", file=sys.stderr, flush=True)
+    with suppress(OSError):  # the disk of the log may be full, and the agent works on
+        print(f"{strftime('%Y-%m-%d %H:%M:%S')} {event} {particulars}", file=sys.stderr, flush=True)

@@ -45,11 +45,14 @@ class Agents:
         log: Log = lambda event, fields: None,
         secrets: Secrets = lambda user, names: {},
         ended: Callable[[list[Ended]], None] = lambda tasks: None,
+        lock: str = "",
     ) -> None:
-        """`ended` hears of all tasks that ended, after that is durable."""
+        """`ended` hears of all tasks that ended, after that is durable. `lock` is a file that is locked while this
+        process runs, for agents on the same machine."""
         self._log = log
         self._secrets = secrets
         self._ended = ended
+        self._lock = lock
         self._reigns: dict[str, Reign] = {}
         self._watchers: dict[str, asyncio.Task[None]] = {}
         self._requests = numbers(1)
@@ -125,7 +128,7 @@ class Agents:
     async def _dismiss(self, partition: str, epoch: int, connection: Connection, peer: Peer) -> None:
         """The agent stays until it has reported the end of each task that it knows."""
         hello = await self._greeting(connection, peer)
-        await connection.send(encode(welcome(epoch, PartitionSettings(), hello)))
+        await connection.send(encode(welcome(epoch, PartitionSettings(), hello, self._lock)))
         stops = tuple(wire.Stop(each, "kill") for each in hello.running)
         await connection.send(encode(wire.Work(epoch, stops=stops, standing=True)))
         if stops:
@@ -203,7 +206,7 @@ class Agents:
 
         settings, running, work = await reign.desk.read(look)
         seen.lost = False
-        attached.put(welcome(reign.desk.epoch, settings, hello))
+        attached.put(welcome(reign.desk.epoch, settings, hello, self._lock))
         early = tuple(attached.early)
         attached.put(msgspec.structs.replace(work, stops=(*work.stops, *early)))
         attached.open = True

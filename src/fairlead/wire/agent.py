@@ -173,6 +173,8 @@ class Welcome(Message, frozen=True, tag=1):
     """How long tasks go on without an answer from the server; 0 is for ever."""
     grace: int
     """How long a task has to end when it is told to stop."""
+    lock: str = ""
+    """On the server's own machine: a file that is locked while a server runs. While none does, no lease ends."""
 
 
 class Work(Message, frozen=True, tag=2):
@@ -241,7 +243,7 @@ FromServer = Welcome | Work | Confirmed | Beaten | LogRequest | LogCancel | LogM
 def this_machine() -> str:
     """The same for all processes of a machine, until it is started anew; empty where that is not known.
 
-    An agent on the server's own machine cannot be cut off from it, so it needs no lease.
+    An agent on the server's own machine can see whether a server runs.
     """
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:

@@ -42,6 +42,7 @@ class Ledger:
         self._size = 0
         self._number = 0
         """How often the ledger was written anew."""
+        self._rewrite_at = LARGE
         self._fd, self._spare = files
         self._read()
 
@@ -80,19 +81,31 @@ class Ledger:
             raise
         self._buffer.clear()
         self._size += len(data)
-        if self._size > LARGE and self._size > 1_000 * len(self.tasks):
+        if self._size > self._rewrite_at and self._size > 1_000 * len(self.tasks):
             self.rewrite()
 
     def rewrite(self) -> None:
-        """The same, in as few records as it takes."""
+        """Write the same in as few records as it takes. Without the disk space for that, the file stays as it is."""
+        try:
+            self._rewrite()
+            self._rewrite_at = LARGE
+        except OSError:
+            os.ftruncate(self._fd, self._size)  # a record that was cut short would hide those behind it
+            self._rewrite_at = max(LARGE, 2 * self._size)
+
+    def _rewrite(self) -> None:
         groups: dict[tuple[Meta, int], list[int]] = {}
         for key, of in self.tasks.items():
             groups.setdefault(of, []).append(key[3])
         data = b"".join(pack((TAKEN, meta, indices, chain)) for (meta, chain), indices in groups.items())
         data += pack((PIDS, list(self.pids.items()))) + pack((ENDED, list(self.ended.items())))
         data = pack((ANEW, self._number + 1, len(data))) + data
-        os.ftruncate(self._spare, 0)
-        _write(self._spare, data)
+        try:
+            os.ftruncate(self._spare, 0)
+            _write(self._spare, data)
+        except OSError:
+            os.ftruncate(self._spare, 0)
+            raise
         self._fd, self._spare = self._spare, self._fd
         os.ftruncate(self._spare, 0)
         self._number += 1
@@ -104,15 +117,16 @@ class Ledger:
             self._fd, self._spare = self._spare, self._fd
             first = second
         self._number, data = max(0, first[0]), first[1]
-        self._size = len(data)
         self.written = os.fstat(self._fd).st_mtime
+        unpacker = Unpacker()
         try:
-            for record in Unpacker().feed(data):  # a last one that was cut short is not there
+            for record in unpacker.feed(data):  # a last one that was cut short is not there
                 self._replay(*record)
         except (EOFError, IndexError, TypeError, ValueError):
             # Damaged. What that hides was started or not: its processes are ended by their mark, and the server finds
             # that it is missing.
             pass
+        self._size = len(data) - unpacker.unread
         self.pids = {key: pid for key, pid in self.pids.items() if key in self.tasks and key not in self.ended}
 
     def _replay(self, what: int, *rest: Any) -> None:

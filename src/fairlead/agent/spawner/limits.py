@@ -29,7 +29,7 @@ LEAST_QUOTA = 1_000
 class Room:
     """A cgroup that one task at a time is in."""
 
-    __slots__ = ("cpu", "limit", "members", "memory", "path")
+    __slots__ = ("cpu", "limit", "memory", "path")
 
     def __init__(self, path: str, memory: bool) -> None:
         os.mkdir(path, 0o755)
@@ -38,7 +38,6 @@ class Room:
         self.memory = memory
         """Whether it limits memory."""
         self.limit = 0
-        self.members = os.open(path + "/cgroup.procs", os.O_WRONLY)
 
 
 class Limits:
@@ -96,7 +95,7 @@ class Limits:
     def put(self, room: Room, pids: Iterable[int]) -> None:
         for pid in pids:
             try:
-                os.write(room.members, b"%d" % pid)
+                _put(room.path + "/cgroup.procs", str(pid))
             except OSError:
                 continue  # it has ended already
 
@@ -160,8 +159,6 @@ class Limits:
 
     def close(self) -> None:
         """Remove the cgroups; no process is in them any more."""
-        for room in self._free:
-            os.close(room.members)
         self._free.clear()
         for base in (self._base, self._processes):
             if base:

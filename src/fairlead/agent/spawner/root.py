@@ -20,9 +20,9 @@ from fairlead.agent.spawner import confine
 from fairlead.agent.spawner.asking import AskedLimits
 from fairlead.agent.spawner.devices import gpus
 from fairlead.agent.spawner.keeping import Keeping, can_guard
-from fairlead.agent.spawner.ledger import Ledger, open_files
+from fairlead.agent.spawner.ledger import open_files
 from fairlead.agent.spawner.limits import Limits
-from fairlead.agent.spawner.main import Spawner, listen, lock
+from fairlead.agent.spawner.main import Spawner, enough_descriptors, listen, take_lock
 from fairlead.agent.spawner.users import NotAllowed, Person, find_person, read_map
 
 MOST = 200
@@ -121,9 +121,9 @@ def keep(folder: str, person: Person, agent: tuple[int, int], private_tmp: bool,
         os.dup2(source, fd)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    kept = lock(folder)
-    if kept is None:
-        return 0
+    lock = take_lock(folder, 0.0)
+    if lock is None or not enough_descriptors():
+        return 0  # there is a spawner, or one that ends just now; the agent asks again
     mark = _mark(folder)
     keeping = Keeping(mark.rstrip(":"), person.uid, gpus() if guards else ())
     path = folder + "/socket"
@@ -142,12 +142,13 @@ def keep(folder: str, person: Person, agent: tuple[int, int], private_tmp: bool,
         code = 1
         try:
             os.read(ready[0], 1)  # until the cgroups are around it
-            _close_but(0, 1, 2, listener.fileno(), its.fileno(), kept, *files)
+            _close_but(0, 1, 2, listener.fileno(), its.fileno(), lock, *files)
             code = _become(
                 folder,
                 person,
                 agent[0],
                 mark,
+                lock,
                 files,
                 AskedLimits(its, keeping.limits, guards),
                 listener,
@@ -177,6 +178,7 @@ def _become(
     person: Person,
     agent: int,
     mark: str,
+    lock: int,
     files: tuple[int, int],
     limits: AskedLimits,
     listener: _socket.socket,
@@ -189,8 +191,7 @@ def _become(
     confine.become(person)
     os.umask(0o022)
     home = person.home if os.path.isdir(person.home) else "/"
-    ledger = Ledger(files)
-    spawner = Spawner(ledger, mark, folder + "/logs", limits, listener, agent, home, person.environment)
+    spawner = Spawner(files, mark, lock, folder + "/logs", limits, listener, agent, home, person.environment)
     if not spawner.run():
         return 4
     _clear(folder + "/tmp")

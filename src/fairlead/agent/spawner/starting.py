@@ -22,10 +22,15 @@ GPUS = "NVIDIA_VISIBLE_DEVICES"
 """The variable by which the agent says which GPUs a task was given."""
 LOG_MODE = 0o640
 """The agent reads logs as a member of their group; in a folder that only one user can enter that changes nothing."""
-OPEN = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+OPEN = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
+"""Logs are made anew. A FIFO or link that another task has put there is not opened."""
 DEFAULT_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """What Python or the spawner ignores, and tasks should not."""
-MACHINE_FAULTS = (errno.EAGAIN, errno.ENOMEM, errno.ENOSPC, errno.EMFILE, errno.ENFILE, errno.EDQUOT, errno.EROFS)
+MACHINE_FAULTS = (
+    errno.EAGAIN, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO,
+    errno.EMFILE, errno.ENFILE, errno.EBADF,
+)  # fmt: skip
+"""Without a descriptor for the output of a task, `posix_spawn` says `EBADF`."""
 
 
 class Starter:
@@ -95,21 +100,26 @@ class Starter:
             (os.POSIX_SPAWN_OPEN, 1, f"{logs}/{name}.out", OPEN, LOG_MODE),
             (os.POSIX_SPAWN_OPEN, 2, f"{logs}/{name}.err", OPEN, LOG_MODE),
         )
-        try:
+
+        def spawn() -> int:
             return os.posix_spawn(
                 path, command, environment, file_actions=actions, setsid=True, setsigmask=(), setsigdef=DEFAULT_SIGNALS
             )
-        except FileNotFoundError:
-            # It may be the folder of the logs that is missing, and another spawner may be making it.
-            # The agent removes old logs as a member of the folder's group, which is that of the folder above.
-            mask = os.umask(0o007)
+
+        for _ in range(3):
             try:
+                return spawn()
+            except FileNotFoundError:
+                # It may be the folder of the logs that is missing, and another spawner may be making it.
+                # The agent removes old logs as a member of the folder's group, which is that of the folder above.
+                mask = os.umask(0o007)
                 os.makedirs(logs, 0o770, exist_ok=True)
-            finally:
                 os.umask(mask)
-            return os.posix_spawn(
-                path, command, environment, file_actions=actions, setsid=True, setsigmask=(), setsigdef=DEFAULT_SIGNALS
-            )
+            except FileExistsError:
+                for _, _, log, _, _ in actions:
+                    if os.path.lexists(log):
+                        os.unlink(log)
+        return spawn()
 
     def _path(self, name: str, search: str) -> str:
         if "/" in name or not name:

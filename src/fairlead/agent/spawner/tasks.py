@@ -39,7 +39,8 @@ class Chain:
 
 
 class Tasks:
-    def __init__(self, ledger: Ledger, limits: AnyLimits, starter: Starter, logs: str) -> None:
+    def __init__(self, ledger: Ledger, limits: AnyLimits, starter: Starter, logs: str, guard: int = 0) -> None:
+        """`guard` is a child of this process that is no task."""
         self.known: dict[Key, Task] = {}
         self.started: list[Key] = []
         """Since the agent was last told."""
@@ -48,6 +49,7 @@ class Tasks:
         self._limits = limits
         self._starter = starter
         self._logs = logs
+        self.guard = guard
         self._by_pid: dict[int, Task] = {}
         self._chains: dict[int, Chain] = {}
         self._ready: deque[Task] = deque()
@@ -152,7 +154,11 @@ class Tasks:
                 task.kill_at = now + grace
                 self._leaving[key] = task
         if asked:
-            for pids in members(asked, self._marks()).values():
+            try:
+                found = members(asked, self._marks())
+            except OSError:
+                found = {pid: [pid] for pid in asked}  # their children are found when they are killed
+            for pids in found.values():
                 signal_all(pids, signal.SIGTERM)
 
     def give_back(self, keys: Iterable[Key]) -> None:
@@ -167,7 +173,7 @@ class Tasks:
 
     def confirm(self, keys: Iterable[Key]) -> None:
         """The agent has no more need of these."""
-        gone = [key for key in keys if key in self.known and self.known[key].state == ENDED]
+        gone = {key for key in keys if key in self.known and self.known[key].state == ENDED}
         for key in gone:
             del self.known[key]
         self._ledger.forget(gone)
@@ -294,7 +300,7 @@ class Tasks:
             for task, why in too_large(running, self._marks(), now):
                 self.stop([(task.key, 0.0)], why)
             if self._orphans:
-                self._orphans = end_orphans(self._marks()) or bool(self._by_pid)
+                self._orphans = end_orphans(self._marks(), self.guard) or bool(self._by_pid)
 
     def _clear(self, now: float) -> None:
         """Kill what is left of tasks whose time to stop is over, and see which of them are gone."""
