@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -212,13 +213,15 @@ def end_all(directory: Path, grace: float) -> int:
     ended = 0
     for link in links.values():
         link.setblocking(True)
-        link.sendall(pack(("end", grace)))
+        with suppress(ConnectionError):  # it was killed just now
+            link.sendall(pack(("end", grace)))
     for folder, link in links.items():
         incoming = Unpacker()
-        while data := link.recv(1 << 16):
-            for what, *rest in incoming.feed(data):
-                if what == "state":  # what it knew when we came
-                    ended += sum(state != ENDED for _, _, _, state, _ in rest[0])
+        with suppress(ConnectionError):
+            while data := link.recv(1 << 16):
+                for what, *rest in incoming.feed(data):
+                    if what == "state":  # what it knew when we came
+                        ended += sum(state != ENDED for _, _, _, state, _ in rest[0])
         link.close()
         with (folder / "lock").open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH)  # the spawner holds it until it has ended
