@@ -98,6 +98,7 @@ class Guard:
             return
         try:
             os.setsid()
+            os.chdir("/")
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
                 signal.signal(number, signal.SIG_IGN)
             for fd in map(int, os.listdir("/proc/self/fd")):
