@@ -364,3 +364,21 @@ def test_the_rest_of_a_gang_does_not_wait_for_another_rebalance() -> None:
     w.submit(name="back", queue="root.b", stages=[{"name": "w", "count": 4, "min": 2, "resources": {"cpu": 1}}])
     w.advance(65)
     assert len(w.placements("back")) == 4 and len(w.placements("lent")) == 4
+
+
+def test_a_gang_is_let_in_by_the_fewest_stops_also_beside_cheaper_tasks_that_give_less() -> None:
+    """Queue b has 9 of 10 CPUs, 4 of them on loan. Two tasks of 2 make way for a gang of 4; `low` and two of them do
+    too, and would cost b a CPU of its own share.
+    """
+    w = World({**SETTINGS, "unit": "dominant"})
+    w.queue("root.a", share=50)
+    w.queue("root.b", share=50)
+    w.nodes(1, cpu=10)
+    w.submit(name="own", queue="root.a", stages=[{"count": 1, "resources": {"cpu": 1}}])
+    w.submit(name="low", queue="root.b", stages=[{"count": 1, "resources": {"cpu": 1}}])
+    w.submit(name="high", queue="root.b", priority=1, stages=[{"count": 4, "min": 1, "resources": {"cpu": 2}}])
+    w.cycle()
+    w.submit(name="gang", queue="root.a", stages=[{"count": 4, "min": 4, "resources": {"cpu": 1}}])
+    w.advance(241)
+    w.advance(31)
+    assert len(w.placements("gang")) == 4 and len(w.placements("high")) == 2 and w.placements("low")

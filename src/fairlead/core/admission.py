@@ -26,8 +26,6 @@ class Admission:
         """`rights` are what queues will be entitled to when the first node has come."""
         self.p = p
         self._rights = rights
-        self._checks: dict[object, tuple[Check, ...]] = {}
-        """The checks that can refuse a job, by what `Check.matters` may look at."""
         self._used: dict[int, Vector] = {}
         """Account → resources of counted starts."""
         self._tasks: dict[int, int] = {}
@@ -39,19 +37,9 @@ class Admission:
         self._bounded: dict[int, bool] = {}
         self._firm: bool | None = None
 
-    def checks_for(self, job: Job) -> tuple[Check, ...]:
-        """The checks that can refuse asks of a job; looked up once for all jobs of the same accounts."""
-        key: object = id(job.accounts)  # of a job that has not started, can be preempted and follows no other
-        if job.allocations or job.after or not job.preemptible:
-            key = (key, job.preemptible, job.allocations > 0, bool(job.after))
-        known = self._checks.get(key)
-        if known is None:
-            known = self._checks[key] = tuple([check for check in CHECKS if check.matters(self.p, job)])
-        return known
-
     def refusal(self, ask: Reservation, needs: Needs, ignoring: Collection[Check] = ()) -> Reason | None:
         """Why some tasks of an ask may not start together; None if they may. Checks in `ignoring` are left out."""
-        for check in self.checks_for(ask.stage.job):
+        for check in checks_for(self.p, ask.stage.job):
             if check not in ignoring:
                 reason = check.refuses(self, ask, needs)
                 if reason is not None:
@@ -155,8 +143,8 @@ class Check(NamedTuple):
     matters: Callable[[Partition, Job], bool] = lambda p, job: True
     """False if the check cannot refuse a job now.
 
-    Asked once for all jobs with the same accounts that are equally preemptible, have allocations or none, and come
-    after other jobs or not.
+    Asked once, while the queues have the same settings and states, for all jobs with the same accounts that are equally
+    preemptible, have allocations or none, and come after other jobs or not.
     """
     wakes: bool = False
     """True if every change of its answer wakes the lane of the ask, so that the answer need not be asked for again."""
@@ -263,6 +251,20 @@ CHECKS: tuple[Check, ...] = (
 # -- questions about asks ----------------------------------------------------------------------------------------
 
 
+def checks_for(p: Partition, job: Job) -> tuple[Check, ...]:
+    """The checks that can refuse asks of a job, in their order."""
+    accounts = job.accounts
+    key: object = id(accounts)  # of a job that has not started, can be preempted and follows no other
+    if job.allocations or job.after or not job.preemptible:
+        key = (key, job.preemptible, job.allocations > 0, bool(job.after))
+    known = p.facts().checks
+    found = known.get(key)
+    if found is None:
+        found = known[key] = (accounts, tuple([check for check in CHECKS if check.matters(p, job)]))
+    checks: tuple[Check, ...] = found[1]
+    return checks
+
+
 def refusal(p: Partition, ask: Reservation) -> Reason | None:
     """Why all that has to start at once may not; None if only capacity can keep it back."""
     return Admission(p).refusal(ask, needs_of(ask))
@@ -270,7 +272,7 @@ def refusal(p: Partition, ask: Reservation) -> Reason | None:
 
 def is_bounded(p: Partition, job: Job) -> bool:
     """True if a check may refuse the job now or later without its lane being woken."""
-    return any([check.matters(p, job) for check in CHECKS if not check.wakes])
+    return any([not check.wakes for check in checks_for(p, job)])
 
 
 def blocks_lane(ask: Reservation, reason: Reason) -> bool:

@@ -120,13 +120,24 @@ def _part_of_devices(p: Partition, join: int, seq: int, shape: Shape, most: int)
                     taken[device] += allocation.stage.shape.device_milli
     used = list(nodes.devices[row][: nodes.gpus[row]])
     most = room_now(nodes, join, shape, most)[0]
+    chosen = _devices_beside(used, taken, others, shape, most)
+    if len(chosen) < most * shape.devices:
+        # One task in the gap beside an older task, and the next one may find only the device of another owner.
+        empty = [there if there == kept else WHOLE_DEVICE for there, kept in zip(used, taken, strict=True)]
+        chosen = max(chosen, _devices_beside(empty, taken, others, shape, most), key=len)
+    return len(chosen) // shape.devices, chosen
+
+
+def _devices_beside(used: list[int], taken: list[int], others: Wanted, shape: Shape, most: int) -> tuple[int, ...]:
+    """The devices of up to `most` tasks, chosen one by one so that the others fit beside them and what is taken."""
+    used, taken = list(used), list(taken)
     chosen: tuple[int, ...] = ()
     for _ in range(most):
         allowed = list(used)
         while True:
             devices = choose_devices(allowed, len(allowed), shape.devices, shape.device_milli, 1)
             if not devices:
-                return len(chosen) // shape.devices, chosen
+                return chosen
             after = list(taken)
             for device in devices:
                 after[device] += shape.device_milli
@@ -138,7 +149,7 @@ def _part_of_devices(p: Partition, join: int, seq: int, shape: Shape, most: int)
         for device in devices:
             used[device] += shape.device_milli
         chosen += devices
-    return most, chosen
+    return chosen
 
 
 def _fit_devices(used: list[int], wanted: Wanted) -> bool:

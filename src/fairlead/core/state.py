@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from heapq import heappush
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -97,6 +97,8 @@ class QueueFacts(NamedTuple):
     """One whose tasks cannot be taken back."""
     limits: bool
     """For itself, or for users or groups in it."""
+    checks: dict[object, tuple[object, Any]]
+    """For admission: what a job is → its accounts, so that no other has their id, and the checks that can refuse it."""
 
 
 class Touched:
@@ -127,9 +129,9 @@ class Partition:
         self.counters = Counters()
         self.queues: dict[str, Queue] = {}
         self.tree = 0
-        """Grows when a queue comes, goes, or has other settings."""
+        """Grows when a queue comes, goes, or has other settings or another state."""
         self._entitlements: tuple[int, Entitlements] | None = None
-        self._facts = QueueFacts(-1, False, False, False)
+        self._facts = QueueFacts(-1, False, False, False, {})
         self.nodes = NodeTable()
         self.jobs: dict[str, Job] = {}
         self.allocations: dict[int, Allocation] = {}
@@ -243,20 +245,24 @@ class Partition:
     def restore_queue(self, queue: Queue) -> None:
         self.queues[queue.path] = queue
         self.tree += 1
-        if queue.state == "draining":
-            self.draining.add(queue.path)
+        self._list_state(queue)
         self.mark_uneven(queue, queue.uneven_since)
         if queue.parent is not None:
             queue.parent.children[queue.name] = queue
 
     def move_queue(self, path: str, state: QueueState) -> None:
-        self.queues[path].state = state
+        queue = self.queues[path]
+        queue.state = state
+        self.tree += 1
         self.look_anew()
+        self._list_state(queue)
+
+    def _list_state(self, queue: Queue) -> None:
         for listed, name in ((self.draining, "draining"), (self.stopped, "stopped")):
-            if state == name:
-                listed.add(path)
+            if queue.state == name:
+                listed.add(queue.path)
             else:
-                listed.discard(path)
+                listed.discard(queue.path)
 
     def mark_uneven(self, queue: Queue, since: Micros | None) -> None:
         """Note since when the children of a queue have been too far from their shares, or that they are not."""
@@ -295,6 +301,7 @@ class Partition:
                     each.limit is not None or each.max_jobs is not None or each.users or each.groups
                     for each in settings
                 ),
+                checks={},
             )
         return self._facts
 

@@ -209,9 +209,9 @@ class Backfill:
     def _beside(
         self, starter: Starter, lane: Lane, reservation: Reservation, together: int, most: int
     ) -> tuple[int, Reason | None]:
-        plan, p, head = self.plan, self.plan.partition, self.head
+        p, head, before = self.plan.partition, self.head, starter.before()
         assert head is not None
-        mark, room = plan.mark(), p.room
+        mark = before[0]
         kept = p.kept(reservation.seq)
         own = kept.nodes if kept is not None else ()  # where the head could not start: it is not planned for there
         if self._delays is None or self._in_time(reservation):
@@ -225,9 +225,7 @@ class Backfill:
             self._then()  # else each of its tasks is in the way of one of the head's
         placed, reason = starter.start(lane, reservation, together, most)
         if reason is None and not self._still_fits(mark, head, own):
-            plan.rollback(mark)
-            p.room = room  # what is free again was only tried
-            p.index.refresh()
+            starter.take_back(before)
             return 0, self._delays
         return placed, reason
 

@@ -48,6 +48,13 @@ class Victim:
 Here = tuple[Victim, Unit, list[Block]]
 """A victim, what stopping the rest of it costs, and its tasks on one node."""
 
+Found = tuple[tuple[int, int, Cost], Sequence[Here]]
+"""Victims on a node, by the tasks that stop, those that start there (more are better: negative), and the cost."""
+
+Offer = tuple[int, Cost, int, int, int, list[Victim]]
+"""Victims that make way on a node: the tasks that stop for a million that start, the cost, the node, its version, how
+many tasks start, and the victims."""
+
 
 class Clearing:
     """What would be free and lost as tasks are set down and others are stopped for them. Nothing is altered.
@@ -113,26 +120,30 @@ class Clearing:
     def clear(self, stage: Stage, wanted: int, level: int) -> int:
         """Stop tasks of priorities up to a level, and set tasks of the stage down there. Returns how many are left.
 
-        The next node is always the one where the cheapest set of tasks makes way for one more. For one task that is
-        the best set there is, if no node has more than `FEW` units; for several tasks it need not be.
+        The next node is always the one where the cheapest set of tasks makes way for one more, by the tasks that stop
+        for each that starts. For one task that is the best set there is, if no node has more than `FEW` units; for
+        several tasks it need not be.
         """
-        heap: list[tuple[Cost, int, int, list[Victim]]] = []
+        heap: list[Offer] = []
         version: dict[int, int] = {}
         for join in sorted(self._on) if wanted else ():
-            self._offer(heap, version, join, stage, level)
+            self._offer(heap, version, join, stage, wanted, level)
         while wanted and heap:
-            _, join, seen, victims = heappop(heap)
+            _, _, join, seen, fitting, victims = heappop(heap)
             if seen != version.get(join, 0):
                 continue  # it was looked at anew
+            if fitting > wanted:
+                self._offer(heap, version, join, stage, wanted, level)
+                continue
             touched = {join: None}
             if self._may_go(victims):
                 for victim in victims:
                     touched |= self.end(victim)
                 self.overlaps = self.overlaps or seen > 0 or len(touched) > 1
                 wanted = self.put(stage, wanted, touched)
-            for each in touched:
+            for each in touched if wanted else ():
                 version[each] = version.get(each, 0) + 1
-                self._offer(heap, version, each, stage, level)
+                self._offer(heap, version, each, stage, wanted, level)
         return wanted
 
     def _put_on(self, join: int, stage: Stage, wanted: int) -> int:
@@ -214,12 +225,7 @@ class Clearing:
         return bool(self.blocks(victim)) and self._may_go([victim])
 
     def _offer(
-        self,
-        heap: list[tuple[Cost, int, int, list[Victim]]],
-        version: dict[int, int],
-        join: int,
-        stage: Stage,
-        level: int,
+        self, heap: list[Offer], version: dict[int, int], join: int, stage: Stage, wanted: int, level: int
     ) -> None:
         """Enter the cheapest set of victims that makes way for one task on a node, if there is one."""
         if join not in self._on or not self.future.takes(join, stage.shape):
@@ -234,14 +240,17 @@ class Clearing:
                     there.append((victim, victim.unit._replace(tasks=tasks), nodes[join]))
         if not there:
             return
-        few = self._best(join, stage, there) if len(there) <= FEW else self._greedy(join, stage, there)
-        if few:
-            cost = cost_of([unit for _, unit, _ in few])
-            heappush(heap, (cost, join, version.get(join, 0), [victim for victim, _, _ in few]))
+        most = 1 if stage.shape.key.apart else wanted
+        search = self._best if len(there) <= FEW else self._greedy
+        found = search(join, stage, there, most)
+        if found is not None:
+            (tasks, fewer, cost), few = found
+            victims = [victim for victim, _, _ in few]
+            heappush(heap, (tasks * 1_000_000 // -fewer, cost, join, version.get(join, 0), -fewer, victims))
 
-    def _best(self, join: int, stage: Stage, there: Sequence[Here]) -> Sequence[Here] | None:
+    def _best(self, join: int, stage: Stage, there: Sequence[Here], most: int) -> Found | None:
         """The cheapest of all sets of victims on a node that make way for a task."""
-        best: tuple[Cost, Sequence[Here]] | None = None
+        best: Found | None = None
         for size in range(1, len(there) + 1):
             if best is not None and size > best[0][0]:
                 break  # each of them costs a task at least
@@ -250,16 +259,18 @@ class Clearing:
                 if len(without_covered(units)) < size:
                     continue
                 cost = cost_of(units)
-                if (best is None or cost < best[0]) and self._make_way(join, stage, some):
-                    best = (cost, some)
-        return best[1] if best is not None else None
+                if best is None or (cost[0], -most, cost) < best[0]:
+                    fitting = self._fitting(join, stage, some, most)
+                    worth = (cost[0], -fitting, cost)
+                    if fitting and (best is None or worth < best[0]) and self._may_go([each[0] for each in some]):
+                        best = (worth, some)
+        return best
 
-    def _greedy(self, join: int, stage: Stage, there: Sequence[Here]) -> Sequence[Here] | None:
+    def _greedy(self, join: int, stage: Stage, there: Sequence[Here], most: int) -> Found | None:
         """A cheap set of many victims on a node: those that help most for each task, or the newest."""
         free = self.future.free_on(join)
-        lacking = {
-            name: amount - free.get(name, 0) for name, amount in stage.shape.amounts if amount > free.get(name, 0)
-        }
+        wanted = {name: amount * most for name, amount in stage.shape.amounts}
+        lacking = {name: amount - free.get(name, 0) for name, amount in wanted.items() if amount > free.get(name, 0)}
 
         def help_of(each: Here) -> int:
             freed: Vector = {}
@@ -268,7 +279,7 @@ class Clearing:
             parts = [min(freed.get(name, 0), amount) * 1_000_000 // amount for name, amount in lacking.items()]
             return sum(parts) // each[1].tasks
 
-        best: tuple[Cost, Sequence[Here]] | None = None
+        best: Found | None = None
         orders: list[Callable[[Here], Any]] = [
             lambda each: (-help_of(each), cost_of([each[1]])),
             lambda each: cost_of([each[1]]),
@@ -290,14 +301,19 @@ class Clearing:
                 if self._make_way(join, stage, without):
                     some = without
             cost = cost_of([unit for _, unit, _ in some])
-            if best is None or cost < best[0]:
-                best = (cost, some)
-        return best[1] if best is not None else None
+            worth = (cost[0], -self._fitting(join, stage, some, most), cost)
+            if best is None or worth < best[0]:
+                best = (worth, some)
+        return best
 
     def _make_way(self, join: int, stage: Stage, some: Sequence[Here]) -> bool:
         """True if one task fits a node without some victims, and their queues may lose them."""
+        return bool(self._fitting(join, stage, some, 1)) and self._may_go([victim for victim, _, _ in some])
+
+    def _fitting(self, join: int, stage: Stage, some: Sequence[Here], most: int) -> int:
+        """How many tasks fit a node without some victims, up to a number."""
         free, devices = self.future.without_some(join, [block for _, _, here in some for block in here])
-        return bool(room_for(free, devices, stage.shape, 1)[0]) and self._may_go([victim for victim, _, _ in some])
+        return room_for(free, devices, stage.shape, most)[0]
 
 
 def _lose(losses: Losses, blocks: Iterable[Block]) -> None:

@@ -38,27 +38,27 @@ def match(plan: Plan) -> None:
     if p.replan_at <= p.now or has_turned_late(p):
         p.replan_at = FAR
         p.look_anew()
-    before = left + 1
+    # With backfill claims follow match.
+    claims = Claims(plan) if not p.settings.backfill and can_claim(p) else None
+    again = True
     backfill = resume(plan)
     if backfill is not None:
         turns = _joined(plan, backfill)
         if not turns:
             return
-        before = left
-        left = Round(plan, {}, left, backfill, turns).serve()
+        left, again = Round(plan, {}, left, backfill, None, turns).serve()
     # What was placed may have moved other asks up in their lanes (`fair`), or made a limit refuse a head that found no
-    # capacity, and a job that started whole asks for the rest.
-    while 0 < left < before:
+    # capacity, and a job that started whole asks for the rest. Nodes that were released are for the first turn.
+    while left > 0 and again:
         anew = backfill is not None and _depend(p)
-        before = left
-        awake = _awake(plan, anew)
+        awake = _awake(plan, anew, claims)
         if not p.reign.ready:
             _say_not_ready(plan, awake)
             return
         if awake and p.settings.backfill:
             backfill = Backfill(plan)
             plan.lent = lent_nodes(p)
-        left = Round(plan, awake, left, backfill, {}).serve() if awake else left
+        left, again = Round(plan, awake, left, backfill, claims, {}).serve() if awake else (left, False)
     plan.more = plan.more or left <= 0
     if left > 0:
         _release_arrivals(plan)
@@ -122,15 +122,13 @@ def _depend(p: Partition) -> bool:
     return len(p.lanes) > 1 or any(lane.queue.settings.order == "fair" for lane in p.lanes.values())
 
 
-def _awake(plan: Plan, anew: bool) -> Awake:
+def _awake(plan: Plan, anew: bool, claims: Claims | None) -> Awake:
     """The lanes to look at: those for which something has changed; all of them if they are to be looked at anew."""
     p = plan.partition
     room, version = p.room, p.nodes.version
     fits: dict[Shape, bool] = {}
     awake: Awake = {}
     asleep: list[tuple[LaneKey, Lane]] = []
-    # With backfill claims follow match.
-    claims = Claims(plan) if can_claim(p) and not p.settings.backfill else None
     for key, lane in p.lanes.items():
         slept = lane.slept
         if slept is not None and lane.blocked is not None and refusal(p, lane.blocked) is not None:
@@ -197,7 +195,15 @@ def _still_full(p: Partition, lane: Lane, fits: dict[Shape, bool]) -> bool:
 class Round:
     """Turns until every lane that was awake is closed, or as many tasks as may be are placed."""
 
-    def __init__(self, plan: Plan, awake: Awake, left: int, backfill: Backfill | None, turns: dict[str, Turns]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        awake: Awake,
+        left: int,
+        backfill: Backfill | None,
+        claims: Claims | None,
+        turns: dict[str, Turns],
+    ) -> None:
         self.plan = plan
         self.left = left
         self._backfill = backfill
@@ -211,12 +217,16 @@ class Round:
         self._tree: Tree | None = None
         """None when it has to be made anew."""
         self._starter = Starter(plan, batches=backfill is None)
-        self._claims = Claims(plan) if can_claim(p) and backfill is None else None
+        self._claims = claims
         self._begun: list[Reservation] = []
 
-    def serve(self) -> int:
-        """Returns how many tasks may still be placed in this cycle."""
-        while self.left > 0 and self._open > 0:
+    def serve(self) -> tuple[int, bool]:
+        """Returns how many tasks may still be placed in this cycle, and if turns have to be given anew.
+
+        A round ends when kept nodes are released: asks that had their turn before may use them.
+        """
+        before = self.left
+        while self.left > 0 and self._open > 0 and not self._starter.released:
             self._tree = self._tree or self._grow()
             branch = self._tree.next()
             if branch is None:
@@ -231,11 +241,11 @@ class Round:
         self._starter.flush()
         for whole in self._begun:
             ask_for_rest(self.plan, whole)
-        return self.left
+        return self.left, self.left < before or self._starter.released
 
     def _serve(self, branch: Branch, turns: Turns) -> None:
         """Give the leaf its turn, or all of them if nobody else is there."""
-        while turns.open and self.left > 0:
+        while turns.open and self.left > 0 and not self._starter.released:
             if self._backfill is not None and self._backfill.head is not None:
                 turns.pass_hopeless(self._backfill)
                 if not turns.open:
@@ -255,11 +265,11 @@ class Round:
 
     def _take_turn(self, branch: Branch, turns: Turns, lane: Lane, reservation: Reservation) -> int:
         """Try the head whose turn it is. Returns how many tasks were placed."""
-        together = together_of(reservation)
+        single = reservation.stage.count == 1
+        together = 1 if single and not reservation.whole else together_of(reservation)
         if together > self.left and self.left < self.p.settings.max_placed:
             self.left = 0  # a gang that is too large for what is left of this cycle opens the next one
             return 0
-        single = reservation.stage.count == 1
         most = together if single or together > 1 else self._most(branch, turns, reservation)
         own = lane in turns.full
         if self._backfill is not None:
@@ -302,8 +312,10 @@ class Round:
 
         With backfill that follows match, because starts beside the planned one do not delay it.
         """
+        kept = self.p.kept(ask.seq)
         if claims.make(lane, ask):
             self.plan.unsettled = True
+            self._starter.released = kept is not None
             self.p.index.refresh()
             for each in self.p.lanes.values():
                 each.moved = True  # gangs that are stopped ask anew

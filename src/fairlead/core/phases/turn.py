@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fairlead.core.admission import Admission
+from fairlead.core.admission import Admission, checks_for
 from fairlead.core.asks import Needs, needs_of, together_of
 from fairlead.core.changes import Began, Part, Placed, Released, Trimmed
 from fairlead.core.explain import most_ever, never_whole
@@ -25,6 +25,9 @@ from fairlead.core.state import Partition
 NOTHING: list[Choice] = []
 STARTED = "it has started"
 
+Before = tuple[int, int, bool]
+"""The plan's mark, what the partition says of its room, and if kept nodes were released."""
+
 
 class Starter:
     """Starts asks in the order in which match names them. Every start of a task goes through `start`."""
@@ -39,6 +42,8 @@ class Starter:
         self._singles = Singles(plan, index) if batches and isinstance(index, FitIndex) else None
         self.full: dict[Shape, Reason] = {}
         """The shapes of which not one task more fits in this cycle, and the reason."""
+        self.released = False
+        """True if kept nodes were released: asks that had their turn before may use them."""
 
     def start(
         self, lane: Lane, ask: Reservation, together: int, most: int, own: bool = False
@@ -48,7 +53,7 @@ class Starter:
         With `own`, only nodes that are kept for the ask are used.
         """
         p, stage, singles = self.plan.partition, ask.stage, self._singles
-        checks = self.admission.checks_for(stage.job)
+        checks = checks_for(p, stage.job)
         if checks and singles is not None:
             singles.flush()  # what the checks count has to be booked
         if ask.whole:
@@ -72,6 +77,18 @@ class Starter:
     def flush(self) -> bool:
         """Book the starts that are not booked yet. True if there were any."""
         return self._singles is not None and self._singles.flush()
+
+    def before(self) -> Before:
+        """For `take_back`: where things are now."""
+        return self.plan.mark(), self.plan.partition.room, self.released
+
+    def take_back(self, before: Before) -> None:
+        """Undo starts that were only tried. What is free again was free before: no lane has to look."""
+        p = self.plan.partition
+        mark, room, self.released = before
+        self.plan.rollback(mark)
+        p.room = room
+        p.index.refresh()
 
     def _start_whole(self, ask: Reservation, together: int, own: bool) -> tuple[int, Reason | None]:
         """Start what a job needs of every stage, at once or not at all."""
@@ -98,17 +115,14 @@ class Starter:
 
     def _place_all(self, ask: Reservation, needs: Needs, own: bool) -> list[tuple[str, int, int]]:
         """Place all stages, or none of them: then returns stage, wanted and found, as far as was tried."""
-        plan, p = self.plan, self.plan.partition
-        mark, room = plan.mark(), p.room
+        p, before = self.plan.partition, self.before()
         group = p.counters.allocation if sum([needed for _, needed in needs]) > 1 else 0
         tried: list[tuple[str, int, int]] = []
         for stage, needed in needs:
             placed = self._place(ask, stage, needed, needed, group, own)
             tried.append((stage.name, needed, placed))
             if placed < needed:
-                plan.rollback(mark)
-                p.room = room  # what is free again was only tried: no lane has to look
-                p.index.refresh()
+                self.take_back(before)
                 return tried
         return []
 
@@ -198,6 +212,7 @@ class Starter:
         """Release the nodes kept for an ask, but for the rest."""
         self.plan.do(Trimmed(seq, rest, why) if rest else Released(seq, why))
         self.plan.partition.index.refresh()
+        self.released = True
 
 
 def _without(promise: Promise, used: list[Choice]) -> tuple[Place, ...]:
