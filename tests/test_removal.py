@@ -241,7 +241,7 @@ def test_a_real_agent_ends_the_tasks_of_a_removed_partition(tmp_path: Path) -> N
 
     async def story(site: Serving) -> None:
         (tmp_path / "agent-token").write_text(site.token("agent", "agent"))
-        options = ("--partition=night", f"--token-file={tmp_path / 'agent-token'}", "--resource=cpu=2")
+        options = ("--partition=night", f"--token-file={tmp_path / 'agent-token'}", "--resource=cpu=2", "--for=owner")
         machine = Machine(tmp_path / "agent", site.url, *options)
         await machine.start()
         try:

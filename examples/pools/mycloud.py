@@ -11,6 +11,7 @@ real cloud, make `create` start a machine that is tagged with its name and runs 
 """
 
 import fcntl
+import getpass
 import json
 import os
 import signal
@@ -33,6 +34,7 @@ def create(asked, folder):
         home.mkdir(parents=True, exist_ok=True)
         node, join = asked["node"], asked["join"]
         command = [FAIRLEAD, "agent", f"--directory={home}", f"--join={join['url']}"]
+        command += [f"--for={getpass.getuser()}"]  # a real machine starts its agent as root, and takes all users
         command += [f"--token-file={join['token_file']}", f"--name={name}"]
         command += [f"--partition={asked['partition']}", f"--pool={asked['pool']}"]
         command += [f"--resource={resource}={amount}" for resource, amount in node["resources"].items()]

@@ -161,7 +161,9 @@ class Machine:
     def __init__(self, directory: Path, url: str, *options: str) -> None:
         self.directory = directory
         self.url = url
-        self.options = options if any(each.startswith("--user=") for each in options) else (*options, "--for=ann")
+        self.options = (
+            options if any(each.startswith(("--user=", "--for=")) for each in options) else (*options, "--for=ann")
+        )
         self.process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
