@@ -9,7 +9,7 @@ PIP    := $(PY) -m pip --disable-pip-version-check --no-input --quiet
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup up test test-long soak format bench lock audit clean
+.PHONY: help setup up test test-long test-crash soak format bench lock audit clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -39,6 +39,9 @@ test: $(READY) ## format check, lint, types and tests
 
 test-long: $(READY) ## every test, the long ones too
 	$(PY) -m pytest -n 2 --dist worksteal -m ""
+
+test-crash: $(READY) ## 60 kills among 3,000 tasks, ten seeds: agents, spawners, guards and servers
+	$(PY) -m pytest -n 2 -m long tests/agent/test_kill.py -rP
 
 soak: $(READY) ## simulate trouble, seed after seed, until Ctrl-C or a failure; SOAK="--profile storm --first 1000"
 	$(PY) -m fairlead.sim.soak $(SOAK)

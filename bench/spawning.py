@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pwd
 import subprocess
 import sys
 import tempfile
@@ -20,12 +21,17 @@ from websockets.asyncio.server import ServerConnection, serve
 
 from bench.harness import Row
 from fairlead.agent.link import end_all
+from fairlead.api.identities import Identities
+from fairlead.api.tokens import Tokens
 from fairlead.wire.agent import (
     Beat,
     Beaten,
     Confirmed,
+    FromAgent,
     FromServer,
+    Knock,
     Launch,
+    Proof,
     Reports,
     Spec,
     Tasks,
@@ -39,6 +45,8 @@ TASKS = 4_000
 LONE = 100
 AHEAD = 300
 """So many tasks are sent before their time, about a tenth of a second of them."""
+USER, AGENT_AS, TASKS_AS = "bench", "daemon", "nobody"
+"""The user of the tasks, and the system users of the agent and of the tasks."""
 PLAIN = """
 import os, sys
 for _ in range(int(sys.argv[1])):
@@ -49,12 +57,20 @@ for _ in range(int(sys.argv[1])):
 class Stand:
     """What stands in for the server: one agent, one job."""
 
-    def __init__(self, connection: ServerConnection) -> None:
+    def __init__(self, connection: ServerConnection, identities: Identities) -> None:
         self._connection = connection
+        self._identities = identities
         self.agent_seconds = 0.0
 
     async def greet(self) -> None:
-        await self._connection.recv()
+        knock = await self._read()
+        assert isinstance(knock, Knock)
+        exchange, challenge = self._identities.challenge("default", knock)
+        await self._send(challenge)
+        proof = await self._read()
+        assert isinstance(proof, Proof)
+        await self._identities.admit(exchange, proof)
+        await self._read()
         await self._send(Welcome(1, 1_000_000, 0, 1_000_000))
         await self._send(Work(1, standing=True))
 
@@ -82,12 +98,12 @@ class Stand:
 
     async def _launch(self, number: int, indices: tuple[int, int], chain: int, rooms: int) -> None:
         tasks = Tasks(f"job{number}", number, "main", 1, indices)
-        await self._send(Work(1, (Spec(("/bin/true",), cpu=1000),), (Launch(tasks, 0, (), chain, rooms),)))
+        await self._send(
+            Work(1, (Spec(("/bin/true",), cpu=1000, directory="/", user=USER),), (Launch(tasks, 0, (), chain, rooms),))
+        )
 
     async def _hear(self) -> int:
-        data = await self._connection.recv()
-        assert isinstance(data, bytes)
-        message = decode_from_agent(data)
+        message = await self._read()
         if isinstance(message, Beat):
             await self._send(Beaten(message.number))
         if not isinstance(message, Reports):
@@ -96,34 +112,49 @@ class Stand:
         assert all(each.state in ("running", "succeeded") for each in message.reports), message.reports
         return sum(len(each.ran) for each in message.reports)
 
+    async def _read(self) -> FromAgent:
+        data = await self._connection.recv()
+        assert isinstance(data, bytes)
+        return decode_from_agent(data)
+
     async def _send(self, message: FromServer) -> None:
         await self._connection.send(encode(message))
 
 
-async def _measure(folder: Path, tasks: int, rooms: int, lone: int) -> tuple[float, list[float]]:
+async def _measure(
+    folder: Path, tasks: int, rooms: int, lone: int, options: tuple[str, ...] = (f"--for={USER}",)
+) -> tuple[float, float, list[float]]:
+    """Seconds for the first task, for an array, and for each lone task."""
     arrived: asyncio.Future[ServerConnection] = asyncio.get_running_loop().create_future()
 
     async def handle(connection: ServerConnection) -> None:
         arrived.set_result(connection)
         await connection.wait_closed()
 
+    with tempfile.TemporaryDirectory() as keys:
+        identities = Identities(Path(keys), Tokens(Path(keys) / "tokens"))
+        [(token, _)] = identities.invite()
     async with serve(handle, "127.0.0.1", 0, compression=None) as server:
         port = next(iter(server.sockets)).getsockname()[1]
         agent = await asyncio.create_subprocess_exec(
             sys.executable,
+            "-P",
             "-c",
             "from fairlead.cli import main; main()",
             "agent",
             f"--join=http://127.0.0.1:{port}",
             f"--directory={folder}",
+            *options,
+            env={**os.environ, "FAIRLEAD_TOKEN": token},
             stderr=subprocess.DEVNULL,
         )
         try:
-            stand = Stand(await arrived)
+            stand = Stand(await arrived, identities)
             await stand.greet()
-            await stand.array(1, 2 * rooms, rooms)
-            seconds = await stand.array(2, tasks, rooms)
-            return seconds, [await stand.lone(3 + at) for at in range(lone)]
+            first = await stand.lone(1)
+            await stand.array(2, 2 * rooms, rooms)
+            seconds = await stand.array(3, tasks, rooms)
+            return first, seconds, [await stand.lone(4 + at) for at in range(lone)]
         finally:
             agent.kill()
             await agent.wait()
@@ -146,7 +177,7 @@ def spawning(scale: float) -> Iterator[Row]:
     rooms = 2 * (os.cpu_count() or 1)
     with tempfile.TemporaryDirectory() as folder:
         busy = process_time()
-        seconds, times = asyncio.run(_measure(Path(folder), tasks, rooms, lone))
+        _, seconds, times = asyncio.run(_measure(Path(folder), tasks, rooms, lone))
         busy = process_time() - busy
     yield Row(
         "tasks through agent and spawners",
@@ -163,4 +194,33 @@ def spawning(scale: float) -> Iterator[Row]:
         median(times) * 1000,
         "ms",
         note=f"median of {lone}; the slowest of 100 {sorted(times)[int(0.99 * len(times))] * 1000:.1f} ms",
+    )
+    if os.geteuid() == 0:
+        yield from _as_another(tasks, rooms, lone, seconds / tasks, median(times))
+
+
+def _as_another(tasks: int, rooms: int, lone: int, own: float, own_lone: float) -> Iterator[Row]:
+    """The same by a root agent, where tasks run as another system user: one spawner instead of two."""
+    with tempfile.TemporaryDirectory(dir="/var/lib", prefix="fairlead-bench-") as name:
+        folder = Path(name)
+        folder.chmod(0o711)
+        names = folder / "map"
+        names.write_text(f"{USER}={TASKS_AS}\n")
+        uid = str(pwd.getpwnam(TASKS_AS).pw_uid)
+        options = (f"--user={AGENT_AS}", f"--user-map={names}", f"--uids={uid}-{uid}")
+        first, seconds, times = asyncio.run(_measure(folder / "agent", tasks, rooms, lone, options))
+    yield Row(
+        "tasks as another user through agent and its spawner",
+        tasks / seconds,
+        "/s",
+        ratio=own / (seconds / tasks),
+        against="tasks as the agent's user",
+        note=f"the first task of a user {first * 1000:.0f} ms, with the start of its spawner",
+    )
+    yield Row(
+        "cost of another user a task",
+        max(seconds / tasks - own, median(times) - own_lone, 0.0) * 1000,
+        "ms",
+        goal=1.0,
+        note=f"in a flood {(seconds / tasks - own) * 1000:.3f} ms; alone {(median(times) - own_lone) * 1000:.3f} ms",
     )

@@ -19,8 +19,10 @@ SECONDS = 60.0  # no story may take longer; none depends on it
 class Up:
     """A server with an agent beside it."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, *options: str, here: Path | None = None) -> None:
+        """`here` is the current folder of the server."""
         self.folder = folder
+        self._here = here
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("FAIRLEAD_")},
             "FAIRLEAD_DATA": str(folder),
@@ -33,6 +35,7 @@ class Up:
         self.process = subprocess.Popen(
             [PROGRAM, "up", "--port", "0", "--json", *self._options],
             env=self.environment,
+            cwd=self._here,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -54,7 +54,7 @@ STAGE_KEYS = (
     "it has apart, command, count, directory, environment, estimate, min, name, near, on_loss, pool, resources, "
     "scaling, secrets, selectors, time_limit, tolerations, tries"
 )
-NODE_KEYS = "it has labels, name, pool, resources, taints"
+NODE_KEYS = "it has labels, name, pool, resources, taints, users"
 PARTITION_KEYS = (
     "it has backfill, batch_window, chain, fence, heartbeat, held_nodes_percent, hold_for, hold_large, "
     "keep_ended, keep_keys, launch_timeout, lease, max_batch, max_launch_tries, max_orders, max_placed, "
@@ -978,7 +978,7 @@ ITEMS: dict[str, tuple[dict[str, Any], str]] = {
     "draining with a slip": (
         {"nodes": {"name": "k8s-n", "action": "drain", "resorces": {}}},
         "node[0].resorces: a manager's node has no such key (did you mean resources?); it has action, "
-        "labels, name, pool, resources, taints",
+        "labels, name, pool, resources, taints, users",
     ),
     "a node without resources": (
         {"nodes": {"name": "k2"}},

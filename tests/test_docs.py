@@ -86,7 +86,7 @@ SECTIONS: dict[str, tuple[type[Any], Any, dict[str, str]]] = {
     "Node": (NodeSpec, parse_node({"name": "n"})[1], {"name": "required", "resources": "required"}),
 }
 # Fields that no document has under that name.
-NOT_A_KEY = {("Job", "manager"), ("Job", "matched"), ("Node", "capacity")}
+NOT_A_KEY = {("Job", "manager"), ("Job", "matched"), ("Job", "shape_user"), ("Node", "capacity")}
 
 
 @pytest.fixture(scope="module")

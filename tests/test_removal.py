@@ -247,7 +247,7 @@ def test_a_real_agent_ends_the_tasks_of_a_removed_partition(tmp_path: Path) -> N
 
     async def story(site: Serving) -> None:
         (tmp_path / "join-token").write_text(site.join_token())
-        options = ("--partition=night", "--resource=cpu=2")
+        options = ("--partition=night", "--resource=cpu=2", "--for=owner")
         machine = Machine(tmp_path / "agent", site.url, *options)
         await machine.start()
         try:

@@ -11,6 +11,7 @@ real cloud, make `create` start a machine that is tagged with its name and runs 
 """
 
 import fcntl
+import getpass
 import json
 import os
 import signal
@@ -35,6 +36,7 @@ def create(asked, folder):
         with open(os.open(home / "join-token", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
             file.write(join["tokens"][name])  # it admits this machine, once
         command = [FAIRLEAD, "agent", f"--directory={home}", f"--join={join['url']}"]
+        command += [f"--for={getpass.getuser()}"]  # a real machine starts its agent as root, and takes all users
         command += [f"--token-file={home / 'join-token'}", f"--name={name}"]
         command += [f"--partition={asked['partition']}", f"--pool={asked['pool']}"]
         command += [f"--resource={resource}={amount}" for resource, amount in node["resources"].items()]

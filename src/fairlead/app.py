@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -194,12 +195,16 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
         identities = Identities(directory, tokens)
     except FileProblem as problem:
         raise Failed(str(problem)) from problem
+    lock = directory / "server.lock"
+    running = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(running, fcntl.LOCK_SH)  # it is free again when this process has ended
     hub = Agents(
         identities,
         log=lambda event, fields: log.warning(event, **fields),
         secrets=secrets.values,
         ended=used,
         gang_seed=secrets.gang_seed,
+        lock=str(lock.resolve()),
     )
 
     def invite(partition: str, pool: str, names: Sequence[str]) -> dict[str, str]:
@@ -264,6 +269,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
         http.should_exit = True
         await serving
         await control.close()
+        os.close(running)
         for each in snapshots.values():
             each.close()
         history.close()

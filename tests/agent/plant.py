@@ -121,9 +121,9 @@ class Plant:
         assert isinstance(answer, Accepted), answer
         return answer
 
-    async def submit(self, command: list[str], **stage: Any) -> str:
-        job = {"user": "ann", "stages": [{"command": command, "resources": {"cpu": 0.001}, **stage}]}
-        return (await self.ask(Submit(spec=parse_job(job), user="ann"))).job
+    async def submit(self, command: list[str], user: str = "ann", **stage: Any) -> str:
+        job = {"user": user, "stages": [{"command": command, "resources": {"cpu": 0.001}, **stage}]}
+        return (await self.ask(Submit(spec=parse_job(job), user=user))).job
 
     async def prove(self, channel: Channel, node: str, instance: str = "") -> Exchange:
         """Join as a node with its key, as an agent does."""
@@ -183,12 +183,15 @@ class Machine:
     def __init__(self, directory: Path, url: str, *options: str) -> None:
         self.directory = directory
         self.url = url
-        self.options = options
+        self.options = (
+            options if any(each.startswith(("--user=", "--for=")) for each in options) else (*options, "--for=ann")
+        )
         self.process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
         self.process = await asyncio.create_subprocess_exec(
             sys.executable,
+            "-P",
             "-c",
             "from fairlead.cli import main; main()",
             "agent",
@@ -208,18 +211,27 @@ class Machine:
             self.process = None
 
     def spawners(self) -> list[int]:
-        """The processes of the spawners, without their tasks."""
-        found = []
+        """The processes of the spawners, without their guards and tasks."""
+        found = self._with_guards()
+        return [pid for pid, parent in found.items() if parent not in found]
+
+    def guards(self) -> list[int]:
+        found = self._with_guards()
+        return [pid for pid, parent in found.items() if parent in found]
+
+    def _with_guards(self) -> dict[int, int]:
+        """Spawners and their guards → the parent of each."""
+        found = {}
         for each in psutil.process_iter():
             with suppress(psutil.Error):
-                if str(self.directory) in " ".join(each.cmdline()) and "fairlead.agent.spawner" in " ".join(
-                    each.cmdline()
-                ):
-                    found.append(each.pid)
+                command = " ".join(each.cmdline())
+                if str(self.directory) in command and "fairlead.agent.spawner" in command:
+                    found[each.pid] = each.ppid()
         return found
 
-    def kill_spawners(self, which: slice = slice(None)) -> None:
-        for pid in sorted(self.spawners())[which]:
+    def kill_spawners(self, which: slice = slice(None), guards: bool = False) -> None:
+        """`guards`: kill these too, and first, so that nothing ends the tasks but the next spawner."""
+        for pid in (self.guards() if guards else []) + sorted(self.spawners())[which]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 

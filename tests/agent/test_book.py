@@ -11,7 +11,7 @@ from fairlead.agent.launching import Surroundings, own_variables, spawner_spec, 
 from fairlead.agent.spawner.pace import Pace
 from fairlead.wire.agent import Gang, Launch, Place, Report, Spec, Stop, Tasks, Work
 
-AROUND = Surroundings("n1", "/logs", "/home/ann", {"PATH": "/bin"}, ("0", "1", "2"))
+AROUND = Surroundings("n1", "/home/ann", {"PATH": "/bin"}, ("0", "1", "2"))
 SPEC = Spec(("true",))
 OK = ("exit", 0, "", 7, 5, 9)
 
@@ -72,6 +72,20 @@ def test_ends_are_reported_until_they_are_confirmed() -> None:
     book.tell_confirmed()
     assert ("confirm", [key(0)]) in [frame[1:] for frame in sent(book)]
     assert len(book) == 1
+
+
+def test_a_new_spawner_is_told_of_ends_that_were_confirmed_before() -> None:
+    """Its ledger still has them. They are neither reported nor confirmed a second time."""
+    book = Book(AROUND, 1)
+    book.heed(launch(0, 1))
+    book.hear([key(0)], [(key(0), OK)])
+    number, _ = book.reporting.batch()
+    book.confirmed(number)
+    sent(book)
+    book.find(0, [(("job", 1, "main", 1), 0, 0, "ended", OK)])
+    assert sent(book) == [(0, "confirm", [key(0)])]
+    assert not book.reporting.has_news
+    assert len(book) == 0
 
 
 def test_a_later_attempt_waits_until_the_earlier_one_has_ended() -> None:
@@ -223,14 +237,17 @@ def test_after_a_flood_every_begin_is_told_at_once() -> None:
 
 
 def test_agents_keep_their_own_variables_to_themselves() -> None:
-    around = surroundings("n1", "/logs", (), {"PATH": "/bin", "LC_ALL": "C", "FAIRLEAD_TOKEN": "hush", "AWS_KEY": "x"})
+    inherited = {"PATH": "/bin", "LC_ALL": "C", "FAIRLEAD_TOKEN": "hush", "AWS_KEY": "x", "USER": "fairlead"}
+    assert "USER" not in surroundings("n1", (), inherited, as_users=True).environment
+    del inherited["USER"]
+    around = surroundings("n1", (), inherited, as_users=False)
     assert around.environment == {"PATH": "/bin", "LC_ALL": "C"}
 
 
 def test_a_task_has_the_variables_of_its_stage_and_its_secrets() -> None:
     spec = Spec(("true",), (("A", "1"), ("CUDA_VISIBLE_DEVICES", "0,1,2")), "", 500, 1 << 20, (("KEY", "hush"),))
     command, variables, directory, logs, cpu, memory = spawner_spec(AROUND, Launch(tasks(0, 1), 0), spec)
-    assert (command, directory, logs, cpu, memory) == (("true",), "/home/ann", "/logs/0", 500, 1 << 20)
+    assert (command, directory, logs, cpu, memory) == (("true",), "/home/ann", "0", 500, 1 << 20)
     assert (variables["A"], variables["KEY"], variables["PATH"]) == ("1", "hush", "/bin")
     assert variables["CUDA_VISIBLE_DEVICES"] == "", "nobody gives himself a GPU"
 

@@ -23,7 +23,9 @@ def test_a_pair_without_a_sign_is_refused(tmp_path: Path, option: str, value: st
 def test_a_directory_in_use_is_refused_with_the_remedy(tmp_path: Path) -> None:
     lock = _lock(prepare(tmp_path / "agent"))
     assert lock
-    done = CliRunner().invoke(app, ["agent", "--join=http://127.0.0.1:1", f"--directory={tmp_path / 'agent'}"])
+    done = CliRunner().invoke(
+        app, ["agent", "--join=http://127.0.0.1:1", f"--directory={tmp_path / 'agent'}", "--for=ann"]
+    )
     assert done.exit_code == 1
     assert "another agent uses" in done.output and "give this one a directory of its own" in done.output
 

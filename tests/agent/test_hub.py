@@ -108,7 +108,12 @@ def test_a_greeting_is_answered_with_what_stands(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("machine", "fence", "lease"),
-    [("", "lease", 60_000_000), ("another", "lease", 60_000_000), ("", "none", 0), (wire.this_machine(), "lease", 0)],
+    [
+        ("", "lease", 60_000_000),
+        ("another", "lease", 60_000_000),
+        ("", "none", 0),
+        (wire.this_machine(), "lease", 60_000_000),
+    ],
 )
 def test_who_may_be_cut_off_has_a_lease(tmp_path: Path, machine: str, fence: str, lease: int) -> None:
     async def story(plant: Plant) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fairlead.agent.book import Book
-from fairlead.agent.logs import log_path
+from fairlead.agent.logs import PART, log_path, read_log
 from fairlead.agent.main import Agent, Settings
 from fairlead.agent.session import KeyRenewed, Refused, Session
 from fairlead.wire import agent as wire
@@ -54,8 +54,8 @@ class Talk:
         self.session = Session(
             self.line,
             self.book,
-            "/nowhere",
-            lambda ask, end: self.leases.append((ask, end)),
+            lambda user: "/nowhere",
+            lambda ask, end, length, lock: self.leases.append((ask, end)),
             lambda: None,
             self.epochs.append,
             self,
@@ -201,3 +201,34 @@ def test_tasks_known_are_listed_in_signs_of_life() -> None:
         running.cancel()
 
     tell(story)
+
+
+@pytest.mark.parametrize("trick", ["fifo", "link", "second name", "huge file"])
+def test_a_log_that_its_task_replaced_is_not_followed(tmp_path: Path, trick: str) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    asked = LogRequest(1, 1, "main", 0, 1)
+    path = log_path(str(tmp_path), asked)
+    assert path is not None
+    path.parent.mkdir()
+    for each in (path, path.with_name(path.name + ".1")):
+        if trick == "fifo":
+            os.mkfifo(each)
+        elif trick == "link":
+            each.symlink_to(secret)
+        elif trick == "second name":
+            each.hardlink_to(secret)
+        else:
+            each.touch()
+            os.truncate(each, 1 << 40)
+
+    async def read() -> list[wire.LogPart]:
+        parts: list[wire.LogPart] = []
+        async for part in read_log(str(tmp_path), asked, lambda: True):
+            parts.append(part)
+            if len(parts) == 3:
+                break
+        return parts
+
+    data = [part.data for part in asyncio.run(read())]
+    assert data == [bytes(PART)] * 3 if trick == "huge file" else data == [b""]

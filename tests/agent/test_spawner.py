@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import monotonic, sleep
@@ -18,8 +21,9 @@ from fairlead.agent import link
 from fairlead.agent.link import end_all, prepare
 from fairlead.agent.spawner.files import LARGE
 from fairlead.agent.spawner.frames import Unpacker, pack
-from fairlead.agent.spawner.ledger import Ledger
+from fairlead.agent.spawner.ledger import Ledger, open_files
 from fairlead.agent.spawner.limits import Limits
+from fairlead.agent.spawner.starting import Starter
 from fairlead.agent.spawner.tasks import Tasks
 
 SECONDS = 30.0
@@ -28,7 +32,7 @@ SECONDS = 30.0
 class Spawner:
     def __init__(self, directory: Path) -> None:
         self.directory = prepare(directory)
-        self.process = link._start(directory)
+        self.process = link.start_spawner(directory, directory / "logs")
         self.known: list[Any] = []
         self.note = ""
         self.started: set[Any] = set()
@@ -51,12 +55,11 @@ class Spawner:
     def launch(
         self, script: str, count: int = 1, number: int = 1, chain: int = 0, rooms: int = 0, **more: Any
     ) -> list[Any]:
-        logs = str(self.directory / "logs")
         spec = (
             ("sh", "-c", script),
             {"PATH": os.environ["PATH"]},
             "/",
-            logs,
+            "0",
             more.get("cpu", 0),
             more.get("memory", 0),
         )
@@ -73,7 +76,7 @@ class Spawner:
         assert data, "the spawner ended"
         for message in self._unpacker.feed(data):
             if message[0] == "state":
-                self.known, self.note = message[1:]
+                self.known, self.note, _ = message[1:]
                 self.ended |= {
                     (m[1], m[2], m[3], i): result for m, i, _, state, result in message[1] if state == "ended"
                 }
@@ -83,7 +86,7 @@ class Spawner:
 
     def log(self, key: Any, stream: str = "out") -> Path:
         number, stage, attempt, index = key
-        return self.directory / "logs" / f"{number}.{stage}.{index}.{attempt}.{stream}"
+        return self.directory / "logs/0" / f"{number}.{stage}.{index}.{attempt}.{stream}"
 
 
 @pytest.fixture
@@ -124,6 +127,15 @@ def test_ends_are_kept_until_confirmed_even_without_an_agent(spawner: Spawner) -
     assert spawner.known == []
 
 
+def test_a_task_confirmed_twice_in_one_message_is_forgotten_once(spawner: Spawner) -> None:
+    (key,) = spawner.launch("true")
+    (runs,) = spawner.launch("sleep 1000", number=2)
+    spawner.until(lambda: key in spawner.ended and runs in spawner.started)
+    spawner.send("confirm", [key, key])
+    spawner.join()
+    assert [(entry[0][1], entry[3]) for entry in spawner.known] == [(2, "running")]
+
+
 def test_a_killed_spawner_leaves_nothing_running(spawner: Spawner, tmp_path: Path) -> None:
     """The next one ends what is left before it speaks: in another session, without the mark, and an ordinary one."""
     script = f"""
@@ -140,13 +152,82 @@ def test_a_killed_spawner_leaves_nothing_running(spawner: Spawner, tmp_path: Pat
         sleep(0.01)
     sleep(0.1)  # the command without an environment is started
     pids = [int(file.read_text()) for file in files]
+    os.kill(guard_of(spawner), signal.SIGKILL)
     os.kill(spawner.process.pid, signal.SIGKILL)
     spawner.process.wait()
     assert all(map(psutil.pid_exists, pids))
-    spawner.process = link._start(spawner.directory)
+    spawner.process = link.start_spawner(spawner.directory, spawner.directory / "logs")
     spawner.join()
     assert not any(alive(pid) for pid in pids)
     assert {key: spawner.ended[key][0] for key in keys} == dict.fromkeys(keys, "lost")
+
+
+def guard_of(spawner: Spawner) -> int:
+    """The process that has the same command: it was forked."""
+    one = psutil.Process(spawner.process.pid)
+    (guard,) = [each.pid for each in one.children() if each.cmdline() == one.cmdline()]
+    return guard
+
+
+def test_tasks_of_a_killed_spawner_end_without_a_successor(spawner: Spawner) -> None:
+    keys = spawner.launch("setsid sleep 1000 & sleep 1000", count=3)
+    spawner.until(lambda: len(spawner.started) == 3)
+    processes = psutil.Process(spawner.process.pid).children(recursive=True)
+    assert len(processes) >= 4
+    spawner.process.kill()
+    spawner.process.wait()
+    psutil.wait_procs(processes, SECONDS)
+    assert not any(map(psutil.Process.is_running, processes)), "and its guard has ended too"
+    spawner.process = link.start_spawner(spawner.directory, spawner.directory / "logs")
+    spawner.join()
+    assert {key: spawner.ended[key][0] for key in keys} == dict.fromkeys(keys, "lost")
+
+
+def test_tasks_of_a_stopped_spawner_end_with_their_lease(spawner: Spawner) -> None:
+    spawner.launch("sleep 1000", count=3)
+    spawner.until(lambda: len(spawner.started) == 3)
+    processes = psutil.Process(spawner.process.pid).children(recursive=True)
+    now = monotonic()
+    spawner.send("lease", now + 1.0, now + 1.5, 1.5, "")
+    spawner.send("confirm", [])
+    sleep(0.1)
+    spawner.process.send_signal(signal.SIGSTOP)
+    psutil.wait_procs(processes, SECONDS)
+    assert not any(map(psutil.Process.is_running, processes))
+    assert monotonic() - now > 1.4
+    assert spawner.process.wait(SECONDS) == -signal.SIGKILL, "it starts nothing more when it goes on"
+
+
+def test_a_guard_that_was_killed_is_replaced(spawner: Spawner) -> None:
+    (key,) = spawner.launch("sleep 1000")
+    spawner.until(lambda: key in spawner.started)
+    before = guard_of(spawner)
+    os.kill(before, signal.SIGKILL)
+    until = monotonic() + SECONDS
+    while psutil.pid_exists(before) or not psutil.Process(spawner.process.pid).children():
+        assert monotonic() < until
+        sleep(0.01)
+    assert guard_of(spawner) != before
+    sleep(1.2)  # orphans are looked for, and it is none
+    assert alive(guard_of(spawner))
+    assert key not in spawner.ended
+
+
+def test_a_lease_does_not_end_while_no_server_runs_here(spawner: Spawner, tmp_path: Path) -> None:
+    lock = tmp_path / "server.lock"
+    with lock.open("w") as server:
+        fcntl.flock(server, fcntl.LOCK_SH)
+        (key,) = spawner.launch("sleep 1000")
+        spawner.until(lambda: key in spawner.started)
+        fcntl.flock(server, fcntl.LOCK_UN)
+        now = monotonic()
+        spawner.send("lease", now + 0.5, now + 0.6, 0.6, str(lock))
+        sleep(2.0)
+        spawner.join()
+        assert [each[3] for each in spawner.known] == ["running"]
+        fcntl.flock(server, fcntl.LOCK_SH)
+        spawner.until(lambda: key in spawner.ended)
+        assert spawner.ended[key][0] == "lost"
 
 
 def alive(pid: int) -> bool:
@@ -164,7 +245,7 @@ def test_tasks_end_with_their_lease(spawner: Spawner) -> None:
     (waits,) = spawner.launch("true", number=3, chain=9, rooms=1)[:1]
     spawner.until(lambda: len(spawner.started) >= 2)
     now = monotonic()
-    spawner.send("lease", now + 0.1, now + 0.5)
+    spawner.send("lease", now + 0.1, now + 0.5, 0.5, "")
     spawner.until(lambda: {*polite, *stubborn} <= spawner.ended.keys())
     assert monotonic() >= now + 0.4
     assert {spawner.ended[key][0] for key in (*polite, *stubborn)} == {"lost"}
@@ -174,8 +255,8 @@ def test_tasks_end_with_their_lease(spawner: Spawner) -> None:
 def test_a_renewed_lease_spares_them(spawner: Spawner) -> None:
     (key,) = spawner.launch("sleep 0.5")
     now = monotonic()
-    spawner.send("lease", now + 0.2, now + 0.3)
-    spawner.send("lease", now + 20.0, now + 30.0)
+    spawner.send("lease", now + 0.2, now + 0.3, 0.3, "")
+    spawner.send("lease", now + 20.0, now + 30.0, 30.0, "")
     spawner.until(lambda: key in spawner.ended)
     assert spawner.ended[key][:2] == ("exit", 0)
 
@@ -215,6 +296,66 @@ def test_a_task_that_goes_on_is_limited_with_its_children(spawner: Spawner, tmp_
     assert not alive(child.pid)
 
 
+def descriptors(spawner: Spawner) -> int:
+    return len(os.listdir(f"/proc/{spawner.process.pid}/fd"))
+
+
+def test_tasks_cost_the_spawner_no_descriptors(spawner: Spawner) -> None:
+    before = descriptors(spawner)
+    keys = spawner.launch("sleep 1000", count=20, cpu=500)
+    spawner.until(lambda: len(spawner.started) == 20)
+    sleep(0.3)  # by now they are in cgroups, where some can be had
+    assert descriptors(spawner) <= before + 2
+    spawner.send("stop", [(key, 0.0) for key in keys])
+    spawner.until(lambda: len(spawner.ended) == 20)
+
+
+def test_a_spawner_without_descriptors_goes_on_when_it_has_some(spawner: Spawner) -> None:
+    """Meanwhile it can neither accept an agent nor look for processes, and takes no task to be gone for that."""
+    pid = spawner.process.pid
+    first, second = (spawner.launch("sleep 1000 & sleep 1000", number=number)[0] for number in (1, 2))
+    spawner.until(lambda: len(spawner.started) == 2)
+    limit = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, limit[1]))
+    spawner.send("stop", [(first, 0.0)])
+    waiting = link._open(spawner.directory)  # it cannot be accepted
+    assert waiting is not None
+    sleep(1.0)
+    assert first not in spawner.ended, "what is left of it cannot be seen"
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, limit)
+    waiting.close()
+    spawner.join()
+    spawner.until(lambda: first in spawner.ended)
+    assert spawner.ended[first][0] == "stopped"
+    (third,) = spawner.launch("true", number=4)
+    spawner.until(lambda: third in spawner.ended)
+    assert spawner.ended[third][:2] == ("exit", 0)
+    assert second not in spawner.ended
+    assert spawner.process.poll() is None
+
+
+@pytest.mark.parametrize(("limit", "starts"), [("-S 20", True), ("20", False)])
+def test_a_limit_on_descriptors_is_known_at_the_start(tmp_path: Path, limit: str, starts: bool) -> None:
+    directory = prepare(tmp_path / "spawner-0")
+    run = (
+        f"sys.path.append({link.SOURCE!r}); from fairlead.agent.spawner.main import main; sys.exit(main(*sys.argv[1:]))"
+    )
+    script = f'ulimit -n {limit}; exec "$0" -I -S -c "$1" "$2" some: "$2"'
+    with subprocess.Popen(
+        ["sh", "-c", script, sys.executable, f"import sys; {run}", str(directory)], stderr=subprocess.PIPE, text=True
+    ) as process:
+        if starts:
+            until = monotonic() + SECONDS
+            while not (directory / "socket").exists():
+                assert monotonic() < until and process.poll() is None
+                sleep(0.01)
+            assert resource.prlimit(process.pid, resource.RLIMIT_NOFILE)[0] == 64
+            end_all(tmp_path, 0.0)
+        else:
+            assert "LimitNOFILE=" in process.communicate()[1]
+    assert process.returncode == (0 if starts else 4)
+
+
 def test_large_logs_are_moved_aside(spawner: Spawner) -> None:
     (key,) = spawner.launch(f"head -c {LARGE + 1000} /dev/zero; while :; do echo more; sleep 0.01; done")
     older = spawner.log(key).with_name(spawner.log(key).name + ".1")
@@ -227,6 +368,42 @@ def test_large_logs_are_moved_aside(spawner: Spawner) -> None:
         assert monotonic() < until
         sleep(0.01)
     assert text.startswith(b"more\n")
+
+
+TRICKS = {
+    "fifo": "mkfifo",
+    "link": "ln -s {secret}",
+    "second name": "ln {secret}",
+    "folder": "mkdir",
+    "huge file": "truncate -s 1T",
+}
+
+
+@pytest.mark.parametrize("trick", TRICKS.values(), ids=TRICKS)
+def test_a_log_that_its_task_replaced_neither_blocks_nor_reaches_another_file(
+    spawner: Spawner, tmp_path: Path, trick: str
+) -> None:
+    secret = tmp_path / "secret"
+    with secret.open("wb") as file:
+        file.truncate(LARGE + 1)
+    (key,) = spawner.launch(f"sleep 1000 {tmp_path}")
+    spawner.until(lambda: key in spawner.started)
+    logs = [spawner.log(key, stream) for stream in ("out", "err")]
+    older = [path.with_name(path.name + ".1") for path in logs]
+    for path in (logs[0], *older, spawner.log((2, "main", 1, 0)), spawner.log((2, "main", 1, 0), "err")):
+        path.unlink(missing_ok=True)
+        subprocess.run(["sh", "-c", f"{trick.format(secret=secret)} {path}"], check=True)
+    with logs[1].open("wb") as file:
+        file.truncate(LARGE + 1)
+    sleep(1.2)  # they are looked at twice a second
+    (later,) = spawner.launch("echo fine", number=2)
+    spawner.until(lambda: later in spawner.ended)
+    if trick != "mkdir":
+        assert spawner.ended[later][:2] == ("exit", 0)
+        assert spawner.log(later).read_text() == "fine\n"
+    assert secret.stat().st_size == LARGE + 1
+    assert all(path.lstat().st_blocks < 1 << 17 for path in older)
+    assert spawner.process.poll() is None
 
 
 def test_a_launch_that_is_sent_again_is_started_once(spawner: Spawner, tmp_path: Path) -> None:
@@ -264,18 +441,18 @@ def test_what_was_refused_is_not_started_later(spawner: Spawner, tmp_path: Path)
 
 def test_a_task_is_written_down_before_it_can_start(tmp_path: Path) -> None:
     path = str(tmp_path / "ledger")
-    ledger = Ledger(path)
-    tasks = Tasks(ledger, Limits("test"), "mark:")
-    spec = (("true",), {}, "/", str(tmp_path), 0, 0)
+    ledger = Ledger(open_files(path))
+    tasks = Tasks(ledger, limits := Limits("test"), Starter(limits, "mark:", str(tmp_path), "/", {}), str(tmp_path))
+    spec = (("true",), {}, "/", "0", 0, 0)
     tasks.launch([(("job1", 1, "main", 1), spec, [0], 0, False, None)], {})
     assert tasks.starting
-    assert set(Ledger(path).tasks) == {(1, "main", 1, 0)}
+    assert set(Ledger(open_files(path)).tasks) == {(1, "main", 1, 0)}
 
 
 @pytest.mark.parametrize("cut", [1, 5, 20])
 def test_a_ledger_that_was_cut_short_is_read_as_far_as_it_goes(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "ledger"
-    ledger = Ledger(str(path))
+    ledger = Ledger(open_files(str(path)))
     meta = ("job1", 1, "main", 1)
     ledger.take(meta, [0, 1], 0)
     ledger.began([((1, "main", 1, 0), 4711)])
@@ -285,14 +462,14 @@ def test_a_ledger_that_was_cut_short_is_read_as_far_as_it_goes(tmp_path: Path, c
     ledger.write()
     os.truncate(path, path.stat().st_size - cut)
     assert path.stat().st_size > whole
-    again = Ledger(str(path))
+    again = Ledger(open_files(str(path)))
     assert set(again.tasks) == {(1, "main", 1, 0), (1, "main", 1, 1)}
     assert (again.ended, again.pids) == ({}, {(1, "main", 1, 0): 4711})
 
 
 def test_a_damaged_ledger_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
-    ledger = Ledger(str(path))
+    ledger = Ledger(open_files(str(path)))
     ledger.take(("job1", 1, "main", 1), [0], 0)
     ledger.write()
     sound = path.stat().st_size
@@ -302,20 +479,20 @@ def test_a_damaged_ledger_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     for at in range(sound + 4, len(data)):
         data[at] ^= 0xFF
         path.write_bytes(data)
-        assert set(Ledger(str(path)).tasks) >= {(1, "main", 1, 0)}
+        assert set(Ledger(open_files(str(path))).tasks) >= {(1, "main", 1, 0)}
 
 
 def test_a_ledger_written_anew_says_the_same(tmp_path: Path) -> None:
     path = str(tmp_path / "ledger")
-    ledger = Ledger(path)
+    ledger = Ledger(open_files(path))
     for number in range(50):
         ledger.take((f"job{number}", number, "main", 1), [0, 1, 2], number % 3)
     ledger.began([((7, "main", 1, 0), 4711), ((8, "main", 1, 0), 4712)])
     ledger.end([((8, "main", 1, 0), ("exit", 0, "", 1, 1, 1))])
     ledger.forget([(9, "main", 1, 0), (9, "main", 1, 1), (9, "main", 1, 2)])
     ledger.write()
-    plain = Ledger(path)
+    plain = Ledger(open_files(path))
     ledger.rewrite()
-    anew = Ledger(path)
+    anew = Ledger(open_files(path))
     for one in (plain, anew):
         assert (one.tasks, one.ended, one.pids) == (ledger.tasks, ledger.ended, {(7, "main", 1, 0): 4711})

@@ -8,8 +8,8 @@ import os
 import resource
 import shlex
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +226,78 @@ def test_an_attempt_that_was_refused_is_not_started_later(tmp_path: Path) -> Non
             assert await plant.over(job) == "succeeded"
             (attempt,) = ran.read_text().split()
             assert int(attempt) > 1
+
+    tell(story)
+
+
+def test_a_spawner_that_could_not_be_started_is_started_later(tmp_path: Path) -> None:
+    """The agent is out of descriptors while its spawners are gone. Launches are refused until it has some again."""
+    go = tmp_path / "go"
+
+    async def story() -> None:
+        async with plant_with_agent(tmp_path) as (plant, one):
+            waits = ["sh", "-c", f"while ! [ -e {go} ]; do sleep 0.01; done"]
+            job = await plant.submit(waits)
+            await plant.until(lambda p: [each.state for each in p.allocations.values()] == ["running"])
+            assert one.process is not None
+            before = resource.prlimit(one.process.pid, resource.RLIMIT_NOFILE)
+            resource.prlimit(one.process.pid, resource.RLIMIT_NOFILE, (1, before[1]))
+            one.kill_spawners()
+            log = tmp_path / "agent.log"
+            while "no spawner could be started" not in log.read_text():
+                await asyncio.sleep(0.01)
+            later = await plant.submit(["true"])
+            await plant.until(lambda p: p.nodes.avoided)
+            assert "Too many open files" in stage_of(plant, later).past(0).reason
+            assert log.read_text().count("no spawner could be started") == 2, "once for each spawner"
+            resource.prlimit(one.process.pid, resource.RLIMIT_NOFILE, before)
+            go.touch()
+            assert await plant.over(job) == "succeeded"
+            assert await plant.over(later) == "succeeded"
+
+    tell(story)
+
+
+@pytest.fixture
+def few_processes() -> Iterator[Path]:
+    """A cgroup that can limit how many processes are in it."""
+    for base in (Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup")):
+        group = base / f"fairlead-test-{os.getpid()}"
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        if (group / "pids.max").exists():
+            yield group
+            for pid in (group / "cgroup.procs").read_text().split():
+                with suppress(OSError):
+                    (base / "cgroup.procs").write_text(pid)
+            group.rmdir()
+            return
+        group.rmdir()
+    pytest.skip("no cgroup of processes can be made here; run the tests as root")
+
+
+def test_a_node_that_cannot_fork_pauses_and_goes_on_later(tmp_path: Path, few_processes: Path) -> None:
+    """`EAGAIN` is a fault of the node: no task fails by it, and none is sent there again and again meanwhile."""
+
+    async def story() -> None:
+        async with plant_with_agent(tmp_path, max_launch_tries=1) as (plant, one):
+            await plant.until(lambda p: p.nodes.rows)
+            spawners = one.spawners()
+            for pid in spawners:
+                (few_processes / "cgroup.procs").write_text(str(pid))
+            (few_processes / "pids.max").write_text("1")
+            jobs = [await plant.submit(["true"], count=50, min=1, resources={"cpu": 0.1}) for _ in range(3)]
+            await plant.until(lambda p: max(p.nodes.failures) >= 2)
+            for job in jobs:
+                stage = stage_of(plant, job)
+                assert stage.top <= 4, "it is tried again after a pause only"
+                assert "Resource temporarily unavailable" in stage.past(0).reason
+            (few_processes / "pids.max").write_text("max")
+            for job in jobs:
+                assert await plant.over(job) == "succeeded"
+            assert one.spawners() == spawners
 
     tell(story)
 

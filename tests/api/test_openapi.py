@@ -15,7 +15,11 @@ from tests.api.serving import Serving, submit
 
 def test_forms_have_the_keys_that_are_read() -> None:
     assert set(wire.StageDocument.__struct_fields__) == set(StageSpec.__struct_fields__)
-    assert set(wire.JobDocument.__struct_fields__) == {*JobSpec.__struct_fields__, "id"} - {"manager", "matched"}
+    assert set(wire.JobDocument.__struct_fields__) == {*JobSpec.__struct_fields__, "id"} - {
+        "manager",
+        "matched",
+        "shape_user",
+    }
 
 
 def described(site: Serving) -> dict[str, Any]:

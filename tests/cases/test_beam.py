@@ -169,10 +169,10 @@ def test_a_batch_larger_than_a_cycle_goes_on_in_the_next() -> None:
 
 def test_a_failed_placement_goes_back_with_its_counter_raised() -> None:
     """retry-01, with our numbers: only those of the failing node, each counted; other nodes are tried meanwhile."""
-    w = world({"w1": (200, 250), "w2": (200, 250)}, max_launch_tries=3)
-    w.refuse_launches("w2")
+    w = world({"w1": (200, 250), "w2": (200, 250)}, max_launch_tries=3, launch_timeout="10s")
+    w.hold_acks("w2")
     jobs = [submit(w, *TINY) for _ in range(4)]
-    w.advance(0)
+    w.advance(10)
     stages = [w.partition().jobs[job].stages[0] for job in jobs]
     assert [w.task(job, "w", 0).state for job in jobs] == ["running", "running", "pending", "pending"]
     assert [stage.past(0).launches_failed for stage in stages] == [0, 0, 1, 1]

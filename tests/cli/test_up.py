@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import re
 import socket
@@ -346,3 +347,65 @@ def test_a_log_as_documents(up: Up) -> None:
     pieces = [json.loads(line) for line in up.run("logs", "--json", name).splitlines()]
     assert {piece["stream"] for piece in pieces} == {"out"}
     assert "".join(piece["text"] for piece in pieces) == "grüß dich\n"
+
+
+PLANTED = "import pathlib; pathlib.Path({flag!r}).touch()\n"
+MODULES = ("uvloop", "resource", "typing", "json", "fairlead", "msgspec")
+
+
+def _plant(folder: Path, flag: Path) -> Path:
+    """A folder with modules of well-known names, which must not be imported."""
+    folder.mkdir()
+    for name in MODULES:
+        (folder / f"{name}.py").write_text(PLANTED.format(flag=str(flag)))
+    return folder
+
+
+def test_no_process_imports_modules_from_the_current_folder_or_a_task_s(tmp_path: Path) -> None:
+    flag = tmp_path / "imported"
+    here = _plant(tmp_path / "here", flag)
+    up = Up(tmp_path / "data", here=here)
+    try:
+        up.until("node", "list", said="box")
+        # Two tasks for each spawner: the first one that ends has it wait in the folder of a task.
+        up.run("run", "--cpu", "0.1", "--count", "4", "--directory", str(here), "--", "true")
+        assert not flag.exists()
+    finally:
+        up.close()
+
+
+def test_a_second_user_is_told_that_no_task_of_his_runs_here(up: Up) -> None:
+    told = up.ask("token", "create", "--role", "user", "--user", "dan")
+    assert "no task of dan runs on box" in told.stderr and "started as root" in told.stderr
+    own = up.ask("token", "create", "--role", "user", "--user", "ann")
+    assert "fairlead" not in own.stderr or "no task" not in own.stderr
+    assert "users   ann" in up.run("node", "show", "box")
+    assert "users=one" in up.run("node", "show", "box")
+
+
+def test_run_says_why_its_job_waits(tmp_path: Path) -> None:
+    up = Up(tmp_path / "data")
+    try:
+        up.until("node", "list", said="box")
+        process = subprocess.Popen(
+            [PROGRAM, "run", "--cpu", "64", "--", "true"], env=up.environment, stderr=subprocess.PIPE, text=True
+        )
+        assert process.stderr is not None
+        assert "waits: never fits" in process.stderr.readline()
+        process.terminate()
+        process.wait(SECONDS)
+    finally:
+        up.close()
+
+
+def test_down_kill_leaves_no_spawner_behind(tmp_path: Path) -> None:
+    up = Up(tmp_path / "data")
+    try:
+        up.until("node", "list", said="box")
+        up.run("run", "--cpu", "0.1", "--", "true")
+        up.run("down", "--kill")
+        for lock in (tmp_path / "data" / "agent").glob("spawner-*/lock"):
+            with lock.open() as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        up.close()

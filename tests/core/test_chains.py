@@ -501,8 +501,18 @@ def test_a_refused_launch_is_the_fault_of_nobody_behind_it() -> None:
     w.advance(0)
     assert states(w, job, 10) == ["succeeded"] + ["pending"] * 9
     stage = w.partition().jobs[job].stages[0]
-    assert [stage.past(index).launches_failed for index in range(1, 6)] == [1, 0, 0, 0, 0]
+    assert [stage.past(index).launches_failed for index in range(1, 6)] == [0] * 5
     assert w.partition().nodes.failures == [1]
+
+
+def test_a_node_that_refuses_what_was_sent_ahead_is_left_alone() -> None:
+    """Else the tasks would be sent there again and again, without a pause."""
+    w = world()
+    job = in_chain(w, tasks=6)
+    w.report(job, "w", 2, 1, "refused")
+    w.cycle()
+    assert w.partition().nodes.failures == [1]
+    assert w.partition().jobs[job].stages[0].past(2).launches_failed == 0
 
 
 def test_a_chain_that_nobody_acknowledges_is_taken_back_whole() -> None:

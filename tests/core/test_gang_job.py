@@ -498,8 +498,8 @@ def test_a_task_that_failed_meanwhile_goes_back_with_the_others(make: MakeWorld)
 
 
 def test_who_cannot_be_launched_fails_the_job(make: MakeWorld) -> None:
-    w = make(nodes=2, cpu=4, max_launch_tries=2)
-    w.refuse_launches("n1")
+    w = make(nodes=2, cpu=4, max_launch_tries=2, launch_timeout="10s")
+    w.hold_acks("n1")
     job = whole(w, stage("a", 1, cpu=4), stage("b", 1, cpu=4))
     w.advance(60)
     w.advance(60)

@@ -105,7 +105,7 @@ def test_another_placement_takes_effect_in_the_next_cycle() -> None:
 
 def test_fgd_does_not_weigh_what_is_forgotten() -> None:
     nodes = NodeTable()
-    nodes.add(1, "n", {"cpu": 4000, "gpu": 1000}, {}, (), "", "")
+    nodes.add(1, "n", {"cpu": 4000, "gpu": 1000}, {}, (), "", (), "")
     index = ScoreIndex(nodes, "fgd", 0)
     here, gone = Shape(ShapeKey.of({"cpu": 1000})), Shape(ShapeKey.of({"cpu": 2000}))
     for shape in (here, gone):

@@ -11,6 +11,7 @@ from fairlead.core.documents import parse_job
 from fairlead.core.effects import ForNode
 from fairlead.core.errors import Refused
 from fairlead.core.reasons import NeverFits, NoRoom, OverLimit
+from fairlead.core.resources import SECOND
 from fairlead.journal.memory import MemoryJournal
 from fairlead.testing import World
 
@@ -93,20 +94,30 @@ def test_launch_timeout_an_unacknowledged_launch_is_taken_back() -> None:
 
 
 def test_a_task_that_cannot_be_launched_fails_in_the_end() -> None:
-    w = world(nodes=1, max_launch_tries=3)
-    w.refuse_launches("n0")
+    w = world(nodes=1, max_launch_tries=3, launch_timeout="10s")
+    w.hold_acks("n0")
     job = w.submit(stages=stage(1))
     w.advance(60)
     assert w.job(job).state == "failed"
-    assert w.task(job, "w", 0).reason == "node n0 refused the launch"
+    assert w.task(job, "w", 0).reason == "the launch was not acknowledged within 10s"
 
 
-def test_refusals_without_end_do_not_stop_the_clock() -> None:
-    w = world(nodes=1, max_launch_tries=1000)
+def test_a_refused_launch_costs_the_task_nothing_and_pauses_the_node() -> None:
+    """A node that is out of processes or descriptors says so: that is no fault of the tasks."""
+    w = world(nodes=1, cpu=8, max_launch_tries=1)
     w.refuse_launches("n0")
-    job = w.submit(stages=stage(1))
+    jobs = [w.submit(stages=stage(1)) for _ in range(8)]
+    w.advance(0)
+    nodes = w.partition().nodes
+    assert nodes.failures == [1], "launches refused together count as one"
+    assert list(nodes.avoided.values()) == [w.now + SECOND]
     w.advance(600)
-    assert w.job(job).state == "pending"
+    assert [w.job(job).state for job in jobs] == ["pending"] * 8
+    assert w.task(jobs[0], "w", 0).attempt < 15
+    w.fleets["default"].accept_launches("n0")
+    w.advance(300)
+    assert [w.job(job).state for job in jobs] == ["running"] * 8
+    assert w.task(jobs[0], "w", 0).tries_used == 0
 
 
 def test_one_that_failed_before_all_were_acknowledged_waits_with_the_gang() -> None:
@@ -234,11 +245,11 @@ def test_a_stage_that_waits_to_grow_is_not_short() -> None:
 
 
 def test_one_that_cannot_be_launched_takes_a_partial_gang_back() -> None:
-    w = world(nodes=2, cpu=2, max_launch_tries=1)
-    w.refuse_launches("n1")
+    w = world(nodes=2, cpu=2, max_launch_tries=1, launch_timeout="10s")
+    w.hold_acks("n1")
     gang = w.submit(stages=stage(4, min=3))
-    w.advance(0)
-    w.return_node("n1")
+    w.advance(10)
+    w.release_acks("n1")
     w.advance(5)
     assert states(w, gang, 4) == ["running", "running", "failed", "running"]
     assert [w.task(gang, "w", index).attempt for index in (0, 1)] == [2, 2]
@@ -409,9 +420,9 @@ def test_a_gang_that_waits_for_its_own_stops_holds_up_nobody() -> None:
 
 
 def test_launch_tries_count_across_a_gang_that_is_taken_back() -> None:
-    w = world(nodes=2, cpu=1, max_launch_tries=3)
-    w.refuse_launches("n0")
-    w.refuse_launches("n1")
+    w = world(nodes=2, cpu=1, max_launch_tries=3, launch_timeout="10s")
+    w.hold_acks("n0")
+    w.hold_acks("n1")
     gang = w.submit(stages=stage(2))
     w.advance(600)
     assert w.job(gang).state == "failed"

@@ -29,6 +29,7 @@ MOST_GONE = 200
 
 class Book:
     def __init__(self, around: Surroundings, spawners: int) -> None:
+        """`spawners` run the tasks of all users; with 0 of them, each user has one of its own."""
         self.grace = 30.0
         """Seconds that a task has to end when it is told to stop."""
         self.reporting = Reporting()
@@ -36,9 +37,17 @@ class Book:
         """How many tasks wait for a room of their chain."""
         self.outbox: list[list[Frame]] = [[] for _ in range(spawners)]
         """What spawners are to be told; whoever sends it empties it."""
+        self.users: list[str] = [""] * spawners
+        """The user of each spawner; empty if it runs the tasks of all."""
+        self.missing: dict[int, str] = {}
+        """Spawners that cannot be started → why. They get no tasks; while all of a user are missing, its launches are
+        refused."""
+        self._shared = range(spawners)
+        self._ranges: dict[str, range] = {}
+        """The spawner of each user."""
         self._around = around
         self._entries: dict[Key, Entry] = {}
-        self._rooms = Rooms(spawners)
+        self._rooms = Rooms(self.missing)
         self._live: dict[Task, Key] = {}
         """The attempt of each task that has not ended."""
         self._held: dict[Task, Entry] = {}
@@ -47,6 +56,17 @@ class Book:
         """Ends that are confirmed, and that spawners keep until they hear of it."""
         self._specs: dict[tuple[int, int, bool], SpawnerSpec] = {}
         """Of the message that is being heeded."""
+
+    def spawners_of(self, user: str) -> range:
+        """The numbers of the spawners that run the tasks of a user; a new one if it has none yet."""
+        found = self._shared or self._ranges.get(user)
+        if not found:
+            at = len(self.users)
+            self.users.append(user)
+            self.outbox.append([])
+            self._gone.append([])
+            found = self._ranges[user] = range(at, at + 1)
+        return found
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -59,15 +79,20 @@ class Book:
         if work.standing:
             self._forget_unnamed(work.launches)
         self._specs.clear()
+        for spec in work.specs:
+            self.spawners_of(spec.user)
         groups: list[list[Frame]] = [[] for _ in self.outbox]
         rooms: list[dict[int, int]] = [{} for _ in self.outbox]
         for launch in work.launches:
             if not launch.rooms:
                 self._launch(launch, work, groups)
-        for chain, many in {each.chain: each.rooms for each in work.launches if each.rooms}.items():
-            self._rooms.set_rooms(chain, many)
-            for spawner, given in enumerate(rooms):
-                given[chain] = self._rooms.rooms_at(chain, spawner)
+        for chain, (many, user) in {
+            each.chain: (each.rooms, work.specs[each.spec].user) for each in work.launches if each.rooms
+        }.items():
+            among = self.spawners_of(user)
+            self._rooms.set_rooms(chain, many, among)
+            for spawner in among:
+                rooms[spawner][chain] = self._rooms.rooms_at(chain, spawner)
                 if self._rooms.stranded(chain, spawner):
                     self._return_waiting(chain, spawner)
         for launch in work.launches:
@@ -82,19 +107,23 @@ class Book:
         meta = (tasks.job, tasks.number, tasks.stage, tasks.attempt)
         spec = self._spec_of(launch, work)
         own = own_variables(self._around, launch)
-        given: list[list[int]] = [[] for _ in self.outbox]
-        theirs: list[list[dict[str, str]]] = [[] for _ in self.outbox]
+        among = self.spawners_of(work.specs[launch.spec].user)
+        given: dict[int, list[int]] = {spawner: [] for spawner in among}
+        theirs: dict[int, list[dict[str, str]]] = {spawner: [] for spawner in among}
         for at, index in enumerate(each_of(tasks.indices)):
             key = (tasks.number, tasks.stage, tasks.attempt, index)
             if key in self._entries:
                 continue  # sent again: it is started once
-            spawner = self._rooms.queue(launch.chain) if launch.rooms else self._rooms.place(launch.chain)
+            spawner = self._rooms.queue(launch.chain) if launch.rooms else self._rooms.place(launch.chain, among)
             entry = self._entries[key] = Entry(key, meta, spawner, launch.chain)
             entry.spec = spec
             entry.waits = launch.rooms > 0
             self.queued += entry.waits
             if own is not None:
                 entry.own = own[at]
+            if all(each in self.missing for each in among):
+                self._end(entry, ("refused", 0, self.missing[spawner], 0, 0, 0))
+                continue
             task = (tasks.number, tasks.stage, index)
             if task in self._live:
                 if task in self._held:
@@ -105,7 +134,7 @@ class Book:
             given[spawner].append(index)
             if own is not None:
                 theirs[spawner].append(own[at])
-        for spawner, indices in enumerate(given):
+        for spawner, indices in given.items():
             if indices:
                 group = (meta, spec, indices, launch.chain, launch.rooms > 0, theirs[spawner] if own else None)
                 groups[spawner].append(group)
@@ -176,9 +205,12 @@ class Book:
     def find(self, spawner: int, known: Iterable[tuple[Meta, int, int, str, Result | None]]) -> None:
         """A spawner says all that it knows: at first, and when it was started again."""
         before = {key for key, entry in self._entries.items() if entry.at == spawner and not self._is_held(entry)}
+        confirmed = set(self._gone[spawner])
         for meta, index, chain, state, result in known:
             key = (meta[1], meta[2], meta[3], index)
             before.discard(key)
+            if key in confirmed:
+                continue  # the spawner has not heard of it yet
             entry = self._entries.get(key)
             if entry is None:
                 entry = self._entries[key] = Entry(key, meta, spawner, chain)
@@ -193,6 +225,18 @@ class Book:
                 self._begin(entry)
         for key in before:
             self._settle_unknown(self._entries[key])
+        self.tell_confirmed()
+
+    def refuse(self, spawner: int, why: str) -> None:
+        """There can be no such spawner: what it was to start fails."""
+        for entry in list(self._entries.values()):
+            if entry.at == spawner and entry.state != "ended":
+                state = "failed" if entry.state == "sent" else "lost"
+                self._end(entry, (state, 126, why, 0, 0, 0))
+
+    def has_tasks_at(self, spawner: int) -> bool:
+        """True if a spawner has tasks that have not ended."""
+        return any(entry.at == spawner and entry.state != "ended" for entry in self._entries.values())
 
     def _settle_unknown(self, entry: Entry) -> None:
         """A spawner does not know a task that it was sent. It writes down what it takes, so it did not."""

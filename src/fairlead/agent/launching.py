@@ -13,6 +13,8 @@ from fairlead.wire.agent import Flat, Gang, Launch, Spec
 
 KEPT = frozenset("PATH HOME USER LOGNAME SHELL LANG TZ TMPDIR LD_LIBRARY_PATH".split())
 """Variables of the agent that its tasks have too. Others, such as tokens, are not theirs to see."""
+PERSONAL = frozenset("HOME USER LOGNAME SHELL TMPDIR".split())
+"""Those of them that are another user's."""
 PER_FOLDER = 1_000
 """Jobs whose logs share a folder."""
 
@@ -21,17 +23,19 @@ class Surroundings(msgspec.Struct, frozen=True):
     """What all tasks of a node have in common."""
 
     node: str
-    logs: str
     directory: str
-    """Where tasks run that name no directory."""
+    """Where tasks run that name no directory; empty: in the home of their user."""
     environment: dict[str, str]
     gpus: tuple[str, ...] = ()
 
 
-def surroundings(node: str, logs: str, gpus: tuple[str, ...], inherited: Mapping[str, str]) -> Surroundings:
+def surroundings(node: str, gpus: tuple[str, ...], inherited: Mapping[str, str], as_users: bool) -> Surroundings:
+    """`as_users`: tasks run as their users, whose spawners know home, shell and names."""
     kept = {name: value for name, value in inherited.items() if name in KEPT or name.startswith("LC_")}
+    if as_users:
+        return Surroundings(node, "", {name: value for name, value in kept.items() if name not in PERSONAL}, gpus)
     home = kept.get("HOME", "/")
-    return Surroundings(node, logs, home if os.path.isdir(home) else "/", kept, gpus)
+    return Surroundings(node, home if os.path.isdir(home) else "/", kept, gpus)
 
 
 SpawnerSpec = tuple[tuple[str, ...], dict[str, str], str, str, int, int]
@@ -49,7 +53,7 @@ def spawner_spec(around: Surroundings, launch: Launch, spec: Spec) -> SpawnerSpe
     if launch.gang is not None:
         environment |= gang_variables(launch.gang)
     directory = spec.directory or around.directory
-    return spec.command, environment, directory, log_folder(around.logs, launch.tasks.number), spec.cpu, spec.memory
+    return spec.command, environment, directory, log_folder(launch.tasks.number), spec.cpu, spec.memory
 
 
 def own_variables(around: Surroundings, launch: Launch) -> list[dict[str, str]] | None:
@@ -123,8 +127,9 @@ def _gpu_variables(names: str) -> dict[str, str]:
     }
 
 
-def log_folder(logs: str, number: int) -> str:
-    return f"{logs}/{number // PER_FOLDER}"
+def log_folder(number: int) -> str:
+    """The folder, among the logs of a user, of a job with that number."""
+    return str(number // PER_FOLDER)
 
 
 def each_of(flat: Flat) -> chain[int]:

@@ -1,4 +1,7 @@
-"""The agent's end of a spawner: it is found or started, told what to do, and started again should it end."""
+"""The agent's end of a spawner: it is found or started, told what to do, and started again should it end.
+
+A single-user node starts its spawners itself. Where tasks run as their users, the root helper does (`split.py`).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ import secrets
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,35 +28,67 @@ BOOT = "import ctypes, os, sys; ctypes.CDLL(None).prctl(36, 1, 0, 0, 0); os.exec
 RUN = """
 import sys
 sys.path.append(sys.argv[1])
-from fairlead.agent.spawner.main import main
-sys.exit(main(*sys.argv[2:]))
+__import__(f"fairlead.agent.spawner.{sys.argv[2]}")
+sys.exit(sys.modules[f"fairlead.agent.spawner.{sys.argv[2]}"].main(*sys.argv[3:]))
 """
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
 LOG = "spawner.log"
+SILENT = 15
+"""Tries to connect, in about ten seconds, after which a spawner counts as missing."""
+
+
+class Forbidden(Exception):
+    """A user may have no spawner here; the text says why."""
 
 
 class Link(asyncio.Protocol):
-    """A connection to one spawner. `heard` is called with each of its messages."""
+    """A connection to one spawner, whose socket is in `directory`. `heard` is called with each of its messages."""
 
-    def __init__(self, directory: Path, heard: Callable[..., None], failed: Callable[[str], None]) -> None:
-        """`failed` hears why a spawner could not be started; it is tried again all the same."""
+    def __init__(
+        self,
+        directory: Path,
+        start: Callable[[], Awaitable[str]],
+        heard: Callable[..., None],
+        failed: Callable[[str, bool], None],
+        wanted: Callable[[], bool] = lambda: True,
+        forbidden: Callable[[str], None] = lambda problem: None,
+    ) -> None:
+        """`start` starts the spawner, unless it is being started, and returns why the last start failed, if it did.
+
+        `failed` hears why a spawner ended or could not be started; a new one is tried without end. Its second argument
+        is True once a start has failed: until a spawner speaks again there is none. The link is kept while it is
+        `wanted`. `forbidden` hears that there can be none.
+        """
         self._directory = directory
+        self._start = start
         self._heard = heard
         self._failed = failed
+        self._wanted = wanted
+        self._forbidden = forbidden
         self._transport: asyncio.Transport | None = None
         self._incoming = Unpacker()
         self._lost = asyncio.Event()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._wake = asyncio.Event()
 
     async def keep(self) -> None:
-        """Stay connected, until cancelled."""
+        """Stay connected while the spawner is wanted, until cancelled."""
         try:
             while True:
-                await self._connect()
-                await self._lost.wait()
+                try:
+                    await self._connect()
+                    await self._lost.wait()
+                except Forbidden as problem:
+                    self._forbidden(str(problem))
+                while not self._wanted():
+                    self._wake.clear()
+                    await self._wake.wait()
         finally:
             if self._transport is not None:
                 self._transport.close()
+
+    def wake(self) -> None:
+        """Look again whether the spawner is wanted."""
+        self._wake.set()
 
     def send(self, *frames: tuple[Any, ...]) -> None:
         """What is sent while there is no spawner is lost. Its successor says what it knows, which settles it."""
@@ -61,15 +97,23 @@ class Link(asyncio.Protocol):
 
     async def _connect(self) -> None:
         pause = FIRST_PAUSE
+        tries, gone, said = 0, False, ("", False)
         while True:
-            link = _open(self._directory)
-            if link is not None:
-                break
-            ended = None if self._process is None else self._process.poll()
-            if ended:
-                self._failed(f"a spawner ended with code {ended}; {self._directory / LOG} says why")
-            if self._process is None or ended is not None:
-                self._process = _start(self._directory)
+            problem = ""
+            try:
+                link = _open(self._directory)
+                if link is not None:
+                    break
+                problem = await self._start()
+                gone = bool(problem) and tries > 0
+                tries += 1
+                if not problem and tries > SILENT:
+                    problem, gone = f"no spawner answers in {self._directory}", True
+            except OSError as fault:
+                problem, gone = f"no spawner could be started in {self._directory}: {fault.strerror or fault}", True
+            if problem and (problem, gone) != said:
+                said = (problem, gone)
+                self._failed(problem, gone)
             await asyncio.sleep(pause)
             pause = min(LONGEST_PAUSE, 1.5 * pause)
         self._incoming = Unpacker()
@@ -91,27 +135,47 @@ class Link(asyncio.Protocol):
 
 
 def _open(directory: Path) -> socket.socket | None:
-    """Connect, if somebody listens. The path of a socket must be short, and that of a directory may be long."""
-    link = socket.socket(socket.AF_UNIX)
-    folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    """Connect, if a spawner listens. The path of a socket must be short, and that of a directory may be long."""
     try:
-        link.connect(f"/proc/self/fd/{folder}/socket")
-    except OSError:
-        link.close()
-        return None
+        folder = os.open(directory, os.O_PATH | os.O_DIRECTORY)
+    except FileNotFoundError:
+        return None  # the root helper makes it
+    try:
+        link = socket.socket(socket.AF_UNIX)
+        try:
+            link.connect(f"/proc/self/fd/{folder}/socket")
+        except OSError:
+            link.close()
+            return None
     finally:
         os.close(folder)
     link.setblocking(False)
     return link
 
 
-def _start(directory: Path) -> subprocess.Popen[bytes]:
+class OwnSpawner:
+    """A spawner that the agent starts itself, as its own user."""
+
+    def __init__(self, directory: Path, logs: Path) -> None:
+        self._directory = directory
+        self._logs = logs
+        self._process: subprocess.Popen[bytes] | None = None
+
+    async def start(self) -> str:
+        ended = None if self._process is None else self._process.poll()
+        if self._process is None or ended is not None:
+            self._process = None
+            self._process = start_spawner(self._directory, self._logs)
+        return f"a spawner ended with code {ended}; {self._directory / LOG} says why" if ended else ""
+
+
+def start_spawner(directory: Path, logs: Path) -> subprocess.Popen[bytes]:
     """Start a spawner. If there is one after all, the new one ends by itself."""
     mark = _mark(directory)
-    python = [sys.executable, "-S", "-E", "-c"]
+    python = [sys.executable, "-I", "-S", "-c"]
     with open(directory / LOG, "ab") as log:
         return subprocess.Popen(
-            [*python, BOOT, *python, RUN, SOURCE, str(directory), mark],
+            [*python, BOOT, *python, RUN, SOURCE, "main", str(directory), mark, str(logs)],
             env={MARK: mark},
             cwd="/",
             stdin=subprocess.DEVNULL,
@@ -124,12 +188,13 @@ def _start(directory: Path) -> subprocess.Popen[bytes]:
 def _mark(directory: Path) -> str:
     """What every process below this spawner, and below any later one of this directory, is known by."""
     file = directory / "id"
-    try:
-        return file.read_text()
-    except FileNotFoundError:
+    mark = file.read_text() if file.exists() else ""
+    if not mark:
         mark = f"{secrets.token_hex(8)}:"
-        file.write_text(mark)
-        return mark
+        fresh = file.with_suffix(".new")
+        fresh.write_text(mark)
+        fresh.replace(file)
+    return mark
 
 
 def prepare(directory: Path) -> Path:
@@ -139,22 +204,27 @@ def prepare(directory: Path) -> Path:
 
 
 def end_all(directory: Path, grace: float) -> int:
-    """Make all tasks of an agent's directory end, and their spawners too; says how many tasks there were.
+    """End all tasks of an agent's directory, and their spawners too; returns how many tasks there were.
 
     What became of them is kept for the next agent.
     """
-    links = [link for each in sorted(directory.glob("spawner-*")) if (link := _open(each)) is not None]
+    folders = sorted((*directory.glob("spawner-*"), *directory.glob("users/*")))
+    links = {each: link for each in folders if (link := _open(each)) is not None}
     ended = 0
-    for link in links:
+    for link in links.values():
         link.setblocking(True)
-        link.sendall(pack(("end", grace)))
-    for link in links:
+        with suppress(ConnectionError):  # it was killed just now
+            link.sendall(pack(("end", grace)))
+    for folder, link in links.items():
         incoming = Unpacker()
-        while data := link.recv(1 << 16):
-            for what, *rest in incoming.feed(data):
-                if what == "state":  # what it knew when we came
-                    ended += sum(state != ENDED for _, _, _, state, _ in rest[0])
+        with suppress(ConnectionError):
+            while data := link.recv(1 << 16):
+                for what, *rest in incoming.feed(data):
+                    if what == "state":  # what it knew when we came
+                        ended += sum(state != ENDED for _, _, _, state, _ in rest[0])
         link.close()
+        with (folder / "lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH)  # the spawner holds it until it has ended
     return ended
 
 

@@ -6,10 +6,12 @@ import asyncio
 import os
 import re
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from pathlib import Path
 from time import time
 
 from fairlead.agent.launching import log_folder
+from fairlead.agent.spawner.files import open_plain
 from fairlead.wire.agent import LogPart, LogRequest
 
 PART = 1 << 16
@@ -24,7 +26,7 @@ def log_path(logs: str, asked: LogRequest) -> Path | None:
     sound = STAGE.fullmatch(asked.stage) and asked.stream in ("out", "err")
     if not sound or min(asked.number, asked.index, asked.attempt) < 0:
         return None
-    folder = Path(log_folder(logs, asked.number))
+    folder = Path(logs, log_folder(asked.number))
     return folder / f"{asked.number}.{asked.stage}.{asked.index}.{asked.attempt}.{asked.stream}"
 
 
@@ -34,15 +36,15 @@ async def read_log(logs: str, asked: LogRequest, is_over: Callable[[], bool]) ->
     if path is None:
         yield LogPart(asked.request, 0, b"", True, "there is no such log; check the name of the stage")
         return
-    older, current = _read(path.with_name(path.name + ".1"), 0), 0
-    size = len(older) + _size(path)
+    older = path.with_name(path.name + ".1")
+    base = _size(older)
+    size = base + _size(path)
     offset = max(0, size + asked.offset) if asked.offset < 0 else asked.offset
-    found = path.exists() or asked.follow
-    if offset < len(older):
-        for at in range(offset, len(older), PART):
-            yield LogPart(asked.request, at, older[at : at + PART])
-        offset = len(older)
-    current, base = offset - len(older), len(older)
+    found = os.path.lexists(path) or asked.follow
+    while offset < base and (data := _read(older, offset, min(PART, base - offset))):
+        yield LogPart(asked.request, offset, data)
+        offset += len(data)
+    current = max(0, offset - base)
     while found:
         over = is_over()  # before the last look, so that nothing written before the end is missed
         if _size(path) < current:
@@ -60,26 +62,54 @@ async def read_log(logs: str, asked: LogRequest, is_over: Callable[[], bool]) ->
 def remove_old(logs: str) -> None:
     """Remove what nobody has written to for long."""
     limit = time() - KEEP
-    for folder, _, names in os.walk(logs, topdown=False):
-        for name in names:
-            path = os.path.join(folder, name)
-            if os.stat(path).st_mtime < limit:
-                os.unlink(path)
-        if folder != logs and os.stat(folder).st_mtime < limit and not os.listdir(folder):
-            os.rmdir(folder)
+    # By open folders: a user that replaces one by a link leads nowhere else.
+    for _, folders, names, at in os.fwalk(logs, topdown=False):
+        for name in (*names, *folders):
+            with suppress(OSError):
+                if os.stat(name, dir_fd=at, follow_symlinks=False).st_mtime < limit:
+                    (os.rmdir if name in folders else os.unlink)(name, dir_fd=at)
 
 
 def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
+    """The bytes of a log; 0 if there is none, or if its task put something else in its place."""
+    fd = _open(path)
+    if fd is None:
         return 0
-
-
-def _read(path: Path, offset: int, most: int = -1) -> bytes:
     try:
-        with path.open("rb") as file:
-            file.seek(offset)
-            return file.read(most)
-    except FileNotFoundError:
+        return os.fstat(fd).st_size
+    finally:
+        os.close(fd)
+
+
+def _read(path: Path, offset: int, most: int) -> bytes:
+    fd = _open(path)
+    if fd is None:
         return b""
+    try:
+        return os.pread(fd, most, offset)
+    except OSError:
+        return b""  # the disk gives it no more
+    finally:
+        os.close(fd)
+
+
+def _open(path: Path) -> int | None:
+    """Open a log if it is a plain file of the user whose folder it is in; None otherwise.
+
+    The user can replace the folder by a link, too, to files that the agent can read and the user cannot.
+    """
+    held: list[int] = []
+    try:
+        held.append(os.open(path.parent.parent, os.O_PATH | os.O_DIRECTORY))
+        owner = os.fstat(held[0]).st_uid
+        held.append(os.open(path.parent.name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=held[0]))
+        fd = open_plain(path.name, os.O_RDONLY, held[1])
+    except OSError:
+        return None
+    finally:
+        for each in held:
+            os.close(each)
+    if os.fstat(fd).st_uid == owner:
+        return fd
+    os.close(fd)
+    return None

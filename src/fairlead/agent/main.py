@@ -7,8 +7,9 @@ import fcntl
 import os
 import random
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
@@ -20,10 +21,11 @@ from websockets.exceptions import WebSocketException
 from fairlead.agent.book import Book
 from fairlead.agent.identity import Identity
 from fairlead.agent.launching import surroundings
-from fairlead.agent.link import Link, prepare
+from fairlead.agent.link import Link, OwnSpawner, prepare
 from fairlead.agent.logs import remove_old
 from fairlead.agent.machine import Machine, host_name, this_machine
 from fairlead.agent.session import KeyRenewed, Refused, Session
+from fairlead.agent.split import Helper
 from fairlead.wire import agent as wire
 from fairlead.wire.agent import MOST_BYTES, PATH, Hello
 
@@ -54,6 +56,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     authority: Path | None = None
     """A file with the certificates to trust, instead of the machine's."""
     spawners: int = 0
+    users: tuple[str, ...] = ()
+    """The users whose tasks this node takes; empty: all. Only a node that separates users may take all."""
 
 
 class Taken(Exception):
@@ -61,7 +65,10 @@ class Taken(Exception):
 
 
 class Agent:
-    def __init__(self, settings: Settings, log: Log, machine: Machine | None = None) -> None:
+    def __init__(
+        self, settings: Settings, log: Log, machine: Machine | None = None, helper: Helper | None = None
+    ) -> None:
+        """With the root helper tasks run as their users, else as the user of the agent."""
         self._settings = settings
         self._log = log
         self._machine = machine or this_machine()
@@ -69,46 +76,53 @@ class Agent:
         self._directory = prepare(settings.directory)
         self._lock = _lock(self._directory)
         self._identity = Identity(self._directory, self._name, settings.token)
-        logs = prepare(self._directory / "logs")
-        around = surroundings(self._name, str(logs), self._machine.gpus, os.environ)
-        many = settings.spawners or min(2, os.cpu_count() or 1)
-        self._logs = str(logs)
-        self.book = Book(around, many)
-        self._links = [
-            Link(
-                prepare(self._directory / f"spawner-{at}"),
-                lambda *said, at=at: self._hear(at, *said),
-                lambda problem: log("spawner", {"problem": problem}),
-            )
-            for at in range(many)
-        ]
+        self._helper = helper
+        around = surroundings(self._name, self._machine.gpus, os.environ, helper is not None)
+        self.book = Book(around, 0 if helper else settings.spawners or min(2, os.cpu_count() or 1))
+        for user in helper.known() if helper else ():
+            self.book.spawners_of(user)
+        self._links: list[Link] = []
+        self._parts: set[asyncio.Task[None]] = set()
+        self._over: asyncio.Future[None] | None = None
+        """Done when a part of the agent has ended."""
         self._epoch_file = self._directory / f"epoch-{settings.partition or 'default'}"
-        self._epoch = int(self._epoch_file.read_text()) if self._epoch_file.exists() else 0
+        self._epoch = self._stored_epoch = _number_in(self._epoch_file)
+        self._first = 0
+        """Spawners that are waited for before the server hears of this node."""
         self._found: set[int] = set()
         """The spawners that have said what they know."""
         self._all_found = asyncio.Event()
         self._session: Session | None = None
-        self._leases = (float("inf"), float("inf"))
+        self._lease_of_tasks = (float("inf"), float("inf"), 0.0, "")
         self._notes: dict[int, str] = {}
+        self._cgroup = "none"
         self.joined = asyncio.Event()
         """Set while the server knows this agent."""
 
     async def run(self) -> None:
         """Work until cancelled. The tasks go on under their spawners."""
-        links = [asyncio.create_task(link.keep()) for link in self._links]
-        sweeper = asyncio.create_task(self._sweep())
+        self._over = asyncio.get_running_loop().create_future()
+        self._follow_users()
+        self._first = len(self._links)
+        if not self._first:
+            self._all_found.set()
+        self._keep(self._serve())
+        self._keep(self._sweep())
         try:
-            await self._all_found.wait()
-            await self._stay_joined()
+            await self._over  # a part that failed ends the agent, never silently only itself
         finally:
             self.book.tell_confirmed()
             self._deliver()
-            for task in (*links, sweeper):
+            for task in self._parts:
                 task.cancel()
-            await asyncio.gather(*links, sweeper, return_exceptions=True)
+            await asyncio.gather(*self._parts, return_exceptions=True)
             os.close(self._lock)
 
     # -- the server ----------------------------------------------------------------------------------------------
+
+    async def _serve(self) -> None:
+        await self._all_found.wait()
+        await self._stay_joined()
 
     async def _stay_joined(self) -> None:
         pause = FIRST_PAUSE
@@ -151,7 +165,7 @@ class Agent:
         hello = Hello(
             self._name,
             self._machine.resources | self._settings.resources,
-            dict(self._machine.labels) | self._settings.labels,
+            dict(self._machine.labels) | self._facts() | self._settings.labels,
             self._settings.taints,
             self._settings.pool,
             address,
@@ -159,8 +173,9 @@ class Agent:
             book.started("running"),
             book.started("ended"),
             tuple(sorted(set(self._notes.values()))),
+            self._settings.users,
         )
-        session = Session(channel, book, self._logs, self._lease, self._deliver, self._check_epoch, self._identity)
+        session = Session(channel, book, self._logs_of, self._lease, self._deliver, self._check_epoch, self._identity)
 
         def joined() -> None:
             self._session = session
@@ -179,43 +194,117 @@ class Agent:
                 f"remove {self._epoch_file} and start the agent again",
                 False,
             )
-        if epoch > self._epoch:
-            self._epoch = epoch
-            fresh = self._epoch_file.with_suffix(".new")
-            fresh.write_text(str(epoch))
-            fresh.replace(self._epoch_file)
+        self._epoch = epoch
+        if epoch > self._stored_epoch:
+            try:
+                fresh = self._epoch_file.with_suffix(".new")
+                fresh.write_text(str(epoch))
+                fresh.replace(self._epoch_file)
+                self._stored_epoch = epoch
+            except OSError as problem:  # a full disk must not keep it from its server; it is tried with the next order
+                self._log("epoch not stored", {"file": str(self._epoch_file), "problem": str(problem)})
 
     # -- spawners ------------------------------------------------------------------------------------------------
 
+    def _follow_users(self) -> None:
+        """Have a link for every spawner that the book has."""
+        for at in range(len(self._links), len(self.book.users)):
+            user, helper = self.book.users[at], self._helper
+            if helper is None:
+                folder = prepare(self._directory / f"spawner-{at}")
+                start: Callable[[], Awaitable[str]] = OwnSpawner(folder, prepare(self._directory / "logs")).start
+            else:
+                folder, start = helper.users / user, partial(helper.start, user)
+            link = Link(
+                folder,
+                start,
+                partial(self._hear, at),
+                partial(self._miss, at),
+                partial(self._is_wanted, at),
+                partial(self._refuse, at),
+            )
+            self._links.append(link)
+            self._keep(link.keep())
+
+    def _is_wanted(self, at: int) -> bool:
+        """True if a spawner is to run: that of a user only while the user has tasks."""
+        return self._helper is None or self.book.has_tasks_at(at)
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+        part = asyncio.create_task(work)
+        self._parts.add(part)
+        part.add_done_callback(self._end_with)
+
+    def _end_with(self, part: asyncio.Task[None]) -> None:
+        if self._over is None or self._over.done() or part.cancelled():
+            return
+        problem = part.exception()
+        if problem is None:
+            self._over.set_result(None)
+        else:
+            self._over.set_exception(problem)
+
     def _hear(self, at: int, what: str, *rest: Any) -> None:
         if what == "state":
-            known, self._notes[at] = rest
-            self._links[at].send(("lease", *self._leases))
+            known, self._notes[at], self._cgroup = rest
+            self._links[at].send(("lease", *self._lease_of_tasks))
+            self.book.missing.pop(at, None)
             self.book.find(at, known)
-            self._found.add(at)
-            if len(self._found) == len(self._links):
-                self._all_found.set()
+            self._find(at)
         else:
             self.book.hear(*rest)
+        self._tell()
+
+    def _refuse(self, at: int, problem: str) -> None:
+        """A user may not run tasks here."""
+        self._log("user refused", {"problem": problem})
+        self.book.refuse(at, problem)
+        self._find(at)
+        self._tell()
+
+    def _find(self, at: int) -> None:
+        self._found.add(at)
+        if len(self._found) >= self._first:
+            self._all_found.set()
+
+    def _tell(self) -> None:
         self._deliver()
         if self._session is not None:
             self._session.poke()
 
+    def _miss(self, at: int, problem: str, gone: bool) -> None:
+        self._log("spawner", {"problem": problem})
+        if gone:
+            self.book.missing[at] = problem
+
     def _deliver(self) -> None:
+        self._follow_users()
         for at, outbox in enumerate(self.book.outbox):
             if outbox:
                 frames, self.book.outbox[at] = outbox, []
                 self._links[at].send(*frames)
+                self._links[at].wake()
 
-    def _lease(self, ask_at: float, end_at: float) -> None:
-        self._leases = (ask_at, end_at)
+    def _logs_of(self, user: str) -> str:
+        return str(self._directory / "logs" if self._helper is None else self._helper.users / user / "logs")
+
+    def _facts(self) -> dict[str, str]:
+        """What separates users here, as labels."""
+        if self._helper is not None:
+            return {"users": "separate", **self._helper.facts}
+        return {"users": "one", "cgroup": self._cgroup, "tmp": "shared"}
+
+    def _lease(self, ask_at: float, end_at: float, length: float, lock: str) -> None:
+        self._lease_of_tasks = (ask_at, end_at, length, lock)
         for link in self._links:
-            link.send(("lease", ask_at, end_at))
+            link.send(("lease", *self._lease_of_tasks))
 
     async def _sweep(self) -> None:
         while True:
-            with suppress(OSError):
-                await asyncio.to_thread(remove_old, self._logs)
+            folders = [self._logs_of("")] if self._helper is None else [*map(str, self._helper.users.glob("*/logs"))]
+            for logs in folders:
+                with suppress(OSError):
+                    await asyncio.to_thread(remove_old, logs)
             await asyncio.sleep(SWEEP)
 
 
@@ -242,6 +331,12 @@ def _trust(settings: Settings) -> ssl.SSLContext | None:
     if urlsplit(settings.join).scheme not in ("https", "wss"):
         return None
     return ssl.create_default_context(cafile=settings.authority)
+
+
+def _number_in(file: Path) -> int:
+    """The number that a file has; 0 if there is none, or none was written before the machine went down."""
+    text = file.read_text() if file.exists() else ""
+    return int(text) if text.isdigit() else 0
 
 
 def _lock(directory: Path) -> int:

@@ -1,6 +1,9 @@
-"""Which spawner gets which task. Chains are spread over all of them: each has some of the rooms and of who waits."""
+"""Which spawner gets which task. A chain is spread over the spawners of its user: each has some of its rooms."""
 
 from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
 
 
 class Chain:
@@ -8,15 +11,16 @@ class Chain:
 
     __slots__ = ("left", "rooms")
 
-    def __init__(self, spawners: int) -> None:
-        self.rooms = [0] * spawners
-        self.left = [0] * spawners
+    def __init__(self) -> None:
+        self.rooms: defaultdict[int, int] = defaultdict(int)
+        self.left: defaultdict[int, int] = defaultdict(int)
 
 
 class Rooms:
-    def __init__(self, spawners: int) -> None:
-        self._load = [0] * spawners
-        self._all = range(spawners)
+    def __init__(self, missing: Collection[int] = ()) -> None:
+        """`missing` has the spawners that get no tasks now; when it has all of a user, it is not looked at."""
+        self._load: defaultdict[int, int] = defaultdict(int)
+        self._missing = missing
         self._chains: dict[int, Chain] = {}
 
     def restore(self, spawner: int, chain: int) -> None:
@@ -25,13 +29,13 @@ class Rooms:
         if chain:
             self._chain(chain).left[spawner] += 1
 
-    def place(self, chain: int) -> int:
-        """The spawner for a task that starts at once."""
+    def place(self, chain: int, among: range) -> int:
+        """The spawner, among those of a user, for a task that starts at once."""
         if chain:
             left = self._chain(chain).left
-            spawner = min(self._all, key=lambda each: (left[each], self._load[each]))
+            spawner = min(self._present(among), key=lambda each: (left[each], self._load[each]))
         else:
-            spawner = min(self._all, key=self._load.__getitem__)
+            spawner = min(self._present(among), key=self._load.__getitem__)
         self.restore(spawner, chain)
         return spawner
 
@@ -39,18 +43,20 @@ class Rooms:
         """The spawner for a task that waits in a chain whose rooms are set."""
         chain = self._chains[number]
         spawner = min(
-            (each for each in self._all if chain.rooms[each]), key=lambda each: chain.left[each] / chain.rooms[each]
+            (each for each, rooms in chain.rooms.items() if rooms),
+            key=lambda each: (chain.left[each] / chain.rooms[each], each),
         )
         self.restore(spawner, number)
         return spawner
 
-    def set_rooms(self, number: int, rooms: int) -> None:
-        """So many of a chain run at a time. They are spread evenly, first to who has been given tasks of it."""
+    def set_rooms(self, number: int, rooms: int, among: range) -> None:
+        """Let N tasks of a chain run at a time, spread evenly, first over spawners that have been given some of it."""
         chain = self._chain(number)
-        while sum(chain.rooms) < rooms:
-            chain.rooms[min(self._all, key=lambda each: (chain.rooms[each], -chain.left[each], self._load[each]))] += 1
-        while sum(chain.rooms) > rooms:
-            chain.rooms[max(self._all, key=lambda each: (chain.rooms[each], -chain.left[each]))] -= 1
+        while sum(chain.rooms.values()) < rooms:
+            present = self._present(among)
+            chain.rooms[min(present, key=lambda each: (chain.rooms[each], -chain.left[each], self._load[each]))] += 1
+        while sum(chain.rooms.values()) > rooms:
+            chain.rooms[max(among, key=lambda each: (chain.rooms[each], -chain.left[each]))] -= 1
 
     def rooms_at(self, number: int, spawner: int) -> int:
         return self._chain(number).rooms[spawner]
@@ -66,11 +72,14 @@ class Rooms:
         if number:
             chain = self._chains[number]
             chain.left[spawner] -= 1
-            if not any(chain.left):
+            if not any(chain.left.values()):
                 del self._chains[number]
+
+    def _present(self, among: range) -> Sequence[int]:
+        return [each for each in among if each not in self._missing] or among if self._missing else among
 
     def _chain(self, number: int) -> Chain:
         chain = self._chains.get(number)
         if chain is None:
-            chain = self._chains[number] = Chain(len(self._load))
+            chain = self._chains[number] = Chain()
         return chain

@@ -76,14 +76,15 @@ class Session:
         self,
         channel: Channel,
         book: Book,
-        logs: str,
-        lease: Callable[[float, float], None],
+        logs: Callable[[str], str],
+        lease: Callable[[float, float, float, str], None],
         deliver: Callable[[], None],
         check_epoch: Callable[[int], None],
         keys: Keys,
     ) -> None:
-        """`lease` hears by when tasks are to be asked and made to end; `deliver` hands the book's outbox to spawners;
-        `check_epoch` raises `Refused` for one that is over."""
+        """`logs` returns where the logs of a user are; `lease` hears by when tasks are to be asked and made to end, how
+        long a lease is, and the server's lock if that is on this machine; `deliver` hands the book's outbox to
+        spawners; `check_epoch` raises `Refused` for one that is over."""
         self._channel = channel
         self._book = book
         self._logs = logs
@@ -175,10 +176,10 @@ class Session:
         if sent is None:
             return
         if not lease:
-            self._lease(float("inf"), float("inf"))
+            self._lease(float("inf"), float("inf"), 0.0, "")
         else:
             grace = min(self._welcome.grace / MICRO, lease / 4)
-            self._lease(sent + lease - grace, sent + lease)
+            self._lease(sent + lease - grace, sent + lease, lease, self._welcome.lock)
 
     # -- out -----------------------------------------------------------------------------------------------------
 
@@ -233,7 +234,7 @@ class Session:
 
         credit = self._credits[asked.request] = asyncio.Semaphore(LOG_PARTS)
         try:
-            async for part in read_log(self._logs, asked, is_over):
+            async for part in read_log(self._logs(asked.user), asked, is_over):
                 await credit.acquire()
                 await self._channel.send(encode(part))
         finally:

@@ -66,6 +66,7 @@ NODE_ANSWER = {
     "manager": "",
     "labels": {"rack": "r1"},
     "taints": [],
+    "users": [],
     "resources": {"cpu": 8, "memory": 17179869184},
     "used": {"cpu": 2, "memory": 1073741824},
     "devices": [],

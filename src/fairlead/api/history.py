@@ -57,7 +57,7 @@ async def attempts(
 ) -> wire.Attempts:
     """Those that ended, also of a job that is known from the history only, and what they used."""
     site = site_of(request)
-    number = await find_number(request, job_id, partition)
+    number, _ = await find_job(request, job_id, partition)
     name = site.control.find(partition).name
     skip = number_of(cursor) or 0
     await asyncio.to_thread(site.records.flush, PATIENCE)
@@ -73,27 +73,27 @@ async def attempts(
     )
 
 
-async def find_number(request: Ask, job_id: str, partition: str) -> int:
-    """The number of a job that the caller may see, known or past."""
+async def find_job(request: Ask, job_id: str, partition: str) -> tuple[int, str]:
+    """The number and the user of a job that the caller may see, known or past."""
     site = site_of(request)
     caller = caller_of(request)
     served = site.control.find(partition)
 
-    def look(p: Partition) -> int | None:
+    def look(p: Partition) -> tuple[int, str] | None:
         job = p.jobs.get(job_id)
         if job is None:
             return None
         if not may_see(caller, job):
             raise missing(job_id)
-        return job.number
+        return job.number, job.spec.user
 
-    number = await served.read(look)
-    if number is not None:
-        return number
+    found = await served.read(look)
+    if found is not None:
+        return found
     row = await asyncio.to_thread(site.records.job, served.name, job_id)
     if row is None or not (caller.operator or row.user == caller.user):
         raise missing(job_id)
-    return row.number
+    return row.number, row.user
 
 
 def _past(row: JobRow) -> wire.PastJob:

@@ -10,7 +10,7 @@ from litestar import Request, get
 from litestar.params import QueryParameter
 from litestar.response import Stream
 
-from fairlead.api.history import PATIENCE, find_number
+from fairlead.api.history import PATIENCE, find_job
 from fairlead.api.jobs import JobId
 from fairlead.api.site import USERS, PartitionName, caller_of, site_of, streamed
 from fairlead.core.errors import Refused
@@ -54,10 +54,10 @@ async def log(
 ) -> Stream:
     """As the bytes that it wrote. The stage may be left out if the job has only one."""
     site = site_of(request)
-    number = await find_number(request, job_id, partition)
+    number, user = await find_job(request, job_id, partition)
     served = site.control.find(partition)
     where = await _find(request, job_id, number, partition, stage, index)
-    asked = LogRequest(0, number, where.stage, index, where.attempt, stream, offset, follow)
+    asked = LogRequest(0, number, where.stage, index, where.attempt, stream, offset, follow, user)
     parts = aiter(site.hub.log(served.name, where.node, asked))
     first = await anext(parts)
     if first.problem:

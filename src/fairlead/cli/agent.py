@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import getpass
 import os
+import pwd
 import sys
+from contextlib import suppress
 from pathlib import Path
 from time import strftime
 from typing import Annotated, Any
@@ -33,12 +36,38 @@ def agent(
         Path | None,
         typer.Option(help="A file with a join token, to join for the first time; else the variable FAIRLEAD_TOKEN."),
     ] = None,
+    for_user: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--for",
+            metavar="USER",
+            help="Take tasks of this user only, and run them as the user of this agent; may be repeated. "
+            "Without root it is that user alone by default.",
+        ),
+    ] = None,
+    user: Annotated[
+        str, typer.Option(help="Started as root: the system user that the agent itself runs as.")
+    ] = "fairlead",
+    user_map: Annotated[
+        Path | None,
+        typer.Option(help="Started as root: a file with lines user=system-user, for names that differ on this node."),
+    ] = None,
+    uids: Annotated[
+        str, typer.Option(help="Started as root: the uids that tasks may run as, as 1000-60000; else as login.defs.")
+    ] = "",
     ca: Annotated[Path | None, typer.Option(help="Certificates to trust, instead of the machine's.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Join another machine without TLS.")] = False,
 ) -> None:
-    """Run tasks for a server on this machine, until interrupted. Tasks go on then, and the next agent finds them."""
+    """Run tasks for a server on this machine, until interrupted. Tasks go on then, and the next agent finds them.
+
+    Started as root, each task runs as the user that submitted it. Otherwise all tasks run as the user of the agent,
+    and only tasks of that user, or of those named by --for, are taken.
+    """
+    import uvloop
+
     from fairlead.agent.main import Agent, Settings, Taken
     from fairlead.agent.session import Refused
+    from fairlead.agent.split import CannotSplit, Users, split
 
     parts = urlsplit(join)
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -55,31 +84,62 @@ def agent(
     if token_file is not None:
         # A machine that has joined needs it no more.
         token = token_file.read_text().strip() if token_file.exists() else ""
+    labels, resources = _pairs(label, "--label"), dict(_pairs(resource, "--resource"))
+    whole = (directory or _data() / "agent").absolute()
+    as_users = os.geteuid() == 0 and not for_user
+    helper = None
+    if as_users:
+        if ca is not None:
+            ca = ca.absolute()
+        try:
+            helper = split(whole, Users(agent=user, map_file=user_map, uids=_uids(uids)))
+        except CannotSplit as problem:
+            typer.echo(f"fairlead: error: {problem}", err=True)
+            raise typer.Exit(1) from None
+    else:
+        _say("single-user node", {"tasks run as": own_name(), "for users": " ".join(for_user or [own_name()])})
     settings = Settings(
         join=join,
-        directory=directory or _data() / "agent",
+        directory=whole / "agent" if as_users else whole,
+        users=() if as_users else tuple(for_user or [own_name()]),
         token=token,
         name=name,
         partition=partition,
         pool=pool,
-        labels=_pairs(label, "--label"),
+        labels=labels,
         taints=tuple(taint or ()),
-        resources=dict(_pairs(resource, "--resource")),
+        resources=dict(resources),
         address=address,
         authority=ca,
     )
-    import uvloop
 
     async def work() -> None:
-        await Agent(settings, _say).run()
+        await Agent(settings, _say, helper=helper).run()
 
     try:
         uvloop.run(work())
     except KeyboardInterrupt:
         _say("stopped", {"tasks": "they go on; start the agent again to find them"})
-    except (Refused, Taken) as problem:
+    except (CannotSplit, Refused, Taken) as problem:
         typer.echo(f"fairlead: error: {problem}", err=True)
         raise typer.Exit(1) from None
+
+
+def own_name() -> str:
+    """The system user of this process."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return getpass.getuser()
+
+
+def _uids(given: str) -> tuple[int, int] | None:
+    if not given:
+        return None
+    first, sign, last = given.partition("-")
+    if not (sign and first.isdigit() and last.isdigit() and 0 < int(first) <= int(last)):
+        raise typer.BadParameter(f"{given!r} is not a range of uids above 0, such as 1000-60000", param_hint="--uids")
+    return int(first), int(last)
 
 
 def _data() -> Path:
@@ -98,4 +158,5 @@ def _pairs(given: list[str] | None, option: str) -> dict[str, str]:
 
 def _say(event: str, fields: dict[str, Any]) -> None:
     particulars = " ".join(f"{name}={value}" for name, value in fields.items())
-    print(f"{strftime('%Y-%m-%d %H:%M:%S')} {event} {particulars}", file=sys.stderr, flush=True)
+    with suppress(OSError):  # the disk of the log may be full, and the agent works on
+        print(f"{strftime('%Y-%m-%d %H:%M:%S')} {event} {particulars}", file=sys.stderr, flush=True)

@@ -93,6 +93,7 @@ def show_node(name: NodeName, partition: Partition = "", as_json: AsJson = False
         ("labels", " ".join(f"{key}={value}" for key, value in sorted(found.labels.items()))),
         ("taints", " ".join(found.taints)),
         ("key", _credential(found.credential, found.credential_expires)),
+        ("users", " ".join(found.users)),
     ):
         if value:
             say(f"  {what:<8}{value}")
@@ -482,8 +483,43 @@ def create_token(
     made = _ask(wire.NewToken, "POST", "tokens", document)
     if as_json:
         print_json(made)
-    else:
-        typer.echo(made.secret)
+        return
+    typer.echo(made.secret)
+    if user is not None:
+        for line in _separation(user):
+            typer.echo(f"fairlead: {line}", err=True)
+
+
+def _separation(user: str) -> list[str]:
+    """What separates the tasks of a user from those of others, node by node; nothing while there is only one user."""
+    from fairlead.wire import api as wire
+
+    others = {each.user for each in _ask(wire.Tokens, "GET", "tokens").tokens if each.role != "join"} - {user}
+    with ask_as() as client:
+        nodes = [each for each in client.nodes() if not each.manager]
+    if not others or not nodes:
+        return []
+    closed = [each for each in nodes if each.users and user not in each.users]
+    mixed = [each for each in nodes if each.labels.get("users") != "separate" and each not in closed]
+    said = []
+    if closed:
+        said.append(
+            f"no task of {user} runs on {_names(closed)}: single-user nodes of others. An agent started as root takes "
+            f"tasks of all users and keeps them apart; one with `--for {user}` takes those of {user}"
+        )
+    if mixed:
+        said.append(
+            f"nothing separates tasks of {user} from those of others on {_names(mixed)}: all run as one system user, "
+            "and can read each other's files, secrets and output. Start the agent as root to separate them"
+        )
+    if not said:
+        said.append(f"tasks of {user} run as their own system user on every node")
+    return said
+
+
+def _names(nodes: list[Any]) -> str:
+    names = [each.name for each in nodes]
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 @token.command("list")

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from fairlead.wire import api as wire
 
 FOLLOWED = 32
+PATIENCE = 5.0
+"""Seconds after which a command that waits for a job says why it waits."""
 """So many tasks of a job are followed at once."""
 SHOWN = 1_000
 """So many of its tasks are shown."""
@@ -452,12 +454,17 @@ def wait(
 
 
 def _until_started(client: Client, job: str) -> wire.Job:
-    """Wait until a task of it runs, or the job is over."""
+    """Wait until a task of it runs, or the job is over. Say why, if that takes long."""
     pause = 0.01
+    due = time.monotonic() + PATIENCE
     while True:
         found = client.job(job)
         if found.over or any(stage.running or stage.ended for stage in found.stages):
             return found
+        if time.monotonic() > due:
+            due = time.monotonic() + 10 * PATIENCE
+            for each in client.explain(job).waiting[:1]:
+                typer.echo(f"fairlead: job {job} waits: {each.reason or each.code}", err=True)
         time.sleep(pause)
         pause = min(0.5, 1.5 * pause)
 

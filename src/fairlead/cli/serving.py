@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fairlead import __version__
+from fairlead.cli.agent import own_name
 from fairlead.cli.output import fail, progress
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def up(
 
     The next `up` finds them again; `fairlead down --kill` ends them.
     """
-    about = ["--name", name] * bool(name)
+    about = ["--for", getpass.getuser(), *["--name", name] * bool(name)]
     for each in resource or ():
         about += ["--resource", each]
     _run(data, "127.0.0.1", port, config, None, None, secrets_key, as_json, about)
@@ -104,6 +105,8 @@ def down(
             fail(f"the server (process {found.pid}) does not end; look at {directory / 'server.log'}")
         time.sleep(0.02)
     machines = _end_machines(directory) if kill else 0
+    if kill:
+        _end_agent(directory)
     if as_json:
         typer.echo(json.dumps({"ok": True, "data": str(directory), "killed": killed, "machines": machines}))
     else:
@@ -242,7 +245,7 @@ async def _keep_agent(directory: Path, url: str, options: list[str]) -> None:
     """An agent of this machine, started again should it end. It does not outlive the server."""
     import asyncio
 
-    command = [sys.executable, "-c", "from fairlead.cli import main; main()", "agent", "--join", url]
+    command = [sys.executable, "-P", "-c", "from fairlead.cli import main; main()", "agent", "--join", url]
     command += ["--directory", str(directory / "agent"), "--token-file", str(directory / JOIN_TOKEN), *options]
     pause = 0.1
     while True:
@@ -251,7 +254,8 @@ async def _keep_agent(directory: Path, url: str, options: list[str]) -> None:
                 *command, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_end_with_parent
             )
         try:
-            await process.wait()
+            code = await process.wait()
+            typer.echo(f"fairlead: the agent ended with code {code}; {directory / 'agent.log'} says why", err=True)
         finally:
             if process.returncode is None:
                 with suppress(ProcessLookupError):
@@ -274,6 +278,7 @@ def _greet(url: str, directory: Path, as_json: bool, agent: bool) -> None:
         return
     typer.echo(f"Fairlead {__version__} is up at {url}, with its data in {directory}.")
     if agent:
+        typer.echo(f"Tasks run as {own_name()}, and only those of user {getpass.getuser()} are taken.")
         typer.echo("In another terminal:")
         typer.echo("  fairlead run -- echo hello        run a command and see what it prints")
         typer.echo("  fairlead submit --count 10 -- sleep 5")
@@ -330,14 +335,7 @@ def _is_locked(directory: Path) -> bool:
 
 def _end_left(directory: Path, as_json: bool) -> None:
     """End the tasks that an earlier server left running. Their jobs are the journal's, which only a server writes."""
-    from fairlead.agent.link import end_all, is_used
-
-    deadline = time.monotonic() + STOPPING
-    while is_used(directory / "agent"):  # it may be about to end, as its server has
-        if time.monotonic() > deadline:
-            fail(f"no server runs on {directory}, but an agent does; stop that first")
-        time.sleep(0.02)
-    ended = end_all(directory / "agent", GRACE)
+    ended = _end_agent(directory)
     machines = _end_machines(directory)
     if as_json:
         told = {"ok": True, "data": str(directory), "killed": 0, "ended": ended, "machines": machines}
@@ -346,6 +344,18 @@ def _end_left(directory: Path, as_json: bool) -> None:
         again = "; jobs that are not over go on with the next `fairlead up`" if ended or machines else ""
         pools = f"; machines of pools ended: {machines}" if machines else ""
         typer.echo(f"no server runs on {directory}; tasks that were left and were ended: {ended}{pools}{again}")
+
+
+def _end_agent(directory: Path) -> int:
+    """End the tasks and spawners of the agent beside the server; returns how many tasks there were."""
+    from fairlead.agent.link import end_all, is_used
+
+    deadline = time.monotonic() + STOPPING
+    while is_used(directory / "agent"):  # it may be about to end, as its server has
+        if time.monotonic() > deadline:
+            fail(f"no server runs on {directory}, but an agent does; stop that first")
+        time.sleep(0.02)
+    return end_all(directory / "agent", GRACE)
 
 
 def _end_machines(directory: Path) -> int:

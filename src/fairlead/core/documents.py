@@ -126,7 +126,7 @@ def parse_selectors(doc: object, field: str) -> Selectors:
 
 
 def parse_node(doc: object, field: str = "") -> tuple[str, NodeSpec]:
-    """A node: its name, what it has, and its labels, taints and pool. Resources stand under `resources`."""
+    """A node: its name, what it has, and its labels, taints, pool and users. Resources stand under `resources`."""
     read = Reader(doc, field, "a node")
     name = read.name("name")
     spec = NodeSpec(
@@ -134,6 +134,7 @@ def parse_node(doc: object, field: str = "") -> tuple[str, NodeSpec]:
         labels=read.pairs("labels", most=MAX_LABELS, longest=MAX_LABEL),
         taints=tuple(sorted(set(read.texts("taints", most=100)))),
         pool=check_name(read.get("pool"), read.at("pool")) if read.get("pool") is not None else "",
+        users=tuple(sorted(set(read.names("users", most=1_000)))),
     )
     read.close()
     return name, spec

@@ -463,7 +463,7 @@ def _load_stage(p: Partition, job: Job, spec: JobSpec, position: int, each: _Sta
         position,
         each.spec,
         terms_of(asked),
-        p.take_shape(asked.shape_key(spec.manager)),
+        p.take_shape(asked.shape_key(spec.manager, spec.shape_user)),
         each.count,
         _load_pending(each.pending),
         (None, None, None),

@@ -119,6 +119,8 @@ def _lacks(p: Partition, shape: Shape, row: int, own: Collection[int]) -> tuple[
         return "selector", 0
     if not shape.accepts(nodes.labels[row], nodes.taints[row], nodes.pool[row]):
         return "taint", 0
+    if not may_take(nodes, row, shape):
+        return "for other users", 0
     if not nodes.placeable(row):
         return "over its capacity", 0
     holders = nodes.held.get(nodes.join[row])
@@ -137,6 +139,17 @@ def _devices(p: Partition, shape: Shape, row: int) -> tuple[int, ...]:
     return choose_devices(p.nodes.devices[row], p.nodes.device_count(row), shape.devices, shape.device_milli, 1)
 
 
+def closed_to(p: Partition, shape: Shape) -> str:
+    """The user of a shape, if there are nodes that would take it if they were not for other users; empty otherwise."""
+    nodes = p.nodes
+    closed = nodes.restricted and any(
+        shape.key.user not in nodes.users[row] and shape.accepts(nodes.labels[row], nodes.taints[row], nodes.pool[row])
+        for row in nodes.rows.values()
+        if nodes.users[row]
+    )
+    return shape.key.user if closed else ""
+
+
 def most_ever(p: Partition, shape: Shape, manager: str, enough: int) -> int:
     """How many tasks of a shape all nodes and pools could take if they were empty; counted up to `enough`."""
     nodes = p.nodes
@@ -148,7 +161,7 @@ def most_ever(p: Partition, shape: Shape, manager: str, enough: int) -> int:
         if most >= enough:
             whole = False
             break
-        if nodes.manager[row] == manager and shape.accepts(nodes.labels[row], nodes.taints[row], nodes.pool[row]):
+        if may_take(nodes, row, shape):
             most += _slots({name: column[row] for name, column in nodes.capacity.items()}, shape)
     for pool in p.pools.values() if not manager else ():
         settings = pool.settings

@@ -262,7 +262,7 @@ def _has_better_right(p: Partition, ask: Reservation, owner: Reservation) -> boo
 def may_take(nodes: NodeTable, row: int, shape: Shape) -> bool:
     """Whether a node takes tasks of a shape, whatever room it has."""
     return nodes.manager[row] == shape.key.manager and shape.accepts(
-        nodes.labels[row], nodes.taints[row], nodes.pool[row]
+        nodes.labels[row], nodes.taints[row], nodes.pool[row], nodes.users[row]
     )
 
 

@@ -66,8 +66,10 @@ class StageSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     secrets: Pairs = ()
     """Variables and the names of the secrets that they hold: values are never here."""
 
-    def shape_key(self, manager: str) -> ShapeKey:
-        return ShapeKey(self.resources, self.selectors, self.tolerations, self.pool, manager, self.near, self.apart)
+    def shape_key(self, manager: str, user: str) -> ShapeKey:
+        return ShapeKey(
+            self.resources, self.selectors, self.tolerations, self.pool, manager, self.near, self.apart, user
+        )
 
 
 class Terms(msgspec.Struct, frozen=True, gc=False):
@@ -107,6 +109,8 @@ class JobSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     manager: str = ""
     matched: str | None = None
     """The requestor pattern that chose the queue, if one did; the empty one matches everybody."""
+    shape_user: str = ""
+    """The user in the shapes of its tasks: set where nodes may take tasks of named users only."""
 
     @property
     def whole(self) -> bool:

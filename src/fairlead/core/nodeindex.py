@@ -1,7 +1,7 @@
 """What every index of nodes has in common: kinds of nodes, and following what changed in the table.
 
-Nodes of one kind (manager, pool, taints, the labels that somebody selects or gathers by, GPUs or none) are all the same
-to a shape but for their room. An index is derived and rebuilt at will; nothing about it is ever written down.
+Nodes of one kind (manager, pool, taints, users, the labels that somebody selects or gathers by, GPUs or none) are all
+the same to a shape but for their room. An index is derived and rebuilt at will; nothing about it is ever written down.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ class KindKey(NamedTuple):
     manager: str
     pool: str
     taints: tuple[str, ...]
+    users: tuple[str, ...]
     labels: tuple[str | None, ...]
     """The values of the labels that matter, in the order of their names."""
     gpus: bool
@@ -158,7 +159,7 @@ class NodeIndex(Generic[K]):
         labels = {label: value for label, value in zip(self._labels, key.labels, strict=True) if value is not None}
         if near is not None and labels.get(shape.key.near, "") != near:
             return False
-        return key.manager == shape.key.manager and shape.accepts(labels, key.taints, key.pool)
+        return key.manager == shape.key.manager and shape.accepts(labels, key.taints, key.pool, key.users)
 
     def _enter(self, join: int) -> None:
         """Look at a node anew: of which kind it is, and where it belongs."""
@@ -171,6 +172,7 @@ class NodeIndex(Generic[K]):
             nodes.manager[row],
             nodes.pool[row],
             nodes.taints[row],
+            nodes.users[row],
             tuple([nodes.labels[row].get(label) for label in self._labels]),
             nodes.device_count(row) > 0,
         )

@@ -27,6 +27,10 @@ class NodeTable:
         self.manager: list[str] = []
         self.labels: list[dict[str, str]] = []
         self.taints: list[tuple[str, ...]] = []
+        self.users: list[tuple[str, ...]] = []
+        """The users whose tasks each row takes; empty: all."""
+        self.restricted = 0
+        """Nodes that take tasks of some users only."""
         self.capacity: dict[str, list[int]] = {}
         self.used: dict[str, list[int]] = {}
         self.devices: list[list[int]] = []
@@ -76,6 +80,7 @@ class NodeTable:
         labels: Mapping[str, str],
         taints: tuple[str, ...],
         pool: str,
+        users: tuple[str, ...],
         manager: str,
         state: NodeState = "up",
     ) -> None:
@@ -91,6 +96,7 @@ class NodeTable:
         self.manager[row] = manager
         self.labels[row] = dict(labels)
         self.taints[row] = taints
+        self._set_users(row, users)
         self._set_capacity(row, capacity)
         self._count(row, 1)
         self._alter(join)
@@ -102,6 +108,7 @@ class NodeTable:
             raise ValueError(f"node {self.name[row]} still has allocations")
         self._count(row, -1)
         self._set_capacity(row, {})
+        self._set_users(row, ())
         self.devices[row] = []
         self.whole_part[row] = (0, 0)
         self.over_rows.discard(row)
@@ -121,6 +128,7 @@ class NodeTable:
         labels: Mapping[str, str],
         taints: tuple[str, ...],
         pool: str,
+        users: tuple[str, ...],
     ) -> None:
         row = self.rows[join]
         self._count(row, -1)
@@ -129,6 +137,7 @@ class NodeTable:
         self.labels[row] = dict(labels)
         self.taints[row] = taints
         self.pool[row] = pool
+        self._set_users(row, users)
         self._alter(join)
 
     def set_state(self, join: int, state: NodeState, lost_from: NodeState = "up") -> None:
@@ -280,6 +289,7 @@ class NodeTable:
         self.manager.append("")
         self.labels.append({})
         self.taints.append(())
+        self.users.append(())
         self.devices.append([])
         self.allocations.append({})
         self.failures.append(0)
@@ -295,6 +305,10 @@ class NodeTable:
         self.capacity[name] = [0] * len(self.join)
         self.used[name] = [0] * len(self.join)
         return self.used[name]
+
+    def _set_users(self, row: int, users: tuple[str, ...]) -> None:
+        self.restricted += bool(users) - bool(self.users[row])
+        self.users[row] = users
 
     def _set_capacity(self, row: int, capacity: Mapping[str, int]) -> None:
         for name in capacity:

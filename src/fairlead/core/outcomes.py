@@ -241,18 +241,20 @@ def _claimed_by(plan: Plan, allocation: Allocation) -> str:
     return ""
 
 
-def take_back(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str) -> None:
-    """A launch was refused or never acknowledged: the room is free, the tasks wait again, at the tail."""
+def take_back(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str, refused: bool = False) -> None:
+    """A launch was refused or never acknowledged: the room is free, the tasks wait again, at the tail.
+
+    A refusal is about the node. A task that no node acknowledges again and again fails with the last reason.
+    """
     stage = allocation.stage
     join = allocation.node
-    # One that cannot be started anywhere will not be: it has failed, with what the last node said.
-    out = _out_of_launches(plan, stage, block)
+    out = () if refused else _out_of_launches(plan, stage, block)
     if out:
         fail_for_good(plan, allocation, out, reason)
         block = difference(block, out)
     if block and not stage.job.over:
         allocation = plan.partition.allocations[allocation.id]
-        plan.do(Ended(allocation.id, block, "pending", allocation.kind, launch_failed=True, reason=reason))
+        plan.do(Ended(allocation.id, block, "pending", allocation.kind, launch_failed=not refused, reason=reason))
     if not stage.job.over:
         if allocation.group:
             _disband(plan, allocation)
@@ -335,8 +337,13 @@ def _waited(stage: Stage, kind: int) -> int | None:
 
 
 def avoid(plan: Plan, join: int) -> None:
-    """A launch went wrong on a node: leave it alone for a while, twice as long each time."""
+    """A launch went wrong on a node: leave it alone for a while, twice as long each time.
+
+    Launches that were sent before the pause and go wrong in it count as one.
+    """
     nodes = plan.partition.nodes
+    if nodes.avoided.get(join, 0) > plan.now:
+        return
     failures = nodes.failures[nodes.rows[join]]
     pause = min(FIRST_PAUSE << min(failures, 20), LONGEST_PAUSE)
     plan.do(NodeAvoided(join, failures + 1, plan.now + pause))

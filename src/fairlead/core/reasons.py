@@ -136,8 +136,12 @@ class NeverFits(msgspec.Struct, frozen=True, tag="never fits"):
     """Of a job that starts whole: the stages of one shape that never fit, how many are wanted, and the most."""
     missing: str = ""
     """Likewise: the resource of which its stages together ask for more than there is."""
+    user: str = ""
+    """The user, if nodes that take only tasks of other users have what is asked for."""
 
     def __str__(self) -> str:
+        if self.user:
+            return f"never fits: nodes that have what one task asks for take no tasks of user {self.user}"
         if self.missing:
             return f"never fits: all stages together ask for more {self.missing} than all nodes and pools have"
         if not self.most:

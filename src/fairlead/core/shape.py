@@ -27,6 +27,8 @@ class ShapeKey(msgspec.Struct, frozen=True, array_like=True, order=True):
     """The label by whose values its tasks gather, if any: a gang on nodes with as few of them as can be."""
     apart: bool = False
     """Whether no two tasks of a stage share a node."""
+    user: str = ""
+    """The user, in a partition that may have nodes for named users only; empty elsewhere, so that users share lanes."""
 
     @classmethod
     def of(
@@ -68,9 +70,11 @@ class Shape:
     def resources(self) -> Vector:
         return dict(self.amounts)
 
-    def accepts(self, labels: Mapping[str, str], taints: Iterable[str], pool: str) -> bool:
-        """Whether a node with these properties may take such a task, whatever room it has."""
+    def accepts(self, labels: Mapping[str, str], taints: Iterable[str], pool: str, users: tuple[str, ...] = ()) -> bool:
+        """True if a node with these properties may take such a task when it has capacity. No `users`: it takes all."""
         key = self.key
+        if users and key.user not in users:
+            return False
         if key.pool and key.pool != pool:
             return False
         for label, values in key.selectors:

@@ -59,16 +59,19 @@ class Agents:
         secrets: Secrets = lambda user, names: {},
         ended: Callable[[list[Ended]], None] = lambda tasks: None,
         gang_seed: bytes = b"",
+        lock: str = "",
     ) -> None:
         """`ended` hears of all tasks that ended, after that is durable.
 
-        Keys of gangs are derived from `gang_seed`. To be the same after a restart, it has to be kept.
+        Keys of gangs are derived from `gang_seed`. To be the same after a restart, it has to be kept. `lock` is a file
+        that is locked while this process runs, for agents on the same machine.
         """
         self._credentials = credentials
         self._log = log
         self._secrets = secrets
         self._gang_seed = gang_seed or token_bytes(32)
         self._ended = ended
+        self._lock = lock
         self._reigns: dict[str, Reign] = {}
         self._watchers: dict[str, asyncio.Task[None]] = {}
         self._requests = numbers(1)
@@ -156,7 +159,7 @@ class Agents:
     async def _dismiss(self, partition: str, epoch: int, connection: Connection) -> None:
         """The agent stays until it has reported the end of each task that it knows."""
         _, hello = await self._greeting(partition, connection)
-        await connection.send(encode(welcome(epoch, PartitionSettings(), hello)))
+        await connection.send(encode(welcome(epoch, PartitionSettings(), hello, self._lock)))
         stops = tuple(wire.Stop(each, "kill") for each in hello.running)
         await connection.send(encode(wire.Work(epoch, stops=stops, standing=True)))
         if stops:
@@ -241,7 +244,7 @@ class Agents:
 
         settings, running, work = await reign.desk.read(look)
         seen.lost = False
-        attached.put(welcome(reign.desk.epoch, settings, hello))
+        attached.put(welcome(reign.desk.epoch, settings, hello, self._lock))
         early = tuple(attached.early)
         attached.put(msgspec.structs.replace(work, stops=(*work.stops, *early)))
         attached.open = True

@@ -72,6 +72,7 @@ class Orders:
             needs.get(CPU, 0),
             needs.get(MEMORY, 0),
             tuple((variable, values[name]) for variable, name in spec.secrets if name in values),
+            job.spec.user,
         )
 
     def _gang(self, p: Partition, stage: Stage, gangs: dict[int, Gang]) -> Gang:

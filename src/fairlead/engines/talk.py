@@ -42,13 +42,16 @@ def node_of(hello: Hello) -> tuple[str, NodeSpec]:
         document["taints"] = list(hello.taints)
     if hello.pool:
         document["pool"] = hello.pool
+    if hello.users:
+        document["users"] = list(hello.users)
     return parse_node(document)
 
 
-def welcome(epoch: int, settings: PartitionSettings, hello: Hello) -> wire.Welcome:
+def welcome(epoch: int, settings: PartitionSettings, hello: Hello, lock: str) -> wire.Welcome:
+    """`lock` is the file that this server has locked; it is of use to an agent on the same machine."""
     here = hello.machine != "" and hello.machine == wire.this_machine()
-    lease = settings.lease if settings.fence == "lease" and not here else 0
-    return wire.Welcome(epoch, settings.heartbeat, lease, settings.preempt_grace)
+    lease = settings.lease if settings.fence == "lease" else 0
+    return wire.Welcome(epoch, settings.heartbeat, lease, settings.preempt_grace, lock if here else "")
 
 
 def running_on(p: Partition, node: str) -> list[Tasks]:

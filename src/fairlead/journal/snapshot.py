@@ -58,7 +58,7 @@ class Snapshots:
         """Why the latest attempt failed; empty after a success."""
         self._every = every
         self._wait_until = 0
-        self._command = [sys.executable, "-m", "fairlead.journal.snapshot", os.fspath(path), partition]
+        self._command = [sys.executable, "-P", "-m", "fairlead.journal.snapshot", os.fspath(path), partition]
         self._child: subprocess.Popen[bytes] | None = None
         self._said: IO[bytes] | None = None
         self._began_at = 0

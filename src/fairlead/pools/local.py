@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import getpass
 import os
 import shutil
 import signal
@@ -102,7 +103,8 @@ class LocalProvider:
         kind, settings = self._kind, self._kind.settings
         amounts = {CPU: 0, MEMORY: 0, **dict(settings.node)}
         return (
-            *(sys.executable, "-c", PROGRAM, "agent", _directory_option(directory)),
+            *(sys.executable, "-P", "-c", PROGRAM, "agent", _directory_option(directory)),
+            f"--for={getpass.getuser()}",
             *(f"--join={kind.join.url}", f"--token-file={directory / TOKEN}"),
             *(f"--name={name}", f"--partition={kind.partition}", f"--pool={kind.pool}"),
             *(f"--resource={each}={format_quantity(each, amount)}" for each, amount in sorted(amounts.items())),

@@ -238,7 +238,7 @@ def _is_usable(p: Partition, ask: Reservation, join: int) -> bool:
         return False
     if any(seq != ask.seq for seq in nodes.held.get(join, ())):
         return False
-    return shape.accepts(nodes.labels[row], nodes.taints[row], nodes.pool[row])
+    return shape.accepts(nodes.labels[row], nodes.taints[row], nodes.pool[row], nodes.users[row])
 
 
 def _tasks(units: Iterable[Unit]) -> list[Task]:

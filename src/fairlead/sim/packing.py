@@ -112,7 +112,7 @@ def fragmented(p: Partition, usual: Sequence[Arrival]) -> float:
     shapes: dict[object, Shape] = {}
     for arrival in usual:
         for stage in arrival.spec.stages:
-            key = stage.shape_key("")
+            key = stage.shape_key("", "")
             shape = shapes.setdefault(key, Shape(key))
             weights[shape] = weights.get(shape, 0) + 1
     names = [CPU, *sorted({name for shape in weights for name, _ in shape.amounts} - {CPU, GPU})]

@@ -274,7 +274,7 @@ class Rooms:
         row = nodes.rows[join]
         if nodes.state[row] != "up" or join in nodes.avoided or nodes.manager[row] != shape.key.manager:
             return 0
-        if not shape.accepts(nodes.labels[row], nodes.taints[row], nodes.pool[row]):
+        if not shape.accepts(nodes.labels[row], nodes.taints[row], nodes.pool[row], nodes.users[row]):
             return 0
         free, left = self._node(join)
         if min(free.values(), default=0) < 0 or min(left, default=0) < 0:

@@ -200,12 +200,14 @@ class World:
         *,
         labels: Mapping[str, str] | None = None,
         taints: Sequence[str] = (),
+        users: Sequence[str] = (),
         pool: str | None = None,
         partition: str | None = None,
         **resources: Any,
     ) -> None:
         where = partition or self._default
         doc = {"name": name, "resources": resources, "labels": dict(labels or {}), "taints": list(taints)}
+        doc["users"] = list(users)
         if pool is not None:
             doc["pool"] = pool
         _, spec = parse_node(doc)
@@ -219,11 +221,11 @@ class World:
             self.node(f"{prefix}{number}", **properties)
 
     def update_node(self, name: str, **changes: Any) -> None:
-        """Set resources, or labels, taints and pool, and leave the rest."""
+        """Set resources, or labels, taints, users and pool, and leave the rest."""
         where = self._home.get(name, self._default)
         doc = self._nodes[where, name]
         for key, value in changes.items():
-            if key in ("labels", "taints", "pool"):
+            if key in ("labels", "taints", "users", "pool"):
                 doc[key] = value
             else:
                 doc["resources"][key] = value

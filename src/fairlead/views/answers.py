@@ -148,6 +148,7 @@ def node_answer(p: Partition, row: int) -> wire.Node:
         manager=nodes.manager[row],
         labels=dict(nodes.labels[row]),
         taints=list(nodes.taints[row]),
+        users=list(nodes.users[row]),
         resources=amounts(nodes.capacity_of(row).items()),
         used=amounts(nodes.used_by(row).items()),
         devices=[used / MILLI for used in nodes.devices[row]],

@@ -266,9 +266,9 @@ def _ended(names: _Names, change: Ended, kept: Any) -> Iterator[Line]:
     if event is None:
         return
     level = WARNING
-    if change.outcome == "pending" and not change.launch_failed:
-        level, event = INFO, "tasks returned"  # of a chain: nothing went wrong with them
     before: Allocation = kept[0]
+    if change.outcome == "pending" and (before.rooms or before.cause):
+        level, event = INFO, "tasks returned"  # of a chain: nothing went wrong with them
     fields = {
         "job": before.stage.job.id,
         "stage": before.stage.name,

@@ -58,6 +58,8 @@ class Spec(Message, frozen=True):
     """In bytes; 0 is no limit."""
     secrets: tuple[tuple[str, str], ...] = ()
     """Variables and their values, which join the environment when a task starts."""
+    user: str = ""
+    """The user that submitted it."""
 
 
 class Place(Message, frozen=True):
@@ -136,6 +138,8 @@ class Hello(Message, frozen=True, tag=1):
     """Those whose reports were not confirmed: they follow."""
     notes: tuple[str, ...] = ()
     """What a person should know of this node, such as limits that it cannot set."""
+    users: tuple[str, ...] = ()
+    """The users whose tasks it takes; empty: all."""
 
 
 class Reports(Message, frozen=True, tag=2):
@@ -200,6 +204,8 @@ class Welcome(Message, frozen=True, tag=1):
     """How long tasks go on without an answer from the server; 0 is for ever."""
     grace: int
     """How long a task has to end when it is told to stop."""
+    lock: str = ""
+    """On the server's own machine: a file that is locked while a server runs. While none does, no lease ends."""
 
 
 class Work(Message, frozen=True, tag=2):
@@ -240,6 +246,8 @@ class LogRequest(Message, frozen=True, tag=5):
     stream: Stream = "out"
     offset: int = 0
     follow: bool = False
+    user: str = ""
+    """The user that submitted the job."""
 
 
 class LogCancel(Message, frozen=True, tag=6):
@@ -285,7 +293,7 @@ FromServer = (
 def this_machine() -> str:
     """The same for all processes of a machine, until it is started anew; empty where that is not known.
 
-    An agent on the server's own machine cannot be cut off from it, so it needs no lease.
+    An agent on the server's own machine can see whether a server runs.
     """
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:

@@ -288,6 +288,8 @@ class Node(Answer, frozen=True, kw_only=True):
     manager: str
     labels: dict[str, str]
     taints: list[str]
+    users: list[str]
+    """The users whose tasks it takes; empty: all."""
     resources: dict[str, int | float]
     used: dict[str, int | float]
     devices: list[float]

@@ -30,6 +30,11 @@ class Unpacker:
     def __init__(self) -> None:
         self._rest = b""
 
+    @property
+    def unread(self) -> int:
+        """The bytes of a message that has not come whole."""
+        return len(self._rest)
+
     def feed(self, data: bytes) -> Iterator[Any]:
         data = self._rest + data if self._rest else data
         at, end = 0, len(data)

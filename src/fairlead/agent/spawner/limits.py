@@ -9,6 +9,8 @@ matter: what was taken before would not count.
 from __future__ import annotations
 
 import os
+import signal
+from time import sleep
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,6 +20,8 @@ PERIOD = 100_000
 """Microseconds over which the CPU time of a task is counted."""
 LIMITED_AFTER = 0.1
 """Seconds after which a task is limited, unless that has to be at once."""
+WANTED = ("cpu", "memory", "pids")
+"""Controllers of version 2."""
 LEAST_QUOTA = 1_000
 """The kernel takes no smaller one."""
 
@@ -25,7 +29,7 @@ LEAST_QUOTA = 1_000
 class Room:
     """A cgroup that one task at a time is in."""
 
-    __slots__ = ("cpu", "limit", "members", "memory", "path")
+    __slots__ = ("cpu", "limit", "memory", "path")
 
     def __init__(self, path: str, memory: bool) -> None:
         os.mkdir(path, 0o755)
@@ -34,22 +38,28 @@ class Room:
         self.memory = memory
         """Whether it limits memory."""
         self.limit = 0
-        self.members = os.open(path + "/cgroup.procs", os.O_WRONLY)
 
 
 class Limits:
     def __init__(self, name: str) -> None:
         """`name` is that of the spawner. What an earlier one of that name left behind is removed."""
+        self.kind = "none"
+        """The version of cgroups that limits tasks: `v2`, `v1` or `none`."""
         self.note = "CPU is not limited, since no cgroup can be had here; memory is watched twice a second"
         self._base = ""
         self._version = 0
         self._memory = False
         self._free: list[Room] = []
         self._made = 0
+        self._name = name
+        self.guards = False
+        self._processes = ""
+        """The cgroup of all processes, if there is one: with version 1 it is apart from those of the tasks."""
         for version, path, memory in _candidates():
             base = f"{path}/fairlead-{name}"
             if self._prepare(version, base, memory):
                 self._base, self._version, self._memory = base, version, memory
+                self.kind = f"v{version}"
                 watched = "limited by the same" if memory else "watched twice a second"
                 self.note = f"CPU is limited by cgroups (v{version}); memory is {watched}"
                 break
@@ -63,32 +73,96 @@ class Limits:
             return None
         try:
             room = self._free.pop() if self._free else self._make()
-            if room.cpu != cpu:
-                self._set_cpu(room, cpu)
-            if self._memory and room.limit != memory:
-                _put(room.path + "/memory.max", str(memory) if memory else "max")
-                room.limit = memory
+            self.set(room, cpu, memory)
         except OSError:
             return None  # without a limit rather than not at all; memory is then watched
         return room
 
+    def set(self, room: Room, cpu: int, memory: int) -> None:
+        """Give a room other limits."""
+        if room.cpu != cpu:
+            self._set_cpu(room, cpu)
+        if self._memory and room.limit != memory:
+            _put(room.path + "/memory.max", str(memory) if memory else "max")
+            room.limit = memory
+
+    def enter(self, cpu: int, memory: int, gpus: str) -> Room:
+        raise OSError("GPUs are not guarded on a single-user node")
+
+    def leave(self) -> None:
+        raise OSError("GPUs are not guarded on a single-user node")
+
     def put(self, room: Room, pids: Iterable[int]) -> None:
         for pid in pids:
             try:
-                os.write(room.members, b"%d" % pid)
+                _put(room.path + "/cgroup.procs", str(pid))
             except OSError:
                 continue  # it has ended already
 
     def give(self, room: Room) -> None:
         self._free.append(room)
 
+    def confine(self, pid: int, processes: int) -> None:
+        """Put a spawner, with all that it will start, where it can have that many processes, if a cgroup can say so."""
+        if self._version == 2:
+            self._processes = f"{self._base}/main"
+            limit = f"{self._base}/pids.max"
+        else:
+            found = _pids_group()
+            if not found:
+                return
+            self._processes = f"{found}/fairlead-{self._name}"
+            limit = f"{self._processes}/pids.max"
+        try:
+            os.makedirs(self._processes, 0o755, exist_ok=True)
+            if os.path.exists(limit):
+                _put(limit, str(processes))
+            _put(f"{self._processes}/cgroup.procs", str(pid))
+        except OSError:
+            self._processes = ""
+
+    @property
+    def tree(self) -> str:
+        """The folder of version 2 that `main` and the rooms are in; empty if they are of version 1, or missing."""
+        return self._base if self._version == 2 and self._processes else ""
+
+    def holds(self, pid: int) -> bool:
+        """True if a process is in one of these cgroups, as far as there are any that a process cannot leave."""
+        try:
+            with open(f"/proc/{pid}/cgroup") as file:
+                return not self._processes or f"/fairlead-{self._name}" in file.read()
+        except OSError:
+            return False
+
+    def kill(self) -> None:
+        """End every process in these cgroups."""
+        for _ in range(1_000):
+            if not (pids := self._members()):
+                return
+            for pid in pids:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+            sleep(0.01)
+
+    def _members(self) -> list[int]:
+        found: list[int] = []
+        for folder in (self._base, self._processes):
+            for path, _, _ in os.walk(folder) if folder else ():
+                try:
+                    with open(path + "/cgroup.procs") as file:
+                        found += map(int, file.read().split())
+                except OSError:
+                    continue
+        return found
+
     def close(self) -> None:
-        """Nobody is in them any more."""
-        for room in self._free:
-            os.close(room.members)
+        """Remove the cgroups; no process is in them any more."""
         self._free.clear()
-        if self._base:
-            _remove(self._base)
+        for base in (self._base, self._processes):
+            if base:
+                _remove(base)
 
     def _make(self) -> Room:
         self._made += 1
@@ -107,8 +181,11 @@ class Limits:
             _remove(base)
             os.mkdir(base, 0o755)
             if version == 2:
+                above = os.path.dirname(base)
+                with open(above + "/cgroup.controllers") as file:
+                    there = file.read().split()
+                _put(above + "/cgroup.subtree_control", " ".join(f"+{each}" for each in WANTED if each in there))
                 wanted = "+cpu +memory" if memory else "+cpu"
-                _put(os.path.dirname(base) + "/cgroup.subtree_control", wanted)
                 _put(base + "/cgroup.subtree_control", wanted)
             room = Room(f"{base}/0", memory)
             self._base, self._version = base, version
@@ -123,17 +200,7 @@ class Limits:
 
 def _candidates() -> Iterator[tuple[int, str, bool]]:
     """Where cgroups of ours could be: the version, the directory, and whether they would limit memory too."""
-    mounts: dict[str, str] = {}
-    with open("/proc/self/mountinfo") as file:
-        for line in file:
-            left, _, right = line.partition(" - ")
-            kind, _, options = right.split(" ", 2)
-            if kind == "cgroup2":
-                mounts[""] = left.split(" ")[4]
-            elif kind == "cgroup":
-                mounts.update((name, left.split(" ")[4]) for name in options.strip().split(","))
-    with open("/proc/self/cgroup") as file:
-        own = {names: path for _, names, path in (line.rstrip("\n").split(":", 2) for line in file)}
+    mounts, own = _hierarchies()
     if "" in mounts and "" in own:
         here = mounts[""] + own[""].rstrip("/")
         # A unit whose processes stand in a group of their own leaves the one above it to us.
@@ -149,6 +216,37 @@ def _candidates() -> Iterator[tuple[int, str, bool]]:
         # Memory stays watched: to move a process between its groups there is slow and goes wrong easily.
         if "cpu" in names.split(",") and "cpu" in mounts:
             yield 1, mounts["cpu"] + path.rstrip("/"), False
+
+
+def unified_group() -> str:
+    """The cgroup of version 2 that this process is in, if there is that version here; empty otherwise."""
+    mounts, own = _hierarchies()
+    return mounts[""] + own[""].rstrip("/") if "" in mounts and "" in own else ""
+
+
+def _pids_group() -> str:
+    """Where a cgroup of version 1 that counts processes can be made; empty if nowhere."""
+    mounts, own = _hierarchies()
+    for names, path in own.items():
+        if "pids" in names.split(",") and "pids" in mounts:
+            return mounts["pids"] + path.rstrip("/")
+    return ""
+
+
+def _hierarchies() -> tuple[dict[str, str], dict[str, str]]:
+    """Where cgroups are mounted, by controller, and the group of this process in each; version 2 is the empty name."""
+    mounts: dict[str, str] = {}
+    with open("/proc/self/mountinfo") as file:
+        for line in file:
+            left, _, right = line.partition(" - ")
+            kind, _, options = right.split(" ", 2)
+            if kind == "cgroup2":
+                mounts[""] = left.split(" ")[4]
+            elif kind == "cgroup":
+                mounts.update((name, left.split(" ")[4]) for name in options.strip().split(","))
+    with open("/proc/self/cgroup") as file:
+        own = {names: path for _, names, path in (line.rstrip("\n").split(":", 2) for line in file)}
+    return mounts, own
 
 
 def _put(path: str, value: str) -> None:

@@ -1,6 +1,7 @@
 """The spawner's loop: one socket for the agent, one pipe for signals, a few timers.
 
-`python -S -E -c '…main(DIRECTORY)'`. The directory has the lock, the socket, the ledger and the id of the spawner.
+A single-user node starts it with `python -I -S -c '…main(DIRECTORY, MARK, LOGS)'`: the directory has the lock, the
+socket, the ledger and the id of the spawner. Where tasks run as their users, `root.py` makes one for each of them.
 """
 
 from __future__ import annotations
@@ -9,22 +10,27 @@ import _socket
 import fcntl
 import gc
 import os
+import resource  # also for os.wait4, which must not look for it later, without descriptors or in the folder of a task
 import select
 import signal
 import sys
-from time import monotonic, time
+from time import monotonic
 
 from fairlead.agent.spawner.frames import Unpacker, pack
-from fairlead.agent.spawner.ledger import Ledger
+from fairlead.agent.spawner.guard import Guard, Lease, end_left_over
+from fairlead.agent.spawner.ledger import Ledger, open_files
 from fairlead.agent.spawner.limits import Limits
 from fairlead.agent.spawner.pace import Pace
-from fairlead.agent.spawner.processes import left_over, signal_all
 from fairlead.agent.spawner.records import NEVER
+from fairlead.agent.spawner.starting import Starter
 from fairlead.agent.spawner.tasks import Tasks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
+
+    from fairlead.agent.spawner.asking import AnyLimits
 
 STARTS = 8
 """So many tasks are started before the spawner looks whether anything else is to be done."""
@@ -32,66 +38,110 @@ IDLE = 10.0
 """Seconds after which a spawner without an agent and without tasks ends. The ledger keeps the ends of tasks."""
 READ = 1 << 18
 MOST_UNSENT = 64 << 20
+LEAST_DESCRIPTORS = 64
+"""A spawner uses less than 20 itself, whatever runs; a task has the same limit."""
+LEASE_PAUSE = 0.5
+LOCK_TIME = 10.0
+"""Seconds to wait for the lock, which the guard of an earlier spawner has until it has ended what that one started."""
+FAULT_PAUSE = 0.1
+"""Seconds to wait when the machine is out of something, as descriptors."""
 
 
 class Spawner:
-    def __init__(self, directory: str, mark: str) -> None:
-        ledger = Ledger(directory + "/ledger")
-        _end_left_over(ledger, mark)
+    def __init__(
+        self,
+        files: tuple[int, int],
+        mark: str,
+        lock: int,
+        logs: str,
+        limits: AnyLimits,
+        listener: _socket.socket,
+        agent: int,
+        home: str = "/",
+        person: dict[str, str] | None = None,
+    ) -> None:
+        """`files` are those of the ledger, `agent` is the uid of the agent.
+
+        `person` has variables for tasks; with it the spawner ends when it is idle.
+
+        The listener is not looked at before all that an earlier spawner left behind is gone.
+        """
+        ledger = Ledger(files)
+        end_left_over(ledger, mark)
         ledger.rewrite()
-        self._limits = Limits(mark.rstrip(":"))
-        self._tasks = Tasks(ledger, self._limits, mark)
+        self._lease = Lease()
+        self._guard = Guard(files, mark, lock, self._lease)
+        self._limits = limits
+        starter = Starter(limits, mark, logs, home, person or {})
+        self._tasks = Tasks(ledger, limits, starter, logs, self._guard.pid)
         self._tasks.note()
-        self._directory = directory
+        self._uid = agent
+        self._for_user = person is not None
         self._poll = select.poll()
         self._signals = _wake_on_signals()
         self._poll.register(self._signals, select.POLLIN)
-        self._listener = _listen(directory)
+        self._listener = listener
         self._poll.register(self._listener, select.POLLIN)
         self._agent: Any = None
         self._incoming = Unpacker()
         self._unsent = b""
         self._pace = Pace()
-        self._term_at = NEVER
-        self._kill_at = NEVER
         self._idle_since = monotonic()
         self._quits = False
+        self._lease_seen = 0.0
+        self._fault = ""
+        """The last one that was told, so that one that stays is told once."""
 
-    def run(self) -> None:
+    def run(self) -> bool:
+        """Work until the agent ends it or it is idle. True if nothing is left that an agent has to hear of."""
         tasks = self._tasks
         while not self._quits or tasks.at_work:
             for fd, _ in self._poll.poll(self._timeout()):
                 if fd == self._signals:
                     os.read(fd, 4096)
                     tasks.reap()
+                    self._guard.keep()
+                    tasks.guard = self._guard.pid
                 elif fd == self._listener.fileno():
-                    self._accept()
+                    self._despite_faults(self._accept)
                 else:
                     self._receive()
             tasks.start(STARTS)
             self._keep_lease()
-            tasks.tick()
+            self._despite_faults(tasks.tick)
             tasks.note()
             self._tell()
             if self._is_idle():
                 break
+        self._guard.end()
         self._limits.close()
-        os.unlink(self._directory + "/socket")
+        return not tasks.known
+
+    def _despite_faults(self, work: Callable[[], None]) -> None:
+        """Do something that a later pass can do as well, should the machine be out of descriptors or memory now."""
+        try:
+            work()
+        except OSError as problem:
+            if str(problem) != self._fault:
+                self._fault = str(problem)
+                _say(f"{problem}; it is tried again")
+            select.select((), (), (), FAULT_PAUSE)
 
     def _timeout(self) -> int:
         """How many milliseconds to sleep; poll rounds down, so one more."""
         if self._tasks.starting:
             return 0
         now = monotonic()
-        due = min(self._tasks.next_due, self._term_at, self._kill_at)
-        if self._agent is None:
+        due = min(self._tasks.next_due, self._lease_due)
+        if self._agent is None or (self._for_user and not self._tasks.known):
             due = min(due, now + 1.0)
         elif self._tasks.started or self._tasks.ended or self._unsent:
             due = min(due, now + self._pace.wait(now, self._tasks.running, self._tasks.waiting))
         return max(0, min(60_000, int((due - now) * 1000) + 1)) if due != NEVER else 60_000
 
     def _is_idle(self) -> bool:
-        if self._agent is not None or self._tasks.at_work:
+        used = self._tasks.known if self._for_user else True
+        if (self._agent is not None and used) or self._tasks.at_work:
             self._idle_since = monotonic()
             return False
         return monotonic() - self._idle_since > IDLE
@@ -99,17 +149,30 @@ class Spawner:
     def _keep_lease(self) -> None:
         """Without an answer from the server tasks are stopped in time, also when the agent is gone."""
         now = monotonic()
-        if now >= self._term_at:
-            self._tasks.stop_all(max(0.0, self._kill_at - now), "lease")
-            self._term_at = NEVER
-        if now >= self._kill_at:
+        if now < self._lease_due:
+            return
+        lease = self._lease
+        lease.renew(now)
+        self._lease_seen = now
+        if now >= lease.end_at:
             self._tasks.stop_all(0.0, "lease")
-            self._kill_at = now + 1.0 if self._tasks.known else NEVER
+        elif now >= lease.ask_at:
+            self._tasks.stop_all(lease.end_at - now, "lease")
+
+    @property
+    def _lease_due(self) -> float:
+        """When to look at the lease next: at each of its times, and again and again when it is nearly over."""
+        lease, seen = self._lease, self._lease_seen
+        times = [each for each in (lease.look_at, lease.ask_at, lease.end_at) if each > seen]
+        return min(times) if len(times) == 3 else min([seen + LEASE_PAUSE, *times])
 
     # -- the agent -----------------------------------------------------------------------------------------------
 
     def _accept(self) -> None:
         fd, _ = self._listener._accept()  # type: ignore[attr-defined]  # what socket.accept is made of
+        if _uid_of(fd) not in (self._uid, 0):
+            os.close(fd)
+            return
         while self._receive():
             pass  # what an agent said before it was killed still counts
         self._drop()
@@ -118,10 +181,11 @@ class Spawner:
         self._poll.register(fd, select.POLLIN)
         self._incoming = Unpacker()
         tasks = self._tasks
+        tasks.note()  # an end that is told here is not told again as news
         tasks.started.clear()
         tasks.ended.clear()
         known = [(each.meta, each.index, each.chain, each.state, each.result) for each in tasks.known.values()]
-        self._unsent = pack(("state", known, self._limits.note))
+        self._unsent = pack(("state", known, self._limits.note, self._limits.kind))
         self._send()
 
     def _drop(self) -> None:
@@ -164,7 +228,7 @@ class Spawner:
         elif what == "confirm":
             tasks.confirm(*rest)
         elif what == "lease":
-            self._term_at, self._kill_at = rest
+            self._lease.set(*rest)
         elif what == "end":
             tasks.stop_all(rest[0], "stop")
             self._quits = True
@@ -194,11 +258,11 @@ class Spawner:
             self._drop()
 
 
-def _end_left_over(ledger: Ledger, mark: str) -> None:
-    """Nobody can say any more how the tasks of an earlier spawner end. They must be gone before others start."""
-    while pids := left_over(mark, ledger.pids.values(), ledger.written, time()):
-        signal_all(pids, signal.SIGKILL)
-        select.select((), (), (), 0.01)
+def _say(text: str) -> None:
+    try:
+        os.write(2, text.encode() + b"\n")
+    except OSError:
+        return  # the disk of the log is full
 
 
 def _wake_on_signals() -> int:
@@ -210,12 +274,19 @@ def _wake_on_signals() -> int:
     return reader
 
 
-def _listen(directory: str) -> _socket.socket:
+def _uid_of(fd: int) -> int:
+    """The user at the other end of a local socket."""
+    peer = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, fd)
+    found = peer.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12)
+    peer.detach()
+    return int.from_bytes(found[4:8], sys.byteorder)
+
+
+def listen(directory: str) -> _socket.socket:
+    """Listen on `socket` in a directory, for the owner only."""
     listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     # The path of a socket must be short, and that of a directory may be long.
     folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    if os.path.lexists(directory + "/socket"):
-        os.unlink(directory + "/socket")
     before = os.umask(0o177)
     listener.bind(f"/proc/self/fd/{folder}/socket")
     os.umask(before)
@@ -225,14 +296,49 @@ def _listen(directory: str) -> _socket.socket:
     return listener
 
 
-def main(directory: str, mark: str) -> int:
-    lock = os.open(directory + "/lock", os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        print(f"another spawner has {directory}", file=sys.stderr)
+def enough_descriptors() -> bool:
+    """True if a spawner can work within the limit on open files; otherwise its log says what to do."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < LEAST_DESCRIPTORS <= hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (LEAST_DESCRIPTORS, hard))
+    if hard < LEAST_DESCRIPTORS:
+        least = f"the limit on open files must be {LEAST_DESCRIPTORS} or more"
+        _say(f"{least}; raise it with `ulimit -n` or LimitNOFILE= of the agent's unit")
+    return hard >= LEAST_DESCRIPTORS
+
+
+def take_lock(directory: str, seconds: float) -> int | None:
+    """Have the directory for this process and its children, until all of them have ended.
+
+    None if others have it for that many seconds.
+    """
+    file = os.open(directory + "/lock", os.O_RDWR | os.O_CREAT, 0o600)
+    until = monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        except BlockingIOError:
+            if monotonic() >= until:
+                os.close(file)
+                return None
+            select.select((), (), (), 0.01)
+
+
+def main(directory: str, mark: str, logs: str) -> int:
+    if not enough_descriptors():
+        return 4
+    lock = take_lock(directory, LOCK_TIME)
+    if lock is None:
+        _say(f"another spawner has {directory}")
         return 3
     gc.disable()
-    spawner = Spawner(directory, mark)
+    os.umask(0o022)
+    ended = directory + "/socket"
+    if os.path.lexists(ended):
+        os.unlink(ended)
+    files = open_files(directory + "/ledger")
+    spawner = Spawner(files, mark, lock, logs, Limits(mark.rstrip(":")), listen(directory), os.getuid())
     spawner.run()
+    os.unlink(ended)
     os._exit(0)  # lock and sockets go at one time, so that who sees the one gone may take the other

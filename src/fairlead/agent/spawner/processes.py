@@ -5,6 +5,7 @@ Every task is started with its name in the environment, which its children inher
 
 from __future__ import annotations
 
+import errno
 import os
 
 TYPE_CHECKING = False
@@ -14,18 +15,20 @@ if TYPE_CHECKING:
 MARK = "FAIRLEAD_TASK"
 TICKS = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
+NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 SLACK = 0.1
 """Seconds by which two of the clocks of a machine may differ."""
 
 
 class Process:
-    __slots__ = ("alive", "parent", "pid", "resident", "session", "started")
+    __slots__ = ("alive", "parent", "pid", "resident", "session", "started", "stopped")
 
     def __init__(self, pid: int, stat: bytes) -> None:
         # The name in parentheses may hold anything, parentheses too.
         fields = stat[stat.rindex(b")") + 2 :].split()
         self.pid = pid
         self.alive = fields[0] not in (b"Z", b"X")
+        self.stopped = fields[0] in (b"T", b"t")
         self.parent = int(fields[1])
         self.session = int(fields[3])
         self.started = int(fields[19]) / TICKS
@@ -34,13 +37,16 @@ class Process:
 
 
 def all_processes() -> dict[int, Process]:
+    """The processes of the machine by number. Raises `OSError` where they cannot all be seen."""
     found: dict[int, Process] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
                 with open(f"/proc/{name}/stat", "rb", 0) as file:
                     found[int(name)] = Process(int(name), file.read(2048))
-            except OSError:
+            except OSError as problem:
+                if problem.errno in NO_DESCRIPTOR:
+                    raise  # it may live
                 continue  # it has ended meanwhile
     return found
 
@@ -50,7 +56,9 @@ def mark_of(pid: int) -> str:
     try:
         with open(f"/proc/{pid}/environ", "rb", 0) as file:
             data = file.read()
-    except OSError:
+    except OSError as problem:
+        if problem.errno in NO_DESCRIPTOR:
+            raise
         return ""
     wanted = MARK.encode() + b"="
     for entry in data.split(b"\0"):
@@ -96,7 +104,7 @@ def left_over(mark: str, sessions: Iterable[int], written: float, now: float) ->
     """What an earlier spawner has left behind: whoever carries its mark, and the sessions it is known to have made.
 
     The number of a session may have been given to somebody else since `written`, when the spawner noted it last: then
-    nobody in it is older than that.
+    nobody in it is older than that. A spawner itself, which has the mark and a session of its own, is not meant.
     """
     processes = all_processes()
     del processes[os.getpid()]
@@ -108,12 +116,13 @@ def left_over(mark: str, sessions: Iterable[int], written: float, now: float) ->
         for each in processes.values()
         if each.session in known and booted + each.started <= written + SLACK
     }
-    found = [
-        each.pid
-        for each in processes.values()
-        if each.alive and (each.session in ours or mark_of(each.pid).startswith(mark))
-    ]
+    found = [each.pid for each in processes.values() if each.alive and (each.session in ours or _is_marked(each, mark))]
     return found
+
+
+def _is_marked(process: Process, mark: str) -> bool:
+    found = mark_of(process.pid)
+    return found.startswith(mark) and not (found == mark and process.pid == process.session)
 
 
 def signal_all(pids: Iterable[int], number: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from fairlead.agent.spawner.asking import AskedRoom
     from fairlead.agent.spawner.limits import Room
 
     Key = tuple[int, str, int, int]
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
     `refused` (by the machine's), `lost`, or `returned` (it was never started).
     """
     Spec = tuple[tuple[str, ...], dict[str, str], str, str, int, int]
-    """Arguments, environment, working directory, directory of logs, milli-CPUs and bytes of memory (0: no limit)."""
+    """Arguments, environment, working directory (empty: the user's home), folder of logs, milli-CPUs, bytes of memory.
+
+    A limit of 0 is none.
+    """
 
 WAITING, RUNNING, LEAVING, ENDED = "waiting", "running", "leaving", "ended"
 NEVER = float("inf")
@@ -38,7 +42,7 @@ class Task:
         self.state = WAITING
         self.pid = 0
         self.began = 0.0
-        self.room: Room | None = None
+        self.room: Room | AskedRoom | None = None
         self.cause = ""
         """Why it was told to stop; empty if it was not."""
         self.kill_at = NEVER

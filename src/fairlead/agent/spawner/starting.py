@@ -15,19 +15,32 @@ from fairlead.agent.spawner.records import RUNNING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from fairlead.agent.spawner.limits import Limits
+    from fairlead.agent.spawner.asking import AnyLimits
     from fairlead.agent.spawner.records import Result, Task
 
-OPEN = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+GPUS = "NVIDIA_VISIBLE_DEVICES"
+"""The variable by which the agent says which GPUs a task was given."""
+LOG_MODE = 0o640
+"""The agent reads logs as a member of their group; in a folder that only one user can enter that changes nothing."""
+OPEN = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
+"""Logs are made anew. A FIFO or link that another task has put there is not opened."""
 DEFAULT_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """What Python or the spawner ignores, and tasks should not."""
-MACHINE_FAULTS = (errno.EAGAIN, errno.ENOMEM, errno.ENOSPC, errno.EMFILE, errno.ENFILE, errno.EDQUOT, errno.EROFS)
+MACHINE_FAULTS = (
+    errno.EAGAIN, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO,
+    errno.EMFILE, errno.ENFILE, errno.EBADF,
+)  # fmt: skip
+"""Without a descriptor for the output of a task, `posix_spawn` says `EBADF`."""
 
 
 class Starter:
-    def __init__(self, limits: Limits, mark: str) -> None:
+    def __init__(self, limits: AnyLimits, mark: str, logs: str, home: str, person: dict[str, str]) -> None:
+        """`person` has variables of the user that tasks run as, which a job may set otherwise."""
         self._limits = limits
         self._mark = mark
+        self._logs = logs
+        self._home = home
+        self._person = person
         self._directory = ""
         self._paths: dict[tuple[str, str], str] = {}
 
@@ -37,8 +50,9 @@ class Starter:
     def start(self, task: Task) -> Result | None:
         """Start it, or say why that cannot be."""
         assert task.spec is not None
-        command, environment, directory, logs, cpu, memory = task.spec
-        environment = environment.copy()
+        command, environment, directory, folder, cpu, memory = task.spec
+        environment = self._person | environment
+        directory = directory or self._home
         if task.own:
             environment.update(task.own)
         name = task.name
@@ -54,15 +68,25 @@ class Starter:
         except (OSError, ValueError) as problem:
             return ("failed", 126, f"its working directory {directory}: {problem}", 0, 0, 0)
         path = self._path(command[0] if command else "", environment.get("PATH", os.defpath))
-        room = self._limits.take(cpu, memory) if self._limits.at_once(memory) else None
+        given = task.own.get(GPUS, "") if task.own and self._limits.guards else ""
+        try:
+            if given:
+                room = self._limits.enter(cpu, memory, given)
+            else:
+                room = self._limits.take(cpu, memory) if self._limits.at_once(memory) else None
+        except OSError as problem:
+            return ("refused", 0, f"its GPUs cannot be given to it: {problem}", 0, 0, 0)
         began = monotonic()
         try:
-            pid = self._spawn(path, command, environment, logs, f"{logs}/{name}")
+            pid = self._spawn(path, command, environment, f"{self._logs}/{folder}", name)
         except (OSError, ValueError) as problem:
             if room is not None:
                 self._limits.give(room)
             self._paths.clear()
             return _why(problem, command)
+        finally:
+            if given:
+                self._limits.leave()
         if room is not None:
             self._limits.put(room, (pid,))
             task.room = room
@@ -71,21 +95,31 @@ class Starter:
         task.began = began
         return None
 
-    def _spawn(self, path: str, command: tuple[str, ...], environment: dict[str, str], logs: str, log: str) -> int:
+    def _spawn(self, path: str, command: tuple[str, ...], environment: dict[str, str], logs: str, name: str) -> int:
         actions = (
-            (os.POSIX_SPAWN_OPEN, 1, log + ".out", OPEN, 0o600),
-            (os.POSIX_SPAWN_OPEN, 2, log + ".err", OPEN, 0o600),
+            (os.POSIX_SPAWN_OPEN, 1, f"{logs}/{name}.out", OPEN, LOG_MODE),
+            (os.POSIX_SPAWN_OPEN, 2, f"{logs}/{name}.err", OPEN, LOG_MODE),
         )
-        try:
+
+        def spawn() -> int:
             return os.posix_spawn(
                 path, command, environment, file_actions=actions, setsid=True, setsigmask=(), setsigdef=DEFAULT_SIGNALS
             )
-        except FileNotFoundError:
-            # It may be the folder of the logs that is missing, and another spawner may be making it.
-            os.makedirs(logs, 0o700, exist_ok=True)
-            return os.posix_spawn(
-                path, command, environment, file_actions=actions, setsid=True, setsigmask=(), setsigdef=DEFAULT_SIGNALS
-            )
+
+        for _ in range(3):
+            try:
+                return spawn()
+            except FileNotFoundError:
+                # It may be the folder of the logs that is missing, and another spawner may be making it.
+                # The agent removes old logs as a member of the folder's group, which is that of the folder above.
+                mask = os.umask(0o007)
+                os.makedirs(logs, 0o770, exist_ok=True)
+                os.umask(mask)
+            except FileExistsError:
+                for _, _, log, _, _ in actions:
+                    if os.path.lexists(log):
+                        os.unlink(log)
+        return spawn()
 
     def _path(self, name: str, search: str) -> str:
         if "/" in name or not name:

@@ -14,16 +14,16 @@ from time import monotonic
 from fairlead.agent.spawner.limits import LIMITED_AFTER
 from fairlead.agent.spawner.processes import signal_all, with_children
 from fairlead.agent.spawner.records import ENDED, LEAVING, NEVER, RUNNING, WAITING, Task
-from fairlead.agent.spawner.starting import Starter
 from fairlead.agent.spawner.watching import cut_logs, end_orphans, members, too_large
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from fairlead.agent.spawner.asking import AnyLimits
     from fairlead.agent.spawner.ledger import Ledger
-    from fairlead.agent.spawner.limits import Limits
     from fairlead.agent.spawner.records import Key, Meta, Result, Spec
+    from fairlead.agent.spawner.starting import Starter
 
 SCAN_PAUSE = 0.02
 WATCH_PAUSE = 0.5
@@ -39,14 +39,17 @@ class Chain:
 
 
 class Tasks:
-    def __init__(self, ledger: Ledger, limits: Limits, mark: str) -> None:
+    def __init__(self, ledger: Ledger, limits: AnyLimits, starter: Starter, logs: str, guard: int = 0) -> None:
+        """`guard` is a child of this process that is no task."""
         self.known: dict[Key, Task] = {}
         self.started: list[Key] = []
         """Since the agent was last told."""
         self.ended: list[tuple[Key, Result]] = []
         self._ledger = ledger
         self._limits = limits
-        self._starter = Starter(limits, mark)
+        self._starter = starter
+        self._logs = logs
+        self.guard = guard
         self._by_pid: dict[int, Task] = {}
         self._chains: dict[int, Chain] = {}
         self._ready: deque[Task] = deque()
@@ -151,7 +154,11 @@ class Tasks:
                 task.kill_at = now + grace
                 self._leaving[key] = task
         if asked:
-            for pids in members(asked, self._marks()).values():
+            try:
+                found = members(asked, self._marks())
+            except OSError:
+                found = {pid: [pid] for pid in asked}  # their children are found when they are killed
+            for pids in found.values():
                 signal_all(pids, signal.SIGTERM)
 
     def give_back(self, keys: Iterable[Key]) -> None:
@@ -166,7 +173,7 @@ class Tasks:
 
     def confirm(self, keys: Iterable[Key]) -> None:
         """The agent has no more need of these."""
-        gone = [key for key in keys if key in self.known and self.known[key].state == ENDED]
+        gone = {key for key in keys if key in self.known and self.known[key].state == ENDED}
         for key in gone:
             del self.known[key]
         self._ledger.forget(gone)
@@ -289,11 +296,11 @@ class Tasks:
         if now >= self._watch_at:
             self._watch_at = now + WATCH_PAUSE
             running = self._by_pid.values()
-            cut_logs(running, now)
+            cut_logs(running, self._logs, now)
             for task, why in too_large(running, self._marks(), now):
                 self.stop([(task.key, 0.0)], why)
             if self._orphans:
-                self._orphans = end_orphans(self._marks()) or bool(self._by_pid)
+                self._orphans = end_orphans(self._marks(), self.guard) or bool(self._by_pid)
 
     def _clear(self, now: float) -> None:
         """Kill what is left of tasks whose time to stop is over, and see which of them are gone."""

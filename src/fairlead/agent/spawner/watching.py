@@ -31,11 +31,11 @@ def members(tasks: Iterable[int], marks: Marks) -> dict[int, list[int]]:
     return found
 
 
-def cut_logs(tasks: Iterable[Task], now: float) -> None:
+def cut_logs(tasks: Iterable[Task], logs: str, now: float) -> None:
     for task in tasks:
         if now - task.began >= SETTLED and task.spec is not None:
-            rotate(f"{task.spec[3]}/{task.name}.out")
-            rotate(f"{task.spec[3]}/{task.name}.err")
+            rotate(f"{logs}/{task.spec[3]}/{task.name}.out")
+            rotate(f"{logs}/{task.spec[3]}/{task.name}.err")
 
 
 def too_large(tasks: Iterable[Task], marks: Marks, now: float) -> Iterator[tuple[Task, str]]:
@@ -58,10 +58,13 @@ def too_large(tasks: Iterable[Task], marks: Marks, now: float) -> Iterator[tuple
             yield task, f"it used {used[pid] >> 20} MiB of memory; its limit is {task.spec[5] >> 20} MiB"
 
 
-def end_orphans(marks: Marks) -> bool:
-    """Whoever a task left behind in a session of its own ends when the task is over. Says whether there was any."""
+def end_orphans(marks: Marks, guard: int) -> bool:
+    """Kill what tasks that are over left behind in sessions of their own; True if there was something.
+
+    `guard` is a child of the spawner that belongs to no task.
+    """
     with open("/proc/thread-self/children", "rb") as file:
-        strangers = [pid for pid in map(int, file.read().split()) if pid not in marks]
+        strangers = [pid for pid in map(int, file.read().split()) if pid not in marks and pid != guard]
     if not strangers:
         return False
     processes = all_processes()

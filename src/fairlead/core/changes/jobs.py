@@ -37,7 +37,9 @@ class JobAdded(Change, frozen=True, tag="job added"):
         accounts = p.accounts_for(queue, spec.user, spec.groups)
         job = Job(self.id, self.number, pack_spec(spec), p.now, queue, accounts, priority=spec.priority)
         job.manager, job.after, job.whole, job.preemptible = spec.manager, spec.after, spec.whole, spec.preemptible
-        job.stages = tuple([new_stage(p, job, position, stage) for position, stage in enumerate(spec.stages)])
+        job.stages = tuple(
+            [new_stage(p, job, position, stage, spec.shape_user) for position, stage in enumerate(spec.stages)]
+        )
         p.jobs[self.id] = job
         p.count_priority(job.priority, 1)
         p.settle(job)
@@ -65,7 +67,7 @@ class StageAdded(Change, frozen=True, tag="stage added"):
 
     def apply(self, p: Partition) -> None:
         job = p.jobs[self.job]
-        job.stages = (*job.stages, new_stage(p, job, len(job.stages), self.spec, own=True))
+        job.stages = (*job.stages, new_stage(p, job, len(job.stages), self.spec, "", own=True))
         p.touched.jobs[self.job] = None
 
     def undo(self, p: Partition, kept: None) -> None:
@@ -260,8 +262,8 @@ class JobForgotten(Change, frozen=True, tag="job forgotten"):
             stage.shape = p.take_shape(stage.shape.key)
 
 
-def new_stage(p: Partition, job: Job, position: int, spec: StageSpec, own: bool = False) -> Stage:
-    shape = p.take_shape(spec.shape_key(job.manager))
+def new_stage(p: Partition, job: Job, position: int, spec: StageSpec, user: str, own: bool = False) -> Stage:
+    shape = p.take_shape(spec.shape_key(job.manager, user))
     return Stage(job, position, spec if own else None, terms_of(spec), shape, spec.count, all_pending(spec.count))
 
 

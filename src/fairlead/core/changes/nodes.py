@@ -19,6 +19,8 @@ class NodeSpec(msgspec.Struct, frozen=True, array_like=True):
     labels: Pairs = ()
     taints: tuple[str, ...] = ()
     pool: str = ""
+    users: tuple[str, ...] = ()
+    """The users whose tasks it takes; empty: all."""
 
 
 class NodeAdded(Change, frozen=True, tag="node added"):
@@ -39,6 +41,7 @@ class NodeAdded(Change, frozen=True, tag="node added"):
             dict(spec.labels),
             spec.taints,
             spec.pool,
+            spec.users,
             self.manager,
             self.state,
         )
@@ -66,7 +69,7 @@ class NodeSet(Change, frozen=True, tag="node set"):
         self._set(p, kept)
 
     def _set(self, p: Partition, spec: NodeSpec) -> None:
-        p.nodes.set(self.join, dict(spec.capacity), dict(spec.labels), spec.taints, spec.pool)
+        p.nodes.set(self.join, dict(spec.capacity), dict(spec.labels), spec.taints, spec.pool, spec.users)
         p.touched.nodes.add(self.join)
 
 
@@ -147,6 +150,7 @@ def spec_of(p: Partition, join: int) -> NodeSpec:
         tuple(sorted(nodes.labels[row].items())),
         nodes.taints[row],
         nodes.pool[row],
+        nodes.users[row],
     )
 
 

@@ -74,6 +74,7 @@ def gather(p: Partition, claims: Claims, own: Claims, without: Collection[int] =
             nodes.manager[row],
             nodes.pool[row],
             nodes.taints[row],
+            nodes.users[row],
             tuple([has.get(label) for label in labels]) if labels else (),
             tuple([column[row] for column in columns]),
             tuple(claims[join]) if join in claims else None,

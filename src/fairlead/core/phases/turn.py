@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from fairlead.core.admission import Admission, checks_for
 from fairlead.core.asks import Needs, needs_of, together_of
 from fairlead.core.changes import Began, Part, Placed, Released, Trimmed
-from fairlead.core.explain import most_ever, never_whole
+from fairlead.core.explain import closed_to, most_ever, never_whole
 from fairlead.core.fitindex import FitIndex
 from fairlead.core.holding import choose_held, choose_lent, choose_yielded
 from fairlead.core.lanes import Lane
@@ -237,4 +237,6 @@ def _parts(chosen: list[Choice], block: tuple[int, ...]) -> Iterator[Part]:
 
 def _no_room(p: Partition, ask: Reservation, wanted: int, found: int) -> Reason:
     most = most_ever(p, ask.stage.shape, ask.stage.job.manager, wanted)
-    return NeverFits(wanted, most) if most < wanted else NoRoom(wanted, found)
+    if most >= wanted:
+        return NoRoom(wanted, found)
+    return NeverFits(wanted, most, user=closed_to(p, ask.stage.shape) if not most else "")

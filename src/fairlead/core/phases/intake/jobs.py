@@ -63,6 +63,9 @@ def add_job(plan: Plan, command: Command, spec: JobSpec, wanted_id: str, field: 
     for at, stage in enumerate(spec.stages):
         check_resources(p, stage, f"stages[{at}]")
     _check_after(p, job_id, spec)
+    # Users share lanes unless nodes tell them apart. Before the first node has joined, that is not known.
+    if not spec.manager and (p.nodes.restricted or not p.nodes.rows):
+        spec = msgspec.structs.replace(spec, shape_user=spec.user)
     plan.do(JobAdded(job_id, number, spec))
     job = p.jobs[job_id]
     if not p.unmet(job):

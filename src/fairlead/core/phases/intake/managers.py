@@ -106,7 +106,7 @@ def _node(plan: Plan, command: UpdateManager, read: Reader) -> str:
         nodes.join(plan, name, spec, command.name)
     else:
         # The rest of the document may come along, and says nothing here.
-        for key in ("resources", "labels", "taints", "pool"):
+        for key in ("resources", "labels", "taints", "pool", "users"):
             read.get(key)
         read.close()
         if action == "remove":

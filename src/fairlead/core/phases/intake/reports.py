@@ -15,7 +15,7 @@ from fairlead.core.documents import MAX_TASKS
 from fairlead.core.effects import Stop
 from fairlead.core.errors import Refused
 from fairlead.core.model import Allocation, Micros, Stage
-from fairlead.core.outcomes import confirm_stop, fail, hand_back, lose, succeed, take_back, trust
+from fairlead.core.outcomes import avoid, confirm_stop, fail, hand_back, lose, succeed, take_back, trust
 from fairlead.core.plan import Plan
 from fairlead.core.policy.chain import measured
 from fairlead.core.ranges import Ranges, check_flat, count, difference, indices
@@ -177,9 +177,12 @@ def _take(plan: Plan, allocation: Allocation, block: tuple[int, ...], command: R
             # Who does not want what is sent ahead would be sent it again and again: only when more tasks prove quick.
             plan.do(Measured(allocation.stage.job.id, allocation.stage.position, None))
         hand_back(plan, allocation, block, reason or f"node {command.node} did not start it")
+        if state == "refused":
+            plan.note("launch refused", count(block))
+            avoid(plan, allocation.node)
     elif state == "refused" and allocation.state == "assigned":
         plan.note("launch refused", count(block))
-        take_back(plan, allocation, block, reason or f"node {command.node} refused the launch")
+        take_back(plan, allocation, block, reason or f"node {command.node} refused the launch", refused=True)
     else:
         lose(plan, allocation, block, reason or f"node {command.node} lost it")
 

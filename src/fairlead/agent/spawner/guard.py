@@ -1,0 +1,155 @@
+"""The guard of a spawner: a process that ends the tasks when the spawner cannot.
+
+It is forked from the spawner and shares the lease with it. Should the spawner die, or be stopped while the lease of its
+tasks ends, the guard kills all processes of the tasks. It has the spawner's lock until it is done, so that no successor
+starts before.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import select
+import signal
+from time import monotonic, time
+
+from fairlead.agent.spawner.ledger import Ledger
+from fairlead.agent.spawner.processes import all_processes, left_over, signal_all
+from fairlead.agent.spawner.records import NEVER
+
+LOOK_PAUSE = 0.2
+LATE = 0.2
+"""Seconds after the end of the lease in which a spawner that works has ended its tasks."""
+
+
+class Lease:
+    """By when tasks are asked and made to end. It is memory that spawner and guard share."""
+
+    def __init__(self) -> None:
+        memory = mmap.mmap(-1, mmap.PAGESIZE)
+        self._times = memoryview(memory)[:24].cast("d")
+        self._lock = memoryview(memory)[24:]
+        self.set(NEVER, NEVER, 0.0, "")
+
+    def set(self, ask_at: float, end_at: float, length: float, lock: str) -> None:
+        """`lock` is a file that a server on this machine keeps locked; empty if the server is elsewhere."""
+        path = lock.encode()[: len(self._lock) - 1]
+        self._lock[: len(path) + 1] = path + b"\0"
+        self._times[0], self._times[1], self._times[2] = ask_at, end_at, length
+
+    @property
+    def ask_at(self) -> float:
+        return self._times[0]
+
+    @property
+    def end_at(self) -> float:
+        return self._times[1]
+
+    @property
+    def look_at(self) -> float:
+        """When to look for the server: never if it is on another machine."""
+        return self._times[1] - self._times[2] / 2 if self._lock[0] else NEVER
+
+    def renew(self, now: float) -> None:
+        """Begin the lease anew if no server runs on this machine: then none can call the node lost meanwhile.
+
+        A server that starts later waits for longer than a lease.
+        """
+        if now >= self.look_at and _is_free(bytes(self._lock).split(b"\0", 1)[0].decode()):
+            ask_at, end_at, length = self._times
+            self._times[0], self._times[1] = now + length - (end_at - ask_at), now + length
+
+
+def end_left_over(ledger: Ledger, mark: str) -> None:
+    """Kill all processes of the tasks that a spawner before this one has started.
+
+    How they end is not known any more. They must be gone before others start.
+    """
+    while pids := left_over(mark, ledger.pids.values(), ledger.written, time()):
+        signal_all(pids, signal.SIGKILL)
+        select.select((), (), (), 0.01)
+
+
+class Guard:
+    def __init__(self, files: tuple[int, int], mark: str, lock: int, lease: Lease) -> None:
+        """`files` are those of the ledger. The guard keeps them open, and the spawner's lock."""
+        self._files = files
+        self._mark = mark
+        self._lock = lock
+        self._lease = lease
+        self.pid = 0
+        self._pipe = -1
+        self.keep()
+
+    def keep(self) -> None:
+        """Fork a guard if there is none."""
+        if self.pid:
+            try:
+                os.kill(self.pid, 0)
+                return
+            except ProcessLookupError:
+                os.close(self._pipe)
+        reader, self._pipe = os.pipe2(os.O_CLOEXEC)
+        spawner = os.getpid()
+        self.pid = os.fork()
+        if self.pid:
+            os.close(reader)  # the other end stays open for as long as this process lives
+            return
+        try:
+            os.setsid()
+            os.chdir("/")
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+                signal.signal(number, signal.SIG_IGN)
+            for fd in map(int, os.listdir("/proc/self/fd")):
+                if fd > 2 and fd not in (reader, self._lock, *self._files):
+                    _close(fd)
+            _watch(reader, spawner, self._lease)
+            end_left_over(Ledger(self._files), self._mark)
+        finally:
+            os._exit(0)
+
+    def end(self) -> None:
+        """End the guard of a spawner that has no task any more."""
+        try:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        except (ProcessLookupError, ChildProcessError):
+            return
+
+
+def _close(fd: int) -> None:
+    try:
+        os.close(fd)
+    except OSError:
+        return  # that of the listing
+
+
+def _watch(reader: int, spawner: int, lease: Lease) -> None:
+    """Return when the spawner is gone."""
+    poll = select.poll()
+    poll.register(reader)
+    while not poll.poll(int(LOOK_PAUSE * 1000)):
+        lease.renew(monotonic())
+        if monotonic() >= lease.end_at + LATE and _is_stopped(spawner):
+            os.kill(spawner, signal.SIGKILL)
+
+
+def _is_stopped(pid: int) -> bool:
+    process = all_processes().get(pid)
+    return process is not None and process.stopped
+
+
+def _is_free(path: str) -> bool:
+    """True if no process has locked a file."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True

@@ -1,0 +1,148 @@
+"""The keeper's side of a user's limits: it puts the spawner's tasks into cgroups, and gives them their GPUs.
+
+Requests are packets of the spawner. `ROOM MILLI-CPUS BYTES PID…` puts processes into a room and has no answer.
+`enter ROOM MILLI-CPUS BYTES GPU…` puts the spawner itself there, so that what it starts next begins with these GPUs and
+no others; `leave` takes it out again. Both are answered by `ok` or by what is wrong.
+"""
+
+from __future__ import annotations
+
+import os
+
+from fairlead.agent.spawner.devices import Guard, gpus
+from fairlead.agent.spawner.limits import Limits, Room, unified_group
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import _socket
+
+    from fairlead.agent.spawner.devices import Numbers
+
+PACKET = 1 << 16
+MOST_ROOMS = 100_000
+
+
+class Keeping:
+    def __init__(self, name: str, uid: int, devices: tuple[Numbers, ...]) -> None:
+        """`devices` are the GPUs that tasks are kept from unless they are given to them."""
+        self.limits = Limits(name)
+        self._name = name
+        self._uid = uid
+        self._devices = devices
+        self._spawner = 0
+        self._rooms: dict[int, Room] = {}
+        self._guards: dict[str, Guard] = {}
+        self._tree = ""
+        """Where the groups with guards are: `main`, and one for each room."""
+
+    def begin(self, spawner: int, processes: int) -> None:
+        """Put the spawner, which has not done anything yet, under its limits and away from GPUs."""
+        self._spawner = spawner
+        self.limits.confine(spawner, processes)
+        if not self._devices:
+            return
+        self._tree = self.limits.tree
+        if not self._tree:
+            self._tree = f"{unified_group()}/fairlead-{self._name}"
+            os.makedirs(f"{self._tree}/main", 0o755, exist_ok=True)
+        self._deny(f"{self._tree}/main", self._devices)
+        self._move("main")
+
+    def serve(self, link: _socket.socket) -> None:
+        """Do what the spawner asks for, until it ends."""
+        while data := link.recv(PACKET):
+            what, *rest = data.decode("ascii", "replace").split()
+            try:
+                if what == "enter":
+                    self._enter(*map(int, rest))
+                elif what == "leave":
+                    self._move("main")
+                else:
+                    self._put(*map(int, (what, *rest)))
+                    continue
+                answer = "ok"
+            except (OSError, TypeError, ValueError, IndexError) as problem:
+                answer = str(problem)
+            if what in ("enter", "leave"):
+                link.send(answer.encode()[:PACKET])
+
+    def end(self) -> None:
+        """Kill what is left of the tasks, and remove the cgroups."""
+        self.limits.kill()
+        for room in self._rooms.values():
+            self.limits.give(room)
+        self.limits.close()
+        for path, guard in self._guards.items():
+            guard.close()
+            _remove(path)
+        if self._tree:
+            _remove(self._tree)
+
+    def _put(self, number: int, cpu: int, memory: int, *pids: int) -> None:
+        room = self._room(number, cpu, memory)
+        if room is not None:
+            self.limits.put(room, [pid for pid in pids if self.limits.holds(pid) and _uid(pid) == self._uid])
+
+    def _enter(self, number: int, cpu: int, memory: int, *given: int) -> None:
+        if not self._tree:
+            raise OSError("GPUs cannot be told apart here")
+        allowed = {self._devices[each] for each in given}
+        room = self._room(number, cpu, memory)
+        path = room.path if room is not None and self.limits.tree else f"{self._tree}/{number}"
+        os.makedirs(path, 0o755, exist_ok=True)
+        self._deny(path, [each for each in self._devices if each not in allowed])
+        self._move(os.path.relpath(path, self._tree))
+
+    def _room(self, number: int, cpu: int, memory: int) -> Room | None:
+        room = self._rooms.get(number)
+        if room is None and len(self._rooms) < MOST_ROOMS:
+            room = self.limits.take(cpu, memory)
+            if room is not None:
+                self._rooms[number] = room
+                if self._tree and self.limits.tree:
+                    self._deny(room.path, self._devices)
+        if room is not None:
+            self.limits.set(room, cpu, memory)
+        return room
+
+    def _deny(self, path: str, devices: tuple[Numbers, ...] | list[Numbers]) -> None:
+        if path not in self._guards:
+            self._guards[path] = Guard(path)
+        self._guards[path].deny(devices)
+
+    def _move(self, group: str) -> None:
+        with open(f"{self._tree}/{group}/cgroup.procs", "w") as file:
+            file.write(str(self._spawner))
+
+
+def can_guard() -> bool:
+    """True if devices can be kept from tasks here."""
+    tree = unified_group()
+    probe = f"{tree}/fairlead-probe-{os.getpid()}"
+    try:
+        os.mkdir(probe)
+    except OSError:
+        return False
+    try:
+        guard = Guard(probe)
+        guard.deny(gpus())
+        guard.close()
+    except OSError:
+        return False
+    finally:
+        _remove(probe)
+    return True
+
+
+def _uid(pid: int) -> int:
+    try:
+        return os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return -1
+
+
+def _remove(path: str) -> None:
+    try:
+        os.rmdir(path)
+    except OSError:
+        return  # the limits have removed it

@@ -1,0 +1,281 @@
+"""Tasks run as the users that submitted them: a real root agent, and real system users."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pwd
+import re
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import pytest
+
+from fairlead.wire.agent import LogRequest
+from tests.agent.plant import PARTITION, SECONDS, Machine, Plant
+from tests.live import PROGRAM
+from tests.people import People, needs_root, people
+
+pytestmark = needs_root
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[People]:
+    with people("ann", "bob") as found:
+        yield found
+
+
+@asynccontextmanager
+async def node(two: People, path: Path, *options: str) -> AsyncIterator[tuple[Plant, Machine]]:
+    settings = {"heartbeat": "1s", "preempt_grace": "300ms"}
+    async with Plant(path / "journal", settings).at_work() as plant:
+        one = Machine(two.folder / path.name / "node", plant.url, "--resource=cpu=8", *two.options, *options)
+        one.directory.parent.mkdir(mode=0o711)
+        await one.start()
+        try:
+            await plant.until(lambda p: p.nodes.find("n1") is not None)
+            yield plant, one
+        finally:
+            await one.clear()
+
+
+def tell(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def in_time() -> None:
+        async with asyncio.timeout(SECONDS):
+            await story()
+
+    asyncio.run(in_time())
+
+
+async def run(plant: Plant, user: str, script: str, **stage: Any) -> tuple[str, str]:
+    """Run a script as a user: how it ended, and what it wrote."""
+    job = await plant.submit(["/bin/sh", "-c", script], user=user, **stage)
+    state = await plant.over(job)
+    return state, await log_of(plant, user, job)
+
+
+async def log_of(plant: Plant, user: str, job: str) -> str:
+    number = await plant.job(job, lambda each: each.number)
+    asked = LogRequest(0, number, "main", 0, 1, user=user)
+    return b"".join([part.data async for part in plant.hub.log(PARTITION, "n1", asked)]).decode()
+
+
+async def runs_as_its_user(plant: Plant, one: Machine, two: People) -> None:
+    for user, name in two.names.items():
+        who = pwd.getpwnam(name)
+        state, said = await run(plant, user, "id -u; id -g; id -G; pwd; echo $HOME $USER; umask")
+        assert state == "succeeded"
+        uid, gid, groups, folder, names, mask = said.splitlines()
+        assert (int(uid), int(gid), groups.split()) == (who.pw_uid, who.pw_gid, [str(who.pw_gid)])
+        assert (folder, names, mask) == (who.pw_dir, f"{who.pw_dir} {name}", "0022")
+    labels = await labels_of(plant)
+    assert labels["users"] == "separate" and labels["tmp"] in ("private", "shared")
+
+
+async def has_its_own_tmp(plant: Plant, one: Machine, two: People) -> None:
+    if (await labels_of(plant))["tmp"] != "private":
+        return  # mounts are impossible here, and the node says so
+    await run(plant, "ann", "echo private > /tmp/note; chmod 644 /tmp/note; chmod 755 /tmp")
+    assert (await run(plant, "bob", "cat /tmp/note /var/tmp/note"))[0] == "failed"
+    assert (await run(plant, "ann", "cat /tmp/note /var/tmp/note"))[1] == "private\nprivate\n"
+    assert not Path("/tmp/note").exists()
+
+
+async def has_limits(plant: Plant, one: Machine, two: People) -> None:
+    _, said = await run(plant, "ann", "cat /proc/self/limits /proc/self/cgroup")
+    hard = {name.strip(): value for name, value in re.findall(r"(Max [a-z ]+) +\S+ +(\S+)", said)}
+    assert int(hard["Max processes"]) <= int(Path("/proc/sys/kernel/pid_max").read_text()) // 2
+    assert int(hard["Max open files"]) <= 65536
+    assert (await labels_of(plant))["cgroup"] == "none" or "/fairlead-" in said
+
+
+async def cannot_lead_its_log_elsewhere(plant: Plant, one: Machine, two: People) -> None:
+    ann = await plant.submit(["echo", "private"])
+    assert await plant.over(ann) == "succeeded"
+    users = one.directory / "users"
+    lead = f"rm -r {users}/bob/logs/0; ln -s {users}/ann/logs/0 {users}/bob/logs/0; echo done"
+    bob = await plant.submit(["/bin/sh", "-c", lead], user="bob")
+    assert await plant.over(bob) == "succeeded"
+    assert await log_of(plant, "ann", ann) == "private\n"
+    assert await log_of(plant, "bob", ann) == ""
+    await run(plant, "bob", f"rm {users}/bob/logs/0; mkdir {users}/bob/logs/0")
+
+
+async def is_told_why_it_may_not_run(plant: Plant, one: Machine, two: People) -> None:
+    for user, why in (
+        ("eve", "uid 0, and this node allows"),
+        ("fred", "this node allows"),
+        ("gus", "this node has no system user nobody-has-this-name"),
+        ("zoe", "this node has no system user zoe"),
+        ("ada", "this node allows"),
+    ):
+        job = await plant.submit(["true"], user=user)
+        assert await plant.over(job) == "failed"
+        reason = await plant.job(job, lambda each: each.reason)
+        assert why in reason, reason
+    assert (await run(plant, "ann", "echo still here"))[1] == "still here\n"
+
+
+async def ends_with_its_spawner_and_not_with_the_agent(plant: Plant, one: Machine, two: People) -> None:
+    job = await plant.submit(["sleep", "600"])
+    await plant.until(lambda p: process_of(two.names["ann"], "sleep"))
+    first = process_of(two.names["ann"], "sleep")
+    await one.kill()
+    await one.start()
+    await plant.until(lambda p: "n1" in plant.hub.connected(PARTITION))
+    assert process_of(two.names["ann"], "sleep") == first
+    os.kill(psutil.Process(first).ppid(), signal.SIGKILL)
+    while psutil.pid_exists(first):
+        await asyncio.sleep(0.05)
+    await plant.until(lambda p: process_of(two.names["ann"], "sleep"))  # it is tried again
+    await plant.kill(job)
+    assert await plant.over(job) == "killed"
+
+
+async def has_no_spawner_when_idle(plant: Plant, one: Machine, two: People) -> None:
+    assert (await run(plant, "ann", "echo one"))[1] == "one\n"
+    while (one.directory / "users/ann/socket").exists():
+        await asyncio.sleep(0.2)
+    assert not processes_of(two.names["ann"])
+    assert (await run(plant, "ann", "echo two"))[1] == "two\n"
+
+
+def test_a_user_on_a_node(two: People, tmp_path: Path) -> None:
+    """Stories of users on one node, one after the other: it takes longer to start a node than to tell one."""
+    with two.map_file.open("a") as file:
+        file.write(f"eve=root\nfred=daemon\ngus=nobody-has-this-name\nada={two.agent}\n")
+
+    async def story() -> None:
+        async with node(two, tmp_path) as (plant, one):
+            for each in (
+                runs_as_its_user,
+                has_its_own_tmp,
+                has_limits,
+                cannot_lead_its_log_elsewhere,
+                is_told_why_it_may_not_run,
+                ends_with_its_spawner_and_not_with_the_agent,
+                has_no_spawner_when_idle,
+            ):
+                await each(plant, one, two)
+
+    tell(story)
+
+
+def test_no_attack_on_another_user_succeeds(two: People, tmp_path: Path) -> None:
+    """Ann's task has a secret and writes to its log and /tmp. Bob's looks for all of it, and for the server's files."""
+    script = two.folder / "attack.py"
+    script.write_text((Path(__file__).parent / "attack.py").read_text())
+    script.chmod(0o644)
+    with server(two.folder / "data") as data:
+
+        async def story() -> None:
+            async with node(two, tmp_path) as (plant, one):
+                flag = two.folder / two.names["ann"] / "go"
+                command = f"touch /tmp/of-the-victim; echo private $SECRET; while [ ! -e {flag} ]; do sleep 0.1; done"
+                job = await plant.submit(["/bin/sh", "-c", command], environment={"SECRET": "hush"})
+                await plant.until(lambda p: plant.partition.jobs[job].stages[0].live)
+                while "hush" not in await log_of(plant, "ann", job):
+                    await asyncio.sleep(0.05)
+                victim = process_of(two.names["ann"])
+                assert one.process is not None
+                system = [*relatives(victim), one.process.pid, *helpers(one.process.pid), data.pid]
+                arguments = [data.folder, one.directory, victim, *system]
+                attack = " ".join(map(str, ("/usr/bin/python3", "-I", script, *arguments)))
+                state, said = await run(
+                    plant, "bob", f"cd /; exec {attack}", environment={"ATTACKER": "bob", "VICTIM": "ann"}
+                )
+                assert (state, json.loads(said)) == ("succeeded", [])
+                flag.touch()
+                assert await plant.over(job) == "succeeded"
+                assert await log_of(plant, "ann", job) == "private hush\n"
+
+        tell(story)
+
+
+def test_the_attack_finds_what_is_open(two: People, tmp_path: Path) -> None:
+    """The same attack by ann's own user on ann's task: its means work."""
+    script = two.folder / "attack.py"
+    script.write_text((Path(__file__).parent / "attack.py").read_text())
+    script.chmod(0o644)
+
+    async def story() -> None:
+        async with node(two, tmp_path) as (plant, one):
+            job = await plant.submit(["sleep", "600"])
+            await plant.until(lambda p: process_of(two.names["ann"], "sleep"))
+            victim = process_of(two.names["ann"], "sleep")
+            attack = f"exec /usr/bin/python3 -I {script} /nowhere {one.directory} {victim}"
+            _, said = await run(plant, "ann", attack, environment={"ATTACKER": "ann", "VICTIM": "ann"})
+            won = json.loads(said)
+            expected = {f"read environ of {victim}", f"signal {victim}", f"trace {victim}", "write to users/ann/tmp"}
+            assert expected <= set(won), won
+            assert not [
+                each
+                for each in won
+                if "own spawner" in each or "privileges" in each or "connect" in each or "ledger" in each
+            ]
+            await plant.kill(job)
+
+    tell(story)
+
+
+# -- what tests look at --------------------------------------------------------------------------------------------
+
+
+class Server(NamedTuple):
+    folder: Path
+    pid: int
+
+
+@contextmanager
+def server(folder: Path) -> Iterator[Server]:
+    """A real server with its data, as root has it."""
+    process = subprocess.Popen(
+        [PROGRAM, "server", "--data", str(folder), "--port", "0", "--json"], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stdout.readline()
+    try:
+        yield Server(folder, process.pid)
+    finally:
+        process.terminate()
+        process.wait(SECONDS)
+
+
+async def labels_of(plant: Plant) -> dict[str, str]:
+    return await plant.read(lambda p: p.nodes.labels[p.nodes.rows[p.nodes.joins["n1"]]])
+
+
+def processes_of(name: str) -> list[psutil.Process]:
+    """The processes of a system user that was made for this test."""
+    uid = pwd.getpwnam(name).pw_uid
+    found = []
+    for each in psutil.process_iter():
+        with suppress(psutil.Error):
+            if each.uids().real == uid:
+                found.append(each)
+    return found
+
+
+def process_of(name: str, command: str = "sh") -> int:
+    for each in processes_of(name):
+        with suppress(psutil.Error):
+            if each.name() == command:
+                return each.pid
+    return 0
+
+
+def relatives(pid: int) -> list[int]:
+    """The spawner of a task, and its keeper."""
+    spawner = psutil.Process(pid).parent()
+    assert spawner is not None
+    keeper = spawner.parent()
+    return [spawner.pid] if keeper is None or keeper.pid == 1 else [spawner.pid, keeper.pid]
+
+
+def helpers(agent: int) -> list[int]:
+    return [each.pid for each in psutil.Process(agent).children()]

@@ -1,0 +1,69 @@
+"""Nodes that take tasks of named users only."""
+
+from __future__ import annotations
+
+import pytest
+
+from fairlead.core.documents import parse_node
+from fairlead.core.errors import Refused
+from fairlead.testing import World
+
+
+def _submit(w: World, user: str, cpu: int = 1, count: int = 1) -> str:
+    return w.submit(user=user, stages=[{"name": "main", "count": count, "resources": {"cpu": cpu}}])
+
+
+def test_a_node_takes_tasks_of_its_users_only() -> None:
+    w = World()
+    w.node("desk", cpu=4, users=["ann", "cem"])
+    ann, bob, cem = (_submit(w, user) for user in ("ann", "bob", "cem"))
+    w.cycle()
+    assert w.placements(ann) and w.placements(cem)
+    assert not w.placements(bob)
+    assert "take no tasks of user bob" in str(w.explain(bob)[0])
+
+
+def test_a_user_without_nodes_does_not_hold_up_others_of_the_same_shape() -> None:
+    w = World()
+    w.node("open", cpu=1)
+    w.node("desk", cpu=1, users=["bob"])
+    first, ann, bob = _submit(w, "ann"), _submit(w, "ann"), _submit(w, "bob")
+    w.cycle()
+    assert list(w.placements(first).values()) == ["open"]
+    assert not w.placements(ann)
+    assert "1 for other users" in str(w.explain(ann)[0])
+    assert list(w.placements(bob).values()) == ["desk"]
+
+
+def test_a_job_from_before_the_first_node_runs_on_a_node_of_its_user() -> None:
+    w = World()
+    early = _submit(w, "ann")
+    w.cycle()
+    w.node("desk", cpu=1, users=["ann"])
+    w.cycle()
+    assert list(w.placements(early).values()) == ["desk"]
+
+
+def test_users_share_a_lane_while_every_node_takes_all() -> None:
+    w = World()
+    w.node("open", cpu=1)
+    for user in ("ann", "bob", "cem"):
+        _submit(w, user, cpu=1)
+    w.cycle()
+    assert len(w.partition().shapes) == 1
+
+
+def test_a_node_that_opens_takes_all_users() -> None:
+    w = World()
+    w.node("desk", cpu=2, users=["ann"])
+    bob = _submit(w, "bob")
+    w.cycle()
+    assert not w.placements(bob)
+    w.update_node("desk", users=[])
+    w.cycle()
+    assert list(w.placements(bob).values()) == ["desk"]
+
+
+def test_the_users_of_a_node_are_names() -> None:
+    with pytest.raises(Refused, match=r"users\[0\]"):
+        parse_node({"name": "n", "resources": {"cpu": 1}, "users": ["a b"]})
