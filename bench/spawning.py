@@ -134,31 +134,31 @@ async def _measure(
     with tempfile.TemporaryDirectory() as keys:
         identities = Identities(Path(keys), Tokens(Path(keys) / "tokens"))
         [(token, _)] = identities.invite()
-    async with serve(handle, "127.0.0.1", 0, compression=None) as server:
-        port = next(iter(server.sockets)).getsockname()[1]
-        agent = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-P",
-            "-c",
-            "from fairlead.cli import main; main()",
-            "agent",
-            f"--join=http://127.0.0.1:{port}",
-            f"--directory={folder}",
-            *options,
-            env={**os.environ, "FAIRLEAD_TOKEN": token},
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            stand = Stand(await arrived, identities)
-            await stand.greet()
-            first = await stand.lone(1)
-            await stand.array(2, 2 * rooms, rooms)
-            seconds = await stand.array(3, tasks, rooms)
-            return first, seconds, [await stand.lone(4 + at) for at in range(lone)]
-        finally:
-            agent.kill()
-            await agent.wait()
-            await asyncio.to_thread(end_all, folder, 0.0)
+        async with serve(handle, "127.0.0.1", 0, compression=None) as server:
+            port = next(iter(server.sockets)).getsockname()[1]
+            agent = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-P",
+                "-c",
+                "from fairlead.cli import main; main()",
+                "agent",
+                f"--join=http://127.0.0.1:{port}",
+                f"--directory={folder}",
+                *options,
+                env={**os.environ, "FAIRLEAD_TOKEN": token},
+                stderr=subprocess.DEVNULL,
+            )
+            try:
+                stand = Stand(await arrived, identities)
+                await stand.greet()
+                first = await stand.lone(1)
+                await stand.array(2, 2 * rooms, rooms)
+                seconds = await stand.array(3, tasks, rooms)
+                return first, seconds, [await stand.lone(4 + at) for at in range(lone)]
+            finally:
+                agent.kill()
+                await agent.wait()
+                await asyncio.to_thread(end_all, folder, 0.0)
 
 
 def _floor(tasks: int) -> float:
@@ -219,8 +219,8 @@ def _as_another(tasks: int, rooms: int, lone: int, own: float, own_lone: float) 
     )
     yield Row(
         "cost of another user a task",
-        max(seconds / tasks - own, median(times) - own_lone, 0.0) * 1000,
+        max(median(times) - own_lone, 0.0) * 1000,
         "ms",
         goal=1.0,
-        note=f"in a flood {(seconds / tasks - own) * 1000:.3f} ms; alone {(median(times) - own_lone) * 1000:.3f} ms",
+        note=f"of lone tasks; in a flood, with one spawner instead of two, {(seconds / tasks - own) * 1000:.3f} ms",
     )
