@@ -416,9 +416,11 @@ def test_gangs_are_told_where_their_members_are(tmp_path: Path) -> None:
 
 def test_a_gang_has_a_key_of_its_own_that_a_restart_does_not_change(tmp_path: Path) -> None:
     keys: list[str] = []
+    nodes: dict[str, Key] = {}
 
     async def story(first: bool) -> None:
         async with asyncio.timeout(SECONDS), Plant(tmp_path / "journal", {}, gang_seed=b"seed").at_work() as plant:
+            plant.keys = nodes
             if first:
                 for _ in range(2):
                     await plant.submit(["true"], count=2)

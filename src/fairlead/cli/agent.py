@@ -14,8 +14,6 @@ from urllib.parse import urlsplit
 
 import typer
 
-from fairlead.wire.addresses import is_exposed
-
 
 def agent(
     join: Annotated[str, typer.Option(help="The server, such as https://host:7070.", metavar="URL")],
@@ -68,6 +66,7 @@ def agent(
     from fairlead.agent.main import Agent, Settings, Taken
     from fairlead.agent.session import Refused
     from fairlead.agent.split import CannotSplit, Users, split
+    from fairlead.wire.addresses import is_exposed
 
     parts = urlsplit(join)
     if parts.scheme not in ("http", "https") or not parts.hostname:
