@@ -32,6 +32,8 @@ GRACE = 10.0
 Data = Annotated[Path | None, typer.Option("--data", help="Where state is kept; else FAIRLEAD_DATA, else the user's.")]
 Port = Annotated[int, typer.Option(help="The port to listen on; 0 for any that is free.")]
 Config = Annotated[Path | None, typer.Option(help="A configuration, for a data directory that has none yet.")]
+LogSize = Annotated[str, typer.Option(help="Bytes of the server's log; then its oldest lines go.")]
+HistorySize = Annotated[str, typer.Option(help="Bytes of the history; then the jobs that ended first go.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -43,6 +45,8 @@ def up(
     resource: Annotated[
         list[str] | None, typer.Option(help="What this machine offers, as cpu=4, instead of all; may be repeated.")
     ] = None,
+    log_size: LogSize = "160Mi",
+    history_size: HistorySize = "4Gi",
     as_json: AsJson = False,
 ) -> None:
     """Run everything on this machine: control plane, API and an agent. Ctrl-C ends it, and tasks go on.
@@ -52,7 +56,7 @@ def up(
     about = ["--name", name] * bool(name)
     for each in resource or ():
         about += ["--resource", each]
-    _run(data, "127.0.0.1", port, config, None, None, as_json, about)
+    _run(data, "127.0.0.1", port, config, None, None, as_json, about, log_size, history_size)
 
 
 def server(
@@ -64,10 +68,12 @@ def server(
     config: Config = None,
     certificate: Annotated[Path | None, typer.Option(help="A file with the certificate, for TLS.")] = None,
     key: Annotated[Path | None, typer.Option(help="A file with its key.")] = None,
+    log_size: LogSize = "160Mi",
+    history_size: HistorySize = "4Gi",
     as_json: AsJson = False,
 ) -> None:
     """Run the control plane and the API alone. Agents join with `fairlead agent --join URL`."""
-    _run(data, host, port, config, certificate, key, as_json, None)
+    _run(data, host, port, config, certificate, key, as_json, None, log_size, history_size)
 
 
 def down(
@@ -115,6 +121,8 @@ def _run(
     key: Path | None,
     as_json: bool,
     agent: list[str] | None,
+    log_size: str,
+    history_size: str,
 ) -> None:
     """`agent` has options for the agent that runs beside the server, if one should."""
     directory = _directory(data)
@@ -155,7 +163,14 @@ def _run(
     from fairlead.app import Failed, Serve
 
     settings = Serve(
-        directory=directory, url=url, config=document, certificate=certificate, key=key, version=__version__
+        directory=directory,
+        url=url,
+        config=document,
+        certificate=certificate,
+        key=key,
+        version=__version__,
+        log_size=log_size,
+        history_size=history_size,
     )
     try:
         uvloop.run(_main(settings, listening, url, as_json, agent))
