@@ -15,6 +15,7 @@ import msgspec
 
 from fairlead.core.config import parse_config
 from fairlead.core.errors import Refused
+from fairlead.core.resources import MEMORY, parse_quantity
 from fairlead.journal.base import JournalError
 from fairlead.journal.sql import SqliteJournal
 from fairlead.journal.verify import Progress, StreamReport, verify
@@ -117,6 +118,8 @@ class Serve(msgspec.Struct, frozen=True, kw_only=True):
     certificate: Path | None = None
     key: Path | None = None
     version: str = ""
+    log_size: str
+    history_size: str
 
 
 async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None], over: asyncio.Event) -> None:
@@ -151,12 +154,15 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
     from fairlead.writer.memory import spare_the_collector
 
     directory = settings.directory
-    log_file = LogFile(directory / "server.log")
+    with told():
+        log_size = parse_quantity(MEMORY, settings.log_size, "--log-size")
+        history_size = parse_quantity(MEMORY, settings.history_size, "--history-size")
+    log_file = LogFile(directory / "server.log", log_size)
     log = logger_to(log_file, "json", "warning")
     events = logger_to(log_file, "json", "info")
     metrics = Metrics()
     quotas = Quotas()
-    history = History(directory / "history", note=lambda text: log.error("history", problem=text))
+    history = History(directory / "history", history_size, note=lambda text: log.error("history", problem=text))
     threading.excepthook = lambda ended: log.error(
         "thread ended", thread=ended.thread.name if ended.thread else "", error=repr(ended.exc_value)
     )

@@ -34,14 +34,14 @@ def test_old_lines_go(tmp_path: Path) -> None:
 
 def test_a_restart_goes_on_with_the_same_file(tmp_path: Path) -> None:
     for number in range(3):
-        log = LogFile(tmp_path / "server.log")
+        log = LogFile(tmp_path / "server.log", total=10**6)
         log.write(f"{number}\n")
         log.close()
     assert lines(tmp_path / "server.log") == ["0", "1", "2"]
 
 
 def test_a_full_disk_costs_lines_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = LogFile(tmp_path / "server.log")
+    out = LogFile(tmp_path / "server.log", total=10**6)
     log = logger_to(out, "json")
     log.info("before")
     real = os.write

@@ -11,14 +11,12 @@ from threading import Lock
 
 OLDER = 4
 """Older files that are kept beside the current one, as `server.log.1` to `server.log.4`."""
-TOTAL = 160 * 2**20
-"""Bytes of the current and the older files together, unless the operator says otherwise."""
 
 
 class LogFile:
     """Takes lines from any thread. When the file has its share of `total` bytes, a new one begins."""
 
-    def __init__(self, path: Path, total: int = TOTAL) -> None:
+    def __init__(self, path: Path, total: int) -> None:
         self._path = path
         self._most = max(1, total // (OLDER + 1))
         self._lost = 0

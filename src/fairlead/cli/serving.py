@@ -39,6 +39,8 @@ SecretsKey = Annotated[
     Path | None,
     typer.Option(help="The file with the key of the secrets; else systemd's credential, else beside the data."),
 ]
+LogSize = Annotated[str, typer.Option(help="Bytes of the server's log; then its oldest lines go.")]
+HistorySize = Annotated[str, typer.Option(help="Bytes of the history; then the jobs that ended first go.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -51,6 +53,8 @@ def up(
         list[str] | None, typer.Option(help="What this machine offers, as cpu=4, instead of all; may be repeated.")
     ] = None,
     secrets_key: SecretsKey = None,
+    log_size: LogSize = "160Mi",
+    history_size: HistorySize = "4Gi",
     as_json: AsJson = False,
 ) -> None:
     """Run everything on this machine: control plane, API and an agent. Ctrl-C ends it, and tasks go on.
@@ -60,7 +64,7 @@ def up(
     about = ["--for", getpass.getuser(), *["--name", name] * bool(name)]
     for each in resource or ():
         about += ["--resource", each]
-    _run(data, "127.0.0.1", port, config, None, None, secrets_key, as_json, about)
+    _run(data, "127.0.0.1", port, config, None, None, secrets_key, as_json, about, log_size, history_size)
 
 
 def server(
@@ -73,10 +77,12 @@ def server(
     certificate: Annotated[Path | None, typer.Option(help="A file with the certificate, for TLS.")] = None,
     key: Annotated[Path | None, typer.Option(help="A file with its key.")] = None,
     secrets_key: SecretsKey = None,
+    log_size: LogSize = "160Mi",
+    history_size: HistorySize = "4Gi",
     as_json: AsJson = False,
 ) -> None:
     """Run the control plane and the API alone. Agents join with `fairlead agent --join URL`."""
-    _run(data, host, port, config, certificate, key, secrets_key, as_json, None)
+    _run(data, host, port, config, certificate, key, secrets_key, as_json, None, log_size, history_size)
 
 
 def down(
@@ -145,6 +151,8 @@ def _run(
     secrets_key: Path | None,
     as_json: bool,
     agent: list[str] | None,
+    log_size: str,
+    history_size: str,
 ) -> None:
     """`agent` has options for the agent that runs beside the server, if one should."""
     directory = _directory(data)
@@ -198,6 +206,8 @@ def _run(
         certificate=certificate,
         key=key,
         version=__version__,
+        log_size=log_size,
+        history_size=history_size,
     )
     try:
         uvloop.run(_main(settings, listening, url, as_json, agent))

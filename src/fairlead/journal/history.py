@@ -35,8 +35,6 @@ CREATE TABLE IF NOT EXISTS used (
     attempt INTEGER NOT NULL, signal INTEGER NOT NULL, ran INTEGER NOT NULL, cpu INTEGER NOT NULL,
     memory INTEGER NOT NULL, PRIMARY KEY (partition, number, stage, place, attempt)) WITHOUT ROWID;
 """
-SIZE = 4 * 2**30
-"""Bytes that the history may have, unless the operator says otherwise."""
 PAUSE = 0.2
 """Seconds that rows gather before they are written."""
 RETRY = 1.0
@@ -73,7 +71,7 @@ class History:
     """May be used by several threads. What was put is written by another one; `flush` waits for that."""
 
     def __init__(
-        self, path: str | os.PathLike[str], size: int = SIZE, note: Callable[[str], None] = lambda text: None
+        self, path: str | os.PathLike[str], size: int = 2**62, note: Callable[[str], None] = lambda text: None
     ) -> None:
         """`note` hears what an operator should know."""
         self._path = os.fspath(path)
