@@ -12,6 +12,7 @@ import random
 from collections import Counter
 from contextlib import AsyncExitStack
 from pathlib import Path
+from time import monotonic
 
 import psutil
 import pytest
@@ -116,7 +117,10 @@ async def story(path: Path, victims: list[str], seed: int, tasks: int, strikes: 
         attempts += len(started)
         assert max(started.values()) == 1, started.most_common(3)
         assert {int(each) for each in (path / name / "done").read_text().split()} == set(range(many))
-    assert not left_over(path)
+    until = monotonic() + SECONDS
+    while left_over(path):  # a spawner that was just being started hears of no end, and ends by itself
+        assert monotonic() < until, left_over(path)
+        await asyncio.sleep(0.1)
     for log in (path / "agent.log", *path.glob("agent/spawner-*/spawner.log")):
         assert "Traceback" not in log.read_text(errors="replace"), log
     print(f"seed {seed}: {strikes} kills, {hit} with spawners at work, {tasks} tasks, {attempts} attempts")

@@ -23,6 +23,7 @@ from fairlead.agent.spawner.files import LARGE
 from fairlead.agent.spawner.frames import Unpacker, pack
 from fairlead.agent.spawner.ledger import Ledger, open_files
 from fairlead.agent.spawner.limits import Limits
+from fairlead.agent.spawner.main import LOCK_TIME
 from fairlead.agent.spawner.starting import Starter
 from fairlead.agent.spawner.tasks import Tasks
 
@@ -196,6 +197,16 @@ def test_tasks_of_a_stopped_spawner_end_with_their_lease(spawner: Spawner) -> No
     assert not any(map(psutil.Process.is_running, processes))
     assert monotonic() - now > 1.4
     assert spawner.process.wait(SECONDS) == -signal.SIGKILL, "it starts nothing more when it goes on"
+
+
+def test_a_second_spawner_ends_while_the_first_lives(spawner: Spawner) -> None:
+    """It does not wait to take over when the first one ends."""
+    second = link._start(spawner.directory)
+    began = monotonic()
+    assert second.wait(SECONDS) == 3
+    assert monotonic() - began < LOCK_TIME
+    (key,) = spawner.launch("true")
+    spawner.until(lambda: key in spawner.ended)
 
 
 def test_a_guard_that_was_killed_is_replaced(spawner: Spawner) -> None:

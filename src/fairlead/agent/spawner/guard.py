@@ -15,7 +15,7 @@ import signal
 from time import monotonic, time
 
 from fairlead.agent.spawner.ledger import Ledger
-from fairlead.agent.spawner.processes import all_processes, left_over, signal_all
+from fairlead.agent.spawner.processes import left_over, process_of, signal_all
 from fairlead.agent.spawner.records import NEVER
 
 LOOK_PAUSE = 0.2
@@ -136,7 +136,7 @@ def _watch(reader: int, spawner: int, lease: Lease) -> None:
 
 
 def _is_stopped(pid: int) -> bool:
-    process = all_processes().get(pid)
+    process = process_of(pid)
     return process is not None and process.stopped
 
 

@@ -21,6 +21,7 @@ from fairlead.agent.spawner.guard import Guard, Lease, end_left_over
 from fairlead.agent.spawner.ledger import Ledger, open_files
 from fairlead.agent.spawner.limits import Limits
 from fairlead.agent.spawner.pace import Pace
+from fairlead.agent.spawner.processes import process_of
 from fairlead.agent.spawner.records import NEVER
 from fairlead.agent.spawner.starting import Starter
 from fairlead.agent.spawner.tasks import Tasks
@@ -42,7 +43,7 @@ LEAST_DESCRIPTORS = 64
 """A spawner uses less than 20 itself, whatever runs; a task has the same limit."""
 LEASE_PAUSE = 0.5
 LOCK_TIME = 10.0
-"""Seconds to wait for the lock, which the guard of an earlier spawner has until it has ended what that one started."""
+"""Seconds to wait for the guard of an earlier spawner to end what that one started."""
 FAULT_PAUSE = 0.1
 """Seconds to wait when the machine is out of something, as descriptors."""
 
@@ -310,19 +311,28 @@ def enough_descriptors() -> bool:
 def take_lock(directory: str, seconds: float) -> int | None:
     """Have the directory for this process and its children, until all of them have ended.
 
-    None if others have it for that many seconds.
+    None if another spawner lives, or others have it for that many seconds. The guard of a spawner that is gone has the
+    lock until it has ended the tasks. That is waited for.
     """
-    file = os.open(directory + "/lock", os.O_RDWR | os.O_CREAT, 0o600)
+    lock = os.open(directory + "/lock", os.O_RDWR | os.O_CREAT, 0o600)
     until = monotonic() + seconds
     while True:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return file
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
         except BlockingIOError:
-            if monotonic() >= until:
-                os.close(file)
+            owner = os.pread(lock, 20, 0)
+            lives = owner.isdigit() and process_of(int(owner)) is not None
+            if lives or monotonic() >= until:
+                os.close(lock)
                 return None
             select.select((), (), (), 0.01)
+    os.ftruncate(lock, 0)
+    try:
+        os.pwrite(lock, b"%d" % os.getpid(), 0)
+    except OSError:
+        return lock  # the disk is full: another spawner waits for a while before it gives up
+    return lock
 
 
 def main(directory: str, mark: str, logs: str) -> int:

@@ -36,6 +36,16 @@ class Process:
         self.resident = int(fields[21]) * PAGE
 
 
+def process_of(pid: int) -> Process | None:
+    """A process that lives, or None."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb", 0) as file:
+            found = Process(pid, file.read(2048))
+    except OSError:
+        return None
+    return found if found.alive else None
+
+
 def all_processes() -> dict[int, Process]:
     """The processes of the machine by number. Raises `OSError` where they cannot all be seen."""
     found: dict[int, Process] = {}
