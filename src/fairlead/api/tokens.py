@@ -92,7 +92,7 @@ class Tokens:
     def invite(
         self, nodes: Sequence[str], partition: str, pool: str, uses: int, note: str, expires_in: float
     ) -> list[tuple[str, Token]]:
-        """A join token for each of these nodes, and its secret. One for the node \"\" is for any."""
+        """A join token for each of these nodes, and its secret. One for the node "" is for any."""
         made = [
             _made("fj", expires_in, role="join", partition=partition, pool=pool, node=node, uses=uses, note=note)
             for node in nodes
