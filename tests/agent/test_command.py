@@ -42,7 +42,7 @@ def test_an_address_that_is_none_is_refused(tmp_path: Path, join: str) -> None:
 
 
 def test_an_agent_joins_no_other_machine_without_tls(tmp_path: Path) -> None:
-    arguments = ["agent", "--join=http://10.1.2.3:7070", f"--directory={tmp_path}"]
+    arguments = ["agent", "--join=http://10.1.2.3:7070", f"--directory={tmp_path}", "--for=ann"]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 2
     assert "https://" in done.output and "--insecure" in done.output
