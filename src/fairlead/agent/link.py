@@ -66,6 +66,7 @@ class Link(asyncio.Protocol):
         self._wanted = wanted
         self._forbidden = forbidden
         self._transport: asyncio.Transport | None = None
+        self._spoken = False
         self._incoming = Unpacker()
         self._lost = asyncio.Event()
         self._wake = asyncio.Event()
@@ -91,8 +92,11 @@ class Link(asyncio.Protocol):
         self._wake.set()
 
     def send(self, *frames: tuple[Any, ...]) -> None:
-        """What is sent while there is no spawner is lost. Its successor says what it knows, which settles it."""
-        if self._transport is not None:
+        """Send messages. Without a spawner, or before it has said what it knows, they are lost: that settles them.
+
+        A launch that it took before would not be in what it says, and its tasks would be given to others.
+        """
+        if self._transport is not None and self._spoken:
             self._transport.writelines([pack(frame) for frame in frames])
 
     async def _connect(self) -> None:
@@ -124,9 +128,11 @@ class Link(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # that of another loop is none by its type
+        self._spoken = False
 
     def data_received(self, data: bytes) -> None:
         for message in self._incoming.feed(data):
+            self._spoken = True  # its first message is what it knows
             self._heard(*message)
 
     def connection_lost(self, problem: Exception | None) -> None:
