@@ -14,9 +14,11 @@ from fairlead.agent import link
 from fairlead.agent.link import end_all, prepare
 from fairlead.agent.spawner import files
 from fairlead.agent.spawner.ledger import Ledger, open_files
-from tests.agent.plant import SECONDS, Plant, machine
+from tests.agent.plant import JOIN_TOKEN, SECONDS, Plant, machine
 from tests.agent.test_spawner import Spawner
 from tests.agent.test_stories import SHORT
+
+RESOURCES = ("--resource=cpu=5", "--resource=memory=1Gi")
 
 
 @pytest.fixture
@@ -53,7 +55,7 @@ def test_a_full_disk_delays_tasks_and_loses_none(tmp_path: Path, disk: Path) -> 
         async with (
             asyncio.timeout(SECONDS),
             Plant(tmp_path / "journal", SHORT).at_work() as plant,
-            machine(disk / "agent", plant.url, "--resource=cpu=5", "--resource=memory=1Gi") as one,
+            machine(disk / "agent", plant.url, *RESOURCES, f"--token-file={tmp_path / JOIN_TOKEN}") as one,
         ):
             job = await plant.submit(["sh", "-c", script], count=4, min=1, resources={"cpu": 1})
             started = tmp_path / "started"

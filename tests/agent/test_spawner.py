@@ -201,7 +201,7 @@ def test_tasks_of_a_stopped_spawner_end_with_their_lease(spawner: Spawner) -> No
 
 def test_a_second_spawner_ends_while_the_first_lives(spawner: Spawner) -> None:
     """It does not wait to take over when the first one ends."""
-    second = link._start(spawner.directory)
+    second = link.start_spawner(spawner.directory, spawner.directory / "logs")
     began = monotonic()
     assert second.wait(SECONDS) == 3
     assert monotonic() - began < LOCK_TIME
