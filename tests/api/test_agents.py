@@ -123,6 +123,17 @@ async def admitted(site: Serving, node: str, token: str, key: Key | None = None,
         assert isinstance(answer := await greet(connection, node, token, key, **more), Welcome), answer
 
 
+def test_a_node_takes_no_other_users_than_its_token_says(site: Serving) -> None:
+    async def story() -> None:
+        token, key = site.join_token(users=("ann", "bob"), uses=9), Key()
+        for users in ((), ("cyd",), ("ann", "cyd")):
+            assert "start its agent with --for ann --for bob" in await refused(site, "a1", token, key, users=users)
+        await admitted(site, "a1", token, key, users=("ann",))
+        assert "--for ann" in await refused(site, "a1", token, key)  # also when the token is not needed any more
+
+    asyncio.run(story())
+
+
 def test_a_join_token_admits_one_key_once(site: Serving) -> None:
     async def story() -> None:
         token, key = site.join_token(), Key()

@@ -43,13 +43,14 @@ async def create(request: Ask, data: Annotated[Any, Shaped(wire.TokenDocument)])
     site = site_of(request)
     if role == "join":
         partition, pool, node = (_name(read, each) for each in ("partition", "pool", "node"))
+        users = tuple(sorted(set(read.names("users", most=1_000))))
         uses = read.count("uses", 1, 1, wire.MAX_USES)
         read.close()
         if node and uses > 1:
             raise Refused("uses", f"a token for node {node} is used once; leave one of the two out")
         seconds = JOIN_SECONDS if expires_in is None else expires_in
         [(secret, token)] = await asyncio.to_thread(
-            site.identities.invite, (node,), partition, pool, uses, note, seconds
+            site.identities.invite, (node,), partition, pool, users, uses, note, seconds
         )
     else:
         user = read.name("user")
@@ -91,6 +92,7 @@ def _shown(token: Token) -> wire.Token:
         partition=token.partition,
         pool=token.pool,
         node=token.node,
+        users=list(token.users),
         uses=token.uses,
         note=token.note,
         created=token.created,

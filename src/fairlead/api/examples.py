@@ -142,6 +142,7 @@ TOKEN = {
     "partition": "",
     "pool": "",
     "node": "",
+    "users": [],
     "uses": 0,
     "note": "laptop",
     "created": 1790000000.0,

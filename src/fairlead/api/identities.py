@@ -40,6 +40,7 @@ class Credential(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     expires: float
     next: str = ""
     pool: str = ""
+    users: tuple[str, ...] = ()
     instance: str = ""
     revoked: bool = False
 
@@ -70,12 +71,13 @@ class Identities:
         nodes: Sequence[str] = ("",),
         partition: str = "",
         pool: str = "",
+        users: tuple[str, ...] = (),
         uses: int = 1,
         note: str = "",
         expires_in: float = JOIN_SECONDS,
     ) -> list[tuple[str, Token]]:
         """Join tokens, one for each of these nodes. They name this server's key."""
-        made = self._tokens.invite(nodes, partition, pool, uses, note, expires_in)
+        made = self._tokens.invite(nodes, partition, pool, users, uses, note, expires_in)
         return [(join_token(secret, self._key.public), token) for secret, token in made]
 
     # -- connections, as `engines.base.Credentials` --------------------------------------------------------------
@@ -119,6 +121,7 @@ class Identities:
                 key=key,
                 expires=time() + self.lasts,
                 pool=token.pool,
+                users=token.users,
                 instance=proof.instance if known is None else known.instance,
             )
             self._put(name, known)
@@ -126,7 +129,7 @@ class Identities:
         if key == known.next:
             known = msgspec.structs.replace(known, key=key, next="", expires=time() + self.lasts)
             self._put(name, known)
-        return Peer(exchange, key, known.pool, proof.instance, known.instance)
+        return Peer(exchange, key, known.pool, known.users, proof.instance, known.instance)
 
     def _renew(self, peer: Peer, new: NewKey) -> None:
         if not is_signed(new.key, new.signature, peer.exchange.for_new_key(new.key)):

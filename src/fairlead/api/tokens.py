@@ -36,6 +36,8 @@ class Token(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of a join token: the only partition, pool and node that it is for; empty for any."""
     pool: str = ""
     node: str = ""
+    users: tuple[str, ...] = ()
+    """Of a join token: the only users whose tasks the node may take; empty for all."""
     uses: int = 0
     """Of a join token: how often it can still be used."""
     note: str = ""
@@ -90,11 +92,28 @@ class Tokens:
         return secret, token
 
     def invite(
-        self, nodes: Sequence[str], partition: str, pool: str, uses: int, note: str, expires_in: float
+        self,
+        nodes: Sequence[str],
+        partition: str,
+        pool: str,
+        users: tuple[str, ...],
+        uses: int,
+        note: str,
+        expires_in: float,
     ) -> list[tuple[str, Token]]:
         """A join token for each of these nodes, and its secret. One for the node "" is for any."""
         made = [
-            _made("fj", expires_in, role="join", partition=partition, pool=pool, node=node, uses=uses, note=note)
+            _made(
+                "fj",
+                expires_in,
+                node=node,
+                role="join",
+                partition=partition,
+                pool=pool,
+                users=users,
+                uses=uses,
+                note=note,
+            )
             for node in nodes
         ]
         self._add([token for _, token in made])

@@ -460,6 +460,10 @@ def create_token(
     node_name: Annotated[str | None, typer.Option("--node", help="With join: the only node that it is for.")] = None,
     pool: Annotated[str | None, typer.Option(help="With join: the only pool that it is for.")] = None,
     partition: Annotated[str | None, typer.Option(help="With join: the only partition that it is for.")] = None,
+    for_user: Annotated[
+        list[str] | None,
+        typer.Option("--for", help="With join: the only user whose tasks the node may take; may be repeated."),
+    ] = None,
     uses: Annotated[int | None, typer.Option(help="With join: how many machines it admits; else 1.")] = None,
     note: Annotated[str, typer.Option(help="What it is for.")] = "",
     expires_in: Annotated[
@@ -476,6 +480,7 @@ def create_token(
         "partition": partition,
         "pool": pool,
         "node": node_name,
+        "users": for_user,
         "uses": uses,
         "expires_in": expires_in,
     }

@@ -183,7 +183,9 @@ def _run(
         tokens.standing(directory / "token", "owner", "admin", getpass.getuser(), "whoever may read the data directory")
         if agent is not None:
             node = agent[agent.index("--name") + 1] if "--name" in agent else host_name()
-            [(secret, _)] = Identities(directory, tokens).invite((node,), note="the agent that `up` starts")
+            [(secret, _)] = Identities(directory, tokens).invite(
+                (node,), users=(getpass.getuser(),), note="the agent that `up` starts"
+            )
             write_small(directory / JOIN_TOKEN, secret.encode())
     except FileProblem as problem:
         fail(str(problem))

@@ -85,6 +85,8 @@ class Peer(msgspec.Struct, frozen=True):
     key: str
     pool: str
     """The only pool that the node may be in; empty for any."""
+    users: tuple[str, ...]
+    """The only users whose tasks the node may take; empty for all."""
     instance: str
     """Where the key is used."""
     before: str

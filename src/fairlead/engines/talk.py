@@ -33,6 +33,9 @@ def check_greeting(hello: Hello, peer: Peer) -> None:
         raise Refused("node", f"this connection is for node {peer.node}, not for {name}; connect as {name}")
     if peer.pool not in ("", hello.pool):
         raise Refused("pool", f"node {name} was admitted to pool {peer.pool}; start its agent with --pool {peer.pool}")
+    if peer.users and not (hello.users and set(hello.users) <= set(peer.users)):
+        only = " ".join([f"--for {user}" for user in peer.users])
+        raise Refused("users", f"node {name} was admitted for tasks of some users only; start its agent with {only}")
 
 
 def node_of(hello: Hello) -> tuple[str, NodeSpec]:

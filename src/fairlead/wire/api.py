@@ -162,8 +162,9 @@ class SecretDocument(Request, kw_only=True):
 
 
 class TokenDocument(Request, kw_only=True):
-    """A new token. One of role `join` admits machines as nodes: `uses` of them, or the one that `node` names; it has
-    no user and no groups, and ends after an hour unless `expires_in` says otherwise."""
+    """A new token. One of role `join` admits machines as nodes: `uses` of them, or the one that `node` names, for tasks
+    of `users` only if there are any. It has no user and no groups, and ends after an hour unless `expires_in` says
+    otherwise."""
 
     role: Role
     user: Name | UnsetType = UNSET
@@ -171,6 +172,7 @@ class TokenDocument(Request, kw_only=True):
     partition: str | UnsetType = UNSET
     pool: str | UnsetType = UNSET
     node: str | UnsetType = UNSET
+    users: list[Name] | UnsetType = UNSET
     uses: Annotated[int, Meta(ge=1, le=MAX_USES)] | UnsetType = UNSET
     note: Annotated[str, Meta(max_length=200)] | UnsetType = UNSET
     expires_in: Duration | UnsetType = UNSET
@@ -630,6 +632,8 @@ class Token(Answer, frozen=True, kw_only=True):
     """Of a join token: the only partition, pool and node that it is for; empty for any."""
     pool: str
     node: str
+    users: list[str]
+    """Of a join token: the only users whose tasks the node may take; empty for all."""
     uses: int
     """Of a join token: how often it can still be used."""
     note: str
