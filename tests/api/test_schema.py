@@ -29,7 +29,7 @@ def schemathesis(folder: Path, site: Serving, secret: str, *options: str) -> sub
         [
             str(Path(sys.executable).with_name("schemathesis")),
             *("run", str(description), "--url", site.url, "-H", f"Authorization: Bearer {secret}"),
-            *("--exclude-path-regex", ENDLESS, "--seed", "1", "--no-color", *options),
+            *("--exclude-path-regex", ENDLESS, "--request-timeout", "60", "--seed", "1", "--no-color", *options),
         ],
         cwd=folder,
         capture_output=True,
@@ -42,7 +42,7 @@ def schemathesis(folder: Path, site: Serving, secret: str, *options: str) -> sub
 @contextmanager
 def described(folder: Path) -> Iterator[Serving]:
     """A server with something of each kind."""
-    bounds = Bounds(failures=1e6, failures_burst=1e6, requests=1e6, burst=1e6)
+    bounds = Bounds(failures=1e6, failures_burst=1e6, requests=1e6, burst=1e6, poll_seconds=0.1)
     with serving(folder, bounds=bounds) as site:
         site.node("n1")
         pool = {"node": {"cpu": 1}, "max": 8, "provider": {"local": {}}}
@@ -71,6 +71,6 @@ def test_no_role_gets_a_fault_of_the_server(tmp_path: Path, role: Any) -> None:
         secret = "fl_wrong" if role == "stranger" else site.token(role, "ann")
         with site.client(secret) as client:
             client.post("/api/v1/jobs", json=JOB)
-        bounds = ("--max-examples", "100", "--phases", "examples,coverage,fuzzing")
+        bounds = ("--max-examples", "50", "--phases", "examples,coverage,fuzzing")
         done = schemathesis(tmp_path, site, secret, *bounds, "--checks", "not_a_server_error")
         assert done.returncode == 0, done.stdout[-20_000:]

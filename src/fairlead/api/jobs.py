@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
+from time import monotonic
 from typing import Annotated, Any
 
 import msgspec
@@ -48,8 +49,10 @@ READ_AT_ONCE = 50
 """Jobs of a batch that are read at a time; then other requests get their turn."""
 PAGE_BYTES = 4 * 2**20
 """A page of jobs ends when their specifications have this many bytes."""
-SCANNED = 2_000
-"""So many jobs are looked through at a time; then others get their turn."""
+SCANNED = 10_000
+"""Jobs that are looked through quickly at a time; then other requests get their turn."""
+LOOKING = 0.005
+"""Seconds for which jobs are looked at closely, between two turns of the writer."""
 
 Ask = Request[Any, Any, Any]
 JobId = Annotated[str, PathParameter(max_length=63)]
@@ -237,14 +240,19 @@ async def jobs(
     def full() -> bool:
         return len(found) > limit or size > PAGE_BYTES
 
-    def look(p: Partition, part: Iterable[Job]) -> None:
+    def look(p: Partition, part: Iterator[Job]) -> bool:
+        """Look at jobs for a while; True if there may be more to find."""
         nonlocal size
+        until = monotonic() + LOOKING
         for each in part:
-            if full():
-                break
             if p.jobs.get(each.id) is each and wanted(each):
                 found.append(job_answer(p, each))
                 size += len(each.packed)
+            if full():
+                return False
+            if monotonic() > until:
+                return True
+        return False
 
     def newest(p: Partition) -> tuple[list[Job], bool]:
         part = islice(reversed(p.jobs.values()), SCANNED)
@@ -256,9 +264,9 @@ async def jobs(
     hint = max((user, name, owner), key=len).encode()
 
     async def look_through(part: list[Job]) -> None:
-        likely = [each for each in part if hint in each.packed] if hint else part
-        if likely:
-            await served.read(lambda p: look(p, likely))
+        likely = iter([each for each in part if hint in each.packed] if hint else part)
+        while await served.read(lambda p: look(p, likely)):
+            await asyncio.sleep(0)
 
     if before is None:
         # The newest are mostly what is asked for, and then the others need not be looked at.
