@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from fairlead.wire.agent import LogRequest
-from tests.agent.plant import PARTITION, SECONDS, Machine, Plant
+from tests.agent.plant import JOIN_TOKEN, PARTITION, SECONDS, Machine, Plant
 from tests.live import PROGRAM
 from tests.people import People, needs_root, people
 
@@ -35,7 +35,8 @@ def two() -> Iterator[People]:
 async def node(two: People, path: Path, *options: str) -> AsyncIterator[tuple[Plant, Machine]]:
     settings = {"heartbeat": "1s", "preempt_grace": "300ms"}
     async with Plant(path / "journal", settings).at_work() as plant:
-        one = Machine(two.folder / path.name / "node", plant.url, "--resource=cpu=8", *two.options, *options)
+        about = ("--resource=cpu=8", f"--token-file={path / JOIN_TOKEN}", *two.options, *options)
+        one = Machine(two.folder / path.name / "node", plant.url, *about)
         one.directory.parent.mkdir(mode=0o711)
         await one.start()
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import getpass
 import json
 import re
 import socket
@@ -234,6 +235,7 @@ def test_a_machine_joins_and_is_revoked(up: Up, tmp_path: Path) -> None:
         "agent",
         f"--join={up.url}",
         "--name=extra",
+        f"--for={getpass.getuser()}",
         f"--directory={directory}",
         f"--token-file={token}",
     ]

@@ -337,13 +337,8 @@ def _waited(stage: Stage, kind: int) -> int | None:
 
 
 def avoid(plan: Plan, join: int) -> None:
-    """A launch went wrong on a node: leave it alone for a while, twice as long each time.
-
-    Launches that were sent before the pause and go wrong in it count as one.
-    """
+    """A launch went wrong on a node: leave it alone for a while, twice as long each time."""
     nodes = plan.partition.nodes
-    if nodes.avoided.get(join, 0) > plan.now:
-        return
     failures = nodes.failures[nodes.rows[join]]
     pause = min(FIRST_PAUSE << min(failures, 20), LONGEST_PAUSE)
     plan.do(NodeAvoided(join, failures + 1, plan.now + pause))

@@ -109,10 +109,11 @@ class Simulation:
         return back
 
     def _is_stuck(self, outages: Outages) -> bool:
-        """Whether trouble that comes and goes is all that can still happen."""
+        """Whether trouble that comes and goes is all that can still happen. A node in back-off is tried again."""
         if outages.out or self.writer.more or self._next < len(self.trace.arrivals):
             return False
-        return not self.writer.partition.allocations and self.fleet.next_due() is None
+        p = self.writer.partition
+        return not p.allocations and not p.nodes.avoided and self.fleet.next_due() is None
 
     def _next_due(self) -> Micros | None:
         if self.writer.more:
