@@ -1,4 +1,4 @@
-"""The data directory of a server: it belongs to the server's user, and nobody else can read it."""
+"""The data directory of a server: it belongs to the server's user, and no other user can read it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What every index of nodes has in common: kinds of nodes, and following what changed in the table.
 
-Nodes of one kind (manager, pool, taints, users, the labels that somebody selects or gathers by, GPUs or none) are all
+Nodes of one kind (manager, pool, taints, users, the labels that a shape selects or gathers by, GPUs or none) are all
 the same to a shape but for their room. An index is derived and rebuilt at will; nothing about it is ever written down.
 """
 

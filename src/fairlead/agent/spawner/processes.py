@@ -111,10 +111,10 @@ def owners(tasks: dict[int, str], processes: dict[int, Process], root: int) -> d
 
 
 def left_over(mark: str, sessions: Iterable[int], written: float, now: float) -> list[int]:
-    """What an earlier spawner has left behind: whoever carries its mark, and the sessions it is known to have made.
+    """The processes that an earlier spawner left behind: those with its mark, and those of the sessions that it made.
 
-    The number of a session may have been given to somebody else since `written`, when the spawner noted it last: then
-    nobody in it is older than that. A spawner itself, which has the mark and a session of its own, is not meant.
+    The number of a session may have been given to another one since `written`, when the spawner noted it last: then
+    none of its processes is older than that. A spawner itself, with the mark and a session of its own, is not meant.
     """
     processes = all_processes()
     del processes[os.getpid()]
