@@ -179,7 +179,8 @@ def _take(plan: Plan, allocation: Allocation, block: tuple[int, ...], command: R
         hand_back(plan, allocation, block, reason or f"node {command.node} did not start it")
         if state == "refused":
             plan.note("launch refused", count(block))
-            avoid(plan, allocation.node)
+            if plan.partition.nodes.avoided.get(allocation.node, 0) <= plan.now:  # else for the launch it came behind
+                avoid(plan, allocation.node)
     elif state == "refused" and allocation.state == "assigned":
         plan.note("launch refused", count(block))
         take_back(plan, allocation, block, reason or f"node {command.node} refused the launch", refused=True)
