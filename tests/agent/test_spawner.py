@@ -43,6 +43,8 @@ class Spawner:
     def join(self) -> None:
         until = monotonic() + SECONDS
         while (found := link._open(self.directory)) is None:
+            if self.process.poll() is not None:  # as an agent does
+                self.process = link.start_spawner(self.directory, self.directory / "logs")
             assert monotonic() < until
             sleep(0.01)
         self.socket: socket.socket = found
