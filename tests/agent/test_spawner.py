@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic, sleep, time
 from typing import Any
 
 import psutil
@@ -19,11 +19,13 @@ import pytest
 
 from fairlead.agent import link
 from fairlead.agent.link import end_all, prepare
+from fairlead.agent.spawner import processes
 from fairlead.agent.spawner.files import LARGE
 from fairlead.agent.spawner.frames import Unpacker, pack
 from fairlead.agent.spawner.ledger import Ledger, open_files
 from fairlead.agent.spawner.limits import Limits
 from fairlead.agent.spawner.main import LOCK_TIME
+from fairlead.agent.spawner.processes import MARK
 from fairlead.agent.spawner.starting import Starter
 from fairlead.agent.spawner.tasks import Tasks
 
@@ -43,9 +45,7 @@ class Spawner:
     def join(self) -> None:
         until = monotonic() + SECONDS
         while (found := link._open(self.directory)) is None:
-            if self.process.poll() is not None:  # as an agent does
-                self.process = link.start_spawner(self.directory, self.directory / "logs")
-            assert monotonic() < until
+            assert monotonic() < until and self.process.poll() is None
             sleep(0.01)
         self.socket: socket.socket = found
         self.socket.settimeout(SECONDS)
@@ -170,6 +170,26 @@ def guard_of(spawner: Spawner) -> int:
     one = psutil.Process(spawner.process.pid)
     (guard,) = [each.pid for each in one.children() if each.cmdline() == one.cmdline()]
     return guard
+
+
+def test_a_spawner_that_is_just_being_started_is_not_taken_for_what_an_earlier_one_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The guard of the earlier one may have listed the processes before the new one had a session of its own."""
+    mark = "0123456789abcdef:"
+    list_processes = processes.all_processes
+    with subprocess.Popen(["sleep", "1000"], env={MARK: mark}, start_new_session=True) as fresh:
+
+        def before_its_session() -> dict[int, processes.Process]:
+            found = list_processes()
+            found[fresh.pid].session = found[os.getpid()].session
+            return found
+
+        monkeypatch.setattr(processes, "all_processes", before_its_session)
+        try:
+            assert fresh.pid not in processes.left_over(mark, (), 0.0, time())
+        finally:
+            fresh.kill()
 
 
 def test_tasks_of_a_killed_spawner_end_without_a_successor(spawner: Spawner) -> None:

@@ -92,7 +92,7 @@ def with_children(pid: int) -> list[int]:
 def owners(tasks: dict[int, str], processes: dict[int, Process], root: int) -> dict[int, int]:
     """Process → the task it belongs to, for all below `root`; tasks are given as their first process → their mark.
 
-    A task that has ended may be among them: the number of its session is taken as long as somebody is in it.
+    A task that has ended may be among them: the number of its session is taken as long as a process is in it.
     """
     children: dict[int, list[int]] = {}
     for each in processes.values():
@@ -132,7 +132,16 @@ def left_over(mark: str, sessions: Iterable[int], written: float, now: float) ->
 
 def _is_marked(process: Process, mark: str) -> bool:
     found = mark_of(process.pid)
-    return found.startswith(mark) and not (found == mark and process.pid == process.session)
+    return found.startswith(mark) and not (found == mark and _is_spawner(process.pid))
+
+
+def _is_spawner(pid: int) -> bool:
+    """True if a process that has the mark of a spawner leads a session, or is gone.
+
+    It has its session before its mark. The list of processes may be older than both.
+    """
+    process = process_of(pid)
+    return process is None or process.session == pid
 
 
 def signal_all(pids: Iterable[int], number: int) -> None:
