@@ -288,7 +288,7 @@ def test_a_node_that_cannot_fork_pauses_and_goes_on_later(tmp_path: Path, few_pr
             for pid in spawners:
                 (few_processes / "cgroup.procs").write_text(str(pid))
             (few_processes / "pids.max").write_text("1")
-            job = await plant.submit(["true"], count=3, min=1, resources={"cpu": 0.1})
+            job = await plant.submit(["true"], count=150, min=1, resources={"cpu": 0.01})
             said = "Resource temporarily unavailable"
             await plant.until(lambda p: max(p.nodes.failures) and said in stage_of(plant, job).past(0).reason)
             assert stage_of(plant, job).top <= 4, "it is tried again after a pause only"

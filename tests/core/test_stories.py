@@ -109,7 +109,9 @@ def test_a_refused_launch_costs_the_task_nothing_and_pauses_the_node() -> None:
     jobs = [w.submit(stages=stage(1)) for _ in range(8)]
     w.advance(0)
     nodes = w.partition().nodes
-    assert nodes.failures == [8] and list(nodes.avoided.values()) == [w.now + 128 * SECOND]
+    assert nodes.failures == [8] and list(nodes.avoided.values()) == [w.now + SECOND], "one pause for all of them"
+    w.advance(1)
+    assert nodes.failures == [16] and list(nodes.avoided.values()) == [w.now + 2 * SECOND]
     w.advance(600)
     assert [w.job(job).state for job in jobs] == ["pending"] * 8
     assert w.task(jobs[0], "w", 0).attempt < 15

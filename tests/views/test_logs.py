@@ -130,6 +130,17 @@ def test_a_refused_launch() -> None:
     ]
 
 
+def test_a_pause_for_several_refused_launches_is_one_line() -> None:
+    w = Logged()
+    w.node("n1", cpu=2)
+    w.refuse_launches("n1")
+    w.tasks(1)
+    w.tasks(1)
+    w.cycle()
+    w.cycle()
+    assert w.lines("node avoided") == [warning("node avoided", 0, node="n1", failures=1, pause_seconds=1)]
+
+
 def test_a_gang_whose_member_is_silent_is_one_line() -> None:
     w = Logged()
     w.nodes(3, cpu=1)

@@ -229,7 +229,7 @@ def dump(p: Partition) -> bytes:
             tuple(_Manager(name, p.managers[name].registered) for name in sorted(p.managers)),
             tuple((user, key, p.keys[user, key]) for user, key in sorted(p.keys)),
             tuple(
-                NodeAvoided(join, p.nodes.failures[row], p.nodes.avoided.get(join, 0))
+                NodeAvoided(join, p.nodes.failures[row], p.nodes.pauses[row], p.nodes.avoided.get(join, 0))
                 for join, row in sorted(p.nodes.rows.items())
                 if p.nodes.failures[row]
             ),

@@ -39,6 +39,8 @@ class NodeTable:
         """The state that a lost node, by join number, goes back to when it returns; up if it is not here."""
         self.failures: list[int] = []
         """How many launches in a row went wrong there."""
+        self.pauses: list[int] = []
+        """How many times in a row work was kept away for that."""
         self.avoided: dict[int, int] = {}
         """The nodes, by join number, that get no work until a time, because launches went wrong there."""
         self.held: dict[int, dict[int, list[Place]]] = {}
@@ -113,6 +115,7 @@ class NodeTable:
         self.whole_part[row] = (0, 0)
         self.over_rows.discard(row)
         self.failures[row] = 0
+        self.pauses[row] = 0
         self.avoided.pop(join, None)
         self.lost_from.pop(join, None)
         self.join[row] = VACANT
@@ -151,9 +154,11 @@ class NodeTable:
         self._count(row, 1)
         self._alter(join)
 
-    def avoid(self, join: int, failures: int, until: int) -> None:
+    def avoid(self, join: int, failures: int, pauses: int, until: int) -> None:
         """Keep work away until a time, or no longer if that is 0."""
-        self.failures[self.rows[join]] = failures
+        row = self.rows[join]
+        self.failures[row] = failures
+        self.pauses[row] = pauses
         if until:
             self.avoided[join] = until
         else:
@@ -293,6 +298,7 @@ class NodeTable:
         self.devices.append([])
         self.allocations.append({})
         self.failures.append(0)
+        self.pauses.append(0)
         self.gpus.append(0)
         self.whole_part.append((0, 0))
         for column in self.capacity.values():

@@ -337,18 +337,24 @@ def _waited(stage: Stage, kind: int) -> int | None:
 
 
 def avoid(plan: Plan, join: int) -> None:
-    """A launch went wrong on a node: leave it alone for a while, twice as long each time."""
+    """A launch went wrong on a node: leave it alone for a while, twice as long each time.
+
+    Launches that were sent before such a pause, and go wrong in it, do not make it longer.
+    """
     nodes = plan.partition.nodes
-    failures = nodes.failures[nodes.rows[join]]
-    pause = min(FIRST_PAUSE << min(failures, 20), LONGEST_PAUSE)
-    plan.do(NodeAvoided(join, failures + 1, plan.now + pause))
+    row = nodes.rows[join]
+    pauses, until = nodes.pauses[row], nodes.avoided.get(join, 0)
+    if until <= plan.now:
+        until = plan.now + min(FIRST_PAUSE << min(pauses, 20), LONGEST_PAUSE)
+        pauses += 1
+    plan.do(NodeAvoided(join, nodes.failures[row] + 1, pauses, until))
 
 
 def trust(plan: Plan, join: int) -> None:
     """A launch went well on a node: what went wrong before is forgotten."""
     nodes = plan.partition.nodes
     if nodes.failures[nodes.rows[join]]:
-        plan.do(NodeAvoided(join, 0, 0))
+        plan.do(NodeAvoided(join, 0, 0, 0))
 
 
 def end_pending(plan: Plan, stage: Stage, outcome: Outcome, kinds: Iterable[int] = (REPLACE, SCALE, NEW)) -> None:

@@ -308,7 +308,7 @@ def _job_over(names: _Names, job: Job, state: JobState, reason: str) -> Line:
 
 
 def _avoided(names: _Names, change: NodeAvoided, kept: Any) -> Iterator[Line]:
-    if change.until:
+    if change.until not in (0, kept[2]):  # else the pause ends, or goes on
         fields = {"failures": change.failures, "pause_seconds": (change.until - names.now) / SECOND}
         yield WARNING, "node avoided", {"node": names.node(change.join), **fields}
 

@@ -94,15 +94,21 @@ class NodeAvoided(Change, frozen=True, tag="node avoided"):
 
     join: int
     failures: int
+    pauses: int
     until: int
 
-    def apply(self, p: Partition) -> tuple[int, int]:
-        before = (p.nodes.failures[p.nodes.rows[self.join]], p.nodes.avoided.get(self.join, 0))
-        p.nodes.avoid(self.join, self.failures, self.until)
+    def apply(self, p: Partition) -> tuple[int, int, int]:
+        before = _avoided(p, self.join)
+        p.nodes.avoid(self.join, self.failures, self.pauses, self.until)
         return before
 
-    def undo(self, p: Partition, kept: tuple[int, int]) -> None:
+    def undo(self, p: Partition, kept: tuple[int, int, int]) -> None:
         p.nodes.avoid(self.join, *kept)
+
+
+def _avoided(p: Partition, join: int) -> tuple[int, int, int]:
+    row = p.nodes.rows[join]
+    return p.nodes.failures[row], p.nodes.pauses[row], p.nodes.avoided.get(join, 0)
 
 
 class NodeRemoved(Change, frozen=True, tag="node removed"):
@@ -110,18 +116,17 @@ class NodeRemoved(Change, frozen=True, tag="node removed"):
 
     join: int
 
-    def apply(self, p: Partition) -> tuple[NodeAdded, int, int, int | None, int | None]:
-        row = p.nodes.rows[self.join]
-        avoided = (p.nodes.failures[row], p.nodes.avoided.get(self.join, 0))
+    def apply(self, p: Partition) -> tuple[NodeAdded, tuple[int, int, int], int | None, int | None]:
+        avoided = _avoided(p, self.join)
         before = as_added(p, self.join)
         p.nodes.remove(self.join)
         p.touched.nodes.discard(self.join)
-        return (before, *avoided, p.idle.pop(self.join, None), p.unwanted.pop(self.join, None))
+        return before, avoided, p.idle.pop(self.join, None), p.unwanted.pop(self.join, None)
 
-    def undo(self, p: Partition, kept: tuple[NodeAdded, int, int, int | None, int | None]) -> None:
-        before, failures, until, idle, unwanted = kept
+    def undo(self, p: Partition, kept: tuple[NodeAdded, tuple[int, int, int], int | None, int | None]) -> None:
+        before, avoided, idle, unwanted = kept
         before.apply(p)
-        p.nodes.avoid(self.join, failures, until)
+        p.nodes.avoid(self.join, *avoided)
         if idle is not None:
             p.idle[self.join] = idle
         if unwanted is not None:

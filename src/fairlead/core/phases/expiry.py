@@ -109,7 +109,8 @@ def _end_pauses(plan: Plan) -> None:
     nodes = plan.partition.nodes
     for join in sorted(nodes.avoided):
         if nodes.avoided[join] <= plan.now:
-            plan.do(NodeAvoided(join, nodes.failures[nodes.rows[join]], 0))
+            row = nodes.rows[join]
+            plan.do(NodeAvoided(join, nodes.failures[row], nodes.pauses[row], 0))
 
 
 def _meet_deadlines(plan: Plan) -> None:
