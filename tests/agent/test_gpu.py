@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import shlex
 from pathlib import Path
 
 import pytest
 
+from fairlead.agent.spawner.devices import gpus
 from tests.agent.plant import Plant, machine
 from tests.agent.test_stories import SHORT, log_of, tell
+from tests.agent.test_users import labels_of, node, run
+from tests.people import People, needs_root, people
 
 # What a task sees: the identities of the devices that the driver shows to it.
 LOOK = """
@@ -40,7 +44,10 @@ def devices() -> int:
     return count.value
 
 
-@pytest.mark.skipif(not Path("/proc/driver/nvidia/gpus").is_dir(), reason="no GPU on this machine")
+needs_gpu = pytest.mark.skipif(not gpus(), reason="no GPU on this machine")
+
+
+@needs_gpu
 def test_a_real_gpu_is_found_given_and_shared(tmp_path: Path) -> None:
     async def story() -> None:
         async with (
@@ -64,3 +71,34 @@ def test_a_real_gpu_is_found_given_and_shared(tmp_path: Path) -> None:
             assert seen[0] == seen[1]
 
     tell(story)
+
+
+@needs_gpu
+@needs_root
+def test_a_user_opens_the_gpus_that_the_task_was_given_and_no_others(tmp_path: Path) -> None:
+    """Whatever the task sets in its environment."""
+    look = "exec python3 -c " + shlex.quote(LOOK)
+    every = "unset CUDA_VISIBLE_DEVICES NVIDIA_VISIBLE_DEVICES; "
+    files = [f"/dev/nvidia{minor}" for _, minor in gpus()]
+    tries = "; ".join(f"(: < {file}) 2>/dev/null && echo opened" for file in files)
+
+    async def story(two: People) -> None:
+        async with node(two, tmp_path) as (plant, _):
+            assert (await labels_of(plant))["gpus"] == "separate"
+            for user in two.names:
+                state, said = await run(plant, user, every + look, resources={"cpu": 1, "gpu": 1})
+                assert state == "succeeded" and len(said.split()) == 1, said
+                state, said = await run(plant, user, every + look)
+                assert (state, said) == ("succeeded", "")
+                assert (await run(plant, user, f"{tries}; true"))[1] == ""
+                state, said = await run(plant, user, f"{tries}; true", resources={"cpu": 1, "gpu": 1})
+                assert said == "opened\n"
+            halves = [
+                plant.submit(["/bin/sh", "-c", every + look], user=user, resources={"cpu": 1, "gpu": 0.5})
+                for user in two.names
+            ]
+            for job in halves:
+                assert await plant.over(await job) == "succeeded"
+
+    with people("ann", "bob") as two:
+        tell(lambda: story(two))

@@ -96,6 +96,12 @@ async def has_limits(plant: Plant, one: Machine, two: People) -> None:
     assert (await labels_of(plant))["cgroup"] == "none" or "/fairlead-" in said
 
 
+async def is_ended_when_it_takes_too_much_memory(plant: Plant, one: Machine, two: People) -> None:
+    taking = "exec python3 -c 'import time; taken = bytearray(400 << 20); time.sleep(600)'"
+    state, _ = await run(plant, "ann", taking, resources={"cpu": 1, "memory": "100Mi"})
+    assert state == "failed"
+
+
 async def cannot_lead_its_log_elsewhere(plant: Plant, one: Machine, two: People) -> None:
     ann = await plant.submit(["echo", "private"])
     assert await plant.over(ann) == "succeeded"
@@ -158,6 +164,7 @@ def test_a_user_on_a_node(two: People, tmp_path: Path) -> None:
                 runs_as_its_user,
                 has_its_own_tmp,
                 has_limits,
+                is_ended_when_it_takes_too_much_memory,
                 cannot_lead_its_log_elsewhere,
                 is_told_why_it_may_not_run,
                 ends_with_its_spawner_and_not_with_the_agent,

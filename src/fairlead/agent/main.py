@@ -301,10 +301,10 @@ class Agent:
 
     async def _sweep(self) -> None:
         while True:
-            folders = [self._logs_of("")] if self._helper is None else [*map(str, self._helper.users.glob("*/logs"))]
-            for logs in folders:
+            users = [""] if self._helper is None else [each.name for each in self._helper.folders()]
+            for user in users:
                 with suppress(OSError):
-                    await asyncio.to_thread(remove_old, logs)
+                    await asyncio.to_thread(remove_old, self._logs_of(user))
             await asyncio.sleep(SWEEP)
 
 
