@@ -140,6 +140,31 @@ def test_what_a_new_spawner_does_not_know_was_never_started() -> None:
     assert reported(book) == {"lost": (0, 1), "running": (1, 2)}
 
 
+def test_what_a_spawner_never_heard_of_is_refused_when_it_cannot_be_started() -> None:
+    """What was sent to it may run, and is not."""
+    book = Book(AROUND, 1)
+    book.heed(launch(0, 1))
+    assert launched(book) == [(0, 1)]
+    book.heed(launch(1, 3))
+    book.not_sent(0, book.outbox[0])
+    sent(book)
+    book.miss(0, "no room")
+    assert reported(book) == {"refused": (1, 3)}
+    book.find(0, [])
+    assert launched(book) == [(0, 1)]
+
+
+def test_what_a_spawner_did_not_get_is_sent_when_it_is_back() -> None:
+    book = Book(AROUND, 1)
+    book.heed(launch(0, 2))
+    book.not_sent(0, book.outbox[0])
+    sent(book)
+    book.find(0, [])
+    assert launched(book) == [(0, 1), (1, 1)]
+    book.miss(0, "no room")
+    assert reported(book) == {}
+
+
 def test_an_agent_that_was_restarted_finds_its_tasks() -> None:
     book = Book(AROUND, 2)
     meta = ("job", 1, "main", 1)

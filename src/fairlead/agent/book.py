@@ -42,6 +42,8 @@ class Book:
         self.missing: dict[int, str] = {}
         """Spawners that cannot be started → why. They get no tasks; while all of a user are missing, its launches are
         refused."""
+        self._unsent: dict[int, list[Key]] = {}
+        """What spawners without a link were to start."""
         self._shared = range(spawners)
         self._ranges: dict[str, range] = {}
         """The spawner of each user."""
@@ -194,6 +196,14 @@ class Book:
         if keys:
             self.outbox[spawner].append(("return", keys))
 
+    def not_sent(self, spawner: int, frames: Iterable[Frame]) -> None:
+        """A spawner has no link: it gets what it does not know when it is back, or what it was to start is refused."""
+        keys = self._unsent.setdefault(spawner, [])
+        for what, *rest in frames:
+            if what == "launch":
+                for meta, _, indices, *_ in rest[0]:
+                    keys += [(meta[1], meta[2], meta[3], index) for index in indices]
+
     # -- what spawners say ---------------------------------------------------------------------------------------
 
     def hear(self, started: Sequence[Key], ended: Sequence[tuple[Key, Result]]) -> None:
@@ -204,6 +214,8 @@ class Book:
 
     def find(self, spawner: int, known: Iterable[tuple[Meta, int, int, str, Result | None]]) -> None:
         """A spawner says all that it knows: at first, and when it was started again."""
+        self.missing.pop(spawner, None)
+        self._unsent.pop(spawner, None)
         before = {key for key, entry in self._entries.items() if entry.at == spawner and not self._is_held(entry)}
         confirmed = set(self._gone[spawner])
         for meta, index, chain, state, result in known:
@@ -226,6 +238,14 @@ class Book:
         for key in before:
             self._settle_unknown(self._entries[key])
         self.tell_confirmed()
+
+    def miss(self, spawner: int, why: str) -> None:
+        """A spawner cannot be started for now. What it was to start, and never heard of, is refused."""
+        self.missing[spawner] = why
+        for key in self._unsent.pop(spawner, ()):
+            entry = self._entries.get(key)
+            if entry is not None and entry.state == "sent":
+                self._end(entry, ("refused", 0, why, 0, 0, 0))
 
     def refuse(self, spawner: int, why: str) -> None:
         """There can be no such spawner: what it was to start fails."""

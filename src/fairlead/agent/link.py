@@ -91,13 +91,16 @@ class Link(asyncio.Protocol):
         """Look again whether the spawner is wanted."""
         self._wake.set()
 
-    def send(self, *frames: tuple[Any, ...]) -> None:
+    def send(self, *frames: tuple[Any, ...]) -> bool:
         """Send messages. Without a spawner, or before it has said what it knows, they are lost: that settles them.
 
-        A launch that it took before would not be in what it says, and its tasks would be given to others.
+        A launch that it took before would not be in what it says, and its tasks would be given to others. False if the
+        messages are lost here; if True, they may have been lost on the way to a spawner that ended.
         """
-        if self._transport is not None and self._spoken:
-            self._transport.writelines([pack(frame) for frame in frames])
+        if self._transport is None or not self._spoken:
+            return False
+        self._transport.writelines([pack(frame) for frame in frames])
+        return True
 
     async def _connect(self) -> None:
         pause = FIRST_PAUSE

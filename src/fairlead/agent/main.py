@@ -248,7 +248,6 @@ class Agent:
         if what == "state":
             known, self._notes[at], self._cgroup = rest
             self._links[at].send(("lease", *self._lease_of_tasks))
-            self.book.missing.pop(at, None)
             self.book.find(at, known)
             self._find(at)
         else:
@@ -275,14 +274,16 @@ class Agent:
     def _miss(self, at: int, problem: str, gone: bool) -> None:
         self._log("spawner", {"problem": problem})
         if gone:
-            self.book.missing[at] = problem
+            self.book.miss(at, problem)
+            self._tell()
 
     def _deliver(self) -> None:
         self._follow_users()
         for at, outbox in enumerate(self.book.outbox):
             if outbox:
                 frames, self.book.outbox[at] = outbox, []
-                self._links[at].send(*frames)
+                if not self._links[at].send(*frames):
+                    self.book.not_sent(at, frames)
                 self._links[at].wake()
 
     def _logs_of(self, user: str) -> str:
