@@ -233,8 +233,8 @@ class _Turns:
             self._compare(each, placed, bool(isinstance(change, SinglesPlaced)))
 
     def look(self, change: Change) -> None:
-        """After a start, drop the asks that have no room left, or may not start any more."""
-        if self._passed and _started(change):
+        """After a start or a claim, drop the asks that have no room left, or may not start any more."""
+        if self._passed and (isinstance(change, Promised) or _started(change)):
             rooms = Rooms(self.p)
             self._passed = [each for each in self._passed if self._could_start(each, rooms)]
 
