@@ -36,10 +36,22 @@ class Admission:
         """The jobs that have counted starts."""
         self._bounded: dict[int, bool] = {}
         self._firm: bool | None = None
+        self._checks = p.facts().checks
+
+    def checks_for(self, job: Job) -> tuple[Check, ...]:
+        """The checks that can refuse asks of a job, in their order."""
+        key: object = id(job.accounts)  # of a job that has not started, can be preempted and follows no other
+        if job.allocations or job.after or not job.preemptible:
+            key = (key, job.preemptible, job.allocations > 0, bool(job.after))
+        found = self._checks.get(key)
+        if found is None:
+            checks = tuple([check for check in CHECKS if check.matters(self.p, job)])
+            found = self._checks[key] = (checks, job.accounts)  # these stay, so that their id is not given anew
+        return found[0]
 
     def refusal(self, ask: Reservation, needs: Needs, ignoring: Collection[Check] = ()) -> Reason | None:
         """Why some tasks of an ask may not start together; None if they may. Checks in `ignoring` are left out."""
-        for check in checks_for(self.p, ask.stage.job):
+        for check in self.checks_for(ask.stage.job):
             if check not in ignoring:
                 reason = check.refuses(self, ask, needs)
                 if reason is not None:
@@ -251,20 +263,6 @@ CHECKS: tuple[Check, ...] = (
 # -- questions about asks ----------------------------------------------------------------------------------------
 
 
-def checks_for(p: Partition, job: Job) -> tuple[Check, ...]:
-    """The checks that can refuse asks of a job, in their order."""
-    accounts = job.accounts
-    key: object = id(accounts)  # of a job that has not started, can be preempted and follows no other
-    if job.allocations or job.after or not job.preemptible:
-        key = (key, job.preemptible, job.allocations > 0, bool(job.after))
-    known = p.facts().checks
-    found = known.get(key)
-    if found is None:
-        found = known[key] = (accounts, tuple([check for check in CHECKS if check.matters(p, job)]))
-    checks: tuple[Check, ...] = found[1]
-    return checks
-
-
 def refusal(p: Partition, ask: Reservation) -> Reason | None:
     """Why all that has to start at once may not; None if only capacity can keep it back."""
     return Admission(p).refusal(ask, needs_of(ask))
@@ -272,7 +270,7 @@ def refusal(p: Partition, ask: Reservation) -> Reason | None:
 
 def is_bounded(p: Partition, job: Job) -> bool:
     """True if a check may refuse the job now or later without its lane being woken."""
-    return any([not check.wakes for check in checks_for(p, job)])
+    return any([not check.wakes for check in Admission(p).checks_for(job)])
 
 
 def blocks_lane(ask: Reservation, reason: Reason) -> bool:

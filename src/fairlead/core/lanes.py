@@ -217,13 +217,14 @@ class Lane:
 
     def key(self, reservation: Reservation) -> Key:
         """The place of a reservation, to compare with others of the same queue; the lowest goes first."""
-        job = reservation.stage.job
-        settings = self.queue.settings
-        kind = NEW if reservation.kind == SCALE and not settings.scale_first else reservation.kind
-        below_min = kind == REPLACE and reservation.stage.below_min
+        stage, kind, seq = reservation.stage, reservation.kind, reservation.seq
+        job, settings = stage.job, self.queue.settings
+        if kind == SCALE and not settings.scale_first:
+            kind = NEW
+        below_min = kind == REPLACE and stage.below_min
         place = ORDERS[settings.order](kind, job.priority, job.live, reservation.asked, below_min)
         # Who was brought to the front goes first in its round, the last one brought before the others.
-        return (reservation.round, -reservation.front, *place, reservation.tie or reservation.seq, reservation.seq)
+        return (reservation.round, -reservation.front, *place, reservation.tie or seq, seq)
 
     def _within(self, reservation: Reservation) -> Key:
         return self.key(reservation)[-3:]

@@ -97,8 +97,8 @@ class QueueFacts(NamedTuple):
     """One whose tasks cannot be taken back."""
     limits: bool
     """For itself, or for users or groups in it."""
-    checks: dict[object, tuple[object, Any]]
-    """For admission: what a job is → its accounts, so that no other has their id, and the checks that can refuse it."""
+    checks: dict[object, tuple[Any, object]]
+    """For admission: what a job is → the checks that can refuse it, and its accounts, so that no other has their id."""
 
 
 class Touched:
@@ -522,6 +522,9 @@ class Partition:
         self.nodes.book_all(join, allocations, shape, len(allocations), devices)
         self.touched.nodes.add(join)
         charged: dict[int, list[Job]] = {}
+        """Jobs with the same accounts."""
+        begun: dict[int, list[Job]] = {}
+        """Those of them that had no allocation."""
         known, timers, touched = self.allocations, self.timers, self.touched.jobs
         fair = allocations[0].stage.job.queue.settings.order == "fair"
         for allocation in allocations:
@@ -531,18 +534,21 @@ class Partition:
             if when is not None:
                 heappush(timers, (when, allocation.id))
             stage.live = {0: allocation}
+            accounts = id(job.accounts)
             if not job.allocations:
-                for account in job.accounts:
-                    account.running += 1
+                begun.setdefault(accounts, []).append(job)
                 job.queue.begin_work(job)
             job.allocations += 1
             job.live += 1
-            charged.setdefault(id(job.accounts), []).append(job)
+            charged.setdefault(accounts, []).append(job)
             touched[job.id] = None
             if fair:
                 self._resort(job)
             if self.forecast is not None:
                 self.forecast.add(allocation, self.now)
+        for jobs in begun.values():
+            for account in jobs[0].accounts:
+                account.running += len(jobs)
         for jobs in charged.values():
             charge(jobs[0], shape, len(jobs))
 

@@ -11,7 +11,7 @@ from heapq import heapify, heappop, heapreplace, merge
 
 import msgspec
 
-from fairlead.core.admission import Admission, checks_for
+from fairlead.core.admission import Admission
 from fairlead.core.asks import needs_of, together_of
 from fairlead.core.entitlement import Entitlements
 from fairlead.core.lanes import Lane
@@ -141,7 +141,7 @@ def _rest_of_whole(admission: Admission, ask: Reservation) -> list[Want]:
 def _some(admission: Admission, ask: Reservation, stage: Stage, most: int) -> list[Want]:
     """As many tasks of a stage, up to a number, as admission lets start one by one."""
     tasks = most
-    if most > 0 and checks_for(admission.p, stage.job):
+    if most > 0 and admission.checks_for(stage.job):
         tasks, _ = admission.most(ask, stage, 1, most)
     if tasks <= 0:
         return []

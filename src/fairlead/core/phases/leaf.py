@@ -55,18 +55,21 @@ class Turns:
 
     def current(self) -> tuple[Lane, Reservation]:
         """Whose turn it is, until its lane goes on or is closed."""
+        _, _, lane, reservation = self.open[0]
+        return self._current_moved() if self.fair or lane.moved else (lane, reservation)
+
+    def _current_moved(self) -> tuple[Lane, Reservation]:
         heap = self.open
-        while self.fair or heap[0][2].moved:
+        while True:
             key, text, lane, reservation = heap[0]
-            place = lane.key(reservation)
+            place = lane.key(reservation) if self.fair or lane.moved else key
             if place == key:
-                break
+                return lane, reservation
             # Its job runs more than before, or its stage has reached `min`: others of its lane may come before it now.
             following = reservation
             if lane not in self.blocked:
                 place, following = lane.after(self._passed) or (place, reservation)
             heapreplace(heap, (place, text, lane, following))
-        return heap[0][2], heap[0][3]
 
     def block(self, no_room: bool) -> None:
         """The ask whose turn it is found no capacity, or is refused for all of its lane, which is closed with it.
@@ -86,8 +89,9 @@ class Turns:
 
     def go_on(self, after: Reservation | None = None) -> None:
         """The turn is over. The lane queues up again, with the reservation that had it if that wants more."""
-        lane = self.open[0][2]
-        if lane in self.blocked:
+        heap = self.open
+        lane = heap[0][2]
+        if self.blocked and lane in self.blocked:
             self._next_owner(lane)
             return
         following = after
@@ -100,10 +104,10 @@ class Turns:
             following = next(self._walks[lane], None)
         if following is None:
             self.close()
-        elif len(self.open) == 1 and not moves:
-            self.open[0] = (*self.open[0][:3], following)  # nobody else to come before it
+        elif len(heap) == 1 and not moves:
+            heap[0] = (*heap[0][:3], following)  # no other lane to come before it
         else:
-            heapreplace(self.open, (lane.key(following), lane.text, lane, following))
+            heapreplace(heap, (lane.key(following), lane.text, lane, following))
 
     def pass_over(self, no_room: bool = False) -> None:
         """It keeps its place, and the next one of its lane is tried."""

@@ -251,7 +251,7 @@ class Round:
                 if not turns.open:
                     break
             lane, reservation = turns.current()
-            if reservation.stage.reservations[reservation.kind] is not reservation:
+            if self._claims is not None and reservation.stage.reservations[reservation.kind] is not reservation:
                 turns.go_on()  # its gang was stopped for another ask
                 continue
             placed = self._take_turn(branch, turns, lane, reservation)
@@ -265,13 +265,15 @@ class Round:
 
     def _take_turn(self, branch: Branch, turns: Turns, lane: Lane, reservation: Reservation) -> int:
         """Try the head whose turn it is. Returns how many tasks were placed."""
-        single = reservation.stage.count == 1
-        together = 1 if single and not reservation.whole else together_of(reservation)
-        if together > self.left and self.left < self.p.settings.max_placed:
-            self.left = 0  # a gang that is too large for what is left of this cycle opens the next one
-            return 0
-        most = together if single or together > 1 else self._most(branch, turns, reservation)
-        own = lane in turns.full
+        single = reservation.stage.count == 1 and not reservation.whole
+        together = most = 1
+        if not single:
+            together = together_of(reservation)
+            if together > self.left and self.left < self.p.settings.max_placed:
+                self.left = 0  # a gang that is too large for what is left of this cycle opens the next one
+                return 0
+            most = together if together > 1 else self._most(branch, turns, reservation)
+        own = bool(turns.full) and lane in turns.full
         if self._backfill is not None:
             placed, reason = self._backfill.start(self._starter, lane, reservation, together, most)
         else:
@@ -280,7 +282,7 @@ class Round:
         if lane.moved:
             self._starter.flush()  # its lane is walked from the beginning, and what is not booked still stands there
         if reason is None:
-            if reservation.whole:
+            if not single and reservation.whole:
                 self._begun.append(reservation)
             turns.go_on(None if single else reservation)
         elif isinstance(reason, NoRoom) and self._starter.flush():

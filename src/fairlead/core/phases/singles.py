@@ -48,15 +48,7 @@ class Singles:
         stage = ask.stage
         # Only the first start of a stage of one task can be written in short. Where places of a lane have moved it is
         # walked from the beginning, so that each start has to be booked at once.
-        if (
-            lane.moved
-            or stage.count != 1
-            or stage.started
-            or ask.kind != NEW
-            or stage.history
-            or stage.floor
-            or ask.whole
-        ):
+        if lane.moved or stage.count != 1 or stage.started or ask.kind != NEW or stage.history or stage.floor:
             return False
         if batch is None:
             if lane.size < FEW:
@@ -65,8 +57,9 @@ class Singles:
             if batch is None:
                 return False
             self._open_batches += 1
-        batch.asks.append(ask)
-        if len(batch.asks) == batch.room:
+        asks = batch.asks
+        asks.append(ask)
+        if len(asks) == batch.room:
             del self._batches[lane]
             self._open_batches -= 1
             self._book(batch)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fairlead.core.admission import Admission, checks_for
+from fairlead.core.admission import Admission
 from fairlead.core.asks import Needs, needs_of, together_of
 from fairlead.core.changes import Began, Part, Placed, Released, Trimmed
 from fairlead.core.explain import closed_to, most_ever, never_whole
@@ -53,7 +53,7 @@ class Starter:
         With `own`, only nodes that are kept for the ask are used.
         """
         p, stage, singles = self.plan.partition, ask.stage, self._singles
-        checks = checks_for(p, stage.job)
+        checks = self.admission.checks_for(stage.job)
         if checks and singles is not None:
             singles.flush()  # what the checks count has to be booked
         if ask.whole:
