@@ -382,3 +382,20 @@ def test_a_gang_is_let_in_by_the_fewest_stops_also_beside_cheaper_tasks_that_giv
     w.advance(241)
     w.advance(31)
     assert len(w.placements("gang")) == 4 and len(w.placements("high")) == 2 and w.placements("low")
+
+
+def test_a_large_gang_makes_way_though_a_small_one_is_cheaper_and_would_be_all_that_its_queue_can_lose() -> None:
+    """Without `pair` queue b would have no GPU, and could lose no more. Without `large` it keeps its share of them."""
+    w = World({**SETTINGS, "unit": "dominant"})
+    w.queue("root.a", share=62)
+    w.queue("root.b", share=38)
+    w.node("g", cpu=2, gpu=2)
+    for name, cpu in (("n1", 2), ("n2", 4), ("n3", 4)):
+        w.node(name, cpu=cpu)
+    w.submit(name="pair", queue="root.b", stages=[{"count": 2, "resources": {"cpu": 1, "gpu": 0.5}}])
+    w.submit(name="large", queue="root.b", stages=[{"count": 8, "resources": {"cpu": 1}}])
+    w.cycle()
+    w.submit(name="gang", queue="root.a", stages=[{"count": 6, "resources": {"cpu": 1}}])
+    w.advance(241)
+    w.advance(31)
+    assert len(w.placements("gang")) == 6 and len(w.placements("pair")) == 2

@@ -72,6 +72,8 @@ class Clearing:
         self.places: dict[tuple[int, int], int] = {}
         """Node and stage → how many tasks are set down there."""
         self._keeps = keeps
+        self.refused = False
+        """True if queues may not lose some victims beside those that were chosen."""
         self._gone: dict[int, Ranges] = {}
         """Allocation → the tasks of it that are as if ended."""
         self._rests: dict[int, tuple[int, dict[int, list[Block]]]] = {}
@@ -218,11 +220,19 @@ class Clearing:
         lost = {path: (dict(amounts), tasks) for path, (amounts, tasks) in self.losses.items()}
         for victim in victims:
             _lose(lost, self.blocks(victim))
-        return self._keeps(lost)
+        kept = self._keeps(lost)
+        self.refused = self.refused or not kept
+        return kept
 
     def may_go(self, victim: Victim) -> bool:
         """True if a victim has tasks left, and its queues may lose them too."""
         return bool(self.blocks(victim)) and self._may_go([victim])
+
+    def cheapest(self, most: int) -> list[Victim]:
+        """The victims that could make way first, the cheapest of the lowest priorities, up to a number."""
+        known = {id(victim): victim for victims in self._on.values() for victim in victims}
+        order = sorted(known.values(), key=lambda each: (each.unit.priority, cost_of([each.unit])))
+        return [victim for victim in order if self.may_go(victim)][:most]
 
     def _offer(
         self, heap: list[Offer], version: dict[int, int], join: int, stage: Stage, wanted: int, level: int

@@ -27,7 +27,7 @@ from fairlead.core.phases.clearing import (
 )
 from fairlead.core.plan import Plan
 from fairlead.core.policy.shares import turn_key
-from fairlead.core.policy.victims import lowest_level
+from fairlead.core.policy.victims import FEW, lowest_level
 from fairlead.core.ranges import count
 from fairlead.core.resources import Vector, add
 from fairlead.core.state import Partition
@@ -214,11 +214,20 @@ class Balance:
         look = clearing.future.copy()
         nodes = [join for join in sorted(self.p.nodes.rows) if any(look.room(join, shape, 1) for shape in shapes)]
 
-        def enough(level: int) -> bool:
+        def enough(level: int, first: Victim | None = None) -> bool:
             clearing.restore(saved)
-            return not any(clearing.clear(stage, clearing.put(stage, needed, nodes), level) for stage, needed in needs)
+            free = nodes if first is None else [*nodes, *clearing.end(first)]
+            return not any(clearing.clear(stage, clearing.put(stage, needed, free), level) for stage, needed in needs)
 
-        if lowest_level(clearing.levels, enough) is None:
+        clearing.refused = False
+        found = lowest_level(clearing.levels, enough) is not None
+        if not found and clearing.refused:
+            # What was cheap on one node may be all that its queue can lose, and a larger gang be what is needed.
+            clearing.restore(saved)
+            firsts = clearing.cheapest(FEW)
+            found = any(enough(each.unit.priority, each) for each in firsts)
+            found = found or any(enough(clearing.levels[-1], each) for each in firsts)
+        if not found:
             clearing.restore(saved)
         else:
             if clearing.chosen[before:]:
