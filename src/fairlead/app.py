@@ -139,7 +139,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
     from fairlead.api.site import Site
     from fairlead.api.smallfile import FileProblem
     from fairlead.api.tokens import Tokens
-    from fairlead.api.walltime import kept_wall
+    from fairlead.api.walltime import in_seconds, kept_wall
     from fairlead.engines.agents import Agents
     from fairlead.engines.base import Ended
     from fairlead.journal.history import History, Used
@@ -196,8 +196,9 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
 
     try:
         wall = kept_wall(directory / "clock", lambda text: log.warning("clock leapt", problem=text))
-        secrets = Secrets(directory / "secrets", key_path(directory, settings.secrets_key))
-        tokens = Tokens(directory / "tokens")
+        seconds = in_seconds(wall)
+        secrets = Secrets(directory / "secrets", key_path(directory, settings.secrets_key), seconds)
+        tokens = Tokens(directory / "tokens", seconds)
         identities = Identities(directory, tokens)
     except FileProblem as problem:
         raise Failed(str(problem)) from problem

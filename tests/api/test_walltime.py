@@ -5,11 +5,16 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from fairlead.api.walltime import HOUR, kept_wall, steady_wall
+from fairlead.api.secrets import Secrets
+from fairlead.api.tokens import Tokens
+from fairlead.api.walltime import HOUR, Anchor, in_seconds, kept_wall, since_boot, steady_wall
 from fairlead.journal import NotWritten, SqliteJournal
+from fairlead.wire.agent import this_machine
 from tests.api.serving import JOB, SECONDS, serving, submit
+from tests.live import Up
 
 YEARS = 10 * 365 * 24 * HOUR
 
@@ -86,3 +91,37 @@ def test_nothing_expires_when_the_clock_leaps(tmp_path: Path, monkeypatch: pytes
         found = site.as_owner.get(f"/api/v1/jobs/{name}")
         assert (found.status_code, found.json()["state"]) == (200, "killed")  # it is kept for a day
         assert abs(site.as_owner.get(f"/api/v1/jobs/{later}").json()["submitted"] - time.time()) < 3_600
+
+
+def test_tokens_and_secrets_expire_by_time_and_not_by_leaps(tmp_path: Path) -> None:
+    clocks = Clocks()
+    now = in_seconds(steady_wall(lambda: clocks.wall, lambda: clocks.steady))
+    tokens, secrets = Tokens(tmp_path / "tokens", now), Secrets(tmp_path / "secrets", tmp_path / "key", now)
+    secret, _ = tokens.create("user", "ann", expires_in=3_600)
+    secrets.set("ann", "db", "hidden", expires_in=3_600)
+    for leap in (YEARS, -2 * YEARS):
+        clocks.wall += leap
+        assert tokens.find(secret) is not None and secrets.names("ann") == ["db"]
+    clocks.go_on(HOUR)
+    assert tokens.find(secret) is None and secrets.names("ann") == []
+
+
+@pytest.mark.parametrize("leap", [YEARS, -YEARS])
+def test_a_server_whose_clock_leapt_before_its_start_goes_on(tmp_path: Path, leap: int) -> None:
+    """Its agent joins, and tokens count from the server's time, whatever the machine's clock says."""
+    data = tmp_path / "data"
+    data.mkdir(mode=0o700)
+    anchor = Anchor(this_machine(), time.time_ns() - since_boot() - leap)
+    (data / "clock").write_bytes(msgspec.json.encode(anchor))
+    (data / "clock").chmod(0o600)
+    up = Up(data)
+    try:
+        assert up.run("run", "--", "echo", "still here") == "still here\n"
+        document = up.run("token", "create", "--role", "user", "--user", "ann", "--expires-in", "1h", "--json")
+        made = msgspec.json.decode(document)
+        assert abs(made["token"]["expires"] - (time.time() - leap / 1e9 + 3_600)) < 600
+        up.environment["FAIRLEAD_TOKEN"] = made["secret"]
+        assert "box" in up.run("node", "list")
+    finally:
+        up.environment.pop("FAIRLEAD_TOKEN", None)
+        up.close()

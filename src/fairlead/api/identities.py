@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
-from time import time
 from typing import Literal
 
 import msgspec
@@ -100,7 +99,7 @@ class Identities:
         known = self._known.get((peer.exchange.partition, peer.node))
         if known is None or known.revoked or known.key != peer.key:
             return "revoked"
-        left = known.expires - time()
+        left = known.expires - self._tokens.now()
         return "expired" if left <= 0 else "due" if left < self.lasts / 3 else "valid"
 
     def _admit(self, exchange: Exchange, proof: Proof) -> Peer:
@@ -110,16 +109,16 @@ class Identities:
             raise Refused("instance", f"it is longer than {MAX_INSTANCE} characters; update the agent")
         name, key = (exchange.partition, exchange.node), encoded(proof.key)
         known = self._known.get(name)
-        problem = _problem(known, exchange.node, key)
+        problem = _problem(known, exchange.node, key, self._tokens.now())
         if problem and not proof.token:
             raise Refused("key", problem)
         if problem:
-            token = self._tokens.spend(proof.token, *name, fresh=known is None or known.expires <= time())
+            token = self._tokens.spend(proof.token, *name, fresh=known is None or known.expires <= self._tokens.now())
             known = Credential(
                 partition=exchange.partition,
                 node=exchange.node,
                 key=key,
-                expires=time() + self.lasts,
+                expires=self._tokens.now() + self.lasts,
                 pool=token.pool,
                 users=token.users,
                 instance=proof.instance if known is None else known.instance,
@@ -127,7 +126,7 @@ class Identities:
             self._put(name, known)
         assert known is not None
         if key == known.next:
-            known = msgspec.structs.replace(known, key=key, next="", expires=time() + self.lasts)
+            known = msgspec.structs.replace(known, key=key, next="", expires=self._tokens.now() + self.lasts)
             self._put(name, known)
         return Peer(exchange, key, known.pool, known.users, proof.instance, known.instance)
 
@@ -153,7 +152,10 @@ class Identities:
         known = self._known.get((partition, node))
         if known is None:
             return "", None
-        return "revoked" if known.revoked else "valid" if known.expires > time() else "expired", known.expires
+        return (
+            "revoked" if known.revoked else "valid" if known.expires > self._tokens.now() else "expired",
+            known.expires,
+        )
 
     def revoke(self, partition: str, node: str) -> None:
         """Let the key of a node open no connection any more. It holds at once, and is answered when it is durable."""
@@ -203,13 +205,13 @@ class Identities:
             if self._written >= change:
                 return
             with self._changing:
-                changes, now = self._changes, time()
+                changes, now = self._changes, self._tokens.now()
                 kept = [each for each in self._known.values() if each.expires + self.lasts > now]
             write_small(self._path, msgspec.json.encode(kept))
             self._written = changes
 
 
-def _problem(known: Credential | None, node: str, key: str) -> str:
+def _problem(known: Credential | None, node: str, key: str, now: float) -> str:
     """Why a key does not open a connection; empty if it does."""
     again = f"join with a token: fairlead token create --role join --node {node}"
     if known is None:
@@ -218,7 +220,7 @@ def _problem(known: Credential | None, node: str, key: str) -> str:
         return f"the credential of node {node} was revoked; {again}"
     if key not in (known.key, known.next):
         return f"node {node} has another key; {again}"
-    if known.expires <= time() and key != known.next:
+    if known.expires <= now and key != known.next:
         return f"the credential of node {node} has expired; {again}"
     return ""
 

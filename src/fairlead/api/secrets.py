@@ -15,6 +15,7 @@ from litestar.params import PathParameter
 
 from fairlead.api.sealed import SealedFile
 from fairlead.api.site import USERS, Shaped, caller_of, site_of
+from fairlead.api.walltime import Seconds
 from fairlead.core.errors import Refused
 from fairlead.core.model import JobSpec
 from fairlead.core.reader import Reader, check_name
@@ -32,10 +33,6 @@ class Value(msgspec.Struct, frozen=True, omit_defaults=True):
     text: str
     expires: float | None = None
 
-    @property
-    def over(self) -> bool:
-        return self.expires is not None and self.expires <= time()
-
 
 class Content(msgspec.Struct, frozen=True):
     """All of the file."""
@@ -48,7 +45,9 @@ class Content(msgspec.Struct, frozen=True):
 class Secrets:
     """The secrets of all users, by user and name, in an encrypted file."""
 
-    def __init__(self, path: Path, key: Path) -> None:
+    def __init__(self, path: Path, key: Path, now: Seconds = time) -> None:
+        """`now` is the clock by which secrets expire."""
+        self._now = now
         self._file = SealedFile(path, key)
         self._lock = Lock()
         """Held by each change until the file has it."""
@@ -76,7 +75,7 @@ class Secrets:
             known = self._known(user)
             if name not in known and len(known) >= MOST:
                 raise Refused("secret", f"{user} has {MOST} secrets; remove some first", "conflict")
-            expires = None if expires_in is None else time() + expires_in
+            expires = None if expires_in is None else self._now() + expires_in
             self._save(user, {**known, name: Value(value, expires)})
 
     def remove(self, user: str, name: str) -> None:
@@ -112,7 +111,8 @@ class Secrets:
                     )
 
     def _known(self, user: str) -> dict[str, Value]:
-        return {name: value for name, value in self._content.users.get(user, {}).items() if not value.over}
+        now, known = self._now(), self._content.users.get(user, {})
+        return {name: value for name, value in known.items() if value.expires is None or value.expires > now}
 
     def _save(self, user: str, values: dict[str, Value]) -> None:
         """Write the secrets and then use them; if they cannot be written, the earlier ones stay."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from time import time
 from typing import Annotated, Any, NamedTuple, Protocol
 
 import msgspec
@@ -272,7 +271,7 @@ async def _while_valid(
     site.streams.setdefault(caller.id, set()).add(over)
     expiry = None
     if caller.expires is not None:
-        expiry = asyncio.get_running_loop().call_later(max(0.0, caller.expires - time()), over.set)
+        expiry = asyncio.get_running_loop().call_later(max(0.0, caller.expires - site.tokens.now()), over.set)
     if not site.tokens.is_known(caller):
         over.set()  # it was revoked while this was being prepared
     ended = asyncio.create_task(over.wait())

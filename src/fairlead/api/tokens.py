@@ -17,6 +17,7 @@ import msgspec
 
 from fairlead.api.problems import Unserved
 from fairlead.api.smallfile import FileProblem, read_small, write_small
+from fairlead.api.walltime import Seconds
 from fairlead.core.errors import Refused
 from fairlead.wire.api import Role
 
@@ -52,8 +53,10 @@ class Token(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Tokens:
     """The tokens of one control plane, which alone writes the file."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, now: Seconds = time) -> None:
+        """`now` is the clock by which tokens expire."""
         self._path = path
+        self.now = now
         self._lock = Lock()
         """Held by each change until the file has it."""
         self._unwritten: set[str] = set()
@@ -64,7 +67,7 @@ class Tokens:
     def find(self, secret: str) -> Token | None:
         """Whose secret this is. It is long and random, so a plain digest is as good as a slow one."""
         token = self._by_digest.get(_digest(secret))
-        if token is None or (token.expires is not None and token.expires <= time()):
+        if token is None or (token.expires is not None and token.expires <= self.now()):
             return None
         return token
 
@@ -85,7 +88,7 @@ class Tokens:
         id: str = "",
     ) -> tuple[str, Token]:
         """A new token of a user, and its secret, which is kept nowhere."""
-        secret, token = _made("fl", expires_in, role=role, user=user, groups=groups, note=note)
+        secret, token = _made("fl", self.now(), expires_in, role=role, user=user, groups=groups, note=note)
         if id:
             token = msgspec.structs.replace(token, id=id)
         self._add([token])
@@ -105,6 +108,7 @@ class Tokens:
         made = [
             _made(
                 "fj",
+                self.now(),
                 expires_in,
                 node=node,
                 role="join",
@@ -172,7 +176,7 @@ class Tokens:
 
     def _add(self, tokens: list[Token]) -> None:
         with self._lock:
-            now = time()
+            now = self.now()
             # Join tokens are made by the thousand, for machines of pools, and end soon.
             kept = {
                 digest: each
@@ -190,9 +194,8 @@ class Tokens:
         self._unwritten.clear()
 
 
-def _made(kind: str, expires_in: float | None, **fields: Any) -> tuple[str, Token]:
+def _made(kind: str, now: float, expires_in: float | None, **fields: Any) -> tuple[str, Token]:
     secret = f"{kind}_{secrets.token_urlsafe(32)}"
-    now = time()
     expires = None if expires_in is None else now + expires_in
     return secret, Token(id=secrets.token_hex(6), digest=_digest(secret), created=now, expires=expires, **fields)
 

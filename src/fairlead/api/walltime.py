@@ -18,6 +18,7 @@ from fairlead.wire.agent import this_machine
 
 HOUR = 3_600 * 10**9
 Nanoseconds = Callable[[], int]
+Seconds = Callable[[], float]
 
 
 class Anchor(msgspec.Struct, frozen=True):
@@ -35,6 +36,10 @@ def steady_wall(wall: Nanoseconds = time_ns, steady: Nanoseconds = since_boot) -
     """A clock that begins with the wall's time and then goes on by itself."""
     offset = wall() - steady()
     return lambda: steady() + offset
+
+
+def in_seconds(clock: Nanoseconds) -> Seconds:
+    return lambda: clock() / 10**9
 
 
 def kept_wall(

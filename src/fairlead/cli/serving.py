@@ -162,6 +162,7 @@ def _run(
     from fairlead.api.listening import listen
     from fairlead.api.smallfile import FileProblem, write_small
     from fairlead.api.tokens import Tokens
+    from fairlead.api.walltime import in_seconds, kept_wall
     from fairlead.wire.addresses import is_loopback
 
     try:
@@ -179,7 +180,8 @@ def _run(
     if document is None and agent is not None:
         document = ONE_MACHINE
     try:
-        tokens = Tokens(directory / "tokens")
+        wall = kept_wall(directory / "clock", lambda text: None)  # the server says it
+        tokens = Tokens(directory / "tokens", in_seconds(wall))
         tokens.standing(directory / "token", "owner", "admin", getpass.getuser(), "whoever may read the data directory")
         if agent is not None:
             node = agent[agent.index("--name") + 1] if "--name" in agent else host_name()
