@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import ssl
 import stat
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
+import uvloop
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from fairlead.agent.identity import prove
 from fairlead.agent.session import Refused
+from fairlead.api import listener
+from fairlead.api.connections import Connections
 from fairlead.wire.agent import (
     FIRST_BYTES,
     PATH,
@@ -358,3 +362,43 @@ def test_over_tls(tmp_path: Path, certificate: tuple[Path, Path]) -> None:
     finally:
         server.terminate()
         assert server.wait(SECONDS) == 0
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_connections_without_a_handshake_keep_no_others_out(
+    loop: Callable[[], asyncio.AbstractEventLoop], certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They count from the moment at which they are accepted, however long a handshake may take."""
+    monkeypatch.setattr(listener, "HANDSHAKE_SECONDS", 3_600.0)
+    cert, key = certificate
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+
+    class Echo(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            self.transport = cast(asyncio.Transport, transport)
+
+        def data_received(self, data: bytes) -> None:
+            self.transport.write(data)
+
+    async def story() -> None:
+        connections = Connections(64)
+        with socket.create_server(("127.0.0.1", 0)) as sock:
+            listening = listener.Listener(sock, 100, Echo, context, connections)
+            silent = [await asyncio.open_connection(*sock.getsockname()) for _ in range(30)]
+            turned_out = silent[: 30 - connections.shares.address]
+            assert await asyncio.gather(*(reader.read() for reader, _ in turned_out)) == [b""] * len(turned_out)
+            assert len(connections) == connections.shares.address == 8
+            trust = ssl.create_default_context(cafile=cert)
+            reader, writer = await asyncio.open_connection(*sock.getsockname(), ssl=trust)
+            writer.write(b"still here")
+            assert await reader.readexactly(10) == b"still here"
+            for _, each in (*silent, (reader, writer)):
+                each.transport.abort()
+            while len(connections) > 1:  # that of `Echo`, which does not leave
+                await asyncio.sleep(0.01)
+            listening.close()
+            await listening.wait_closed()
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(asyncio.wait_for(story(), SECONDS))

@@ -83,6 +83,12 @@ class Connections:
         self._by_address.setdefault(near, {})[client] = None
         return True
 
+    def stay(self, client: Client, close: Callable[[], None]) -> bool:
+        """Note how a connection is closed from now on; False if it had to go meanwhile."""
+        if client in self._strangers:
+            self._strangers[client] = close
+        return client in self._strangers
+
     def leave(self, client: Client) -> None:
         """Forget a connection that is over."""
         if client in self._strangers:

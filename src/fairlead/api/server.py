@@ -17,10 +17,9 @@ from websockets.http11 import Request
 
 from fairlead.api.connections import Connections
 from fairlead.api.gate import Gate
+from fairlead.api.listener import Listener
 from fairlead.wire.agent import FIRST_BYTES, MOST_BYTES
 
-HANDSHAKE_SECONDS = 10.0
-"""For TLS."""
 HEAD_SECONDS = 20.0
 """From the first byte of a request, or the beginning of a connection, to the end of the request's head."""
 IDLE_SECONDS = 75.0
@@ -47,7 +46,7 @@ class Protocol(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._expect(HEAD_SECONDS)
-        if self.client is not None and not _connections(self.config).enter(self.client, transport.abort):
+        if self.client is not None and not _connections(self.config).stay(self.client, transport.abort):
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -146,18 +145,14 @@ class Server(uvicorn.Server):
         yield
 
     async def startup(self, sockets: Any = None) -> None:
-        """Listen as uvicorn does, and with a bound on the time of a TLS handshake."""
-        loop = asyncio.get_running_loop()
+        """Listen as uvicorn does, with bounds that hold from the first moment of a connection."""
         config = self.config
 
         def protocol() -> Protocol:
             return Protocol(config, self.server_state, self.lifespan.state)
 
-        handshake = HANDSHAKE_SECONDS if config.ssl else None
         self.servers = [
-            await loop.create_server(
-                protocol, sock=sock, ssl=config.ssl, backlog=config.backlog, ssl_handshake_timeout=handshake
-            )
+            cast(asyncio.Server, Listener(sock, config.backlog, protocol, config.ssl, _connections(config)))
             for sock in sockets
         ]
         self.started = True
