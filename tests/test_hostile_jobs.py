@@ -10,8 +10,10 @@ import json
 import os
 import pwd
 import shutil
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -132,6 +134,33 @@ class Site:
 
 
 @contextmanager
+def answers(path: Path) -> Iterator[None]:
+    """A socket that every user can speak to, and that answers."""
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        path.chmod(0o666)
+        listening.listen()
+
+        def answer() -> None:
+            while True:
+                link, _ = listening.accept()
+                with link:
+                    if link.recv(1 << 10) == b"end":
+                        return
+                    link.sendall(b"hello")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        try:
+            yield
+        finally:
+            with socket.socket(socket.AF_UNIX) as last:
+                last.connect(str(path))
+                last.sendall(b"end")
+            thread.join(SECONDS)
+
+
+@contextmanager
 def serving() -> Iterator[Site]:
     with people(*USERS) as found:
         site = Site(found)
@@ -214,6 +243,7 @@ def test_hostile_jobs_reach_no_other_user() -> None:
         decoy = victim(USERS[0])  # its own user attacks it, to see that the attacks work at all
         parts = site.processes()
         parts |= {pid: site.uid(user) for user, (_, pid) in victims.items()}
+        answering = site.base / "answering.sock"
         logs = {user: str(next(site.base.rglob(f"{job}.*.out"))) for user, (job, _) in victims.items()}
 
         def targets(name: str, users: list[str], pids: list[int], jobs: list[tuple[str, str]]) -> str:
@@ -230,7 +260,7 @@ def test_hostile_jobs_reach_no_other_user() -> None:
                         "logs": [logs[each] for each in users],
                         "pids": [(pid, start_of(pid)) for pid in pids],
                         "jobs": jobs,
-                        "sockets": [f"{node}/users/{each}/socket" for each in USERS],
+                        "sockets": [f"{node}/users/{each}/socket" for each in USERS] if tops else [str(answering)],
                         "host": "127.0.0.1",
                         "port": int(site.url.rpartition(":")[2]),
                         "join": wire.PATH,
@@ -268,12 +298,13 @@ def test_hostile_jobs_reach_no_other_user() -> None:
                 if word == "tried":
                     tried[kind] += int(rest)
                 elif word == "left":
+                    tried["forks that meant to stay"] += 1
                     assert not is_left(int(rest), site.uid(user)), (user, kind)
                 elif word == "heard":
                     messages = heard(rest)
                     assert not any(isinstance(each, wire.Welcome | wire.Work) for each in messages), (user, kind)
                     tried["refused as a node"] += any(isinstance(each, wire.Refusal) for each in messages)
-        judged = {*KINDS, "refused as a node"} - {"logs"}
+        judged = {*KINDS, "refused as a node", "forks that meant to stay"} - {"logs"}
         assert min(tried[each] for each in judged) >= 100, tried
 
         for job, user in legitimate.items():
@@ -286,11 +317,16 @@ def test_hostile_jobs_reach_no_other_user() -> None:
 
         # The same attacks on what is the attacker's own do work.
         file = targets("control", USERS[:1], [decoy[1]], [(decoy[0], USERS[0])])
-        for kind in ("read", "environ", "ptrace", "tokens", "signals", "write"):
-            pretend = {"FAIRLEAD_USER_UNDER_TEST": "other"}
-            job = site.submit(USERS[0], [PYTHON, str(attack), kind, file], secrets=own, environment=pretend)
-            site.admin.wait(job, SECONDS)
-            assert "SUCCESS" in site.output(job), kind
+        with answers(answering):
+            for kind in ("read", "environ", "ptrace", "tokens", "signals", "sockets", "write"):
+                pretend = {"FAIRLEAD_USER_UNDER_TEST": "other"}
+                job = site.submit(USERS[0], [PYTHON, str(attack), kind, file], secrets=own, environment=pretend)
+                site.admin.wait(job, SECONDS)
+                assert "SUCCESS" in site.output(job), kind
+        beside = Path(f"{logs[USERS[0]]}.1")
+        assert not beside.exists()
+        site.admin.wait(site.submit(USERS[0], [PYTHON, str(attack), "logs", file], secrets=own), SECONDS)
+        assert beside.is_symlink(), "logs"
 
         private = next(iter(site.admin.nodes())).labels["tmp"] == "private"  # not where mounts are impossible
         for user in USERS[1:]:
