@@ -98,8 +98,9 @@ async def has_limits(plant: Plant, one: Machine, two: People) -> None:
 
 async def is_ended_when_it_takes_too_much_memory(plant: Plant, one: Machine, two: People) -> None:
     taking = "exec python3 -c 'import time; taken = bytearray(400 << 20); time.sleep(600)'"
-    state, _ = await run(plant, "ann", taking, resources={"cpu": 1, "memory": "100Mi"})
-    assert state == "failed"
+    job = await plant.submit(["/bin/sh", "-c", taking], resources={"cpu": 1, "memory": "100Mi"})
+    assert await plant.over(job) == "failed"
+    assert "its limit is 100 MiB" in await plant.job(job, lambda each: each.stages[0].past(0).reason)
 
 
 async def cannot_lead_its_log_elsewhere(plant: Plant, one: Machine, two: People) -> None:

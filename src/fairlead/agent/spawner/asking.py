@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         def enter(self, cpu: int, memory: int, gpus: str) -> Any: ...
         def leave(self) -> None: ...
         def put(self, room: Any, pids: Iterable[int]) -> None: ...
+        def ran_over(self, room: Any) -> bool: ...
         def give(self, room: Any) -> None: ...
         def close(self) -> None: ...
 
@@ -77,6 +78,13 @@ class AskedLimits:
 
     def leave(self) -> None:
         self._ask("leave")
+
+    def ran_over(self, room: AskedRoom) -> bool:
+        try:
+            self._ask(f"over {room.number}")
+        except OSError:
+            return False  # or the keeper is gone, and it is not known
+        return True
 
     def _ask(self, request: str) -> None:
         self._keeper.settimeout(PATIENCE)

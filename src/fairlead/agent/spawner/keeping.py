@@ -2,7 +2,8 @@
 
 Requests are packets of the spawner. `ROOM MILLI-CPUS BYTES PID…` puts processes into a room and has no answer.
 `enter ROOM MILLI-CPUS BYTES GPU…` puts the spawner itself there, so that what it starts next begins with these GPUs and
-no others; `leave` takes it out again. Both are answered by `ok` or by what is wrong.
+no others; `leave` takes it out again. `over ROOM` asks if the kernel ended processes there for their memory. Each of
+these three is answered by `ok` or by what is wrong.
 """
 
 from __future__ import annotations
@@ -57,13 +58,16 @@ class Keeping:
                     self._enter(*map(int, rest))
                 elif what == "leave":
                     self._move("main")
+                elif what == "over":
+                    if not self.limits.ran_over(self._rooms[int(rest[0])]):
+                        raise ValueError("no task there was over its limit")
                 else:
                     self._put(*map(int, (what, *rest)))
                     continue
                 answer = "ok"
-            except (OSError, TypeError, ValueError, IndexError) as problem:
+            except (OSError, TypeError, ValueError, LookupError) as problem:
                 answer = str(problem)
-            if what in ("enter", "leave"):
+            if what in ("enter", "leave", "over"):
                 link.send(answer.encode()[:PACKET])
 
     def end(self) -> None:

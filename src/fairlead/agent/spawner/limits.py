@@ -29,7 +29,7 @@ LEAST_QUOTA = 1_000
 class Room:
     """A cgroup that one task at a time is in."""
 
-    __slots__ = ("cpu", "limit", "memory", "path")
+    __slots__ = ("cpu", "killed", "limit", "memory", "path")
 
     def __init__(self, path: str, memory: bool) -> None:
         os.mkdir(path, 0o755)
@@ -38,6 +38,8 @@ class Room:
         self.memory = memory
         """Whether it limits memory."""
         self.limit = 0
+        self.killed = 0
+        """How many processes the kernel has ended here because they were over the limit, when that was last asked."""
 
 
 class Limits:
@@ -93,11 +95,23 @@ class Limits:
         raise OSError("GPUs are not guarded on a single-user node")
 
     def put(self, room: Room, pids: Iterable[int]) -> None:
+        if room.limit:
+            self.ran_over(room)  # what an earlier task did there does not count
         for pid in pids:
             try:
                 _put(room.path + "/cgroup.procs", str(pid))
             except OSError:
                 continue  # it has ended already
+
+    def ran_over(self, room: Room) -> bool:
+        """True if the kernel has ended processes in a room for their memory, since this was last asked."""
+        before = room.killed
+        try:
+            with open(room.path + "/memory.events") as file:
+                room.killed = int(dict(line.split() for line in file)["oom_kill"])
+        except (OSError, KeyError, ValueError):
+            return False
+        return room.killed > before
 
     def give(self, room: Room) -> None:
         self._free.append(room)

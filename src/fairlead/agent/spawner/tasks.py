@@ -240,7 +240,14 @@ class Tasks:
             code = os.waitstatus_to_exitcode(status)
             how = "exit" if code >= 0 else "signal"
             cpu = usage.ru_utime + usage.ru_stime
-            task.result = (how, abs(code), "", int(ran * 1e6), int(cpu * 1e6), usage.ru_maxrss * 1024)
+            task.result = (
+                how,
+                abs(code),
+                self._ran_over(task) if code else "",
+                int(ran * 1e6),
+                int(cpu * 1e6),
+                usage.ru_maxrss * 1024,
+            )
             if task.cause:
                 # What it has left behind goes first: its room is free only then.
                 task.state = LEAVING
@@ -248,6 +255,13 @@ class Tasks:
                 self._scan_at = min(self._scan_at, monotonic())
             else:
                 self._over(task)
+
+    def _ran_over(self, task: Task) -> str:
+        """Says so if the kernel ended a task, or a part of it, for its memory."""
+        room, spec = task.room, task.spec
+        if room is None or spec is None or not room.memory or not spec[5] or not self._limits.ran_over(room):
+            return ""
+        return f"it used too much memory; its limit is {spec[5] >> 20} MiB"
 
     def _over(self, task: Task) -> None:
         result = task.result
