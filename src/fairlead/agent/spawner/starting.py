@@ -110,6 +110,8 @@ class Starter:
             try:
                 return spawn()
             except FileNotFoundError:
+                if os.path.lexists(actions[0][2]):
+                    raise  # its log was made, so it is the program that is missing
                 # It may be the folder of the logs that is missing, and another spawner may be making it.
                 # The agent removes old logs as a member of the folder's group, which is that of the folder above.
                 mask = os.umask(0o007)
