@@ -49,6 +49,8 @@ AHEAD = 300
 """So many tasks are sent before their time, about a tenth of a second of them."""
 USER, AGENT_AS, TASKS_AS = "bench", "daemon", "nobody"
 """The user of the tasks, and the system users of the agent and of the tasks."""
+OWN = (f"--for={USER}", *["--user=root"] * (os.geteuid() == 0))
+"""A single-user node."""
 PLAIN = """
 import os, sys
 for _ in range(int(sys.argv[1])):
@@ -131,9 +133,7 @@ class Stand:
         await self._connection.send(encode(message))
 
 
-async def _measure(
-    folder: Path, tasks: int, rooms: int, lone: int, options: tuple[str, ...] = (f"--for={USER}",)
-) -> Times:
+async def _measure(folder: Path, tasks: int, rooms: int, lone: int, options: tuple[str, ...] = OWN) -> Times:
     arrived: asyncio.Future[ServerConnection] = asyncio.get_running_loop().create_future()
 
     async def handle(connection: ServerConnection) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -247,7 +248,7 @@ def test_a_real_agent_ends_the_tasks_of_a_removed_partition(tmp_path: Path) -> N
 
     async def story(site: Serving) -> None:
         (tmp_path / "join-token").write_text(site.join_token())
-        options = ("--partition=night", "--resource=cpu=2", "--for=owner")
+        options = ("--partition=night", "--resource=cpu=2", "--for=owner", *["--user=root"] * (os.geteuid() == 0))
         machine = Machine(tmp_path / "agent", site.url, *options)
         await machine.start()
         try:

@@ -177,6 +177,10 @@ class Plant:
                 self.turns.close()
 
 
+FOR_ANN = ("--for=ann", *["--user=root"] * (os.geteuid() == 0))
+"""A single-user node, for tasks of ann."""
+
+
 class Machine:
     """An agent as a process of its own, with its spawners, which can be killed."""
 
@@ -184,7 +188,7 @@ class Machine:
         self.directory = directory
         self.url = url
         self.options = (
-            options if any(each.startswith(("--user=", "--for=")) for each in options) else (*options, "--for=ann")
+            options if any(each.startswith(("--user=", "--for=")) for each in options) else (*options, *FOR_ANN)
         )
         self.process: asyncio.subprocess.Process | None = None
 

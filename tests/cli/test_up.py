@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import getpass
 import json
+import os
 import re
 import socket
 import subprocess
@@ -236,6 +237,7 @@ def test_a_machine_joins_and_is_revoked(up: Up, tmp_path: Path) -> None:
         f"--join={up.url}",
         "--name=extra",
         f"--for={getpass.getuser()}",
+        *["--user=root"] * (os.geteuid() == 0),
         f"--directory={directory}",
         f"--token-file={token}",
     ]

@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 
 import typer
 
+AGENT_USER = "fairlead"
+
 
 def agent(
     join: Annotated[str, typer.Option(help="The server, such as https://host:7070.", metavar="URL")],
@@ -40,12 +42,13 @@ def agent(
             "--for",
             metavar="USER",
             help="Take tasks of this user only, and run them as the user of this agent; may be repeated. "
-            "Without root it is that user alone by default.",
+            "Without root it is that user alone by default; as root, --user root must be given too.",
         ),
     ] = None,
     user: Annotated[
-        str, typer.Option(help="Started as root: the system user that the agent itself runs as.")
-    ] = "fairlead",
+        str,
+        typer.Option(help="Started as root: the system user that the agent itself runs as.", show_default=AGENT_USER),
+    ] = "",
     user_map: Annotated[
         Path | None,
         typer.Option(help="Started as root: a file with lines user=system-user, for names that differ on this node."),
@@ -85,13 +88,14 @@ def agent(
         token = token_file.read_text().strip() if token_file.exists() else ""
     labels, resources = _pairs(label, "--label"), dict(_pairs(resource, "--resource"))
     whole = (directory or _data() / "agent").absolute()
+    _check_users(for_user or [], user, {"--user-map": user_map, "--uids": uids})
     as_users = os.geteuid() == 0 and not for_user
     helper = None
     if as_users:
         if ca is not None:
             ca = ca.absolute()
         try:
-            helper = split(whole, Users(agent=user, map_file=user_map, uids=_uids(uids)))
+            helper = split(whole, Users(agent=user or AGENT_USER, map_file=user_map, uids=_uids(uids)))
         except CannotSplit as problem:
             typer.echo(f"fairlead: error: {problem}", err=True)
             raise typer.Exit(1) from None
@@ -122,6 +126,27 @@ def agent(
     except (CannotSplit, Refused, Taken) as problem:
         typer.echo(f"fairlead: error: {problem}", err=True)
         raise typer.Exit(1) from None
+
+
+def _check_users(for_users: list[str], user: str, others: dict[str, object]) -> None:
+    """Refuse options that would have no effect, and tasks of other users that would run as root unasked."""
+    if os.geteuid() != 0:
+        for option in [each for each, given in {"--user": user, **others}.items() if given]:
+            raise typer.BadParameter(
+                "only an agent that was started as root has it; leave it out, or start the agent as root",
+                param_hint=option,
+            )
+    elif for_users:
+        for option in [each for each, given in others.items() if given]:
+            raise typer.BadParameter(
+                "with --for all tasks run as the user of the agent; leave out one of both", param_hint=option
+            )
+        if user not in ("", own_name()) or (not user and set(for_users) != {own_name()}):
+            raise typer.BadParameter(
+                f"tasks of {', '.join(for_users)} would run as root; leave --for out, so that each task runs as its "
+                "user, or add --user root if that is meant",
+                param_hint="--for",
+            )
 
 
 def own_name() -> str:

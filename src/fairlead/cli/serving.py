@@ -61,7 +61,7 @@ def up(
 
     The next `up` finds them again; `fairlead down --kill` ends them.
     """
-    about = ["--for", getpass.getuser(), *["--name", name] * bool(name)]
+    about = ["--for", getpass.getuser(), *["--user", "root"] * (os.geteuid() == 0), *["--name", name] * bool(name)]
     for each in resource or ():
         about += ["--resource", each]
     _run(data, "127.0.0.1", port, config, None, None, secrets_key, as_json, about, log_size, history_size)

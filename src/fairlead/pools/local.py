@@ -105,6 +105,7 @@ class LocalProvider:
         return (
             *(sys.executable, "-P", "-c", PROGRAM, "agent", _directory_option(directory)),
             f"--for={getpass.getuser()}",
+            *["--user=root"] * (os.geteuid() == 0),
             *(f"--join={kind.join.url}", f"--token-file={directory / TOKEN}"),
             *(f"--name={name}", f"--partition={kind.partition}", f"--pool={kind.pool}"),
             *(f"--resource={each}={format_quantity(each, amount)}" for each, amount in sorted(amounts.items())),
