@@ -18,6 +18,7 @@ counts starts out beforehand; single tasks of a resource manager, which may be r
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cmp_to_key
 
 from fairlead.core.changes import Chained, Change, Ended, Ordered, Placed, Promised, SinglesPlaced, Stopped
 from fairlead.core.cycle import Cycle
@@ -38,6 +39,9 @@ from fairlead.sim.rules import (
     refusal_to_wait_behind,
     waits_whole,
 )
+
+Ordering = tuple[Reservation | None, list[tuple[Stage, int]]]
+"""An ask that nodes are ordered for, and the tasks."""
 
 Key = tuple[str, int, int]
 """An ask by its job, the position of its stage, and its kind."""
@@ -165,14 +169,26 @@ class _Starts:
         for nodes, meant in change.nodes:
             for job, position, kind, tasks in meant:
                 wanted[job, position, kind] = wanted.get((job, position, kind), 0) + nodes * tasks
-        by_ask: dict[int, tuple[Reservation | None, list[tuple[Stage, int]]]] = {}
+        by_ask: dict[int, Ordering] = {}
         for key, tasks in wanted.items():
             ask = p.waits(*key)
             by_ask.setdefault(id(ask), (ask, []))[1].append((p.jobs[key[0]].stages[key[1]], tasks))
-        for ask, started in by_ask.values():
+        # The last of a queue's share goes to a whole gang, however large: it counts which ask comes first.
+        for ask, started in sorted(by_ask.values(), key=cmp_to_key(_by_turn)):
             reason = refusal(p, ask, started, gang=True, more=self._ordered, rights=_rights_of_pools(p))
             need(not reason, f"nodes are ordered for {_name(started[0][0])}, which may not start: {reason}")
             self._ordered.add(started)
+
+
+def _by_turn(one: Ordering, other: Ordering) -> int:
+    """Compares asks of one leaf by their turns; those of different leaves by the names of these."""
+    first, second = one[0], other[0]
+    if first is None or second is None:
+        return (first is not None) - (second is not None)
+    paths = [ask.stage.job.queue.path for ask in (first, second)]
+    if paths[0] != paths[1]:
+        return 1 if paths[0] > paths[1] else -1
+    return comes_before(second, first) - comes_before(first, second)
 
 
 def _rights_of_pools(p: Partition) -> Entitlements:
