@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from fairlead.agent.main import Agent, Settings, Taken
-from fairlead.core.commands import MoveNode
+from fairlead.core.commands import MoveNode, RemoveNode
 from fairlead.core.model import Stage
 from fairlead.gang import wait
 from fairlead.wire.agent import LogRequest
@@ -296,6 +296,22 @@ def test_a_node_that_cannot_fork_pauses_and_goes_on_later(tmp_path: Path, few_pr
             (few_processes / "pids.max").write_text("max")
             assert await plant.over(job) == "succeeded"
             assert one.spawners() == spawners
+
+    tell(story)
+
+
+def test_a_node_that_is_removed_while_its_agent_is_there_joins_again(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with plant_with_agent(tmp_path) as (plant, _):
+            await plant.until(lambda p: p.nodes.find("n1") is not None)
+            before = await plant.read(lambda p: p.nodes.find("n1"))
+            job = await plant.submit(["sleep", "1000"])
+            await plant.until(lambda p: [each.state for each in p.allocations.values()] == ["running"])
+            await plant.ask(RemoveNode(name="n1", operator=True))
+            await plant.until(lambda p: p.nodes.find("n1") not in (None, before))
+            await plant.until(lambda p: [each.state for each in p.allocations.values()] == ["running"])
+            await plant.kill(job)
+            assert await plant.over(job) == "killed"
 
     tell(story)
 

@@ -368,7 +368,11 @@ class Agents:
                 continue
             if reign.ready_since is None:
                 reign.ready_since = monotonic()
-            known = reign.attached.keys() | set(own)
+            known = set(own)
+            for each in reign.attached.values():
+                if each.open and each.node not in known:
+                    each.cut()  # it was removed, or called lost: an agent that is there joins again
+            known |= reign.attached.keys()
             for node, seen in reign.nodes.items():
                 if node not in known:
                     seen.lost = True  # it was removed, or called lost by somebody else
