@@ -9,6 +9,7 @@ import pwd
 import re
 import signal
 import subprocess
+import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
@@ -86,6 +87,10 @@ async def has_its_own_tmp(plant: Plant, one: Machine, two: People) -> None:
     assert (await run(plant, "bob", "cat /tmp/note /var/tmp/note"))[0] == "failed"
     assert (await run(plant, "ann", "cat /tmp/note /var/tmp/note"))[1] == "private\nprivate\n"
     assert not Path("/tmp/note").exists()
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        job = await plant.submit(["true"], directory=folder)
+        assert await plant.over(job) == "failed"
+        assert "every user has a /tmp of its own" in await plant.job(job, lambda each: each.reason)
 
 
 async def has_limits(plant: Plant, one: Machine, two: People) -> None:

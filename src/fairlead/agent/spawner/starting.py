@@ -66,7 +66,9 @@ class Starter:
                 os.chdir(directory)
                 self._directory = directory
         except (OSError, ValueError) as problem:
-            return ("failed", 126, f"its working directory {directory}: {problem}", 0, 0, 0)
+            shared = self._person and directory.startswith(("/tmp/", "/var/tmp/"))
+            own = "; every user has a /tmp of its own on this node" if shared else ""
+            return ("failed", 126, f"its working directory {directory}: {problem}{own}", 0, 0, 0)
         path = self._path(command[0] if command else "", environment.get("PATH", os.defpath))
         given = task.own.get(GPUS, "") if task.own and self._limits.guards else ""
         try:
