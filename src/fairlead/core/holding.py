@@ -106,7 +106,7 @@ def choose_held(p: Partition, stage: Stage, kind: int, most: int) -> list[Choice
 def _part_of_devices(p: Partition, join: int, seq: int, shape: Shape, most: int) -> tuple[int, tuple[int, ...]]:
     """How many tasks a node that others hold too has room for, on devices that leave the others theirs.
 
-    What was there before the holds will have gone; what has come since stays.
+    What was there before the holds will have gone; what has started from a hold since then stays.
     """
     nodes = p.nodes
     row = nodes.rows[join]
@@ -114,7 +114,7 @@ def _part_of_devices(p: Partition, join: int, seq: int, shape: Shape, most: int)
     since = min([p.holds[each].since for each in nodes.held[join] if each in p.holds], default=0)
     taken = [0] * nodes.gpus[row]
     for allocation in nodes.allocations[row].values():
-        if allocation.since >= since:
+        if allocation.safe_until > since + p.settings.hold_for:
             for device in allocation.devices:
                 if device < len(taken):
                     taken[device] += allocation.stage.shape.device_milli
