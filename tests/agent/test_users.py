@@ -9,6 +9,7 @@ import pwd
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
+from fairlead.agent.spawner.confine import KEY_CALL
 from fairlead.wire.agent import LogRequest
 from tests.agent.plant import JOIN_TOKEN, PARTITION, SECONDS, Machine, Plant
 from tests.live import PROGRAM
@@ -231,6 +233,40 @@ def test_the_attack_finds_what_is_open(two: People, tmp_path: Path) -> None:
             await plant.kill(job)
 
     tell(story)
+
+
+KEYS = """
+import ctypes, os, sys
+from fairlead.agent.spawner.confine import JOIN_SESSION, KEY_CALL, become
+from fairlead.agent.spawner.users import Person
+
+ADD_KEY, SESSION, SEARCH = {250: 248, 219: 217}[KEY_CALL], -3, 10
+libc = ctypes.CDLL(None, use_errno=True)
+
+def call(*given):
+    return libc.syscall(*(each if isinstance(each, bytes) or each is None else ctypes.c_long(each) for each in given))
+
+def ask(uid, *given):
+    if not (pid := os.fork()):
+        become(Person("some", uid, uid, [uid], "/", "/bin/sh"))
+        os._exit(0 if call(*given) > 0 else 1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+if call(KEY_CALL, JOIN_SESSION, None) < 0:
+    sys.exit("the kernel has no keys")
+added = ask(23451, ADD_KEY, b"user", b"of-ann", b"hush", 4, SESSION)
+print(added, ask(23452, KEY_CALL, SEARCH, SESSION, b"user", b"of-ann", 0))
+"""
+
+
+def test_users_do_not_share_keys_of_the_kernel() -> None:
+    """Both begin in the session of the agent. The one adds a key to its session, and the other looks for it."""
+    if KEY_CALL < 0:
+        pytest.skip("the calls for keys are not known for this machine")
+    done = subprocess.run([sys.executable, "-c", KEYS], capture_output=True, text=True, timeout=SECONDS, check=False)
+    if "the kernel has no keys" in done.stderr:
+        pytest.skip("the kernel has no keys")
+    assert (done.stdout, done.stderr) == ("0 1\n", "")
 
 
 # -- what tests look at --------------------------------------------------------------------------------------------
