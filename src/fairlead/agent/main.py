@@ -8,7 +8,6 @@ import os
 import random
 import ssl
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -304,8 +303,12 @@ class Agent:
         while True:
             users = [""] if self._helper is None else [each.name for each in self._helper.folders()]
             for user in users:
-                with suppress(OSError):
+                try:
                     await asyncio.to_thread(remove_old, self._logs_of(user))
+                except FileNotFoundError:
+                    continue  # there are no logs yet
+                except Exception as problem:  # what one user has put there must not end the agent of all
+                    self._log("old logs not removed", {"folder": self._logs_of(user), "problem": str(problem)})
             await asyncio.sleep(SWEEP)
 
 

@@ -29,6 +29,7 @@ MOST = 200
 """Users that can have a spawner at a time."""
 LONGEST = 200
 """Bytes of a request."""
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Helper:
@@ -228,13 +229,42 @@ def _close_but(*kept: int) -> None:
 
 
 def _clear(folder: str) -> None:
-    """Remove what the tasks of a user left in their /tmp, as that user."""
-    for _, folders, names, at in os.fwalk(folder, topdown=False):
-        for name in (*names, *folders):
+    """Remove what the tasks of a user left in their /tmp, as that user.
+
+    Folders in folders are moved to the top and removed from there, so that it does not matter how deep they are.
+    """
+    top = os.open(folder, FOLDER)
+    moved = True
+    while moved:
+        moved = False
+        for name in os.listdir(top):
+            if _remove(name, top):
+                continue
             try:
-                (os.rmdir if name in folders else os.unlink)(name, dir_fd=at)
+                at = os.open(name, FOLDER, dir_fd=top)
             except OSError:
                 continue
+            for each in os.listdir(at):
+                if not _remove(each, at):
+                    try:
+                        os.rename(each, os.urandom(16).hex(), src_dir_fd=at, dst_dir_fd=top)
+                        moved = True
+                    except OSError:
+                        continue
+            os.close(at)
+            _remove(name, top)
+    os.close(top)
+
+
+def _remove(name: str, at: int) -> bool:
+    """Remove a file or an empty folder; False if that cannot be."""
+    for way in (os.unlink, os.rmdir):
+        try:
+            way(name, dir_fd=at)
+            return True
+        except OSError:
+            continue
+    return False
 
 
 def _can_mount(folder: str) -> bool:
