@@ -142,7 +142,9 @@ def keep(folder: str, person: Person, agent: tuple[int, int], private_tmp: bool,
     if not pid:
         code = 1
         try:
-            os.read(ready[0], 1)  # until the cgroups are around it
+            os.close(ready[1])
+            if not os.read(ready[0], 1):  # until the cgroups are around it
+                os._exit(1)  # they never will be: the keeper is gone
             _close_but(0, 1, 2, listener.fileno(), its.fileno(), lock, *files)
             code = _become(
                 folder,
