@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from fairlead.agent.spawner.keeping import Keeping
 from tests.people import needs_root
 
 pytestmark = needs_root
@@ -58,3 +63,38 @@ def keeper_that_fails(folder: Path) -> str:
 
 def test_no_spawner_is_left_when_its_keeper_cannot_go_on(tmp_path: Path) -> None:
     assert "a process is left" not in keeper_that_fails(tmp_path)
+
+
+def test_a_keeper_that_cannot_go_on_cleans_up(tmp_path: Path) -> None:
+    assert keeper_that_fails(tmp_path) == "cleaned up"
+
+
+def test_a_keeper_does_not_end_with_a_spawner_that_was_killed_around_a_question() -> None:
+    keeping = Keeping(f"test-{os.getpid()}", 0, ())
+    try:
+        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        its.send(b"leave")
+        its.close()
+        keeping.serve(ours)  # nobody is there to be answered
+        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.send(b"ok")
+        its.close()
+        keeping.serve(ours)  # an answer was not taken
+    finally:
+        keeping.end()
+
+
+def test_a_keeper_ends_what_is_left_of_one_that_was_killed() -> None:
+    name = f"test-{os.getpid()}"
+    first = Keeping(name, 0, ())
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        try:
+            first.begin(process.pid, 1_000)
+            if not first.limits.holds(process.pid) or not first.limits._processes:
+                pytest.skip("no cgroups for all processes of a user here, and nodes say so")
+            Keeping(name, 0, ()).end()
+            assert process.wait(SECONDS) == -9
+        finally:
+            process.kill()
+            process.wait()
+            first.end()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 
 from fairlead.agent.spawner.devices import Guard, gpus
-from fairlead.agent.spawner.limits import Limits, Room, unified_group
+from fairlead.agent.spawner.limits import Limits, Room, end_left_over, unified_group
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ MOST_ROOMS = 100_000
 class Keeping:
     def __init__(self, name: str, uid: int, devices: tuple[Numbers, ...]) -> None:
         """`devices` are the GPUs that tasks are kept from unless they are given to them."""
+        end_left_over(name)
         self.limits = Limits(name)
         self._name = name
         self._uid = uid
@@ -51,8 +52,8 @@ class Keeping:
 
     def serve(self, link: _socket.socket) -> None:
         """Do what the spawner asks for, until it ends."""
-        while data := link.recv(PACKET):
-            what, *rest = data.decode("ascii", "replace").split()
+        while data := _receive(link):
+            what, *rest = data.decode("ascii", "replace").split() or [""]
             try:
                 if what == "enter":
                     self._enter(*map(int, rest))
@@ -68,7 +69,10 @@ class Keeping:
             except (OSError, TypeError, ValueError, LookupError) as problem:
                 answer = str(problem)
             if what in ("enter", "leave", "over"):
-                link.send(answer.encode()[:PACKET])
+                try:
+                    link.send(answer.encode()[:PACKET])
+                except OSError:
+                    return  # it was killed meanwhile
 
     def end(self) -> None:
         """Kill what is left of the tasks, and remove the cgroups."""
@@ -136,6 +140,13 @@ def can_guard() -> bool:
     finally:
         _remove(probe)
     return True
+
+
+def _receive(link: _socket.socket) -> bytes:
+    try:
+        return link.recv(PACKET)
+    except OSError:
+        return b""  # it was killed before it took an answer
 
 
 def _uid(pid: int) -> int:

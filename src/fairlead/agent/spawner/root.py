@@ -164,13 +164,17 @@ def keep(folder: str, person: Person, agent: tuple[int, int], private_tmp: bool,
             os._exit(code)
     listener.close()
     its.close()
-    keeping.begin(pid, processes)
-    os.write(ready[1], b".")
-    for fd in ready:
-        os.close(fd)
-    keeping.serve(ours)
-    _, status = os.waitpid(pid, 0)
-    keeping.end()
+    try:
+        keeping.begin(pid, processes)
+        os.write(ready[1], b".")
+        os.close(ready[1])
+        keeping.serve(ours)
+    except BaseException:
+        traceback.print_exc()
+        os.kill(pid, signal.SIGKILL)
+    finally:
+        _, status = os.waitpid(pid, 0)
+        keeping.end()
     if status == 0:
         os.unlink(path)  # nothing is left to tell: the next agent need not look here
     return 0
