@@ -6,11 +6,15 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from fairlead.agent.spawner.asking import AskedLimits
 from fairlead.agent.spawner.keeping import Keeping
+from fairlead.agent.spawner.limits import Limits, Room
 from tests.people import needs_root
 
 pytestmark = needs_root
@@ -98,3 +102,56 @@ def test_a_keeper_ends_what_is_left_of_one_that_was_killed() -> None:
             process.kill()
             process.wait()
             first.end()
+
+
+class Groups(Limits):
+    """Cgroups of version 2 as they look, in plain folders."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.note, self.kind, self._processes = "", "v2", ""
+
+    def at_once(self, memory: int) -> bool:
+        return memory > 0
+
+    @property
+    def tree(self) -> str:
+        return str(self._folder)
+
+    def take(self, cpu: int, memory: int) -> Room:
+        return Room(f"{self._folder}/1", True)
+
+    def set(self, room: Room, cpu: int, memory: int) -> None: ...
+
+    def put(self, room: Room, pids: Any) -> None: ...
+
+
+def test_a_task_without_gpus_finds_none_of_the_task_before_it(tmp_path: Path) -> None:
+    keeping = Keeping(f"test-{os.getpid()}", 0, ((195, 0), (195, 1)))
+    keeping.end()
+    keeping.limits, keeping._tree = Groups(tmp_path), str(tmp_path)
+    denied: list[list[Any]] = []
+    (tmp_path / "main").mkdir()
+
+    class Guard:
+        def deny(self, devices: Any) -> None:
+            denied.append([minor for _, minor in devices])
+
+    keeping._guards = dict.fromkeys((f"{tmp_path}/1", f"{tmp_path}/main"), Guard())  # type: ignore[arg-type]
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, its:
+        server = threading.Thread(target=keeping.serve, args=(ours,))
+        server.start()
+        asked = AskedLimits(its, keeping.limits, guards=True)
+        room = asked.enter(500, 0, "1")
+        asked.leave()
+        asked.put(room, (1,))
+        asked.leave()  # what was asked before is done
+        assert denied[-1] == [0], "it keeps its GPU"
+        asked.give(room)
+        assert asked.take(500, 0) is room
+        asked.put(room, (1,))
+        asked.leave()
+        assert denied[-1] == [0, 1]
+        its.shutdown(socket.SHUT_RDWR)
+        server.join()

@@ -38,7 +38,7 @@ PATIENCE = 10.0
 class AskedRoom:
     """A cgroup that the keeper has for one task at a time."""
 
-    __slots__ = ("cpu", "limit", "memory", "number")
+    __slots__ = ("cpu", "gpus", "limit", "memory", "number")
 
     def __init__(self, number: int, memory: bool) -> None:
         self.number = number
@@ -46,6 +46,8 @@ class AskedRoom:
         self.limit = 0
         self.memory = memory
         """True if it limits memory."""
+        self.gpus = False
+        """True if the task there was given GPUs."""
 
 
 class AskedLimits:
@@ -74,6 +76,7 @@ class AskedLimits:
         except OSError:
             self.give(room)
             raise
+        room.gpus = True
         return room
 
     def leave(self) -> None:
@@ -102,13 +105,13 @@ class AskedLimits:
         else:
             self._made += 1
             room = AskedRoom(self._made, self._memory)
-        room.cpu, room.limit = cpu, memory
+        room.cpu, room.limit, room.gpus = cpu, memory, False
         return room
 
     def put(self, room: AskedRoom, pids: Iterable[int]) -> None:
         told = " ".join(map(str, pids))
         try:
-            self._keeper.send(f"{room.number} {room.cpu} {room.limit} {told}".encode())
+            self._keeper.send(f"{room.number} {room.cpu} {room.limit} {int(room.gpus)} {told}".encode())
         except OSError:
             room.memory = False  # the keeper is gone: without a limit rather than not at all
 

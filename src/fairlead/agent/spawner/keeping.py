@@ -1,6 +1,7 @@
 """The keeper's side of a user's limits: it puts the spawner's tasks into cgroups, and gives them their GPUs.
 
-Requests are packets of the spawner. `ROOM MILLI-CPUS BYTES PID…` puts processes into a room and has no answer.
+Requests are packets of the spawner. `ROOM MILLI-CPUS BYTES GPUS PID…` puts processes into a room and has no answer;
+GPUS is 1 for a task that has entered it with GPUs, and 0 for one without, which finds none of an earlier task there.
 `enter ROOM MILLI-CPUS BYTES GPU…` puts the spawner itself there, so that what it starts next begins with these GPUs and
 no others; `leave` takes it out again. `over ROOM` asks if the kernel ended processes there for their memory. Each of
 these three is answered by `ok` or by what is wrong.
@@ -86,9 +87,11 @@ class Keeping:
         if self._tree:
             _remove(self._tree)
 
-    def _put(self, number: int, cpu: int, memory: int, *pids: int) -> None:
+    def _put(self, number: int, cpu: int, memory: int, gpus: int, *pids: int) -> None:
         room = self._room(number, cpu, memory)
         if room is not None:
+            if not gpus and room.path in self._guards:
+                self._deny(room.path, self._devices)
             self.limits.put(room, [pid for pid in pids if self.limits.holds(pid) and _uid(pid) == self._uid])
 
     def _enter(self, number: int, cpu: int, memory: int, *given: int) -> None:
