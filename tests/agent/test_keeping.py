@@ -7,11 +7,13 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fairlead.agent.spawner import asking
 from fairlead.agent.spawner.asking import AskedLimits
 from fairlead.agent.spawner.keeping import Keeping
 from fairlead.agent.spawner.limits import Limits, Room
@@ -77,7 +79,7 @@ def test_a_keeper_does_not_end_with_a_spawner_that_was_killed_around_a_question(
     keeping = Keeping(f"test-{os.getpid()}", 0, ())
     try:
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        its.send(b"leave")
+        its.send(b"leave 1")
         its.close()
         keeping.serve(ours)  # nobody is there to be answered
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -155,3 +157,51 @@ def test_a_task_without_gpus_finds_none_of_the_task_before_it(tmp_path: Path) ->
         assert denied[-1] == [0, 1]
         its.shutdown(socket.SHUT_RDWR)
         server.join()
+
+
+class Ended(BaseException):
+    """In the place of an end of the process."""
+
+
+@pytest.fixture
+def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[socket.socket, AskedLimits]]:
+    """A keeper that is not fast enough."""
+
+    def end(code: int) -> None:
+        raise Ended(code)
+
+    monkeypatch.setattr(asking, "PATIENCE", 0.05)
+    monkeypatch.setattr(os, "_exit", end)
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, its:
+        yield ours, AskedLimits(its, Groups(tmp_path), guards=True)
+
+
+def test_a_late_answer_is_not_taken_for_that_to_the_next_question(slow: tuple[socket.socket, AskedLimits]) -> None:
+    keeper, asked = slow
+    room = asked.take(500, 0)
+    assert room is not None
+    assert not asked.ran_over(room)
+    number = keeper.recv(100).split()[1]
+    keeper.send(number + b" ok")
+    assert not asked.ran_over(room), "it is that of before"
+    keeper.recv(100)
+    keeper.send(b"3 ok")
+    assert asked.ran_over(room)
+
+
+def test_a_spawner_ends_if_it_does_not_know_where_it_stands(
+    slow: tuple[socket.socket, AskedLimits], capfd: pytest.CaptureFixture[str]
+) -> None:
+    keeper, asked = slow
+    with pytest.raises(Ended, match="5"):
+        asked.enter(500, 0, "1")
+    assert "entered" in capfd.readouterr().err
+    keeper.send(b"2 no such group")
+    with pytest.raises(Ended, match="5"):
+        asked.leave()
+    with pytest.raises(Ended, match="5"):
+        asked.leave()
+    keeper.send(b"4 no such GPU")
+    with pytest.raises(OSError, match="no such GPU"):
+        asked.enter(500, 0, "1")

@@ -2,9 +2,9 @@
 
 Requests are packets of the spawner. `ROOM MILLI-CPUS BYTES GPUS PID…` puts processes into a room and has no answer;
 GPUS is 1 for a task that has entered it with GPUs, and 0 for one without, which finds none of an earlier task there.
-`enter ROOM MILLI-CPUS BYTES GPU…` puts the spawner itself there, so that what it starts next begins with these GPUs and
-no others; `leave` takes it out again. `over ROOM` asks if the kernel ended processes there for their memory. Each of
-these three is answered by `ok` or by what is wrong.
+`enter NUMBER ROOM MILLI-CPUS BYTES GPU…` puts the spawner itself there, so that what it starts next begins with these
+GPUs and no others; `leave NUMBER` takes it out again. `over NUMBER ROOM` asks if the kernel ended processes there for
+their memory. Each of these three is answered by its number and `ok`, or its number and what is wrong.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class Keeping:
             what, *rest = data.decode("ascii", "replace").split() or [""]
             try:
                 if what == "enter":
-                    self._enter(*map(int, rest))
+                    self._enter(*map(int, rest[1:]))
                 elif what == "leave":
                     self._move("main")
                 elif what == "over":
-                    if not self.limits.ran_over(self._rooms[int(rest[0])]):
+                    if not self.limits.ran_over(self._rooms[int(rest[1])]):
                         raise ValueError("no task there was over its limit")
                 else:
                     self._put(*map(int, (what, *rest)))
@@ -71,7 +71,7 @@ class Keeping:
                 answer = str(problem)
             if what in ("enter", "leave", "over"):
                 try:
-                    link.send(answer.encode()[:PACKET])
+                    link.send(f"{rest[0] if rest else 0} {answer}".encode()[:PACKET])
                 except OSError:
                     return  # it was killed meanwhile
 
