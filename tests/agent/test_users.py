@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from fairlead.agent.spawner.confine import KEY_CALL
+from fairlead.agent.spawner.users import NotAllowed, find_person
 from fairlead.wire.agent import LogRequest
 from tests.agent.plant import JOIN_TOKEN, PARTITION, SECONDS, Machine, Plant
 from tests.live import PROGRAM
@@ -233,6 +234,16 @@ def test_the_attack_finds_what_is_open(two: People, tmp_path: Path) -> None:
             await plant.kill(job)
 
     tell(story)
+
+
+def test_a_user_with_the_group_of_the_agent_may_not_run(two: People) -> None:
+    """It would read and change the logs of all users."""
+    ann = pwd.getpwnam(two.names["ann"])
+    uids = (ann.pw_uid, ann.pw_uid)
+    agent = pwd.getpwnam(two.agent)
+    assert find_person("ann", {"ann": ann.pw_name}, uids, (agent.pw_uid, agent.pw_gid)).gid == ann.pw_gid
+    with pytest.raises(NotAllowed, match="usermod -g"):
+        find_person("ann", {"ann": ann.pw_name}, uids, (agent.pw_uid, ann.pw_gid))
 
 
 KEYS = """
