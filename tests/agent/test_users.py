@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
+from fairlead.agent import split
+from fairlead.agent.spawner import root
 from fairlead.agent.spawner.confine import KEY_CALL
 from fairlead.agent.spawner.users import NotAllowed, find_person
 from fairlead.wire.agent import LogRequest
@@ -244,6 +246,38 @@ def test_a_user_with_the_group_of_the_agent_may_not_run(two: People) -> None:
     assert find_person("ann", {"ann": ann.pw_name}, uids, (agent.pw_uid, agent.pw_gid)).gid == ann.pw_gid
     with pytest.raises(NotAllowed, match="usermod -g"):
         find_person("ann", {"ann": ann.pw_name}, uids, (agent.pw_uid, ann.pw_gid))
+
+
+def test_a_folder_that_the_agent_cannot_enter_ends_nothing_and_is_opened_by_the_helper(two: People) -> None:
+    users = two.folder / "users"
+    ann = pwd.getpwnam(two.names["ann"])
+    agent = pwd.getpwnam(two.agent)
+    person = find_person("ann", {"ann": ann.pw_name}, (ann.pw_uid, ann.pw_uid), (agent.pw_uid, agent.pw_gid))
+    users.mkdir(mode=0o755)
+    helper = object.__new__(root.Helper)
+    helper._users, helper._agent = str(users), (agent.pw_uid, agent.pw_gid)
+    agents = object.__new__(split.Helper)
+    agents.users = users
+    helper._prepare("ann", person)
+    (users / "ann/socket").touch()
+    (users / "bob").mkdir(mode=0o711)
+    (users / "bob/socket").touch()
+    (users / "ann").chmod(0o700)
+    os.chown(users / "ann/logs", person.uid, 0)  # as a helper that was killed before it gave them to the agent
+    (users / "ann/logs").chmod(0o700)
+    os.seteuid(agent.pw_uid)
+    try:
+        assert agents.known() == ["bob"]
+    finally:
+        os.seteuid(0)
+    helper._prepare("ann", person)
+    os.seteuid(agent.pw_uid)
+    try:
+        assert agents.known() == ["ann", "bob"]
+    finally:
+        os.seteuid(0)
+    logs = (users / "ann/logs").stat()
+    assert (logs.st_uid, logs.st_gid, logs.st_mode & 0o7777) == (person.uid, agent.pw_gid, 0o2770)
 
 
 KEYS = """

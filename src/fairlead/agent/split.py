@@ -73,7 +73,7 @@ class Helper:
 
     def known(self) -> list[str]:
         """The users of whose tasks there may be something to tell."""
-        return [each.name for each in self.folders() if (each / "socket").exists()]
+        return [each.name for each in self.folders() if _is_there(each / "socket")]
 
     def folders(self) -> list[Path]:
         """The folders of all users. The agent can pass through one without a right to list it."""
@@ -87,6 +87,17 @@ class Helper:
             self._said += data
         line, _, self._said = self._said.partition(b"\n")
         return line.decode()
+
+
+def _is_there(path: Path) -> bool:
+    """True if a file is there; False also if its folder cannot be entered, which must not end the agent of all users.
+
+    The root helper sets the rights of a folder anew when the user has tasks.
+    """
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 def split(directory: Path, users: Users) -> Helper:

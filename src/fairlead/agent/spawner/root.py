@@ -103,12 +103,12 @@ class Helper:
         ):
             if not os.path.isdir(path):
                 os.mkdir(path, 0o700)
-                os.chown(path, owner, group)
-                os.chmod(path, mode)
             elif os.stat(path).st_uid != owner:
                 raise NotAllowed(
                     f"user {user}: {path} belongs to uid {os.stat(path).st_uid}, not to {person.name}; remove {folder}"
                 )
+            os.chown(path, owner, group)
+            os.chmod(path, mode)
         return folder
 
 
