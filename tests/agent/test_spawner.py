@@ -29,6 +29,7 @@ from fairlead.agent.spawner.ledger import Ledger, open_files
 from fairlead.agent.spawner.limits import Limits
 from fairlead.agent.spawner.main import LOCK_TIME
 from fairlead.agent.spawner.processes import MARK
+from fairlead.agent.spawner.records import Task
 from fairlead.agent.spawner.starting import Starter
 from fairlead.agent.spawner.tasks import Tasks
 
@@ -525,6 +526,18 @@ def test_what_was_refused_is_not_started_later(spawner: Spawner, tmp_path: Path)
     assert first not in spawner.ended, "who was taken before is not refused when it is sent again"
     assert second not in spawner.started
     assert ran.read_text().split() == ["0", "0"], "the first of each job, once"
+
+
+def test_a_folder_of_logs_that_cannot_be_made_changes_no_rights_of_later_files(tmp_path: Path) -> None:
+    (tmp_path / "0").symlink_to("nowhere")
+    starter = Starter(Limits("test"), "mark:", str(tmp_path), "/", {})
+    task = Task((1, "main", 1, 0), ("job1", 1, "main", 1), 0, (("/bin/true",), {}, "/", "0", 0, 0), None)
+    before = os.umask(0o022)
+    try:
+        assert starter.start(task) is not None
+        assert os.umask(0o022) == 0o022
+    finally:
+        os.umask(before)
 
 
 def test_a_task_is_written_down_before_it_can_start(tmp_path: Path) -> None:
