@@ -22,6 +22,7 @@ import pytest
 from fairlead.agent import link
 from fairlead.agent.link import end_all, prepare
 from fairlead.agent.spawner import guard, processes
+from fairlead.agent.spawner import ledger as ledger_of_spawner
 from fairlead.agent.spawner import tasks as tasks_of_spawner
 from fairlead.agent.spawner.files import LARGE
 from fairlead.agent.spawner.frames import Unpacker, pack
@@ -548,6 +549,24 @@ def test_a_task_is_written_down_before_it_can_start(tmp_path: Path) -> None:
     tasks.launch([(("job1", 1, "main", 1), spec, [0], 0, False, None)], {})
     assert tasks.starting
     assert set(Ledger(open_files(path)).tasks) == {(1, "main", 1, 0)}
+
+
+def test_processes_that_were_noted_before_the_machine_started_are_not_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their numbers belong to others by now, which the clock may not show."""
+    path = str(tmp_path / "ledger")
+    key = (1, "main", 1, 0)
+    first = Ledger(open_files(path))
+    first.take(("job1", 1, "main", 1), [0], 0)
+    first.began([(key, 4711)])
+    first.write()
+    assert Ledger(open_files(path)).pids == {key: 4711}
+    monkeypatch.setattr(ledger_of_spawner, "_boot", lambda: "another start", raising=False)
+    again = Ledger(open_files(path))
+    assert (set(again.tasks), again.pids) == ({key}, {})
+    again.rewrite()
+    assert Ledger(open_files(path)).pids == {}
 
 
 @pytest.mark.parametrize("cut", [1, 5, 20])
