@@ -151,6 +151,7 @@ def _open(directory: Path) -> socket.socket | None:
         return None  # the root helper makes it
     try:
         link = socket.socket(socket.AF_UNIX)
+        link.setblocking(False)  # a spawner that is stopped accepts nobody, and connecting would wait for it
         try:
             link.connect(f"/proc/self/fd/{folder}/socket")
         except OSError:
@@ -158,7 +159,6 @@ def _open(directory: Path) -> socket.socket | None:
             return None
     finally:
         os.close(folder)
-    link.setblocking(False)
     return link
 
 
