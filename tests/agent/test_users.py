@@ -238,6 +238,34 @@ def test_the_attack_finds_what_is_open(two: People, tmp_path: Path) -> None:
     tell(story)
 
 
+def test_a_user_that_stops_its_own_spawner_does_not_keep_the_node_from_joining(two: People, tmp_path: Path) -> None:
+    async def story() -> None:
+        async with node(two, tmp_path) as (plant, one):
+            job = await plant.submit(["sleep", "600"])
+            await plant.until(lambda p: process_of(two.names["ann"], "sleep"))
+            first = process_of(two.names["ann"], "sleep")
+            (spawner, *_) = relatives(first)
+            guard = [each.pid for each in psutil.Process(spawner).children() if each.pid != first]
+            await one.kill()
+            for pid in (*guard, spawner):
+                os.kill(pid, signal.SIGSTOP)
+            await plant.until(lambda p: "n1" not in plant.hub.connected(PARTITION))
+            try:
+                await one.start()
+                async with asyncio.timeout(SECONDS / 2):
+                    await plant.until(lambda p: "n1" in plant.hub.connected(PARTITION))
+            finally:
+                for pid in (*guard, spawner):
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGCONT)
+            while psutil.pid_exists(first):
+                await asyncio.sleep(0.05)
+            await plant.kill(job)
+            assert await plant.over(job) == "killed"
+
+    tell(story)
+
+
 def test_a_user_with_the_group_of_the_agent_may_not_run(two: People) -> None:
     """It would read and change the logs of all users."""
     ann = pwd.getpwnam(two.names["ann"])

@@ -67,6 +67,8 @@ class Link(asyncio.Protocol):
         self._forbidden = forbidden
         self._transport: asyncio.Transport | None = None
         self._spoken = False
+        self._settled = False
+        """True once a spawner has said what it knows, or cannot be had: until then one is wanted."""
         self._incoming = Unpacker()
         self._lost = asyncio.Event()
         self._wake = asyncio.Event()
@@ -79,8 +81,9 @@ class Link(asyncio.Protocol):
                     await self._connect()
                     await self._lost.wait()
                 except Forbidden as problem:
+                    self._settled = True
                     self._forbidden(str(problem))
-                while not self._wanted():
+                while self._settled and not self._wanted():
                     self._wake.clear()
                     await self._wake.wait()
         finally:
@@ -135,7 +138,7 @@ class Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         for message in self._incoming.feed(data):
-            self._spoken = True  # its first message is what it knows
+            self._spoken = self._settled = True  # its first message is what it knows
             self._heard(*message)
 
     def connection_lost(self, problem: Exception | None) -> None:

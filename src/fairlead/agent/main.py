@@ -29,6 +29,8 @@ from fairlead.wire import agent as wire
 from fairlead.wire.agent import MOST_BYTES, PATH, Hello
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0
+PATIENCE = 10.0
+"""Seconds for the spawners of users to say what they know, when the agent starts."""
 SWEEP = 3600.0
 """Seconds between two looks for old logs."""
 
@@ -120,8 +122,21 @@ class Agent:
     # -- the server ----------------------------------------------------------------------------------------------
 
     async def _serve(self) -> None:
-        await self._all_found.wait()
+        while not self._all_found.is_set():
+            try:
+                async with asyncio.timeout(PATIENCE):
+                    await self._all_found.wait()
+            except TimeoutError:
+                await self._end_silent()
         await self._stay_joined()
+
+    async def _end_silent(self) -> None:
+        """End spawners of users that do not answer: a user that stops its own must not keep the node from joining."""
+        silent = [at for at in range(self._first) if at not in self._found]
+        for user in [self.book.users[at] for at in silent] if self._helper else ():
+            assert self._helper is not None
+            problem = await self._helper.end(user)
+            self._log("spawner ended", {"user": user, "problem": problem or "it did not answer"})
 
     async def _stay_joined(self) -> None:
         pause = FIRST_PAUSE

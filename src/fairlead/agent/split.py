@@ -57,9 +57,19 @@ class Helper:
 
     async def start(self, user: str) -> str:
         """Start the spawner of a user. Returns why it could not be, for now; raises `Forbidden` if it never can."""
+        return await self._ask(f"start {user}")
+
+    async def end(self, user: str) -> str:
+        """Kill a spawner that does not answer; its tasks end with it. Returns why it could not be, if so."""
+        try:
+            return await self._ask(f"end {user}")
+        except Forbidden as problem:
+            return str(problem)
+
+    async def _ask(self, request: str) -> str:
         async with self._asking:
             loop = asyncio.get_running_loop()
-            await loop.sock_sendall(self._link, f"start {user}\n".encode())
+            await loop.sock_sendall(self._link, f"{request}\n".encode())
             while b"\n" not in self._said:
                 data = await loop.sock_recv(self._link, 4096)
                 if not data:

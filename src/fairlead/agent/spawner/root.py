@@ -1,8 +1,8 @@
 """The root helper: it starts a spawner for each user that has tasks here. The agent, which is not root, asks it to.
 
-`python -I -S -c '…main(DIRECTORY, …)'`, with a socket to the agent as its standard input. It understands one request,
-`start USER`, and answers `ok` or `no` with the reason. It has no network. What a user may run is decided by the map and
-the uids that it was started with, never by the agent.
+`python -I -S -c '…main(DIRECTORY, …)'`, with a socket to the agent as its standard input. It understands two requests:
+`start USER`, and `end USER` for a spawner that does not answer. It answers `ok`, or `no` or `later` with the reason. It
+has no network. What a user may run is decided by the map and the uids that it was started with, never by the agent.
 
 For each user there are two processes: a keeper, root, which sets cgroups up and cleans up at the end, and the spawner,
 which is made from it and has become that user. Both outlive the helper and the agent.
@@ -59,10 +59,11 @@ class Helper:
 
     def _answer(self, line: bytes) -> str:
         what, _, user = line[:LONGEST].decode("ascii", "replace").partition(" ")
-        if what != "start":
+        work = {"start": self._start, "end": self._end}.get(what)
+        if work is None:
             return "no unknown request"
         try:
-            self._start(user)
+            work(user)
         except NotAllowed as problem:
             return f"no {problem}"
         except OSError as problem:
@@ -91,6 +92,17 @@ class Helper:
             traceback.print_exc()
         finally:
             os._exit(code)
+
+    def _end(self, user: str) -> None:
+        """Kill the spawner of a user, and its guard: those that have its lock. The keeper lives, and cleans up."""
+        if user not in os.listdir(self._users):
+            raise NotAllowed("the user has no spawner here")
+        path = f"{self._users}/{user}/lock"
+        with open(path) as file:
+            keeper = file.read()
+        for name in os.listdir("/proc"):
+            if name.isdigit() and name != keeper and _has_open(name, path):
+                os.kill(int(name), signal.SIGKILL)
 
     def _prepare(self, user: str, person: Person) -> str:
         """The folders of a user. Only root can write to the first, so that the user cannot replace the others."""
@@ -232,6 +244,21 @@ def _close_but(*kept: int) -> None:
                 os.close(int(name))
             except OSError:
                 continue  # that of the listing itself
+
+
+def _has_open(pid: str, path: str) -> bool:
+    """True if a process has opened a file, which only root can."""
+    try:
+        return any(_is_at(f"/proc/{pid}/fd/{each}", path) for each in os.listdir(f"/proc/{pid}/fd"))
+    except OSError:
+        return False  # it has ended
+
+
+def _is_at(link: str, path: str) -> bool:
+    try:
+        return os.path.samefile(link, path)
+    except OSError:
+        return False  # it was closed, or is no file
 
 
 def _clear(folder: str) -> None:
