@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import socket
 from pathlib import Path
 from typing import Any
 
-from fairlead.agent.link import Link, prepare
+from fairlead.agent.link import Link, _open, prepare
 from fairlead.agent.spawner.frames import Unpacker, pack
 
 
@@ -50,3 +52,26 @@ def test_nothing_is_sent_before_the_spawner_has_said_what_it_knows(tmp_path: Pat
 
     asyncio.run(story())
     assert got == [("lease",)]
+
+
+def test_a_spawner_that_accepts_nobody_is_not_waited_for(tmp_path: Path) -> None:
+    """The agent has one loop for all spawners."""
+
+    def wait_no_longer(number: int, frame: Any) -> None:
+        raise AssertionError("it waits")
+
+    before = signal.signal(signal.SIGALRM, wait_no_longer)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "socket"))
+        listener.listen(1)
+        signal.alarm(5)
+        taken = []
+        try:
+            while (link := _open(tmp_path)) is not None:
+                taken.append(link)
+        finally:
+            signal.alarm(0)
+            signal.signal(signal.SIGALRM, before)
+            for link in taken:
+                link.close()
+    assert len(taken) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import resource
@@ -9,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import monotonic, sleep, time
@@ -19,13 +21,16 @@ import pytest
 
 from fairlead.agent import link
 from fairlead.agent.link import end_all, prepare
-from fairlead.agent.spawner import processes
+from fairlead.agent.spawner import guard, processes
+from fairlead.agent.spawner import ledger as ledger_of_spawner
+from fairlead.agent.spawner import tasks as tasks_of_spawner
 from fairlead.agent.spawner.files import LARGE
 from fairlead.agent.spawner.frames import Unpacker, pack
 from fairlead.agent.spawner.ledger import Ledger, open_files
 from fairlead.agent.spawner.limits import Limits
 from fairlead.agent.spawner.main import LOCK_TIME
 from fairlead.agent.spawner.processes import MARK
+from fairlead.agent.spawner.records import Task
 from fairlead.agent.spawner.starting import Starter
 from fairlead.agent.spawner.tasks import Tasks
 
@@ -219,6 +224,58 @@ def test_tasks_of_a_stopped_spawner_end_with_their_lease(spawner: Spawner) -> No
     assert not any(map(psutil.Process.is_running, processes))
     assert monotonic() - now > 1.4
     assert spawner.process.wait(SECONDS) == -signal.SIGKILL, "it starts nothing more when it goes on"
+
+
+def test_a_stopped_spawner_that_proc_hides_is_ended_after_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As /proc with hidepid=2 does, since a user's spawner is not dumpable."""
+    monkeypatch.setattr(guard, "process_of", lambda pid: None)
+    lease = guard.Lease()
+    reader, writer = os.pipe()
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        process.send_signal(signal.SIGSTOP)
+        watching = threading.Thread(target=guard._watch, args=(reader, process.pid, lease))
+        watching.start()
+        try:
+            began = monotonic()
+            lease.set(began, began, 0.0, "")
+            while monotonic() < began + 2 * guard.SILENT:
+                lease.beat(monotonic())
+                sleep(0.1)
+            assert process.poll() is None, "it was heard"
+            assert process.wait(SECONDS) == -signal.SIGKILL
+            assert monotonic() >= lease.seen + guard.SILENT
+        finally:
+            process.kill()
+            os.close(writer)
+            watching.join()
+            os.close(reader)
+
+
+@pytest.mark.parametrize("script", ["exec sleep 1000", "trap '' TERM; while :; do sleep 1; done"])
+def test_a_task_that_proc_hides_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """Such a task is seen neither as a process nor as a member of its session."""
+    monkeypatch.setattr(tasks_of_spawner, "members", lambda tasks, marks: {pid: [] for pid in tasks})
+    limits = Limits(f"test-{os.getpid()}")
+    starter = Starter(limits, "mark:", str(tmp_path), "/", {})
+    tasks = Tasks(Ledger(open_files(str(tmp_path / "ledger"))), limits, starter, str(tmp_path))
+    spec = (("/bin/sh", "-c", script), {}, "/", "0", 0, 0)
+    tasks.launch([(("job1", 1, "main", 1), spec, [0], 0, False, None)], {})
+    tasks.start(1)
+    (task,) = tasks.known.values()
+    sleep(0.2)  # the shell has come to its command
+    try:
+        tasks.stop([(task.key, 0.5)])
+        until = monotonic() + 5.0
+        while tasks.at_work and monotonic() < until:
+            sleep(0.02)
+            tasks.tick()
+            tasks.reap()
+        assert task.result is not None and task.result[0] == "stopped"
+        assert task.result[1] == 128 + (signal.SIGKILL if "trap" in script else signal.SIGTERM)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(task.pid, signal.SIGKILL)
+        limits.close()
 
 
 def test_a_second_spawner_ends_while_the_first_lives(spawner: Spawner) -> None:
@@ -472,6 +529,18 @@ def test_what_was_refused_is_not_started_later(spawner: Spawner, tmp_path: Path)
     assert ran.read_text().split() == ["0", "0"], "the first of each job, once"
 
 
+def test_a_folder_of_logs_that_cannot_be_made_changes_no_rights_of_later_files(tmp_path: Path) -> None:
+    (tmp_path / "0").symlink_to("nowhere")
+    starter = Starter(Limits("test"), "mark:", str(tmp_path), "/", {})
+    task = Task((1, "main", 1, 0), ("job1", 1, "main", 1), 0, (("/bin/true",), {}, "/", "0", 0, 0), None)
+    before = os.umask(0o022)
+    try:
+        assert starter.start(task) is not None
+        assert os.umask(0o022) == 0o022
+    finally:
+        os.umask(before)
+
+
 def test_a_task_is_written_down_before_it_can_start(tmp_path: Path) -> None:
     path = str(tmp_path / "ledger")
     ledger = Ledger(open_files(path))
@@ -480,6 +549,24 @@ def test_a_task_is_written_down_before_it_can_start(tmp_path: Path) -> None:
     tasks.launch([(("job1", 1, "main", 1), spec, [0], 0, False, None)], {})
     assert tasks.starting
     assert set(Ledger(open_files(path)).tasks) == {(1, "main", 1, 0)}
+
+
+def test_processes_that_were_noted_before_the_machine_started_are_not_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their numbers belong to others by now, which the clock may not show."""
+    path = str(tmp_path / "ledger")
+    key = (1, "main", 1, 0)
+    first = Ledger(open_files(path))
+    first.take(("job1", 1, "main", 1), [0], 0)
+    first.began([(key, 4711)])
+    first.write()
+    assert Ledger(open_files(path)).pids == {key: 4711}
+    monkeypatch.setattr(ledger_of_spawner, "_boot", lambda: "another start", raising=False)
+    again = Ledger(open_files(path))
+    assert (set(again.tasks), again.pids) == ({key}, {})
+    again.rewrite()
+    assert Ledger(open_files(path)).pids == {}
 
 
 @pytest.mark.parametrize("cut", [1, 5, 20])

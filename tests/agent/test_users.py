@@ -9,6 +9,7 @@ import pwd
 import re
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -18,6 +19,10 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
+from fairlead.agent import split
+from fairlead.agent.spawner import root
+from fairlead.agent.spawner.confine import KEY_CALL
+from fairlead.agent.spawner.users import NotAllowed, find_person
 from fairlead.wire.agent import LogRequest
 from tests.agent.plant import JOIN_TOKEN, PARTITION, SECONDS, Machine, Plant
 from tests.live import PROGRAM
@@ -236,6 +241,110 @@ def test_the_attack_finds_what_is_open(two: People, tmp_path: Path) -> None:
             await plant.kill(job)
 
     tell(story)
+
+
+def test_a_user_that_stops_its_own_spawner_does_not_keep_the_node_from_joining(two: People, tmp_path: Path) -> None:
+    async def story() -> None:
+        async with node(two, tmp_path) as (plant, one):
+            job = await plant.submit(["sleep", "600"])
+            await plant.until(lambda p: process_of(two.names["ann"], "sleep"))
+            first = process_of(two.names["ann"], "sleep")
+            (spawner, *_) = relatives(first)
+            guard = [each.pid for each in psutil.Process(spawner).children() if each.pid != first]
+            await one.kill()
+            for pid in (*guard, spawner):
+                os.kill(pid, signal.SIGSTOP)
+            await plant.until(lambda p: "n1" not in plant.hub.connected(PARTITION))
+            try:
+                await one.start()
+                async with asyncio.timeout(SECONDS / 2):
+                    await plant.until(lambda p: "n1" in plant.hub.connected(PARTITION))
+            finally:
+                for pid in (*guard, spawner):
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGCONT)
+            while psutil.pid_exists(first):
+                await asyncio.sleep(0.05)
+            await plant.kill(job)
+            assert await plant.over(job) == "killed"
+
+    tell(story)
+
+
+def test_a_user_with_the_group_of_the_agent_may_not_run(two: People) -> None:
+    """It would read and change the logs of all users."""
+    ann = pwd.getpwnam(two.names["ann"])
+    uids = (ann.pw_uid, ann.pw_uid)
+    agent = pwd.getpwnam(two.agent)
+    assert find_person("ann", {"ann": ann.pw_name}, uids, (agent.pw_uid, agent.pw_gid)).gid == ann.pw_gid
+    with pytest.raises(NotAllowed, match="usermod -g"):
+        find_person("ann", {"ann": ann.pw_name}, uids, (agent.pw_uid, ann.pw_gid))
+
+
+def test_a_folder_that_the_agent_cannot_enter_ends_nothing_and_is_opened_by_the_helper(two: People) -> None:
+    users = two.folder / "users"
+    ann = pwd.getpwnam(two.names["ann"])
+    agent = pwd.getpwnam(two.agent)
+    person = find_person("ann", {"ann": ann.pw_name}, (ann.pw_uid, ann.pw_uid), (agent.pw_uid, agent.pw_gid))
+    users.mkdir(mode=0o755)
+    helper = object.__new__(root.Helper)
+    helper._users, helper._agent = str(users), (agent.pw_uid, agent.pw_gid)
+    agents = object.__new__(split.Helper)
+    agents.users = users
+    helper._prepare("ann", person)
+    (users / "ann/socket").touch()
+    (users / "bob").mkdir(mode=0o711)
+    (users / "bob/socket").touch()
+    (users / "ann").chmod(0o700)
+    os.chown(users / "ann/logs", person.uid, 0)  # as a helper that was killed before it gave them to the agent
+    (users / "ann/logs").chmod(0o700)
+    os.seteuid(agent.pw_uid)
+    try:
+        assert agents.known() == ["bob"]
+    finally:
+        os.seteuid(0)
+    helper._prepare("ann", person)
+    os.seteuid(agent.pw_uid)
+    try:
+        assert agents.known() == ["ann", "bob"]
+    finally:
+        os.seteuid(0)
+    logs = (users / "ann/logs").stat()
+    assert (logs.st_uid, logs.st_gid, logs.st_mode & 0o7777) == (person.uid, agent.pw_gid, 0o2770)
+
+
+KEYS = """
+import ctypes, os, sys
+from fairlead.agent.spawner.confine import JOIN_SESSION, KEY_CALL, become
+from fairlead.agent.spawner.users import Person
+
+ADD_KEY, SESSION, SEARCH = {250: 248, 219: 217}[KEY_CALL], -3, 10
+libc = ctypes.CDLL(None, use_errno=True)
+
+def call(*given):
+    return libc.syscall(*(each if isinstance(each, bytes) or each is None else ctypes.c_long(each) for each in given))
+
+def ask(uid, *given):
+    if not (pid := os.fork()):
+        become(Person("some", uid, uid, [uid], "/", "/bin/sh"))
+        os._exit(0 if call(*given) > 0 else 1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+if call(KEY_CALL, JOIN_SESSION, None) < 0:
+    sys.exit("the kernel has no keys")
+added = ask(23451, ADD_KEY, b"user", b"of-ann", b"hush", 4, SESSION)
+print(added, ask(23452, KEY_CALL, SEARCH, SESSION, b"user", b"of-ann", 0))
+"""
+
+
+def test_users_do_not_share_keys_of_the_kernel() -> None:
+    """Both begin in the session of the agent. The one adds a key to its session, and the other looks for it."""
+    if KEY_CALL < 0:
+        pytest.skip("the calls for keys are not known for this machine")
+    done = subprocess.run([sys.executable, "-c", KEYS], capture_output=True, text=True, timeout=SECONDS, check=False)
+    if "the kernel has no keys" in done.stderr:
+        pytest.skip("the kernel has no keys")
+    assert (done.stdout, done.stderr) == ("0 1\n", "")
 
 
 # -- what tests look at --------------------------------------------------------------------------------------------

@@ -67,6 +67,8 @@ class Link(asyncio.Protocol):
         self._forbidden = forbidden
         self._transport: asyncio.Transport | None = None
         self._spoken = False
+        self._settled = False
+        """True once a spawner has said what it knows, or cannot be had: until then one is wanted."""
         self._incoming = Unpacker()
         self._lost = asyncio.Event()
         self._wake = asyncio.Event()
@@ -79,8 +81,9 @@ class Link(asyncio.Protocol):
                     await self._connect()
                     await self._lost.wait()
                 except Forbidden as problem:
+                    self._settled = True
                     self._forbidden(str(problem))
-                while not self._wanted():
+                while self._settled and not self._wanted():
                     self._wake.clear()
                     await self._wake.wait()
         finally:
@@ -135,7 +138,7 @@ class Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         for message in self._incoming.feed(data):
-            self._spoken = True  # its first message is what it knows
+            self._spoken = self._settled = True  # its first message is what it knows
             self._heard(*message)
 
     def connection_lost(self, problem: Exception | None) -> None:
@@ -151,6 +154,7 @@ def _open(directory: Path) -> socket.socket | None:
         return None  # the root helper makes it
     try:
         link = socket.socket(socket.AF_UNIX)
+        link.setblocking(False)  # a spawner that is stopped accepts nobody, and connecting would wait for it
         try:
             link.connect(f"/proc/self/fd/{folder}/socket")
         except OSError:
@@ -158,7 +162,6 @@ def _open(directory: Path) -> socket.socket | None:
             return None
     finally:
         os.close(folder)
-    link.setblocking(False)
     return link
 
 

@@ -18,6 +18,7 @@ PART = 1 << 16
 POLL = 0.2
 KEEP = 7 * 24 * 3600
 """Seconds for which the log of an ended task is kept."""
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 STAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,62}")
 
 
@@ -60,14 +61,35 @@ async def read_log(logs: str, asked: LogRequest, is_over: Callable[[], bool]) ->
 
 
 def remove_old(logs: str) -> None:
-    """Remove what nobody has written to for long."""
+    """Remove what nobody has written to for long: logs and their folders. What tasks have put deeper stays."""
     limit = time() - KEEP
     # By open folders: a user that replaces one by a link leads nowhere else.
-    for _, folders, names, at in os.fwalk(logs, topdown=False):
-        for name in (*names, *folders):
+    top = os.open(logs, FOLDER)
+    try:
+        for name in _remove_old_files(top, limit):
             with suppress(OSError):
-                if os.stat(name, dir_fd=at, follow_symlinks=False).st_mtime < limit:
-                    (os.rmdir if name in folders else os.unlink)(name, dir_fd=at)
+                folder = os.open(name, FOLDER, dir_fd=top)
+                try:
+                    _remove_old_files(folder, limit)
+                finally:
+                    os.close(folder)
+                if os.stat(name, dir_fd=top, follow_symlinks=False).st_mtime < limit:
+                    os.rmdir(name, dir_fd=top)
+    finally:
+        os.close(top)
+
+
+def _remove_old_files(folder: int, limit: float) -> list[str]:
+    """Remove the old files of an open folder; returns the folders in it."""
+    folders: list[str] = []
+    with os.scandir(folder) as found:
+        for each in found:
+            with suppress(OSError):
+                if each.is_dir(follow_symlinks=False):
+                    folders.append(each.name)
+                elif each.stat(follow_symlinks=False).st_mtime < limit:
+                    os.unlink(each.name, dir_fd=folder)
+    return folders
 
 
 def _size(path: Path) -> int:

@@ -8,7 +8,6 @@ import os
 import random
 import ssl
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,8 @@ from fairlead.wire import agent as wire
 from fairlead.wire.agent import MOST_BYTES, PATH, Hello
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0
+PATIENCE = 10.0
+"""Seconds for the spawners of users to say what they know, when the agent starts."""
 SWEEP = 3600.0
 """Seconds between two looks for old logs."""
 
@@ -121,8 +122,21 @@ class Agent:
     # -- the server ----------------------------------------------------------------------------------------------
 
     async def _serve(self) -> None:
-        await self._all_found.wait()
+        while not self._all_found.is_set():
+            try:
+                async with asyncio.timeout(PATIENCE):
+                    await self._all_found.wait()
+            except TimeoutError:
+                await self._end_silent()
         await self._stay_joined()
+
+    async def _end_silent(self) -> None:
+        """End spawners of users that do not answer: a user that stops its own must not keep the node from joining."""
+        silent = [at for at in range(self._first) if at not in self._found]
+        for user in [self.book.users[at] for at in silent] if self._helper else ():
+            assert self._helper is not None
+            problem = await self._helper.end(user)
+            self._log("spawner ended", {"user": user, "problem": problem or "it did not answer"})
 
     async def _stay_joined(self) -> None:
         pause = FIRST_PAUSE
@@ -304,8 +318,12 @@ class Agent:
         while True:
             users = [""] if self._helper is None else [each.name for each in self._helper.folders()]
             for user in users:
-                with suppress(OSError):
+                try:
                     await asyncio.to_thread(remove_old, self._logs_of(user))
+                except FileNotFoundError:
+                    continue  # there are no logs yet
+                except Exception as problem:  # what one user has put there must not end the agent of all
+                    self._log("old logs not removed", {"folder": self._logs_of(user), "problem": str(problem)})
             await asyncio.sleep(SWEEP)
 
 

@@ -57,9 +57,19 @@ class Helper:
 
     async def start(self, user: str) -> str:
         """Start the spawner of a user. Returns why it could not be, for now; raises `Forbidden` if it never can."""
+        return await self._ask(f"start {user}")
+
+    async def end(self, user: str) -> str:
+        """Kill a spawner that does not answer; its tasks end with it. Returns why it could not be, if so."""
+        try:
+            return await self._ask(f"end {user}")
+        except Forbidden as problem:
+            return str(problem)
+
+    async def _ask(self, request: str) -> str:
         async with self._asking:
             loop = asyncio.get_running_loop()
-            await loop.sock_sendall(self._link, f"start {user}\n".encode())
+            await loop.sock_sendall(self._link, f"{request}\n".encode())
             while b"\n" not in self._said:
                 data = await loop.sock_recv(self._link, 4096)
                 if not data:
@@ -73,7 +83,7 @@ class Helper:
 
     def known(self) -> list[str]:
         """The users of whose tasks there may be something to tell."""
-        return [each.name for each in self.folders() if (each / "socket").exists()]
+        return [each.name for each in self.folders() if _is_there(each / "socket")]
 
     def folders(self) -> list[Path]:
         """The folders of all users. The agent can pass through one without a right to list it."""
@@ -87,6 +97,17 @@ class Helper:
             self._said += data
         line, _, self._said = self._said.partition(b"\n")
         return line.decode()
+
+
+def _is_there(path: Path) -> bool:
+    """True if a file is there; False also if its folder cannot be entered, which must not end the agent of all users.
+
+    The root helper sets the rights of a folder anew when the user has tasks.
+    """
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 def split(directory: Path, users: Users) -> Helper:

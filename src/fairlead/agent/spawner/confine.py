@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import resource
 
 TYPE_CHECKING = False
@@ -19,6 +20,9 @@ SUBREAPER, NO_NEW_PRIVILEGES, DUMPABLE, END_WITH_PARENT = 36, 38, 4, 1
 SHARED = ("/tmp", "/var/tmp")
 """The folders that every user can write to, and that a user's tasks have for themselves."""
 OPEN_FILES = 65536
+KEY_CALL = {"x86_64": 250, "aarch64": 219}.get(platform.machine(), -1)
+"""The number of the call for the kernel's keys; with -1 the kernel says that it has none."""
+JOIN_SESSION = 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -49,6 +53,8 @@ def become(person: Person) -> None:
     os.setresuid(person.uid, person.uid, person.uid)
     # The user's own tasks have the same uid: they may not trace this process or take its sockets.
     _check(_libc.prctl(DUMPABLE, 0, 0, 0, 0), "not dumpable")
+    # The agent's session has keys of the kernel that all its processes share. Where there are no keys, none leak.
+    _libc.syscall(ctypes.c_long(KEY_CALL), ctypes.c_long(JOIN_SESSION), None)
 
 
 def adopt_orphans() -> None:

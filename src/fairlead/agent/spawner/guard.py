@@ -21,6 +21,9 @@ from fairlead.agent.spawner.records import NEVER
 LOOK_PAUSE = 0.2
 LATE = 0.2
 """Seconds after the end of the lease in which a spawner that works has ended its tasks."""
+SILENT = 2.0
+"""Seconds without a sign of life after which a spawner counts as stopped, if it cannot be seen. While a lease is over,
+a spawner that works gives one twice a second."""
 
 
 class Lease:
@@ -29,7 +32,9 @@ class Lease:
     def __init__(self) -> None:
         memory = mmap.mmap(-1, mmap.PAGESIZE)
         self._times = memoryview(memory)[:24].cast("d")
-        self._lock = memoryview(memory)[24:]
+        self._seen = memoryview(memory)[24:32].cast("d")
+        self._lock = memoryview(memory)[32:]
+        self.beat(monotonic())
         self.set(NEVER, NEVER, 0.0, "")
 
     def set(self, ask_at: float, end_at: float, length: float, lock: str) -> None:
@@ -37,6 +42,15 @@ class Lease:
         path = lock.encode()[: len(self._lock) - 1]
         self._lock[: len(path) + 1] = path + b"\0"
         self._times[0], self._times[1], self._times[2] = ask_at, end_at, length
+
+    def beat(self, now: float) -> None:
+        """The spawner is at work."""
+        self._seen[0] = now
+
+    @property
+    def seen(self) -> float:
+        """When the spawner last gave a sign of life."""
+        return self._seen[0]
 
     @property
     def ask_at(self) -> float:
@@ -131,13 +145,16 @@ def _watch(reader: int, spawner: int, lease: Lease) -> None:
     poll.register(reader)
     while not poll.poll(int(LOOK_PAUSE * 1000)):
         lease.renew(monotonic())
-        if monotonic() >= lease.end_at + LATE and _is_stopped(spawner):
+        if monotonic() >= lease.end_at + LATE and _is_stopped(spawner, lease):
             os.kill(spawner, signal.SIGKILL)
 
 
-def _is_stopped(pid: int) -> bool:
+def _is_stopped(pid: int, lease: Lease) -> bool:
+    """True if a spawner whose lease is over does not work. Where /proc hides it, its silence shows that."""
     process = process_of(pid)
-    return process is not None and process.stopped
+    if process is not None:
+        return process.stopped
+    return monotonic() >= max(lease.seen, lease.end_at) + SILENT
 
 
 def _is_free(path: str) -> bool:

@@ -1,9 +1,10 @@
 """The keeper's side of a user's limits: it puts the spawner's tasks into cgroups, and gives them their GPUs.
 
-Requests are packets of the spawner. `ROOM MILLI-CPUS BYTES PID…` puts processes into a room and has no answer.
-`enter ROOM MILLI-CPUS BYTES GPU…` puts the spawner itself there, so that what it starts next begins with these GPUs and
-no others; `leave` takes it out again. `over ROOM` asks if the kernel ended processes there for their memory. Each of
-these three is answered by `ok` or by what is wrong.
+Requests are packets of the spawner. `ROOM MILLI-CPUS BYTES GPUS PID…` puts processes into a room and has no answer;
+GPUS is 1 for a task that has entered it with GPUs, and 0 for one without, which finds none of an earlier task there.
+`enter NUMBER ROOM MILLI-CPUS BYTES GPU…` puts the spawner itself there, so that what it starts next begins with these
+GPUs and no others; `leave NUMBER` takes it out again. `over NUMBER ROOM` asks if the kernel ended processes there for
+their memory. Each of these three is answered by its number and `ok`, or its number and what is wrong.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import os
 
 from fairlead.agent.spawner.devices import Guard, gpus
-from fairlead.agent.spawner.limits import Limits, Room, unified_group
+from fairlead.agent.spawner.limits import Limits, Room, end_left_over, unified_group
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ MOST_ROOMS = 100_000
 class Keeping:
     def __init__(self, name: str, uid: int, devices: tuple[Numbers, ...]) -> None:
         """`devices` are the GPUs that tasks are kept from unless they are given to them."""
+        end_left_over(name)
         self.limits = Limits(name)
         self._name = name
         self._uid = uid
@@ -51,15 +53,15 @@ class Keeping:
 
     def serve(self, link: _socket.socket) -> None:
         """Do what the spawner asks for, until it ends."""
-        while data := link.recv(PACKET):
-            what, *rest = data.decode("ascii", "replace").split()
+        while data := _receive(link):
+            what, *rest = data.decode("ascii", "replace").split() or [""]
             try:
                 if what == "enter":
-                    self._enter(*map(int, rest))
+                    self._enter(*map(int, rest[1:]))
                 elif what == "leave":
                     self._move("main")
                 elif what == "over":
-                    if not self.limits.ran_over(self._rooms[int(rest[0])]):
+                    if not self.limits.ran_over(self._rooms[int(rest[1])]):
                         raise ValueError("no task there was over its limit")
                 else:
                     self._put(*map(int, (what, *rest)))
@@ -68,7 +70,10 @@ class Keeping:
             except (OSError, TypeError, ValueError, LookupError) as problem:
                 answer = str(problem)
             if what in ("enter", "leave", "over"):
-                link.send(answer.encode()[:PACKET])
+                try:
+                    link.send(f"{rest[0] if rest else 0} {answer}".encode()[:PACKET])
+                except OSError:
+                    return  # it was killed meanwhile
 
     def end(self) -> None:
         """Kill what is left of the tasks, and remove the cgroups."""
@@ -82,9 +87,11 @@ class Keeping:
         if self._tree:
             _remove(self._tree)
 
-    def _put(self, number: int, cpu: int, memory: int, *pids: int) -> None:
+    def _put(self, number: int, cpu: int, memory: int, gpus: int, *pids: int) -> None:
         room = self._room(number, cpu, memory)
         if room is not None:
+            if not gpus and room.path in self._guards:
+                self._deny(room.path, self._devices)
             self.limits.put(room, [pid for pid in pids if self.limits.holds(pid) and _uid(pid) == self._uid])
 
     def _enter(self, number: int, cpu: int, memory: int, *given: int) -> None:
@@ -136,6 +143,13 @@ def can_guard() -> bool:
     finally:
         _remove(probe)
     return True
+
+
+def _receive(link: _socket.socket) -> bytes:
+    try:
+        return link.recv(PACKET)
+    except OSError:
+        return b""  # it was killed before it took an answer
 
 
 def _uid(pid: int) -> int:

@@ -43,6 +43,7 @@ class Ledger:
         self._number = 0
         """How often the ledger was written anew."""
         self._rewrite_at = LARGE
+        self._boot = _boot()
         self._fd, self._spare = files
         self._read()
 
@@ -53,7 +54,7 @@ class Ledger:
             self.tasks[number, stage, attempt, index] = (meta, chain)
 
     def began(self, pids: list[tuple[Key, int]]) -> None:
-        self._buffer.append(pack((PIDS, pids)))
+        self._buffer.append(pack((PIDS, self._boot, pids)))
         self.pids.update(pids)
 
     def end(self, results: list[tuple[Key, Result]]) -> None:
@@ -98,7 +99,7 @@ class Ledger:
         for key, of in self.tasks.items():
             groups.setdefault(of, []).append(key[3])
         data = b"".join(pack((TAKEN, meta, indices, chain)) for (meta, chain), indices in groups.items())
-        data += pack((PIDS, list(self.pids.items()))) + pack((ENDED, list(self.ended.items())))
+        data += pack((PIDS, self._boot, list(self.pids.items()))) + pack((ENDED, list(self.ended.items())))
         data = pack((ANEW, self._number + 1, len(data))) + data
         try:
             os.ftruncate(self._spare, 0)
@@ -135,7 +136,9 @@ class Ledger:
             for index in indices:
                 self.tasks[meta[1], meta[2], meta[3], index] = (meta, chain)
         elif what == PIDS:
-            self.pids.update(rest[0])
+            boot, pids = rest
+            if boot == self._boot:  # else the machine has started since, and the numbers are those of others
+                self.pids.update(pids)
         elif what == ENDED:
             self.ended.update(rest[0])
         elif what == FORGOTTEN:
@@ -148,6 +151,12 @@ def open_files(path: str) -> tuple[int, int]:
     """The two files of a ledger, open."""
     first, second = (os.open(path + end, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600) for end in ("", ".1"))
     return first, second
+
+
+def _boot() -> str:
+    """What tells this start of the machine from all others."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
 
 
 def _whole(fd: int) -> tuple[int, bytes]:

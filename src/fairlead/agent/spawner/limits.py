@@ -150,26 +150,7 @@ class Limits:
 
     def kill(self) -> None:
         """End every process in these cgroups."""
-        for _ in range(1_000):
-            if not (pids := self._members()):
-                return
-            for pid in pids:
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
-            sleep(0.01)
-
-    def _members(self) -> list[int]:
-        found: list[int] = []
-        for folder in (self._base, self._processes):
-            for path, _, _ in os.walk(folder) if folder else ():
-                try:
-                    with open(path + "/cgroup.procs") as file:
-                        found += map(int, file.read().split())
-                except OSError:
-                    continue
-        return found
+        _kill([folder for folder in (self._base, self._processes) if folder])
 
     def close(self) -> None:
         """Remove the cgroups; no process is in them any more."""
@@ -230,6 +211,39 @@ def _candidates() -> Iterator[tuple[int, str, bool]]:
         # Memory stays watched: to move a process between its groups there is slow and goes wrong easily.
         if "cpu" in names.split(",") and "cpu" in mounts:
             yield 1, mounts["cpu"] + path.rstrip("/"), False
+
+
+def end_left_over(name: str) -> None:
+    """End every process in the cgroups of an earlier spawner of that name, and remove them."""
+    above = {path for _, path, _ in _candidates()} | {_pids_group(), unified_group()}
+    folders = [f"{path}/fairlead-{name}" for path in above if path]
+    _kill(folders)
+    for folder in folders:
+        _remove(folder)
+
+
+def _kill(folders: list[str]) -> None:
+    for _ in range(1_000):
+        if not (pids := _members(folders)):
+            return
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        sleep(0.01)
+
+
+def _members(folders: list[str]) -> list[int]:
+    found: list[int] = []
+    for folder in folders:
+        for path, _, _ in os.walk(folder):
+            try:
+                with open(path + "/cgroup.procs") as file:
+                    found += map(int, file.read().split())
+            except OSError:
+                continue
+    return found
 
 
 def unified_group() -> str:

@@ -150,9 +150,10 @@ class Spawner:
     def _keep_lease(self) -> None:
         """Without an answer from the server tasks are stopped in time, also when the agent is gone."""
         now = monotonic()
+        lease = self._lease
+        lease.beat(now)
         if now < self._lease_due:
             return
-        lease = self._lease
         lease.renew(now)
         self._lease_seen = now
         if now >= lease.end_at:

@@ -1,8 +1,8 @@
 """The root helper: it starts a spawner for each user that has tasks here. The agent, which is not root, asks it to.
 
-`python -I -S -c '…main(DIRECTORY, …)'`, with a socket to the agent as its standard input. It understands one request,
-`start USER`, and answers `ok` or `no` with the reason. It has no network. What a user may run is decided by the map and
-the uids that it was started with, never by the agent.
+`python -I -S -c '…main(DIRECTORY, …)'`, with a socket to the agent as its standard input. It understands two requests:
+`start USER`, and `end USER` for a spawner that does not answer. It answers `ok`, or `no` or `later` with the reason. It
+has no network. What a user may run is decided by the map and the uids that it was started with, never by the agent.
 
 For each user there are two processes: a keeper, root, which sets cgroups up and cleans up at the end, and the spawner,
 which is made from it and has become that user. Both outlive the helper and the agent.
@@ -29,6 +29,7 @@ MOST = 200
 """Users that can have a spawner at a time."""
 LONGEST = 200
 """Bytes of a request."""
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Helper:
@@ -58,10 +59,11 @@ class Helper:
 
     def _answer(self, line: bytes) -> str:
         what, _, user = line[:LONGEST].decode("ascii", "replace").partition(" ")
-        if what != "start":
+        work = {"start": self._start, "end": self._end}.get(what)
+        if work is None:
             return "no unknown request"
         try:
-            self._start(user)
+            work(user)
         except NotAllowed as problem:
             return f"no {problem}"
         except OSError as problem:
@@ -91,6 +93,17 @@ class Helper:
         finally:
             os._exit(code)
 
+    def _end(self, user: str) -> None:
+        """Kill the spawner of a user, and its guard: those that have its lock. The keeper lives, and cleans up."""
+        if user not in os.listdir(self._users):
+            raise NotAllowed("the user has no spawner here")
+        path = f"{self._users}/{user}/lock"
+        with open(path) as file:
+            keeper = file.read()
+        for name in os.listdir("/proc"):
+            if name.isdigit() and name != keeper and _has_open(name, path):
+                os.kill(int(name), signal.SIGKILL)
+
     def _prepare(self, user: str, person: Person) -> str:
         """The folders of a user. Only root can write to the first, so that the user cannot replace the others."""
         folder = f"{self._users}/{user}"
@@ -102,12 +115,12 @@ class Helper:
         ):
             if not os.path.isdir(path):
                 os.mkdir(path, 0o700)
-                os.chown(path, owner, group)
-                os.chmod(path, mode)
             elif os.stat(path).st_uid != owner:
                 raise NotAllowed(
                     f"user {user}: {path} belongs to uid {os.stat(path).st_uid}, not to {person.name}; remove {folder}"
                 )
+            os.chown(path, owner, group)
+            os.chmod(path, mode)
         return folder
 
 
@@ -141,7 +154,9 @@ def keep(folder: str, person: Person, agent: tuple[int, int], private_tmp: bool,
     if not pid:
         code = 1
         try:
-            os.read(ready[0], 1)  # until the cgroups are around it
+            os.close(ready[1])
+            if not os.read(ready[0], 1):  # until the cgroups are around it
+                os._exit(1)  # they never will be: the keeper is gone
             _close_but(0, 1, 2, listener.fileno(), its.fileno(), lock, *files)
             code = _become(
                 folder,
@@ -161,13 +176,17 @@ def keep(folder: str, person: Person, agent: tuple[int, int], private_tmp: bool,
             os._exit(code)
     listener.close()
     its.close()
-    keeping.begin(pid, processes)
-    os.write(ready[1], b".")
-    for fd in ready:
-        os.close(fd)
-    keeping.serve(ours)
-    _, status = os.waitpid(pid, 0)
-    keeping.end()
+    try:
+        keeping.begin(pid, processes)
+        os.write(ready[1], b".")
+        os.close(ready[1])
+        keeping.serve(ours)
+    except BaseException:
+        traceback.print_exc()
+        os.kill(pid, signal.SIGKILL)
+    finally:
+        _, status = os.waitpid(pid, 0)
+        keeping.end()
     if status == 0:
         os.unlink(path)  # nothing is left to tell: the next agent need not look here
     return 0
@@ -227,14 +246,58 @@ def _close_but(*kept: int) -> None:
                 continue  # that of the listing itself
 
 
+def _has_open(pid: str, path: str) -> bool:
+    """True if a process has opened a file, which only root can."""
+    try:
+        return any(_is_at(f"/proc/{pid}/fd/{each}", path) for each in os.listdir(f"/proc/{pid}/fd"))
+    except OSError:
+        return False  # it has ended
+
+
+def _is_at(link: str, path: str) -> bool:
+    try:
+        return os.path.samefile(link, path)
+    except OSError:
+        return False  # it was closed, or is no file
+
+
 def _clear(folder: str) -> None:
-    """Remove what the tasks of a user left in their /tmp, as that user."""
-    for _, folders, names, at in os.fwalk(folder, topdown=False):
-        for name in (*names, *folders):
+    """Remove what the tasks of a user left in their /tmp, as that user.
+
+    Folders in folders are moved to the top and removed from there, so that it does not matter how deep they are.
+    """
+    top = os.open(folder, FOLDER)
+    moved = True
+    while moved:
+        moved = False
+        for name in os.listdir(top):
+            if _remove(name, top):
+                continue
             try:
-                (os.rmdir if name in folders else os.unlink)(name, dir_fd=at)
+                at = os.open(name, FOLDER, dir_fd=top)
             except OSError:
                 continue
+            for each in os.listdir(at):
+                if not _remove(each, at):
+                    try:
+                        os.rename(each, os.urandom(16).hex(), src_dir_fd=at, dst_dir_fd=top)
+                        moved = True
+                    except OSError:
+                        continue
+            os.close(at)
+            _remove(name, top)
+    os.close(top)
+
+
+def _remove(name: str, at: int) -> bool:
+    """Remove a file or an empty folder; False if that cannot be."""
+    for way in (os.unlink, os.rmdir):
+        try:
+            way(name, dir_fd=at)
+            return True
+        except OSError:
+            continue
+    return False
 
 
 def _can_mount(folder: str) -> bool:

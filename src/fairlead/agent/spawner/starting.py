@@ -117,8 +117,10 @@ class Starter:
                 # It may be the folder of the logs that is missing, and another spawner may be making it.
                 # The agent removes old logs as a member of the folder's group, which is that of the folder above.
                 mask = os.umask(0o007)
-                os.makedirs(logs, 0o770, exist_ok=True)
-                os.umask(mask)
+                try:
+                    os.makedirs(logs, 0o770, exist_ok=True)
+                finally:
+                    os.umask(mask)
             except FileExistsError:
                 for _, _, log, _, _ in actions:
                     if os.path.lexists(log):

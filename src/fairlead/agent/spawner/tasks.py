@@ -158,7 +158,9 @@ class Tasks:
                 found = members(asked, self._marks())
             except OSError:
                 found = {pid: [pid] for pid in asked}  # their children are found when they are killed
-            for pids in found.values():
+            for pid, pids in found.items():
+                if pid not in pids:
+                    _signal_group(pid, signal.SIGTERM)  # it hides from /proc
                 signal_all(pids, signal.SIGTERM)
 
     def give_back(self, keys: Iterable[Key]) -> None:
@@ -231,7 +233,7 @@ class Tasks:
             task = self._by_pid.pop(pid, None)
             if task is not None:
                 # Its number is still taken, so that this cannot reach a stranger.
-                _kill_group(pid)
+                _signal_group(pid, signal.SIGKILL)
             self._orphans = True
             _, status, usage = os.wait4(pid, 0)
             if task is None:
@@ -324,6 +326,7 @@ class Tasks:
         for pid, task in left.items():
             if task.state == RUNNING:
                 if now >= task.kill_at:
+                    _signal_group(pid, signal.SIGKILL)  # also who hides from /proc
                     signal_all(found[pid], signal.SIGKILL)
                     task.kill_at = now + SCAN_PAUSE
             elif found[pid]:
@@ -347,8 +350,9 @@ class Tasks:
         return {task.pid: self._starter.mark_of(task) for task in tasks}
 
 
-def _kill_group(number: int) -> None:
+def _signal_group(number: int, what: int) -> None:
+    """Signal the first process of a task that was not waited for yet, and all that stayed in its group."""
     try:
-        os.killpg(number, signal.SIGKILL)
+        os.killpg(number, what)
     except (ProcessLookupError, PermissionError):
         return

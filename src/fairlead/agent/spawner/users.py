@@ -60,6 +60,11 @@ def find_person(user: str, names: dict[str, str], uids: tuple[int, int], agent: 
         )
     if found.pw_gid == 0 or found.pw_uid == agent[0]:
         raise NotAllowed(f"user {user}: system user {name} is the agent's or in group root; map {user} to another")
+    if found.pw_gid == agent[1]:
+        raise NotAllowed(
+            f"user {user}: the primary group of system user {name} is the agent's, which reads the logs of all users; "
+            f"give {name} another one with `usermod -g`"
+        )
     groups = [each for each in os.getgrouplist(name, found.pw_gid) if each != agent[1]]
     home = found.pw_dir if os.path.isabs(found.pw_dir) else "/"
     return Person(name, found.pw_uid, found.pw_gid, groups, home, found.pw_shell or "/bin/sh")
