@@ -27,6 +27,10 @@ IDLE_SECONDS = 75.0
 STUCK_SECONDS = 30.0
 """How long a stranger may leave an answer unread."""
 HEAD_BYTES = 64 * 1024
+UNREAD_BYTES = 64 * 1024
+"""Of answers to pings, and the largest message on top: who lets more wait, reads nothing."""
+FAREWELL_SECONDS = 10.0
+"""How long the other end of a WebSocket may take to read what was written before it was closed."""
 CLOSING = 3
 """Seconds that requests under way get when the server ends."""
 
@@ -120,19 +124,35 @@ class SocketProtocol(WebSocketsSansIOProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.conn.max_message_size = FIRST_BYTES
+        self.conn.max_message_size = self._largest = FIRST_BYTES
+        self._alarm: asyncio.TimerHandle | None = None
+        """Runs from the moment at which the connection is to be closed."""
 
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
         self.scope["trust"] = self._trust  # type: ignore[typeddict-unknown-key]
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
         if self.client is not None:
             _connections(self.config).leave(self.client)
         super().connection_lost(exc)
 
+    def handle_ping(self) -> None:
+        # The other end decides how many answers there are, and need not read them.
+        if self.transport.get_write_buffer_size() > UNREAD_BYTES + self._largest:
+            self.transport.abort()
+        if not self.transport.is_closing():
+            super().handle_ping()
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "websocket.close" and self._alarm is None and not self.disconnected:
+            self._alarm = self.loop.call_later(FAREWELL_SECONDS, self.transport.abort)
+        await super().send(message)
+
     def _trust(self) -> None:
-        self.conn.max_message_size = MOST_BYTES
+        self.conn.max_message_size = self._largest = MOST_BYTES
         if self.client is not None:
             _connections(self.config).trust(self.client)
 
