@@ -287,6 +287,71 @@ def test_beyond_this_machine_tls_is_needed(tmp_path: Path) -> None:
     assert done.returncode == 1 and "TLS is needed" in done.stderr
 
 
+def refused(tmp_path: Path, *arguments: str | Path) -> tuple[int, str]:
+    """How a server that cannot start ends, and what it says."""
+    try:
+        done = subprocess.run(
+            [PROGRAM, arguments[0], "--data", tmp_path / "d", *("--port", "0"), *arguments[1:]],
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as late:
+        raise AssertionError(late.stdout) from None
+    assert done.stdout == "" and "Traceback" not in done.stderr, done
+    return done.returncode, " ".join(done.stderr.replace("│", " ").split())
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with certificates and their keys; that of `locked` has a password."""
+    folder = tmp_path_factory.mktemp("tls")
+    for name, lock in (("a", "-nodes"), ("b", "-nodes"), ("locked", "-passout pass:abcd")):
+        subprocess.run(
+            [
+                *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-days", "2", "-subj", "/CN=localhost"),
+                *lock.split(),
+                *("-keyout", str(folder / f"{name}.key"), "-out", str(folder / f"{name}.pem")),
+            ],
+            check=True,
+            capture_output=True,
+        )
+    (folder / "text").write_text("hello")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "certificate, key, said",
+    [
+        ("none", "a.key", "--certificate {}/none: No such file or directory; name a file that the server can read"),
+        ("a.pem", "none", "--key {}/none: No such file or directory; name a file"),
+        ("text", "a.key", "--certificate {}/text: there is no certificate in it; name a PEM file"),
+        ("a.pem", "a.pem", "--key {}/a.pem: there is no private key in it; name a PEM file"),
+        ("a.pem", "b.key", "--certificate {0}/a.pem and --key {0}/b.key: "),
+        ("locked.pem", "locked.key", "name a certificate and its own key, which has no password"),
+    ],
+)
+def test_tls_files_that_cannot_be_used(tmp_path: Path, tls: Path, certificate: str, key: str, said: str) -> None:
+    code, error = refused(tmp_path, "server", "--certificate", tls / certificate, "--key", tls / key)
+    assert code == 1 and said.format(tls) in error
+    assert not (tmp_path / "d").exists()
+
+
+def test_options_that_no_server_starts_with(tmp_path: Path, tls: Path) -> None:
+    for given, missing in (("--certificate", "--key"), ("--key", "--certificate")):
+        code, error = refused(tmp_path, "server", given, tls / "a.pem")
+        assert (code, error) == (2, f"fairlead: error: {given} is given without {missing}; TLS needs both")
+    for command in ("up", "server"):
+        code, error = refused(tmp_path, command, "--port", "99999")
+        assert code == 2 and "99999 is not in the range 0<=x<=65535" in error
+        code, error = refused(tmp_path, command, "--log-size", "1x")
+        assert code == 1 and error.startswith("fairlead: error: --log-size: ")
+        (tmp_path / "file").touch()
+        code, error = refused(tmp_path, command, "--secrets-key", tmp_path / "file" / "x")
+        assert code == 1 and f"{tmp_path}/file/x" in error
+
+
 def test_nobody_there(tmp_path: Path) -> None:
     environment = {"FAIRLEAD_DATA": str(tmp_path / "none"), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
     for command, code in (("ps", 3), ("down", 1)):

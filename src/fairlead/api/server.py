@@ -199,4 +199,5 @@ def server(application: Gate, certificate: Path | None = None, key: Path | None 
         ssl_keyfile=key,
         ssl_version=ssl.PROTOCOL_TLS_SERVER,
     )
+    config.load()  # so that what is wrong with a certificate is known before anybody is told that the server is up
     return Server(config)
