@@ -8,6 +8,7 @@ import socket
 import ssl
 import stat
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -94,6 +95,25 @@ def test_an_agent_joins_and_gets_work(site: Serving) -> None:
     asyncio.run(story())
     found = site.as_owner.get("/api/v1/nodes/a1").json()
     assert (found["state"], found["credential"]) == ("up", "valid") and found["credential_expires"] > time.time()
+
+
+def test_an_agent_joins_while_all_threads_are_taken(site: Serving) -> None:
+    over = threading.Event()
+
+    async def take_threads() -> None:
+        for _ in range(100):
+            asyncio.get_running_loop().run_in_executor(None, over.wait)
+
+    async def story() -> None:
+        async with joining(site) as connection:
+            greeting = greet(connection, "a1", site.join_token(), instance="here")
+            assert isinstance(await asyncio.wait_for(greeting, SECONDS), Welcome)
+
+    site.do(take_threads())
+    try:
+        asyncio.run(story())
+    finally:
+        over.set()
 
 
 @pytest.mark.parametrize("figure", [2**53 + 1, 2**64 - 1, -1])

@@ -7,10 +7,11 @@ revoked. Public keys only are kept, in one file; a change counts when the file h
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
-from typing import Literal
+from typing import Literal, ParamSpec, TypeVar
 
 import msgspec
 
@@ -27,6 +28,11 @@ LASTS = 30 * 24 * 3600.0
 MAX_INSTANCE = 100
 UNWRITTEN = "the server could not write to its disk, and nothing was admitted; make room there, and try again"
 
+WRITERS = 8
+"""Threads that wait for the file. Nodes that join at once share a write."""
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 Standing = Literal["valid", "due", "expired", "revoked"]
 
 
@@ -62,6 +68,8 @@ class Identities:
         self._changes = 0
         self._writing = Lock()
         self._written = 0
+        self._threads = ThreadPoolExecutor(WRITERS, "identities")
+        """Nobody else's: what users write must not hold nodes back."""
 
     # -- tokens --------------------------------------------------------------------------------------------------
 
@@ -87,13 +95,18 @@ class Identities:
         return exchange, Challenge(partition, exchange.server_nonce, exchange.server, signature)
 
     async def admit(self, exchange: Exchange, proof: Proof) -> Peer:
-        return await asyncio.to_thread(self._admit, exchange, proof)
+        return await self._in_thread(self._admit, exchange, proof)
 
     async def renew(self, peer: Peer, new: NewKey) -> None:
-        await asyncio.to_thread(self._renew, peer, new)
+        await self._in_thread(self._renew, peer, new)
 
     async def settle(self, peer: Peer) -> None:
-        await asyncio.to_thread(self._settle, peer)
+        await self._in_thread(self._settle, peer)
+
+    async def _in_thread(
+        self, work: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> Result:
+        return await asyncio.wrap_future(self._threads.submit(work, *args, **kwargs))
 
     def standing(self, peer: Peer) -> Standing:
         known = self._known.get((peer.exchange.partition, peer.node))
