@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import logging
 import ssl
+import sys
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -25,7 +28,7 @@ HEAD_SECONDS = 20.0
 IDLE_SECONDS = 75.0
 """From an answer to the first byte of the next request. Other bytes, such as the rest of a body, do not prolong it."""
 STUCK_SECONDS = 30.0
-"""How long a stranger may leave an answer unread."""
+"""How long an answer may lie unread without a byte of it leaving."""
 HEAD_BYTES = 64 * 1024
 UNREAD_BYTES = 64 * 1024
 """Of answers to pings, and the largest message on top: who lets more wait, reads nothing."""
@@ -39,12 +42,25 @@ def _connections(config: uvicorn.Config) -> Connections:
     return cast(Gate, config.app).connections
 
 
+def unsent(transport: asyncio.Transport) -> tuple[int, int]:
+    """Bytes that wait in this process, and those that the kernel has and the other end has not confirmed.
+
+    The kernel takes more only when much has left, so the first alone would not show that somebody reads slowly.
+    """
+    try:
+        queued = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+    except OSError:
+        queued = b""
+    return transport.get_write_buffer_size(), int.from_bytes(queued, sys.byteorder)
+
+
 class Protocol(HttpToolsProtocol):
     """HTTP that gives up on a client which takes too long, or too much, to say what it wants."""
 
     _alarm: asyncio.TimerHandle | None = None
     """Runs while no request is under way."""
     _stuck: asyncio.TimerHandle | None = None
+    """Runs while an answer waits to be read."""
     _head = 0
 
     def connection_made(self, transport: Any) -> None:
@@ -77,7 +93,9 @@ class Protocol(HttpToolsProtocol):
         self._expect(HEAD_SECONDS)
 
     def on_headers_complete(self) -> None:
-        self._stop_alarms()
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
         super().on_headers_complete()
 
     def on_response_complete(self) -> None:
@@ -87,14 +105,25 @@ class Protocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        if self._stuck is None and self.client is not None and _connections(self.config).is_stranger(self.client):
-            self._stuck = self.loop.call_later(STUCK_SECONDS, self._give_up)
+        if self._stuck is None:
+            self._look_again(unsent(self.transport))
 
     def resume_writing(self) -> None:
         super().resume_writing()
         if self._stuck is not None:
             self._stuck.cancel()
             self._stuck = None
+
+    def _look_again(self, before: tuple[int, int]) -> None:
+        self._stuck = self.loop.call_later(STUCK_SECONDS, self._check_unsent, before)
+
+    def _check_unsent(self, before: tuple[int, int]) -> None:
+        """Give up unless something has left. Who reads slowly may go on."""
+        now = unsent(self.transport)
+        if now == before:
+            self._give_up()
+        else:
+            self._look_again(now)
 
     def _room_for_body(self) -> int:
         return 256 * 1024
