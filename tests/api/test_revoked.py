@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from fairlead.api.gate import Bounds
 from fairlead.api.identities import Identities
 from fairlead.api.tokens import Tokens
 from fairlead.core.errors import Refused
@@ -22,7 +23,9 @@ from fairlead.engines.base import Peer
 from fairlead.journal import SqliteJournal
 from fairlead.wire.agent import (
     VERSION,
+    Confirmed,
     Knock,
+    LogCancel,
     LogPart,
     LogRequest,
     NewKey,
@@ -101,6 +104,31 @@ def test_a_revoked_token_ends_a_log_that_is_followed(site: Serving) -> None:
         working.cancel()
 
     asyncio.run(story())
+
+
+def test_those_who_wait_for_a_silent_log_are_counted_and_may_leave(tmp_path: Path) -> None:
+    async def story(site: Serving) -> None:
+        async with joining(site) as connection:
+            assert isinstance(await greet(connection, "a1", site.join_token()), Welcome)
+            job = await asyncio.to_thread(submit, site.as_owner)
+            while not (work := await hear(connection, Work)).launches:
+                pass
+            await connection.send(encode(Reports(1, (Report(work.launches[0].tasks, "running"),))))
+            path = f"/api/v1/jobs/{job}/log?follow=true"
+            asked = f"GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {site.owner}\r\n\r\n".encode()
+            await hear(connection, Confirmed)
+            waiting = [await asyncio.open_connection("127.0.0.1", site.port) for _ in range(2)]
+            for _, writer in waiting:
+                writer.write(asked)
+            requests = {(await hear(connection, LogRequest)).request for _ in waiting}
+            assert (await asyncio.to_thread(site.as_owner.get, path)).status_code == 429
+            for _, writer in waiting:
+                writer.close()
+            assert {(await hear(connection, LogCancel)).request for _ in waiting} == requests
+            assert not site.site.streams
+
+    with serving(tmp_path, bounds=Bounds(streams=2)) as site:
+        asyncio.run(story(site))
 
 
 # -- a revocation while something else is being written ----------------------------------------------------------
