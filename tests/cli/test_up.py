@@ -109,6 +109,20 @@ def test_secrets_of_others_and_unknown_things(up: Up) -> None:
     assert (said["ok"], said["status"], said["code"]) == (False, 404, "missing")
 
 
+def test_values_that_make_no_sense(up: Up) -> None:
+    for role in (("user", "--user", "ann"), ("join",)):
+        done = up.ask("token", "create", "--expires-in", "0", "--role", *role)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "expires_in: 0 would make a token that has expired already" in done.stderr
+    done = up.ask("wait", "--timeout", "-3", "none")
+    assert done.returncode == 2 and "-3.0 is not in the range" in done.stderr
+    for text in ("", "\n"):
+        done = up.ask("secret", "set", "pw", text=text)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "value: it is empty; give a value" in done.stderr
+    assert up.run("secret", "list") == ""
+
+
 def test_cluster_commands_print_json(up: Up) -> None:
     for arguments in (
         ("node", "list"),

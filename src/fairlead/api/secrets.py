@@ -159,6 +159,14 @@ async def set_secret(request: Ask, secret: SecretName, data: Annotated[Any, Shap
     expires = read.optional_duration("expires_in")
     read.close()
     check_name(secret, "secret")
+    if not value:
+        raise Refused(
+            "value", f"it is empty; give a value, or remove the secret with `fairlead secret remove {secret}`"
+        )
+    if expires == 0:
+        raise Refused(
+            "expires_in", "0 would set a secret that has expired already; leave it out, or give a longer time"
+        )
     expires_in = None if expires is None else expires / SECOND
     await asyncio.to_thread(site_of(request).secrets.set, caller_of(request).user, secret, value, expires_in)
     return wire.Done()

@@ -428,7 +428,9 @@ def scale(
 @asking
 def wait(
     jobs: Annotated[list[str], typer.Argument(help="Ids of jobs.", metavar="JOB…")],
-    timeout: Annotated[float | None, typer.Option(help="Seconds to wait at most; then the exit code is 124.")] = None,
+    timeout: Annotated[
+        float | None, typer.Option(help="Seconds to wait at most; then the exit code is 124.", min=0)
+    ] = None,
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
