@@ -90,6 +90,17 @@ def test_a_gang_starts_together(up: Up) -> None:
     assert json.loads(up.run("kill", "--json", name)) == {name: ""}
 
 
+def test_each_of_many_jobs_is_killed_and_told(up: Up) -> None:
+    first, second = (up.run("submit", "--cpu", "0.1", "--", "sleep", "600").strip() for _ in range(2))
+    done = up.ask("kill", first, "none", second)
+    assert (done.returncode, done.stdout) == (1, f"{first}: killed\n{second}: killed\n")
+    assert done.stderr.startswith("fairlead: error: none: ") and done.stderr.count("\n") == 1
+    assert "killed" in up.ask("wait", first).stdout and "killed" in up.ask("wait", second).stdout
+    third = up.run("submit", "--cpu", "0.1", "--", "sleep", "600").strip()
+    told = json.loads(up.run("kill", "--json", "none", third, code=1))
+    assert (told["none"]["ok"], told["none"]["status"], told[third]) == (False, 404, "")
+
+
 def test_secrets_of_others_and_unknown_things(up: Up) -> None:
     for arguments, code in (
         (("show", "none"), 1),
