@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from fairlead.agent import session
 from fairlead.agent.book import Book
 from fairlead.agent.logs import PART, log_path, read_log
 from fairlead.agent.main import Agent, Settings
@@ -232,3 +233,23 @@ def test_a_log_that_its_task_replaced_is_not_followed(tmp_path: Path, trick: str
 
     data = [part.data for part in asyncio.run(read())]
     assert data == [bytes(PART)] * 3 if trick == "huge file" else data == [b""]
+
+
+def test_a_reader_that_is_pushed_out_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "MOST_LOGS", 3)
+    monkeypatch.setattr(Book, "is_over", lambda *task: False)
+
+    async def story(talk: Talk) -> None:
+        talk.line.say(Welcome(1, 3_600_000_000, 0, 0))
+        running = asyncio.create_task(talk.run())
+        for request, user in enumerate(("ann", "bob", "bob", "carl", "dora", "bob"), 1):
+            talk.line.say(LogRequest(request, 1, "main", 0, 1, follow=True, user=user))
+        assert await talk.line.to_server.get() == HELLO
+        # First the older one of bob, who has two; then, of one each, the oldest.
+        for request in (2, 1, 3):
+            part = await talk.line.to_server.get()
+            assert isinstance(part, wire.LogPart) and (part.request, part.last) == (request, True)
+            assert "read it again in a while" in part.problem
+        running.cancel()
+
+    tell(story)

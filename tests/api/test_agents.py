@@ -8,8 +8,10 @@ import socket
 import ssl
 import stat
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +24,9 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from fairlead.agent.identity import prove
 from fairlead.agent.session import Refused
 from fairlead.api import listener
+from fairlead.api import server as listening
 from fairlead.api.connections import Connections
+from fairlead.engines import agents as hub
 from fairlead.wire.agent import (
     FIRST_BYTES,
     PATH,
@@ -91,6 +95,25 @@ def test_an_agent_joins_and_gets_work(site: Serving) -> None:
     asyncio.run(story())
     found = site.as_owner.get("/api/v1/nodes/a1").json()
     assert (found["state"], found["credential"]) == ("up", "valid") and found["credential_expires"] > time.time()
+
+
+def test_an_agent_joins_while_all_threads_are_taken(site: Serving) -> None:
+    over = threading.Event()
+
+    async def take_threads() -> None:
+        for _ in range(100):
+            asyncio.get_running_loop().run_in_executor(None, over.wait)
+
+    async def story() -> None:
+        async with joining(site) as connection:
+            greeting = greet(connection, "a1", site.join_token(), instance="here")
+            assert isinstance(await asyncio.wait_for(greeting, SECONDS), Welcome)
+
+    site.do(take_threads())
+    try:
+        asyncio.run(story())
+    finally:
+        over.set()
 
 
 @pytest.mark.parametrize("figure", [2**53 + 1, 2**64 - 1, -1])
@@ -312,6 +335,55 @@ def test_frames_that_no_agent_sends(site: Serving, frame: bytes | str) -> None:
     assert site.client().get("/healthz").is_success
 
 
+# -- pings that nobody wants answered ----------------------------------------------------------------------------
+
+
+def upgraded(site: Serving) -> socket.socket:
+    """A WebSocket of which nothing is read but the first answer."""
+    link = socket.socket()
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    link.settimeout(SECONDS)
+    link.connect(("127.0.0.1", site.port))
+    link.sendall(
+        f"GET {PATH} HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n".encode()
+    )
+    assert b" 101 " in link.recv(4096)
+    return link
+
+
+def send_pings(link: socket.socket, count: int) -> None:
+    ping = b"\x89\xfd" + bytes(4) + bytes(125)
+    for _ in range(count // 1_000):
+        link.sendall(ping * 1_000)
+
+
+def until_gone(site: Serving) -> None:
+    deadline = time.monotonic() + SECONDS
+    while len(site.connections):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_pings_whose_answers_are_not_read(site: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "GREETING_TIME", 2 * SECONDS)
+    with upgraded(site) as link:
+        with pytest.raises(ConnectionError):
+            send_pings(link, 500_000)
+        until_gone(site)
+
+
+def test_a_connection_that_reads_nothing_is_closed(site: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "GREETING_TIME", 0.5)
+    monkeypatch.setattr(hub, "REFUSAL_TIME", 0.1)
+    monkeypatch.setattr(listening, "FAREWELL_SECONDS", 0.1)
+    monkeypatch.setattr(listening, "UNREAD_BYTES", 2**40)
+    with upgraded(site) as link:
+        with suppress(ConnectionError):  # it may be over before all pings are sent
+            send_pings(link, 150_000)
+        until_gone(site)
+
+
 # -- TLS ---------------------------------------------------------------------------------------------------------
 
 
@@ -384,7 +456,7 @@ def test_connections_without_a_handshake_keep_no_others_out(
     async def story() -> None:
         connections = Connections(64)
         with socket.create_server(("127.0.0.1", 0)) as sock:
-            listening = listener.Listener(sock, 100, Echo, context, connections)
+            accepting = listener.Listener(sock, 100, Echo, context, connections)
             silent = [await asyncio.open_connection(*sock.getsockname()) for _ in range(30)]
             turned_out = silent[: 30 - connections.shares.address]
             assert await asyncio.gather(*(reader.read() for reader, _ in turned_out)) == [b""] * len(turned_out)
@@ -397,8 +469,8 @@ def test_connections_without_a_handshake_keep_no_others_out(
                 each.transport.abort()
             while len(connections) > 1:  # that of `Echo`, which does not leave
                 await asyncio.sleep(0.01)
-            listening.close()
-            await listening.wait_closed()
+            accepting.close()
+            await accepting.wait_closed()
 
     with asyncio.Runner(loop_factory=loop) as runner:
         runner.run(asyncio.wait_for(story(), SECONDS))

@@ -188,6 +188,23 @@ def test_secrets(site: Serving) -> None:
     assert ann.put("/api/v1/secrets/b d", json={"value": "x"}).status_code == 422
 
 
+def test_secrets_have_bounds(site: Serving) -> None:
+    ann, bob = site.as_user("ann"), site.as_user("bob")
+    for value in ("x" * 65_537, "ü" * 32_769):
+        refused = ann.put("/api/v1/secrets/s0", json={"value": value})
+        assert (refused.status_code, refused.json()["field"]) == (422, "value")
+        assert "a secret has at most 65,536" in refused.json()["detail"]
+    for at in range(16):
+        assert ann.put(f"/api/v1/secrets/s{at}", json={"value": "ü" * 32_768}).status_code == 200
+    refused = ann.put("/api/v1/secrets/s16", json={"value": "x"})
+    assert (refused.status_code, refused.json()["field"]) == (409, "value")
+    assert "all secrets of a user have at most 1,048,576" in refused.json()["detail"]
+    assert ann.put("/api/v1/secrets/s0", json={"value": "x" * 65_536}).status_code == 200
+    assert bob.put("/api/v1/secrets/s0", json={"value": "x"}).status_code == 200
+    assert ann.delete("/api/v1/secrets/s0").status_code == 200
+    assert ann.put("/api/v1/secrets/s16", json={"value": "x"}).status_code == 200
+
+
 @pytest.mark.parametrize("role", ["user", "operator", "admin"])
 def test_a_job_in_the_name_of_another_user_gets_no_secrets(site: Serving, role: Role) -> None:
     """Its command could print them."""

@@ -101,7 +101,7 @@ def test_a_full_disk_is_told_and_passes(disk: Path) -> None:
                 assert (health.status_code, health.json()["ready"]) == (503, False)
                 assert health.json()["problem"] and str(disk) not in health.text
                 assert server.client.get("/healthz").status_code == 200
-                assert server.client.put("/api/v1/secrets/s", json={"value": "x" * 100_000}).status_code == 503
+                assert server.client.put("/api/v1/secrets/s", json={"value": "x" * 60_000}).status_code == 503
                 assert server.process.poll() is None
                 time.sleep(0.1)
             assert refused and "disk is full" in health.json()["problem"]

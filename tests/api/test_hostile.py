@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
+import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import uvloop
 
+from fairlead.api import jobs
 from fairlead.api import server as listening
 from fairlead.api.connections import Connections, Shares
 from fairlead.api.gate import Bounds, Buckets
@@ -257,6 +262,87 @@ def test_an_answer_that_a_stranger_does_not_read(site: Serving, monkeypatch: pyt
         time.sleep(0.02)
     assert not len(site.connections)
     lazy.close()
+
+
+def lazy_reader(site: Serving) -> socket.socket:
+    """A user's connection with a large answer, of which nothing is read."""
+    ann = site.token("user", "ann")
+    with site.client(ann) as client:
+        for _ in range(16):
+            submit(client, {"stages": [{"command": ["true", *["x" * 100_000] * 10], "resources": {"cpu": 1}}]})
+    lazy = socket.socket()
+    lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    lazy.connect(("127.0.0.1", site.port))
+    lazy.sendall(f"GET /api/v1/jobs HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {ann}\r\n\r\n".encode())
+    return lazy
+
+
+def until_gone(site: Serving) -> None:
+    site.as_owner.close()
+    deadline = time.monotonic() + SECONDS
+    while len(site.connections):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_an_answer_that_a_user_does_not_read(site: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "PAGE_BYTES", 2**30)
+    monkeypatch.setattr(listening, "STUCK_SECONDS", 0.3)
+    with lazy_reader(site):
+        until_gone(site)
+
+
+def test_another_request_does_not_excuse_an_unread_answer(site: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits, pause = threading.Event(), listening.Protocol.pause_writing
+
+    def pause_writing(self: listening.Protocol) -> None:
+        pause(self)
+        waits.set()
+
+    monkeypatch.setattr(jobs, "PAGE_BYTES", 2**30)
+    monkeypatch.setattr(listening, "STUCK_SECONDS", 1.0)
+    monkeypatch.setattr(listening.Protocol, "pause_writing", pause_writing)
+    with lazy_reader(site) as lazy:
+        assert waits.wait(SECONDS)
+        lazy.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        until_gone(site)
+
+
+def test_an_answer_of_which_something_leaves_goes_on(site: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = [(5, 9), (5, 8), (4, 9), (3, 9), (3, 9)]
+    left = list(seen)
+    monkeypatch.setattr(jobs, "PAGE_BYTES", 2**30)
+    monkeypatch.setattr(listening, "STUCK_SECONDS", 0.05)
+    monkeypatch.setattr(listening, "unsent", lambda transport: left.pop(0))
+    with lazy_reader(site):
+        until_gone(site)
+    assert not left
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_it_is_seen_that_something_leaves(loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    async def story() -> None:
+        def taken(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(bytes(32 * 2**20))
+            writers.append(writer)
+
+        writers: list[asyncio.StreamWriter] = []
+        async with await asyncio.start_server(taken, "127.0.0.1", 0) as server:
+            with socket.create_connection(server.sockets[0].getsockname()) as slow:
+                while not writers:
+                    await asyncio.sleep(0.01)
+                transport = writers[0].transport
+                before = (0, 0)
+                while before != (before := listening.unsent(transport)):
+                    await asyncio.sleep(0.3)
+                assert min(before) > 0
+                slow.recv(2**20, socket.MSG_WAITALL)
+                while listening.unsent(transport) == before:
+                    await asyncio.sleep(0.01)
+                transport.abort()
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(asyncio.wait_for(story(), SECONDS))
 
 
 def open_silent(site: Serving, many: int) -> list[socket.socket]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from fairlead.api import jobs
 from tests.api.serving import JOB, Serving, submit
 
 
@@ -199,3 +200,18 @@ def test_waiting_for_the_end(site: Serving) -> None:
 def test_odd_bodies(site: Serving, body: bytes, status: int, field: str) -> None:
     answer = site.as_owner.post("/api/v1/jobs", content=body, headers={"content-type": "application/json"})
     assert (answer.status_code, answer.json()["field"]) == (status, field), answer.text
+
+
+def test_a_page_ends_by_its_own_size(site: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Characters that are one byte in a specification may be six in an answer."""
+    monkeypatch.setattr(jobs, "PAGE_BYTES", 100_000)
+    stage = {"command": ["true", "\x01" * 10_000], "resources": {"cpu": 1}}
+    made = [submit(site.as_owner, {"stages": [stage]}) for _ in range(8)]
+    found: list[str] = []
+    cursor = ""
+    while cursor or not found:
+        answer = site.as_owner.get("/api/v1/jobs", params={"cursor": cursor})
+        assert len(answer.content) < 200_000
+        found += [each["id"] for each in answer.json()["jobs"]]
+        cursor = answer.json()["next"]
+    assert found == made[::-1]

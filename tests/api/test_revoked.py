@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
@@ -13,11 +15,28 @@ from typing import Any
 import httpx
 import pytest
 
+from fairlead.api.gate import Bounds
 from fairlead.api.identities import Identities
 from fairlead.api.tokens import Tokens
+from fairlead.core.errors import Refused
+from fairlead.engines.base import Peer
 from fairlead.journal import SqliteJournal
-from fairlead.wire.agent import LogPart, LogRequest, Report, Reports, Welcome, Work, encode
-from fairlead.wire.identity import Key
+from fairlead.wire.agent import (
+    VERSION,
+    Confirmed,
+    Knock,
+    LogCancel,
+    LogPart,
+    LogRequest,
+    NewKey,
+    Proof,
+    Report,
+    Reports,
+    Welcome,
+    Work,
+    encode,
+)
+from fairlead.wire.identity import Key, split_token
 from tests.api.serving import SECONDS, Serving, serving, submit
 from tests.api.test_agents import greet, hear, joining
 
@@ -85,6 +104,92 @@ def test_a_revoked_token_ends_a_log_that_is_followed(site: Serving) -> None:
         working.cancel()
 
     asyncio.run(story())
+
+
+def test_those_who_wait_for_a_silent_log_are_counted_and_may_leave(tmp_path: Path) -> None:
+    async def story(site: Serving) -> None:
+        async with joining(site) as connection:
+            assert isinstance(await greet(connection, "a1", site.join_token()), Welcome)
+            job = await asyncio.to_thread(submit, site.as_owner)
+            while not (work := await hear(connection, Work)).launches:
+                pass
+            await connection.send(encode(Reports(1, (Report(work.launches[0].tasks, "running"),))))
+            path = f"/api/v1/jobs/{job}/log?follow=true"
+            asked = f"GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {site.owner}\r\n\r\n".encode()
+            await hear(connection, Confirmed)
+            waiting = [await asyncio.open_connection("127.0.0.1", site.port) for _ in range(2)]
+            for _, writer in waiting:
+                writer.write(asked)
+            requests = {(await hear(connection, LogRequest)).request for _ in waiting}
+            assert (await asyncio.to_thread(site.as_owner.get, path)).status_code == 429
+            for _, writer in waiting:
+                writer.close()
+            assert {(await hear(connection, LogCancel)).request for _ in waiting} == requests
+            assert not site.site.streams
+
+    with serving(tmp_path, bounds=Bounds(streams=2)) as site:
+        asyncio.run(story(site))
+
+
+# -- a revocation while something else is being written ----------------------------------------------------------
+
+
+class HeldLock:
+    """A lock before which other threads than the first one are held until they are let on."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._first = threading.get_ident()
+        self.reached, self.let_on = threading.Event(), threading.Event()
+
+    def __enter__(self) -> None:
+        if threading.get_ident() != self._first:
+            self.reached.set()
+            assert self.let_on.wait(SECONDS)
+        self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+
+@pytest.mark.parametrize("how", ["settle", "renew", "promote", "join"])
+def test_a_revocation_is_not_undone_by_what_began_before(tmp_path: Path, how: str) -> None:
+    identities = Identities(tmp_path, Tokens(tmp_path / "tokens"))
+    first, second = Key(), Key()
+
+    def admit(key: Key, token: str = "") -> Peer:
+        exchange, _ = identities.challenge("default", Knock(VERSION, "a1", bytes(32)))
+        signature = key.sign(exchange.for_node(key.public, "here"))
+        return identities._admit(exchange, Proof(key.public, signature, "here", split_token(token)[0] if token else ""))
+
+    def invited() -> str:
+        return identities.invite(("a1",))[0][0]
+
+    def renew() -> None:
+        identities._renew(peer, NewKey(second.public, second.sign(peer.exchange.for_new_key(second.public))))
+
+    peer = admit(first, invited())
+    if how == "promote":
+        renew()
+    token = invited()
+    acts: dict[str, Callable[[], Any]] = {
+        "settle": lambda: identities._settle(peer),
+        "renew": renew,
+        "promote": lambda: admit(second),
+        "join": lambda: admit(second, token),
+    }
+    identities._changing = lock = HeldLock()  # type: ignore[assignment]
+    with ThreadPoolExecutor(1) as thread:
+        act = thread.submit(acts[how])
+        try:
+            assert lock.reached.wait(SECONDS)
+            identities.revoke("default", "a1")
+        finally:
+            lock.let_on.set()
+        with pytest.raises(Refused, match="was revoked"):
+            act.result(SECONDS)
+    for found in (identities, Identities(tmp_path, Tokens(tmp_path / "tokens"))):
+        assert found.about("default", "a1")[0] == "revoked"
 
 
 # -- a disk that is full -----------------------------------------------------------------------------------------

@@ -90,6 +90,17 @@ def test_a_gang_starts_together(up: Up) -> None:
     assert json.loads(up.run("kill", "--json", name)) == {name: ""}
 
 
+def test_each_of_many_jobs_is_killed_and_told(up: Up) -> None:
+    first, second = (up.run("submit", "--cpu", "0.1", "--", "sleep", "600").strip() for _ in range(2))
+    done = up.ask("kill", first, "none", second)
+    assert (done.returncode, done.stdout) == (1, f"{first}: killed\n{second}: killed\n")
+    assert done.stderr.startswith("fairlead: error: none: ") and done.stderr.count("\n") == 1
+    assert "killed" in up.ask("wait", first).stdout and "killed" in up.ask("wait", second).stdout
+    third = up.run("submit", "--cpu", "0.1", "--", "sleep", "600").strip()
+    told = json.loads(up.run("kill", "--json", "none", third, code=1))
+    assert (told["none"]["ok"], told["none"]["status"], told[third]) == (False, 404, "")
+
+
 def test_secrets_of_others_and_unknown_things(up: Up) -> None:
     for arguments, code in (
         (("show", "none"), 1),
@@ -107,6 +118,20 @@ def test_secrets_of_others_and_unknown_things(up: Up) -> None:
         assert "Traceback" not in done.stderr
     said = json.loads(up.run("show", "none", "--json", code=1))
     assert (said["ok"], said["status"], said["code"]) == (False, 404, "missing")
+
+
+def test_values_that_make_no_sense(up: Up) -> None:
+    for role in (("user", "--user", "ann"), ("join",)):
+        done = up.ask("token", "create", "--expires-in", "0", "--role", *role)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "expires_in: 0 would make a token that has expired already" in done.stderr
+    done = up.ask("wait", "--timeout", "-3", "none")
+    assert done.returncode == 2 and "-3.0 is not in the range" in done.stderr
+    for text in ("", "\n"):
+        done = up.ask("secret", "set", "pw", text=text)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "value: it is empty; give a value" in done.stderr
+    assert up.run("secret", "list") == ""
 
 
 def test_cluster_commands_print_json(up: Up) -> None:
@@ -285,6 +310,71 @@ def test_beyond_this_machine_tls_is_needed(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 1 and "TLS is needed" in done.stderr
+
+
+def refused(tmp_path: Path, *arguments: str | Path) -> tuple[int, str]:
+    """How a server that cannot start ends, and what it says."""
+    try:
+        done = subprocess.run(
+            [PROGRAM, arguments[0], "--data", tmp_path / "d", *("--port", "0"), *arguments[1:]],
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as late:
+        raise AssertionError(late.stdout) from None
+    assert done.stdout == "" and "Traceback" not in done.stderr, done
+    return done.returncode, " ".join(done.stderr.replace("│", " ").split())
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with certificates and their keys; that of `locked` has a password."""
+    folder = tmp_path_factory.mktemp("tls")
+    for name, lock in (("a", "-nodes"), ("b", "-nodes"), ("locked", "-passout pass:abcd")):
+        subprocess.run(
+            [
+                *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-days", "2", "-subj", "/CN=localhost"),
+                *lock.split(),
+                *("-keyout", str(folder / f"{name}.key"), "-out", str(folder / f"{name}.pem")),
+            ],
+            check=True,
+            capture_output=True,
+        )
+    (folder / "text").write_text("hello")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "certificate, key, said",
+    [
+        ("none", "a.key", "--certificate {}/none: No such file or directory; name a file that the server can read"),
+        ("a.pem", "none", "--key {}/none: No such file or directory; name a file"),
+        ("text", "a.key", "--certificate {}/text: there is no certificate in it; name a PEM file"),
+        ("a.pem", "a.pem", "--key {}/a.pem: there is no private key in it; name a PEM file"),
+        ("a.pem", "b.key", "--certificate {0}/a.pem and --key {0}/b.key: "),
+        ("locked.pem", "locked.key", "name a certificate and its own key, which has no password"),
+    ],
+)
+def test_tls_files_that_cannot_be_used(tmp_path: Path, tls: Path, certificate: str, key: str, said: str) -> None:
+    code, error = refused(tmp_path, "server", "--certificate", tls / certificate, "--key", tls / key)
+    assert code == 1 and said.format(tls) in error
+    assert not (tmp_path / "d").exists()
+
+
+def test_options_that_no_server_starts_with(tmp_path: Path, tls: Path) -> None:
+    for given, missing in (("--certificate", "--key"), ("--key", "--certificate")):
+        code, error = refused(tmp_path, "server", given, tls / "a.pem")
+        assert (code, error) == (2, f"fairlead: error: {given} is given without {missing}; TLS needs both")
+    for command in ("up", "server"):
+        code, error = refused(tmp_path, command, "--port", "99999")
+        assert code == 2 and "99999 is not in the range 0<=x<=65535" in error
+        code, error = refused(tmp_path, command, "--log-size", "1x")
+        assert code == 1 and error.startswith("fairlead: error: --log-size: ")
+        (tmp_path / "file").touch()
+        code, error = refused(tmp_path, command, "--secrets-key", tmp_path / "file" / "x")
+        assert code == 1 and f"{tmp_path}/file/x" in error
 
 
 def test_nobody_there(tmp_path: Path) -> None:

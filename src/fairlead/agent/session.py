@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from time import monotonic
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from fairlead.agent.book import Book
 from fairlead.agent.logs import read_log
@@ -20,6 +21,7 @@ from fairlead.wire.agent import (
     Hello,
     LogCancel,
     LogMore,
+    LogPart,
     LogRequest,
     NewKey,
     Refusal,
@@ -36,6 +38,7 @@ YOUNG = 0.1
 """Seconds. A task of a chain that runs for less than this, or twice of it, is reported by its end alone."""
 MOST_LOGS = 100
 """Logs that are read at a time."""
+PUSHED_OUT = f"more than {MOST_LOGS} logs are read on this node, and others began later; read it again in a while"
 MOST_UNANSWERED = 3
 """Signs of life. After so many without an answer the connection counts as dead, whatever the network says."""
 MICRO = 1_000_000
@@ -71,6 +74,13 @@ class Channel(Protocol):
     async def recv(self) -> bytes: ...
 
 
+class Reader(NamedTuple):
+    """Sends a log of a user."""
+
+    user: str
+    task: asyncio.Task[None]
+
+
 class Session:
     def __init__(
         self,
@@ -96,7 +106,7 @@ class Session:
         self._stirred = asyncio.Event()
         self._beats: dict[int, float] = {}
         self._welcome = Welcome(0, MICRO, 0, 0)
-        self._readers: dict[int, asyncio.Task[None]] = {}
+        self._readers: dict[int, Reader] = {}
         self._credits: dict[int, asyncio.Semaphore] = {}
 
     def poke(self) -> None:
@@ -125,9 +135,10 @@ class Session:
                 if task.done():
                     task.result()
         finally:
-            for task in (*work, *self._readers.values()):
+            work += [reader.task for reader in self._readers.values()]
+            for task in work:
                 task.cancel()
-            await asyncio.gather(*work, *self._readers.values(), return_exceptions=True)
+            await asyncio.gather(*work, return_exceptions=True)
 
     # -- in ------------------------------------------------------------------------------------------------------
 
@@ -137,6 +148,8 @@ class Session:
             if isinstance(message, Renew):
                 await self._channel.send(encode(self._keys.new_key()))
             else:
+                if isinstance(message, LogRequest) and len(self._readers) >= MOST_LOGS:
+                    await self._push_out_reader()
                 self._heed(message)
 
     def _heed(self, message: FromServer) -> None:
@@ -155,7 +168,7 @@ class Session:
             case LogCancel():
                 reader = self._readers.pop(message.request, None)
                 if reader is not None:
-                    reader.cancel()
+                    reader.task.cancel()
             case LogMore():
                 if message.request in self._credits:
                     self._credits[message.request].release()
@@ -222,11 +235,15 @@ class Session:
 
     # -- logs ----------------------------------------------------------------------------------------------------
 
+    async def _push_out_reader(self) -> None:
+        """End the oldest reader of the user whose logs have the most, and say so."""
+        [(user, _)] = Counter(reader.user for reader in self._readers.values()).most_common(1)
+        oldest = next(request for request, reader in self._readers.items() if reader.user == user)
+        self._readers.pop(oldest).task.cancel()
+        await self._channel.send(encode(LogPart(oldest, 0, b"", True, PUSHED_OUT)))
+
     def _read(self, asked: LogRequest) -> None:
-        if len(self._readers) >= MOST_LOGS:
-            oldest = next(iter(self._readers))
-            self._readers.pop(oldest).cancel()
-        self._readers[asked.request] = asyncio.create_task(self._send_log(asked))
+        self._readers[asked.request] = Reader(asked.user, asyncio.create_task(self._send_log(asked)))
 
     async def _send_log(self, asked: LogRequest) -> None:
         def is_over() -> bool:

@@ -39,6 +39,10 @@ async def create(request: Ask, data: Annotated[Any, Shaped(wire.TokenDocument)])
     role = read.choice("role", ROLES)
     note = read.text("note", "", most=200)
     expires = read.optional_duration("expires_in")
+    if expires == 0:
+        raise Refused(
+            "expires_in", "0 would make a token that has expired already; leave it out, or give a longer time"
+        )
     expires_in = None if expires is None else expires / SECOND
     site = site_of(request)
     if role == "join":

@@ -97,9 +97,6 @@ class Connections:
         if user:
             self._uncount(user)
 
-    def is_stranger(self, client: Client) -> bool:
-        return client in self._strangers
-
     def trust(self, client: Client, caller: Token | None = None) -> None:
         """Note that a valid token came on a connection, or proof of a node. `Refusal` if its user has too many."""
         user = caller.user if caller is not None and caller.role == "user" else ""

@@ -7,10 +7,11 @@ revoked. Public keys only are kept, in one file; a change counts when the file h
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
-from typing import Literal
+from typing import Literal, ParamSpec, TypeVar
 
 import msgspec
 
@@ -27,6 +28,11 @@ LASTS = 30 * 24 * 3600.0
 MAX_INSTANCE = 100
 UNWRITTEN = "the server could not write to its disk, and nothing was admitted; make room there, and try again"
 
+WRITERS = 8
+"""Threads that wait for the file. Nodes that join at once share a write."""
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 Standing = Literal["valid", "due", "expired", "revoked"]
 
 
@@ -62,6 +68,8 @@ class Identities:
         self._changes = 0
         self._writing = Lock()
         self._written = 0
+        self._threads = ThreadPoolExecutor(WRITERS, "identities")
+        """Nobody else's: what users write must not hold nodes back."""
 
     # -- tokens --------------------------------------------------------------------------------------------------
 
@@ -87,13 +95,18 @@ class Identities:
         return exchange, Challenge(partition, exchange.server_nonce, exchange.server, signature)
 
     async def admit(self, exchange: Exchange, proof: Proof) -> Peer:
-        return await asyncio.to_thread(self._admit, exchange, proof)
+        return await self._in_thread(self._admit, exchange, proof)
 
     async def renew(self, peer: Peer, new: NewKey) -> None:
-        await asyncio.to_thread(self._renew, peer, new)
+        await self._in_thread(self._renew, peer, new)
 
     async def settle(self, peer: Peer) -> None:
-        await asyncio.to_thread(self._settle, peer)
+        await self._in_thread(self._settle, peer)
+
+    async def _in_thread(
+        self, work: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> Result:
+        return await asyncio.wrap_future(self._threads.submit(work, *args, **kwargs))
 
     def standing(self, peer: Peer) -> Standing:
         known = self._known.get((peer.exchange.partition, peer.node))
@@ -114,20 +127,10 @@ class Identities:
             raise Refused("key", problem)
         if problem:
             token = self._tokens.spend(proof.token, *name, fresh=known is None or known.expires <= self._tokens.now())
-            known = Credential(
-                partition=exchange.partition,
-                node=exchange.node,
-                key=key,
-                expires=self._tokens.now() + self.lasts,
-                pool=token.pool,
-                users=token.users,
-                instance=proof.instance if known is None else known.instance,
-            )
-            self._put(name, known)
+            known = self._change(name, lambda now: self._joined(known, now, exchange, proof, token))
         assert known is not None
         if key == known.next:
-            known = msgspec.structs.replace(known, key=key, next="", expires=self._tokens.now() + self.lasts)
-            self._put(name, known)
+            known = self._change(name, lambda now: self._promoted(now, exchange.node, key))
         return Peer(exchange, key, known.pool, known.users, proof.instance, known.instance)
 
     def _renew(self, peer: Peer, new: NewKey) -> None:
@@ -139,11 +142,38 @@ class Identities:
         self._replace(peer, instance=peer.instance)
 
     def _replace(self, peer: Peer, **fields: str) -> None:
-        name = (peer.exchange.partition, peer.node)
-        known = self._known.get(name)
-        if known is None or known.revoked or known.key != peer.key:
-            raise Refused("key", f"the credential of node {peer.node} was revoked; join again with a new token")
-        self._put(name, msgspec.structs.replace(known, **fields))
+        def replaced(now: Credential | None) -> Credential:
+            if now is None or now.revoked or now.key != peer.key:
+                raise _revoked(peer.node)
+            return msgspec.structs.replace(now, **fields)
+
+        self._change((peer.exchange.partition, peer.node), replaced)
+
+    def _joined(
+        self, known: Credential | None, now: Credential | None, exchange: Exchange, proof: Proof, token: Token
+    ) -> Credential:
+        """The credential that a join token admits. `known` is what there was when the token was looked at."""
+        if now is not known:
+            raise Refused(
+                "key",
+                f"the credential of node {exchange.node} was revoked, or given to another machine, while this one "
+                "joined; join again with a new token",
+            )
+        return Credential(
+            partition=exchange.partition,
+            node=exchange.node,
+            key=encoded(proof.key),
+            expires=self._tokens.now() + self.lasts,
+            pool=token.pool,
+            users=token.users,
+            instance=proof.instance if now is None else now.instance,
+        )
+
+    def _promoted(self, now: Credential | None, node: str, key: str) -> Credential:
+        """The credential whose next key has come to be used."""
+        if now is None or now.revoked or key not in (now.key, now.next):
+            raise _revoked(node)
+        return msgspec.structs.replace(now, key=key, next="", expires=self._tokens.now() + self.lasts)
 
     # -- people and pools ----------------------------------------------------------------------------------------
 
@@ -159,12 +189,18 @@ class Identities:
 
     def revoke(self, partition: str, node: str) -> None:
         """Let the key of a node open no connection any more. It holds at once, and is answered when it is durable."""
-        known = self._known.get((partition, node))
-        if known is None:
-            raise Refused("node", f"node {node[:63]} has no credential; `fairlead node list` shows nodes", "missing")
+
+        def revoked(now: Credential | None) -> Credential:
+            if now is None:
+                problem = f"node {node[:63]} has no credential; `fairlead node list` shows nodes"
+                raise Refused("node", problem, "missing")
+            return msgspec.structs.replace(now, revoked=True, next="")
+
         try:
-            self._put((partition, node), msgspec.structs.replace(known, revoked=True, next=""), keep=True)
+            self._change((partition, node), revoked, keep=True)
         except Refused as refused:
+            if refused.code == "missing":
+                raise
             raise Unserved(
                 "unwritten",
                 f"node {node} is revoked for now, but the server could not write that to its disk, and would forget it "
@@ -181,11 +217,13 @@ class Identities:
 
     # -- the file ------------------------------------------------------------------------------------------------
 
-    def _put(self, name: Name, credential: Credential, keep: bool = False) -> None:
-        """Have a change in the file. If it cannot be written it is taken back, unless it is to be kept all the same."""
+    def _change(self, name: Name, changed: Callable[[Credential | None], Credential], keep: bool = False) -> Credential:
+        """Have a change in the file, and return what is there then. `changed` gets what is there now, and may refuse:
+        a revocation may have come since anybody looked. What cannot be written is taken back, unless it is to be kept
+        all the same."""
         with self._changing:
             before = self._known.get(name)
-            self._known[name] = credential
+            credential = self._known[name] = changed(before)
             self._changes += 1
             change = self._changes
         try:
@@ -198,6 +236,7 @@ class Identities:
                     else:
                         self._known[name] = before
             raise Refused("disk", UNWRITTEN, "unavailable") from problem
+        return credential
 
     def _write(self, change: int) -> None:
         """Write the file, unless a write that began after this change has done so: many nodes may join at once."""
@@ -209,6 +248,10 @@ class Identities:
                 kept = [each for each in self._known.values() if each.expires + self.lasts > now]
             write_small(self._path, msgspec.json.encode(kept))
             self._written = changes
+
+
+def _revoked(node: str) -> Refused:
+    return Refused("key", f"the credential of node {node} was revoked; join again with a new token")
 
 
 def _problem(known: Credential | None, node: str, key: str, now: float) -> str:

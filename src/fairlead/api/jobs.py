@@ -48,7 +48,7 @@ AT_ONCE = 500
 READ_AT_ONCE = 50
 """Jobs of a batch that are read at a time; then other requests get their turn."""
 PAGE_BYTES = 4 * 2**20
-"""A page of jobs ends when their specifications have this many bytes."""
+"""A page of jobs ends when it has this many bytes."""
 SCANNED = 10_000
 """Jobs that are looked through quickly at a time; then other requests get their turn."""
 LOOKING = 0.005
@@ -247,7 +247,7 @@ async def jobs(
         for each in part:
             if p.jobs.get(each.id) is each and wanted(each):
                 found.append(job_answer(p, each))
-                size += len(each.packed)
+                size += len(msgspec.json.encode(found[-1]))
             if full():
                 return False
             if monotonic() > until:

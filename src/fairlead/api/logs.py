@@ -12,7 +12,16 @@ from litestar.response import Stream
 
 from fairlead.api.history import PATIENCE, find_job
 from fairlead.api.jobs import JobId
-from fairlead.api.site import USERS, PartitionName, caller_of, site_of, streamed
+from fairlead.api.problems import Unserved
+from fairlead.api.site import (
+    USERS,
+    PartitionName,
+    caller_of,
+    check_streams,
+    counted_stream,
+    site_of,
+    streamed,
+)
 from fairlead.core.errors import Refused
 from fairlead.core.resources import shown
 from fairlead.core.state import Partition
@@ -58,12 +67,38 @@ async def log(
     served = site.control.find(partition)
     where = await _find(request, job_id, number, partition, stage, index)
     asked = LogRequest(0, number, where.stage, index, where.attempt, stream, offset, follow, user)
+    caller = caller_of(request)
+    check_streams(site, caller)
     parts = aiter(site.hub.log(served.name, where.node, asked))
-    first = await anext(parts)
+    with counted_stream(site, caller) as over:
+        first = await _first(request, parts, over)
     if first.problem:
         raise Refused("log", first.problem, "conflict")
 
-    return streamed(site, caller_of(request), _data(first, parts), "text/plain; charset=utf-8")
+    return streamed(site, caller, _data(first, parts), "text/plain; charset=utf-8")
+
+
+async def _first(request: Ask, parts: AsyncIterator[LogPart], over: asyncio.Event) -> LogPart:
+    """The first part of a log. A silent task may be long in coming to it, and the caller may leave before."""
+    part = asyncio.ensure_future(anext(parts))
+    others = [asyncio.create_task(_gone(request)), asyncio.create_task(over.wait())]
+    try:
+        await asyncio.wait((part, *others), return_when=asyncio.FIRST_COMPLETED)
+        if part.done():
+            return part.result()
+        if over.is_set():
+            raise Unserved("unauthenticated", "the token was revoked or has expired; ask with another one")
+        others[0].result()
+        raise Refused("log", "the caller has left", "conflict")  # which nobody hears
+    finally:
+        for each in (part, *others):
+            each.cancel()  # which ends `parts` too
+
+
+async def _gone(request: Ask) -> None:
+    """Wait until the caller has left."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 async def _data(first: LogPart, parts: AsyncIterator[LogPart]) -> AsyncGenerator[bytes]:

@@ -24,6 +24,10 @@ from fairlead.wire import api as wire
 
 MOST = 1_000
 """Secrets of one user."""
+VALUE_BYTES = 64 * 1024
+"""Of one secret, in UTF-8."""
+USER_BYTES = 2**20
+"""Of all secrets of one user. Each change writes the file of all users."""
 
 Ask = Request[Any, Any, Any]
 SecretName = Annotated[str, PathParameter(max_length=63)]
@@ -71,10 +75,24 @@ class Secrets:
         return sorted(self._known(user))
 
     def set(self, user: str, name: str, value: str, expires_in: float | None = None) -> None:
+        size = len(value.encode())
+        if size > VALUE_BYTES:
+            raise Refused(
+                "value",
+                f"it has {size:,} bytes; a secret has at most {VALUE_BYTES:,}, so give the name of a file instead",
+            )
         with self._lock:
             known = self._known(user)
             if name not in known and len(known) >= MOST:
                 raise Refused("secret", f"{user} has {MOST} secrets; remove some first", "conflict")
+            others = sum(len(each.text.encode()) for other, each in known.items() if other != name)
+            if others + size > USER_BYTES:
+                raise Refused(
+                    "value",
+                    f"the other secrets of {user} have {others:,} bytes and this one {size:,}; all secrets of a user "
+                    f"have at most {USER_BYTES:,}, so remove some first",
+                    "conflict",
+                )
             expires = None if expires_in is None else self._now() + expires_in
             self._save(user, {**known, name: Value(value, expires)})
 
@@ -132,12 +150,23 @@ async def secrets(request: Ask) -> wire.Secrets:
 
 @put("/secrets/{secret:str}", operation_id="setSecret", guards=[USERS], summary="Set a secret")
 async def set_secret(request: Ask, secret: SecretName, data: Annotated[Any, Shaped(wire.SecretDocument)]) -> wire.Done:
-    """Jobs of the caller that name it get the value when they start, until it expires, if it does."""
+    """Jobs of the caller that name it get the value when they start, until it expires, if it does.
+
+    A value has at most 65,536 bytes, and all values of one user 1,048,576, in UTF-8.
+    """
     read = Reader(data, "", "a secret")
     value = read.text("value")
     expires = read.optional_duration("expires_in")
     read.close()
     check_name(secret, "secret")
+    if not value:
+        raise Refused(
+            "value", f"it is empty; give a value, or remove the secret with `fairlead secret remove {secret}`"
+        )
+    if expires == 0:
+        raise Refused(
+            "expires_in", "0 would set a secret that has expired already; leave it out, or give a longer time"
+        )
     expires_in = None if expires is None else expires / SECOND
     await asyncio.to_thread(site_of(request).secrets.set, caller_of(request).user, secret, value, expires_in)
     return wire.Done()

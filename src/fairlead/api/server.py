@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import logging
 import ssl
+import sys
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -25,8 +28,12 @@ HEAD_SECONDS = 20.0
 IDLE_SECONDS = 75.0
 """From an answer to the first byte of the next request. Other bytes, such as the rest of a body, do not prolong it."""
 STUCK_SECONDS = 30.0
-"""How long a stranger may leave an answer unread."""
+"""How long an answer may lie unread without a byte of it leaving."""
 HEAD_BYTES = 64 * 1024
+UNREAD_BYTES = 64 * 1024
+"""Of answers to pings, and the largest message on top: who lets more wait, reads nothing."""
+FAREWELL_SECONDS = 10.0
+"""How long the other end of a WebSocket may take to read what was written before it was closed."""
 CLOSING = 3
 """Seconds that requests under way get when the server ends."""
 
@@ -35,12 +42,25 @@ def _connections(config: uvicorn.Config) -> Connections:
     return cast(Gate, config.app).connections
 
 
+def unsent(transport: asyncio.Transport) -> tuple[int, int]:
+    """Bytes that wait in this process, and those that the kernel has and the other end has not confirmed.
+
+    The kernel takes more only when much has left, so the first alone would not show that somebody reads slowly.
+    """
+    try:
+        queued = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+    except OSError:
+        queued = b""
+    return transport.get_write_buffer_size(), int.from_bytes(queued, sys.byteorder)
+
+
 class Protocol(HttpToolsProtocol):
     """HTTP that gives up on a client which takes too long, or too much, to say what it wants."""
 
     _alarm: asyncio.TimerHandle | None = None
     """Runs while no request is under way."""
     _stuck: asyncio.TimerHandle | None = None
+    """Runs while an answer waits to be read."""
     _head = 0
 
     def connection_made(self, transport: Any) -> None:
@@ -73,7 +93,9 @@ class Protocol(HttpToolsProtocol):
         self._expect(HEAD_SECONDS)
 
     def on_headers_complete(self) -> None:
-        self._stop_alarms()
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
         super().on_headers_complete()
 
     def on_response_complete(self) -> None:
@@ -83,14 +105,25 @@ class Protocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        if self._stuck is None and self.client is not None and _connections(self.config).is_stranger(self.client):
-            self._stuck = self.loop.call_later(STUCK_SECONDS, self._give_up)
+        if self._stuck is None:
+            self._look_again(unsent(self.transport))
 
     def resume_writing(self) -> None:
         super().resume_writing()
         if self._stuck is not None:
             self._stuck.cancel()
             self._stuck = None
+
+    def _look_again(self, before: tuple[int, int]) -> None:
+        self._stuck = self.loop.call_later(STUCK_SECONDS, self._check_unsent, before)
+
+    def _check_unsent(self, before: tuple[int, int]) -> None:
+        """Give up unless something has left. Who reads slowly may go on."""
+        now = unsent(self.transport)
+        if now == before:
+            self._give_up()
+        else:
+            self._look_again(now)
 
     def _room_for_body(self) -> int:
         return 256 * 1024
@@ -120,19 +153,35 @@ class SocketProtocol(WebSocketsSansIOProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.conn.max_message_size = FIRST_BYTES
+        self.conn.max_message_size = self._largest = FIRST_BYTES
+        self._alarm: asyncio.TimerHandle | None = None
+        """Runs from the moment at which the connection is to be closed."""
 
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
         self.scope["trust"] = self._trust  # type: ignore[typeddict-unknown-key]
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
         if self.client is not None:
             _connections(self.config).leave(self.client)
         super().connection_lost(exc)
 
+    def handle_ping(self) -> None:
+        # The other end decides how many answers there are, and need not read them.
+        if self.transport.get_write_buffer_size() > UNREAD_BYTES + self._largest:
+            self.transport.abort()
+        if not self.transport.is_closing():
+            super().handle_ping()
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "websocket.close" and self._alarm is None and not self.disconnected:
+            self._alarm = self.loop.call_later(FAREWELL_SECONDS, self.transport.abort)
+        await super().send(message)
+
     def _trust(self) -> None:
-        self.conn.max_message_size = MOST_BYTES
+        self.conn.max_message_size = self._largest = MOST_BYTES
         if self.client is not None:
             _connections(self.config).trust(self.client)
 
@@ -179,4 +228,5 @@ def server(application: Gate, certificate: Path | None = None, key: Path | None 
         ssl_keyfile=key,
         ssl_version=ssl.PROTOCOL_TLS_SERVER,
     )
+    config.load()  # so that what is wrong with a certificate is known before anybody is told that the server is up
     return Server(config)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, NamedTuple, Protocol
 
 import msgspec
@@ -259,14 +260,18 @@ def streamed(
     kind: str = "text/event-stream",
 ) -> Stream:
     """A streaming response, limited per token. It ends when its token is revoked or expires."""
-    if len(site.streams.get(caller.id, ())) >= site.bounds.streams:
-        raise Unserved("too many", f"{site.bounds.streams} streams are open with this token; close some", 10)
+    check_streams(site, caller)
     return Stream(_while_valid(site, caller, lines, FAREWELL[kind]), media_type=kind, headers=NOT_STORED)
 
 
-async def _while_valid(
-    site: Site, caller: Token, lines: AsyncGenerator[bytes], farewell: bytes
-) -> AsyncGenerator[bytes]:
+def check_streams(site: Site, caller: Token) -> None:
+    if len(site.streams.get(caller.id, ())) >= site.bounds.streams:
+        raise Unserved("too many", f"{site.bounds.streams} streams are open with this token; close some", 10)
+
+
+@contextmanager
+def counted_stream(site: Site, caller: Token) -> Iterator[asyncio.Event]:
+    """Count a stream while it is open. The event is set when its token does not count any more."""
     over = asyncio.Event()
     site.streams.setdefault(caller.id, set()).add(over)
     expiry = None
@@ -274,28 +279,39 @@ async def _while_valid(
         expiry = asyncio.get_running_loop().call_later(max(0.0, caller.expires - site.tokens.now()), over.set)
     if not site.tokens.is_known(caller):
         over.set()  # it was revoked while this was being prepared
-    ended = asyncio.create_task(over.wait())
-    line: asyncio.Task[bytes] | None = None
     try:
-        while not over.is_set():
-            line = asyncio.ensure_future(anext(lines))
-            await asyncio.wait((line, ended), return_when=asyncio.FIRST_COMPLETED)
-            if over.is_set():
-                break
-            try:
-                each = line.result()
-            except StopAsyncIteration:
-                return
-            yield each
-        yield farewell
+        yield over
     finally:
-        # Nothing may be waited for before all is put back: a reader that has gone cancels each wait.
-        ended.cancel()
         if expiry is not None:
             expiry.cancel()
         site.streams[caller.id].discard(over)
         if not site.streams[caller.id]:
             del site.streams[caller.id]
+
+
+async def _while_valid(
+    site: Site, caller: Token, lines: AsyncGenerator[bytes], farewell: bytes
+) -> AsyncGenerator[bytes]:
+    line: asyncio.Task[bytes] | None = None
+    try:
+        with counted_stream(site, caller) as over:
+            ended = asyncio.create_task(over.wait())
+            try:
+                while not over.is_set():
+                    line = asyncio.ensure_future(anext(lines))
+                    await asyncio.wait((line, ended), return_when=asyncio.FIRST_COMPLETED)
+                    if over.is_set():
+                        break
+                    try:
+                        each = line.result()
+                    except StopAsyncIteration:
+                        return
+                    yield each
+                yield farewell
+            finally:
+                ended.cancel()
+    finally:
+        # Nothing may be waited for before all is put back: a reader that has gone cancels each wait.
         if line is not None and not line.done():
             line.cancel()  # which ends `lines` too
         else:

@@ -431,7 +431,7 @@ def list_secrets(as_json: AsJson = False) -> None:
 @secret.command("set")
 @asking
 def set_secret(name: SecretName, as_json: AsJson = False) -> None:
-    """Set a secret to what comes on standard input, or is typed."""
+    """Set a secret to what comes on standard input, or is typed: at most 64 KiB."""
     import sys
 
     value = typer.prompt(name, hide_input=True) if sys.stdin.isatty() else sys.stdin.read().removesuffix("\n")

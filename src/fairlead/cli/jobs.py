@@ -13,7 +13,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fairlead.cli.options import AsJson, JobName, Partition, ask_as, pairs
-from fairlead.cli.output import TIME_OVER, ago, amounts, asking, fail, lasted, print_json, print_table, progress, say
+from fairlead.cli.output import (
+    TIME_OVER,
+    ago,
+    amounts,
+    asking,
+    fail,
+    is_unreachable,
+    lasted,
+    print_json,
+    print_table,
+    problem_document,
+    progress,
+    say,
+)
 
 if TYPE_CHECKING:
     from fairlead.client import Client
@@ -398,14 +411,29 @@ def kill(
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
-    """Kill jobs: what waits is given up, what runs is told to stop."""
+    """Kill jobs: what waits is given up, what runs is told to stop. The exit code is 1 if one of them cannot be."""
+    from fairlead.client import Problem
+
+    told: dict[str, str | dict[str, Any]] = {}
+    failed = False
     with ask_as(partition) as client:
-        notes = {job: client.kill(job) for job in jobs}
+        for job in jobs:
+            try:
+                note = told[job] = client.kill(job)
+            except Problem as problem:
+                if len(jobs) == 1 or is_unreachable(problem):
+                    raise
+                failed = True
+                told[job] = problem_document(problem)
+                if not as_json:
+                    say(f"fairlead: error: {job}: {problem}", err=True)
+            else:
+                if not as_json:
+                    say(f"{job}: {note or 'killed'}")
     if as_json:
-        print_json(notes)
-        return
-    for job, note in notes.items():
-        say(f"{job}: {note or 'killed'}")
+        print_json(told)
+    if failed:
+        raise typer.Exit(1)
 
 
 @asking
@@ -428,7 +456,9 @@ def scale(
 @asking
 def wait(
     jobs: Annotated[list[str], typer.Argument(help="Ids of jobs.", metavar="JOB…")],
-    timeout: Annotated[float | None, typer.Option(help="Seconds to wait at most; then the exit code is 124.")] = None,
+    timeout: Annotated[
+        float | None, typer.Option(help="Seconds to wait at most; then the exit code is 124.", min=0)
+    ] = None,
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:

@@ -14,9 +14,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import time
-from typing import Any, Literal, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar
 
 import typer
+
+if TYPE_CHECKING:
+    from fairlead.client import Problem
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -80,11 +83,19 @@ def asking(command: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
         except NotFound as problem:
             fail(str(problem), as_json and {"ok": False, "problem": str(problem)}, UNREACHABLE)
         except Problem as problem:
-            said = {"ok": False, "status": problem.status, "code": problem.code, "field": problem.field}
-            document = as_json and {**said, "problem": problem.detail}
-            fail(str(problem), document, UNREACHABLE if problem.status in (0, 502, 503, 504) else 1)
+            fail(str(problem), as_json and problem_document(problem), UNREACHABLE if is_unreachable(problem) else 1)
 
     return wrapped
+
+
+def problem_document(problem: Problem) -> dict[str, Any]:
+    """What the server refused, for programs."""
+    said = {"ok": False, "status": problem.status, "code": problem.code, "field": problem.field}
+    return {**said, "problem": problem.detail}
+
+
+def is_unreachable(problem: Problem) -> bool:
+    return problem.status in (0, 502, 503, 504)
 
 
 def print_json(value: Any) -> None:

@@ -33,7 +33,7 @@ GRACE = 10.0
 """Seconds that tasks get to end when there is no server any more to say how long."""
 
 Data = Annotated[Path | None, typer.Option("--data", help="Where state is kept; else FAIRLEAD_DATA, else the user's.")]
-Port = Annotated[int, typer.Option(help="The port to listen on; 0 for any that is free.")]
+Port = Annotated[int, typer.Option(help="The port to listen on; 0 for any that is free.", min=0, max=65_535)]
 Config = Annotated[Path | None, typer.Option(help="A configuration, for a data directory that has none yet.")]
 SecretsKey = Annotated[
     Path | None,
@@ -155,17 +155,22 @@ def _run(
     history_size: str,
 ) -> None:
     """`agent` has options for the agent that runs beside the server, if one should."""
+    if (certificate is None) != (key is None):
+        given, missing = ("--key", "--certificate") if certificate is None else ("--certificate", "--key")
+        fail(f"{given} is given without {missing}; TLS needs both", code=2)
     directory = _directory(data)
     from fairlead.agent.machine import host_name
     from fairlead.api.datafolder import prepare
     from fairlead.api.identities import Identities
-    from fairlead.api.listening import listen
+    from fairlead.api.listening import check_tls, listen
     from fairlead.api.smallfile import FileProblem, write_small
     from fairlead.api.tokens import Tokens
     from fairlead.api.walltime import in_seconds, kept_wall
     from fairlead.wire.addresses import is_loopback
 
     try:
+        if certificate is not None and key is not None:
+            check_tls(certificate, key)
         warning = prepare(directory)
     except FileProblem as problem:
         fail(str(problem))
@@ -235,9 +240,13 @@ async def _main(settings: Any, listening: socket.socket, url: str, as_json: bool
     from fairlead.app import serve
     from fairlead.client.place import Running
 
+    started = False
+
     def is_up() -> None:
         import msgspec
 
+        nonlocal started
+        started = True
         said = Running(pid=os.getpid(), url=url)
         fresh = directory / "server.json.new"
         fresh.write_bytes(msgspec.json.encode(said))
@@ -251,7 +260,7 @@ async def _main(settings: Any, listening: socket.socket, url: str, as_json: bool
             beside.cancel()
             with suppress(asyncio.CancelledError):
                 await beside
-        if not as_json:
+        if started and not as_json:
             typer.echo("stopped; tasks that run go on" if agent is not None else "stopped")
 
 

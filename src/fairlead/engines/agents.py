@@ -41,6 +41,8 @@ from fairlead.wire.agent import Tasks, decode_from_agent, encode
 
 GREETING_TIME = 10.0
 """Seconds that a connection has to prove which node it is for, and to greet."""
+REFUSAL_TIME = 5.0
+"""Seconds that a connection has to take the reason why it is closed."""
 RENEWAL_TIME = 2.0
 """Seconds that an agent has to send a new key if its credential has expired meanwhile, as when the clock leaps."""
 BUSY_PAUSE = 0.02
@@ -131,8 +133,9 @@ class Agents:
         except (Refused, msgspec.DecodeError, msgspec.ValidationError, TimeoutError) as problem:
             code, reason = BAD, str(problem) or "the greeting took too long"
             self._log("agent refused", {"partition": partition, "problem": reason})
-            with suppress(Closed):
-                await connection.send(encode(wire.Refusal(reason)))
+            with suppress(Closed, TimeoutError):
+                async with asyncio.timeout(REFUSAL_TIME):
+                    await connection.send(encode(wire.Refusal(reason)))
         finally:
             await connection.close(code, reason.encode()[:120].decode(errors="ignore"))
 

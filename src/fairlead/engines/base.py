@@ -75,7 +75,7 @@ class Connection(Protocol):
         """Take messages of any size that the protocol allows: the other end has proved which node it is."""
 
     async def close(self, code: int, reason: str) -> None:
-        """Close it, with a code of RFC 6455. Closing twice is fine."""
+        """Close it, with a code of RFC 6455, also if the other end reads nothing. Closing twice is fine."""
 
 
 class Peer(msgspec.Struct, frozen=True):

@@ -157,7 +157,7 @@ class SharesDocument(Request, kw_only=True):
 class SecretDocument(Request, kw_only=True):
     """A value for jobs to name. With `expires_in` it is forgotten after that time."""
 
-    value: Text
+    value: Annotated[str, Meta(max_length=65_536)]
     expires_in: Duration | UnsetType = UNSET
 
 
