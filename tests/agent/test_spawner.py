@@ -363,10 +363,13 @@ def test_what_has_not_started_is_returned_and_the_rest_goes_on(spawner: Spawner,
     assert {spawner.ended[key][0] for key in keys[:2]} == {"exit"}
 
 
-def test_a_task_that_goes_on_is_limited_with_its_children(spawner: Spawner, tmp_path: Path) -> None:
-    """Where cgroups can be had."""
+@pytest.mark.parametrize(
+    "loop", ["(while :; do :; done) & echo $! >{file}", "(setsid sh -c 'echo $$ >{file}; while :; do :; done' &)"]
+)
+def test_a_task_that_goes_on_is_limited_with_its_children(spawner: Spawner, tmp_path: Path, loop: str) -> None:
+    """Where cgroups can be had. The second one's child has left the task's session, and its parent is gone."""
     script = f"""
-        (while :; do :; done) & echo $! >{tmp_path}/pid
+        {loop.format(file=tmp_path / "pid")}
         while :; do :; done
     """
     (key,) = spawner.launch(script, cpu=500)

@@ -14,7 +14,7 @@ from time import monotonic
 from fairlead.agent.spawner.limits import LIMITED_AFTER
 from fairlead.agent.spawner.processes import signal_all, with_children
 from fairlead.agent.spawner.records import ENDED, LEAVING, NEVER, RUNNING, WAITING, Task
-from fairlead.agent.spawner.watching import cut_logs, end_orphans, members, too_large
+from fairlead.agent.spawner.watching import cut_logs, end_orphans, members, orphans, too_large
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -337,12 +337,21 @@ class Tasks:
 
     def _limit(self, now: float) -> None:
         """Put those that have run for a while into cgroups, with all the processes they have by now."""
+        due: dict[int, Task] = {}
         while self._unlimited and now >= self._unlimited[0].began + LIMITED_AFTER:
             task = self._unlimited.popleft()
             if task.state == RUNNING and task.spec is not None:
-                task.room = self._limits.take(task.spec[4], task.spec[5])
-                if task.room is not None:
-                    self._limits.put(task.room, with_children(task.pid))
+                due[task.pid] = task
+        if not due:
+            return
+        # What a task has left to the spawner is found among all processes only, which takes longer.
+        marks = self._marks()
+        found = members(due, marks) if orphans(marks, self.guard) else {pid: with_children(pid) for pid in due}
+        for pid, task in due.items():
+            assert task.spec is not None
+            task.room = self._limits.take(task.spec[4], task.spec[5])
+            if task.room is not None:
+                self._limits.put(task.room, found[pid])
 
     def _marks(self) -> dict[int, str]:
         """The tasks that have processes, or may have some left."""

@@ -58,16 +58,21 @@ def too_large(tasks: Iterable[Task], marks: Marks, now: float) -> Iterator[tuple
             yield task, f"it used {used[pid] >> 20} MiB of memory; its limit is {task.spec[5] >> 20} MiB"
 
 
-def end_orphans(marks: Marks, guard: int) -> bool:
-    """Kill what tasks that are over left behind in sessions of their own; True if there was something.
+def orphans(marks: Marks, guard: int) -> list[int]:
+    """The children of the spawner that are the first process of no task: tasks have left them behind.
 
     `guard` is a child of the spawner that belongs to no task.
     """
     with open("/proc/thread-self/children", "rb") as file:
-        strangers = [pid for pid in map(int, file.read().split()) if pid not in marks and pid != guard]
-    if not strangers:
+        return [pid for pid in map(int, file.read().split()) if pid not in marks and pid != guard]
+
+
+def end_orphans(marks: Marks, guard: int) -> bool:
+    """Kill what tasks that are over left behind in sessions of their own; True if there was something."""
+    found = orphans(marks, guard)
+    if not found:
         return False
     processes = all_processes()
     owned = owners(marks, processes, os.getpid())
-    signal_all([pid for pid in strangers if pid not in owned], signal.SIGKILL)
+    signal_all([pid for pid in found if pid not in owned], signal.SIGKILL)
     return True
