@@ -36,7 +36,8 @@ def create(asked, folder):
         with open(os.open(home / "join-token", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
             file.write(join["tokens"][name])  # it admits this machine, once
         command = [FAIRLEAD, "agent", f"--directory={home}", f"--join={join['url']}"]
-        command += [f"--for={getpass.getuser()}"]  # a real machine starts its agent as root, and takes all users
+        # A real machine starts its agent as root without these, and takes all users.
+        command += [f"--for={getpass.getuser()}", *["--user=root"] * (os.geteuid() == 0)]
         command += [f"--token-file={home / 'join-token'}", f"--name={name}"]
         command += [f"--partition={asked['partition']}", f"--pool={asked['pool']}"]
         command += [f"--resource={resource}={amount}" for resource, amount in node["resources"].items()]
