@@ -23,8 +23,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from fairlead.agent.identity import prove
 from fairlead.agent.session import Refused
-from fairlead.api import listener
-from fairlead.api import server as listening
+from fairlead.api import listening
+from fairlead.api import server as serving_program
 from fairlead.api.connections import Connections
 from fairlead.engines import agents as hub
 from fairlead.wire.agent import (
@@ -376,8 +376,8 @@ def test_pings_whose_answers_are_not_read(site: Serving, monkeypatch: pytest.Mon
 def test_a_connection_that_reads_nothing_is_closed(site: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "GREETING_TIME", 0.5)
     monkeypatch.setattr(hub, "REFUSAL_TIME", 0.1)
-    monkeypatch.setattr(listening, "FAREWELL_SECONDS", 0.1)
-    monkeypatch.setattr(listening, "UNREAD_BYTES", 2**40)
+    monkeypatch.setattr(serving_program, "FAREWELL_SECONDS", 0.1)
+    monkeypatch.setattr(serving_program, "UNREAD_BYTES", 2**40)
     with upgraded(site) as link:
         with suppress(ConnectionError):  # it may be over before all pings are sent
             send_pings(link, 150_000)
@@ -441,7 +441,7 @@ def test_connections_without_a_handshake_keep_no_others_out(
     loop: Callable[[], asyncio.AbstractEventLoop], certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They count from the moment at which they are accepted, however long a handshake may take."""
-    monkeypatch.setattr(listener, "HANDSHAKE_SECONDS", 3_600.0)
+    monkeypatch.setattr(listening, "HANDSHAKE_SECONDS", 3_600.0)
     cert, key = certificate
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(cert, key)
@@ -456,7 +456,7 @@ def test_connections_without_a_handshake_keep_no_others_out(
     async def story() -> None:
         connections = Connections(64)
         with socket.create_server(("127.0.0.1", 0)) as sock:
-            accepting = listener.Listener(sock, 100, Echo, context, connections)
+            accepting = listening.Listener(sock, 100, Echo, context, connections)
             silent = [await asyncio.open_connection(*sock.getsockname()) for _ in range(30)]
             turned_out = silent[: 30 - connections.shares.address]
             assert await asyncio.gather(*(reader.read() for reader, _ in turned_out)) == [b""] * len(turned_out)

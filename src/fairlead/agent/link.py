@@ -154,7 +154,7 @@ def _open(directory: Path) -> socket.socket | None:
         return None  # the root helper makes it
     try:
         link = socket.socket(socket.AF_UNIX)
-        link.setblocking(False)  # a spawner that is stopped accepts nobody, and connecting would wait for it
+        link.setblocking(False)  # a spawner that is stopped accepts no link, and connecting would wait for it
         try:
             link.connect(f"/proc/self/fd/{folder}/socket")
         except OSError:

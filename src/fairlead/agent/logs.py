@@ -61,7 +61,7 @@ async def read_log(logs: str, asked: LogRequest, is_over: Callable[[], bool]) ->
 
 
 def remove_old(logs: str) -> None:
-    """Remove what nobody has written to for long: logs and their folders. What tasks have put deeper stays."""
+    """Remove what was not written to for long: logs and their folders. What tasks have put deeper stays."""
     limit = time() - KEEP
     # By open folders: a user that replaces one by a link leads nowhere else.
     top = os.open(logs, FOLDER)

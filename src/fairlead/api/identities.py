@@ -69,7 +69,7 @@ class Identities:
         self._writing = Lock()
         self._written = 0
         self._threads = ThreadPoolExecutor(WRITERS, "identities")
-        """Nobody else's: what users write must not hold nodes back."""
+        """For nodes alone: what users write must not hold them back."""
 
     # -- tokens --------------------------------------------------------------------------------------------------
 
@@ -219,7 +219,7 @@ class Identities:
 
     def _change(self, name: Name, changed: Callable[[Credential | None], Credential], keep: bool = False) -> Credential:
         """Have a change in the file, and return what is there then. `changed` gets what is there now, and may refuse:
-        a revocation may have come since anybody looked. What cannot be written is taken back, unless it is to be kept
+        a revocation may have come meanwhile. What cannot be written is taken back, unless it is to be kept
         all the same."""
         with self._changing:
             before = self._known.get(name)

@@ -89,7 +89,7 @@ async def _first(request: Ask, parts: AsyncIterator[LogPart], over: asyncio.Even
         if over.is_set():
             raise Unserved("unauthenticated", "the token was revoked or has expired; ask with another one")
         others[0].result()
-        raise Refused("log", "the caller has left", "conflict")  # which nobody hears
+        raise Refused("log", "the caller has left", "conflict")  # it hears this no more
     finally:
         for each in (part, *others):
             each.cancel()  # which ends `parts` too

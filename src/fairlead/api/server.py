@@ -20,7 +20,7 @@ from websockets.http11 import Request
 
 from fairlead.api.connections import Connections
 from fairlead.api.gate import Gate
-from fairlead.api.listener import Listener
+from fairlead.api.listening import Listener
 from fairlead.wire.agent import FIRST_BYTES, MOST_BYTES
 
 HEAD_SECONDS = 20.0
@@ -31,7 +31,7 @@ STUCK_SECONDS = 30.0
 """How long an answer may lie unread without a byte of it leaving."""
 HEAD_BYTES = 64 * 1024
 UNREAD_BYTES = 64 * 1024
-"""Of answers to pings, and the largest message on top: who lets more wait, reads nothing."""
+"""Of answers to pings, and the largest message on top: a peer that lets more wait reads nothing."""
 FAREWELL_SECONDS = 10.0
 """How long the other end of a WebSocket may take to read what was written before it was closed."""
 CLOSING = 3
@@ -45,7 +45,7 @@ def _connections(config: uvicorn.Config) -> Connections:
 def unsent(transport: asyncio.Transport) -> tuple[int, int]:
     """Bytes that wait in this process, and those that the kernel has and the other end has not confirmed.
 
-    The kernel takes more only when much has left, so the first alone would not show that somebody reads slowly.
+    The kernel takes more only when much has left, so the first alone would not show a slow reader.
     """
     try:
         queued = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
@@ -118,7 +118,7 @@ class Protocol(HttpToolsProtocol):
         self._stuck = self.loop.call_later(STUCK_SECONDS, self._check_unsent, before)
 
     def _check_unsent(self, before: tuple[int, int]) -> None:
-        """Give up unless something has left. Who reads slowly may go on."""
+        """Give up unless something has left. A slow reader may go on."""
         now = unsent(self.transport)
         if now == before:
             self._give_up()
@@ -228,5 +228,5 @@ def server(application: Gate, certificate: Path | None = None, key: Path | None 
         ssl_keyfile=key,
         ssl_version=ssl.PROTOCOL_TLS_SERVER,
     )
-    config.load()  # so that what is wrong with a certificate is known before anybody is told that the server is up
+    config.load()  # so that what is wrong with a certificate is known before the server says that it is up
     return Server(config)

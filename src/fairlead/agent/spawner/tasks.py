@@ -326,7 +326,7 @@ class Tasks:
         for pid, task in left.items():
             if task.state == RUNNING:
                 if now >= task.kill_at:
-                    _signal_group(pid, signal.SIGKILL)  # also who hides from /proc
+                    _signal_group(pid, signal.SIGKILL)  # also where /proc hides it
                     signal_all(found[pid], signal.SIGKILL)
                     task.kill_at = now + SCAN_PAUSE
             elif found[pid]:
