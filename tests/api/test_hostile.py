@@ -309,14 +309,14 @@ def test_another_request_does_not_excuse_an_unread_answer(site: Serving, monkeyp
 
 
 def test_an_answer_of_which_something_leaves_goes_on(site: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = [(5, 9), (5, 8), (4, 9), (3, 9), (3, 9)]
-    left = list(seen)
+    left = [(5, 9), (5, 8), (4, 9), (3, 9)]
     monkeypatch.setattr(jobs, "PAGE_BYTES", 2**30)
     monkeypatch.setattr(listening, "STUCK_SECONDS", 0.05)
-    monkeypatch.setattr(listening, "unsent", lambda transport: left.pop(0))
+    # It is looked at once more for each time that the kernel takes a part meanwhile.
+    monkeypatch.setattr(listening, "unsent", lambda transport: left.pop(0) if len(left) > 1 else left[0])
     with lazy_reader(site):
         until_gone(site)
-    assert not left
+    assert left == [(3, 9)]
 
 
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
