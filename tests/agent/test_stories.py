@@ -245,7 +245,7 @@ def test_a_spawner_that_could_not_be_started_is_started_later(tmp_path: Path) ->
             resource.prlimit(one.process.pid, resource.RLIMIT_NOFILE, (1, before[1]))
             one.kill_spawners()
             log = tmp_path / "agent.log"
-            while "no spawner could be started" not in log.read_text():
+            while log.read_text().count("no spawner could be started") < 2:  # both of them are missed
                 await asyncio.sleep(0.01)
             later = await plant.submit(["true"])
             await plant.until(lambda p: p.nodes.avoided)
