@@ -220,8 +220,9 @@ class Machine:
         return [pid for pid, parent in found.items() if parent not in found]
 
     def guards(self) -> list[int]:
+        """Those of the processes below spawners that have closed the sockets: a task that starts just now has not."""
         found = self._with_guards()
-        return [pid for pid, parent in found.items() if parent in found]
+        return [pid for pid, parent in found.items() if parent in found and not _has_sockets(pid)]
 
     def _with_guards(self) -> dict[int, int]:
         """Spawners and their guards → the parent of each."""
@@ -245,6 +246,14 @@ class Machine:
 
         await self.kill()
         await asyncio.to_thread(end_all, self.directory, 0.0)
+
+
+def _has_sockets(pid: int) -> bool:
+    try:
+        files = [os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir()]
+    except OSError:
+        return True  # it comes or goes
+    return any(each.startswith("socket:") for each in files)
 
 
 @asynccontextmanager
