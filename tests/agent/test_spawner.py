@@ -160,7 +160,9 @@ def test_a_killed_spawner_leaves_nothing_running(spawner: Spawner, tmp_path: Pat
         sleep(0.01)
     sleep(0.1)  # the command without an environment is started
     pids = [int(file.read_text()) for file in files]
-    os.kill(guard_of(spawner), signal.SIGKILL)
+    guard = guard_of(spawner)
+    os.kill(spawner.process.pid, signal.SIGSTOP)  # otherwise it may fork another guard, which listens for a moment
+    os.kill(guard, signal.SIGKILL)
     os.kill(spawner.process.pid, signal.SIGKILL)
     spawner.process.wait()
     assert all(map(psutil.pid_exists, pids))
