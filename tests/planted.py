@@ -12,7 +12,7 @@ from fairlead.core.changes import Placed
 from fairlead.core.outcomes import stop
 from fairlead.core.phases import tree
 from fairlead.core.plan import Plan
-from fairlead.core.policy.order import ORDERS
+from fairlead.core.policy.order import ORDERS, Order
 from fairlead.sim import doorchecker, loanchecker
 from fairlead.sim.checkers import need
 
@@ -89,8 +89,8 @@ def newest_first(monkeypatch: pytest.MonkeyPatch) -> None:
     def order(kind: int, priority: int, running: int, asked: int, below_min: bool) -> tuple[int, ...]:
         return (kind, -asked)
 
-    monkeypatch.setitem(ORDERS, "priority", order)
-    monkeypatch.setitem(ORDERS, "fifo", order)
+    monkeypatch.setitem(ORDERS, "priority", Order(order))
+    monkeypatch.setitem(ORDERS, "fifo", Order(order))
 
 
 def turns_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO, cast
 
 import msgspec
 
+from fairlead import policies
 from fairlead.core.config import parse_config
 from fairlead.core.errors import Refused
 from fairlead.core.resources import MEMORY, parse_quantity
@@ -36,6 +37,7 @@ __all__ = [
     "Progress",
     "Serve",
     "StreamReport",
+    "load_policies",
     "logger_to",
     "serve",
     "told",
@@ -74,8 +76,17 @@ def told() -> Iterator[None]:
         raise Failed(refusal.problem, refusal.field) from refusal
 
 
+def load_policies() -> None:
+    """Load the policies of installed packages, which configurations may name."""
+    try:
+        policies.load()
+    except policies.PolicyError as problem:
+        raise Failed(str(problem)) from problem
+
+
 def understood(document: object, defaults: bool) -> dict[str, Any]:
     """A configuration as it is understood, in the form in which it is written."""
+    load_policies()
     with told():
         return config_view(_parsed(document), defaults)
 
@@ -153,6 +164,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
     from fairlead.views.metrics import Metrics
     from fairlead.writer.memory import spare_the_collector
 
+    load_policies()
     directory = settings.directory
     with told():
         log_size = parse_quantity(MEMORY, settings.log_size, "--log-size")

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from fairlead.core import admission
-from fairlead.core.admission import Admission, Check
+from fairlead.core.admission import CHECKS, Admission, Check
 from fairlead.core.asks import Needs
 from fairlead.core.effects import ForPool
 from fairlead.core.model import Reservation
@@ -27,7 +26,7 @@ def user_suspended(admission: Admission, ask: Reservation, needs: Needs) -> Reas
 @pytest.fixture(autouse=True)
 def _with_check(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A new check as its author would add it: one function, one line."""
-    monkeypatch.setattr(admission, "CHECKS", (*admission.CHECKS, Check(user_suspended)))
+    monkeypatch.setitem(CHECKS, "user_suspended", Check(user_suspended, always=True))
     monkeypatch.setattr(singles, "FEW", 2)
     SUSPENDED.clear()
     SUSPENDED.add("eve")

@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from fairlead.cli.main import app
-from fairlead.core.config import PLACEMENT_NAMES
 from fairlead.core.errors import Refused
+from fairlead.core.policy.placement import placement_names
 from fairlead.sim.packing import pack, summary
 from fairlead.sim.runs import Packing, run_placements
 from fairlead.sim.traces import LeftOut, Trace
@@ -37,7 +37,7 @@ def enumerate_lines(text: str) -> list[tuple[int, str]]:
     return list(enumerate(text.splitlines(keepends=True), 1))
 
 
-@pytest.mark.parametrize("place", PLACEMENT_NAMES)
+@pytest.mark.parametrize("place", placement_names())
 def test_what_fits_is_placed_whatever_the_order(place: str) -> None:
     trace = trace_of([(8, 2, "A"), (8, 2, "A"), (8, 0, "")], [(1, 1, 1000, "")] * 4 + [(1, 0, 0, "")])
     for seed in range(5):

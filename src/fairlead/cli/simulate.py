@@ -69,11 +69,12 @@ def simulate(
     for name in (json_file, starts, report):
         if name and not Path(name).parent.is_dir():
             fail(f"there is no folder {Path(name).parent} to write {name} in; make it first")
-    from fairlead.app import Failed, told
+    from fairlead.app import Failed, load_policies, told
     from fairlead.cli.documents import Unreadable
     from fairlead.sim.traces import parse_nodes, read_traces
 
     try:
+        load_policies()
         with told(), _interrupts() as interrupted:
             given = parse_nodes(nodes, _load) if nodes else None
             trace = read_traces(traces, _load, overrun, given, jobs, seed)

@@ -2,7 +2,8 @@
 
 Single turns, floods of single tasks, gangs, chains, holds, claims and orders of nodes all ask here. A check is a
 function from an ask, and the tasks of it that would start, to a reason or None. The first reason counts. A new check
-is one function and one line of `CHECKS`.
+is one function and one row of `CHECKS`. The rows that are `always` obeyed come first; the others follow as the setting
+`checks` of the partition names them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from fairlead.core.asks import Needs, asked_by, asked_for, needs_of, together_of
 from fairlead.core.entitlement import Entitlements
 from fairlead.core.model import REPLACE, SCALE, Account, Job, Reservation, Stage
 from fairlead.core.policy.limits import allowed, may_run
+from fairlead.core.policy.registry import Registry
 from fairlead.core.reasons import AfterUnmet, NeverFits, NotActive, OverLimit, Reason, ShareSpent, StillStopping
 from fairlead.core.resources import Vector, add
 from fairlead.core.state import Partition
@@ -35,7 +37,8 @@ class Admission:
         self._begun: dict[str, None] = {}
         """The jobs that have counted starts."""
         self._bounded: dict[int, bool] = {}
-        self._firm: bool | None = None
+        self._all_count: bool | None = None
+        """True if a check may look at accounts that are not bounded."""
         self._checks = p.facts().checks
 
     def checks_for(self, job: Job) -> tuple[Check, ...]:
@@ -45,7 +48,9 @@ class Admission:
             key = (key, job.preemptible, job.allocations > 0, bool(job.after))
         found = self._checks.get(key)
         if found is None:
-            checks = tuple([check for check in CHECKS if check.matters(self.p, job)])
+            those = [check for check in CHECKS.values() if check.always]
+            those += [CHECKS[name] for name in self.p.settings.checks]
+            checks = tuple([check for check in those if check.matters(self.p, job)])
             found = self._checks[key] = (checks, job.accounts)  # these stay, so that their id is not given anew
         return found[0]
 
@@ -92,13 +97,14 @@ class Admission:
 
     def _counts(self, job: Job) -> bool:
         """True if starts of the job can make a check refuse another ask: some account of it is bounded."""
-        if self._firm is None:
+        if self._all_count is None:
             p = self.p
-            self._firm = p.facts().firm or any(not each.preemptible for each in p.jobs.values() if not each.over)
+            self._all_count = bool(p.settings.checks) or p.facts().firm
+            self._all_count |= any(not job.preemptible for job in p.jobs.values() if not job.over)
         known = self._bounded.get(id(job.accounts))
         if known is None:
             bounds = any(each.limit is not None or each.max_jobs is not None for each in job.accounts)
-            known = self._bounded[id(job.accounts)] = self._firm or bounds
+            known = self._bounded[id(job.accounts)] = self._all_count or bounds
         return known
 
     # -- what checks look at
@@ -160,6 +166,8 @@ class Check(NamedTuple):
     """
     wakes: bool = False
     """True if every change of its answer wakes the lane of the ask, so that the answer need not be asked for again."""
+    always: bool = False
+    """True if partitions obey it that do not name it."""
 
 
 # -- the checks, in their order ----------------------------------------------------------------------------------
@@ -248,16 +256,24 @@ def _has_limit(p: Partition, job: Job) -> bool:
     return p.facts().limits and any([account.limit is not None for account in job.accounts])
 
 
-LIMITS = Check(limits, _has_limit)
+LIMITS = Check(limits, _has_limit, always=True)
 
-CHECKS: tuple[Check, ...] = (
-    Check(members_stopping, lambda p, job: job.allocations > 0, wakes=True),
-    Check(dependencies, lambda p, job: bool(job.after), wakes=True),
-    Check(queue_active, lambda p, job: bool(p.stopped), wakes=True),
-    Check(running_jobs, _has_max_jobs),
-    Check(share, is_firm),
-    LIMITS,
+CHECKS: Registry[Check] = Registry(
+    "check",
+    {
+        "members_stopping": Check(members_stopping, lambda p, job: job.allocations > 0, wakes=True, always=True),
+        "dependencies": Check(dependencies, lambda p, job: bool(job.after), wakes=True, always=True),
+        "queue_active": Check(queue_active, lambda p, job: bool(p.stopped), wakes=True, always=True),
+        "running_jobs": Check(running_jobs, _has_max_jobs, always=True),
+        "share": Check(share, is_firm, always=True),
+        "limits": LIMITS,
+    },
 )
+
+
+def checks_to_add() -> list[str]:
+    """Return the names that the setting `checks` takes."""
+    return [name for name, check in CHECKS.items() if not check.always]
 
 
 # -- questions about asks ----------------------------------------------------------------------------------------

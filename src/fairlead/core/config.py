@@ -11,15 +11,17 @@ A queue's mapping holds its settings and, under any other name, its children.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 from typing import cast
 
 import msgspec
 
+from fairlead.core.admission import CHECKS, checks_to_add
 from fairlead.core.errors import Refused
-from fairlead.core.model import Amounts, Limits, Order, PoolSettings, QueueSettings, Unit
-from fairlead.core.policy.placement import PLACEMENTS
+from fairlead.core.model import Amounts, Limits, PoolSettings, QueueSettings, Unit
+from fairlead.core.policy.order import ORDERS
+from fairlead.core.policy.placement import PLACEMENTS, placement_names
 from fairlead.core.reader import Reader, check_entries, check_name, check_text, suggestion
 from fairlead.core.requestors import problem_of
 from fairlead.core.resources import (
@@ -43,7 +45,6 @@ MAX_PATH = 1_000
 MAX_QUEUES = 100_000
 MAX_REQUESTORS = 10_000
 MAX_PROVIDER = 1_000
-PLACEMENT_NAMES = ("pack", *PLACEMENTS)
 
 
 def parse_config(doc: object) -> dict[str, PartitionConfig]:
@@ -75,7 +76,7 @@ def parse_partition(doc: object, field: str) -> PartitionConfig:
     default = PartitionSettings()
     settings = PartitionSettings(
         unit=cast(Unit, read.choice("unit", ("dominant", "slots"), default.unit)),
-        place=read.choice("place", PLACEMENT_NAMES, default.place),
+        place=read.choice("place", placement_names(), default.place),
         seed=read.count("seed", default.seed, 0),
         max_batch=read.count("max_batch", default.max_batch, 1, 1_000_000),
         batch_window=read.duration("batch_window", default.batch_window),
@@ -105,9 +106,16 @@ def parse_partition(doc: object, field: str) -> PartitionConfig:
         preempt=cast(Preempt, read.choice("preempt", ("priority", "guarantees", "off"), default.preempt)),
         max_queued_jobs=read.count("max_queued_jobs", default.max_queued_jobs, 1),
         max_queued_bytes=_bytes(read, "max_queued_bytes", default.max_queued_bytes),
+        checks=_checks(read, "checks"),
     )
     read.close()
     return PartitionConfig(settings, queues, pools)
+
+
+def missing_policies(settings: PartitionSettings, queues: Iterable[QueueSettings]) -> list[str]:
+    """Return what settings that were once read name and this process does not have, as "order night_first"."""
+    orders = sorted({queue.order for queue in queues})
+    return PLACEMENTS.missing((settings.place,)) + ORDERS.missing(orders) + CHECKS.missing(settings.checks)
 
 
 # -- queues ------------------------------------------------------------------------------------------------------
@@ -141,7 +149,7 @@ def _parse_queue(path: str, doc: object, field: str, queues: dict[str, QueueSett
         guarantee=_amounts(read.get("guarantee", {}), read.at("guarantee")),
         limit=None if limit is None else _amounts(limit, read.at("limit")),
         max_jobs=read.optional_count("max_jobs"),
-        order=cast(Order, read.choice("order", ("priority", "fifo", "fair"), "priority")),
+        order=read.choice("order", ORDERS, "priority"),
         scale_first=read.flag("scale_first", True),
         preemptible=read.flag("preemptible", True),
         submit=_acl(read, "submit"),
@@ -233,6 +241,18 @@ def _check_guarantees(queues: dict[str, QueueSettings], field: str) -> None:
 
 
 # -- requestors and pools ----------------------------------------------------------------------------------------
+
+
+def _checks(read: Reader, key: str) -> tuple[str, ...]:
+    names = read.texts(key, most=100)
+    options = checks_to_add()
+    for at, name in enumerate(names):
+        if name not in options:
+            there = f"is not one of {', '.join(options)}" if options else "is no check, and no others are installed"
+            raise Refused(read.at(f"{key}[{at}]"), f"{shown(name)} {there}; leave it out or install its package")
+        if name in names[:at]:
+            raise Refused(read.at(f"{key}[{at}]"), f"{shown(name)} is there already; write it once")
+    return names
 
 
 def _bytes(read: Reader, key: str, default: int) -> int:

@@ -5,8 +5,8 @@ A job that starts whole stands in the lane of its set of shapes.
 A lane is derived from the reservations of the stages. It is kept in runs: reservations that differ only in the last
 part of their key (mostly when they were asked for) stand in one list, and since they arrive in that order, adding one
 is an append and costs eight bytes. A reservation that left its stage, or has another place now, stays in its run until
-the run is passed over or cleared out. Two kinds of places change: under `fair` all, with what a job runs, and under
-`priority` those of replacements, when their stage falls below `min` or reaches it.
+the run is passed over or cleared out. Two kinds of places change: under an order `by_running` (`fair`) all, with what a
+job runs, and those of replacements, when their stage falls below `min` or reaches it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator
 from itertools import islice
 
 from fairlead.core.model import NEW, REPLACE, SCALE, Job, Queue, Reservation
-from fairlead.core.policy.order import ORDERS, Key
+from fairlead.core.policy.order import Key
 from fairlead.core.shape import Shape
 
 # A lane is cleared of dead entries when they are more than half of it, and at least so many.
@@ -111,7 +111,7 @@ class Lane:
     def add(self, reservation: Reservation) -> None:
         slept = self.slept
         self.touch(reservation)
-        if slept is not None and self.queue.settings.order != "fair":
+        if slept is not None and not self.queue.order.by_running:
             self.slept = slept
             self.joined.append(reservation)
         self.size += 1
@@ -131,7 +131,7 @@ class Lane:
         self.slept = None
 
     def touch(self, reservation: Reservation) -> None:
-        """Give a reservation the place it has now. Under `fair` that changes with what its job runs."""
+        """Give a reservation the place it has now. Under some orders that changes with what its job runs."""
         self.slept = None
         if self._entries > 2 * self.size + _SLACK:
             self._clear_out()
@@ -199,7 +199,7 @@ class Lane:
 
     def __iter__(self) -> Iterator[Reservation]:
         """The reservations in order."""
-        moves = self.queue.settings.order == "fair"
+        moves = self.queue.order.by_running
         for run in self._runs:
             for each in islice(run.items, run.start, None):
                 if each.stage.reservations[each.kind] is each and (
@@ -215,14 +215,19 @@ class Lane:
         self._runs = [run for run in self._runs if run.items]
         self._entries = sum(len(run.items) for run in self._runs)
 
-    def key(self, reservation: Reservation) -> Key:
-        """The place of a reservation, to compare with others of the same queue; the lowest goes first."""
+    def key(self, reservation: Reservation, more: int = 0) -> Key:
+        """The place of a reservation, to compare with others of the same queue; the lowest goes first.
+
+        With `more`, as if this number of tasks of its job ran beside those that do.
+        """
         stage, kind, seq = reservation.stage, reservation.kind, reservation.seq
-        job, settings = stage.job, self.queue.settings
-        if kind == SCALE and not settings.scale_first:
+        job, queue = stage.job, self.queue
+        order = queue.order
+        if kind == SCALE and not queue.settings.scale_first:
             kind = NEW
-        below_min = kind == REPLACE and stage.below_min
-        place = ORDERS[settings.order](kind, job.priority, job.live, reservation.asked, below_min)
+        below_min = kind == REPLACE and order.by_min and stage.below_min
+        running = job.live + more if order.by_running else 0
+        place = order.key(kind, job.priority, running, reservation.asked, below_min)
         # Who was brought to the front goes first in its round, the last one brought before the others.
         return (reservation.round, -reservation.front, *place, reservation.tie or seq, seq)
 
@@ -242,7 +247,7 @@ class Lane:
         """Whether an entry is of a reservation that stands, and at the place it has now."""
         if not _stands(reservation):
             return False
-        if reservation.kind != REPLACE and self.queue.settings.order != "fair":
+        if reservation.kind != REPLACE and not self.queue.order.by_running:
             return True
         return self.key(reservation)[:-3] == run.prefix
 

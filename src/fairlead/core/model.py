@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 
+from fairlead.core.policy.order import MISSING, ORDERS, Order
 from fairlead.core.ranges import Ranges, SharedRanges, indices
 from fairlead.core.resources import Vector
 from fairlead.core.shape import Selectors, Shape, ShapeKey
@@ -32,7 +33,6 @@ QueueState = Literal["active", "draining", "stopped"]
 OnLoss = Literal["replace", "restart", "fail"]
 Gang = Literal["stage", "job"]
 Scaling = Literal["strict", "partial"]
-Order = Literal["priority", "fifo", "fair"]
 Unit = Literal["dominant", "slots"]
 
 # The kinds of a reservation, in the order in which they are served.
@@ -497,7 +497,7 @@ class QueueSettings(msgspec.Struct, frozen=True, array_like=True):
     guarantee: Amounts = ()
     limit: Amounts | None = None
     max_jobs: int | None = None
-    order: Order = "priority"
+    order: str = "priority"
     scale_first: bool = True
     preemptible: bool = True
     submit: tuple[str, ...] = ()
@@ -530,6 +530,15 @@ class Queue(msgspec.Struct, eq=False):
     """User and groups → every account their jobs here are booked on, root first; see `Partition.accounts_for`."""
     shared: tuple[Account, ...] = ()
     """The same for all who have no limits of their own, if there is anybody."""
+    order: Order = MISSING
+    """What the settings name."""
+
+    def __post_init__(self) -> None:
+        self.configure(self.settings)
+
+    def configure(self, settings: QueueSettings) -> None:
+        self.settings = settings
+        self.order = ORDERS.get(settings.order, MISSING)
 
     def begin_work(self, job: Job) -> None:
         self.at_work.setdefault(job.priority, {})[job.id] = job

@@ -96,10 +96,10 @@ def to_tail(plan: Plan, stage: Stage, kind: int, waiting_since: int | None = Non
 def ask_for_job(plan: Plan, job: Job) -> None:
     """The demand of a job that may start: one reservation a stage, or one for all of them.
 
-    Stages are asked for in their order; in a `fair` queue those that take longest come first, so that they end first.
+    Stages are asked for in their order; if the queue's order says so, those that take longest come first.
     """
     stages: Iterable[Stage] = job.stages
-    if job.queue.settings.order == "fair":
+    if job.queue.order.longest_first:
         stages = sorted(stages, key=lambda stage: -(stage.terms.estimate or 0))
     for stage in stages:
         ask(plan, stage, NEW)

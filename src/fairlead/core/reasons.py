@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import msgspec
@@ -9,7 +10,18 @@ import msgspec
 from fairlead.core.resources import format_moment, format_vector
 
 
-class OverLimit(msgspec.Struct, frozen=True, tag="over limit"):
+def _in_words(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", " ", name).lower()
+
+
+class Reason(msgspec.Struct, frozen=True, tag=_in_words):
+    """Base class of reasons. Programs know a reason by its tag: the name of the class in words, as "no room"."""
+
+    def __str__(self) -> str:
+        return str(self.__struct_config__.tag)
+
+
+class OverLimit(Reason, frozen=True, tag="over limit"):
     """An account's limit would be exceeded."""
 
     account: str
@@ -25,7 +37,7 @@ class OverLimit(msgspec.Struct, frozen=True, tag="over limit"):
         return f"{self.account}: limit {text(self.limit)}, used {text(self.used)}, asked {text(self.asked)}"
 
 
-class TooManyJobs(msgspec.Struct, frozen=True, tag="too many jobs"):
+class TooManyJobs(Reason, frozen=True, tag="too many jobs"):
     """An account already has as many running jobs as it may."""
 
     account: str
@@ -64,7 +76,7 @@ class NotStopping(msgspec.Struct, frozen=True):
         return f"{tasks} of {self.job}[{self.stage}] on {self.node}, {told}, did not stop"
 
 
-class NoRoom(msgspec.Struct, frozen=True, tag="no room"):
+class NoRoom(Reason, frozen=True, tag="no room"):
     """Not enough nodes have room now. `failed` counts nodes by what they lack first."""
 
     wanted: int
@@ -110,7 +122,7 @@ class NoRoom(msgspec.Struct, frozen=True, tag="no room"):
         return text + (f" (nodes: {why})" if why else "") + held + coming + ordered + vain + pools + others
 
 
-class WouldDelay(msgspec.Struct, frozen=True, tag="would delay"):
+class WouldDelay(Reason, frozen=True, tag="would delay"):
     """There is room, but somebody before it is planned to start, and would have to wait for it."""
 
     job: str
@@ -120,14 +132,14 @@ class WouldDelay(msgspec.Struct, frozen=True, tag="would delay"):
         return f"it would delay job {self.job}, which is planned for {format_moment(self.when)}"
 
 
-class StillStopping(msgspec.Struct, frozen=True, tag="still stopping"):
+class StillStopping(Reason, frozen=True, tag="still stopping"):
     """Members of the gang are still being stopped; it starts again when all are back."""
 
     def __str__(self) -> str:
         return "members of the gang still stop"
 
 
-class NeverFits(msgspec.Struct, frozen=True, tag="never fits"):
+class NeverFits(Reason, frozen=True, tag="never fits"):
     """No nodes or pools that are known could ever take so many at once, however empty."""
 
     wanted: int
@@ -149,7 +161,7 @@ class NeverFits(msgspec.Struct, frozen=True, tag="never fits"):
         return _by_stage("never fits: all nodes and pools together take", self.wanted, self.most, self.stages)
 
 
-class AfterUnmet(msgspec.Struct, frozen=True, tag="after unmet"):
+class AfterUnmet(Reason, frozen=True, tag="after unmet"):
     """Jobs it comes after have not succeeded yet."""
 
     jobs: tuple[str, ...]
@@ -158,7 +170,7 @@ class AfterUnmet(msgspec.Struct, frozen=True, tag="after unmet"):
         return "waits for " + ", ".join(self.jobs)
 
 
-class ShareSpent(msgspec.Struct, frozen=True, tag="share spent"):
+class ShareSpent(Reason, frozen=True, tag="share spent"):
     """A queue has all that it is entitled to, and what could not be taken back is not lent more."""
 
     queue: str
@@ -167,7 +179,7 @@ class ShareSpent(msgspec.Struct, frozen=True, tag="share spent"):
         return f"queue {self.queue} uses its whole share, and what is not preemptible gets no loan"
 
 
-class NotActive(msgspec.Struct, frozen=True, tag="not active"):
+class NotActive(Reason, frozen=True, tag="not active"):
     """A queue on the path is stopped."""
 
     queue: str
@@ -176,35 +188,20 @@ class NotActive(msgspec.Struct, frozen=True, tag="not active"):
         return f"queue {self.queue} is stopped"
 
 
-class NotReady(msgspec.Struct, frozen=True, tag="not ready"):
+class NotReady(Reason, frozen=True, tag="not ready"):
     """The partition has just started and waits for its agents and resource managers."""
 
     def __str__(self) -> str:
         return "the partition is not ready yet"
 
 
-class InChain(msgspec.Struct, frozen=True, tag="in chain"):
+class InChain(Reason, frozen=True, tag="in chain"):
     """Quick tasks are assigned already, and start when others of their chain end."""
 
     nodes: int
 
     def __str__(self) -> str:
         return f"sent ahead to {self.nodes} nodes, to start when quick tasks before them end"
-
-
-Reason = (
-    OverLimit
-    | TooManyJobs
-    | ShareSpent
-    | NoRoom
-    | WouldDelay
-    | StillStopping
-    | NeverFits
-    | AfterUnmet
-    | NotActive
-    | NotReady
-    | InChain
-)
 
 
 def _by_stage(what: str, wanted: int, found: int, stages: tuple[tuple[str, int, int], ...]) -> str:

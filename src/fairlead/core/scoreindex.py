@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 from fairlead.core.nodeindex import Choice, Kind, KindKey, NodeIndex
 from fairlead.core.nodes import NodeTable
 from fairlead.core.policy.fragmentation import Task, Workload
-from fairlead.core.policy.placement import PLACEMENTS, Fleet, Key, Node, Placement, draw
+from fairlead.core.policy.placement import MISSING, PLACEMENTS, Fleet, Key, Node, Placement, draw
 from fairlead.core.resources import CPU, GPU
 from fairlead.core.shape import WHOLE_DEVICE, Shape
 
@@ -40,8 +40,7 @@ class Groups(Kind):
 class ScoreIndex(NodeIndex[Groups]):
     def __init__(self, nodes: NodeTable, place: str, seed: int) -> None:
         super().__init__(nodes)
-        self.placement = PLACEMENTS[place]
-        self.weighs = place == "fgd"
+        self.placement = PLACEMENTS.get(place, MISSING)
         self.seed = seed
         self._names: list[str] = []
         self._columns: list[tuple[list[int], list[int]]] = []
@@ -77,7 +76,7 @@ class ScoreIndex(NodeIndex[Groups]):
 
     def put_all_back(self) -> None:
         # What usually runs is what the jobs that are known ask for: that changes between cycles only.
-        weights = {shape: shape.stages for shape in self._shapes} if self.weighs else {}
+        weights = {shape: shape.stages for shape in self._shapes} if self.placement.weighs else {}
         if weights != self._weights:
             self._weights = weights
             for kind in self._kinds.values():

@@ -55,6 +55,7 @@ class PartitionSettings(msgspec.Struct, frozen=True, array_like=True):
     preempt: Preempt = "priority"
     max_queued_jobs: int = 100_000
     max_queued_bytes: int = 512 * 2**20
+    checks: tuple[str, ...] = ()
 
 
 class PartitionConfig(msgspec.Struct, frozen=True, array_like=True):

@@ -38,6 +38,7 @@ from fairlead.core.model import (
     Stage,
 )
 from fairlead.core.nodes import NodeTable
+from fairlead.core.policy.placement import PACK
 from fairlead.core.ranges import count, indices
 from fairlead.core.reign import Reign
 from fairlead.core.requestors import Requestors
@@ -129,7 +130,7 @@ class Partition:
         self.counters = Counters()
         self.queues: dict[str, Queue] = {}
         self.tree = 0
-        """Grows when a queue comes, goes, or has other settings or another state."""
+        """Grows when a queue comes, goes, or has other settings or another state, and with other checks."""
         self._entitlements: tuple[int, Entitlements] | None = None
         self._facts = QueueFacts(-1, False, False, False, {})
         self.nodes = NodeTable()
@@ -203,12 +204,14 @@ class Partition:
 
     def set_settings(self, settings: PartitionSettings) -> None:
         if (settings.place, settings.seed) != (self.settings.place, self.settings.seed):
-            pack = settings.place == "pack"
+            pack = settings.place == PACK
             self.index = FitIndex(self.nodes) if pack else ScoreIndex(self.nodes, settings.place, settings.seed)
             for shape in self.shapes.values():
                 self.index.add(shape)
         if settings.requestors != self.settings.requestors:
             self.requestors = Requestors(settings.requestors)
+        if settings.checks != self.settings.checks:
+            self.tree += 1  # the facts hold which checks matter to which jobs
         self.settings = settings
         self.forecast = Forecast(self.allocations.values(), self.now) if settings.backfill else None
         self.starving = True
@@ -510,7 +513,7 @@ class Partition:
             self.link(allocation)
         if not job.listed or job.ended_at is not None:
             self.settle(job)
-        if job.queue.settings.order == "fair":
+        if job.queue.order.by_running:
             self._resort(job)
         self.touched.nodes.add(allocation.node)
         self.touched.jobs[job.id] = None
@@ -526,7 +529,7 @@ class Partition:
         begun: dict[int, list[Job]] = {}
         """Those of them that had no allocation."""
         known, timers, touched = self.allocations, self.timers, self.touched.jobs
-        fair = allocations[0].stage.job.queue.settings.order == "fair"
+        moves = allocations[0].stage.job.queue.order.by_running
         for allocation in allocations:
             stage = allocation.stage
             job = stage.job
@@ -542,7 +545,7 @@ class Partition:
             job.live += 1
             charged.setdefault(accounts, []).append(job)
             touched[job.id] = None
-            if fair:
+            if moves:
                 self._resort(job)
             if self.forecast is not None:
                 self.forecast.add(allocation, self.now)
@@ -587,7 +590,7 @@ class Partition:
             self.unlink(allocation)
         if job.over:
             self.settle(job)
-        if job.queue.settings.order == "fair":
+        if job.queue.order.by_running:
             self._resort(job)
         self.touched.nodes.add(allocation.node)
         self.touched.jobs[job.id] = None
@@ -715,7 +718,7 @@ class Partition:
             self.starving = True  # those who replace the lost ones may have waited for too long already
 
     def _resort(self, job: Job) -> None:
-        """Only `fair` looks at what runs; in the other orders everybody keeps its place."""
+        """Give asks of a job the places they have now, where the order looks at what runs."""
         for stage in job.stages:
             for reservation in stage.reservations:
                 if reservation is not None:

@@ -3,7 +3,7 @@
 Here are the values it hands out, the errors it raises and the protocol; `memory` and `sql` implement it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -68,6 +68,16 @@ class Pruned(JournalError):
 
 class TooNew(JournalError):
     """The store was written by a newer version of this program."""
+
+
+class PolicyMissing(JournalError):
+    """The configuration in the journal names policies that are not installed here. Nothing was decided."""
+
+    def __init__(self, partition: str, missing: Sequence[str]) -> None:
+        super().__init__(
+            f"partition {partition}: {', '.join(missing)}: not installed here; install the package that the journal "
+            "was written with (a package brings policies as entry points of the group fairlead.policies)"
+        )
 
 
 class Journal(Protocol):

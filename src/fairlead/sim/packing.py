@@ -12,9 +12,10 @@ from typing import Any
 
 import msgspec
 
-from fairlead.core.config import PLACEMENT_NAMES, parse_partition
+from fairlead.core.config import parse_partition
 from fairlead.core.errors import Refused
 from fairlead.core.policy.fragmentation import Task, Workload
+from fairlead.core.policy.placement import placement_names
 from fairlead.core.resources import CPU, GPU, MILLI, SECOND
 from fairlead.core.shape import Shape
 from fairlead.core.state import Partition
@@ -41,8 +42,8 @@ class Packed(msgspec.Struct, frozen=True):
 
 def pack(trace: Trace, place: str, percent: int, seed: int, stop: Callable[[], bool] = lambda: False) -> Packed | None:
     """One shuffle; nothing if it was stopped."""
-    if place not in PLACEMENT_NAMES:
-        raise Refused("place", f"there is no placement {place}; write {', '.join(PLACEMENT_NAMES)}")
+    if place not in placement_names():
+        raise Refused("place", f"there is no placement {place}; write {', '.join(placement_names())}")
     if not trace.amount(GPU):
         raise Refused("packing", "the nodes have no GPUs, which is what it is about; name nodes that have some")
     shuffled = _shuffled(trace, percent, Random(seed))

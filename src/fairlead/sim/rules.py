@@ -57,7 +57,7 @@ def comes_before(one: Reservation, other: Reservation) -> bool:
     """True if an ask is certainly tried before another one of the same queue.
 
     Under `priority` replacements that a gang needs come first. Of any others, one comes before another for certain if
-    neither its priority nor its kind speaks against it.
+    neither its priority nor its kind speaks against it. Nothing is certain under an order of another package.
     """
     settings = one.stage.job.queue.settings
     places = [(each.round, -each.front) for each in (one, other)]
@@ -74,7 +74,7 @@ def comes_before(one: Reservation, other: Reservation) -> bool:
         return (kinds[0], -jobs[0].priority, ages[0]) < (kinds[1], -jobs[1].priority, ages[1])
     if settings.order == "fair":
         return (kinds[0], jobs[0].live, ages[0]) < (kinds[1], jobs[1].live, ages[1])
-    return (kinds[0], ages[0]) < (kinds[1], ages[1])
+    return settings.order == "fifo" and (kinds[0], ages[0]) < (kinds[1], ages[1])
 
 
 # -- may it start ------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from fairlead import policies
 from fairlead.core.commands import (
     AddNode,
     Answer,
@@ -96,6 +97,7 @@ class World:
         observers: Sequence[Observer] = (),
     ) -> None:
         """`config` is a document as in fairlead.yaml, or the settings of one partition, used for each of them."""
+        policies.load()
         self.now: Micros = 0
         self.journal = journal if journal is not None else MemoryJournal()
         self._observers = observers

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from fairlead.core.cluster import ClusterConfigured
 from fairlead.core.commands import Configure, Rejected
+from fairlead.core.config import missing_policies
 from fairlead.core.cycle import Cycle
 from fairlead.core.errors import Refused
 from fairlead.core.model import Micros
@@ -17,7 +18,7 @@ from fairlead.core.phases.intake import intake
 from fairlead.core.plan import Plan
 from fairlead.core.settings import PartitionConfig
 from fairlead.core.state import Partition
-from fairlead.journal.base import Journal, JournalError
+from fairlead.journal.base import Journal, JournalError, PolicyMissing
 from fairlead.journal.codec import CLUSTER_STREAM, encode_cluster, restore_cluster, stream_of
 from fairlead.writer.loop import Stopped, Writer
 from fairlead.writer.observer import Observer
@@ -31,6 +32,10 @@ class Cluster:
         self._observers = observers
         self.epoch = journal.reign(CLUSTER_STREAM)
         self.configured, self.seq = restore_cluster(journal)
+        for name, config in self.configured.partitions:
+            missing = missing_policies(config.settings, [settings for _, settings in config.queues])
+            if missing:
+                raise PolicyMissing(name, missing)
         self.writers: dict[str, Writer] = {name: self._writer(name) for name, _ in self.configured.partitions}
         self._removed: list[str] = []
         """Partitions that were removed and whose streams are still there."""

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 
 from fairlead.core import cycle
 from fairlead.core.commands import AnyCommand, RemovePartition
+from fairlead.core.config import missing_policies
 from fairlead.core.cycle import Cycle
 from fairlead.core.lanes import LaneKey, lane_key
 from fairlead.core.model import Micros
 from fairlead.core.reasons import Reason
 from fairlead.core.state import Partition
-from fairlead.journal.base import Journal, JournalError, UnknownOutcome
+from fairlead.journal.base import Journal, JournalError, PolicyMissing, UnknownOutcome
 from fairlead.journal.codec import encode, restore, stream_of
 from fairlead.writer.clock import Stopwatch
 from fairlead.writer.observer import Observer
@@ -37,6 +38,9 @@ class Writer:
         self.stream = stream_of(partition)
         self.epoch = journal.reign(self.stream)
         self.state, self.seq = restore(journal, partition)
+        missing = missing_policies(self.state.settings, [queue.settings for queue in self.state.queues.values()])
+        if missing:
+            raise PolicyMissing(partition, missing)
         self.reasons: dict[tuple[str, str, int], Reason] = {}
         """Why heads of lanes wait, as the last cycle that looked at them found."""
         self._said: dict[LaneKey, list[tuple[str, str, int]]] = {}

@@ -140,7 +140,7 @@ def _set_queues(p: Partition, queues: tuple[tuple[str, QueueSettings], ...]) -> 
         queue = p.queues[path]
         before = queue.settings
         untied |= (before.users, before.groups) != (settings.users, settings.groups)
-        queue.settings = settings
+        queue.configure(settings)
         queue.account.limit = None if settings.limit is None else dict(settings.limit)
         queue.account.max_jobs = settings.max_jobs
         if (before.order, before.scale_first) != (settings.order, settings.scale_first):

@@ -30,26 +30,27 @@ class Want(msgspec.Struct, eq=False):
 
 
 class Leaf:
-    """The reservations of a leaf in the order of their turns. Under `fair` each turn is one task or one gang."""
+    """The reservations of a leaf in the order of their turns. Where places move, each turn is one task or one gang."""
 
     def __init__(self, lanes: list[Lane]) -> None:
-        self.fair = lanes[0].queue.settings.order == "fair"
+        self.moves = lanes[0].queue.order.by_running
+        """True if places move with tasks that start."""
         self._key = lanes[0].key
         self._walk: Iterator[Reservation] = merge(*lanes, key=self._key)
         self._more: dict[str, int] = {}
         """Job → how many of its tasks would have started."""
         self._heap: list[tuple[tuple[int, ...], Reservation]] = []
-        if self.fair:
+        if self.moves:
             self._heap = [(self._place(each), each) for each in self._walk]
             heapify(self._heap)
-        self._now = None if self.fair else next(self._walk, None)
+        self._now = None if self.moves else next(self._walk, None)
 
     def current(self) -> Reservation | None:
-        return (self._heap[0][1] if self._heap else None) if self.fair else self._now
+        return (self._heap[0][1] if self._heap else None) if self.moves else self._now
 
     def go_on(self, tasks: int, over: bool) -> None:
         """So many tasks of the present one would have started. It is over when it wants, or may have, no more."""
-        if not self.fair:
+        if not self.moves:
             self._now = next(self._walk, None) if over else self._now
             return
         reservation = self._heap[0][1]
@@ -62,9 +63,7 @@ class Leaf:
 
     def _place(self, reservation: Reservation) -> tuple[int, ...]:
         """Its key, with the job's tasks that would have started counted as running."""
-        key = self._key(reservation)
-        more = self._more.get(reservation.stage.job.id, 0)
-        return (*key[:3], key[3] + more, *key[4:])
+        return self._key(reservation, self._more.get(reservation.stage.job.id, 0))
 
 
 def wants_in_turn(p: Partition, rights: Entitlements) -> Iterator[Want]:
@@ -101,7 +100,7 @@ def wants_in_turn(p: Partition, rights: Entitlements) -> Iterator[Want]:
 
 def _most(tree: Tree, branch: Branch, leaf: Leaf, reservation: Reservation) -> int:
     """How many single tasks the turn may have."""
-    if leaf.fair:
+    if leaf.moves:
         return 1
     return (
         tree.run(branch, reservation.stage.shape.resources, reservation.count) if branch.rivals else reservation.count

@@ -20,7 +20,8 @@ class Turns:
         """With `joined`, only those are looked at who joined the lanes since they were closed."""
         self.p = p
         self.leaf = leaf
-        self.fair = leaf.settings.order == "fair"
+        self.moves = leaf.order.by_running
+        """True if places in the leaf move with tasks that start."""
         self.open: list[tuple[Key, str, Lane, Reservation]] = []
         """A heap of the lanes that are not closed yet, each with who is the next of it."""
         self._walks: dict[Lane, Iterator[Reservation]] = {}
@@ -56,13 +57,13 @@ class Turns:
     def current(self) -> tuple[Lane, Reservation]:
         """Whose turn it is, until its lane goes on or is closed."""
         _, _, lane, reservation = self.open[0]
-        return self._current_moved() if self.fair or lane.moved else (lane, reservation)
+        return self._current_moved() if self.moves or lane.moved else (lane, reservation)
 
     def _current_moved(self) -> tuple[Lane, Reservation]:
         heap = self.open
         while True:
             key, text, lane, reservation = heap[0]
-            place = lane.key(reservation) if self.fair or lane.moved else key
+            place = lane.key(reservation) if self.moves or lane.moved else key
             if place == key:
                 return lane, reservation
             # Its job runs more than before, or its stage has reached `min`: others of its lane may come before it now.
@@ -95,7 +96,7 @@ class Turns:
             self._next_owner(lane)
             return
         following = after
-        moves = self.fair or lane.moved
+        moves = self.moves or lane.moved
         if moves:
             # Places move with tasks that start: look from the beginning, past those that were passed over.
             found = lane.after(self._passed)
@@ -122,7 +123,7 @@ class Turns:
         heap = self.open
         while heap:
             lane, reservation = self.current()
-            if len(heap) == 1 and not (self.fair or lane.moved):
+            if len(heap) == 1 and not (self.moves or lane.moved):
                 self._pass_in_lane(lane, reservation, backfill)
                 return
             prospect = backfill.prospect(lane, reservation)

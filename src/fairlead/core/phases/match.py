@@ -119,7 +119,7 @@ def _overrun_at(plan: Plan, backfill: Backfill) -> Micros:
 
 def _depend(p: Partition) -> bool:
     """Whether who is placed changes what is to be said of others: who is the first without room, and who has none."""
-    return len(p.lanes) > 1 or any(lane.queue.settings.order == "fair" for lane in p.lanes.values())
+    return len(p.lanes) > 1 or any(lane.queue.order.by_running for lane in p.lanes.values())
 
 
 def _awake(plan: Plan, anew: bool, claims: Claims | None) -> Awake:
@@ -348,12 +348,12 @@ class Round:
         """How many single tasks it may start in one turn."""
         most = self._most_in_turn(branch, turns, reservation)
         # Replacements beyond those that a gang needs to reach `min` have a later turn.
-        below_min = reservation.kind == REPLACE and turns.leaf.settings.order == "priority"
+        below_min = reservation.kind == REPLACE and turns.leaf.order.by_min
         return min(most, reservation.stage.missing() or most) if below_min else most
 
     def _most_in_turn(self, branch: Branch, turns: Turns, reservation: Reservation) -> int:
         # Who is alone may start many at once. That others sleep does not make it alone: after a restart nobody sleeps.
-        if turns.fair and turns.leaf.reservations > 1:
+        if turns.moves and turns.leaf.reservations > 1:
             return 1
         if not branch.rivals:
             return self.left

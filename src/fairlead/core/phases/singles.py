@@ -77,10 +77,10 @@ class Singles:
         return bool(batches)
 
     def _open(self, lane: Lane) -> Batch | None:
-        # Under `fair` places move with every start, so that each has to be booked at once. What a manager is told of
-        # runs at once, and is written in full.
+        # Where places move with every start, each has to be booked at once. What a manager is told of runs at once, and
+        # is written in full.
         (shape,) = lane.shapes
-        if lane.queue.settings.order == "fair" or shape.key.manager:
+        if lane.queue.order.by_running or shape.key.manager:
             return None
         join = self.index.take(shape)
         if join is None:

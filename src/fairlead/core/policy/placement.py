@@ -5,8 +5,8 @@ task gets there. It may look at a `Node`, which holds all that matters of it, so
 scores and one of them stands for all. Whether a node fits has been asked before. Of nodes with equal scores the one
 that joined first is taken, or one is drawn, if the placement says so.
 
-Another placement is another function of this signature in `PLACEMENTS`. Everything is an integer: fractions are in
-millionths, rounded down. `pack`, the default, is not here: the index of fitting nodes has its order built in.
+Another placement is another function of this signature and a row in `PLACEMENTS`. Everything is an integer: fractions
+are in millionths, rounded down. `pack`, the default, is not here: the index of fitting nodes has its order built in.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from fairlead.core.policy.fit import WHOLE, choose_devices
 from fairlead.core.policy.fragmentation import Task, Workload
+from fairlead.core.policy.registry import Registry
 
 Key = tuple[int, ...]
 
@@ -136,17 +137,33 @@ class Placement(NamedTuple):
     devices: Devices = tightest
     drawn: bool = False
     """Whether one of the nodes with the best score is drawn, by `draw`; else the first of them is taken."""
+    weighs: bool = False
+    """True if it looks at `Fleet.workload`, which has no tasks otherwise."""
 
 
-PLACEMENTS: dict[str, Placement] = {
-    "spread": Placement(spread),
-    "bestfit": Placement(bestfit),
-    "dotprod": Placement(dotprod),
-    "gpu_packing": Placement(gpu_packing),
-    "gpu_clustering": Placement(gpu_clustering),
-    "fgd": Placement(fgd, least_lost),
-    "random": Placement(any_node, drawn=True),
-}
+PACK = "pack"
+
+PLACEMENTS: Registry[Placement] = Registry(
+    "placement",
+    {
+        "spread": Placement(spread),
+        "bestfit": Placement(bestfit),
+        "dotprod": Placement(dotprod),
+        "gpu_packing": Placement(gpu_packing),
+        "gpu_clustering": Placement(gpu_clustering),
+        "fgd": Placement(fgd, least_lost, weighs=True),
+        "random": Placement(any_node, drawn=True),
+    },
+    reserved=(PACK,),
+)
+
+MISSING = Placement(any_node)
+"""Stands in for a placement that is not installed while a journal is replayed, which asks no policy."""
+
+
+def placement_names() -> tuple[str, ...]:
+    """Return the names that the setting `place` takes."""
+    return (PACK, *PLACEMENTS)
 
 
 def draw(seed: int, number: int, counts: Sequence[int]) -> int:

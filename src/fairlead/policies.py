@@ -1,0 +1,117 @@
+"""Policies of other packages: placements, orders, checks of admission, and their reasons.
+
+A module adds policies with the decorators below. A package has its modules found by an entry point of the group
+`fairlead.policies`, which names a module, or a function to call; see docs/policies.md. `load` is called once when a
+process starts that decides, or reads configurations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+
+from fairlead.core.admission import CHECKS, Admission, Check
+from fairlead.core.asks import Needs
+from fairlead.core.model import Reservation
+from fairlead.core.policy.fragmentation import Task
+from fairlead.core.policy.order import ORDERS, Order
+from fairlead.core.policy.placement import PLACEMENTS, Devices, Fleet, Key, Node, Placement, Score, tightest
+from fairlead.core.reasons import Reason
+
+__all__ = [
+    "Admission",
+    "Fleet",
+    "Key",
+    "Needs",
+    "Node",
+    "PolicyError",
+    "Reason",
+    "Reservation",
+    "Task",
+    "check",
+    "load",
+    "order",
+    "placement",
+]
+
+GROUP = "fairlead.policies"
+
+OrderKey = Callable[[int, int, int, int, bool], Key]
+Refuses = Callable[[Admission, Reservation, Needs], Reason | None]
+
+
+class PolicyError(Exception):
+    """The policies of a package cannot be loaded; the message names the package and the entry point."""
+
+
+def placement(
+    name: str, *, devices: Devices = tightest, drawn: bool = False, weighs: bool = False
+) -> Callable[[Score], Score]:
+    """Add a placement: the decorated function scores a node for a task, and the node with the lowest score is taken.
+
+    `devices` chooses the GPUs, `drawn` takes any of the best nodes instead of the first, and `weighs` has the usual
+    work in `Fleet.workload`.
+    """
+
+    def add(score: Score) -> Score:
+        PLACEMENTS.add(name, Placement(score, devices, drawn, weighs))
+        return score
+
+    return add
+
+
+def order(
+    name: str, *, by_running: bool = False, by_min: bool = False, longest_first: bool = False
+) -> Callable[[OrderKey], OrderKey]:
+    """Add an order of queues: the decorated function gives the sort key of an ask, and the lowest goes first.
+
+    Its arguments are kind, priority, running, asked and below_min. `running` is 0 without `by_running`, `below_min` is
+    False without `by_min`. With `longest_first`, a job asks for its longest stages first.
+    """
+
+    def add(key: OrderKey) -> OrderKey:
+        ORDERS.add(name, Order(key, by_running, by_min, longest_first))
+        return key
+
+    return add
+
+
+def check(name: str) -> Callable[[Refuses], Refuses]:
+    """Add a check of admission: the decorated function returns a reason if tasks of an ask may not start, or None.
+
+    The partitions obey it that name it in their setting `checks`.
+    """
+
+    def add(refuses: Refuses) -> Refuses:
+        CHECKS.add(name, Check(refuses))
+        return refuses
+
+    return add
+
+
+def load() -> None:
+    """Load the policies of all installed packages, by the names of their entry points. Does nothing the next time."""
+    left = _entries()
+    while left:
+        _load(left[0])
+        left.pop(0)
+
+
+@cache
+def _entries() -> list[EntryPoint]:
+    """Return the entry points that are not loaded yet."""
+    return sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value))
+
+
+def _load(entry: EntryPoint) -> None:
+    try:
+        loaded = entry.load()
+        if callable(loaded):
+            loaded()
+    except Exception as problem:
+        package = f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else "an unknown package"
+        raise PolicyError(
+            f"entry point {entry.name} = {entry.value} of {package} ({GROUP}) failed to load: "
+            f"{type(problem).__name__}: {problem}; correct it or uninstall the package"
+        ) from problem
