@@ -339,7 +339,7 @@ def test_a_part_goes_to_a_split_device_if_one_fits(case: Case) -> None:
 @given(cases(), st.data())
 def test_the_order_of_the_devices_does_not_matter(case: Case, data: st.DataObject) -> None:
     other = case.node._replace(used=tuple(data.draw(st.permutations(case.node.used))))
-    score, choose, _ = PLACEMENTS[case.place]
+    score, choose, *_ = PLACEMENTS[case.place]
     assert score(other, case.task, case.fleet) == score(case.node, case.task, case.fleet)
     taken = [sorted(each.used[device] for device in choose(each, case.task, case.fleet)) for each in (case.node, other)]
     assert taken[0] == taken[1]
@@ -347,7 +347,7 @@ def test_the_order_of_the_devices_does_not_matter(case: Case, data: st.DataObjec
 
 @given(cases(), cases())
 def test_what_was_asked_before_does_not_matter(case: Case, earlier: Case) -> None:
-    score, choose, _ = PLACEMENTS[case.place]
+    score, choose, *_ = PLACEMENTS[case.place]
     first = score(case.node, case.task, case.fleet), choose(case.node, case.task, case.fleet)
     for each in PLACEMENTS.values():
         each.score(earlier.node, earlier.task, case.fleet)

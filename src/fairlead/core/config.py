@@ -149,7 +149,7 @@ def _parse_queue(path: str, doc: object, field: str, queues: dict[str, QueueSett
         guarantee=_amounts(read.get("guarantee", {}), read.at("guarantee")),
         limit=None if limit is None else _amounts(limit, read.at("limit")),
         max_jobs=read.optional_count("max_jobs"),
-        order=read.choice("order", ORDERS, "priority"),
+        order=read.choice("order", tuple(ORDERS), "priority"),
         scale_first=read.flag("scale_first", True),
         preemptible=read.flag("preemptible", True),
         submit=_acl(read, "submit"),
