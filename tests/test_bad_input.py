@@ -56,7 +56,7 @@ STAGE_KEYS = (
 )
 NODE_KEYS = "it has labels, name, pool, resources, taints, users"
 PARTITION_KEYS = (
-    "it has backfill, batch_window, chain, fence, heartbeat, held_nodes_percent, hold_for, hold_large, "
+    "it has backfill, batch_window, chain, checks, fence, heartbeat, held_nodes_percent, hold_for, hold_large, "
     "keep_ended, keep_keys, launch_timeout, lease, max_batch, max_launch_tries, max_orders, max_placed, "
     "max_queued_bytes, max_queued_jobs, place, pool_pause, pools, preempt, preempt_grace, promise_for, "
     "queues, ready_after, rebalance_after, rebalance_threshold, replace_within, requestors, seed, starving_after, unit"
@@ -508,6 +508,16 @@ CONFIGS: dict[str, tuple[object, str]] = {
     "an unknown order": (
         tree(a={"order": "lifo"}),
         'partitions.default.queues.root.a.order: "lifo" is not one of priority, fifo, fair; write one of them',
+    ),
+    "a check that is not installed": (
+        {"checks": ["small_crew"]},
+        'partitions.default.checks[0]: "small_crew" is no check, and no others are installed; leave it out or install '
+        "its package",
+    ),
+    "a check that is obeyed always": (
+        {"checks": ["limits"]},
+        'partitions.default.checks[0]: "limits" is no check, and no others are installed; leave it out or install its '
+        "package",
     ),
     "a limit below the guarantee": (
         tree(ads={"limit": {"cpu": 10}, "guarantee": {"cpu": 20}}),

@@ -170,6 +170,7 @@ def printed_by(code: str, names: dict[str, Any]) -> str:
     return out.getvalue()
 
 
+@pytest.mark.usefixtures("own_policies")
 @pytest.mark.parametrize("page", [page for page in PAGES if code_of(page)], ids=name_of)
 def test_code_runs_and_prints_what_is_shown(page: Path) -> None:
     names: dict[str, Any] = {}

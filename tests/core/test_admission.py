@@ -16,6 +16,7 @@ from fairlead.core.reasons import NotActive, Reason
 from fairlead.testing import World
 
 SUSPENDED: set[str] = set()
+OBEYS = {"checks": ["user_suspended"]}
 
 
 def user_suspended(admission: Admission, ask: Reservation, needs: Needs) -> Reason | None:
@@ -26,7 +27,7 @@ def user_suspended(admission: Admission, ask: Reservation, needs: Needs) -> Reas
 @pytest.fixture(autouse=True)
 def _with_check(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A new check as its author would add it: one function, one line."""
-    monkeypatch.setitem(CHECKS, "user_suspended", Check(user_suspended, always=True))
+    monkeypatch.setitem(CHECKS, "user_suspended", Check(user_suspended))
     monkeypatch.setattr(singles, "FEW", 2)
     SUSPENDED.clear()
     SUSPENDED.add("eve")
@@ -50,7 +51,7 @@ def ordered(w: World) -> int:
 )
 @pytest.mark.parametrize("gang", ["stage", "job"])
 def test_no_start_of_any_kind(settings: dict[str, Any], stages: list[dict[str, Any]], gang: str) -> None:
-    w = World(settings)
+    w = World({**settings, **OBEYS})
     w.nodes(4, cpu=8)
     w.cycle()
     refused = [w.submit(name=f"e{at}", user="eve", gang=gang, stages=stages) for at in range(5)]
@@ -66,7 +67,7 @@ def test_no_start_of_any_kind(settings: dict[str, Any], stages: list[dict[str, A
 
 
 def test_a_flood_of_single_tasks_obeys_and_is_still_batched() -> None:
-    w = World()
+    w = World(OBEYS)
     w.nodes(4, cpu=4)
     w.cycle()
     for at in range(40):
@@ -77,7 +78,7 @@ def test_a_flood_of_single_tasks_obeys_and_is_still_batched() -> None:
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_no_order(count: int) -> None:
-    w = World()
+    w = World(OBEYS)
     w.pool("p", node={"cpu": 1}, max=10)
     w.submit(name="e", user="eve", stages=[stage(count)])
     w.advance(5)
@@ -89,7 +90,7 @@ def test_no_order(count: int) -> None:
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_nodes_that_arrive_start_no_ask_that_was_suspended_meanwhile(count: int) -> None:
-    w = World()
+    w = World(OBEYS)
     w.pool("p", node={"cpu": 1}, max=10)
     job = w.submit(name="b", user="bob", stages=[stage(count)])
     w.cycle()
@@ -101,7 +102,7 @@ def test_nodes_that_arrive_start_no_ask_that_was_suspended_meanwhile(count: int)
 
 
 def test_no_start_from_a_hold() -> None:
-    w = World({"starving_after": "10s"})
+    w = World({"starving_after": "10s", **OBEYS})
     w.nodes(2, cpu=2)
     w.submit(name="busy", stages=[stage(4, min=1)])
     w.advance(0)
@@ -116,7 +117,7 @@ def test_no_start_from_a_hold() -> None:
 
 
 def test_nothing_is_stopped_for_it() -> None:
-    w = World()
+    w = World(OBEYS)
     w.nodes(2, cpu=1)
     low = w.submit(name="low", stages=[stage(2, min=1)])
     w.advance(0)
@@ -126,7 +127,7 @@ def test_nothing_is_stopped_for_it() -> None:
 
 
 def test_no_chain() -> None:
-    w = World({"chain": "10s"})
+    w = World({"chain": "10s", **OBEYS})
     w.node("n", cpu=1)
     w.submit(name="quick", user="bob", stages=[stage(20, min=1, duration=1)])
     w.advance(1.5)

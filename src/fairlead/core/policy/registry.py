@@ -27,9 +27,7 @@ class Registry(dict[str, Policy]):
     def add(self, name: str, policy: Policy) -> None:
         """Add a policy under a name that is free; raises ValueError if it is not."""
         if not NAME.fullmatch(name):
-            raise ValueError(
-                f"{name!r} is not a name for {self.kind}; use up to 63 of a-z, 0-9, _ and -, and begin with a letter"
-            )
+            raise ValueError(f"{name!r} is no name for a policy ({self.kind}); use a-z, 0-9, _ and -, a letter first")
         if name in self or name in self._reserved:
             raise ValueError(f"{self.kind} {name!r} exists already; use another name")
         self[name] = policy
