@@ -11,7 +11,8 @@ set, the others if the order says so in its row; see `Lane`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+
+import msgspec
 
 from fairlead.core.policy.registry import Registry
 
@@ -30,7 +31,7 @@ def fair(kind: int, priority: int, running: int, asked: int, below_min: bool) ->
     return (kind, running, asked)
 
 
-class Order(NamedTuple):
+class Order(msgspec.Struct, frozen=True):
     key: Callable[[int, int, int, int, bool], Key]
     by_running: bool = False
     """True if the key depends on `running`, which is 0 otherwise. Then places move with every start and every end."""
