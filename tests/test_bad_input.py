@@ -510,14 +510,13 @@ CONFIGS: dict[str, tuple[object, str]] = {
         'partitions.default.queues.root.a.order: "lifo" is not one of priority, fifo, fair; write one of them',
     ),
     "a check that is not installed": (
-        {"checks": ["small_crew"]},
-        'partitions.default.checks[0]: "small_crew" is no check, and no others are installed; leave it out or install '
-        "its package",
+        {"partitions": {"default": {"checks": ["small_crew"]}}},
+        'partitions.default.checks[0]: there is no check "small_crew", and no package brings one; leave it out or '
+        "install its package",
     ),
     "a check that is obeyed always": (
-        {"checks": ["limits"]},
-        'partitions.default.checks[0]: "limits" is no check, and no others are installed; leave it out or install its '
-        "package",
+        {"partitions": {"default": {"checks": ["limits"]}}},
+        'partitions.default.checks[0]: "limits" is obeyed always; leave it out',
     ),
     "a limit below the guarantee": (
         tree(ads={"limit": {"cpu": 10}, "guarantee": {"cpu": 20}}),

@@ -103,7 +103,7 @@ def test_a_configuration_may_name_them(site: Path, tmp_path: Path) -> None:
         ),
         (
             {"checks": ["small_crew", "large_crew"]},
-            'checks[1]: "large_crew" is not one of small_crew; leave it out or install its package',
+            'checks[1]: there is no check "large_crew", only small_crew; leave it out or install its package',
         ),
         ({"checks": ["small_crew", "small_crew"]}, 'checks[1]: "small_crew" is there already; write it once'),
     ],

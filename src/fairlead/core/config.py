@@ -247,11 +247,16 @@ def _checks(read: Reader, key: str) -> tuple[str, ...]:
     names = read.texts(key, most=100)
     options = checks_to_add()
     for at, name in enumerate(names):
-        if name not in options:
-            there = f"is not one of {', '.join(options)}" if options else "is no check, and no others are installed"
-            raise Refused(read.at(f"{key}[{at}]"), f"{shown(name)} {there}; leave it out or install its package")
+        problem = ""
         if name in names[:at]:
-            raise Refused(read.at(f"{key}[{at}]"), f"{shown(name)} is there already; write it once")
+            problem = f"{shown(name)} is there already; write it once"
+        elif name in CHECKS and name not in options:
+            problem = f"{shown(name)} is obeyed always; leave it out"
+        elif name not in CHECKS:
+            listed = f"only {', '.join(options)}" if options else "and no package brings one"
+            problem = f"there is no check {shown(name)}, {listed}; leave it out or install its package"
+        if problem:
+            raise Refused(read.at(f"{key}[{at}]"), problem)
     return names
 
 
