@@ -70,5 +70,5 @@ audit: ## look for known vulnerabilities in the pinned versions
 	"$$tools/bin/pip-audit" --requirement requirements.lock --disable-pip --require-hashes --strict --progress-spinner off
 
 clean: ## remove what make and the tools created
-	rm -rf $(VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache dist build
+	rm -rf $(VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache .schemathesis dist build site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
