@@ -21,7 +21,6 @@ The names on this page are the public interface. Others may change from one comm
 ::: fairlead
     options: {members: false}
 ::: fairlead.client
-    options: {members: [Client, AsyncClient, Executor, Problem, NotFound, Place, find_place], inherited_members: true}
 ::: fairlead.gang
     options: {members: [wait]}
 ::: fairlead.testing.World
