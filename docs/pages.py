@@ -6,6 +6,7 @@ The reference is made anew every time: commands from the command line, Python fr
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -36,6 +37,11 @@ def commands() -> str:
     return done.stdout
 
 
+def titled(page: str) -> str:
+    """Return a page on which blocks of code with a file's name, as ```python policy.py, have it as their title."""
+    return re.sub(r"^```(\w+) ([\w./-]+)$", r'```\1 title="\2"', page, flags=re.MULTILINE)
+
+
 def gather(folder: Path) -> None:
     """Fill a folder, which is made anew, with the pages."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -43,7 +49,10 @@ def gather(folder: Path) -> None:
         for source in ROOT.glob(pattern):
             target = folder / source.relative_to(ROOT)
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, target)
+            if source.suffix == ".md":
+                target.write_text(titled(source.read_text(encoding="utf-8")), encoding="utf-8")
+            else:
+                shutil.copyfile(source, target)
     reference = folder / "reference"
     reference.mkdir()
     (reference / "commands.md").write_text(commands(), encoding="utf-8")
