@@ -25,6 +25,7 @@ The names on this page are the public interface. Others may change from one comm
 ::: fairlead.gang
     options: {members: [wait]}
 ::: fairlead.testing.World
+::: fairlead.policies
 ::: fairlead.core.policy.shares
     options: {show_if_no_docstring: false}
 """
