@@ -5,11 +5,23 @@ PYTHON ?= python3
 VENV   := .venv
 PY     := $(VENV)/bin/python
 READY  := $(VENV)/.ready
-PIP    := $(PY) -m pip --disable-pip-version-check --no-input --quiet
+PIP    := -m pip --disable-pip-version-check --no-input --quiet
+
+# The tools of the documentation have an environment of their own, so that the tests do not wait for them.
+DOCS_VENV  := .venv-docs
+DOCS_READY := $(DOCS_VENV)/.ready
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup up test test-long test-crash soak format bench lock audit clean
+.PHONY: help setup up test test-long test-crash soak format bench docs lock audit clean
+
+# Ends with an error unless PYTHON is there and new enough.
+define check_python
+	@command -v "$(PYTHON)" >/dev/null || \
+		{ echo "error: $(PYTHON) not found; install Python 3.11 or newer, or run make PYTHON=/path/to/python" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "error: $(PYTHON) is $$("$(PYTHON)" --version 2>&1); Fairlead needs 3.11 or newer: run make PYTHON=/path/to/python" >&2; exit 1; }
+endef
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -18,14 +30,11 @@ setup: $(READY) ## create .venv with the pinned versions
 
 # The stamp lives inside .venv, and .venv is made anew, so no package of an older lock stays behind.
 $(READY): pyproject.toml requirements.lock
-	@command -v "$(PYTHON)" >/dev/null || \
-		{ echo "error: $(PYTHON) not found; install Python 3.11 or newer, or run make PYTHON=/path/to/python" >&2; exit 1; }
-	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-		{ echo "error: $(PYTHON) is $$("$(PYTHON)" --version 2>&1); Fairlead needs 3.11 or newer: run make PYTHON=/path/to/python" >&2; exit 1; }
+	$(check_python)
 	@echo "setting up $(VENV)"
 	@"$(PYTHON)" -m venv --clear $(VENV)
-	@$(PIP) install --require-hashes -r requirements.lock
-	@$(PIP) install --no-deps --no-build-isolation -e .
+	@$(PY) $(PIP) install --require-hashes -r requirements.lock
+	@$(PY) $(PIP) install --no-deps --no-build-isolation -e .
 	@touch $@
 
 up: $(READY) ## set up and run Fairlead on this machine
@@ -53,22 +62,37 @@ format: $(READY) ## format the code and fix what the linter can
 bench: $(READY) ## run the benchmarks
 	$(PY) -m bench
 
-# Pins already in the lock stay as they are; `make lock UPGRADE=1` takes the newest of all.
-lock: ## recompile requirements.lock from pyproject.toml
+docs: $(DOCS_READY) ## build the documentation as a site, into site/
+	PYTHONPATH=src $(DOCS_VENV)/bin/python docs/pages.py build/pages
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/python -m mkdocs build --strict
+	@echo "site/index.html"
+
+$(DOCS_READY): pyproject.toml requirements-docs.lock
+	$(check_python)
+	@echo "setting up $(DOCS_VENV)"
+	@"$(PYTHON)" -m venv --clear $(DOCS_VENV)
+	@$(DOCS_VENV)/bin/python $(PIP) install --require-hashes -r requirements-docs.lock
+	@touch $@
+
+# Pins already in the locks stay as they are; `make lock UPGRADE=1` takes the newest of all.
+lock: ## recompile requirements.lock and requirements-docs.lock from pyproject.toml
 	@tools=$$(mktemp -d) && trap 'rm -rf "$$tools"' EXIT && \
 	"$(PYTHON)" -m venv "$$tools" && \
-	"$$tools/bin/python" -m pip --disable-pip-version-check --no-input --quiet install uv && \
-	"$$tools/bin/uv" pip compile pyproject.toml --group dev --universal --generate-hashes --no-emit-index-url \
-		--no-header --quiet $(if $(UPGRADE),--upgrade) -o requirements.lock && \
-	if grep -n '://' requirements.lock; then echo "error: requirements.lock names an address" >&2; exit 1; fi
+	"$$tools/bin/python" $(PIP) install uv && \
+	compile() { "$$tools/bin/uv" pip compile pyproject.toml --universal --generate-hashes --no-emit-index-url \
+		--no-header --quiet $(if $(UPGRADE),--upgrade) "$$@"; } && \
+	compile --group dev -o requirements.lock && \
+	compile --extra docs --constraint requirements.lock -o requirements-docs.lock && \
+	if grep -n '://' requirements.lock requirements-docs.lock; then echo "error: a lock names an address" >&2; exit 1; fi
 
 # It asks a service on the network, so it is no part of the tests.
 audit: ## look for known vulnerabilities in the pinned versions
 	@tools=$$(mktemp -d) && trap 'rm -rf "$$tools"' EXIT && \
 	"$(PYTHON)" -m venv "$$tools" && \
-	"$$tools/bin/python" -m pip --disable-pip-version-check --no-input --quiet install pip-audit && \
-	"$$tools/bin/pip-audit" --requirement requirements.lock --disable-pip --require-hashes --strict --progress-spinner off
+	"$$tools/bin/python" $(PIP) install pip-audit && \
+	"$$tools/bin/pip-audit" --requirement requirements.lock --requirement requirements-docs.lock \
+		--disable-pip --require-hashes --strict --progress-spinner off
 
 clean: ## remove what make and the tools created
-	rm -rf $(VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache dist build
+	rm -rf $(VENV) $(DOCS_VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache .schemathesis dist build site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -13,10 +13,12 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from fairlead.core.changes import NodeSpec
 from fairlead.core.config import parse_config
@@ -27,7 +29,7 @@ from fairlead.core.resources import format_duration, parse_duration
 from fairlead.core.settings import PartitionConfig, PartitionSettings, Requestor
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 DEMO = re.compile(r"(<!-- demo: [^\n]* -->\n\n```text\n)(.*?)(^```$)", re.MULTILINE | re.DOTALL)
@@ -285,6 +287,31 @@ def test_every_decision_is_listed() -> None:
     folder = ROOT / "docs" / "decisions"
     listed = re.findall(r"\((\d{4}-[\w-]+\.md)\)", (folder / "README.md").read_text(encoding="utf-8"))
     assert listed == sorted(path.name for path in folder.glob("0*.md"))
+
+
+# -- the site ----------------------------------------------------------------------------------------------------
+
+
+def test_the_site_names_every_page() -> None:
+    """`make docs` fails otherwise; this is sooner."""
+    sections = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
+    named: list[str] = []
+    for section in sections:
+        for content in section.values():
+            named += [content] if isinstance(content, str) else [path for page in content for path in page.values()]
+    pages = {name_of(page) for page in PAGES if not re.match(r"\d{4}-", page.name)}
+    assert sorted(named) == sorted(pages | {"bench/RESULTS.md", "reference/commands.md", "reference/python.md"})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_lists_are_lists_on_the_site(page: Path) -> None:
+    """A list begins after an empty line, and one within another is indented by four spaces."""
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    item = re.compile(r"( *)([-*]|\d+\.) ")
+    for before, line in pairwise(text.splitlines()):
+        if found := item.match(line):
+            assert len(found[1]) % 4 == 0, line
+            assert not before or before.startswith("#") or before.startswith("  ") or item.match(before), line
 
 
 if __name__ == "__main__":

@@ -1,0 +1,64 @@
+"""Gather the pages of the site in a folder: `python docs/pages.py FOLDER`, which `make docs` does.
+
+Files keep the places that they have in the repository, so that links between them lead to the same files on the site.
+The reference is made anew every time: commands from the command line, Python from docstrings.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PATTERNS = ["*.md", "LICENSE", "bench/*.md", "docs/**/*.md", "docs/*.svg", "examples/**/*.py"]
+
+PYTHON = """# Python
+
+The names on this page are the public interface. Others may change from one commit to the next.
+
+::: fairlead
+    options: {members: false}
+::: fairlead.client
+::: fairlead.gang
+    options: {members: [wait]}
+::: fairlead.testing.World
+::: fairlead.policies
+::: fairlead.core.policy.shares
+    options: {show_if_no_docstring: false}
+"""
+
+
+def commands() -> str:
+    """Return the page of all commands, as Typer writes it."""
+    words = [sys.executable, "-m", "typer", "fairlead.cli.main", "utils", "docs", "--name", "fairlead"]
+    done = subprocess.run([*words, "--title", "Commands"], stdout=subprocess.PIPE, text=True, timeout=60, check=True)
+    return done.stdout
+
+
+def titled(page: str) -> str:
+    """Return a page on which blocks of code with a file's name, as ```python policy.py, have it as their title."""
+    return re.sub(r"^```(\w+) ([\w./-]+)$", r'```\1 title="\2"', page, flags=re.MULTILINE)
+
+
+def gather(folder: Path) -> None:
+    """Fill a folder, which is made anew, with the pages."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for pattern in PATTERNS:
+        for source in ROOT.glob(pattern):
+            target = folder / source.relative_to(ROOT)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if source.suffix == ".md":
+                target.write_text(titled(source.read_text(encoding="utf-8")), encoding="utf-8")
+            else:
+                shutil.copyfile(source, target)
+    reference = folder / "reference"
+    reference.mkdir()
+    (reference / "commands.md").write_text(commands(), encoding="utf-8")
+    (reference / "python.md").write_text(PYTHON, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    gather(Path(sys.argv[1]))
