@@ -60,9 +60,11 @@ def burst(seed: int, mixed: bool = False) -> Burst:
         more += _trouble(w, random)
         fresh = _ordered(w)
         orders += bool(fresh)
-        p = w.partition()
-        there = sum(name.startswith("p-") for name in p.nodes.joins)
-        assert there + len(p.order_of) <= first + more, f"seed {seed}: nodes were ordered twice for the same work"
+        partition = w.partition()
+        there = sum(name.startswith("p-") for name in partition.nodes.joins)
+        assert there + len(partition.order_of) <= first + more, (
+            f"seed {seed}: nodes were ordered twice for the same work"
+        )
         assert orders < 500, f"seed {seed}: it does not come to an end"
     return Burst(first, fewest, orders, there if first else 0)
 

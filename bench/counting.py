@@ -40,7 +40,7 @@ def run(case: str, decide: bool) -> None:
         with deciding._waiting(30, deciding.SINGLES, 6_000) as world:
             ends = list(deciding.ends_of(deciding._decide(world)))[:1_500]
             for at in range(0, len(ends), 500) if decide else ():
-                world.turn(ends[at : at + 500], 3)
+                world.cycle(ends[at : at + 500], 3)
     else:
         nodes = [("machine", cpu_node(256))]
         arrivals = generate(Workload(jobs=300, load=95, largest=256), nodes, "extend")

@@ -18,8 +18,8 @@ from fairlead.core.commands import AddNode, AnyCommand, MarkReady, Report, Submi
 from fairlead.core.documents import parse_job, parse_node
 from fairlead.core.effects import Effect, ForNode
 from fairlead.core.model import JobSpec
-from fairlead.writer.loop import Writer
 from fairlead.writer.memory import spare_the_collector
+from fairlead.writer.writer import Writer
 
 ENDS = 1_000
 """How many tasks end, and are replaced, in one cycle of the steady state."""
@@ -64,7 +64,7 @@ def _steady(nodes: int, jobs: int, loop: float) -> Row:
     with _waiting(max(1, nodes // 10), SINGLES, jobs) as writer:
         ends = list(ends_of(_decide(writer)))[: 20 * ENDS]
         batches = [ends[at : at + ENDS] for at in range(0, len(ends), ENDS)]
-        took, busy = timed(lambda: [writer.turn(batch, 3) for batch in batches])
+        took, busy = timed(lambda: [writer.cycle(batch, 3) for batch in batches])
     note = f"{ENDS:,} ends a cycle, {busy / len(ends) * 1_000_000:.1f} µs of CPU for an end and a start"
     what = "single tasks in steady state, one end a start"
     return Row(what, len(ends) / took, "/s", 30_000, True, took / loop, "plain loop", note)
@@ -76,7 +76,7 @@ def _idle(nodes: int, jobs: int, loop: float) -> Row:
     with _waiting(max(1, nodes // 100), large, jobs) as writer:
         _decide(writer)
         waiting = sum(stage.waiting() for job in writer.partition.jobs.values() for stage in job.stages)
-        took, _ = timed(lambda: [writer.turn([], 3) for _ in range(100)])
+        took, _ = timed(lambda: [writer.cycle([], 3) for _ in range(100)])
     note = f"{waiting:,} tasks wait"
     what = "a cycle that changes nothing"
     return Row(what, took / 100 * 1_000, "ms", 5, False, took / 100 / loop, "plain loop", note)
@@ -106,7 +106,7 @@ def _waiting(nodes: int, specs: list[JobSpec], jobs: int) -> Iterator[Writer]:
         commands: list[AnyCommand] = [AddNode(name=f"n{at}", spec=_node(at % 4), operator=True) for at in range(nodes)]
         commands += [Submit(spec=specs[at % len(specs)], operator=True) for at in range(jobs)]
         for at in range(0, len(commands), 1_000):
-            writer.turn(commands[at : at + 1_000], 1)
+            writer.cycle(commands[at : at + 1_000], 1)
         usual = gc.get_threshold()
         spare_the_collector()  # as a server does after its start
         yield writer
@@ -122,9 +122,9 @@ def _node(zone: int) -> NodeSpec:
 
 def _decide(writer: Writer) -> list[Effect]:
     """Become ready and place until nothing more fits. Returns all effects."""
-    effects = writer.turn([MarkReady(operator=True)], 2).effects
+    effects = writer.cycle([MarkReady(operator=True)], 2).effects
     while writer.more:
-        effects += writer.turn([], 2).effects
+        effects += writer.cycle([], 2).effects
     return effects
 
 

@@ -24,8 +24,8 @@ def durable(scale: float) -> Iterator[Row]:
         for batch in batches(submitted):
             large.write(change for each in batch for change in large.place(each.id, (0, 1)))
         jobs = [each.id for each in submitted]
-        yield _through(large, "acknowledgements", list(reports(large.p, jobs, "running")), Path(folder))
-        yield _through(large, "ends", list(reports(large.p, jobs, "succeeded")), Path(folder))
+        yield _through(large, "acknowledgements", list(reports(large.partition, jobs, "running")), Path(folder))
+        yield _through(large, "ends", list(reports(large.partition, jobs, "succeeded")), Path(folder))
         writer.journal.close()
 
 
@@ -45,8 +45,8 @@ def _through(large: Large, what: str, commands: Sequence[AnyCommand], folder: Pa
 
     def work() -> None:
         for turn in turns:
-            now = large.p.now + 1_000
-            decided = large.writer.turn(turn, now)
+            now = large.partition.now + 1_000
+            decided = large.writer.cycle(turn, now)
             records.append(encode(now, decided.changes))
 
     return _row(f"{what} through the writer", work, records, folder)

@@ -129,20 +129,20 @@ def heads(nodes: int, lanes: int) -> None:
         task = {"name": "s", "count": 40, "resources": {"cpu": 5, "memory": f"{number + 1}Mi"}}
         w.submit(name=f"gang{number}", queue="root.waiting", stages=[task])
     w.advance(0)
-    p, now, more, costs = w.partition(), w.now + (STARVING + 1) * SECOND, True, []
+    partition, now, more, costs = w.partition(), w.now + (STARVING + 1) * SECOND, True, []
     while more:
-        spent, more = _cycle(p, now)
+        spent, more = _cycle(partition, now)
         costs.append(spent)
     print(f"{nodes} nodes, {lanes} heads: they get nodes in {len(costs)} cycles of at most {max(costs):.0f} ms CPU,")
-    print(f"  {_cycle(p, now + 1)[0]:.0f} ms when nothing happens,", end=" ")
+    print(f"  {_cycle(partition, now + 1)[0]:.0f} ms when nothing happens,", end=" ")
     node = w.placements("full")["s", 0]
-    ended = Report(node, "full", "s", (0, 1), 1, "succeeded", number=p.jobs["full"].number)
-    print(f"{_cycle(p, now + 2, ended)[0]:.0f} ms when a task ends")
+    ended = Report(node, "full", "s", (0, 1), 1, "succeeded", number=partition.jobs["full"].number)
+    print(f"{_cycle(partition, now + 2, ended)[0]:.0f} ms when a task ends")
 
 
-def _cycle(p: Partition, now: int, *commands: Report) -> tuple[float, bool]:
+def _cycle(partition: Partition, now: int, *commands: Report) -> tuple[float, bool]:
     began = process_time()
-    more = cycle.run(p, commands, now).more
+    more = cycle.run(partition, commands, now).more
     return 1000 * (process_time() - began), more
 
 

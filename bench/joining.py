@@ -25,11 +25,11 @@ def _join(commands: Sequence[AddNode], size: int) -> tuple[float, float]:
     with tempfile.TemporaryDirectory() as folder:
         writer = open_writer(Path(folder))
 
-        def join() -> None:
+        def join_all() -> None:
             for at, batch in enumerate(batches(commands, size)):
-                writer.turn(batch, 2 + at)
+                writer.cycle(batch, 2 + at)
 
-        took = timed(join)
+        took = timed(join_all)
         assert len(writer.partition.nodes) == len(commands)
         writer.journal.close()
     return took

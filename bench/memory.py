@@ -40,7 +40,7 @@ def submitted(folder: str, jobs: int, tasks: int) -> dict[str, float]:
     writer = open_writer(Path(folder))
     empty = resident()
     for at, batch in enumerate(batches(submits(jobs, tasks))):
-        writer.turn(batch, 2 + at)
+        writer.cycle(batch, 2 + at)
     used, highest = resident() - empty, peak() - empty
     writer.journal.save_snapshot(writer.stream, writer.seq, dump(writer.partition))
     writer.journal.prune(writer.stream, writer.seq)

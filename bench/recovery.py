@@ -46,9 +46,9 @@ def prepare(folder: str, nodes: int, running: int, pending: int, changes: int) -
     writer = open_writer(Path(folder), "off")
     large = Large(writer, nodes)
     large.fill(running, running, pending)
-    snapshot = dump(large.p)
+    snapshot = dump(large.partition)
     writer.journal.save_snapshot(writer.stream, writer.seq, snapshot)
-    jobs = large.p.jobs.values()
+    jobs = large.partition.jobs.values()
     result: dict[str, float] = {
         "running": sum(stage.running() for job in jobs for stage in job.stages),
         "pending": sum(stage.waiting() for job in jobs for stage in job.stages),
@@ -56,7 +56,7 @@ def prepare(folder: str, nodes: int, running: int, pending: int, changes: int) -
     }
     for _ in range(changes // RECORD):
         large.write(large.mix(RECORD))
-    (Path(folder) / "expected").write_bytes(dump(large.p))
+    (Path(folder) / "expected").write_bytes(dump(large.partition))
     writer.journal.close()
     return result
 

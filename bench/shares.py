@@ -15,10 +15,10 @@ from fairlead.core.commands import AddNode, AnyCommand, Configure, MarkReady, Re
 from fairlead.core.config import parse_config
 from fairlead.core.documents import parse_job, parse_node
 from fairlead.core.entitlement import Entitlements
-from fairlead.core.phases.tree import Tree
+from fairlead.core.match.share_tree import Tree
 from fairlead.journal.sql import SqliteJournal
-from fairlead.writer.loop import Writer
 from fairlead.writer.memory import spare_the_collector
+from fairlead.writer.writer import Writer
 
 TURNS = 10_000
 
@@ -39,10 +39,10 @@ def shares(scale: float) -> Iterator[Row]:
 
 def _turns(writer: Writer, loop: float) -> Row:
     """Whose turn it is, over and over, when every leaf has work: the whole choice, down the tree and up again."""
-    p = writer.partition
-    leaves = [p.queues[path] for path in sorted({lane.queue.path for lane in p.lanes.values()})]
-    tree = Tree(leaves, p.entitlements(), {})
-    shape = next(iter(p.shapes.values()))
+    partition = writer.partition
+    leaves = [partition.queues[path] for path in sorted({lane.queue.path for lane in partition.lanes.values()})]
+    tree = Tree(leaves, partition.entitlements(), {})
+    shape = next(iter(partition.shapes.values()))
 
     def choose() -> None:
         for _ in range(TURNS):
@@ -58,17 +58,17 @@ def _turns(writer: Writer, loop: float) -> Row:
 
 def _cycle(writer: Writer, loop: float) -> Row:
     """A full machine, one task ends and another starts: entitlements made anew, a tree of all leaves, one turn."""
-    p = writer.partition
-    effects = writer.turn([MarkReady(operator=True)], 2).effects
+    partition = writer.partition
+    effects = writer.cycle([MarkReady(operator=True)], 2).effects
     while writer.more:
-        effects += writer.turn([], 2).effects
-    waiting = sum(stage.waiting() for job in p.jobs.values() for stage in job.stages)
+        effects += writer.cycle([], 2).effects
+    waiting = sum(stage.waiting() for job in partition.jobs.values() for stage in job.stages)
     ends = list(ends_of(effects))[:20]
-    took, _ = timed(lambda: [writer.turn([end], 3) for end in ends])
-    leaves = [p.queues[path] for path in sorted({lane.queue.path for lane in p.lanes.values()})]
+    took, _ = timed(lambda: [writer.cycle([end], 3) for end in ends])
+    leaves = [partition.queues[path] for path in sorted({lane.queue.path for lane in partition.lanes.values()})]
 
     def work() -> None:
-        rights = Entitlements("dominant", p.nodes.total, p.nodes.many)
+        rights = Entitlements("dominant", partition.nodes.total, partition.nodes.up_count)
         Tree(leaves, rights, {}).next()
 
     share_work, _ = timed(work)
@@ -97,5 +97,5 @@ def _waiting(folder: Path, parents: int, children: int, tasks: int) -> Writer:
             spec = replace(job, queue=f"root.p{parent}.q{leaf}")
             commands.append(Submit(spec=spec, operator=True))
     for at in range(0, len(commands), 1_000):
-        writer.turn(commands[at : at + 1_000], 1)
+        writer.cycle(commands[at : at + 1_000], 1)
     return writer

@@ -24,7 +24,7 @@ def steps(scale: float) -> Iterator[Row]:
 
         def idle() -> None:
             for _ in range(turns):
-                writer.turn([], large.p.now + 1)
+                writer.cycle([], large.partition.now + 1)
 
         took = seconds(idle) / turns
         yield Row("a cycle that does nothing", took * MICRO, "µs", ratio=took / loop, against="plain loop")
@@ -34,9 +34,9 @@ def steps(scale: float) -> Iterator[Row]:
 
 
 def _dumping(large: Large, loop: float) -> Iterator[Row]:
-    data = dump(large.p)
+    data = dump(large.partition)
     note = f"{len(data) / MEGABYTE:.1f} MB"
-    for what, work in (("dump", lambda: dump(large.p)), ("load", lambda: load(data))):
+    for what, work in (("dump", lambda: dump(large.partition)), ("load", lambda: load(data))):
         took = best(work)
         yield Row(f"{what} of the large state", took, "s", ratio=took / loop, against="plain loop", note=note)
 
@@ -45,7 +45,7 @@ def _undoing(large: Large, loop: float, times: int) -> Iterator[Row]:
     """Make and undo, each the same change again and again."""
     gang = large.next_job()
     large.write(large.submit(GANG))
-    number = next(iter(large.p.allocations))
+    number = next(iter(large.partition.allocations))
     cases: dict[str, Callable[[], Iterable[Change]]] = {
         "a submit": lambda: large.submit(1),
         "a placement of 64 tasks on 8 nodes": lambda: large.place(gang, (0, GANG)),
@@ -53,7 +53,7 @@ def _undoing(large: Large, loop: float, times: int) -> Iterator[Row]:
         "an end": lambda: large.end(number),
     }
     for what, case in cases.items():
-        plan = Plan(large.p, large.p.now)
+        plan = Plan(large.partition, large.partition.now)
         changes = list(_drawn(plan, case()))
 
         def work(plan: Plan = plan, changes: list[Change] = changes) -> None:

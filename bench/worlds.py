@@ -34,7 +34,7 @@ from fairlead.core.settings import DEFAULT_CONFIG
 from fairlead.core.state import Partition
 from fairlead.journal.codec import encode
 from fairlead.journal.sql import SqliteJournal, Synchronous
-from fairlead.writer.loop import Writer
+from fairlead.writer.writer import Writer
 
 Item = TypeVar("Item")
 
@@ -54,7 +54,7 @@ def open_writer(folder: Path, synchronous: Synchronous = "full") -> Writer:
     """A writer on SQLite, its partition with the default queues and nothing else; not ready until it is marked so."""
     writer = Writer(SqliteJournal(folder / "journal", synchronous), PARTITION)
     waits = RegisterManager(name="never-heard", operator=True)
-    writer.turn([Configure(config=DEFAULT_CONFIG, operator=True), waits], 1)
+    writer.cycle([Configure(config=DEFAULT_CONFIG, operator=True), waits], 1)
     return writer
 
 
@@ -108,14 +108,14 @@ class Large:
 
     def __init__(self, writer: Writer, nodes: int) -> None:
         self.writer = writer
-        self.p = writer.partition
+        self.partition = writer.partition
         self._node = 0
         for batch in batches(node_commands(nodes), 1_000):
-            writer.turn(batch, self.p.now + 1_000)
+            writer.cycle(batch, self.partition.now + 1_000)
 
     def write(self, changes: Iterable[Change]) -> bytes:
         """One cycle without its phases: a plan and a record, which is returned."""
-        plan = Plan(self.p, self.p.now + 1_000)
+        plan = Plan(self.partition, self.partition.now + 1_000)
         for change in changes:
             plan.do(change)
         record = encode(plan.now, plan.seal())
@@ -134,7 +134,7 @@ class Large:
             job = self.next_job()
             self.write(self.submit(GANG))
             self.write(self.place(job, (0, GANG)))
-        for batch in batches([*self.p.allocations], 1_000):
+        for batch in batches([*self.partition.allocations], 1_000):
             self.write(change for number in batch for change in self.acknowledge(number))
         for batch in batches(range(pending // 1_000), 10):
             self.write(change for _ in batch for change in self.submit(1_000))
@@ -142,13 +142,13 @@ class Large:
     # Each of these gives the changes of one event, worked out from the state of the moment.
 
     def next_job(self) -> str:
-        return f"made-{self.p.counters.job}.main"
+        return f"made-{self.partition.counters.job}.main"
 
     def submit(self, tasks: int) -> Iterator[Change]:
-        p = self.p
-        number, job = p.counters.job, self.next_job()
+        partition = self.partition
+        number, job = partition.counters.job, self.next_job()
         yield JobAdded(job, number, _made_spec(tasks))
-        yield Asked(job, 0, NEW, p.now, p.now, p.counters.reservation)
+        yield Asked(job, 0, NEW, partition.now, partition.now, partition.counters.ask)
 
     def place(self, job: str, block: tuple[int, int]) -> Iterator[Change]:
         """Up to 8 tasks of the block a node, the nodes in turn."""
@@ -156,27 +156,27 @@ class Large:
         parts: list[Part] = []
         while start < end:
             upto = min(end, start + PER_NODE)
-            self._node = self._node % len(self.p.nodes) + 1
+            self._node = self._node % len(self.partition.nodes) + 1
             parts.append(Part(self._node, (start, upto)))
             start = upto
-        attempt = self.p.jobs[job].stages[0].next_attempt(block)
-        yield Placed(job, 0, NEW, attempt, self.p.counters.allocation, tuple(parts))
+        attempt = self.partition.jobs[job].stages[0].next_attempt(block)
+        yield Placed(job, 0, NEW, attempt, self.partition.counters.allocation, tuple(parts))
 
     def acknowledge(self, number: int) -> Iterator[Change]:
-        yield Acknowledged(number, self.p.allocations[number].indices)
+        yield Acknowledged(number, self.partition.allocations[number].indices)
 
     def end(self, number: int) -> Iterator[Change]:
         """An allocation's tasks succeed. The job is left as it is: what becomes of jobs is not measured here."""
-        yield Ended(number, self.p.allocations[number].indices, "succeeded", exit_code=0)
+        yield Ended(number, self.partition.allocations[number].indices, "succeeded", exit_code=0)
 
     def mix(self, changes: int) -> Iterator[Change]:
         """So many changes: jobs of one task arrive, are placed and acknowledged, and the oldest work ends."""
         left = changes
         while left > 0:
             job = self.next_job()
-            number = self.p.counters.allocation
+            number = self.partition.counters.allocation
             steps = [self.submit(1), self.place(job, (0, 1)), self.acknowledge(number)]
-            steps.append(self.end(next(iter(self.p.allocations))))
+            steps.append(self.end(next(iter(self.partition.allocations))))
             for change in islice((change for step in steps for change in step), left):
                 left -= 1
                 yield change
@@ -187,12 +187,12 @@ def _made_spec(tasks: int) -> JobSpec:
     return replace(job_spec(0, tasks), queue="root.default")
 
 
-def reports(p: Partition, jobs: Iterable[str], state: ReportState) -> Iterator[Report]:
+def reports(partition: Partition, jobs: Iterable[str], state: ReportState) -> Iterator[Report]:
     """What agents say of the live tasks of these jobs, a report an allocation."""
     for job in jobs:
-        for stage in p.jobs[job].stages:
+        for stage in partition.jobs[job].stages:
             for allocation in (stage.live or {}).values():
-                node = p.nodes.name[p.nodes.rows[allocation.node]]
+                node = partition.nodes.name[partition.nodes.rows[allocation.node]]
                 yield Report(
                     node=node,
                     job=job,

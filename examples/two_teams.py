@@ -34,10 +34,10 @@ class Watch:
     def began(self, partition: Partition) -> None: ...
 
     def cycle(self, decided: Cycle, seconds: Mapping[str, float]) -> None:
-        p = decided.plan.partition
-        for name in p.touched.jobs:
-            if name in p.jobs and p.jobs[name].allocations:
-                self.started.setdefault(name, p.now / 1_000_000)
+        partition = decided.plan.partition
+        for name in partition.touched.jobs:
+            if name in partition.jobs and partition.jobs[name].allocations:
+                self.started.setdefault(name, partition.now / 1_000_000)
         self.stops += sum(isinstance(change, Stopped) for change in decided.changes)
 
     def stopped(self, partition: Partition, why: str) -> None: ...

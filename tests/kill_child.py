@@ -24,7 +24,7 @@ from fairlead.core.commands import (
     Answer,
     AnyCommand,
     BringToFront,
-    CancelReservation,
+    CancelAsk,
     Configure,
     Kill,
     MarkReady,
@@ -49,7 +49,7 @@ from fairlead.core.state import Partition
 from fairlead.journal import Journal, SqliteJournal
 from fairlead.journal.snapshot import Snapshots
 from fairlead.sim.fleet import Fleet
-from fairlead.writer.loop import Writer
+from fairlead.writer.writer import Writer
 
 PARTITION = "default"
 KEPT = 60 * SECOND
@@ -83,13 +83,13 @@ class Driver:
         nodes = [AddNode(name=f"n{at}", spec=_node(4, at % 2), operator=True) for at in range(4)]
         register = [RegisterManager(name="rm", operator=True)]
         fresh = [Configure(config=config, version=1, operator=True), *nodes, *register] if not self.writer.seq else []
-        self.turn([MarkReady(operator=True), *fresh])
+        self.cycle([MarkReady(operator=True), *fresh])
 
-    def turn(self, commands: list[AnyCommand] | None = None) -> list[tuple[AnyCommand, Answer]]:
+    def cycle(self, commands: list[AnyCommand] | None = None) -> list[tuple[AnyCommand, Answer]]:
         """One turn; what was asked in it, with the answers."""
         asked = self.commands() if commands is None else commands
         reports = self.fleet.reports(self.now)
-        done: Cycle = self.writer.turn([*reports, *asked], self.now)
+        done: Cycle = self.writer.cycle([*reports, *asked], self.now)
         self.fleet.deliver(done.effects, self.now)
         self.now += self.dice.randrange(1, 4 * SECOND)
         return list(zip(asked, done.answers[len(reports) :], strict=True))
@@ -109,7 +109,7 @@ class Driver:
             (3, Scale(job=job, stage=stage, count=dice.randrange(9), operator=True)),
             (1, SetPriority(job=job, priority=dice.randrange(-5, 5), operator=True)),
             (1, BringToFront(job=job, stage=stage, operator=True)),
-            (1, CancelReservation(job=job, stage=stage, operator=True)),
+            (1, CancelAsk(job=job, stage=stage, operator=True)),
             (1, ResetLane(queue="root.a", job=job, operator=True)),
             (2, AddNode(name=node, spec=_node(dice.randrange(1, 6), dice.randrange(3)), operator=True)),
             (1, UpdateNode(name=node, spec=_node(dice.randrange(1, 6), dice.randrange(3)), operator=True)),
@@ -208,7 +208,7 @@ def main(path: str, seed: str, every: str) -> None:
     driver.begin()
     while True:
         now = driver.now
-        for command, answer in driver.turn():
+        for command, answer in driver.cycle():
             if isinstance(answer, Accepted):
                 job = answer.job or getattr(command, "job", "-")
                 say("answer", driver.writer.seq, now, type(command).__name__, job)

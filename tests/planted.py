@@ -9,8 +9,8 @@ import pytest
 
 from fairlead.core import cycle
 from fairlead.core.changes import Placed
+from fairlead.core.match import share_tree
 from fairlead.core.outcomes import stop
-from fairlead.core.phases import tree
 from fairlead.core.plan import Plan
 from fairlead.core.policy.order import ORDERS, Order
 from fairlead.sim import doorchecker, loanchecker
@@ -34,12 +34,12 @@ def _without_rules(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     phase = getattr(cycle, name)
 
     def planted(plan: Plan) -> None:
-        p = plan.partition
-        queues = list(p.queues.values())
+        partition = plan.partition
+        queues = list(partition.queues.values())
         accounts = [each for queue in queues for each in (queue.account, *queue.users.values(), *queue.groups.values())]
-        states, stopped = [queue.state for queue in queues], p.stopped
+        states, stopped = [queue.state for queue in queues], partition.stopped
         limits = [(account.limit, account.max_jobs) for account in accounts]
-        p.stopped = set()
+        partition.stopped = set()
         for queue in queues:
             queue.state = "active"
         for account in accounts:
@@ -47,7 +47,7 @@ def _without_rules(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
         try:
             phase(plan)
         finally:
-            p.stopped = stopped
+            partition.stopped = stopped
             for queue, state in zip(queues, states, strict=True):
                 queue.state = state
             for account, (limit, most) in zip(accounts, limits, strict=True):
@@ -99,7 +99,7 @@ def turns_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     def key(use: int, share: int, entitled: int, name: str) -> Any:
         return (0, 0, name)
 
-    monkeypatch.setattr(tree, "turn_key", key)
+    monkeypatch.setattr(share_tree, "turn_key", key)
 
 
 def keep_loans(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from fairlead.core.commands import (
     Accepted,
     AddNode,
     BringToFront,
-    CancelReservation,
+    CancelAsk,
     Configure,
     Kill,
     MarkReady,
@@ -41,7 +41,7 @@ from fairlead.core.settings import DEFAULT_CONFIG
 from fairlead.journal.memory import MemoryJournal
 from fairlead.pools.settings import check_providers
 from fairlead.testing import World
-from fairlead.writer.loop import Writer
+from fairlead.writer.writer import Writer
 
 LONG = "x" * 10_000_000
 NOT_A_NAME = (
@@ -108,7 +108,7 @@ def world() -> World:
 
 
 def send(w: World, command: Any) -> Any:
-    (answer,) = w.cluster.writers["default"].turn([command], w.now).answers
+    (answer,) = w.cluster.writers["default"].cycle([command], w.now).answers
     return answer
 
 
@@ -794,7 +794,7 @@ COMMANDS: dict[str, tuple[Any, str]] = {
     ),
     "to the front by its owner": (
         BringToFront(job="run", stage="w", **ANN),
-        "user: only an operator may bring a reservation to the front; ask one",
+        "user: only an operator may bring an ask to the front; ask one",
     ),
     "releasing a hold by its owner": (
         ReleaseHold(job="run", stage="w", **ANN),
@@ -805,8 +805,8 @@ COMMANDS: dict[str, tuple[Any, str]] = {
         'job: there is no job "x"; name one that is known',
     ),
     "cancelling another's": (
-        CancelReservation(job="run", stage="w", **BOB),
-        "user: bob may not cancel a reservation of job run; its owner ann or an administrator of root.a may",
+        CancelAsk(job="run", stage="w", **BOB),
+        "user: bob may not cancel an ask of job run; its owner ann or an administrator of root.a may",
     ),
     "a lane of no queue": (
         ResetLane(queue="root.q", job="run", **OP),
@@ -1133,5 +1133,5 @@ def test_a_job_for_a_partition_that_is_not_configured_yet(queue: str) -> None:
     """Its writer may have ended before the first configuration was written."""
     writer = Writer(MemoryJournal(), "default")
     document = {"user": "ann", "queue": queue, "stages": [{"command": ["true"]}]}
-    (answer,) = writer.turn([Submit(spec=parse_job({k: v for k, v in document.items() if v}))], 1).answers
+    (answer,) = writer.cycle([Submit(spec=parse_job({k: v for k, v in document.items() if v}))], 1).answers
     assert answer == Rejected("queue", "the partition is not configured yet and has none; ask again later", "unknown")

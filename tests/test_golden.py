@@ -112,7 +112,7 @@ def test_the_script_still_plays() -> None:
     """The policy may decide otherwise than when the golden one was made; the script must still cover everything."""
     script = Script()
     play(script)
-    assert script.p.removed
+    assert script.partition.removed
 
 
 def test_files_of_records(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def mark(user: str, what: str) -> str:
     return f"OWNED-BY-{user}-{what}"
 
 
-class Site:
+class Services:
     """A server, and an agent that was started as root."""
 
     def __init__(self, found: People) -> None:
@@ -161,9 +161,9 @@ def answers(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def serving() -> Iterator[Site]:
+def serving() -> Iterator[Services]:
     with people(*USERS) as found:
-        site = Site(found)
+        site = Services(found)
         try:
             yield site
         finally:

@@ -27,11 +27,12 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "core.policy": ("core.resources", "core.ranges", "core.reasons"),
     "wire": (),
     "journal": ("core", "wire"),
+    "history": ("core", "wire", "journal"),
     "views": ("core", "wire"),
     "engines": ("core", "wire"),
     "pools": ("core", "wire"),
     "writer": BELOW_WRITER,
-    "api": ("writer", "wire", "journal.past", "journal.room", "pools", *BELOW_WRITER),
+    "api": ("writer", "wire", "history.recorder", "journal.room", "pools", *BELOW_WRITER),
     "sim": ("writer", "journal.memory", *BELOW_WRITER),
     "agent": ("wire",),
     "client": ("wire",),
@@ -63,7 +64,7 @@ IMPURE_CALLS = frozenset("__import__ breakpoint eval exec input open print".spli
 
 PUBLIC_NAMES = {
     "fairlead": ["AsyncClient", "Client", "Executor", "__version__"],
-    "fairlead.client": ["AsyncClient", "Client", "Executor", "NotFound", "Place", "Problem", "find_place"],
+    "fairlead.client": ["AsyncClient", "Client", "Endpoint", "Executor", "NotFound", "Problem", "find_endpoint"],
     "fairlead.testing": ["World"],
 }
 
@@ -186,7 +187,7 @@ IMAGINED = frozenset(
     for name in (
         "",
         *"core core.resources core.ranges core.reasons core.state core.policy core.policy.fit".split(),
-        *"core.phases core.phases.match journal journal.base journal.codec journal.sql wire".split(),
+        *"core.match core.match.match journal journal.base journal.codec journal.sql wire".split(),
         *"wire.messages views writer writer.loop engines engines.base engines.agents pools".split(),
         *"pools.base pools.local api agent client cli cli.main sim testing demo app".split(),
     )
@@ -196,7 +197,7 @@ ACCEPTED = [
     ("core.state", "from fairlead.core.policy.fit import fits"),
     ("core.state", "from fairlead.core import resources, reasons"),
     ("core.state", "from . import resources\nfrom .policy import fit"),
-    ("core.phases.match", "from ..state import State"),
+    ("core.match.match", "from ..state import State"),
     ("core.state", "import numpy as np\nx = np.zeros(3)"),
     ("core.state", "from collections.abc import Iterable\nimport heapq, msgspec"),
     ("core.state", "open = []\nopen.append(1)\nfile.open()"),
@@ -207,7 +208,7 @@ ACCEPTED = [
     ("views", "from fairlead.wire import messages"),
     ("writer.loop", "from fairlead.journal.base import Journal\nfrom fairlead.journal import codec"),
     ("writer.loop", "import fairlead.pools.base, asyncio"),
-    ("api", "from fairlead.writer.loop import Writer\nfrom fairlead.wire import messages"),
+    ("api", "from fairlead.writer.writer import Writer\nfrom fairlead.wire import messages"),
     ("api", "from fairlead.pools.base import Machine"),
     ("pools.local", "from fairlead.core.state import State\nfrom .base import Machine"),
     ("sim", "from fairlead.engines import base"),
@@ -263,7 +264,7 @@ FLAGGED = [
     ("writer.loop", "from fairlead.wire import messages"),
     ("api", "from fairlead.journal import sql"),
     ("pools.local", "from fairlead.engines.base import Busy"),
-    ("pools.local", "from fairlead.writer.loop import Writer"),
+    ("pools.local", "from fairlead.writer.writer import Writer"),
     ("sim", "from fairlead.wire import messages"),
     ("agent", "from fairlead.core import resources"),
     ("client", "from fairlead import api"),

@@ -178,7 +178,7 @@ def world() -> World:
 
 
 def ask(w: World, command: Any) -> Any:
-    done = w.cluster.writers["default"].turn([command], w.now)
+    done = w.cluster.writers["default"].cycle([command], w.now)
     w.check()
     (answer,) = done.answers
     assert isinstance(answer, Accepted | Rejected)

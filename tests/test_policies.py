@@ -303,8 +303,8 @@ def test_a_reason_is_shown_with_its_text_and_its_code() -> None:
     w.cycle()
     text = "queue root.docks runs at most 4 tasks at once"
     assert str(w.explain(job)[0]).endswith(text)
-    p = w.partition()
-    (waiting,) = explanation(p, p.jobs[job], w.cluster.writers["default"].reasons, w.now).waiting
+    partition = w.partition()
+    (waiting,) = explanation(partition, partition.jobs[job], w.cluster.writers["default"].reasons, w.now).waiting
     assert (waiting.code, waiting.reason) == ("crew busy", text)
 
 

@@ -371,7 +371,7 @@ def test_random_commands(seed: int, journal: SqliteJournal) -> None:
     driver = Driver(journal, seed)
     driver.begin()
     for turn in range(120):
-        driver.turn()
+        driver.cycle()
         if turn % 5 == 0:
             state, seq = restore(journal, PARTITION)
             check_all(state)

@@ -21,7 +21,7 @@ from fairlead.wire.agent import PATH, Tasks, decode_from_server, encode
 from fairlead.wire.api import Event
 from fairlead.wire.identity import Key, split_token
 from fairlead.writer.cluster import Cluster
-from fairlead.writer.loop import Stopped
+from fairlead.writer.writer import Stopped
 from tests.agent.plant import Machine
 from tests.api.serving import SECONDS, Serving, serving, submit
 from tests.api.test_watch import watching

@@ -17,11 +17,11 @@ from fairlead.core.changes import NodeMoved
 from fairlead.core.commands import Kill, MarkReady, Submit
 from fairlead.core.documents import parse_job
 from fairlead.core.dump import dump
-from fairlead.core.invariants import Broken, check_all
+from fairlead.core.invariants import InvariantBroken, check_all
 from fairlead.core.plan import Plan
 from fairlead.journal import Damaged, Fenced, Journal, MemoryJournal, NotWritten, SqliteJournal, UnknownOutcome
 from fairlead.journal.codec import encode, restore, stream_of
-from fairlead.writer.loop import Stopped, Writer
+from fairlead.writer.writer import Stopped, Writer
 from tests.kill_child import PARTITION, Driver
 
 STREAM = stream_of(PARTITION)
@@ -44,7 +44,7 @@ def is_stopped(writer: Writer, why: str) -> None:
     before = dump(writer.state)
     for commands in ([submission("later")], []):
         with pytest.raises(Stopped, match=why):
-            writer.turn(commands, writer.state.now)
+            writer.cycle(commands, writer.state.now)
     assert dump(writer.state) == before
 
 
@@ -68,7 +68,7 @@ def test_a_full_file(tmp_path: Path) -> None:
         before = dump(driver.state)
         seq = driver.writer.seq
         try:
-            driver.turn([submission(f"s{accepted}", 5_000)])
+            driver.cycle([submission(f"s{accepted}", 5_000)])
         except Stopped as stopped:
             problem = stopped
             break
@@ -85,7 +85,7 @@ def test_a_full_file(tmp_path: Path) -> None:
         assert (dump(state), last) == (before, seq)
         assert [f"s{at}" in state.jobs for at in range(accepted + 1)] == [True] * accepted + [False]
         later = Driver(again, "later")
-        later.turn([submission("later")])
+        later.cycle([submission("later")])
         assert "later" in later.state.jobs
 
 
@@ -94,7 +94,7 @@ LIMITED = """
 import json, resource, sys
 from fairlead.core.dump import dump
 from fairlead.journal import SqliteJournal
-from fairlead.writer.loop import Stopped
+from fairlead.writer.writer import Stopped
 from tests.test_stops import started, submission
 
 journal = SqliteJournal(sys.argv[1])
@@ -152,12 +152,12 @@ def test_a_write_that_fails(tmp_path: Path, limit: int) -> None:
 def test_an_unknown_outcome(written: bool) -> None:
     journal = MemoryJournal()
     driver = started(journal)
-    driver.turn([submission("answered")])
+    driver.cycle([submission("answered")])
     seq = driver.writer.seq
     before = dump(driver.state)
     journal.break_next("unknown", written)
     with pytest.raises(Stopped, match=f"not known whether cycle {seq + 1} was written") as stopped:
-        driver.turn([submission("doubtful")])
+        driver.cycle([submission("doubtful")])
     assert isinstance(stopped.value.__cause__, UnknownOutcome)
     is_stopped(driver.writer, "not known whether")
     after = dump(driver.state)  # it is not taken back: nobody knows
@@ -167,7 +167,7 @@ def test_an_unknown_outcome(written: bool) -> None:
     assert dump(writer.state) == (after if written else before)
     assert "answered" in writer.state.jobs
     assert ("doubtful" in writer.state.jobs) == written
-    writer.turn([submission("later")], driver.now)
+    writer.cycle([submission("later")], driver.now)
     assert dump(restore(journal, PARTITION)[0]) == dump(writer.state)
 
 
@@ -177,7 +177,7 @@ def test_a_write_that_certainly_failed() -> None:
     before, seq = dump(driver.state), driver.writer.seq
     journal.break_next("failed")
     with pytest.raises(Stopped, match=f"cycle {seq + 1} was not written"):
-        driver.turn([submission("gone")])
+        driver.cycle([submission("gone")])
     assert (dump(driver.state), driver.writer.seq, journal.last(STREAM)) == (before, seq, seq)
     is_stopped(driver.writer, "was not written")
     assert dump(Writer(journal, PARTITION).state) == before
@@ -190,12 +190,12 @@ def test_random_commands_over_faults(how: str) -> None:
     driver = started(journal)
     for _ in range(60):
         for _ in range(driver.dice.randrange(4)):
-            driver.turn()
+            driver.cycle()
         journal.break_next("failed" if how == "failed" else "unknown", how.endswith("written"))
         while True:  # a cycle without changes writes nothing
             before, seq = dump(driver.state), driver.writer.seq
             try:
-                driver.turn()
+                driver.cycle()
             except Stopped:
                 break
         if how == "failed":
@@ -218,16 +218,16 @@ def test_random_commands_over_faults(how: str) -> None:
 def test_an_old_writer_is_fenced(tmp_path: Path, make: Callable[[Path], Journal]) -> None:
     journal = make(tmp_path)
     old = started(journal)
-    old.turn([submission("first")])
+    old.cycle([submission("first")])
     before = dump(old.state)
     new = Writer(journal, PARTITION)
     assert new.epoch > old.writer.epoch
     with pytest.raises(Stopped, match="fenced") as stopped:
-        old.turn([submission("second")])
+        old.cycle([submission("second")])
     assert isinstance(stopped.value.__cause__, Fenced)
     assert dump(old.state) == before
     is_stopped(old.writer, "fenced")
-    new.turn([submission("third")], old.now)
+    new.cycle([submission("third")], old.now)
     assert {"first", "third"} <= new.state.jobs.keys() and "second" not in new.state.jobs
     assert dump(restore(journal, PARTITION)[0]) == dump(new.state)
     journal.close()
@@ -237,9 +237,9 @@ def test_another_process_takes_over(tmp_path: Path) -> None:
     with SqliteJournal(tmp_path / "j") as journal, SqliteJournal(tmp_path / "j") as other:
         old = started(journal)
         new = Writer(other, PARTITION)
-        new.turn([submission("new")], old.now)
+        new.cycle([submission("new")], old.now)
         with pytest.raises(Stopped, match="fenced"):
-            old.turn([submission("old")])
+            old.cycle([submission("old")])
         assert dump(restore(journal, PARTITION)[0]) == dump(new.state)
 
 
@@ -252,7 +252,7 @@ def test_a_fault_in_a_phase(phase: str, monkeypatch: pytest.MonkeyPatch) -> None
     journal = MemoryJournal()
     driver = started(journal)
     for _ in range(30):
-        driver.turn()
+        driver.cycle()
     before, seq = dump(driver.state), driver.writer.seq
     real = getattr(cycle, phase)
 
@@ -265,10 +265,10 @@ def test_a_fault_in_a_phase(phase: str, monkeypatch: pytest.MonkeyPatch) -> None
         patched.setattr(cycle, phase, fail)
         jobs = [Kill(job=name, operator=True) for name in driver.state.jobs]
         with pytest.raises(ZeroDivisionError):
-            driver.turn([submission("unlucky"), *jobs])
+            driver.cycle([submission("unlucky"), *jobs])
     assert (dump(driver.state), driver.writer.seq, journal.last(STREAM)) == (before, seq, seq)
     check_all(driver.state)
-    driver.turn([submission("lucky")])
+    driver.cycle([submission("lucky")])
     check_all(driver.state)
     assert dump(restore(journal, PARTITION)[0]) == dump(driver.state)
 
@@ -279,11 +279,11 @@ def test_a_broken_invariant_is_not_written(monkeypatch: pytest.MonkeyPatch) -> N
     before = dump(driver.state)
 
     def broken(_: object) -> None:
-        raise Broken("on purpose")
+        raise InvariantBroken("on purpose")
 
     monkeypatch.setattr(cycle.invariants, "check_touched", broken)
-    with pytest.raises(Broken):
-        driver.turn([submission("unlucky")])
+    with pytest.raises(InvariantBroken):
+        driver.cycle([submission("unlucky")])
     assert dump(driver.state) == before
     assert dump(restore(journal, PARTITION)[0]) == before
 
@@ -310,9 +310,9 @@ def test_an_interrupted_write(when: str) -> None:
     seq = driver.writer.seq
     journal.when = when
     with pytest.raises((KeyboardInterrupt, Stopped)):
-        driver.turn([submission("doubtful")])
+        driver.cycle([submission("doubtful")])
     with pytest.raises(Stopped):
-        driver.turn([submission("later")])
+        driver.cycle([submission("later")])
     state, last = restore(journal, PARTITION)
     assert last == seq + (when == "after")
     assert "later" not in state.jobs
@@ -324,7 +324,7 @@ def test_a_cycle_that_cannot_be_encoded() -> None:
     before, seq = dump(driver.state), driver.writer.seq
     driver.now = 2**70  # a time that no record can hold
     with pytest.raises((OverflowError, Stopped)):
-        driver.turn([submission("late")])
+        driver.cycle([submission("late")])
     assert (dump(driver.state), driver.writer.seq) == (before, seq)
 
 
@@ -352,7 +352,7 @@ def test_a_record_that_does_not_replay(tmp_path: Path, what: str) -> None:
 def test_a_snapshot_that_does_not_load() -> None:
     journal = MemoryJournal()
     driver = started(journal)
-    driver.turn([submission("one"), MarkReady(operator=True)])
+    driver.cycle([submission("one"), MarkReady(operator=True)])
     document = msgspec.msgpack.decode(dump(driver.state))
     document[7] = [queue for queue in document[7] if queue[0] != "root"]  # the tree without its root
     for payload in (b"", b"\xc1", msgspec.msgpack.encode(document)):

@@ -20,14 +20,14 @@ import threading
 
 import httpx
 
-from fairlead.client import find_place
+from fairlead.client import find_endpoint
 
 NAME = "example-manager"
 
 
 class Manager:
     def __init__(self) -> None:
-        place = find_place()
+        place = find_endpoint()
         headers = {"authorization": f"Bearer {place.token}"}
         self.http = httpx.Client(base_url=f"{place.url}/api/v1", headers=headers, timeout=30.0)
         self.heard: queue.Queue[dict[str, object]] = queue.Queue()

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from fairlead.api.logfile import LogFile
     from fairlead.core.settings import PartitionConfig
-    from fairlead.pools.base import Kind, Log, Provider
+    from fairlead.pools.base import Log, PoolKind, Provider
 
 __all__ = [
     "Failed",
@@ -138,30 +138,30 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
 
     What is imported here takes a while: whoever calls has better things to start first.
     """
+    from fairlead.api.context import Services
     from fairlead.api.control import Control
-    from fairlead.api.gate import Bounds
     from fairlead.api.identities import Identities
     from fairlead.api.logfile import LogFile
+    from fairlead.api.middleware import Bounds
     from fairlead.api.quotas import Quotas
     from fairlead.api.routes import application
     from fairlead.api.sealed import key_path
     from fairlead.api.secrets import Secrets
     from fairlead.api.server import server
-    from fairlead.api.site import Site
     from fairlead.api.smallfile import FileProblem
     from fairlead.api.tokens import Tokens
     from fairlead.api.walltime import in_seconds, kept_wall
     from fairlead.engines.agents import Agents
     from fairlead.engines.base import Ended
-    from fairlead.journal.history import History, Used
-    from fairlead.journal.past import Past
+    from fairlead.history.recorder import HistoryRecorder
+    from fairlead.history.sqlite import History, Used
     from fairlead.journal.room import need_room
     from fairlead.journal.snapshot import Snapshots
     from fairlead.pools.base import Join, ProviderError
     from fairlead.pools.figures import Figures
-    from fairlead.pools.keeper import Pools
+    from fairlead.pools.service import PoolService
     from fairlead.views.logs import Logs
-    from fairlead.views.metrics import Metrics
+    from fairlead.views.metrics.observer import Metrics
     from fairlead.writer.memory import spare_the_collector
 
     load_policies()
@@ -201,7 +201,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
     def pool_log(level: str, event: str, fields: dict[str, Any]) -> None:
         (events.warning if level == "warning" else events.info)(event, **fields)
 
-    def after_turn(partition: str, seq: int) -> None:
+    def after_cycle(partition: str, seq: int) -> None:
         if partition not in snapshots:
             snapshots[partition] = Snapshots(directory / "journal", partition, seq)
         snapshots[partition].poll(seq)
@@ -239,7 +239,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
         except FileProblem as problem:
             log.warning("credentials not dropped", problem=str(problem))
 
-    pools = Pools(
+    pools = PoolService(
         lambda kind: provider_of(kind, directory / "pools", pool_log),
         Join(settings.url, invite, forget),
         Figures(metrics.registry),
@@ -253,14 +253,14 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
     control = Control(
         open_journal,
         hub,
-        [metrics, Logs(log), Past(history), quotas],
+        [metrics, Logs(log), HistoryRecorder(history), quotas],
         None if settings.config is None else _parsed(settings.config),
-        after_turn,
+        after_cycle,
         lambda text: log.error("control plane", problem=text),
         pools,
         wall,
     )
-    site = Site(
+    site = Services(
         control,
         hub,
         history,
@@ -319,7 +319,7 @@ def end_local_machines(directory: Path) -> int:
         raise Failed(f"machines of pools: {problem}; end them by hand") from problem
 
 
-def provider_of(kind: Kind, folder: Path, log: Log) -> Provider:
+def provider_of(kind: PoolKind, folder: Path, log: Log) -> Provider:
     """Who brings the nodes of a pool, as its settings say. Machines of this one are kept in `folder`."""
     from fairlead.pools.command import CommandProvider
     from fairlead.pools.local import LocalProvider

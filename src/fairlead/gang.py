@@ -22,7 +22,7 @@ from contextlib import suppress
 from itertools import cycle
 from time import monotonic, sleep
 
-PATIENCE = 300.0
+RENDEZVOUS_TIMEOUT = 300.0
 PAUSE = 0.05
 GREETING = 5.0
 """Seconds that the other side has to prove itself."""
@@ -33,7 +33,7 @@ RANK = 4
 LOOPBACK = "127.0.0.1"
 
 
-def wait(seconds: float = PATIENCE) -> None:
+def wait(seconds: float = RENDEZVOUS_TIMEOUT) -> None:
     """Return when all members have called this; raises TimeoutError after so many seconds."""
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if size <= 1:
@@ -206,4 +206,4 @@ def _received(link: socket.socket, count: int, until: float) -> bytes:
 
 
 if __name__ == "__main__":
-    wait(float(sys.argv[1]) if len(sys.argv) > 1 else PATIENCE)
+    wait(float(sys.argv[1]) if len(sys.argv) > 1 else RENDEZVOUS_TIMEOUT)

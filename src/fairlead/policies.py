@@ -13,7 +13,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 from fairlead.core.admission import CHECKS, Admission, Check
 from fairlead.core.asks import Needs
-from fairlead.core.model import Reservation
+from fairlead.core.model import Ask
 from fairlead.core.policy.fragmentation import Task
 from fairlead.core.policy.order import ORDERS, Order
 from fairlead.core.policy.placement import PLACEMENTS, Devices, Fleet, Key, Node, Placement, Score, tightest
@@ -21,13 +21,13 @@ from fairlead.core.reasons import Reason
 
 __all__ = [
     "Admission",
+    "Ask",
     "Fleet",
     "Key",
     "Needs",
     "Node",
     "PolicyError",
     "Reason",
-    "Reservation",
     "Task",
     "check",
     "load",
@@ -38,7 +38,7 @@ __all__ = [
 GROUP = "fairlead.policies"
 
 OrderKey = Callable[[int, int, int, int, bool], Key]
-Refuses = Callable[[Admission, Reservation, Needs], Reason | None]
+Refuses = Callable[[Admission, Ask, Needs], Reason | None]
 
 
 class PolicyError(Exception):

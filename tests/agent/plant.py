@@ -31,8 +31,8 @@ from fairlead.journal import SqliteJournal
 from fairlead.wire.agent import MOST_BYTES
 from fairlead.wire.identity import Exchange, Key, split_token
 from fairlead.writer.inbox import Full, Inbox
-from fairlead.writer.live import LiveWriter, Turns
-from fairlead.writer.loop import Writer
+from fairlead.writer.loop import LiveWriter, WriterThread
+from fairlead.writer.writer import Writer
 
 Result = TypeVar("Result")
 PARTITION = "default"
@@ -81,9 +81,9 @@ class Plant:
         self.url = ""
         self._journal = SqliteJournal(path, synchronous="off")
         self._writer = Writer(self._journal, PARTITION)
-        self.turns = Turns()
+        self.thread = WriterThread()
         self.inbox = Inbox()
-        self._live = LiveWriter(self._writer, self.inbox, self._dispatch, lambda cycle: None, turns=self.turns)
+        self._live = LiveWriter(self._writer, self.inbox, self._dispatch, lambda cycle: None, thread=self.thread)
         self._settings = settings
         self._port = port
 
@@ -108,7 +108,7 @@ class Plant:
             raise Busy(str(full)) from None
 
     async def read(self, look: Callable[[Partition], Result]) -> Result:
-        async with self.turns.lock:
+        async with self.thread.lock:
             return look(self.partition)
 
     def _dispatch(self, effects: Any) -> None:
@@ -136,7 +136,7 @@ class Plant:
         await self.ask(Kill(job=job, user="ann"))
 
     async def job(self, job: str, look: Callable[[Job], Result]) -> Result:
-        return await self.read(lambda p: look(p.jobs[job]))
+        return await self.read(lambda partition: look(partition.jobs[job]))
 
     async def until(self, true: Callable[[Partition], Any], what: str = "") -> None:
         """Wait for something to be so."""
@@ -145,7 +145,9 @@ class Plant:
                 await asyncio.sleep(0.01)
 
     async def over(self, job: str) -> str:
-        await self.until(lambda p: p.jobs[job].over and not p.jobs[job].allocations, f"{job} is over")
+        await self.until(
+            lambda partition: partition.jobs[job].over and not partition.jobs[job].allocations, f"{job} is over"
+        )
         return await self.job(job, lambda each: each.state)
 
     async def ends(self, many: int, state: str = "succeeded") -> list[int]:
@@ -173,8 +175,8 @@ class Plant:
                 self.hub.end(PARTITION)
                 await self._live.close()
                 await running
-                await self.turns.alone(self._journal.close)
-                self.turns.close()
+                await self.thread.alone(self._journal.close)
+                self.thread.close()
 
 
 FOR_ANN = ("--for=ann", *["--user=root"] * (os.geteuid() == 0))

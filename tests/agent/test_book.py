@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from fairlead.agent.book import Book
 from fairlead.agent.launching import Surroundings, own_variables, spawner_spec, surroundings
 from fairlead.agent.spawner.pace import Pace
+from fairlead.agent.task_table import TaskTable
 from fairlead.wire.agent import Gang, Launch, Place, Report, Spec, Stop, Tasks, Work
 
 AROUND = Surroundings("n1", "/home/ann", {"PATH": "/bin"}, ("0", "1", "2"))
@@ -28,7 +28,7 @@ def key(index: int, attempt: int = 1) -> tuple[int, str, int, int]:
     return (1, "main", attempt, index)
 
 
-def sent(book: Book) -> list[tuple[Any, ...]]:
+def sent(book: TaskTable) -> list[tuple[Any, ...]]:
     """What the spawners are told, by now."""
     frames = [(spawner, *frame) for spawner, outbox in enumerate(book.outbox) for frame in outbox]
     for outbox in book.outbox:
@@ -36,34 +36,34 @@ def sent(book: Book) -> list[tuple[Any, ...]]:
     return frames
 
 
-def launched(book: Book) -> list[tuple[int, int]]:
+def launched(book: TaskTable) -> list[tuple[int, int]]:
     """(index, attempt) of what the spawners are to start."""
     groups = [group for _, what, *rest in sent(book) if what == "launch" for group in rest[0]]
     return sorted((index, meta[3]) for meta, _, indices, *_ in groups for index in indices)
 
 
-def reported(book: Book) -> dict[str, tuple[int, ...]]:
+def reported(book: TaskTable) -> dict[str, tuple[int, ...]]:
     return {report.state: report.tasks.indices for report in book.reporting.batch()[1]}
 
 
 def test_a_launch_is_taken_once() -> None:
-    book = Book(AROUND, 2)
-    book.heed(launch(0, 3))
+    book = TaskTable(AROUND, 2)
+    book.handle(launch(0, 3))
     assert launched(book) == [(0, 1), (1, 1), (2, 1)]
-    book.heed(launch(1, 4))
+    book.handle(launch(1, 4))
     assert launched(book) == [(3, 1)]
 
 
 def test_ends_are_reported_until_they_are_confirmed() -> None:
-    book = Book(AROUND, 1)
-    book.heed(launch(0, 2))
+    book = TaskTable(AROUND, 1)
+    book.handle(launch(0, 2))
     book.hear([key(0), key(1)], [])
     assert reported(book) == {"running": (0, 2)}
     book.hear([], [(key(0), OK)])
     number, reports = book.reporting.batch()
     assert reports == (Report(tasks(0, 1), "succeeded", 0, ran=(7,), cpu=(5,), memory=(9,)),)
     assert not book.reporting.has_news
-    book.anew()  # the connection was lost before the confirmation
+    book.reconnected()  # the connection was lost before the confirmation
     assert reported(book) == {"succeeded": (0, 1)}
     assert book.started("running") == (tasks(1, 2),)
     book.confirmed(number)  # of the lost connection: it does not count
@@ -76,8 +76,8 @@ def test_ends_are_reported_until_they_are_confirmed() -> None:
 
 def test_a_new_spawner_is_told_of_ends_that_were_confirmed_before() -> None:
     """Its ledger still has them. They are neither reported nor confirmed a second time."""
-    book = Book(AROUND, 1)
-    book.heed(launch(0, 1))
+    book = TaskTable(AROUND, 1)
+    book.handle(launch(0, 1))
     book.hear([key(0)], [(key(0), OK)])
     number, _ = book.reporting.batch()
     book.confirmed(number)
@@ -89,22 +89,22 @@ def test_a_new_spawner_is_told_of_ends_that_were_confirmed_before() -> None:
 
 
 def test_a_later_attempt_waits_until_the_earlier_one_has_ended() -> None:
-    book = Book(AROUND, 2)
-    book.heed(launch(0, 1))
+    book = TaskTable(AROUND, 2)
+    book.handle(launch(0, 1))
     book.hear([key(0)], [])
     sent(book)
-    book.heed(Work(1, (SPEC,), launch(0, 1, attempt=2).launches, (Stop(tasks(0, 1), "stale"),)))
+    book.handle(Work(1, (SPEC,), launch(0, 1, attempt=2).launches, (Stop(tasks(0, 1), "stale"),)))
     assert [frame[1] for frame in sent(book)] == ["stop"]
     book.hear([], [(key(0), ("stopped", 15, "", 0, 0, 0))])
     assert launched(book) == [(0, 2)]
 
 
 def test_one_that_waits_for_an_earlier_attempt_can_be_stopped_too() -> None:
-    book = Book(AROUND, 1)
-    book.heed(launch(0, 1))
+    book = TaskTable(AROUND, 1)
+    book.handle(launch(0, 1))
     book.hear([key(0)], [])
-    book.heed(launch(0, 1, attempt=2))
-    book.heed(Work(1, stops=(Stop(tasks(0, 1, attempt=2), "kill"),)))
+    book.handle(launch(0, 1, attempt=2))
+    book.handle(Work(1, stops=(Stop(tasks(0, 1, attempt=2), "kill"),)))
     sent(book)
     assert reported(book) == {"running": (0, 1), "stopped": (0, 1)}
     book.hear([], [(key(0), OK)])
@@ -112,26 +112,26 @@ def test_one_that_waits_for_an_earlier_attempt_can_be_stopped_too() -> None:
 
 
 def test_a_stop_of_what_is_not_known_is_confirmed() -> None:
-    book = Book(AROUND, 1)
-    book.heed(Work(1, stops=(Stop(tasks(4, 6), "kill"),)))
+    book = TaskTable(AROUND, 1)
+    book.handle(Work(1, stops=(Stop(tasks(4, 6), "kill"),)))
     assert reported(book) == {"stopped": (4, 6)}
 
 
 def test_what_does_not_stand_any_more_is_returned_unless_it_runs() -> None:
-    book = Book(AROUND, 1)
-    book.heed(launch(0, 1, chain=5))
-    book.heed(launch(1, 5, chain=5, rooms=1))
+    book = TaskTable(AROUND, 1)
+    book.handle(launch(0, 1, chain=5))
+    book.handle(launch(1, 5, chain=5, rooms=1))
     book.hear([key(0)], [])
     sent(book)
     standing = Work(1, (SPEC,), (Launch(tasks(2, 3), 0, (), 5, 1),), standing=True)
-    book.heed(standing)
+    book.handle(standing)
     returned = [frame[2] for frame in sent(book) if frame[1] == "return"]
     assert sorted(key for keys in returned for key in keys) == [key(1), key(3), key(4)]
 
 
 def test_what_a_new_spawner_does_not_know_was_never_started() -> None:
-    book = Book(AROUND, 1)
-    book.heed(launch(0, 3))
+    book = TaskTable(AROUND, 1)
+    book.handle(launch(0, 3))
     book.hear([key(0)], [])
     sent(book)
     meta = ("job", 1, "main", 1)
@@ -142,10 +142,10 @@ def test_what_a_new_spawner_does_not_know_was_never_started() -> None:
 
 def test_what_a_spawner_never_heard_of_is_refused_when_it_cannot_be_started() -> None:
     """What was sent to it may run, and is not."""
-    book = Book(AROUND, 1)
-    book.heed(launch(0, 1))
+    book = TaskTable(AROUND, 1)
+    book.handle(launch(0, 1))
     assert launched(book) == [(0, 1)]
-    book.heed(launch(1, 3))
+    book.handle(launch(1, 3))
     book.not_sent(0, book.outbox[0])
     sent(book)
     book.miss(0, "no room")
@@ -155,8 +155,8 @@ def test_what_a_spawner_never_heard_of_is_refused_when_it_cannot_be_started() ->
 
 
 def test_what_a_spawner_did_not_get_is_sent_when_it_is_back() -> None:
-    book = Book(AROUND, 1)
-    book.heed(launch(0, 2))
+    book = TaskTable(AROUND, 1)
+    book.handle(launch(0, 2))
     book.not_sent(0, book.outbox[0])
     sent(book)
     book.find(0, [])
@@ -166,24 +166,24 @@ def test_what_a_spawner_did_not_get_is_sent_when_it_is_back() -> None:
 
 
 def test_an_agent_that_was_restarted_finds_its_tasks() -> None:
-    book = Book(AROUND, 2)
+    book = TaskTable(AROUND, 2)
     meta = ("job", 1, "main", 1)
     book.find(0, [(meta, 0, 0, "running", None), (meta, 1, 4, "waiting", None)])
     book.find(1, [(meta, 2, 4, "ended", OK)])
-    book.anew()
+    book.reconnected()
     assert book.started("running") == (tasks(0, 1),)
     assert reported(book) == {"succeeded": (2, 3)}
-    book.heed(launch(0, 3))
+    book.handle(launch(0, 3))
     assert launched(book) == []
 
 
 @pytest.mark.parametrize("spawners", [1, 2, 3])
 @pytest.mark.parametrize("rooms", [1, 2, 5, 8])
 def test_rooms_of_a_chain_are_spread_over_the_spawners(spawners: int, rooms: int) -> None:
-    book = Book(AROUND, spawners)
+    book = TaskTable(AROUND, spawners)
     front = Launch(tasks(0, rooms), 0, (), 5, 0)
     behind = Launch(tasks(rooms, 100), 0, (), 5, rooms)
-    book.heed(Work(1, (SPEC,), (front, behind)))
+    book.handle(Work(1, (SPEC,), (front, behind)))
     told = {spawner: (groups, given[5]) for spawner, _, groups, given in sent(book)}
     assert sum(given for _, given in told.values()) == rooms
     for groups, given in told.values():
@@ -194,11 +194,11 @@ def test_rooms_of_a_chain_are_spread_over_the_spawners(spawners: int, rooms: int
 
 
 def test_many_small_chains_are_spread_too() -> None:
-    book = Book(AROUND, 2)
+    book = TaskTable(AROUND, 2)
     for chain in range(1, 9):
         front = Launch(tasks(2 * chain, 2 * chain + 1), 0, (), chain, 0)
         behind = Launch(tasks(2 * chain + 1, 2 * chain + 2), 0, (), chain, 1)
-        book.heed(Work(1, (SPEC,), (front, behind)))
+        book.handle(Work(1, (SPEC,), (front, behind)))
     given: dict[int, int] = {}
     for spawner, _, groups, _ in sent(book):
         given[spawner] = given.get(spawner, 0) + sum(len(group[2]) for group in groups)
@@ -206,8 +206,8 @@ def test_many_small_chains_are_spread_too() -> None:
 
 
 def test_tasks_of_a_chain_that_end_soon_are_reported_by_their_end_alone() -> None:
-    book = Book(AROUND, 1)
-    book.heed(launch(0, 3, chain=5, rooms=3))
+    book = TaskTable(AROUND, 1)
+    book.handle(launch(0, 3, chain=5, rooms=3))
     assert book.queued == 3
     book.hear([key(0), key(1)], [])
     assert book.queued == 1
@@ -219,8 +219,8 @@ def test_tasks_of_a_chain_that_end_soon_are_reported_by_their_end_alone() -> Non
 
 
 def test_in_a_flood_most_begins_can_wait_for_the_end() -> None:
-    book = Book(AROUND, 1)
-    book.heed(launch(0, 20))
+    book = TaskTable(AROUND, 1)
+    book.handle(launch(0, 20))
     book.hear([key(index) for index in range(10)], [])
     assert reported(book) == {"running": (0, 4)}, "a few are told at once"
     book.hear([key(10)], [(key(0), OK), (key(5), OK)])
@@ -236,8 +236,8 @@ def test_in_a_flood_most_begins_can_wait_for_the_end() -> None:
 
 
 def test_one_after_the_other_every_begin_is_told_at_once() -> None:
-    book = Book(AROUND, 1)
-    book.heed(launch(0, 20))
+    book = TaskTable(AROUND, 1)
+    book.handle(launch(0, 20))
     for index in range(20):
         book.hear([key(index)], [])
         number, (report,) = book.reporting.batch()
@@ -246,8 +246,8 @@ def test_one_after_the_other_every_begin_is_told_at_once() -> None:
 
 
 def test_after_a_flood_every_begin_is_told_at_once() -> None:
-    book = Book(AROUND, 1)
-    book.heed(launch(0, 20))
+    book = TaskTable(AROUND, 1)
+    book.handle(launch(0, 20))
     book.hear([key(index) for index in range(10)], [])
     book.reporting.grow_up()
     book.reporting.grow_up()

@@ -53,11 +53,11 @@ def test_tasks_of_a_silent_agent_end_before_they_start_elsewhere(tmp_path: Path,
         ):
             job = await plant.submit(["sh", "-c", TASK.format(folder=tmp_path)], count=TASKS, min=1)
             started = tmp_path / "started"
-            await plant.until(lambda p: p.nodes.rows)
+            await plant.until(lambda partition: partition.nodes.rows)
             while not started.exists() or len(started.read_text().split()) < TASKS:
                 await asyncio.sleep(0.01)
             async with machine(tmp_path / "two", plant.url, *OPTIONS, "--name=n2"):
-                await plant.until(lambda p: len(p.nodes.rows) == 2)
+                await plant.until(lambda partition: len(partition.nodes.rows) == 2)
                 stopped = await silence(how, one)
                 try:
                     while len(started.read_text().split()) < 2 * TASKS:

@@ -61,7 +61,7 @@ def test_a_full_disk_delays_tasks_and_loses_none(tmp_path: Path, disk: Path) -> 
             started = tmp_path / "started"
             while not started.exists() or len(started.read_text().split()) < 4:
                 await asyncio.sleep(0.01)
-            await plant.until(lambda p: {each.state for each in p.allocations.values()} == {"running"})
+            await plant.until(lambda partition: {each.state for each in partition.allocations.values()} == {"running"})
             filler = fill(disk)
             later = await plant.submit(["sh", "-c", f"echo $FAIRLEAD_INDEX >>{tmp_path}/later"], count=200, min=1)
             spawners = one.spawners()

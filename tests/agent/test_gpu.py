@@ -54,8 +54,8 @@ def test_a_real_gpu_is_found_given_and_shared(tmp_path: Path) -> None:
             Plant(tmp_path / "journal", SHORT).at_work() as plant,
             machine(tmp_path / "agent", plant.url) as _,
         ):
-            await plant.until(lambda p: p.nodes.name)
-            known = await plant.read(lambda p: p.nodes.capacity_of(0))
+            await plant.until(lambda partition: partition.nodes.name)
+            known = await plant.read(lambda partition: partition.nodes.capacity_of(0))
             assert known["gpu"] == 1000 * devices() > 0
             one = await plant.submit(["python3", "-c", LOOK], resources={"cpu": 1, "gpu": 1})
             none = await plant.submit(["python3", "-c", LOOK], resources={"cpu": 1})

@@ -85,7 +85,9 @@ def tell(path: Path, story: Callable[[Plant], Coroutine[Any, Any, None]], **sett
 
 
 def state_of(plant: Plant, job: str) -> Callable[[Any], str]:
-    return lambda p: "".join({each.state for each in p.allocations.values() if each.stage.job.id == job})
+    return lambda partition: "".join(
+        {each.state for each in partition.allocations.values() if each.stage.job.id == job}
+    )
 
 
 def test_a_greeting_is_answered_with_what_stands(tmp_path: Path) -> None:
@@ -132,8 +134,8 @@ def test_what_an_agent_comes_back_without_is_lost(tmp_path: Path) -> None:
             await one.report(wire.Report(launch.tasks, "running"))
         half = msgspec.structs.replace(launch.tasks, indices=(0, 1))
         async with puppet(plant, msgspec.structs.replace(HELLO, running=(half,))) as again:
-            anew = await again.launched()
-            assert (anew.tasks.indices, anew.tasks.attempt) == ((1, 2), 2)
+            reconnected = await again.launched()
+            assert (reconnected.tasks.indices, reconnected.tasks.attempt) == ((1, 2), 2)
 
     tell(tmp_path, story, chain=0)
 
@@ -172,7 +174,7 @@ def test_the_silent_are_lost_after_their_lease(tmp_path: Path) -> None:
         async with puppet(plant) as one:
             launch = await one.launched()
             await one.report(wire.Report(launch.tasks, "running"))
-            await plant.until(lambda p: p.nodes.state == ["lost"])
+            await plant.until(lambda partition: partition.nodes.state == ["lost"])
             with pytest.raises(ConnectionClosed):
                 while True:
                     await one.hear()
@@ -186,7 +188,7 @@ def test_who_never_comes_back_after_a_restart_is_lost_too(tmp_path: Path) -> Non
             await one.wait_for(wire.Welcome)
 
     async def later(plant: Plant) -> None:
-        await plant.until(lambda p: p.nodes.state == ["lost"])
+        await plant.until(lambda partition: partition.nodes.state == ["lost"])
 
     tell(tmp_path, story, lease="200ms", ready_after="100ms")
     tell(tmp_path, later, lease="200ms", ready_after="100ms")
@@ -194,12 +196,12 @@ def test_who_never_comes_back_after_a_restart_is_lost_too(tmp_path: Path) -> Non
 
 def test_who_is_lost_in_the_turn_in_which_it_joins_joins_again(tmp_path: Path) -> None:
     async def story(plant: Plant) -> None:
-        await plant.turns.lock.acquire()
+        await plant.thread.lock.acquire()
         async with puppet(plant) as one:
             while not plant.inbox.waiting:  # the node is to be added, and then it is lost, in one turn
                 await asyncio.sleep(0.01)
             plant.offer(MoveNode(name="n1", action="lose", operator=True))
-            plant.turns.lock.release()
+            plant.thread.lock.release()
             with pytest.raises(ConnectionClosed):
                 while True:
                     await one.hear()
@@ -217,14 +219,14 @@ def test_nobody_is_told_what_may_never_have_been_written(tmp_path: Path) -> None
     async def story(plant: Plant) -> None:
         async with puppet(plant) as one:
             await one.wait_for(wire.Work)
-        await plant.turns.lock.acquire()
+        await plant.thread.lock.acquire()
         async with puppet(plant) as one:
             while not plant.inbox.waiting:
                 await asyncio.sleep(0.01)
-            plant.turns.lock.release()
-            await plant.turns.lock.acquire()  # its turn is over, and it has yet to look
+            plant.thread.lock.release()
+            await plant.thread.lock.acquire()  # its turn is over, and it has yet to look
             plant._writer._stop("it is not known whether that was written")
-            plant.turns.lock.release()
+            plant.thread.lock.release()
             with pytest.raises(ConnectionClosed):
                 while True:
                     assert not isinstance(await one.hear(), wire.Work)
@@ -261,7 +263,7 @@ def test_a_copy_of_an_identity_is_refused_until_the_first_is_lost(tmp_path: Path
             await first.wait_for(wire.Beaten)
             async with puppet(plant, instance="one") as again:
                 await again.wait_for(wire.Welcome)
-        await plant.until(lambda p: p.nodes.state == ["lost"])
+        await plant.until(lambda partition: partition.nodes.state == ["lost"])
         async with puppet(plant, instance="copy") as second:
             await second.wait_for(wire.Welcome)
 
@@ -539,6 +541,6 @@ def test_a_report_that_cannot_be_is_confirmed_and_changes_nothing(tmp_path: Path
             ):
                 await one.report(wire.Report(tasks, "running"))
             assert any(event == "report refused" for event, _ in plant.log)
-            assert not await plant.read(lambda p: p.allocations)
+            assert not await plant.read(lambda partition: partition.allocations)
 
     tell(tmp_path, story)

@@ -170,7 +170,7 @@ def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[sock
     def end(code: int) -> None:
         raise Ended(code)
 
-    monkeypatch.setattr(asking, "PATIENCE", 0.05)
+    monkeypatch.setattr(asking, "KEEPER_TIMEOUT", 0.05)
     monkeypatch.setattr(os, "_exit", end)
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, its:

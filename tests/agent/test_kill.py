@@ -91,7 +91,7 @@ async def story(path: Path, victims: list[str], seed: int, tasks: int, strikes: 
         slow = TASK.format(folder=path / "slow", seconds=0.3)
         for name in ("quick", "slow"):
             (path / name).mkdir()
-        await plant.until(lambda p: p.nodes.rows)
+        await plant.until(lambda partition: partition.nodes.rows)
         jobs = [
             await plant.submit(["sh", "-c", slow], count=counts["slow"], min=1, resources={"cpu": 1, "slots": 1}),
             await plant.submit(["sh", "-c", quick], count=counts["quick"], min=1, resources={"cpu": 2}),

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from fairlead.agent import session
-from fairlead.agent.book import Book
 from fairlead.agent.logs import PART, log_path, read_log
 from fairlead.agent.main import Agent, Settings
 from fairlead.agent.session import KeyRenewed, Refused, Session
+from fairlead.agent.task_table import TaskTable
 from fairlead.wire import agent as wire
 from fairlead.wire.agent import Hello, LogRequest, NewKey, Tasks, Welcome, decode_from_agent, encode
 from fairlead.wire.identity import Key, join_token
@@ -48,7 +48,7 @@ class Line:
 class Talk:
     def __init__(self) -> None:
         self.line = Line()
-        self.book = Book(AROUND, 1)
+        self.book = TaskTable(AROUND, 1)
         self.leases: list[tuple[float, float]] = []
         self.epochs: list[int] = []
         self.has_new_key = False
@@ -192,7 +192,7 @@ def test_a_log_has_its_place() -> None:
 
 def test_tasks_known_are_listed_in_signs_of_life() -> None:
     async def story(talk: Talk) -> None:
-        talk.book.heed(launch(0, 2))
+        talk.book.handle(launch(0, 2))
         talk.book.hear([(1, "main", 1, 0)], [])
         talk.line.say(WELCOME)
         running = asyncio.create_task(talk.run())
@@ -237,7 +237,7 @@ def test_a_log_that_its_task_replaced_is_not_followed(tmp_path: Path, trick: str
 
 def test_a_reader_that_is_pushed_out_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "MOST_LOGS", 3)
-    monkeypatch.setattr(Book, "is_over", lambda *task: False)
+    monkeypatch.setattr(TaskTable, "is_over", lambda *task: False)
 
     async def story(talk: Talk) -> None:
         talk.line.say(Welcome(1, 3_600_000_000, 0, 0))

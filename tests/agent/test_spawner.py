@@ -618,6 +618,6 @@ def test_a_ledger_written_anew_says_the_same(tmp_path: Path) -> None:
     ledger.write()
     plain = Ledger(open_files(path))
     ledger.rewrite()
-    anew = Ledger(open_files(path))
-    for one in (plain, anew):
+    reconnected = Ledger(open_files(path))
+    for one in (plain, reconnected):
         assert (one.tasks, one.ended, one.pids) == (ledger.tasks, ledger.ended, {(7, "main", 1, 0): 4711})

@@ -197,7 +197,7 @@ def test_a_log_is_followed_while_it_grows(tmp_path: Path) -> None:
         # An agent whose signs of life are not answered in time connects anew, which ends what is being read.
         async with plant_with_agent(tmp_path, heartbeat="10s") as (plant, _):
             job = await plant.submit(["sh", "-c", f"echo one; while ! [ -e {go} ]; do sleep 0.01; done; echo two"])
-            await plant.until(lambda p: [each.state for each in p.allocations.values()] == ["running"])
+            await plant.until(lambda partition: [each.state for each in partition.allocations.values()] == ["running"])
             number = await plant.job(job, lambda each: each.number)
             text = b""
             async for part in plant.hub.log(PARTITION, "n1", LogRequest(0, number, "main", 0, 1, follow=True)):
@@ -214,12 +214,12 @@ def test_an_attempt_that_was_refused_is_not_started_later(tmp_path: Path) -> Non
 
     async def story() -> None:
         async with plant_with_agent(tmp_path) as (plant, one):
-            await plant.until(lambda p: p.nodes.rows)
+            await plant.until(lambda partition: partition.nodes.rows)
             spawners = one.spawners()
             for pid in spawners:  # they can write nothing down, and so take nothing
                 resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
             job = await plant.submit(["sh", "-c", f"echo $FAIRLEAD_ATTEMPT >> {ran}"])
-            await plant.until(lambda p: p.nodes.avoided)
+            await plant.until(lambda partition: partition.nodes.avoided)
             await one.kill()
             for pid in spawners:
                 resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
@@ -239,7 +239,7 @@ def test_a_spawner_that_could_not_be_started_is_started_later(tmp_path: Path) ->
         async with plant_with_agent(tmp_path) as (plant, one):
             waits = ["sh", "-c", f"while ! [ -e {go} ]; do sleep 0.01; done"]
             job = await plant.submit(waits)
-            await plant.until(lambda p: [each.state for each in p.allocations.values()] == ["running"])
+            await plant.until(lambda partition: [each.state for each in partition.allocations.values()] == ["running"])
             assert one.process is not None
             before = resource.prlimit(one.process.pid, resource.RLIMIT_NOFILE)
             resource.prlimit(one.process.pid, resource.RLIMIT_NOFILE, (1, before[1]))
@@ -248,7 +248,7 @@ def test_a_spawner_that_could_not_be_started_is_started_later(tmp_path: Path) ->
             while log.read_text().count("no spawner could be started") < 2:  # both of them are missed
                 await asyncio.sleep(0.01)
             later = await plant.submit(["true"])
-            await plant.until(lambda p: p.nodes.avoided)
+            await plant.until(lambda partition: partition.nodes.avoided)
             assert "Too many open files" in stage_of(plant, later).past(0).reason
             assert log.read_text().count("no spawner could be started") == 2, "once for each spawner"
             resource.prlimit(one.process.pid, resource.RLIMIT_NOFILE, before)
@@ -284,14 +284,16 @@ def test_a_node_that_cannot_fork_pauses_and_goes_on_later(tmp_path: Path, few_pr
 
     async def story() -> None:
         async with plant_with_agent(tmp_path, max_launch_tries=1) as (plant, one):
-            await plant.until(lambda p: p.nodes.rows)
+            await plant.until(lambda partition: partition.nodes.rows)
             spawners = one.spawners()
             for pid in spawners:
                 (few_processes / "cgroup.procs").write_text(str(pid))
             (few_processes / "pids.max").write_text("1")
             job = await plant.submit(["true"], count=150, min=1, resources={"cpu": 0.01})
             said = "Resource temporarily unavailable"
-            await plant.until(lambda p: max(p.nodes.failures) and said in stage_of(plant, job).past(0).reason)
+            await plant.until(
+                lambda partition: max(partition.nodes.failures) and said in stage_of(plant, job).past(0).reason
+            )
             assert stage_of(plant, job).top <= 4, "it is tried again after a pause only"
             (few_processes / "pids.max").write_text("max")
             assert await plant.over(job) == "succeeded"
@@ -303,13 +305,13 @@ def test_a_node_that_cannot_fork_pauses_and_goes_on_later(tmp_path: Path, few_pr
 def test_a_node_that_is_removed_while_its_agent_is_there_joins_again(tmp_path: Path) -> None:
     async def story() -> None:
         async with plant_with_agent(tmp_path) as (plant, _):
-            await plant.until(lambda p: p.nodes.find("n1") is not None)
-            before = await plant.read(lambda p: p.nodes.find("n1"))
+            await plant.until(lambda partition: partition.nodes.find("n1") is not None)
+            before = await plant.read(lambda partition: partition.nodes.find("n1"))
             job = await plant.submit(["sleep", "1000"])
-            await plant.until(lambda p: [each.state for each in p.allocations.values()] == ["running"])
+            await plant.until(lambda partition: [each.state for each in partition.allocations.values()] == ["running"])
             await plant.ask(RemoveNode(name="n1", operator=True))
-            await plant.until(lambda p: p.nodes.find("n1") not in (None, before))
-            await plant.until(lambda p: [each.state for each in p.allocations.values()] == ["running"])
+            await plant.until(lambda partition: partition.nodes.find("n1") not in (None, before))
+            await plant.until(lambda partition: [each.state for each in partition.allocations.values()] == ["running"])
             await plant.kill(job)
             assert await plant.over(job) == "killed"
 
@@ -320,9 +322,9 @@ def test_drained_nodes_return_what_has_not_started(tmp_path: Path) -> None:
     async def story() -> None:
         async with plant_with_agent(tmp_path) as (plant, _):
             job = await plant.submit(["true"], count=3000, min=1, resources={"cpu": 4})
-            await plant.until(lambda p: p.chains)
+            await plant.until(lambda partition: partition.chains)
             await plant.ask(MoveNode(name="n1", action="drain", operator=True))
-            await plant.until(lambda p: not p.allocations)
+            await plant.until(lambda partition: not partition.allocations)
             await plant.ask(MoveNode(name="n1", action="enable", operator=True))
             assert await plant.over(job) == "succeeded"
             assert await plant.ends(3000) == list(range(3000))

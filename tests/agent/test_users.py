@@ -46,7 +46,7 @@ async def node(two: People, path: Path, *options: str) -> AsyncIterator[tuple[Pl
         one.directory.parent.mkdir(mode=0o711)
         await one.start()
         try:
-            await plant.until(lambda p: p.nodes.find("n1") is not None)
+            await plant.until(lambda partition: partition.nodes.find("n1") is not None)
             yield plant, one
         finally:
             await one.clear()
@@ -142,16 +142,16 @@ async def is_told_why_it_may_not_run(plant: Plant, one: Machine, two: People) ->
 
 async def ends_with_its_spawner_and_not_with_the_agent(plant: Plant, one: Machine, two: People) -> None:
     job = await plant.submit(["sleep", "600"])
-    await plant.until(lambda p: process_of(two.names["ann"], "sleep"))
+    await plant.until(lambda partition: process_of(two.names["ann"], "sleep"))
     first = process_of(two.names["ann"], "sleep")
     await one.kill()
     await one.start()
-    await plant.until(lambda p: "n1" in plant.hub.connected(PARTITION))
+    await plant.until(lambda partition: "n1" in plant.hub.connected(PARTITION))
     assert process_of(two.names["ann"], "sleep") == first
     os.kill(psutil.Process(first).ppid(), signal.SIGKILL)
     while psutil.pid_exists(first):
         await asyncio.sleep(0.05)
-    await plant.until(lambda p: process_of(two.names["ann"], "sleep"))  # it is tried again
+    await plant.until(lambda partition: process_of(two.names["ann"], "sleep"))  # it is tried again
     await plant.kill(job)
     assert await plant.over(job) == "killed"
 
@@ -198,7 +198,7 @@ def test_no_attack_on_another_user_succeeds(two: People, tmp_path: Path) -> None
                 flag = two.folder / two.names["ann"] / "go"
                 command = f"touch /tmp/of-the-victim; echo private $SECRET; while [ ! -e {flag} ]; do sleep 0.1; done"
                 job = await plant.submit(["/bin/sh", "-c", command], environment={"SECRET": "hush"})
-                await plant.until(lambda p: plant.partition.jobs[job].stages[0].live)
+                await plant.until(lambda partition: plant.partition.jobs[job].stages[0].live)
                 while "hush" not in await log_of(plant, "ann", job):
                     await asyncio.sleep(0.05)
                 victim = process_of(two.names["ann"])
@@ -226,7 +226,7 @@ def test_the_attack_finds_what_is_open(two: People, tmp_path: Path) -> None:
     async def story() -> None:
         async with node(two, tmp_path) as (plant, one):
             job = await plant.submit(["sleep", "600"])
-            await plant.until(lambda p: process_of(two.names["ann"], "sleep"))
+            await plant.until(lambda partition: process_of(two.names["ann"], "sleep"))
             victim = process_of(two.names["ann"], "sleep")
             attack = f"exec /usr/bin/python3 -I {script} /nowhere {one.directory} {victim}"
             _, said = await run(plant, "ann", attack, environment={"ATTACKER": "ann", "VICTIM": "ann"})
@@ -247,18 +247,18 @@ def test_a_user_that_stops_its_own_spawner_does_not_keep_the_node_from_joining(t
     async def story() -> None:
         async with node(two, tmp_path) as (plant, one):
             job = await plant.submit(["sleep", "600"])
-            await plant.until(lambda p: process_of(two.names["ann"], "sleep"))
+            await plant.until(lambda partition: process_of(two.names["ann"], "sleep"))
             first = process_of(two.names["ann"], "sleep")
             (spawner, *_) = relatives(first)
             guard = [each.pid for each in psutil.Process(spawner).children() if each.pid != first]
             await one.kill()
             for pid in (*guard, spawner):
                 os.kill(pid, signal.SIGSTOP)
-            await plant.until(lambda p: "n1" not in plant.hub.connected(PARTITION))
+            await plant.until(lambda partition: "n1" not in plant.hub.connected(PARTITION))
             try:
                 await one.start()
                 async with asyncio.timeout(SECONDS / 2):
-                    await plant.until(lambda p: "n1" in plant.hub.connected(PARTITION))
+                    await plant.until(lambda partition: "n1" in plant.hub.connected(PARTITION))
             finally:
                 for pid in (*guard, spawner):
                     with suppress(ProcessLookupError):
@@ -370,7 +370,7 @@ def server(folder: Path) -> Iterator[Server]:
 
 
 async def labels_of(plant: Plant) -> dict[str, str]:
-    return await plant.read(lambda p: p.nodes.labels[p.nodes.rows[p.nodes.joins["n1"]]])
+    return await plant.read(lambda partition: partition.nodes.labels[partition.nodes.rows[partition.nodes.joins["n1"]]])
 
 
 def processes_of(name: str) -> list[psutil.Process]:

@@ -15,26 +15,26 @@ from typing import Any, TypeVar
 
 import httpx
 
+from fairlead.api.context import Services
 from fairlead.api.control import Control
-from fairlead.api.gate import Bounds
 from fairlead.api.identities import Identities
 from fairlead.api.listening import listen
+from fairlead.api.middleware import Bounds
 from fairlead.api.quotas import Quotas
 from fairlead.api.routes import application
 from fairlead.api.secrets import Secrets
 from fairlead.api.server import server
-from fairlead.api.site import Site
 from fairlead.api.tokens import Tokens
 from fairlead.core.commands import AddNode, AnyCommand, Report
 from fairlead.core.config import parse_config
 from fairlead.core.documents import parse_node
 from fairlead.core.effects import ForNode, Launch
 from fairlead.engines.agents import Agents
+from fairlead.history.recorder import HistoryRecorder
+from fairlead.history.sqlite import History
 from fairlead.journal import Journal, SqliteJournal
-from fairlead.journal.history import History
-from fairlead.journal.past import Past
-from fairlead.pools.keeper import Pools
-from fairlead.views.metrics import Metrics
+from fairlead.pools.service import PoolService
+from fairlead.views.metrics.observer import Metrics
 from fairlead.wire.api import Role
 
 Result = TypeVar("Result")
@@ -67,7 +67,7 @@ class Serving:
         config: dict[str, Any] | None = None,
         bounds: Bounds | None = None,
         open_journal: Callable[[], Journal] | None = None,
-        pools: Pools | None = None,
+        pools: PoolService | None = None,
     ) -> None:
         self.folder = folder
         self.faults: list[Exception] = []
@@ -144,12 +144,12 @@ class Serving:
         self.secrets = Secrets(self.folder / "secrets", self.folder / "secrets-key")
         self.history = History(self.folder / "history")
         quotas = Quotas()
-        observers = [metrics, Past(self.history), quotas]
+        observers = [metrics, HistoryRecorder(self.history), quotas]
         self.control = Control(
             self._open, self.orders, observers, self._config, note=self.notes.append, pools=self._pools
         )
         await self.control.start()
-        self.site = Site(
+        self.site = Services(
             self.control,
             self.orders,
             self.history,

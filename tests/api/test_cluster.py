@@ -62,7 +62,7 @@ def test_lanes(site: Serving) -> None:
     site.node("n1", cpu=1)
     names = [submit(site.as_owner) for _ in range(4)]
     (lane,) = get(site, "lanes", first=2)["lanes"]
-    assert (lane["queue"], lane["shape"], lane["reservations"], lane["tasks"]) == ("root.default", "cpu=1", 3, 3)
+    assert (lane["queue"], lane["shape"], lane["asks"], lane["tasks"]) == ("root.default", "cpu=1", 3, 3)
     assert [each["job"] for each in lane["first"]] == names[1:3]
     front = site.as_owner.post("/api/v1/lanes/front", json={"job": names[3], "stage": "main"})
     assert front.status_code == 200

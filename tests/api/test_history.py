@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from fairlead.journal.history import History, Used
-from fairlead.journal.past import AttemptRow, Past
+from fairlead.history.recorder import AttemptRow, HistoryRecorder
+from fairlead.history.sqlite import History, Used
 from fairlead.testing import World
 from tests.api.serving import JOB, Serving, submit
 
@@ -113,7 +113,7 @@ def story(w: World) -> None:
 
 def test_rows_of_a_story(tmp_path: Path) -> None:
     history = History(tmp_path / "history")
-    w = World(observers=[Past(history)])
+    w = World(observers=[HistoryRecorder(history)])
     story(w)
     found = rows(history, 1)
     assert [(row[3], row[2]) for row in found if row[1][0] == 1] == [("failed", 1), ("succeeded", 2)]
@@ -131,7 +131,7 @@ def test_what_a_crash_kept_from_being_written_is_made_up_for(tmp_path: Path) -> 
     w = World()
     story(w)
     history = History(tmp_path / "history")
-    past = Past(history)
+    past = HistoryRecorder(history)
     past.began(w.partition())
     made_up = rows(history, 1)
     assert [(row[3], row[2]) for row in made_up if row[1] == (1, 2)] == [("succeeded", 2)]

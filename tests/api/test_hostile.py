@@ -16,7 +16,7 @@ import uvloop
 from fairlead.api import jobs
 from fairlead.api import server as listening
 from fairlead.api.connections import Connections, Shares
-from fairlead.api.gate import Bounds, Buckets
+from fairlead.api.middleware import Bounds, Buckets
 from tests.api.serving import SECONDS, Serving, serving, submit
 
 

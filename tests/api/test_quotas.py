@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 
 from fairlead.api.control import ASKING
-from fairlead.api.gate import Bounds
 from fairlead.api.jobs import submission
+from fairlead.api.middleware import Bounds
 from tests.api.serving import JOB, SECONDS, Serving, serving, submit
 
 
@@ -168,9 +168,9 @@ def test_many_reads_of_one_user_do_not_hold_up_another(site: Serving) -> None:
 
         async def read(user: str) -> None:
             ASKING.set(user)
-            await served.read(lambda p: order.append(user))
+            await served.read(lambda partition: order.append(user))
 
-        async with served._turns.lock:
+        async with served._thread.lock:
             reads = [asyncio.create_task(read("ann")) for _ in range(50)]
             await asyncio.sleep(0)
             reads.append(asyncio.create_task(read("bob")))

@@ -15,8 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
-from fairlead.api.gate import Bounds
 from fairlead.api.identities import Identities
+from fairlead.api.middleware import Bounds
 from fairlead.api.tokens import Tokens
 from fairlead.core.errors import Refused
 from fairlead.engines.base import Peer

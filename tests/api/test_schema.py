@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fairlead.api.gate import Bounds
+from fairlead.api.middleware import Bounds
 from fairlead.api.tokens import ROLES
 from tests.api.serving import JOB, Serving, serving, submit
 

@@ -59,8 +59,8 @@ def submit(w: World, *need: int, **rest: Any) -> str:
 def free(w: World) -> dict[str, Amounts]:
     nodes = w.partition().nodes
     found: dict[str, Amounts] = {}
-    for name, join in nodes.joins.items():
-        left = nodes.free(nodes.rows[join])
+    for name, node_id in nodes.joins.items():
+        left = nodes.free(nodes.rows[node_id])
         found[name] = (left.get(CPU, 0), left.get(MEMORY, 0) // MI, left.get(GPU, 0) // 1000)
     return found
 
@@ -292,7 +292,7 @@ def test_one_request_makes_one_node_while_that_is_coming() -> None:
         assert w.pools()["p"]["ordered"] == 1
     w.arrive("p", cpu="50m")
     w.cycle()
-    assert w.partition().jobs["r"].stages[0].reservations[2].orders == 1  # type: ignore[union-attr]
+    assert w.partition().jobs["r"].stages[0].asks[2].orders == 1  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Worked cases of Mantis' reservation registry on our lanes: upsert, order, cancel, readiness, launches.
+"""Worked cases of Mantis' ask registry on our lanes: upsert, order, cancel, readiness, launches.
 
 A worker is a task here, a constraint a shape, an executor a node, and being in flight is being the head that is tried.
 Rows with an id are published cases; the others follow from the same rules. `NOT_OURS` names the published cases that
@@ -26,7 +26,7 @@ usage-05 usage-07 usage-09 client-02 assign-01 assign-03 match-02 te-01
 
 NOT_OURS = {
     "registry-15": "equal ones go by arrival, not by the job's name (the rows `as registry-15`)",
-    "registry-19": "a stage has one reservation a kind; one that grows before it started asks anew (`as registry-19`)",
+    "registry-19": "a stage has one ask a kind; one that grows before it started asks anew (`as registry-19`)",
     "registry-21": "there is no interval: what arrives is tried in the same cycle (`as registry-21`)",
     "match-02": "nodes have no generation: the fullest goes first, then the one that joined first (`as match-02`)",
     "usage-05": "demand for a pool that has no nodes counts: it grows from none (`as usage-05`)",
@@ -46,7 +46,7 @@ class Story:
     - `scale job/1 3`, `cancel job/1`, `front job/1`, `tail job`, `kill job`, `lose job/1 0`
     - `restart`: not ready; `ready`; `+1`: a second passes; `room 2`: a node for two tasks; `full`: no more room there
     - `= A jobA/1:3 jobB/1:2@0; B …`: the lanes in order, with when they asked if that matters
-    - `! jobA/1 …`: the reservations that were tried, and for which there was no room
+    - `! jobA/1 …`: the asks that were tried, and for which there was no room
     """
 
     def __init__(self, settings: dict[str, Any] | None = None) -> None:
@@ -199,7 +199,7 @@ STORIES: list[tuple[str, str]] = [
     ("an equal target keeps its place", "a 1:K:2 | b 1:K:1 | +1 | scale a/1 2 | = K a/1:2@0 b/1:1@0"),
     ("a smaller one too, a larger one does not", "a 1:K:3 | b 1:K:1 | +1 | scale a/1 2 | = K a/1:2@0 b/1:1@0"),
     ("one that grows and shrinks back asked anew", "a 1:K:1 | +1 | scale a/1 2 | scale a/1 1 | = K a/1:1@1"),
-    ("what grows again is one reservation", "room 1 | a 1:K:1 | scale a/1 2 | +1 | scale a/1 4 | = K a/1:3@1"),
+    ("what grows again is one ask", "room 1 | a 1:K:1 | scale a/1 2 | +1 | scale a/1 4 | = K a/1:3@1"),
     ("and one that shrinks again keeps its place", "room 1 | a 1:K:1 | scale a/1 4 | +1 | scale a/1 3 | = K a/1:2@0"),
     ("growth that is not wanted any more is gone", "room 1 | a 1:K:1 | scale a/1 4 | scale a/1 1 | ="),
     ("nothing is complete at once", "a 1:K:2 | b 1:K:1 | scale a/1 0 | = K b/1:1 | ! b/1"),
@@ -325,7 +325,7 @@ def test_a_launch_that_fails_once() -> None:
     assert (w.task(job, "w", 0).state, w.task(job, "w", 0).tries_used, w.lanes()) == ("running", 0, {})
 
 
-def test_two_reservations_and_two_nodes() -> None:
+def test_two_asks_and_two_nodes() -> None:
     """assign-03: one cycle, two launches."""
     w = small(2)
     one, two = submit(w, "job-1", "job-2")
@@ -355,8 +355,12 @@ def test_the_states_of_a_node_and_its_task() -> None:
 
     def step(name: str, seconds: float = 0) -> None:
         w.advance(seconds)
-        p = w.partition()
-        state = p.nodes.state[p.nodes.rows[p.nodes.joins["te"]]] if "te" in p.nodes.joins else "-"
+        partition = w.partition()
+        state = (
+            partition.nodes.state[partition.nodes.rows[partition.nodes.joins["te"]]]
+            if "te" in partition.nodes.joins
+            else "-"
+        )
         seen.append((name, state, w.task(job, "w", 0).state))
 
     step("unregistered")

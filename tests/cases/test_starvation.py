@@ -1,4 +1,4 @@
-"""Worked cases of Volcano's reserve, preempt and reclaim and of YuniKorn's reservations and preemption, on holds and
+"""Worked cases of Volcano's reserve, preempt and reclaim and of YuniKorn's asks and preemption, on holds and
 promises.
 
 A reserved task is one that a node is held for; one that would be allocated at once is held, too, since nothing of a
@@ -297,7 +297,7 @@ def test_a_gang_loses_only_what_it_can_do_without(running: int, least: int, lost
     assert surplus(running, least) == lost
 
 
-# -- YuniKorn's reservations -------------------------------------------------------------------------------------
+# -- YuniKorn's asks -------------------------------------------------------------------------------------
 
 
 def test_who_has_a_node_is_served_before_anybody_else() -> None:

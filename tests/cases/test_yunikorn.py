@@ -412,9 +412,9 @@ def test_limits_of_users_and_groups(limits: dict[str, Any], steps: str) -> None:
 
 
 def assert_nothing_is_used(w: World) -> None:
-    p = w.partition()
-    assert not p.allocations
-    for queue in p.queues.values():
+    partition = w.partition()
+    assert not partition.allocations
+    for queue in partition.queues.values():
         for account in (queue.account, *queue.users.values(), *queue.groups.values()):
             assert (account.used, account.running) == ({}, 0)
 

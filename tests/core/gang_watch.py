@@ -75,9 +75,9 @@ class WatchedWorld(World):
 
     def _deliver(self, name: str, done: Cycle) -> None:
         super()._deliver(name, done)
-        p = self.cluster.writers[name].partition
+        partition = self.cluster.writers[name].partition
         messages = [effect for effect in done.effects if isinstance(effect, ForNode)]
-        units = {job.number: job.whole for job in p.jobs.values()}
+        units = {job.number: job.whole for job in partition.jobs.values()}
         for stop in (stop for message in messages for stop in message.stops):
             gang = self.gangs.get((stop.number, "" if units.get(stop.number) else stop.stage))
             if gang is not None:
@@ -87,17 +87,17 @@ class WatchedWorld(World):
             unit = (launch.number, "" if units[launch.number] else launch.stage)
             launches.setdefault(unit, []).append(launch)
         for unit, launched in launches.items():
-            self._check(p, unit, launched)
-        self._look(p)
+            self._check(partition, unit, launched)
+        self._look(partition)
 
-    def _check(self, p: Partition, unit: Unit, launched: list[Launch]) -> None:
+    def _check(self, partition: Partition, unit: Unit, launched: list[Launch]) -> None:
         attempts = {(each.stage, index): each.attempt for each in launched for index in indices(each.indices)}
         gang = self.gangs.get(unit)
         again = gang is not None and (gang.taken_back or any(member in gang.silent for member in attempts))
         if unit in self.started and not again:
             return
         members: dict[tuple[str, int], int] = {}
-        for stage in _stages(p, unit):
+        for stage in _stages(partition, unit):
             found = sorted(index for name, index in attempts if name == stage.name)
             what = f"{len(found)} of {stage.needed} {stage.name} of job {stage.job.id}"
             assert len(found) >= stage.needed, f"{what} are launched"
@@ -105,11 +105,11 @@ class WatchedWorld(World):
             members |= {(stage.name, index): attempts[stage.name, index] for index in found[: stage.needed]}
         self.gangs[unit] = Gang(members)
 
-    def _look(self, p: Partition) -> None:
+    def _look(self, partition: Partition) -> None:
         """Who has started by now."""
         self.started = {
             (job.number, "" if job.whole else stage.name)
-            for job in p.jobs.values()
+            for job in partition.jobs.values()
             for stage in job.stages
             if stage.started
         }
@@ -122,7 +122,7 @@ class WatchedWorld(World):
                         gang.heard_of(command)
 
 
-def _stages(p: Partition, unit: Unit) -> list[Stage]:
+def _stages(partition: Partition, unit: Unit) -> list[Stage]:
     number, name = unit
-    job = next(job for job in p.jobs.values() if job.number == number)
+    job = next(job for job in partition.jobs.values() if job.number == number)
     return [stage for stage in job.stages if name in ("", stage.name)]

@@ -10,8 +10,8 @@ import pytest
 from fairlead.core.admission import CHECKS, Admission, Check
 from fairlead.core.asks import Needs
 from fairlead.core.effects import ForPool
-from fairlead.core.model import Reservation
-from fairlead.core.phases import singles
+from fairlead.core.match import singles
+from fairlead.core.model import Ask
 from fairlead.core.reasons import NotActive, Reason
 from fairlead.testing import World
 
@@ -19,7 +19,7 @@ SUSPENDED: set[str] = set()
 OBEYS = {"checks": ["user_suspended"]}
 
 
-def user_suspended(admission: Admission, ask: Reservation, needs: Needs) -> Reason | None:
+def user_suspended(admission: Admission, ask: Ask, needs: Needs) -> Reason | None:
     user = ask.stage.job.spec.user
     return NotActive(f"of {user}") if user in SUSPENDED else None
 

@@ -456,7 +456,7 @@ def played(drawn: list[Step], order: str, limit: int | None, anew: bool) -> list
                 w.finish(running[0][0], *running[0][1])
         if anew:
             w.partition().backfilled = None
-            w.partition().look_anew()
+            w.partition().wake_all_lanes()
         w.cycle()
         for job in [f"j{number}" for number in range(at + 1) if drawn[number].tasks]:
             tasks = len(w.placements(job))

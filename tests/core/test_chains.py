@@ -12,10 +12,10 @@ from fairlead.core import cycle
 from fairlead.core.commands import MoveNode
 from fairlead.core.dump import dump, load
 from fairlead.core.effects import ForNode, Launch, Stop
-from fairlead.core.invariants import Broken, check_all
+from fairlead.core.invariants import InvariantBroken, check_all
 from fairlead.core.outcomes import stop
 from fairlead.core.plan import Plan
-from fairlead.core.policy.chain import MOST, ahead, measured
+from fairlead.core.policy.chain import MAX_CHAIN, ahead, measured
 from fairlead.core.ranges import count, indices
 from fairlead.core.reasons import InChain
 from fairlead.testing import World
@@ -297,7 +297,7 @@ def test_at_most_so_many_wait_for_a_room() -> None:
     job = w.submit(stages=array(5_000, duration=0.001))
     w.advance(0.001)
     w.cycle()
-    assert len(ahead_of(w, job)) == MOST - 1
+    assert len(ahead_of(w, job)) == MAX_CHAIN - 1
 
 
 def test_a_cycle_sends_no_more_ahead_than_it_may_place() -> None:
@@ -333,9 +333,9 @@ def test_the_end_of_one_that_waits_wakes_nobody() -> None:
     w = world()
     job = in_chain(w)
     w.report(job, "w", 3, 1, "stopped")
-    before = w.partition().room
+    before = w.partition().openings
     w.cycle()
-    assert (ahead_of(w, job), w.partition().room) == ([2, 4, 5], before)
+    assert (ahead_of(w, job), w.partition().openings) == ([2, 4, 5], before)
 
 
 # -- how chains end ----------------------------------------------------------------------------------------------
@@ -476,9 +476,9 @@ def test_a_lost_node_does_not_ask_one_by_one() -> None:
     w = world(chain="10min")
     w.submit(stages=array(3_000, duration=0.001))
     w.advance(0.001)
-    p = w.partition()
-    decided = cycle.run(p, [MoveNode(name="n0", action="lose", operator=True)], w.now)
-    assert len(decided.changes) < 10 and not p.chains
+    partition = w.partition()
+    decided = cycle.run(partition, [MoveNode(name="n0", action="lose", operator=True)], w.now)
+    assert len(decided.changes) < 10 and not partition.chains
     decided.plan.abandon()
 
 
@@ -617,10 +617,10 @@ def test_setting_chain_to_0_calls_them_back() -> None:
 def test_a_preempted_room_passes_to_nobody_of_the_chain() -> None:
     w = world()
     job = in_chain(w)
-    p = w.partition()
-    plan = Plan(p, w.now)
-    stop(plan, p.jobs[job].stages[0].live[1], (1, 2), "preempt")  # type: ignore[index]
-    assert [each.cause for each in p.waiting_in(next(iter(p.chains)))] == ["return"]
+    partition = w.partition()
+    plan = Plan(partition, w.now)
+    stop(plan, partition.jobs[job].stages[0].live[1], (1, 2), "preempt")  # type: ignore[index]
+    assert [each.cause for each in partition.waiting_in(next(iter(partition.chains)))] == ["return"]
     plan.abandon()
 
 
@@ -677,7 +677,7 @@ def test_who_refuses_what_is_sent_ahead_is_not_sent_it_again_and_again() -> None
     w.advance(12)  # the chain runs low, and gets more
     for _ in range(5):
         w.cycle()
-    decided = w.cluster.writers["default"].turn([], w.now)
+    decided = w.cluster.writers["default"].cycle([], w.now)
     assert not decided.changes
 
 
@@ -895,11 +895,11 @@ def test_no_overcommit_under_any_trouble(drawn: list[Step], chain: str) -> None:
 def test_a_chain_that_lost_a_room_is_noticed() -> None:
     w = world()
     in_chain(w)
-    p = w.partition()
-    (chain,) = p.chains.values()
+    partition = w.partition()
+    (chain,) = partition.chains.values()
     next(each for each in chain.values() if each.rooms).rooms = 2
-    with pytest.raises(Broken, match="has 1 rooms, and 2 for"):
-        check_all(p)
+    with pytest.raises(InvariantBroken, match="has 1 rooms, and 2 for"):
+        check_all(partition)
 
 
 def test_a_cycle_with_chains_can_be_taken_back() -> None:
@@ -908,13 +908,13 @@ def test_a_cycle_with_chains_can_be_taken_back() -> None:
     w.advance(0.02)
     w.finish(job, "w", 0)
     commands = [each[1] for each in w._queue if isinstance(each, tuple)]
-    p = w.partition()
-    before = dump(p)
-    decided = cycle.run(p, commands, w.now)
-    assert p.chains
+    partition = w.partition()
+    before = dump(partition)
+    decided = cycle.run(partition, commands, w.now)
+    assert partition.chains
     decided.plan.abandon()
-    assert dump(p) == before and not p.chains
-    check_all(p)
+    assert dump(partition) == before and not partition.chains
+    check_all(partition)
 
 
 @pytest.mark.parametrize(
@@ -946,7 +946,7 @@ def test_what_is_measured(known: int | None, sample: int, expected: int | None) 
         (1_000, 100_000, 99),
         (50_000, 100_000, 1),
         (50_001, 100_000, 0),
-        (1, 100_000, MOST - 1),
+        (1, 100_000, MAX_CHAIN - 1),
     ],
 )
 def test_how_many_are_sent_ahead(ran: int | None, chain: int, expected: int) -> None:

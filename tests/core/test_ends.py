@@ -8,7 +8,7 @@ from fairlead.core.changes import Ended, SinglesEnded
 from fairlead.core.commands import Accepted, AnyCommand, Kill, Rejected, Report
 from fairlead.core.cycle import Cycle
 from fairlead.testing import World
-from fairlead.writer.loop import Stopped
+from fairlead.writer.writer import Stopped
 
 
 def world(jobs: int, **rest: object) -> World:
@@ -26,13 +26,13 @@ def ended(w: World, job: str, **rest: object) -> Report:
     return Report(**{**document, "exit_code": 0, **rest})  # type: ignore[arg-type]
 
 
-def turn(w: World, *commands: AnyCommand) -> Cycle:
-    return w.cluster.writers["default"].turn(list(commands), w.now)
+def cycle(w: World, *commands: AnyCommand) -> Cycle:
+    return w.cluster.writers["default"].cycle(list(commands), w.now)
 
 
 def test_many_ends_are_one_change() -> None:
     w = world(6)
-    decided = turn(w, *(ended(w, f"j{at}") for at in range(6)))
+    decided = cycle(w, *(ended(w, f"j{at}") for at in range(6)))
     assert [type(change) for change in decided.changes] == [SinglesEnded]
     assert decided.answers == [Accepted()] * 6
     assert [w.job(f"j{at}").state for at in range(6)] == ["succeeded"] * 6
@@ -43,20 +43,20 @@ def test_many_ends_are_one_change() -> None:
 def test_the_room_is_there_for_others_in_the_same_cycle() -> None:
     w = world(9)
     assert not w.placements("j8")
-    turn(w, ended(w, "j0"))
+    cycle(w, ended(w, "j0"))
     assert w.placements("j8")
 
 
 def test_a_report_that_comes_twice_is_stale_the_second_time() -> None:
     w = world(2)
-    decided = turn(w, ended(w, "j0"), ended(w, "j1"), ended(w, "j0"))
+    decided = cycle(w, ended(w, "j0"), ended(w, "j1"), ended(w, "j0"))
     assert [bool(isinstance(each, Accepted) and each.note) for each in decided.answers] == [False, False, True]
     assert decided.notes == {"stale report": 1}
 
 
 def test_who_comes_later_in_the_batch_sees_the_end() -> None:
     w = world(2)
-    decided = turn(w, ended(w, "j0"), Kill(job="j0", operator=True), ended(w, "j1"))
+    decided = cycle(w, ended(w, "j0"), Kill(job="j0", operator=True), ended(w, "j1"))
     assert w.job("j0").state == "succeeded" and w.job("j1").state == "succeeded"
     assert len([change for change in decided.changes if isinstance(change, SinglesEnded)]) == 2
 
@@ -65,9 +65,9 @@ def test_the_job_after_it_is_asked_for() -> None:
     w = world(1)
     w.submit(name="next", after=["j0"], stages=[{"name": "s", "resources": {"cpu": 1}}])
     w.cycle()
-    turn(w, ended(w, "j0"))
+    cycle(w, ended(w, "j0"))
     assert w.placements("next")
-    turn(w, ended(w, "next"))
+    cycle(w, ended(w, "next"))
     assert w.job("next").state == "succeeded"
     w.check()
 
@@ -86,7 +86,7 @@ def test_the_job_after_it_is_asked_for() -> None:
 def test_a_bad_report_is_refused_as_ever(field: str, value: object) -> None:
     w = world(2)
     before = w.dump()
-    decided = turn(w, ended(w, "j0", **{field: value}))
+    decided = cycle(w, ended(w, "j0", **{field: value}))
     assert isinstance(decided.answers[0], Rejected)
     assert w.dump() == before
 
@@ -94,7 +94,7 @@ def test_a_bad_report_is_refused_as_ever(field: str, value: object) -> None:
 @pytest.mark.parametrize("rest", [{"node": "n9"}, {"number": 99}, {"stage": "t"}])
 def test_a_report_of_something_else_ends_nothing(rest: dict[str, object]) -> None:
     w = world(2)
-    turn(w, ended(w, "j0", **rest))
+    cycle(w, ended(w, "j0", **rest))
     assert w.job("j0").state == "running"
 
 
@@ -103,8 +103,8 @@ def test_a_second_attempt_keeps_its_history() -> None:
     w.node("n", cpu=1)
     w.submit(name="j", stages=[{"name": "s", "resources": {"cpu": 1}, "tries": 2}])
     w.cycle()
-    turn(w, ended(w, "j", state="failed", exit_code=1))
-    decided = turn(w, ended(w, "j", attempt=2))
+    cycle(w, ended(w, "j", state="failed", exit_code=1))
+    decided = cycle(w, ended(w, "j", attempt=2))
     assert any(isinstance(change, Ended) for change in decided.changes)
     assert (w.task("j", "s", 0).attempt, w.task("j", "s", 0).tries_used) == (2, 1)
 
@@ -114,7 +114,7 @@ def test_ends_that_were_not_written_did_not_happen() -> None:
     before = w.dump()
     w.break_journal("failed")
     with pytest.raises(Stopped):
-        turn(w, ended(w, "j0"), ended(w, "j1"))
+        cycle(w, ended(w, "j0"), ended(w, "j1"))
     w.check()
     assert w.dump() == before
 
@@ -130,6 +130,6 @@ def test_a_job_whose_other_task_was_scaled_away_waits_for_its_stop() -> None:
     w.scale("j", "s", 1)
     w.cycle()
     report = Report(node=first, job="j", stage="s", indices=(0, 1), attempt=1, state="succeeded", operator=True)
-    turn(w, report)
+    cycle(w, report)
     w.check()
     assert w.job("j").state == "running" and len(w.partition().allocations) == 1

@@ -408,9 +408,9 @@ def test_a_whole_job_that_was_tried_in_vain_wakes_nobody() -> None:
     w.submit(name="beside", stages=[stage("w", 2, cpu=4)])
     whole(w, stage("a", 4), stage("b", 1, cpu=4))
     w.cycle()
-    p = w.partition()
-    assert {lane.slept for lane in p.lanes.values()} == {(p.room, p.nodes.version)}
-    assert w.cluster.writers["default"].turn([], w.now).plan.looked == set()
+    partition = w.partition()
+    assert {lane.asleep_at for lane in partition.lanes.values()} == {(partition.openings, partition.nodes.version)}
+    assert w.cluster.writers["default"].cycle([], w.now).plan.looked == set()
 
 
 # -- launches ----------------------------------------------------------------------------------------------------
@@ -620,7 +620,7 @@ def test_the_last_task_of_a_whole_job_says_nothing_of_the_room_for_others(make: 
 # -- scaling, cancelling, killing --------------------------------------------------------------------------------
 
 
-def test_scaling_before_the_start_replaces_the_whole_reservation(make: MakeWorld) -> None:
+def test_scaling_before_the_start_replaces_the_whole_ask(make: MakeWorld) -> None:
     w = make(nodes=1, cpu=4)
     w.submit(name="filler", stages=[stage("w", 4)])
     w.cycle()

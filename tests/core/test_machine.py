@@ -21,7 +21,7 @@ from fairlead.core.dump import dump, load
 from fairlead.core.errors import Refused
 from fairlead.core.invariants import check_all
 from fairlead.core.lanes import lane_key, text_of
-from fairlead.core.phases import singles
+from fairlead.core.match import singles
 from fairlead.core.policy.fit import choose_devices
 from fairlead.core.policy.placement import PLACEMENTS
 from fairlead.core.shape import Shape
@@ -29,7 +29,7 @@ from fairlead.core.state import Partition
 from fairlead.journal.codec import restore
 from fairlead.sim.doorchecker import DoorChecker
 from fairlead.sim.loanchecker import LoanChecker
-from fairlead.views.metrics import Metrics
+from fairlead.views.metrics.observer import Metrics
 from tests.core.gang_watch import WatchedWorld
 
 NODES = [f"n{number}" for number in range(5)]
@@ -245,7 +245,7 @@ class Machine(RuleBasedStateMachine):
         self._on_job(data, lambda job: self.w.kill(job, user))
 
     @rule(data=st.data(), stage=stages, action=st.sampled_from(["prioritise", "cancel"]))
-    def move_reservation(self, data: Any, stage: str, action: str) -> None:
+    def move_ask(self, data: Any, stage: str, action: str) -> None:
         self._on_job(data, lambda job: getattr(self.w, action)(job, stage))
 
     @rule(data=st.data(), priority=st.integers(-3, 3))
@@ -406,8 +406,12 @@ class Machine(RuleBasedStateMachine):
         kept = self.w.partition().holds.keys() | self.w.partition().promises.keys(), set(self.w.partition().orders)
         quiet = not self.w._queue
         self._step(self.w.cycle)
-        p = self.w.partition()
-        assert not quiet or kept == (p.holds.keys() | p.promises.keys(), set(p.orders)) or p.reign.ready
+        partition = self.w.partition()
+        assert (
+            not quiet
+            or kept == (partition.holds.keys() | partition.promises.keys(), set(partition.orders))
+            or partition.reign.ready
+        )
         self.w.mark_ready()
 
     @rule()
@@ -420,21 +424,21 @@ class Machine(RuleBasedStateMachine):
     def undo_is_the_identity(self) -> None:
         if not hasattr(self, "w"):
             return
-        p = self.w.partition()
+        partition = self.w.partition()
         commands = [each[1] for each in self.w._queue if isinstance(each, tuple)]
-        before, ready = dump(p), p.reign.ready
-        decided = cycle.run(p, commands, self.w.now)
+        before, ready = dump(partition), partition.reign.ready
+        decided = cycle.run(partition, commands, self.w.now)
         decided.plan.abandon()
-        p.reign.ready = ready  # readiness is no part of a plan; here the cycle follows once more
-        assert dump(p) == before
-        check_all(p)
+        partition.reign.ready = ready  # readiness is no part of a plan; here the cycle follows once more
+        assert dump(partition) == before
+        check_all(partition)
         # Removing the partition releases everything under it, whatever that is, and can be taken back as well.
-        removed = cycle.run(p, [*commands, RemovePartition(operator=True)], self.w.now)
-        assert p.removed and not p.allocations and not p.nodes.rows
-        check_all(p)
+        removed = cycle.run(partition, [*commands, RemovePartition(operator=True)], self.w.now)
+        assert partition.removed and not partition.allocations and not partition.nodes.rows
+        check_all(partition)
         removed.plan.abandon()
-        p.reign.ready = ready
-        assert dump(p) == before
+        partition.reign.ready = ready
+        assert dump(partition) == before
         self.rules += 1
         if self.rules % self.rhythm == 0:
             self._step(self.w.cycle)
@@ -442,75 +446,77 @@ class Machine(RuleBasedStateMachine):
     def _step(self, act: Any) -> None:
         with suppress(Refused):  # a configuration that cannot be followed; nothing of it was
             act()
-        p = self.w.partition()
-        check_all(p)
-        live = dump(p)
+        partition = self.w.partition()
+        check_all(partition)
+        live = dump(partition)
         assert dump(load(live)) == live
         restored, _ = restore(self.w.journal, "default")
         check_all(restored)
         assert dump(restored) == live
 
         self._look_at_loans()
-        self._the_metrics_agree(p)
-        self._nothing_was_overlooked(p)
-        self._the_index_is_exact(p)
+        self._the_metrics_agree(partition)
+        self._nothing_was_overlooked(partition)
+        self._the_index_is_exact(partition)
 
     def _look_at_loans(self) -> None:
         """Also when no cycle follows: time alone may make a wait too long."""
         settled = not self.w.cluster.writers["default"].more and not self.w._queue
         self.loans.look(self.w.partition(), self.w.now, settled)
 
-    def _the_metrics_agree(self, p: Partition) -> None:
+    def _the_metrics_agree(self, partition: Partition) -> None:
         """What was counted change by change is what is there."""
         expected: dict[tuple[str, str], tuple[int, int]] = {}
-        for job in p.jobs.values():
+        for job in partition.jobs.values():
             for stage in job.stages:
                 lane = (job.queue.path, stage.shape.text)
                 asked, waiting = expected.get(lane, (0, 0))
                 expected[lane] = (asked, waiting + stage.waiting())
-                for reservation in stage.reservations:
-                    if reservation is not None and reservation.stage is stage:
-                        lane = (job.queue.path, text_of(lane_key(reservation)[1]))
+                for ask in stage.asks:
+                    if ask is not None and ask.stage is stage:
+                        lane = (job.queue.path, text_of(lane_key(ask)[1]))
                         asked, waiting = expected.get(lane, (0, 0))
                         expected[lane] = (asked + 1, waiting)
         counted = self.metrics.registry.get_sample_value
         for (queue, shape), figures in expected.items():
-            labels = {"partition": p.name, "queue": queue, "shape": shape}
-            names = ("fairlead_lane_reservations", "fairlead_lane_pending_tasks")
+            labels = {"partition": partition.name, "queue": queue, "shape": shape}
+            names = ("fairlead_lane_asks", "fairlead_lane_pending_tasks")
             assert figures == tuple(counted(name, labels) or 0 for name in names)
         assert self.balance.came() == sum(asked for asked, _ in expected.values())
 
-    def _nothing_was_overlooked(self, p: Partition) -> None:
+    def _nothing_was_overlooked(self, partition: Partition) -> None:
         """Whoever knows nothing but the state, with all lanes awake, finds nothing more to do than who remembers.
 
         And where neither a cycle is to follow nor anything is due, there is nothing to do.
         """
         writer = self.w.cluster.writers["default"]
-        if writer.more or not p.reign.ready or self.w._queue:
+        if writer.more or not partition.reign.ready or self.w._queue:
             return
-        due = cycle.due(p)  # before anybody looks: what is found is remembered, also by a plan that is taken back
-        live = dump(p)
+        due = cycle.due(
+            partition
+        )  # before anybody looks: what is found is remembered, also by a plan that is taken back
+        live = dump(partition)
         afresh = load(live)
-        afresh.reign = p.reign
+        afresh.reign = partition.reign
         afresh.retime()
         found = cycle.run(afresh, [], self.w.now).changes
-        decided = cycle.run(p, [], self.w.now)
+        decided = cycle.run(partition, [], self.w.now)
         remembered = decided.changes
         decided.plan.abandon()
         assert found == remembered
         assert not remembered or (due is not None and due <= self.w.now), remembered
 
-    def _the_index_is_exact(self, p: Partition) -> None:
+    def _the_index_is_exact(self, partition: Partition) -> None:
         """The index finds a node for a shape just where looking at every node finds one."""
-        for shape in list(p.shapes.values()):
-            p.index.refresh()
+        for shape in list(partition.shapes.values()):
+            partition.index.refresh()
             fitting = {
-                join
-                for join, row in p.nodes.rows.items()
-                if p.nodes.manager[row] == shape.key.manager and _fits(p, shape, row)
+                node_id
+                for node_id, row in partition.nodes.rows.items()
+                if partition.nodes.manager[row] == shape.key.manager and _fits(partition, shape, row)
             }
-            found = [each.join for each in p.index.choose(shape, 1, 0)]
-            p.index.put_back(found)
+            found = [each.node_id for each in partition.index.choose(shape, 1, 0)]
+            partition.index.put_back(found)
             assert set(found) <= fitting and bool(found) == bool(fitting)
 
     def _on_job(self, data: Any, act: Any) -> None:
@@ -518,10 +524,10 @@ class Machine(RuleBasedStateMachine):
             act(data.draw(st.sampled_from(self.submitted)))
 
     def _live(self) -> list[tuple[str, str, int]]:
-        p = self.w.partition()
+        partition = self.w.partition()
         return [
             (job.id, stage.name, index)
-            for job in sorted(p.jobs.values(), key=lambda job: job.number)
+            for job in sorted(partition.jobs.values(), key=lambda job: job.number)
             if not job.spec.manager
             for stage in job.stages
             for index in sorted(stage.live or ())
@@ -529,7 +535,7 @@ class Machine(RuleBasedStateMachine):
 
 
 class Balance:
-    """Reservations that came less those that went, as metrics count them, from what a writer found when it began."""
+    """Asks that came less those that went, as metrics count them, from what a writer found when it began."""
 
     def __init__(self, metrics: Metrics) -> None:
         self.metrics = metrics
@@ -543,7 +549,7 @@ class Balance:
             labels = {"partition": "default", **label}
             return int(self.metrics.registry.get_sample_value(f"fairlead_{name}_total", labels) or 0)
 
-        went = counted("reservations_ended", how="completed") + counted("reservations_ended", how="cancelled")
+        went = counted("asks_ended", how="completed") + counted("asks_ended", how="cancelled")
         return self.found + counted("upserts", result="inserted") - went
 
     def cycle(self, decided: cycle.Cycle, seconds: object) -> None:
@@ -553,9 +559,9 @@ class Balance:
         pass
 
 
-def _fits(p: Partition, shape: Shape, row: int) -> bool:
-    nodes = p.nodes
-    if not nodes.placeable(row) or nodes.join[row] in nodes.held:
+def _fits(partition: Partition, shape: Shape, row: int) -> bool:
+    nodes = partition.nodes
+    if not nodes.placeable(row) or nodes.node_id[row] in nodes.held:
         return False
     if not shape.accepts(nodes.labels[row], nodes.taints[row], nodes.pool[row]):
         return False

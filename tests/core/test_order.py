@@ -19,8 +19,8 @@ def stage(count: int = 1, **rest: Any) -> list[dict[str, Any]]:
     return [{"name": "w", "count": count, "resources": {"cpu": 1}, **rest}]
 
 
-def places(p: Partition) -> list[tuple[str, str, int]]:
-    (lane,) = p.lanes.values()
+def places(partition: Partition) -> list[tuple[str, str, int]]:
+    (lane,) = partition.lanes.values()
     return [(each.stage.job.id, KINDS[each.kind], each.count) for each in lane]
 
 
@@ -126,18 +126,18 @@ def test_growth_is_not_missing() -> None:
 
 def test_a_lane_finds_its_order_again_when_changes_are_taken_back() -> None:
     w = waiting(3)  # three of six run, four have to
-    p = w.partition()
-    gang = p.jobs["gang"].stages[0]
-    before = (order(w), dump(p))
-    plan = Plan(p, w.now)
+    partition = w.partition()
+    gang = partition.jobs["gang"].stages[0]
+    before = (order(w), dump(partition))
+    plan = Plan(partition, w.now)
 
     def agree() -> list[tuple[str, str, int]]:
-        check_all(p)
-        return places(p)
+        check_all(partition)
+        return places(partition)
 
-    alive = sorted(p.allocations)
+    alive = sorted(partition.allocations)
     # One more ends: two are missing. Then the stage needs fewer: none is.
-    plan.do(Ended(alive[0], p.allocations[alive[0]].indices, "lost", again=REPLACE))
+    plan.do(Ended(alive[0], partition.allocations[alive[0]].indices, "lost", again=REPLACE))
     assert agree()[0][0] == "gang" and gang.missing() == 2
     plan.do(StageScaled("gang", 0, 2))
     assert gang.missing() == 0
@@ -145,26 +145,26 @@ def test_a_lane_finds_its_order_again_when_changes_are_taken_back() -> None:
     plan.rollback(1)
     assert agree()[0][0] == "gang" and gang.missing() == 2
     plan.abandon()
-    assert (agree(), dump(p)) == before
+    assert (agree(), dump(partition)) == before
 
 
 def test_placing_and_taking_back_moves_an_ask_there_and_back() -> None:
     w = waiting(3)
-    p = w.partition()
-    gang = p.jobs["gang"].stages[0]
-    before = (order(w), dump(p))
-    free = next(join for join, row in p.nodes.rows.items() if p.nodes.state[row] == "up")
-    plan = Plan(p, w.now)
+    partition = w.partition()
+    gang = partition.jobs["gang"].stages[0]
+    before = (order(w), dump(partition))
+    free = next(node_id for node_id, row in partition.nodes.rows.items() if partition.nodes.state[row] == "up")
+    plan = Plan(partition, w.now)
     for _ in range(3):
         mark = plan.mark()
         index = gang.wanted(REPLACE).first(1)
         attempt = gang.next_attempt(index)
-        plan.do(Placed("gang", 0, REPLACE, attempt, p.counters.allocation, (Part(free, index),)))
-        assert [job for job, _, _ in places(p)] == ["high", "gang"] and not gang.below_min
+        plan.do(Placed("gang", 0, REPLACE, attempt, partition.counters.allocation, (Part(free, index),)))
+        assert [job for job, _, _ in places(partition)] == ["high", "gang"] and not gang.below_min
         plan.rollback(mark)
-        assert [job for job, _, _ in places(p)] == ["gang", "high"] and gang.below_min
+        assert [job for job, _, _ in places(partition)] == ["gang", "high"] and gang.below_min
     plan.abandon()
-    assert (order(w), dump(p)) == before
+    assert (order(w), dump(partition)) == before
 
 
 def test_a_flood_goes_on_behind_replacements_that_are_not_needed() -> None:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from fairlead.core.index.scored import ScoreIndex
 from fairlead.core.nodes import NodeTable
 from fairlead.core.policy.placement import PLACEMENTS
 from fairlead.core.reasons import NeverFits, NoRoom
-from fairlead.core.scoreindex import ScoreIndex
 from fairlead.core.shape import Shape, ShapeKey
 from fairlead.testing import World
 
@@ -114,7 +114,7 @@ def test_fgd_does_not_weigh_what_is_forgotten() -> None:
     index.put_all_back()
     index.forget(gone)
     index.refresh()
-    assert [each.join for each in index.choose(here, 1, 0)] == [1]
+    assert [each.node_id for each in index.choose(here, 1, 0)] == [1]
 
 
 # -- topology

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fairlead.sim.checkers import Broken
+from fairlead.sim.checkers import CheckFailed
 from tests import planted
 from tests.core.test_machine import Machine
 
@@ -32,7 +32,7 @@ def test_starts_in_a_stopped_queue(m: Machine, monkeypatch: pytest.MonkeyPatch) 
     m.advance(1)
     m.move_queue("root.a", "stop_queue")
     m.w.finish("array", "s", 0)
-    with pytest.raises(Broken, match=planted.START):
+    with pytest.raises(CheckFailed, match=planted.START):
         m.cycle()
 
 
@@ -41,7 +41,7 @@ def test_starts_beyond_a_limit(m: Machine, monkeypatch: pytest.MonkeyPatch) -> N
     start(m)
     m.set_queue("root.a", {"users": {"ann": {"limit": {"cpu": 2}}}})
     m.array("j0", "root.a", 10, 1, "replace")
-    with pytest.raises(Broken, match=f"{planted.START}.*user ann in queue root.a"):
+    with pytest.raises(CheckFailed, match=f"{planted.START}.*user ann in queue root.a"):
         m.cycle()
 
 
@@ -50,7 +50,7 @@ def test_floods_beyond_the_number_of_jobs(m: Machine, monkeypatch: pytest.Monkey
     start(m)
     m.set_queue("root.b.x", {"max_jobs": 1})
     m.flood("root.b.x", {"cpu": 1}, 6)
-    with pytest.raises(Broken, match=f"{planted.START}.*may run 1"):
+    with pytest.raises(CheckFailed, match=f"{planted.START}.*may run 1"):
         m.cycle()
 
 
@@ -60,7 +60,7 @@ def test_chains_in_a_stopped_queue(m: Machine, monkeypatch: pytest.MonkeyPatch) 
     m.array("j0", "root.a", 400, 1, "replace")
     m.advance(3)
     m.move_queue("root.a", "stop_queue")
-    with pytest.raises(Broken, match=planted.CHAIN):
+    with pytest.raises(CheckFailed, match=planted.CHAIN):
         m.advance(25)
 
 
@@ -71,7 +71,7 @@ def test_orders_for_a_stopped_queue(m: Machine, monkeypatch: pytest.MonkeyPatch)
     m.advance(1)
     m.move_queue("root.a", "stop_queue")
     m.pool("p", {"node": {"cpu": 4, "memory": "4Gi"}, "max": 4})
-    with pytest.raises(Broken, match=planted.ORDER):
+    with pytest.raises(CheckFailed, match=planted.ORDER):
         m.cycle()
 
 
@@ -79,7 +79,7 @@ def test_stops_what_was_placed(m: Machine, monkeypatch: pytest.MonkeyPatch) -> N
     start(m)
     planted.stop_new_work(monkeypatch)
     m.array("j0", "root.a", 10, 1, "replace")
-    with pytest.raises(Broken, match=planted.STOP):
+    with pytest.raises(CheckFailed, match=planted.STOP):
         m.cycle()
 
 
@@ -92,7 +92,7 @@ def test_the_newest_ask_first(m: Machine, monkeypatch: pytest.MonkeyPatch, cpus:
     m.advance(1)
     for index in range(free):
         m.w.finish("array", "s", index)
-    with pytest.raises(Broken, match=planted.LEAF):
+    with pytest.raises(CheckFailed, match=planted.LEAF):
         m.cycle()
 
 
@@ -102,7 +102,7 @@ def test_turns_without_shares(m: Machine, monkeypatch: pytest.MonkeyPatch) -> No
     m.crowd("root.a", "root.b.x", 20, [(1, 0)])
     m.advance(1)
     m.w.finish("array", "s", 0)
-    with pytest.raises(Broken, match=planted.TREE):
+    with pytest.raises(CheckFailed, match=planted.TREE):
         m.cycle()
 
 
@@ -111,5 +111,5 @@ def test_loans_that_are_kept(m: Machine, monkeypatch: pytest.MonkeyPatch) -> Non
     start(m)
     m.crowd("root.a", "root.b.x", 20, [(1, 0)])
     m.advance(10)
-    with pytest.raises(Broken, match=planted.LOAN):
+    with pytest.raises(CheckFailed, match=planted.LOAN):
         m.advance(25)

@@ -157,7 +157,10 @@ def test_a_gang_keeps_the_other_nodes_when_one_goes(go: Any) -> None:
     small = array(w, 8)
     w.cycle()
     promise = next(iter(w.partition().promises.values()))
-    assert [w.partition().nodes.name[w.partition().nodes.rows[join]] for join in promise.nodes] == [names[0], names[2]]
+    assert [w.partition().nodes.name[w.partition().nodes.rows[node_id]] for node_id in promise.nodes] == [
+        names[0],
+        names[2],
+    ]
     assert promise.since in (since, w.now), "as long as before, or as the new order"
     assert not set(w.placements(small).values()) & {names[0], names[2]}
     assert ordered(w)["p"] >= 1
@@ -752,8 +755,8 @@ def test_a_node_that_is_given_back_takes_no_work_and_stays_given_back() -> None:
     w.pool("p", node={"cpu": 4}, max=10, idle_for="1min")
     w.finish(grown(w, 1))
     w.cycle()
-    p = w.partition()
-    while not p.unwanted:
+    partition = w.partition()
+    while not partition.unwanted:
         w.now += 10_000_000
         w.cycle()
     w.enable("p-1-0")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fairlead.core.holding import is_stuck
+from fairlead.core.holds.room import is_stuck
 from fairlead.core.reasons import NoRoom, OverLimit, ShareSpent
 from fairlead.testing import World
 
@@ -424,8 +424,8 @@ def test_an_overdue_stop_is_known_after_a_restart_and_ends_when_it_is_confirmed(
     w = hanging()
     w.advance(41)
     w.restart()
-    p = w.partition()
-    assert [each.stage.job.id for each in p.overdue.values()] == ["hangs"]
+    partition = w.partition()
+    assert [each.stage.job.id for each in partition.overdue.values()] == ["hangs"]
     w.report("hangs", "w", 0, 1, "stopped", "n1")
     w.advance(0)
     assert not w.partition().overdue and w.placements("low") == {("w", 0): "n1"}

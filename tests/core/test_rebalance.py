@@ -26,9 +26,9 @@ def array(w: World, queue: str, count: int, name: str = "", **stage: Any) -> str
 
 def running(w: World, *queues: str) -> list[int]:
     """Tasks that run, less those that stop."""
-    p = w.partition()
-    stopping = [each.stage.job.queue.name for each in p.allocations.values() if each.state == "stopping"]
-    return [p.queues[f"root.{queue}"].account.tasks - stopping.count(queue) for queue in queues]
+    partition = w.partition()
+    stopping = [each.stage.job.queue.name for each in partition.allocations.values() if each.state == "stopping"]
+    return [partition.queues[f"root.{queue}"].account.tasks - stopping.count(queue) for queue in queues]
 
 
 def lend_all(w: World) -> None:

@@ -1,6 +1,6 @@
-"""The stories that the seeds tell of a registry of reservations, each under the seed's own name for it.
+"""The stories that the seeds tell of a registry of asks, each under the seed's own name for it.
 
-Several reservations, failed assignments, start-up not ready, restart with replay twice over, submitter's retries,
+Several asks, failed assignments, start-up not ready, restart with replay twice over, submitter's retries,
 launch timeout, partial failure. What else is known of them is in test_stories.py and, as published, in tests/cases;
 the burst is in tests/writer/test_burst.py.
 """
@@ -19,7 +19,7 @@ from fairlead.core.effects import ForNode, Launch
 from fairlead.core.reasons import NotReady
 from fairlead.journal.memory import MemoryJournal
 from fairlead.testing import World
-from fairlead.writer.loop import Writer
+from fairlead.writer.writer import Writer
 
 
 def world(nodes: int = 2, cpu: int = 2, **config: Any) -> World:
@@ -37,10 +37,10 @@ def launches(w: World) -> list[tuple[str, Launch]]:
     return [(each.node, one) for each in w.effects() if isinstance(each, ForNode) for one in each.launches]
 
 
-# -- several reservations ----------------------------------------------------------------------------------------
+# -- several asks ----------------------------------------------------------------------------------------
 
 
-def test_several_reservations_are_served_in_one_cycle_each_lane_for_itself() -> None:
+def test_several_asks_are_served_in_one_cycle_each_lane_for_itself() -> None:
     w = World()
     w.nodes(2, prefix="small", cpu=4)
     w.nodes(1, prefix="gpu", cpu=8, gpu=4)
@@ -62,7 +62,7 @@ def test_several_reservations_are_served_in_one_cycle_each_lane_for_itself() -> 
     assert w.lanes() == {}
 
 
-def test_several_reservations_of_one_lane_are_served_in_order_and_none_in_part() -> None:
+def test_several_asks_of_one_lane_are_served_in_order_and_none_in_part() -> None:
     w = world(nodes=3, cpu=2)
     names = [w.submit(name=name, stages=stage(count)) for name, count in (("a", 4), ("b", 3), ("c", 1))]
     w.cycle()
@@ -219,7 +219,7 @@ def test_start_up_not_ready_waits_for_a_manager_that_restarts_meanwhile() -> Non
 def test_start_up_not_ready_waits_for_nobody_where_nobody_is_known() -> None:
     """A first start, and a partition that is added: nothing can run that the journal does not know of."""
     writer = Writer(MemoryJournal(), "default")
-    writer.turn([Configure(config=parse_config({"partitions": {"default": {}}})["default"], operator=True)], 1)
+    writer.cycle([Configure(config=parse_config({"partitions": {"default": {}}})["default"], operator=True)], 1)
     assert writer.partition.reign.ready
     w = world(nodes=1)
     w.configure({"partitions": {"default": {}, "east": {}}})

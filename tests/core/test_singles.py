@@ -9,7 +9,7 @@ import pytest
 from fairlead.core.changes import Placed, SinglesPlaced
 from fairlead.core.commands import Submit
 from fairlead.core.documents import parse_job
-from fairlead.core.phases import singles
+from fairlead.core.match import singles
 from fairlead.testing import World
 
 
@@ -43,12 +43,12 @@ def test_a_lane_that_fills_a_node_is_one_change() -> None:
     w = World()
     w.nodes(2, cpu=4)
     w.cycle()
-    p = w.partition()
+    partition = w.partition()
     spec = parse_job({"stages": [{"resources": {"cpu": 1}}]})
-    decided = w.cluster.writers["default"].turn([Submit(spec=spec, operator=True) for _ in range(9)], w.now)
+    decided = w.cluster.writers["default"].cycle([Submit(spec=spec, operator=True) for _ in range(9)], w.now)
     changes = [change for change in decided.changes if isinstance(change, Placed | SinglesPlaced)]
     assert [len(change.tasks) for change in changes if isinstance(change, SinglesPlaced)] == [4, 4]
-    assert len(changes) == 2 and sorted(p.nodes.used["cpu"]) == [4_000, 4_000]
+    assert len(changes) == 2 and sorted(partition.nodes.used["cpu"]) == [4_000, 4_000]
 
 
 def test_a_lane_too_short_to_fill_a_node_is_packed_with_the_others() -> None:

@@ -14,7 +14,7 @@ from fairlead.core.commands import AnyCommand
 from fairlead.core.dump import dump, load
 from fairlead.core.reasons import NoRoom
 from fairlead.testing import World
-from fairlead.writer.loop import Writer
+from fairlead.writer.writer import Writer
 
 
 def _submit(w: World, name: str, queue: str, count: int = 1, **rest: Any) -> str:
@@ -306,7 +306,7 @@ def test_an_ask_claims_when_another_took_what_was_coming() -> None:
 @pytest.fixture
 def alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each cycle is decided by a state that remembers nothing too."""
-    turn = Writer.turn
+    turn = Writer.cycle
 
     def both(writer: Writer, commands: Sequence[AnyCommand], now: int) -> cycle.Cycle:
         loaded = load(dump(writer.state))

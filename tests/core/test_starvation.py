@@ -114,18 +114,18 @@ class Eyes:
         pass
 
     def cycle(self, decided: cycle.Cycle, seconds: object) -> None:
-        p = decided.plan.partition
+        partition = decided.plan.partition
         units: dict[tuple[Any, ...], list[Allocation]] = {}
         gangs: set[tuple[str, int]] = set()
         claims: list[tuple[Promised, dict[tuple[Any, ...], list[Allocation]]]] = []
         for change, kept in decided.plan.done:
             if isinstance(change, Regrouped):
-                gangs.add((change.job, 0 if p.jobs[change.job].whole else change.stage))
+                gangs.add((change.job, 0 if partition.jobs[change.job].whole else change.stage))
             elif isinstance(change, Stopped) and change.cause == "preempt":
                 stage = kept[0].stage
                 gang = (stage.job.id, 0 if stage.job.whole else stage.position)
                 unit = gang if gang in gangs else (change.into or change.allocation,)
-                units.setdefault(unit, []).append(p.allocations[change.into or change.allocation])
+                units.setdefault(unit, []).append(partition.allocations[change.into or change.allocation])
             elif isinstance(change, Promised):
                 claims.append((change, units))
                 units, gangs = {}, set()
@@ -135,11 +135,13 @@ class Eyes:
                 self.placed.append(change.job)
         assert not units, "tasks were stopped for nobody"
         for number, (promised, victims) in enumerate(claims):
-            self._look_at(p, promised, victims, claims[number:])
+            self._look_at(partition, promised, victims, claims[number:])
 
-    def _look_at(self, p: Partition, promised: Promised, victims: dict[Any, list[Allocation]], later: Any) -> None:
+    def _look_at(
+        self, partition: Partition, promised: Promised, victims: dict[Any, list[Allocation]], later: Any
+    ) -> None:
         """Everybody had less right to the room than the claimant, and could not have been spared."""
-        claimant = p.jobs[promised.job]
+        claimant = partition.jobs[promised.job]
         for each in (each for unit in victims.values() for each in unit):
             self.edges.add((claimant.id, each.stage.job.id))
             lower = each.stage.job.priority < claimant.priority
@@ -153,10 +155,16 @@ class Eyes:
             assert promises == needed, "it is not promised all that it has to start with"
         # What is free when all that stopped before is gone, on nodes that are kept for nobody else.
         others = {id(each) for _, units in later for unit in units.values() for each in unit}
-        theirs = {join for kept in [*p.holds.values(), *p.promises.values()] for join in kept.nodes}
-        theirs -= {join for change, _ in later for join, _, _ in change.places}
-        free = {join: p.nodes.free(row).get("cpu", 0) for join, row in p.nodes.rows.items() if join not in theirs}
-        for each in p.allocations.values():
+        theirs = {
+            node_id for kept in [*partition.holds.values(), *partition.promises.values()] for node_id in kept.nodes
+        }
+        theirs -= {node_id for change, _ in later for node_id, _, _ in change.places}
+        free = {
+            node_id: partition.nodes.free(row).get("cpu", 0)
+            for node_id, row in partition.nodes.rows.items()
+            if node_id not in theirs
+        }
+        for each in partition.allocations.values():
             if each.node in free and each.state == "stopping" and id(each) not in others:
                 free[each.node] += _cpu(each)
         wanted = sorted(
@@ -184,10 +192,10 @@ def _with(free: dict[int, int], gone: list[Allocation]) -> dict[int, int]:
 def _fits(wanted: list[int], free: dict[int, int]) -> bool:
     """Whether tasks fit, the largest first. With those of one size and those of one CPU there is no better way."""
     for cpu in wanted:
-        join = next((join for join, left in free.items() if left >= cpu), None)
-        if join is None:
+        node_id = next((node_id for node_id, left in free.items() if left >= cpu), None)
+        if node_id is None:
             return False
-        free[join] -= cpu
+        free[node_id] -= cpu
     return True
 
 
@@ -274,7 +282,7 @@ class Bound:
 
     def cycle(self, decided: cycle.Cycle, seconds: object) -> None:
         holds = decided.plan.partition.holds.values()
-        held = {join for hold in holds for join in hold.nodes}
+        held = {node_id for hold in holds for node_id in hold.nodes}
         assert len(held) <= self.most or (len(holds) == 1 and all(hold.large for hold in holds)), "too many are held"
 
 

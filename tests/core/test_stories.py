@@ -853,7 +853,7 @@ def managed() -> World:
     return w
 
 
-def ask(name: str, count: int) -> dict[str, Any]:
+def add_ask(name: str, count: int) -> dict[str, Any]:
     return {"job": "app", "ask": name, "count": count, "min": 1, "resources": {"cpu": 1}}
 
 
@@ -861,7 +861,7 @@ def test_a_manager_asks_is_told_and_releases() -> None:
     w = managed()
     rm = w.rm("k8s")
     rm.events()
-    rm.update(asks=[ask("x", 3)])
+    rm.update(asks=[add_ask("x", 3)])
     w.cycle()
     events = [(each.what, each.indices, each.node) for each in rm.events()]
     assert events == [("accepted", (), ""), ("allocated", (0, 2), "m0")]
@@ -879,18 +879,18 @@ def test_a_recovered_allocation_is_booked_above_limit_and_capacity() -> None:
     assert w.usage("root.default") == {"cpu": 3}
     nodes = w.partition().nodes
     assert nodes.over(nodes.rows[nodes.joins["m0"]]) == {"cpu": 1000}
-    w.rm("k8s").update(asks=[ask("y", 1)])
+    w.rm("k8s").update(asks=[add_ask("y", 1)])
     w.cycle()
     assert list(w.placements("app")) == [("x", 0)]
 
 
 def test_a_managers_job_goes_on_when_all_is_released_and_more_is_asked() -> None:
     w = managed()
-    w.rm("k8s").update(asks=[ask("x", 2)])
+    w.rm("k8s").update(asks=[add_ask("x", 2)])
     w.cycle()
     w.rm("k8s").update(releases=[{"job": "app"}])
     w.cycle()
-    w.rm("k8s").update(asks=[{**ask("y", 1), "resources": {"cpu": 8}}])
+    w.rm("k8s").update(asks=[{**add_ask("y", 1), "resources": {"cpu": 8}}])
     w.cycle()
     assert w.job("app").state == "running"
 
@@ -898,9 +898,9 @@ def test_a_managers_job_goes_on_when_all_is_released_and_more_is_asked() -> None
 def test_a_manager_recovers_an_index_that_a_smaller_ask_still_stops() -> None:
     w = managed()
     rm = w.rm("k8s")
-    rm.update(asks=[ask("x", 2)])
+    rm.update(asks=[add_ask("x", 2)])
     w.cycle()
-    rm.update(asks=[ask("x", 1)])
+    rm.update(asks=[add_ask("x", 1)])
     w.cycle()
     rm.update(recover=[{"job": "app", "ask": "x", "node": "m0", "index": 3, "min": 1, "resources": {"cpu": 1}}])
     w.cycle()
@@ -910,7 +910,7 @@ def test_a_manager_recovers_an_index_that_a_smaller_ask_still_stops() -> None:
 def test_a_managers_head_holds_up_nobody_elses_lane() -> None:
     w = managed()
     w.node("n0", cpu=4)
-    w.rm("k8s").update(asks=[ask("x", 3)])
+    w.rm("k8s").update(asks=[add_ask("x", 3)])
     w.cycle()
     own = w.submit(name="own", stages=stage(1))
     w.cycle()
@@ -920,7 +920,7 @@ def test_a_managers_head_holds_up_nobody_elses_lane() -> None:
 def test_a_managers_lane_and_our_own_of_equal_resources_are_both_shown() -> None:
     w = managed()
     w.node("n0", cpu=2)
-    w.rm("k8s").update(asks=[ask("x", 3)])
+    w.rm("k8s").update(asks=[add_ask("x", 3)])
     own = w.submit(name="own", stages=stage(3))
     w.cycle()
     lanes = {shape: [each.job for each in lane] for (_, shape), lane in w.lanes().items()}

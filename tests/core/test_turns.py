@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from fairlead.core.commands import Report
-from fairlead.core.phases import singles as batches
+from fairlead.core.match import singles as batches
 from fairlead.core.policy.shares import Claim, start_counts
 from fairlead.core.reasons import ShareSpent
 from fairlead.testing import World
@@ -42,8 +42,12 @@ def singles(w: World, queue: str, count: int) -> None:
 
 
 def running(w: World) -> dict[str, int]:
-    p = w.partition()
-    return {path.removeprefix("root."): queue.account.tasks for path, queue in sorted(p.queues.items()) if queue.parent}
+    partition = w.partition()
+    return {
+        path.removeprefix("root."): queue.account.tasks
+        for path, queue in sorted(partition.queues.items())
+        if queue.parent
+    }
 
 
 def test_everybody_gets_its_share() -> None:
@@ -176,7 +180,7 @@ def test_a_full_machine_is_not_looked_at_again_by_each_lane() -> None:
     w.cycle()
     node = w.placements(first)["s", 0]
     ended = Report(node=node, job=first, stage="s", indices=(0, 1), attempt=1, state="succeeded")
-    decided = w.cluster.writers["default"].turn([ended], w.now)
+    decided = w.cluster.writers["default"].cycle([ended], w.now)
     assert decided.changes and not decided.plan.looked
 
 
@@ -283,7 +287,7 @@ def test_who_joins_a_lane_that_sleeps_is_tried_only_if_it_comes_first() -> None:
     w.submit(name="head", stages=[{"name": "w", "count": 4, "resources": {"cpu": 1}}])
     w.advance(0)
     w.submit(name="behind", stages=[{"name": "w", "count": 1, "resources": {"cpu": 1}}])
-    assert not w.cluster.writers["default"].turn([], w.now).plan.looked
+    assert not w.cluster.writers["default"].cycle([], w.now).plan.looked
     w.cycle()
     assert w.job("behind").state == "pending"
     w.submit(name="first", priority=1, stages=[{"name": "w", "count": 1, "resources": {"cpu": 1}}])

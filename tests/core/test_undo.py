@@ -18,18 +18,18 @@ from tests.golden.make import PARTITION, goldens, read_records
 
 @pytest.mark.parametrize("golden", goldens(), ids=lambda path: path.name)
 def test_every_change_of_the_golden_journal(golden: Path) -> None:
-    p = Partition(PARTITION)
+    partition = Partition(PARTITION)
     for payload in read_records(golden / "partition.records"):
-        p.now, changes = decode(payload, "golden")
+        partition.now, changes = decode(payload, "golden")
         for change in changes:
-            before = dump(p)
-            kept = change.apply(p)
-            after = dump(p)
-            change.undo(p, kept)
-            assert dump(p) == before, change
-            change.apply(p)
-            assert dump(p) == after, change
-        check_all(p)
+            before = dump(partition)
+            kept = change.apply(partition)
+            after = dump(partition)
+            change.undo(partition, kept)
+            assert dump(partition) == before, change
+            change.apply(partition)
+            assert dump(partition) == after, change
+        check_all(partition)
 
 
 def test_the_removal_of_a_node_that_is_avoided() -> None:
@@ -39,9 +39,9 @@ def test_the_removal_of_a_node_that_is_avoided() -> None:
     w.submit(stages=[{"resources": {"cpu": 1}}])
     w.cycle()
     w.cycle()
-    p = w.partition()
-    assert p.nodes.avoided
-    before = dump(p)
-    cycle.run(p, [RemoveNode(name="n0", operator=True)], w.now).plan.abandon()
-    assert dump(p) == before
-    check_all(p)
+    partition = w.partition()
+    assert partition.nodes.avoided
+    before = dump(partition)
+    cycle.run(partition, [RemoveNode(name="n0", operator=True)], w.now).plan.abandon()
+    assert dump(partition) == before
+    check_all(partition)

@@ -15,7 +15,7 @@ import msgspec
 
 from fairlead.core.commands import AnyCommand, Rejected, Report
 from fairlead.core.effects import ForNode, Launch
-from fairlead.core.model import NEW, SCALE, Reservation
+from fairlead.core.model import NEW, SCALE, Ask
 from fairlead.core.ranges import indices
 from fairlead.core.resources import SECOND
 from fairlead.core.state import Partition
@@ -314,8 +314,8 @@ class Play:
     def _counts_on(self, node: str) -> bool:
         """Whether the server still thinks that a node is there."""
         nodes = self.w.partition().nodes
-        join = nodes.find(node)
-        return join is not None and nodes.state[nodes.rows[join]] != "lost"
+        node_id = nodes.find(node)
+        return node_id is not None and nodes.state[nodes.rows[node_id]] != "lost"
 
 
 STAGE_KEYS = ("count", "min", "cpu", "gpu", "on_loss", "duration", "tries", "selectors")
@@ -324,46 +324,46 @@ STAGE_KEYS = ("count", "min", "cpu", "gpu", "on_loss", "duration", "tries", "sel
 # -- a search by hand --------------------------------------------------------------------------------------------
 
 
-def overlooked(p: Partition) -> list[str]:
+def overlooked(partition: Partition) -> list[str]:
     """Heads of lanes that are allowed and would fit, found by trying every node. There must be none."""
-    if not p.reign.ready:
+    if not partition.reign.ready:
         return []
-    return [found for lane in p.lanes.values() for found in _overlooked_in(p, lane)]
+    return [found for lane in partition.lanes.values() for found in _overlooked_in(partition, lane)]
 
 
-def _overlooked_in(p: Partition, lane: Iterable[Reservation]) -> list[str]:
-    for reservation in lane:
-        stage = reservation.stage
-        together = _together(reservation)
-        if not _allowed(p, reservation, together) or slots(p, reservation, empty=True) < together:
+def _overlooked_in(partition: Partition, lane: Iterable[Ask]) -> list[str]:
+    for ask in lane:
+        stage = ask.stage
+        together = _together(ask)
+        if not _allowed(partition, ask, together) or slots(partition, ask, empty=True) < together:
             continue  # passed over; it keeps its place and holds up nobody
-        if slots(p, reservation, empty=False) < together:
+        if slots(partition, ask, empty=False) < together:
             return []
         return [f"{together} of {stage.job.id} {stage.name}"]
     return []
 
 
-def _together(reservation: Reservation) -> int:
-    stage = reservation.stage
-    if reservation.kind == NEW and not stage.started:
+def _together(ask: Ask) -> int:
+    stage = ask.stage
+    if ask.kind == NEW and not stage.started:
         over = sum(len(ranges) for ranges in (stage.ended or {}).values())
         return max(1, min(stage.terms.min or stage.count, stage.count, stage.count - over))
-    if reservation.kind == SCALE and not stage.terms.min and stage.terms.scaling == "strict":
-        return reservation.count
+    if ask.kind == SCALE and not stage.terms.min and stage.terms.scaling == "strict":
+        return ask.count
     return 1
 
 
-def _allowed(p: Partition, reservation: Reservation, together: int) -> bool:
-    stage = reservation.stage
+def _allowed(partition: Partition, ask: Ask, together: int) -> bool:
+    stage = ask.stage
     job = stage.job
-    first = not stage.started or reservation.kind == SCALE
+    first = not stage.started or ask.kind == SCALE
     causes = ("gang",) if stage.started else ("gang", "preempt")
     if first and any(each.cause in causes for each in (stage.live or {}).values()):
         return False  # members of it have yet to stop
-    if reservation.count < together or any(queue.state == "stopped" for queue in job.queue.line()):
+    if ask.count < together or any(queue.state == "stopped" for queue in job.queue.line()):
         return False
     for account in job.accounts:
-        own = [each for each in p.allocations.values() if not each.rooms and account in each.stage.job.accounts]
+        own = [each for each in partition.allocations.values() if not each.rooms and account in each.stage.job.accounts]
         jobs = {each.stage.job.id for each in own}
         if account.max_jobs is not None and job.id not in jobs and len(jobs) >= account.max_jobs:
             return False
@@ -375,16 +375,20 @@ def _allowed(p: Partition, reservation: Reservation, together: int) -> bool:
     return True
 
 
-def slots(p: Partition, reservation: Reservation, empty: bool) -> int:
+def slots(partition: Partition, ask: Ask, empty: bool) -> int:
     """How many of its tasks fit: now on the nodes that take work, or ever, if all nodes were empty."""
-    shape, manager = reservation.stage.shape, reservation.stage.job.manager
-    nodes = p.nodes
+    shape, manager = ask.stage.shape, ask.stage.job.manager
+    nodes = partition.nodes
     total = 0
-    for join, row in nodes.rows.items():
+    for node_id, row in nodes.rows.items():
         if nodes.manager[row] != manager or not shape.accepts(nodes.labels[row], nodes.taints[row], nodes.pool[row]):
             continue
-        there = [] if empty else [each for each in p.allocations.values() if each.node == join and not each.rooms]
-        if not empty and (nodes.state[row] != "up" or join in nodes.avoided):
+        there = (
+            []
+            if empty
+            else [each for each in partition.allocations.values() if each.node == node_id and not each.rooms]
+        )
+        if not empty and (nodes.state[row] != "up" or node_id in nodes.avoided):
             continue
         total += _slots_on(nodes.capacity_of(row), there, dict(shape.amounts))
     return total

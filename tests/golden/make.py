@@ -49,7 +49,7 @@ from fairlead.core.invariants import check_all
 from fairlead.core.resources import HOUR, SECOND
 from fairlead.journal import MemoryJournal
 from fairlead.journal.codec import CLUSTER_STREAM, decode, encode_cluster, stream_of
-from fairlead.writer.loop import Writer
+from fairlead.writer.writer import Writer
 
 HERE = Path(__file__).parent
 PARTITION = "golden"
@@ -150,29 +150,29 @@ class Script:
     def __init__(self) -> None:
         self.journal = MemoryJournal()
         self.writer = Writer(self.journal, PARTITION)
-        self.p = self.writer.state
+        self.partition = self.writer.state
         self.now = 1_700_000_000 * SECOND
         self.dumps: dict[int, bytes] = {}
 
-    def turn(self, *commands: AnyCommand, after: int = SECOND) -> None:
+    def cycle(self, *commands: AnyCommand, after: int = SECOND) -> None:
         self.now += after
-        done = self.writer.turn(commands, self.now)
+        done = self.writer.cycle(commands, self.now)
         refused = [answer for answer in done.answers if not isinstance(answer, Accepted)]
         refused += [item for answer in done.answers if isinstance(answer, Accepted) for item in answer.items]
         wrong = [each for each in refused if not getattr(each, "accepted", False)]
         assert not wrong, wrong
-        check_all(self.p)
+        check_all(self.partition)
 
     def keep(self) -> None:
-        self.dumps[self.writer.seq] = dump(self.p)
+        self.dumps[self.writer.seq] = dump(self.partition)
 
     def report(self, job: str, stage: str, state: Any, most: int = 1_000, **rest: Any) -> list[Report]:
         """Reports of the live tasks, or of the first of them."""
-        found = self.p.jobs[job].stage(stage)
+        found = self.partition.jobs[job].stage(stage)
         assert found is not None
         reports = []
         for index, allocation in sorted((found.live or {}).items())[:most]:
-            node = self.p.nodes.name[self.p.nodes.rows[allocation.node]]
+            node = self.partition.nodes.name[self.partition.nodes.rows[allocation.node]]
             block = (index, index + 1)
             told = {"node": node, "job": job, "stage": stage, "attempt": allocation.attempt, "operator": True}
             reports.append(Report(indices=block, state=state, **told, **rest))
@@ -194,134 +194,134 @@ def submit(name: str, document: dict[str, Any], **rest: Any) -> Submit:
 
 
 def play(s: Script) -> None:
-    s.turn(configure(FIRST, 1), MarkReady(operator=True))
-    s.turn(
+    s.cycle(configure(FIRST, 1), MarkReady(operator=True))
+    s.cycle(
         node("g0", resources={"cpu": 8, "gpu": 2, "memory": "8Gi"}, labels={"rack": "r1"}, taints=["gpu"], pool="gpu"),
         node("g1", resources={"cpu": 8, "gpu": 2, "memory": "8Gi"}, labels={"rack": "r2"}, taints=["gpu"], pool="gpu"),
         node("c0", resources={"cpu": 4, "licence/x": 3}),
         node("c1", resources={"cpu": 4}),
     )
     # A gang that could not replace a lost worker in time is taken back whole.
-    s.turn(submit("ring", RING))
-    s.turn(*s.report("ring", "main", "running"))
-    s.turn(MoveNode(name="c1", action="lose", operator=True))
-    s.turn(after=HOUR)
+    s.cycle(submit("ring", RING))
+    s.cycle(*s.report("ring", "main", "running"))
+    s.cycle(MoveNode(name="c1", action="lose", operator=True))
+    s.cycle(after=HOUR)
     s.keep()
-    s.turn(*s.report("ring", "main", "stopped"), MoveNode(name="c1", action="enable", operator=True))
-    s.turn(Kill(job="ring", operator=True))
-    s.turn(*s.report("ring", "main", "stopped"))
+    s.cycle(*s.report("ring", "main", "stopped"), MoveNode(name="c1", action="enable", operator=True))
+    s.cycle(Kill(job="ring", operator=True))
+    s.cycle(*s.report("ring", "main", "stopped"))
     pair_up(s)
-    s.turn(submit("train", GANG, key="k1"), submit("part", PART))
-    s.turn(Scale(job="part", stage="main", count=2, operator=True))  # one task of an allocation stops
-    s.turn(submit("lint", ARRAY), submit("next", {**ARRAY, "after": ["train"]}))
+    s.cycle(submit("train", GANG, key="k1"), submit("part", PART))
+    s.cycle(Scale(job="part", stage="main", count=2, operator=True))  # one task of an allocation stops
+    s.cycle(submit("lint", ARRAY), submit("next", {**ARRAY, "after": ["train"]}))
     s.keep()
     # Half of a gang's launches are acknowledged, one of an array's fails and one is refused.
-    s.turn(*s.report("train", "w", "running"), *s.report("train", "ps", "running", 1))
-    s.turn(*s.report("lint", "a", "running", 3, ran=1_000))
-    s.turn(*s.report("lint", "a", "failed", 1, exit_code=3))
-    s.turn(*s.report("lint", "a", "refused", 6))
-    s.turn(*s.report("lint", "a", "succeeded", 1, exit_code=0))
-    s.turn(
+    s.cycle(*s.report("train", "w", "running"), *s.report("train", "ps", "running", 1))
+    s.cycle(*s.report("lint", "a", "running", 3, ran=1_000))
+    s.cycle(*s.report("lint", "a", "failed", 1, exit_code=3))
+    s.cycle(*s.report("lint", "a", "refused", 6))
+    s.cycle(*s.report("lint", "a", "succeeded", 1, exit_code=0))
+    s.cycle(
         SetPriority(job="lint", priority=4, operator=True),
         BringToFront(job="lint", stage="a", operator=True),
         Scale(job="lint", stage="a", count=20, operator=True),
         Scale(job="train", stage="ps", count=4, operator=True),
     )
-    s.turn(Scale(job="train", stage="ps", count=1, operator=True))
-    s.turn(MoveNode(name="g1", action="lose", operator=True))
+    s.cycle(Scale(job="train", stage="ps", count=1, operator=True))
+    s.cycle(MoveNode(name="g1", action="lose", operator=True))
     s.keep()
-    s.turn(*s.report("train", "w", "stopped"))
-    s.turn(MoveNode(name="g1", action="enable", operator=True))
-    s.turn(
+    s.cycle(*s.report("train", "w", "stopped"))
+    s.cycle(MoveNode(name="g1", action="enable", operator=True))
+    s.cycle(
         UpdateNode(name="c1", spec=parse_node({"name": "c1", "resources": {"cpu": 1}})[1], operator=True),
         MoveNode(name="c0", action="drain", operator=True),
         RemoveNode(name="c1", operator=True),
     )
     manage(s)
     # Nodes are ordered for what waits; one comes, the others do not; a pool is paused, and scaled by hand.
-    s.turn(MovePool(pool="gpu", action="pause", operator=True))
-    s.turn(MovePool(pool="gpu", action="resume", operator=True), ScalePool(pool="gpu", nodes=4, operator=True))
+    s.cycle(MovePool(pool="gpu", action="pause", operator=True))
+    s.cycle(MovePool(pool="gpu", action="resume", operator=True), ScalePool(pool="gpu", nodes=4, operator=True))
     s.keep()
-    coming = [name for order in s.p.orders.values() for name in order.coming]
+    coming = [name for order in s.partition.orders.values() for name in order.coming]
     resources = {"cpu": 8, "gpu": 2}
-    s.turn(node(coming[0], resources=resources, labels={"rack": "r1"}, taints=["gpu"], pool="gpu"))
+    s.cycle(node(coming[0], resources=resources, labels={"rack": "r1"}, taints=["gpu"], pool="gpu"))
     s.keep()
-    s.turn(after=HOUR)
+    s.cycle(after=HOUR)
     s.keep()
-    s.turn(submit("gone", {**ARRAY, "queue": "root.old"}), Kill(job="next", operator=True))
-    s.turn(Kill(job="gone", operator=True), MoveQueue(queue="root.ci", action="stop", operator=True))
-    s.turn(MoveQueue(queue="root.ci", action="start", operator=True), Kill(job="lint", operator=True, key="k2"))
-    s.turn(*s.report("lint", "a", "stopped"), *s.report("gone", "a", "stopped"), *s.report("part", "main", "lost"))
-    s.turn(configure(SECOND_CONFIG, 2))
+    s.cycle(submit("gone", {**ARRAY, "queue": "root.old"}), Kill(job="next", operator=True))
+    s.cycle(Kill(job="gone", operator=True), MoveQueue(queue="root.ci", action="stop", operator=True))
+    s.cycle(MoveQueue(queue="root.ci", action="start", operator=True), Kill(job="lint", operator=True, key="k2"))
+    s.cycle(*s.report("lint", "a", "stopped"), *s.report("gone", "a", "stopped"), *s.report("part", "main", "lost"))
+    s.cycle(configure(SECOND_CONFIG, 2))
     s.keep()
-    s.turn(Kill(job="train", user="ann"))
-    s.turn(*s.report("train", "w", "stopped"), *s.report("train", "ps", "stopped"))
-    s.turn(after=30 * HOUR)
-    s.turn(after=30 * HOUR)
-    s.turn(submit("last", ARRAY | {"queue": "root.ci"}), MoveNode(name="c0", action="enable", operator=True))
+    s.cycle(Kill(job="train", user="ann"))
+    s.cycle(*s.report("train", "w", "stopped"), *s.report("train", "ps", "stopped"))
+    s.cycle(after=30 * HOUR)
+    s.cycle(after=30 * HOUR)
+    s.cycle(submit("last", ARRAY | {"queue": "root.ci"}), MoveNode(name="c0", action="enable", operator=True))
     # Quick tasks are sent ahead; one starts before its turn, and the rest are asked back.
-    s.turn(*s.report("last", "a", "succeeded", 4, ran=1_000))
+    s.cycle(*s.report("last", "a", "succeeded", 4, ran=1_000))
     s.keep()
-    s.turn(s.report("last", "a", "running")[6])
-    s.turn(MoveNode(name="c0", action="drain", operator=True))
+    s.cycle(s.report("last", "a", "running")[6])
+    s.cycle(MoveNode(name="c0", action="drain", operator=True))
     s.keep()
     # Single tasks of many jobs, as many as fill a node or more.
-    s.turn(node("c2", resources={"cpu": 8, "gpu": 4}), Kill(job="last", operator=True))
-    s.turn(
+    s.cycle(node("c2", resources={"cpu": 8, "gpu": 4}), Kill(job="last", operator=True))
+    s.cycle(
         *(
             submit(f"unit{at}", {**ARRAY, "queue": "root.ml", "stages": [{"resources": {"gpu": "0.5"}}]})
             for at in range(9)
         )
     )
     s.keep()
-    s.turn(*s.report("unit0", "main", "succeeded"), *s.report("unit1", "main", "succeeded", ran=1_000))
+    s.cycle(*s.report("unit0", "main", "succeeded"), *s.report("unit1", "main", "succeeded", ran=1_000))
     s.keep()
     # A job that waited for too long has a node held for it, as long as that may be.
-    s.turn(*(report for at in range(9) for report in s.report(f"unit{at}", "main", "running")))
-    s.turn(submit("large", {**ARRAY, "queue": "root.ml", "stages": [{"resources": {"cpu": 1, "gpu": 4}}]}))
-    s.turn(after=49 * HOUR)
+    s.cycle(*(report for at in range(9) for report in s.report(f"unit{at}", "main", "running")))
+    s.cycle(submit("large", {**ARRAY, "queue": "root.ml", "stages": [{"resources": {"cpu": 1, "gpu": 4}}]}))
+    s.cycle(after=49 * HOUR)
     s.keep()
-    s.turn(after=25 * HOUR)
+    s.cycle(after=25 * HOUR)
     s.keep()
-    s.turn(Kill(job="large", operator=True))
+    s.cycle(Kill(job="large", operator=True))
     # Others are stopped for one of higher priority.
-    s.turn(submit("urgent", {**ARRAY, "queue": "root.ml", "priority": 5, "stages": [{"resources": {"gpu": 4}}]}))
+    s.cycle(submit("urgent", {**ARRAY, "queue": "root.ml", "priority": 5, "stages": [{"resources": {"gpu": 4}}]}))
     s.keep()
-    s.turn(*(report for at in range(2, 9) for report in s.report(f"unit{at}", "main", "stopped")))
+    s.cycle(*(report for at in range(2, 9) for report in s.report(f"unit{at}", "main", "stopped")))
     s.keep()
     # Two nodes are held for a gang, and one of them goes.
-    s.turn(*(Kill(job=f"unit{at}", operator=True) for at in range(2, 8)))
-    s.turn(node("c3", resources={"cpu": 8, "gpu": 4}), *s.report("urgent", "main", "running"))
-    s.turn(submit("wide", {**ARRAY, "queue": "root.ml", "stages": [{"count": 2, "resources": {"gpu": 4}}]}))
-    s.turn(after=49 * HOUR)
-    s.turn()
+    s.cycle(*(Kill(job=f"unit{at}", operator=True) for at in range(2, 8)))
+    s.cycle(node("c3", resources={"cpu": 8, "gpu": 4}), *s.report("urgent", "main", "running"))
+    s.cycle(submit("wide", {**ARRAY, "queue": "root.ml", "stages": [{"count": 2, "resources": {"gpu": 4}}]}))
+    s.cycle(after=49 * HOUR)
+    s.cycle()
     s.keep()
-    s.turn(MoveNode(name="c3", action="drain", operator=True))
+    s.cycle(MoveNode(name="c3", action="drain", operator=True))
     s.keep()
     # A job starts from a hold.
-    s.turn(after=49 * HOUR)
-    s.turn(after=HOUR)
-    s.turn(*s.report("urgent", "main", "succeeded"))
+    s.cycle(after=49 * HOUR)
+    s.cycle(after=HOUR)
+    s.cycle(*s.report("urgent", "main", "succeeded"))
     s.keep()
-    s.turn(RemovePartition(operator=True))
+    s.cycle(RemovePartition(operator=True))
     s.keep()
 
 
 def pair_up(s: Script) -> None:
     """All stages of a job wait together, start together, are taken back together, and start once more."""
-    s.turn(MoveNode(name="c1", action="drain", operator=True))
-    s.turn(submit("pair", PAIR), submit("other", PAIR))
-    s.turn(BringToFront(job="pair", stage="b", operator=True), Scale(job="other", stage="a", count=2, operator=True))
+    s.cycle(MoveNode(name="c1", action="drain", operator=True))
+    s.cycle(submit("pair", PAIR), submit("other", PAIR))
+    s.cycle(BringToFront(job="pair", stage="b", operator=True), Scale(job="other", stage="a", count=2, operator=True))
     s.keep()
-    s.turn(Kill(job="other", operator=True), MoveNode(name="c1", action="enable", operator=True))
-    s.turn(*s.report("pair", "b", "running"))
-    s.turn(*s.report("pair", "a", "refused"))
+    s.cycle(Kill(job="other", operator=True), MoveNode(name="c1", action="enable", operator=True))
+    s.cycle(*s.report("pair", "b", "running"))
+    s.cycle(*s.report("pair", "a", "refused"))
     s.keep()
-    s.turn(*s.report("pair", "b", "stopped"), after=HOUR)
-    s.turn(*s.report("pair", "a", "running"), *s.report("pair", "b", "running"))
+    s.cycle(*s.report("pair", "b", "stopped"), after=HOUR)
+    s.cycle(*s.report("pair", "a", "running"), *s.report("pair", "b", "running"))
     s.keep()
-    s.turn(Kill(job="pair", operator=True))
-    s.turn(*s.report("pair", "a", "stopped"), *s.report("pair", "b", "stopped"))
+    s.cycle(Kill(job="pair", operator=True))
+    s.cycle(*s.report("pair", "a", "stopped"), *s.report("pair", "b", "stopped"))
 
 
 def manage(s: Script) -> None:
@@ -331,19 +331,19 @@ def manage(s: Script) -> None:
         return UpdateManager(name="rm", operator=True, **parts)
 
     cpu = {"cpu": 1}
-    s.turn(RegisterManager(name="rm", operator=True))
-    s.turn(
+    s.cycle(RegisterManager(name="rm", operator=True))
+    s.cycle(
         update(
             nodes=({"name": "m0", "resources": {"cpu": 2}},),
             jobs=({"job": "app", "queue": "root.ml", "user": "ann", "labels": {"a": "b"}},),
             recover=({"job": "app", "ask": "x", "node": "m0", "index": 2, "resources": cpu},),
         )
     )
-    s.turn(update(asks=({"job": "app", "ask": "x", "count": 3, "resources": cpu},)))
-    s.turn(update(releases=({"job": "app", "ask": "x", "index": 2},)))
+    s.cycle(update(asks=({"job": "app", "ask": "x", "count": 3, "resources": cpu},)))
+    s.cycle(update(releases=({"job": "app", "ask": "x", "index": 2},)))
     s.keep()
-    s.turn(update(asks=({"job": "app", "ask": "y", "count": 6, "resources": cpu},)))
-    s.turn(update(asks=({"job": "app", "ask": "y", "withdraw": True},)))
+    s.cycle(update(asks=({"job": "app", "ask": "y", "count": 6, "resources": cpu},)))
+    s.cycle(update(asks=({"job": "app", "ask": "y", "withdraw": True},)))
 
 
 def write_records(path: Path, payloads: Iterable[bytes]) -> None:

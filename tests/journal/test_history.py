@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.journal.history import History, Used
-from fairlead.journal.past import AttemptRow, JobRow
+from fairlead.history.recorder import AttemptRow, JobRow
+from fairlead.history.sqlite import History, Used
 
 SECONDS = 30.0  # no story may take longer; none depends on it
 
@@ -81,7 +81,7 @@ def test_a_thread_that_ends_is_noticed_and_started_again(tmp_path: Path, monkeyp
 
 
 def test_a_write_that_fails_is_tried_again_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fairlead.journal.history.RETRY", 0.02)
+    monkeypatch.setattr("fairlead.history.sqlite.RETRY", 0.02)
     notes: list[str] = []
     history = History(tmp_path / "history", note=notes.append)
     faults: list[Exception] = [sqlite3.OperationalError("disk full"), OSError(5, "broken"), sqlite3.DatabaseError("x")]
@@ -107,7 +107,7 @@ def test_a_write_that_fails_is_tried_again_by_itself(tmp_path: Path, monkeypatch
 
 
 def test_rows_that_wait_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fairlead.journal.history.WAITING", 10)
+    monkeypatch.setattr("fairlead.history.sqlite.WAITING", 10)
     notes: list[str] = []
     history = History(tmp_path / "history", note=notes.append)
     with history._lock:  # the thread cannot take them meanwhile

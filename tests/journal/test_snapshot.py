@@ -33,7 +33,7 @@ class Live:
     def write(self, upto: int) -> None:
         """Go on until that record."""
         while self.driver.writer.seq < upto:
-            self.driver.turn()
+            self.driver.cycle()
 
     def saved(self) -> int:
         snapshot = self.journal.snapshot(STREAM)

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from fairlead.core.config import parse_config
-from fairlead.pools.base import Join, Kind, Machine, ProviderError
+from fairlead.pools.base import Join, Machine, PoolKind, ProviderError
 from fairlead.pools.command import CommandProvider
 
 POOL = {"node": {"cpu": 0.5, "memory": "1Gi"}, "labels": {"zone": "a"}, "taints": ["spot"]}
@@ -28,7 +28,7 @@ def invite(partition: str, pool: str, names: Sequence[str]) -> dict[str, str]:
 def provider(tmp_path: Path, script: str, timeout: float = 60.0) -> CommandProvider:
     (tmp_path / "cloud.py").write_text(script)
     settings = dict(parse_config({"partitions": {"p": {"pools": {"w": POOL}}}})["p"].pools)["w"]
-    kind = Kind("p", "w", settings, Join("http://127.0.0.1:1", invite, lambda partition, names: None))
+    kind = PoolKind("p", "w", settings, Join("http://127.0.0.1:1", invite, lambda partition, names: None))
     return CommandProvider(kind, [sys.executable, str(tmp_path / "cloud.py")], timeout)
 
 

@@ -15,11 +15,11 @@ from prometheus_client import CollectorRegistry
 
 from fairlead.core.commands import MoveNode
 from fairlead.journal import Journal, SqliteJournal, UnknownOutcome
-from fairlead.pools import keeper, tender
-from fairlead.pools.base import Join, Kind, Provider, ProviderError
+from fairlead.pools import reconciler, service
+from fairlead.pools.base import Join, PoolKind, Provider, ProviderError
 from fairlead.pools.figures import Figures
-from fairlead.pools.keeper import Pools
 from fairlead.pools.memory import MemoryProvider
+from fairlead.pools.service import PoolService
 from tests.api.serving import SECONDS, Serving, serving, submit
 
 POOL = {"node": {"cpu": 4, "memory": "8Gi"}, "max": 8, "idle_for": "1h", "provider": {"memory": {}}}
@@ -29,8 +29,8 @@ POOL = {"node": {"cpu": 4, "memory": "8Gi"}, "max": 8, "idle_for": "1h", "provid
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes follow each other at once, so that stories are short. None depends on how long they take."""
     for name, seconds in {"BUSY": 0.02, "QUIET": 0.05, "GONE": 0.1, "FIRST_PAUSE": 0.02, "LONGEST_PAUSE": 0.05}.items():
-        monkeypatch.setattr(tender, name, seconds)
-    monkeypatch.setattr(keeper, "GRACE", 0.05)
+        monkeypatch.setattr(reconciler, name, seconds)
+    monkeypatch.setattr(service, "GRACE", 0.05)
 
 
 class Story:
@@ -47,12 +47,12 @@ class Story:
     @contextmanager
     def up(
         self,
-        make: Callable[[Kind], Provider] | None = None,
+        make: Callable[[PoolKind], Provider] | None = None,
         open_journal: Callable[[], Journal] | None = None,
         **pool: Any,
     ) -> Iterator[Serving]:
         self.registry = CollectorRegistry()
-        pools = Pools(
+        pools = PoolService(
             make or (lambda kind: self.provider),
             Join(
                 "http://127.0.0.1:1",
@@ -136,7 +136,7 @@ def test_a_burst_is_brought_once(story: Story) -> None:
 
 def test_orders_are_not_left_lying(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("BUSY", "QUIET"):
-        monkeypatch.setattr(tender, name, 3600.0)
+        monkeypatch.setattr(reconciler, name, 3600.0)
     with story.up() as site:
         burst(site, 2)
         until(lambda: len(story.provider.machines) == 2)
@@ -194,7 +194,7 @@ def test_without_an_answer_it_is_looked_up(story: Story, done: bool) -> None:
 
 
 def test_what_fails_is_told_and_ordered_anew(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tender, "GONE", 3600.0)
+    monkeypatch.setattr(reconciler, "GONE", 3600.0)
     with story.up() as site:
         story.provider.failing["create"] = ProviderError("no quota" + 1000 * "!", ["w-1-1"])
         story.provider.hidden = {"w-1-0"}  # it is made all the same
@@ -250,7 +250,7 @@ def test_a_machine_that_vanishes_before_its_node_came(story: Story) -> None:
 
 
 def test_a_machine_that_is_listed_late(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tender, "GONE", 3600.0)
+    monkeypatch.setattr(reconciler, "GONE", 3600.0)
     with story.up() as site:
         story.provider.hidden = {"w-1-0"}
         burst(site, 1)
@@ -265,8 +265,8 @@ def test_a_machine_that_is_listed_late(story: Story, monkeypatch: pytest.MonkeyP
 
 
 def test_a_destruction_that_failed_is_not_tried_again_at_once(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tender, "FIRST_PAUSE", 3600.0)
-    monkeypatch.setattr(tender, "LONGEST_PAUSE", 3600.0)
+    monkeypatch.setattr(reconciler, "FIRST_PAUSE", 3600.0)
+    monkeypatch.setattr(reconciler, "LONGEST_PAUSE", 3600.0)
     with story.up(idle_for="0s") as site:
         story.provider.machines["w-9-9"] = 1
         story.provider.failing["destroy"] = ProviderError("busy")
@@ -358,9 +358,9 @@ def test_a_provider_that_breaks_its_word_is_asked_again(story: Story) -> None:
 
 
 def test_pools_come_and_go_with_the_configuration(story: Story) -> None:
-    made: list[Kind] = []
+    made: list[PoolKind] = []
 
-    def make(kind: Kind) -> Provider:
+    def make(kind: PoolKind) -> Provider:
         made.append(kind)
         return story.provider
 

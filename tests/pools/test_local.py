@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from fairlead.core.config import parse_config
-from fairlead.pools.base import Join, Kind
+from fairlead.pools.base import Join, PoolKind
 from fairlead.pools.local import LocalProvider
 from fairlead.wire.identity import Key, join_token
 
@@ -35,7 +35,7 @@ class Local:
 
     def anew(self, url: str = "http://127.0.0.1:1") -> None:
         settings = dict(parse_config({"partitions": {"p": {"pools": {"w": POOL}}}})["p"].pools)["w"]
-        kind = Kind("p", "w", settings, Join(url, self.invite, lambda partition, names: None))
+        kind = PoolKind("p", "w", settings, Join(url, self.invite, lambda partition, names: None))
         self.provider = LocalProvider(
             kind, self.folder / "w", lambda level, event, fields: self.log.append((event, fields))
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.pools import keeper, tender
+from fairlead.pools import reconciler, service
 from fairlead.pools.base import ProviderError
 from tests.api.serving import Serving
 from tests.pools.test_keeper import Story, arrive, burst, get, passes, until
@@ -19,8 +19,8 @@ STEPS = 25
 @pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(4, 40))])
 def test_trouble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     for name, seconds in {"BUSY": 0.01, "QUIET": 0.02, "GONE": 0.05}.items():
-        monkeypatch.setattr(tender, name, seconds)
-    monkeypatch.setattr(keeper, "GRACE", 0.01)
+        monkeypatch.setattr(reconciler, name, seconds)
+    monkeypatch.setattr(service, "GRACE", 0.01)
     dice = random.Random(seed)
     story, tasks = Story(tmp_path), 0
     steps = dice.choices(["burst", "trouble", "peace", "come", "vanish", "restart"], [4, 5, 4, 6, 1, 1], k=STEPS)

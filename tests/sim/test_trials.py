@@ -8,12 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from fairlead.core import expiry
 from fairlead.core.changes import Acknowledged, Asked
-from fairlead.core.phases import demand, expiry, kept, outlook
-from fairlead.core.phases.intake import reports
+from fairlead.core.holds import release
+from fairlead.core.intake import reports
+from fairlead.core.pools import capacity, demand
 from fairlead.core.ranges import Ranges
 from fairlead.sim.agents import Agent, Live, Task, flat, indices
-from fairlead.sim.checkers import AnswerChecker, AttemptChecker, Broken, RoomChecker
+from fairlead.sim.checkers import AnswerChecker, AttemptChecker, CheckFailed, RoomChecker
 from fairlead.sim.faults import (
     PROFILES,
     AgentTrouble,
@@ -60,12 +62,12 @@ def test_some_scenarios_have_pools() -> None:
 
 def forget_to_undo(monkeypatch: pytest.MonkeyPatch) -> None:
     """A dropped undo: an acknowledgement that is taken back leaves its task running."""
-    monkeypatch.setattr(Acknowledged, "undo", lambda self, p, kept: None)
+    monkeypatch.setattr(Acknowledged, "undo", lambda self, partition, kept: None)
 
 
 def forget_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """A dropped undo of demand: what was asked for stays in its lane."""
-    monkeypatch.setattr(Asked, "undo", lambda self, p, kept: None)
+    monkeypatch.setattr(Asked, "undo", lambda self, partition, kept: None)
 
 
 def accept_stale_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,18 +88,18 @@ def accept_stale_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def keep_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hold is not released when its time is over, or when its nodes are not what they were."""
-    monkeypatch.setattr(kept, "_over", lambda p, each: None)
+    monkeypatch.setattr(release, "_over", lambda partition, each: None)
 
 
 def order_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes that are coming are not counted."""
-    monkeypatch.setattr(outlook.Packing, "expect", lambda self, wants: None)
+    monkeypatch.setattr(capacity.Packing, "expect", lambda self, wants: None)
 
 
 def ignore_max(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pool grows as large as anybody likes."""
-    monkeypatch.setattr(outlook, "nodes_left", lambda p, pool: None)
-    monkeypatch.setattr(demand, "nodes_left", lambda p, pool: None)
+    monkeypatch.setattr(capacity, "nodes_left", lambda partition, pool: None)
+    monkeypatch.setattr(demand, "nodes_left", lambda partition, pool: None)
 
 
 def wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,9 +115,13 @@ def give_all_back(monkeypatch: pytest.MonkeyPatch) -> None:
 def give_back_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes that came for a gang are given back before the others have come."""
 
-    def idle_nodes(p: Any, pool: Any) -> list[int]:
-        rows = {join: p.nodes.rows[join] for join in p.idle}
-        return [join for join, row in rows.items() if (p.nodes.pool[row], p.nodes.state[row]) == (pool.name, "up")]
+    def idle_nodes(partition: Any, pool: Any) -> list[int]:
+        rows = {node_id: partition.nodes.rows[node_id] for node_id in partition.idle}
+        return [
+            node_id
+            for node_id, row in rows.items()
+            if (partition.nodes.pool[row], partition.nodes.state[row]) == (pool.name, "up")
+        ]
 
     monkeypatch.setattr(demand, "idle_nodes", idle_nodes)
 
@@ -202,10 +208,10 @@ TASK = Task("j", 1, "s", 0)
 def test_two_attempts_at_once() -> None:
     checker = AttemptChecker()
     checker.started(Machine("a"), Live(TASK, 1, ()))  # type: ignore[arg-type]
-    with pytest.raises(Broken, match="runs as attempt"):
+    with pytest.raises(CheckFailed, match="runs as attempt"):
         checker.started(Machine("b"), Live(TASK, 2, ()))  # type: ignore[arg-type]
     checker.ended(Live(TASK, 1, ()), "lost")
-    with pytest.raises(Broken, match="not a new one"):
+    with pytest.raises(CheckFailed, match="not a new one"):
         checker.started(Machine("b"), Live(TASK, 1, ()))  # type: ignore[arg-type]
 
 
@@ -216,7 +222,7 @@ def test_two_attempts_at_once() -> None:
 def test_more_than_a_machine_has(tasks: int, devices: tuple[int, ...], problem: str) -> None:
     checker = RoomChecker({"a": {"cpu": 2, "gpu": 1}}, {("j", "s"): {"cpu": 1000, "gpu": 600}})
     running = [Live(msgspec.structs.replace(TASK, index=index), 1, devices) for index in range(tasks)]
-    with pytest.raises(Broken, match=problem):
+    with pytest.raises(CheckFailed, match=problem):
         checker.check(Machine("a", *running))  # type: ignore[arg-type]
     checker.check(Machine("a", Live(TASK, 1, (0,))))  # type: ignore[arg-type]
 
@@ -228,7 +234,7 @@ def test_two_answers() -> None:
     checker.answered("k", Rejected("x", "no"), "j")  # what was refused may be asked again
     checker.answered("k", Accepted(job="j"), "j")
     for answer in (Accepted(job="i"), Rejected("x", "no")):
-        with pytest.raises(Broken):
+        with pytest.raises(CheckFailed):
             checker.answered("k", answer, "j")
 
 

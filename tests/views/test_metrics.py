@@ -14,8 +14,8 @@ from fairlead.core.documents import parse_job, parse_node
 from fairlead.journal import MemoryJournal
 from fairlead.pools.figures import Figures
 from fairlead.testing import World
-from fairlead.views.metrics import LANES, Metrics
-from fairlead.writer.loop import Stopped, Writer
+from fairlead.views.metrics.observer import LANES, Metrics
+from fairlead.writer.writer import Stopped, Writer
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -57,7 +57,7 @@ def figures(metrics: Metrics, partition: str = "default", at: int = 0) -> dict[s
 # -- lanes -------------------------------------------------------------------------------------------------------
 
 
-def test_reservations_and_pending_tasks_by_lane() -> None:
+def test_asks_and_pending_tasks_by_lane() -> None:
     w = Watched()
     w.queue("root.a")
     w.queue("root.b")
@@ -67,13 +67,13 @@ def test_reservations_and_pending_tasks_by_lane() -> None:
     w.tasks(4, queue="root.b", resources={"cpu": 1, "memory": "1Gi"})
     w.tasks(7, queue="root.b", after=[first])
     w.cycle()
-    assert w.figures("lane_reservations") == {"root.a, cpu=1": 2, "root.b, cpu=1": 0, "root.b, cpu=1 memory=1Gi": 1}
+    assert w.figures("lane_asks") == {"root.a, cpu=1": 2, "root.b, cpu=1": 0, "root.b, cpu=1 memory=1Gi": 1}
     assert w.figures("lane_pending_tasks") == {"root.a, cpu=1": 6, "root.b, cpu=1": 7, "root.b, cpu=1 memory=1Gi": 4}
     w.restart()
     assert w.figures("lane_pending_tasks") == {"root.a, cpu=1": 6, "root.b, cpu=1": 7, "root.b, cpu=1 memory=1Gi": 4}
     w.node("n2", cpu=100, memory="8Gi")
     w.cycle()
-    assert w.figures("lane_reservations") == {"root.b, cpu=1": 0}
+    assert w.figures("lane_asks") == {"root.b, cpu=1": 0}
     assert w.figures("lane_pending_tasks") == {"root.b, cpu=1": 7}
     w.kill(first)
     w.cycle()
@@ -112,21 +112,21 @@ def test_a_gang_that_comes_back_after_a_scale_down() -> None:
     assert w.figures("lane_pending_tasks") == {"root.default, cpu=1": 2}
 
 
-def test_a_job_that_starts_whole_is_one_reservation_in_the_lane_of_its_shapes() -> None:
+def test_a_job_that_starts_whole_is_one_ask_in_the_lane_of_its_shapes() -> None:
     w = Watched()
     w.nodes(2, cpu=2)
     stages = [{"name": "a", "count": 3, "min": 1, "resources": {"cpu": 1}}, {"name": "b", "resources": {"cpu": 2}}]
     jobs = [w.submit(name=name, gang="job", stages=stages) for name in ("one", "two")]
     w.cycle()
     one, two, both = (f"root.default, {shape}" for shape in ("cpu=1", "cpu=2", "cpu=1 + cpu=2"))
-    assert w.figures("lane_reservations") == {one: 1, two: 0, both: 1}
+    assert w.figures("lane_asks") == {one: 1, two: 0, both: 1}
     assert w.figures("lane_pending_tasks") == {one: 4, two: 1, both: 0}
     w.cycle()
     w.fail_node(w.placements(jobs[0])["b", 0])
     w.cycle()
-    assert w.figures("lane_reservations") == {one: 1, two: 1, both: 1}
+    assert w.figures("lane_asks") == {one: 1, two: 1, both: 1}
     w.advance(300)  # it stays short, and is taken back whole
-    assert w.figures("lane_reservations") == {one: 0, two: 0, both: 2}
+    assert w.figures("lane_asks") == {one: 0, two: 0, both: 2}
     assert w.figures("lane_pending_tasks") == {one: 6, two: 2, both: 0}
     w.scale(jobs[0], "a", 0)
     w.scale(jobs[0], "b", 0)
@@ -135,7 +135,7 @@ def test_a_job_that_starts_whole_is_one_reservation_in_the_lane_of_its_shapes() 
     assert "lane_pending_tasks" not in figures(w.metrics)
     # Inserted: two whole ones, a rest, a lost one, the whole again. Cancelled: all but the first, which began.
     assert w.figures("upserts_total") == {"inserted": 5, "replaced": 0, "ignored": 0}
-    assert w.figures("reservations_ended_total") == {"completed": 1, "cancelled": 4}
+    assert w.figures("asks_ended_total") == {"completed": 1, "cancelled": 4}
     assert w.figure("head_of_lane_latency_seconds_count") == 1
 
 
@@ -149,14 +149,14 @@ def test_lanes_of_a_manager_are_told_apart_from_ours() -> None:
     w.tasks(3)
     w.cycle()
     assert len(w.partition().lanes) == 2
-    assert w.figures("lane_reservations") == {"root.default, cpu=1": 1, "root.default, cpu=1; nodes of k8s": 1}
+    assert w.figures("lane_asks") == {"root.default, cpu=1": 1, "root.default, cpu=1; nodes of k8s": 1}
     assert w.figures("lane_pending_tasks") == {"root.default, cpu=1": 3, "root.default, cpu=1; nodes of k8s": 2}
     w.rm("k8s").update(asks=[{"job": "theirs", "ask": "w", "withdraw": True}])
     w.cycle()
     assert w.figures("lane_pending_tasks") == {"root.default, cpu=1": 3}
     w.rm("k8s").update(asks=[ask])
     w.cycle()
-    assert w.figures("lane_reservations") == {"root.default, cpu=1": 1, "root.default, cpu=1; nodes of k8s": 1}
+    assert w.figures("lane_asks") == {"root.default, cpu=1": 1, "root.default, cpu=1; nodes of k8s": 1}
     assert w.figures("lane_pending_tasks") == {"root.default, cpu=1": 3, "root.default, cpu=1; nodes of k8s": 2}
 
 
@@ -168,7 +168,7 @@ def test_only_the_lanes_where_most_wait_are_shown() -> None:
     shown = w.figures("lane_pending_tasks")
     assert len(shown) == LANES + 1
     assert shown["other, other"] == 1 + 2 + 3 and shown["root.default, cpu=4"] == 4
-    assert w.figures("lane_reservations")["other, other"] == 3
+    assert w.figures("lane_asks")["other, other"] == 3
 
 
 class Spied(dict[Any, Any]):
@@ -188,16 +188,16 @@ class Spied(dict[Any, Any]):
 def test_a_cycle_does_not_look_at_all_lanes() -> None:
     metrics = Metrics()
     writer = writer_with(metrics, MemoryJournal())
-    writer.turn([submission(20), submission(20, cpu=2)], 2)
+    writer.cycle([submission(20), submission(20, cpu=2)], 2)
     writer._observers = []
-    decided = writer.turn([submission(5, cpu=2)], 3)
+    decided = writer.cycle([submission(5, cpu=2)], 3)
     spied = writer.state.lanes = Spied(writer.state.lanes)
     metrics.cycle(decided, {})
     assert spied.asked == ["cpu=2"]
     assert figures(metrics)["lane_pending_tasks"] == {"root.default, cpu=1": 20, "root.default, cpu=2": 25}
 
 
-# -- reservations ------------------------------------------------------------------------------------------------
+# -- asks ------------------------------------------------------------------------------------------------
 
 
 def test_upserts() -> None:
@@ -231,30 +231,30 @@ def test_a_refused_command_counts_no_upsert() -> None:
     assert w.figures("upserts_total") == {"inserted": 0, "replaced": 0, "ignored": 0}
 
 
-def test_completed_and_cancelled_reservations() -> None:
+def test_completed_and_cancelled_asks() -> None:
     w = Watched()
     w.node("n1", cpu=4)
     placed = w.tasks(2)
     part = w.tasks(3, min=1)
     w.cycle()
-    assert w.figures("reservations_ended_total") == {"completed": 1, "cancelled": 0}  # two of three are placed
+    assert w.figures("asks_ended_total") == {"completed": 1, "cancelled": 0}  # two of three are placed
     w.finish(placed)
     w.cycle()
-    assert w.figures("reservations_ended_total") == {"completed": 2, "cancelled": 0}
+    assert w.figures("asks_ended_total") == {"completed": 2, "cancelled": 0}
     killed, cut, withdrawn = w.tasks(9), w.tasks(9), w.tasks(9)
     w.cycle()
     w.kill(killed)
     w.scale(cut, "w", 8)  # eight still wait
     w.cycle()
-    assert w.figures("reservations_ended_total") == {"completed": 2, "cancelled": 1}
+    assert w.figures("asks_ended_total") == {"completed": 2, "cancelled": 1}
     w.scale(cut, "w", 0)
     w.cancel(withdrawn, "w")
     w.cycle()
-    assert w.figures("reservations_ended_total") == {"completed": 2, "cancelled": 3}
+    assert w.figures("asks_ended_total") == {"completed": 2, "cancelled": 3}
     assert w.job(part).state == "running"
 
 
-def test_a_reservation_that_becomes_another_kind_is_cancelled() -> None:
+def test_a_ask_that_becomes_another_kind_is_cancelled() -> None:
     w = Watched({"replace_within": "10s"})
     w.nodes(2, cpu=1)
     w.tasks(2)
@@ -262,28 +262,28 @@ def test_a_reservation_that_becomes_another_kind_is_cancelled() -> None:
     w.cycle()
     w.fail_node("n1")
     w.cycle()
-    assert w.figures("lane_reservations") == {"root.default, cpu=1": 1}
-    assert w.figures("reservations_ended_total") == {"completed": 1, "cancelled": 0}
+    assert w.figures("lane_asks") == {"root.default, cpu=1": 1}
+    assert w.figures("asks_ended_total") == {"completed": 1, "cancelled": 0}
     w.advance(15)
-    assert w.figures("lane_reservations") == {"root.default, cpu=1": 1}
-    assert w.figures("reservations_ended_total") == {"completed": 1, "cancelled": 1}
+    assert w.figures("lane_asks") == {"root.default, cpu=1": 1}
+    assert w.figures("asks_ended_total") == {"completed": 1, "cancelled": 1}
 
 
-def test_reservations_to_the_tail() -> None:
+def test_asks_to_the_tail() -> None:
     w = Watched()
     w.node("n1", cpu=2)
     w.tasks(1)
     w.refuse_launches("n1")
     w.cycle()
     w.cycle()
-    # What a refused launch brings back has a reservation again, and it is the last.
-    assert w.figure("reservations_to_tail_total") == 1
+    # What a refused launch brings back has an ask again, and it is the last.
+    assert w.figure("asks_to_tail_total") == 1
     assert w.figures("upserts_total") == {"inserted": 2, "replaced": 0, "ignored": 0}
     stuck = w.tasks(9, resources={"cpu": 2})
     w.cycle()
     w.reset_lane("root.default", stuck)
     w.cycle()
-    assert w.figure("reservations_to_tail_total") == 2
+    assert w.figure("asks_to_tail_total") == 2
     assert w.figures("upserts_total") == {"inserted": 3, "replaced": 0, "ignored": 0}
 
 
@@ -296,9 +296,9 @@ def test_many_single_tasks() -> None:
     w.cycle()
     assert sum(1 for job in jobs if w.placements(job)) == 6
     assert w.figure("tasks_placed_total") == 6
-    assert w.figures("reservations_ended_total") == {"completed": 6, "cancelled": 0}
+    assert w.figures("asks_ended_total") == {"completed": 6, "cancelled": 0}
     assert w.figure("head_of_lane_latency_seconds_sum") == 18
-    assert w.figures("lane_reservations") == w.figures("lane_pending_tasks") == {"root.default, cpu=1": 3}
+    assert w.figures("lane_asks") == w.figures("lane_pending_tasks") == {"root.default, cpu=1": 3}
 
 
 def test_head_of_lane_latency() -> None:
@@ -464,7 +464,7 @@ def writer_with(metrics: Metrics, journal: MemoryJournal) -> Writer:
     writer = Writer(journal, "default", [metrics])
     config = parse_config({"partitions": {"default": {}}})["default"]
     node = AddNode(name="n1", spec=parse_node({"name": "n1", "resources": {"cpu": 4}})[1], operator=True)
-    writer.turn([Configure(config=config, version=1, operator=True), MarkReady(operator=True), node], 1)
+    writer.cycle([Configure(config=config, version=1, operator=True), MarkReady(operator=True), node], 1)
     return writer
 
 
@@ -476,12 +476,12 @@ def submission(count: int, cpu: int = 1) -> Submit:
 def test_a_cycle_that_is_not_durable_counts_nothing(how: Any) -> None:
     metrics, journal = Metrics(), MemoryJournal()
     writer = writer_with(metrics, journal)
-    writer.turn([submission(2), submission(9)], 2)
+    writer.cycle([submission(2), submission(9)], 2)
     before = figures(metrics)
     journal.break_next(how)
     commands: list[AnyCommand] = [submission(1), submission(20), Kill(job="2", operator=True)]
     with pytest.raises(Stopped):
-        writer.turn(commands, 3)
+        writer.cycle(commands, 3)
     after = figures(metrics)
     # All that is told is that nobody works now.
     assert after.pop("ready") == {"": 0} and before.pop("ready") == {"": 1}
@@ -511,10 +511,10 @@ def test_partitions_are_counted_apart_and_go() -> None:
     writer = w.cluster.writers["second"]
     w.configure({"partitions": {"default": {}}})
     w.cycle()
-    writer.turn([submission(1)], w.now)  # refused, and nothing new is told of it
+    writer.cycle([submission(1)], w.now)  # refused, and nothing new is told of it
     gone = figures(w.metrics, "second")
     assert "lane_pending_tasks" not in gone and "ready" not in gone
-    assert gone["reservations_ended_total"] == {"completed": 0, "cancelled": 1}
+    assert gone["asks_ended_total"] == {"completed": 0, "cancelled": 1}
 
 
 def test_each_has_a_registry_of_its_own() -> None:

@@ -26,8 +26,8 @@ def test_a_pause_that_is_over_is_not_told() -> None:
     def paused() -> tuple[tuple[str, ...], float | None]:
         reason = w.explain(job)[0].reason
         assert isinstance(reason, NoRoom) and reason.given_up
-        p = w.partition()
-        (answer,) = pool_answers(p, p.pools.values(), lambda job: True, w.now)
+        partition = w.partition()
+        (answer,) = pool_answers(partition, partition.pools.values(), lambda job: True, w.now)
         return reason.paused, answer.paused_until
 
     assert paused() == (("p",), 60)

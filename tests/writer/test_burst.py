@@ -13,7 +13,7 @@ import pytest
 
 from fairlead.core import cycle
 from fairlead.core.effects import ForNode
-from fairlead.core.phases.turn import Starter
+from fairlead.core.match.place import Starter
 from fairlead.journal.memory import MemoryJournal
 from fairlead.testing import World
 

@@ -18,13 +18,13 @@ from fairlead.core.cycle import Cycle
 from fairlead.core.documents import parse_job, parse_node
 from fairlead.core.dump import dump
 from fairlead.core.effects import Effect, ForNode, Launch
-from fairlead.core.invariants import Broken, check_all
+from fairlead.core.invariants import InvariantBroken, check_all
 from fairlead.journal import NotWritten, SqliteJournal, UnknownOutcome
 from fairlead.journal.codec import restore
-from fairlead.views.metrics import Metrics
+from fairlead.views.metrics.observer import Metrics
 from fairlead.writer.inbox import Full, Inbox, Reply, Slot, Unavailable
-from fairlead.writer.live import BURST, TIMER_PAUSE, LiveWriter, Turns
-from fairlead.writer.loop import Writer
+from fairlead.writer.loop import BURST, TIMER_PAUSE, LiveWriter, WriterThread
+from fairlead.writer.writer import Writer
 
 PARTITION = "default"
 SECONDS = 30  # no story may take longer; none depends on it
@@ -84,13 +84,13 @@ class Gated(SqliteJournal):
 class Live:
     """A live writer with what came out of it, and ways to wait for more."""
 
-    def __init__(self, journal: SqliteJournal, inbox: Inbox | None = None, turns: Turns | None = None) -> None:
+    def __init__(self, journal: SqliteJournal, inbox: Inbox | None = None, thread: WriterThread | None = None) -> None:
         self.journal = journal
         self.cycles: list[Cycle] = []
         self.effects: list[Effect] = []
         self._news = asyncio.Event()
         writer = Writer(journal, PARTITION)
-        self.loop = LiveWriter(writer, inbox or Inbox(), self.dispatch, self.publish, turns=turns)
+        self.loop = LiveWriter(writer, inbox or Inbox(), self.dispatch, self.publish, thread=thread)
         self.task = asyncio.create_task(self.loop.run())
 
     @property
@@ -184,11 +184,11 @@ def play(story: Any) -> None:
 def test_a_burst_is_one_cycle_and_one_record(journal: Gated) -> None:
     async def story() -> None:
         async with started(journal, nodes=20) as live:
-            cycles, records, appended = live.loop.turn.count, live.records, journal.appended
+            cycles, records, appended = live.loop.cycle.count, live.records, journal.appended
             answers = await live.ask(*[submit(f"j{at}") for at in range(100)])
             assert answers == [Accepted(job=f"j{at}") for at in range(100)]
             await live.until(lambda: len(live.launches()) == 100)
-            assert live.loop.turn.count == cycles + 1
+            assert live.loop.cycle.count == cycles + 1
             assert live.records == records + 1 == journal.last(live.loop.writer.stream)
             assert journal.appended == appended + 1
             messages = [each for each in live.effects if isinstance(each, ForNode)]
@@ -201,9 +201,9 @@ def test_a_burst_is_one_cycle_and_one_record(journal: Gated) -> None:
 def test_a_burst_from_many_callers(journal: Gated) -> None:
     async def story() -> None:
         async with started(journal) as live:
-            cycles = live.loop.turn.count
+            cycles = live.loop.cycle.count
             await asyncio.gather(*(live.ask(submit(f"j{at}")) for at in range(100)))
-            assert live.loop.turn.count == cycles + 1
+            assert live.loop.cycle.count == cycles + 1
 
     play(story())
 
@@ -211,15 +211,15 @@ def test_a_burst_from_many_callers(journal: Gated) -> None:
 def test_a_burst_larger_than_a_batch(journal: Gated) -> None:
     async def story() -> None:
         async with started(journal, max_batch=10, batch_window="1h") as live:
-            cycles = live.loop.turn.count
+            cycles = live.loop.cycle.count
             # Full batches do not wait for the window; the rest, which would, is done when the loop is closed.
             slots = live.offer(*[submit(f"j{at}") for at in range(95)])
             await asyncio.gather(*slots[:90])
-            assert live.loop.turn.count == cycles + 9
+            assert live.loop.cycle.count == cycles + 9
             assert not any(slot.done() for slot in slots[90:])
             await live.loop.close()
             assert [await slot for slot in slots] == [Accepted(job=f"j{at}") for at in range(95)]
-            assert live.loop.turn.count == cycles + 10
+            assert live.loop.cycle.count == cycles + 10
 
     play(story())
 
@@ -246,7 +246,7 @@ def test_a_busy_writer_lets_messages_gather(journal: Gated) -> None:
 def test_what_arrives_during_a_write_is_the_next_batch(journal: Gated) -> None:
     async def story() -> None:
         async with started(journal) as live:
-            cycles = live.loop.turn.count
+            cycles = live.loop.cycle.count
             journal.gate.clear()
             first = live.offer(submit("a"))
             await journal.reached()
@@ -255,7 +255,7 @@ def test_what_arrives_during_a_write_is_the_next_batch(journal: Gated) -> None:
             assert not live.cycles and not live.effects
             journal.gate.set()
             await asyncio.gather(*first, *later)
-            assert live.loop.turn.count == cycles + 2
+            assert live.loop.cycle.count == cycles + 2
             assert [len(cycle.answers) for cycle in live.cycles] == [1, 30]
 
     play(story())
@@ -353,10 +353,10 @@ def test_an_idle_loop_does_nothing(journal: Gated) -> None:
             await live.ask(submit("a"))
             await live.until(live.launches)
             sleeps = live.watch_sleeps()
-            cycles, records = live.loop.turn.count, journal.last(live.loop.writer.stream)
+            cycles, records = live.loop.cycle.count, journal.last(live.loop.writer.stream)
             for _ in range(100):
                 await asyncio.sleep(0.002)
-            assert (live.loop.turn.count, journal.last(live.loop.writer.stream)) == (cycles, records)
+            assert (live.loop.cycle.count, journal.last(live.loop.writer.stream)) == (cycles, records)
             assert not sleeps  # it did not even wake up
 
     play(story())
@@ -400,13 +400,13 @@ def test_a_restarted_partition_becomes_ready_by_time_alone(journal: Gated) -> No
 
 def test_a_timer_that_cannot_be_served_does_not_spin(journal: Gated, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the core ever said again and again that something is due, and did nothing, nobody should pay for it."""
-    monkeypatch.setattr("fairlead.writer.live.due", lambda p: p.now)
+    monkeypatch.setattr("fairlead.writer.loop.due", lambda partition: partition.now)
 
     async def story() -> None:
         async with started(journal, batch_window=0) as live:
             sleeps = live.watch_sleeps()
-            before = live.loop.turn.count
-            await live.until(lambda: live.loop.turn.count >= before + 5)
+            before = live.loop.cycle.count
+            await live.until(lambda: live.loop.cycle.count >= before + 5)
             assert sum(sleeps) > 3 * TIMER_PAUSE
             assert await live.ask(submit("a")) == [Accepted(job="a")]
 
@@ -430,16 +430,16 @@ def test_work_outside_of_the_loop(tmp_path: Path) -> None:
 
     async def story() -> None:
         with Gated(tmp_path / "j") as journal:
-            turns = Turns()
-            live = Live(journal, turns=turns)
-            other = LiveWriter(Writer(journal, "other"), Inbox(), lambda _: None, lambda _: None, turns=turns)
+            thread = WriterThread()
+            live = Live(journal, thread=thread)
+            other = LiveWriter(Writer(journal, "other"), Inbox(), lambda _: None, lambda _: None, thread=thread)
             task = asyncio.create_task(other.run())
             await live.ask(configure(launch_timeout="20ms"), MarkReady(operator=True), add_node("n0"))
             await other.offer(configure())
             await other.offer(add_node("n0"))
             writer = live.loop.writer
             slots = [other.offer(submit(f"o{at}")) for at in range(5)]
-            await turns.alone(lambda: writer.turn([submit("a")], writer.partition.now + 1))
+            await thread.alone(lambda: writer.cycle([submit("a")], writer.partition.now + 1))
             live.loop.look()
             await live.until(live.launches)  # the loop heard of the timer, took the launch back and launched again
             assert live.launches()[0][1].attempt == 2
@@ -448,7 +448,7 @@ def test_work_outside_of_the_loop(tmp_path: Path) -> None:
             await other.close()
             assert await task == await live.task == ""
             assert dump(restore(journal, PARTITION)[0]) == dump(live.state)
-            turns.close()
+            thread.close()
 
     play(story())
 
@@ -581,7 +581,7 @@ def test_a_fault_is_raised_and_everybody_is_answered(journal: Gated) -> None:
             live.state.nodes.used["cpu"][0] += 5  # somebody broke the state
             replies = await live.ask(submit("a"), submit("b"))
             assert all(isinstance(reply, Unavailable) for reply in replies)
-            with pytest.raises(Broken):
+            with pytest.raises(InvariantBroken):
                 await live.task
             live.state.nodes.used["cpu"][0] -= 5
 
@@ -638,7 +638,7 @@ def test_metrics_follow_the_loop(journal: Gated) -> None:
             metrics = Metrics()
             metrics.began(live.state)
             live.loop.writer._observers = [metrics]
-            records, cycles = live.records, live.loop.turn.count
+            records, cycles = live.records, live.loop.cycle.count
             for at in range(3):
                 await live.ask(submit(f"j{at}"), submit(f"k{at}"))
                 labels = {"partition": PARTITION, "result": "inserted"}
@@ -650,7 +650,7 @@ def test_metrics_follow_the_loop(journal: Gated) -> None:
                 name: metrics.registry.get_sample_value(f"fairlead_{name}", labels)
                 for name in ("batch_size_sum", "batch_size_count", "journal_append_seconds_count")
             }
-            assert list(found.values()) == [6, live.loop.turn.count - cycles, live.records - records]
+            assert list(found.values()) == [6, live.loop.cycle.count - cycles, live.records - records]
 
     play(story())
 
@@ -660,8 +660,8 @@ def test_times_are_plain_numbers(journal: Gated) -> None:
         async with started(journal) as live:
             for at in range(3):
                 await live.ask(submit(f"j{at}"))
-            for phase in (live.loop.intake_wait, live.loop.turn, live.loop.after_turn):
-                assert phase.count == live.loop.turn.count
+            for phase in (live.loop.intake_wait, live.loop.cycle, live.loop.after_cycle):
+                assert phase.count == live.loop.cycle.count
                 assert 0 <= phase.last <= phase.most <= phase.total
 
     play(story())

@@ -19,7 +19,7 @@ from fairlead.wire.identity import Exchange, Key, decoded, encoded, is_signed, n
 FILE = "identity"
 
 
-class Kept(msgspec.Struct, frozen=True):
+class StoredKey(msgspec.Struct, frozen=True):
     """What the file has."""
 
     key: str
@@ -75,7 +75,7 @@ class Identity:
     def _write(self, key: Key) -> None:
         fresh = self._file.with_suffix(".new")
         with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(msgspec.json.encode(Kept(key.text, encoded(self._server))))
+            file.write(msgspec.json.encode(StoredKey(key.text, encoded(self._server))))
             file.flush()
             os.fsync(file.fileno())
         fresh.replace(self._file)
@@ -102,9 +102,9 @@ async def prove(channel: Channel, node: str, key: Key, server: bytes, instance: 
     return exchange
 
 
-def _read(file: Path) -> Kept | None:
+def _read(file: Path) -> StoredKey | None:
     try:
-        kept = msgspec.json.decode(file.read_bytes(), type=Kept)
+        kept = msgspec.json.decode(file.read_bytes(), type=StoredKey)
         Key(kept.key)
         return kept
     except FileNotFoundError:

@@ -17,7 +17,6 @@ import msgspec
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
 
-from fairlead.agent.book import Book
 from fairlead.agent.identity import Identity
 from fairlead.agent.launching import surroundings
 from fairlead.agent.link import Link, OwnSpawner, prepare
@@ -25,11 +24,12 @@ from fairlead.agent.logs import remove_old
 from fairlead.agent.machine import Machine, host_name, this_machine
 from fairlead.agent.session import KeyRenewed, Refused, Session
 from fairlead.agent.split import Helper
+from fairlead.agent.task_table import TaskTable
 from fairlead.wire import agent as wire
 from fairlead.wire.agent import MOST_BYTES, PATH, Hello
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0
-PATIENCE = 10.0
+SPAWNER_TIMEOUT = 10.0
 """Seconds for the spawners of users to say what they know, when the agent starts."""
 SWEEP = 3600.0
 """Seconds between two looks for old logs."""
@@ -79,9 +79,9 @@ class Agent:
         self._identity = Identity(self._directory, self._name, settings.token)
         self._helper = helper
         around = surroundings(self._name, self._machine.gpus, os.environ, helper is not None)
-        self.book = Book(around, 0 if helper else settings.spawners or min(2, os.cpu_count() or 1))
+        self.table = TaskTable(around, 0 if helper else settings.spawners or min(2, os.cpu_count() or 1))
         for user in helper.known() if helper else ():
-            self.book.spawners_of(user)
+            self.table.spawners_of(user)
         self._links: list[Link] = []
         self._parts: set[asyncio.Task[None]] = set()
         self._over: asyncio.Future[None] | None = None
@@ -112,7 +112,7 @@ class Agent:
         try:
             await self._over  # a part that failed ends the agent, never silently only itself
         finally:
-            self.book.tell_confirmed()
+            self.table.tell_confirmed()
             self._deliver()
             for task in self._parts:
                 task.cancel()
@@ -124,7 +124,7 @@ class Agent:
     async def _serve(self) -> None:
         while not self._all_found.is_set():
             try:
-                async with asyncio.timeout(PATIENCE):
+                async with asyncio.timeout(SPAWNER_TIMEOUT):
                     await self._all_found.wait()
             except TimeoutError:
                 await self._end_silent()
@@ -133,7 +133,7 @@ class Agent:
     async def _end_silent(self) -> None:
         """End spawners of users that do not answer: a user that stops its own must not keep the node from joining."""
         silent = [at for at in range(self._first) if at not in self._found]
-        for user in [self.book.users[at] for at in silent] if self._helper else ():
+        for user in [self.table.users[at] for at in silent] if self._helper else ():
             assert self._helper is not None
             problem = await self._helper.end(user)
             self._log("spawner ended", {"user": user, "problem": problem or "it did not answer"})
@@ -174,8 +174,8 @@ class Agent:
     async def _talk(self, connection: ClientConnection, address: str) -> None:
         channel = _Channel(connection)
         await self._identity.prove(channel)
-        book = self.book
-        book.anew()
+        table = self.table
+        table.reconnected()
         hello = Hello(
             self._name,
             self._machine.resources | self._settings.resources,
@@ -184,18 +184,18 @@ class Agent:
             self._settings.pool,
             address,
             wire.this_machine(),
-            book.started("running"),
-            book.started("ended"),
+            table.started("running"),
+            table.started("ended"),
             tuple(sorted(set(self._notes.values()))),
             self._settings.users,
         )
-        session = Session(channel, book, self._logs_of, self._lease, self._deliver, self._check_epoch, self._identity)
+        session = Session(channel, table, self._logs_of, self._lease, self._deliver, self._check_epoch, self._identity)
 
         def joined() -> None:
             self._session = session
             self._identity.joined()
             self.joined.set()
-            self._log("joined", {"server": self._settings.join, "node": self._name, "running": len(book)})
+            self._log("joined", {"server": self._settings.join, "node": self._name, "running": len(table)})
             session.poke()
 
         await session.run(hello, joined)
@@ -222,8 +222,8 @@ class Agent:
 
     def _follow_users(self) -> None:
         """Have a link for every spawner that the book has."""
-        for at in range(len(self._links), len(self.book.users)):
-            user, helper = self.book.users[at], self._helper
+        for at in range(len(self._links), len(self.table.users)):
+            user, helper = self.table.users[at], self._helper
             if helper is None:
                 folder = prepare(self._directory / f"spawner-{at}")
                 start: Callable[[], Awaitable[str]] = OwnSpawner(folder, prepare(self._directory / "logs")).start
@@ -242,7 +242,7 @@ class Agent:
 
     def _is_wanted(self, at: int) -> bool:
         """True if a spawner is to run: that of a user only while the user has tasks."""
-        return self._helper is None or self.book.has_tasks_at(at)
+        return self._helper is None or self.table.has_tasks_at(at)
 
     def _keep(self, work: Coroutine[Any, Any, None]) -> None:
         part = asyncio.create_task(work)
@@ -262,16 +262,16 @@ class Agent:
         if what == "state":
             known, self._notes[at], self._cgroup = rest
             self._links[at].send(("lease", *self._lease_of_tasks))
-            self.book.find(at, known)
+            self.table.find(at, known)
             self._find(at)
         else:
-            self.book.hear(*rest)
+            self.table.hear(*rest)
         self._tell()
 
     def _refuse(self, at: int, problem: str) -> None:
         """A user may not run tasks here."""
         self._log("user refused", {"problem": problem})
-        self.book.refuse(at, problem)
+        self.table.refuse(at, problem)
         self._find(at)
         self._tell()
 
@@ -288,16 +288,16 @@ class Agent:
     def _miss(self, at: int, problem: str, gone: bool) -> None:
         self._log("spawner", {"problem": problem})
         if gone:
-            self.book.miss(at, problem)
+            self.table.miss(at, problem)
             self._tell()
 
     def _deliver(self) -> None:
         self._follow_users()
-        for at, outbox in enumerate(self.book.outbox):
+        for at, outbox in enumerate(self.table.outbox):
             if outbox:
-                frames, self.book.outbox[at] = outbox, []
+                frames, self.table.outbox[at] = outbox, []
                 if not self._links[at].send(*frames):
-                    self.book.not_sent(at, frames)
+                    self.table.not_sent(at, frames)
                 self._links[at].wake()
 
     def _logs_of(self, user: str) -> str:

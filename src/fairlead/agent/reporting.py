@@ -83,7 +83,7 @@ class Reporting:
     def has_news(self) -> bool:
         return bool(self._news or self._answers) and self._unconfirmed < MOST_UNCONFIRMED
 
-    def anew(self, known: Iterable[Entry]) -> None:
+    def reconnected(self, known: Iterable[Entry]) -> None:
         """A new connection: nothing that was sent before counts. What runs is told by the greeting."""
         self._batches.clear()
         self._unconfirmed = self._prompt = self._unsent_prompt = 0

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from time import monotonic
 from typing import NamedTuple, Protocol
 
-from fairlead.agent.book import Book
 from fairlead.agent.logs import read_log
 from fairlead.agent.spawner.pace import Pace
+from fairlead.agent.task_table import TaskTable
 from fairlead.wire.agent import (
     LOG_PARTS,
     Beat,
@@ -85,7 +85,7 @@ class Session:
     def __init__(
         self,
         channel: Channel,
-        book: Book,
+        table: TaskTable,
         logs: Callable[[str], str],
         lease: Callable[[float, float, float, str], None],
         deliver: Callable[[], None],
@@ -96,7 +96,7 @@ class Session:
         long a lease is, and the server's lock if that is on this machine; `deliver` hands the book's outbox to
         spawners; `check_epoch` raises `Refused` for one that is over."""
         self._channel = channel
-        self._book = book
+        self._book = table
         self._logs = logs
         self._lease = lease
         self._deliver = deliver
@@ -158,7 +158,7 @@ class Session:
                 self._check_epoch(message.epoch)
                 for number in message.confirmed:
                     self._book.confirmed(number)
-                self._book.heed(message)
+                self._book.handle(message)
             case Confirmed():
                 self._book.confirmed(message.number)
             case Beaten():

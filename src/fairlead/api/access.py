@@ -8,32 +8,32 @@ from typing import Annotated, Any, cast
 from litestar import Request, delete, get, post
 from litestar.params import PathParameter
 
+from fairlead.api.context import ADMINS, USERS, Shaped, caller_of, services_of
 from fairlead.api.problems import Unserved
-from fairlead.api.site import ADMINS, USERS, Shaped, caller_of, site_of
 from fairlead.api.tokens import JOIN_SECONDS, ROLES, Token
 from fairlead.core.errors import Refused
 from fairlead.core.reader import Reader, check_name
 from fairlead.core.resources import SECOND
 from fairlead.wire import api as wire
 
-Ask = Request[Any, Any, Any]
+HttpRequest = Request[Any, Any, Any]
 
 
 @get("/whoami", operation_id="whoami", guards=[USERS], summary="Who asks")
-async def whoami(request: Ask) -> wire.Caller:
+async def whoami(request: HttpRequest) -> wire.Caller:
     """The user, groups and role of the token that was sent."""
     caller = caller_of(request)
     return wire.Caller(user=caller.user, groups=list(caller.groups), role=caller.role)
 
 
 @get("/tokens", operation_id="tokens", guards=[ADMINS], summary="Tokens")
-async def tokens(request: Ask) -> wire.Tokens:
+async def tokens(request: HttpRequest) -> wire.Tokens:
     """All of them, without their secrets, which are kept nowhere."""
-    return wire.Tokens(tokens=[_shown(token) for token in site_of(request).tokens.all()])
+    return wire.Tokens(tokens=[_shown(token) for token in services_of(request).tokens.all()])
 
 
 @post("/tokens", operation_id="createToken", guards=[ADMINS], summary="Create a token")
-async def create(request: Ask, data: Annotated[Any, Shaped(wire.TokenDocument)]) -> wire.NewToken:
+async def create(request: HttpRequest, data: Annotated[Any, Shaped(wire.TokenDocument)]) -> wire.NewToken:
     """The answer has the secret, for the only time."""
     read = Reader(data, "", "a token")
     role = read.choice("role", ROLES)
@@ -44,7 +44,7 @@ async def create(request: Ask, data: Annotated[Any, Shaped(wire.TokenDocument)])
             "expires_in", "0 would make a token that has expired already; leave it out, or give a longer time"
         )
     expires_in = None if expires is None else expires / SECOND
-    site = site_of(request)
+    services = services_of(request)
     if role == "join":
         partition, pool, node = (_name(read, each) for each in ("partition", "pool", "node"))
         users = tuple(sorted(set(read.names("users", most=1_000))))
@@ -54,31 +54,31 @@ async def create(request: Ask, data: Annotated[Any, Shaped(wire.TokenDocument)])
             raise Refused("uses", f"a token for node {node} is used once; leave one of the two out")
         seconds = JOIN_SECONDS if expires_in is None else expires_in
         [(secret, token)] = await asyncio.to_thread(
-            site.identities.invite, (node,), partition, pool, users, uses, note, seconds
+            services.identities.invite, (node,), partition, pool, users, uses, note, seconds
         )
     else:
         user = read.name("user")
         groups = read.names("groups", most=1_000)
         read.close()
         secret, token = await asyncio.to_thread(
-            site.tokens.create, cast(wire.Role, role), user, groups, note, expires_in
+            services.tokens.create, cast(wire.Role, role), user, groups, note, expires_in
         )
     return wire.NewToken(secret=secret, token=_shown(token))
 
 
 @delete("/tokens/{token_id:str}", operation_id="revokeToken", guards=[ADMINS], status_code=200)
-async def revoke(request: Ask, token_id: Annotated[str, PathParameter(max_length=63)]) -> wire.Done:
+async def revoke(request: HttpRequest, token_id: Annotated[str, PathParameter(max_length=63)]) -> wire.Done:
     """Requests with it are refused from now on, and what is being read with it ends."""
-    site = site_of(request)
+    services = services_of(request)
     try:
-        await asyncio.to_thread(site.tokens.revoke, token_id)
+        await asyncio.to_thread(services.tokens.revoke, token_id)
     except Refused as refusal:
         raise Refused(refusal.field, refusal.problem, "missing") from None
     except Unserved as problem:
-        site.log("revocation not written", {"token": token_id, "problem": str(problem.__cause__)})
-        site.end_streams(token_id)
+        services.log("revocation not written", {"token": token_id, "problem": str(problem.__cause__)})
+        services.end_streams(token_id)
         raise
-    site.end_streams(token_id)
+    services.end_streams(token_id)
     return wire.Done()
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from urllib.parse import parse_qs
 
-from fairlead.api.gate import App, Receive, Scope, Send, turn_away
+from fairlead.api.context import Services
+from fairlead.api.middleware import App, Receive, Scope, Send, turn_away
 from fairlead.api.problems import Unserved
-from fairlead.api.site import Site
 from fairlead.core.errors import Refused
 from fairlead.engines.base import Closed
 from fairlead.wire.agent import PATH
@@ -47,7 +47,7 @@ class Socket:
             await self._send({"type": "websocket.close", "code": code, "reason": reason})
 
 
-def agents(site: Site) -> App:
+def agents(services: Services) -> App:
     """The application that agents speak with."""
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
@@ -58,10 +58,10 @@ def agents(site: Site) -> App:
             name = query.get("partition", [""])[0]
             epoch = 0
             try:
-                name = site.control.find(name).name
+                name = services.control.find(name).name
             except Refused:
                 name = name or "default"
-                epoch = await site.control.removed(name)
+                epoch = await services.control.removed(name)
                 if not epoch:
                     raise
         except Refused as refusal:
@@ -72,8 +72,8 @@ def agents(site: Site) -> App:
         await send({"type": "websocket.accept"})
         connection = Socket(receive, send, scope["trust"])
         if epoch:
-            await site.hub.dismiss(name, epoch, connection)
+            await services.hub.dismiss(name, epoch, connection)
         else:
-            await site.hub.serve(name, connection)
+            await services.hub.serve(name, connection)
 
     return application

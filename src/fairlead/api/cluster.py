@@ -9,9 +9,7 @@ import msgspec
 from litestar import Request, delete, get, post
 from litestar.params import PathParameter, QueryParameter
 
-from fairlead.api.jobs import number_of, touch
-from fairlead.api.problems import Unserved
-from fairlead.api.site import (
+from fairlead.api.context import (
     OPERATORS,
     USERS,
     Key,
@@ -20,12 +18,14 @@ from fairlead.api.site import (
     asks,
     caller_of,
     may_see,
-    site_of,
+    services_of,
 )
+from fairlead.api.jobs import number_of, touch
+from fairlead.api.problems import Unserved
 from fairlead.core.commands import (
     AnyCommand,
     BringToFront,
-    CancelReservation,
+    CancelAsk,
     MarkReady,
     MoveNode,
     MoveQueue,
@@ -42,13 +42,13 @@ from fairlead.wire import api as wire
 
 MAX_NODES = 1_000
 
-Ask = Request[Any, Any, Any]
+HttpRequest = Request[Any, Any, Any]
 NodeName = Annotated[str, PathParameter(max_length=63)]
 
 
-async def order(request: Ask, partition: str, command: AnyCommand, what: str) -> wire.Done:
+async def order(request: HttpRequest, partition: str, command: AnyCommand, what: str) -> wire.Done:
     """A command about something that the path names; if it is not there, the path leads nowhere."""
-    control = site_of(request).control
+    control = services_of(request).control
     try:
         accepted = await control.ask(control.find(partition), command)
     except Refused as refusal:
@@ -63,7 +63,7 @@ async def order(request: Ask, partition: str, command: AnyCommand, what: str) ->
 
 @get("/nodes", operation_id="nodes", guards=[USERS], summary="Nodes, in the order in which they joined")
 async def nodes(
-    request: Ask,
+    request: HttpRequest,
     partition: PartitionName = "",
     node_state: Annotated[
         Literal["up", "draining", "disabled", "lost"] | None, QueryParameter(name="state", required=False)
@@ -77,47 +77,47 @@ async def nodes(
     """What each has, what is used of it, and its state."""
     after = number_of(cursor) or 0
 
-    def look(p: Partition) -> wire.Nodes:
-        table = p.nodes
+    def look(state: Partition) -> wire.Nodes:
+        table = state.nodes
         found: list[wire.Node] = []
         last = 0
-        for join in sorted(table.rows):
-            row = table.rows[join]
-            if join <= after or node_state not in (None, table.state[row]) or pool not in (None, table.pool[row]):
+        for node_id in sorted(table.rows):
+            row = table.rows[node_id]
+            if node_id <= after or node_state not in (None, table.state[row]) or pool not in (None, table.pool[row]):
                 continue
             if len(found) == limit:
                 return wire.Nodes(nodes=found, next=str(last))
-            found.append(node_answer(p, row))
-            last = join
+            found.append(node_answer(state, row))
+            last = node_id
         return wire.Nodes(nodes=found, next="")
 
-    served = site_of(request).control.find(partition)
+    served = services_of(request).control.find(partition)
     found = await served.read(look)
     return wire.Nodes(nodes=[_with_credential(request, served.name, each) for each in found.nodes], next=found.next)
 
 
-def _with_credential(request: Ask, partition: str, node: wire.Node) -> wire.Node:
-    standing, expires = site_of(request).identities.about(partition, node.name)
+def _with_credential(request: HttpRequest, partition: str, node: wire.Node) -> wire.Node:
+    standing, expires = services_of(request).identities.about(partition, node.name)
     return msgspec.structs.replace(node, credential=standing, credential_expires=expires)
 
 
 @get("/nodes/{node:str}", operation_id="node", guards=[USERS], summary="One node")
-async def node(request: Ask, node: NodeName, partition: PartitionName = "") -> wire.Node:
+async def node(request: HttpRequest, node: NodeName, partition: PartitionName = "") -> wire.Node:
     """What it has, what is used of it, and its state."""
 
-    def look(p: Partition) -> wire.Node:
-        join = p.nodes.find(node)
-        if join is None:
+    def look(state: Partition) -> wire.Node:
+        node_id = state.nodes.find(node)
+        if node_id is None:
             raise Refused("name", f"there is no node {shown(node)}; `fairlead node list` shows them", "missing")
-        return node_answer(p, p.nodes.rows[join])
+        return node_answer(state, state.nodes.rows[node_id])
 
-    served = site_of(request).control.find(partition)
+    served = services_of(request).control.find(partition)
     return _with_credential(request, served.name, await served.read(look))
 
 
 @post("/nodes/{node:str}/{action:str}", operation_id="moveNode", guards=[OPERATORS], status_code=200)
 async def move_node(
-    request: Ask,
+    request: HttpRequest,
     node: NodeName,
     action: Annotated[str, PathParameter(pattern="^(drain|disable|enable)$")],
     partition: PartitionName = "",
@@ -129,20 +129,22 @@ async def move_node(
 
 
 @delete("/nodes/{node:str}", operation_id="removeNode", guards=[OPERATORS], status_code=200)
-async def remove_node(request: Ask, node: NodeName, partition: PartitionName = "", key: Key = None) -> wire.Done:
+async def remove_node(
+    request: HttpRequest, node: NodeName, partition: PartitionName = "", key: Key = None
+) -> wire.Done:
     """The node leaves; what runs there is lost at once."""
     return await order(request, partition, RemoveNode(name=node, **asks(request, key)), "name")
 
 
 @delete("/nodes/{node:str}/credential", operation_id="revokeNode", guards=[OPERATORS], status_code=200)
-async def revoke_node(request: Ask, node: NodeName, partition: PartitionName = "") -> wire.Done:
+async def revoke_node(request: HttpRequest, node: NodeName, partition: PartitionName = "") -> wire.Done:
     """The node's connection ends and its key opens no other; a new join token for the node admits it again. What runs
     there is lost when its lease is over."""
-    site = site_of(request)
+    services = services_of(request)
     try:
-        await asyncio.to_thread(site.identities.revoke, site.control.find(partition).name, node)
+        await asyncio.to_thread(services.identities.revoke, services.control.find(partition).name, node)
     except Unserved as problem:
-        site.log("revocation not written", {"node": node, "problem": str(problem.__cause__)})
+        services.log("revocation not written", {"node": node, "problem": str(problem.__cause__)})
         raise
     return wire.Done()
 
@@ -151,34 +153,34 @@ async def revoke_node(request: Ask, node: NodeName, partition: PartitionName = "
 
 
 @get("/queues", operation_id="queues", guards=[USERS], summary="The queue tree, by path")
-async def queues(request: Ask, partition: PartitionName = "") -> wire.Queues:
+async def queues(request: HttpRequest, partition: PartitionName = "") -> wire.Queues:
     """Settings, use and what waits, of every queue."""
-    control = site_of(request).control
+    control = services_of(request).control
 
-    def look(p: Partition) -> wire.Queues:
-        return wire.Queues(queues=[queue_answer(p, p.queues[path]) for path in sorted(p.queues)])
+    def look(state: Partition) -> wire.Queues:
+        return wire.Queues(queues=[queue_answer(state, state.queues[path]) for path in sorted(state.queues)])
 
     return await control.find(partition).read(look)
 
 
 @get("/queues/{queue:str}", operation_id="queue", guards=[USERS], summary="One queue")
 async def queue(
-    request: Ask, queue: Annotated[str, PathParameter(max_length=1_000)], partition: PartitionName = ""
+    request: HttpRequest, queue: Annotated[str, PathParameter(max_length=1_000)], partition: PartitionName = ""
 ) -> wire.Queue:
     """Its settings, use and what waits in it."""
 
-    def look(p: Partition) -> wire.Queue:
-        if queue not in p.queues:
+    def look(state: Partition) -> wire.Queue:
+        if queue not in state.queues:
             raise Refused("queue", f"there is no queue {shown(queue)}; `fairlead queue list` shows them", "missing")
-        return queue_answer(p, p.queues[queue])
+        return queue_answer(state, state.queues[queue])
 
-    control = site_of(request).control
+    control = services_of(request).control
     return await control.find(partition).read(look)
 
 
 @post("/queues/{queue:str}/{action:str}", operation_id="moveQueue", guards=[OPERATORS], status_code=200)
 async def move_queue(
-    request: Ask,
+    request: HttpRequest,
     queue: Annotated[str, PathParameter(max_length=1_000)],
     action: Annotated[str, PathParameter(pattern="^(start|stop)$")],
     partition: PartitionName = "",
@@ -191,27 +193,27 @@ async def move_queue(
 
 @get("/lanes", operation_id="lanes", guards=[USERS], summary="Lanes, with what waits in them")
 async def lanes(
-    request: Ask,
+    request: HttpRequest,
     partition: PartitionName = "",
     limit: Annotated[int, QueryParameter(ge=1, le=1_000, required=False)] = 100,
     first: Annotated[
-        int, QueryParameter(ge=0, le=100, required=False, description="How many reservations to show of each lane.")
+        int, QueryParameter(ge=0, le=100, required=False, description="How many asks to show of each lane.")
     ] = 5,
 ) -> wire.Lanes:
     """The lanes where most waits, and all others together as `other`."""
-    site = site_of(request)
+    services = services_of(request)
     caller = caller_of(request)
-    served = site.control.find(partition)
+    served = services.control.find(partition)
 
-    def look(p: Partition) -> wire.Lanes:
-        figures = site.metrics.lanes(p.name)
-        return wire.Lanes(lanes=lane_answers(p, figures, limit, first, lambda job: may_see(caller, job)))
+    def look(state: Partition) -> wire.Lanes:
+        figures = services.metrics.lanes(state.name)
+        return wire.Lanes(lanes=lane_answers(state, figures, limit, first, lambda job: may_see(caller, job)))
 
     return await served.read(look)
 
 
-def _reservation(data: object) -> tuple[str, str]:
-    read = Reader(data, "", "a reservation")
+def _ask(data: object) -> tuple[str, str]:
+    read = Reader(data, "", "an ask")
     job, stage = read.name("job"), read.name("stage")
     read.close()
     return job, stage
@@ -219,31 +221,34 @@ def _reservation(data: object) -> tuple[str, str]:
 
 @post("/lanes/front", operation_id="bringToFront", guards=[OPERATORS], status_code=200)
 async def bring_to_front(
-    request: Ask,
-    data: Annotated[Any, Shaped(wire.ReservationDocument)],
+    request: HttpRequest,
+    data: Annotated[Any, Shaped(wire.AskDocument)],
     partition: PartitionName = "",
     key: Key = None,
 ) -> wire.Done:
-    """The reservations of a stage go before the others of their lanes."""
-    job, stage = _reservation(data)
+    """The asks of a stage go before the others of their lanes."""
+    job, stage = _ask(data)
     return await touch(request, partition, job, BringToFront(job=job, stage=stage, **asks(request, key)))
 
 
-@post("/lanes/cancel", operation_id="cancelReservation", guards=[USERS], status_code=200)
+@post("/lanes/cancel", operation_id="cancelAsk", guards=[USERS], status_code=200)
 async def cancel(
-    request: Ask,
-    data: Annotated[Any, Shaped(wire.ReservationDocument)],
+    request: HttpRequest,
+    data: Annotated[Any, Shaped(wire.AskDocument)],
     partition: PartitionName = "",
     key: Key = None,
 ) -> wire.Done:
     """The pending tasks of a stage are given up."""
-    job, stage = _reservation(data)
-    return await touch(request, partition, job, CancelReservation(job=job, stage=stage, **asks(request, key)))
+    job, stage = _ask(data)
+    return await touch(request, partition, job, CancelAsk(job=job, stage=stage, **asks(request, key)))
 
 
 @post("/lanes/reset", operation_id="resetLane", guards=[OPERATORS], status_code=200)
 async def reset_lane(
-    request: Ask, data: Annotated[Any, Shaped(wire.ResetDocument)], partition: PartitionName = "", key: Key = None
+    request: HttpRequest,
+    data: Annotated[Any, Shaped(wire.ResetDocument)],
+    partition: PartitionName = "",
+    key: Key = None,
 ) -> wire.Done:
     """The head of a stuck lane, if it is this job's, goes to the tail or is given up."""
     read = Reader(data, "", "a reset")
@@ -255,21 +260,21 @@ async def reset_lane(
 
 
 @get("/holds", operation_id="holds", guards=[USERS], summary="Holds, the oldest first")
-async def holds(request: Ask, partition: PartitionName = "") -> wire.Holds:
+async def holds(request: HttpRequest, partition: PartitionName = "") -> wire.Holds:
     """The nodes that are kept free of new work for jobs that waited too long."""
     caller = caller_of(request)
 
-    served = site_of(request).control.find(partition)
+    served = services_of(request).control.find(partition)
 
-    def look(p: Partition) -> wire.Holds:
-        return wire.Holds(holds=hold_answers(p, lambda job: may_see(caller, job), served.now))
+    def look(state: Partition) -> wire.Holds:
+        return wire.Holds(holds=hold_answers(state, lambda job: may_see(caller, job), served.now))
 
     return await served.read(look)
 
 
 @post("/holds/release", operation_id="releaseHold", guards=[OPERATORS], status_code=200)
 async def release_hold(
-    request: Ask,
+    request: HttpRequest,
     data: Annotated[Any, Shaped(wire.HoldDocument)],
     partition: PartitionName = "",
     key: Key = None,
@@ -286,15 +291,15 @@ async def release_hold(
 
 
 @get("/partitions", operation_id="partitions", guards=[USERS], summary="Partitions")
-async def partitions(request: Ask) -> wire.Partitions:
+async def partitions(request: HttpRequest) -> wire.Partitions:
     """Whether each is ready, and how much is in it."""
-    control = site_of(request).control
+    control = services_of(request).control
     found = [await control.find(name).read(partition_answer) for name in control.names()]
     return wire.Partitions(partitions=found)
 
 
 @post("/partitions/{partition_name:str}/ready", operation_id="markReady", guards=[OPERATORS], status_code=200)
-async def mark_ready(request: Ask, partition_name: Annotated[str, PathParameter(max_length=63)]) -> wire.Done:
+async def mark_ready(request: HttpRequest, partition_name: Annotated[str, PathParameter(max_length=63)]) -> wire.Done:
     """Everybody who should report after a start has reported: place work now."""
     return await order(request, partition_name, MarkReady(**asks(request)), "partition")
 

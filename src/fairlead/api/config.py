@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from litestar import Request, delete, get, post, put
 from litestar.params import PathParameter, QueryParameter
 
-from fairlead.api.site import ADMINS, OPERATORS, PartitionName, Shaped, site_of
+from fairlead.api.context import ADMINS, OPERATORS, PartitionName, Shaped, services_of
 from fairlead.core.config import parse_config, parse_partition
 from fairlead.core.errors import Refused
 from fairlead.core.reader import Reader, check_name, suggestion
@@ -18,47 +18,47 @@ from fairlead.views.answers import differences
 from fairlead.views.config import config_view
 from fairlead.wire import api as wire
 
-Ask = Request[Any, Any, Any]
+HttpRequest = Request[Any, Any, Any]
 PathName = Annotated[str, PathParameter(max_length=63)]
 
 
 @get("/config", operation_id="config", guards=[OPERATORS], summary="The configuration that is followed")
 async def get_config(
-    request: Ask,
+    request: HttpRequest,
     defaults: Annotated[bool, QueryParameter(required=False, description="Also what has its default.")] = False,
 ) -> wire.Config:
     """As it would be written in fairlead.yaml."""
-    version, configs = site_of(request).control.configured
+    version, configs = services_of(request).control.configured
     return wire.Config(version=version, **config_view(configs, defaults))
 
 
 @post("/config/validate", operation_id="validateConfig", guards=[OPERATORS], status_code=200)
-async def validate(request: Ask, data: Annotated[Any, Shaped(wire.ConfigDocument)]) -> wire.Applied:
+async def validate(request: HttpRequest, data: Annotated[Any, Shaped(wire.ConfigDocument)]) -> wire.Applied:
     """Whether a configuration is in order, and what it would overwrite. Nothing is changed."""
     return _overwritten(request, parse_config(data))
 
 
 @put("/config", operation_id="applyConfig", guards=[ADMINS], summary="Apply a configuration")
-async def apply(request: Ask, data: Annotated[Any, Shaped(wire.ConfigDocument)]) -> wire.Applied:
+async def apply(request: HttpRequest, data: Annotated[Any, Shaped(wire.ConfigDocument)]) -> wire.Applied:
     """All of it, or none. The answer says what it overwrote."""
     return await _apply(request, parse_config(data))
 
 
 @put("/partitions/{partition_name:str}", operation_id="setPartition", guards=[ADMINS])
 async def set_partition(
-    request: Ask, partition_name: PathName, data: Annotated[Any, Shaped(wire.PartitionDocument)]
+    request: HttpRequest, partition_name: PathName, data: Annotated[Any, Shaped(wire.PartitionDocument)]
 ) -> wire.Applied:
     """Add a partition, or give it another configuration."""
     check_name(partition_name, "partition")
     config = parse_partition(data, f"partitions.{partition_name}")
-    _, configs = site_of(request).control.configured
+    _, configs = services_of(request).control.configured
     return await _apply(request, {**configs, partition_name: config})
 
 
 @delete("/partitions/{partition_name:str}", operation_id="removePartition", guards=[ADMINS], status_code=200)
-async def remove_partition(request: Ask, partition_name: PathName) -> wire.Applied:
+async def remove_partition(request: HttpRequest, partition_name: PathName) -> wire.Applied:
     """Everything under it is released at once: jobs, allocations, nodes."""
-    _, configs = site_of(request).control.configured
+    _, configs = services_of(request).control.configured
     if partition_name not in configs:
         raise Refused("partition", f"there is no partition {shown(partition_name)}; name one that is known", "missing")
     if len(configs) == 1:
@@ -67,9 +67,9 @@ async def remove_partition(request: Ask, partition_name: PathName) -> wire.Appli
 
 
 @get("/shares", operation_id="shares", guards=[OPERATORS], summary="How queues divide a partition")
-async def shares(request: Ask, partition: PartitionName = "") -> wire.Shares:
+async def shares(request: HttpRequest, partition: PartitionName = "") -> wire.Shares:
     """Shares of queues, patterns by which users reach them, and when loans are taken back."""
-    control = site_of(request).control
+    control = services_of(request).control
     _, configs = control.configured
     config = configs[control.find(partition).name]
     settings = config.settings
@@ -83,10 +83,10 @@ async def shares(request: Ask, partition: PartitionName = "") -> wire.Shares:
 
 @put("/shares", operation_id="setShares", guards=[OPERATORS], summary="Divide a partition otherwise")
 async def set_shares(
-    request: Ask, data: Annotated[Any, Shaped(wire.SharesDocument)], partition: PartitionName = ""
+    request: HttpRequest, data: Annotated[Any, Shaped(wire.SharesDocument)], partition: PartitionName = ""
 ) -> wire.Applied:
     """Like a configuration that differs in these keys only. It holds until the next one, also after a restart."""
-    control = site_of(request).control
+    control = services_of(request).control
     name = control.find(partition).name
     _, configs = control.configured
     document = config_view({name: configs[name]}, defaults=False)["partitions"][name]
@@ -109,17 +109,17 @@ async def set_shares(
     return await _apply(request, {**configs, name: parse_partition(document, "")})
 
 
-async def _apply(request: Ask, configs: dict[str, PartitionConfig]) -> wire.Applied:
+async def _apply(request: HttpRequest, configs: dict[str, PartitionConfig]) -> wire.Applied:
     overwritten = _overwritten(request, configs)
-    control = site_of(request).control
+    control = services_of(request).control
     await control.configure(configs)
     version, _ = control.configured
     return wire.Applied(version=version, differences=overwritten.differences)
 
 
-def _overwritten(request: Ask, configs: dict[str, PartitionConfig]) -> wire.Applied:
+def _overwritten(request: HttpRequest, configs: dict[str, PartitionConfig]) -> wire.Applied:
     check_providers(configs)
-    version, known = site_of(request).control.configured
+    version, known = services_of(request).control.configured
     before, after = (config_view(each, defaults=False)["partitions"] for each in (known, configs))
     return wire.Applied(version=version, differences=differences(before, after))
 

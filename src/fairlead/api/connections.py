@@ -20,7 +20,7 @@ from fairlead.api.tokens import Token
 Client = tuple[str, int]
 """The address and the port of the other end."""
 
-MOST = 10_000
+MAX_CONNECTIONS = 10_000
 DESCRIPTORS = 128
 """File descriptors that are left for everything else."""
 
@@ -47,8 +47,8 @@ def most_connections() -> int:
     """The number of connections that this process has file descriptors for, and no more than `MOST`."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
-        return MOST
-    return max(16, min(MOST, soft - DESCRIPTORS))
+        return MAX_CONNECTIONS
+    return max(16, min(MAX_CONNECTIONS, soft - DESCRIPTORS))
 
 
 class Refusal(Exception):

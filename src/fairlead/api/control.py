@@ -29,15 +29,15 @@ from fairlead.engines.base import Busy, Engine
 from fairlead.journal.base import Journal
 from fairlead.journal.codec import stream_of
 from fairlead.journal.room import NoRoom
-from fairlead.pools.keeper import Pools
+from fairlead.pools.service import PoolService
 from fairlead.views.events import events_of
 from fairlead.wire.api import ManagerEvent
 from fairlead.writer.clock import Clock, cycle_clock
 from fairlead.writer.cluster import Cluster
 from fairlead.writer.inbox import Full, Inbox, Slot, Unavailable
-from fairlead.writer.live import LiveWriter, Turns
-from fairlead.writer.loop import Stopped, Writer
+from fairlead.writer.loop import LiveWriter, WriterThread
 from fairlead.writer.observer import Observer
+from fairlead.writer.writer import Stopped, Writer
 
 Result = TypeVar("Result")
 
@@ -51,26 +51,32 @@ STOPPED = "the journal failed, and the server begins anew; its log says why"
 NO_ROOM = "the server's disk is full, and the server begins anew when there is room"
 
 
-AfterTurn = Callable[[str, int], None]
+AfterCycle = Callable[[str, int], None]
 """Called with a partition's name and its last record when it has grown."""
 
 
-class Served:
+class PartitionService:
     """One partition at work: its writer, the news of it, and who waits for a job to end."""
 
     def __init__(
-        self, writer: Writer, clock: Clock, turns: Turns, engine: Engine, pools: Pools, after_turn: AfterTurn
+        self,
+        writer: Writer,
+        clock: Clock,
+        thread: WriterThread,
+        engine: Engine,
+        pools: PoolService,
+        after_cycle: AfterCycle,
     ) -> None:
         self.name = writer.partition.name
         self.writer = writer
         self.feed = Feed(writer.seq)
         self.managers: dict[str, Feed] = {}
-        self.live = LiveWriter(writer, Inbox(), self.dispatch, self.publish, clock, turns)
+        self.live = LiveWriter(writer, Inbox(), self.dispatch, self.publish, clock, thread)
         self._clock = clock
         self._engine = engine
         self._pools = pools
-        self._turns = turns
-        self._after_turn = after_turn
+        self._thread = thread
+        self._after_cycle = after_cycle
         self._waiters: dict[str, list[asyncio.Future[None]]] = {}
         self._readers: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """User → held while one of its requests reads, or waits for its turn to."""
@@ -114,12 +120,12 @@ class Served:
         """
         user = ASKING.get()
         if not user:
-            async with self._turns.lock:
+            async with self._thread.lock:
                 return look(self.partition)
         lock = self._readers.get(user)
         if lock is None:
             lock = self._readers[user] = asyncio.Lock()
-        async with lock, self._turns.lock:
+        async with lock, self._thread.lock:
             return look(self.partition)
 
     def publish(self, decided: Cycle) -> None:
@@ -134,7 +140,7 @@ class Served:
                     self._tell(event.job)
         self._pools.follow(self.name, self.partition)
         if not self.partition.removed:  # its removal is in no record
-            self._after_turn(self.name, self.writer.seq)
+            self._after_cycle(self.name, self.writer.seq)
 
     def dispatch(self, effects: Sequence[Effect]) -> None:
         messages = [each for each in effects if isinstance(each, ForNode)]
@@ -179,9 +185,9 @@ class Control:
         engine: Engine,
         observers: Sequence[Observer] = (),
         first: Mapping[str, PartitionConfig] | None = None,
-        after_turn: AfterTurn = lambda partition, seq: None,
+        after_cycle: AfterCycle = lambda partition, seq: None,
         note: Callable[[str], None] = lambda text: None,
-        pools: Pools | None = None,
+        pools: PoolService | None = None,
         wall: Callable[[], int] | None = None,
     ) -> None:
         """`first` is the configuration of a journal that has none yet; `note` hears what an operator should know."""
@@ -192,15 +198,15 @@ class Control:
         self._engine = engine
         self._observers = observers
         self._first = dict(first) if first else {"default": DEFAULT_CONFIG}
-        self._after_turn = after_turn
+        self._after_cycle = after_cycle
         self._note = note
-        self.pools = pools or Pools()
+        self.pools = pools or PoolService()
         """Without any given, nobody brings the nodes that are ordered."""
-        self._served: dict[str, Served] = {}
+        self._served: dict[str, PartitionService] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._journal: Journal | None = None
         self._cluster: Cluster | None = None
-        self._turns: Turns | None = None
+        self._thread: WriterThread | None = None
         self._clock: Clock = lambda: 0
         self._broken = asyncio.Event()
         self._why = ""
@@ -216,34 +222,34 @@ class Control:
     def names(self) -> list[str]:
         return sorted(self._served)
 
-    def find(self, name: str = "") -> Served:
+    def find(self, name: str = "") -> PartitionService:
         """A partition by its name; without one, the only one, or the one called default."""
         if self.problem:
             raise Unserved("unavailable", f"{self.problem}; ask again in a moment", 1)
         if not name:
             name = next(iter(self._served)) if len(self._served) == 1 else "default"
-        served = self._served.get(name)
-        if served is None:
+        service = self._served.get(name)
+        if service is None:
             known = ", ".join(self.names()[:20])
             raise Refused(
                 "partition",
                 f"there is no partition {shown(name)}{suggestion(name, self._served)}; name one of {known}",
                 "missing",
             )
-        return served
+        return service
 
     async def removed(self, name: str) -> int:
         """The epoch that is above all of a partition that was removed; 0 if there never was such a partition."""
-        journal, turns = self._journal, self._turns
-        if self.problem or journal is None or turns is None:
+        journal, thread = self._journal, self._thread
+        if self.problem or journal is None or thread is None:
             raise Unserved("unavailable", f"{self.problem}; ask again in a moment", 1)
         if name in self._served:
             return 0
-        return await turns.alone(lambda: journal.epoch(stream_of(name)))
+        return await thread.alone(lambda: journal.epoch(stream_of(name)))
 
-    async def ask(self, served: Served, command: AnyCommand) -> Accepted:
+    async def ask(self, service: PartitionService, command: AnyCommand) -> Accepted:
         """Have a command carried out. When this returns, it is done and durable."""
-        return await accepted_in(offered(served, command))
+        return await accepted_in(offered(service, command))
 
     @property
     def configured(self) -> tuple[int, dict[str, PartitionConfig]]:
@@ -255,27 +261,27 @@ class Control:
     async def configure(self, configs: dict[str, PartitionConfig]) -> None:
         """Follow a configuration: all of it, or none."""
         self.find(next(iter(self._served), ""))
-        cluster, turns = self._cluster, self._turns
-        assert cluster is not None and turns is not None
+        cluster, thread = self._cluster, self._thread
+        assert cluster is not None and thread is not None
         try:
-            cycles = await turns.alone(lambda: cluster.configure(configs, self._clock()))
+            cycles = await thread.alone(lambda: cluster.configure(configs, self._clock()))
         except Stopped as stopped:
             self._break(str(stopped))
             raise Unserved("unavailable", f"{stopped}; ask again in a moment", 1) from None
         for name in [name for name in self._served if name not in cluster.writers]:
             await self._drop(name, cycles.get(name))
         try:
-            await turns.alone(cluster.drop_removed)
+            await thread.alone(cluster.drop_removed)
         except Stopped as stopped:
             self._break(str(stopped))
         for name in cluster.writers:
             if name not in self._served:
                 self._serve(cluster.writers[name])
-            served = self._served[name]
+            service = self._served[name]
             if name in cycles:
-                served.publish(cycles[name])
-                served.dispatch(cycles[name].effects)
-            served.live.look()
+                service.publish(cycles[name])
+                service.dispatch(cycles[name].effects)
+            service.live.look()
 
     # -- reigns --------------------------------------------------------------------------------------------------
 
@@ -310,7 +316,7 @@ class Control:
 
     async def _begin(self) -> None:
         self._broken.clear()
-        turns = self._turns = Turns()
+        thread = self._thread = WriterThread()
 
         def take_over() -> tuple[Journal, Cluster, Clock]:
             journal = self._open()
@@ -330,10 +336,10 @@ class Control:
             return journal, cluster, clock
 
         try:
-            self._journal, cluster, self._clock = await turns.alone(take_over)
+            self._journal, cluster, self._clock = await thread.alone(take_over)
         except BaseException:
-            turns.close()
-            self._turns = None
+            thread.close()
+            self._thread = None
             raise
         self._cluster = cluster
         for writer in cluster.writers.values():
@@ -341,22 +347,22 @@ class Control:
         self.problem = ""
 
     def _serve(self, writer: Writer) -> None:
-        assert self._turns is not None
-        served = Served(writer, self._clock, self._turns, self._engine, self.pools, self._after_turn)
-        self._served[served.name] = served
-        self._engine.begin(served.name, served)
-        self.pools.begin(served.name, served)
-        self._tasks[served.name] = asyncio.create_task(self._run(served))
-        served.live.look()
+        assert self._thread is not None
+        service = PartitionService(writer, self._clock, self._thread, self._engine, self.pools, self._after_cycle)
+        self._served[service.name] = service
+        self._engine.begin(service.name, service)
+        self.pools.begin(service.name, service)
+        self._tasks[service.name] = asyncio.create_task(self._run(service))
+        service.live.look()
 
-    async def _run(self, served: Served) -> None:
+    async def _run(self, service: PartitionService) -> None:
         try:
-            why = await served.live.run()
+            why = await service.live.run()
         except asyncio.CancelledError:
             raise
         except Exception as fault:  # a fault of ours, which the journal knows nothing of
             why = f"{fault!r}"
-            self._note(f"partition {served.name}: {fault!r}")
+            self._note(f"partition {service.name}: {fault!r}")
         if why:
             self._break(why)
 
@@ -367,13 +373,13 @@ class Control:
 
     async def _drop(self, name: str, last: Cycle | None) -> None:
         """A partition was removed: its agents hear what it said last."""
-        served = self._served.pop(name)
+        service = self._served.pop(name)
         if last is not None:
-            served.publish(last)
-            served.dispatch(last.effects)
-        await served.live.close()
+            service.publish(last)
+            service.dispatch(last.effects)
+        await service.live.close()
         await self._tasks.pop(name)
-        served.close()
+        service.close()
         self._let_go(name)
 
     def _let_go(self, name: str) -> None:
@@ -381,25 +387,25 @@ class Control:
         self.pools.end(name)
 
     async def _end(self) -> None:
-        for served in self._served.values():
-            await served.live.close()
+        for service in self._served.values():
+            await service.live.close()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-        for served in self._served.values():
-            served.close()
-            self._let_go(served.name)
+        for service in self._served.values():
+            service.close()
+            self._let_go(service.name)
         self._served, self._tasks = {}, {}
-        journal, turns = self._journal, self._turns
-        self._journal, self._turns, self._cluster = None, None, None
-        if turns is not None:
+        journal, thread = self._journal, self._thread
+        self._journal, self._thread, self._cluster = None, None, None
+        if thread is not None:
             if journal is not None:
-                await turns.alone(journal.close)
-            turns.close()
+                await thread.alone(journal.close)
+            thread.close()
 
 
-def offered(served: Served, command: AnyCommand) -> Slot:
+def offered(service: PartitionService, command: AnyCommand) -> Slot:
     """Where the answer to a command will be."""
     try:
-        return served.offer(command)
+        return service.offer(command)
     except Busy as busy:
         raise Unserved("too many", str(busy), 1) from None
 

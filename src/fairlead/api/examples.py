@@ -86,7 +86,7 @@ QUEUE_ANSWER = {
     "used": {"cpu": 2},
     "jobs": 1,
     "running": 1,
-    "reservations": 0,
+    "asks": 0,
     "entitlement_percent": 100.0,
     "use_percent": 25.0,
     "loan_percent": 0.0,
@@ -216,7 +216,7 @@ EXAMPLES: dict[str, tuple[dict[str, Any] | None, Any]] = {
                 {
                     "queue": "root.default",
                     "shape": "cpu=1 memory=512Mi",
-                    "reservations": 1,
+                    "asks": 1,
                     "tasks": 2,
                     "first": [
                         {
@@ -233,7 +233,7 @@ EXAMPLES: dict[str, tuple[dict[str, Any] | None, Any]] = {
         },
     ),
     "bringToFront": ({"job": "17", "stage": "worker"}, DONE),
-    "cancelReservation": ({"job": "17", "stage": "worker"}, DONE),
+    "cancelAsk": ({"job": "17", "stage": "worker"}, DONE),
     "holds": (
         None,
         {

@@ -7,48 +7,48 @@ from typing import Any
 
 from litestar import Request, Response, get
 
-from fairlead.api.site import USERS, site_of
+from fairlead.api.context import USERS, services_of
 from fairlead.wire import api as wire
 
-Ask = Request[Any, Any, Any]
+HttpRequest = Request[Any, Any, Any]
 
 
-def _health(request: Ask) -> wire.Health:
-    site = site_of(request)
-    control = site.control
+def _health(request: HttpRequest) -> wire.Health:
+    services = services_of(request)
+    control = services.control
     # Whether a partition is ready may be read at any time: it is one flag.
     ready = {} if control.problem else {name: control.find(name).partition.reign.ready for name in control.names()}
     return wire.Health(
-        version=site.version,
+        version=services.version,
         ready=not control.problem and all(ready.values()),
         partitions=ready,
         problem=control.problem,
-        failing=["history"] if site.records.failing else [],
+        failing=["history"] if services.records.failing else [],
     )
 
 
 @get("/healthz", operation_id="healthz", summary="Whether the server is alive", security=[{}])
-async def healthz(request: Ask) -> wire.Health:
+async def healthz(request: HttpRequest) -> wire.Health:
     """Always answers while the process lives."""
     return _health(request)
 
 
 @get("/readyz", operation_id="readyz", summary="Whether work is being placed", security=[{}])
-async def readyz(request: Ask) -> Response[wire.Health]:
+async def readyz(request: HttpRequest) -> Response[wire.Health]:
     """503 until every partition has heard of its agents and resource managers, or has waited long enough."""
     health = _health(request)
     return Response(health, status_code=200 if health.ready else 503)
 
 
 @get("/metrics", operation_id="metrics", guards=[USERS], media_type="text/plain", summary="Metrics for Prometheus")
-async def metrics(request: Ask) -> Response[str]:
+async def metrics(request: HttpRequest) -> Response[str]:
     """docs/metrics.md says what each of them means."""
-    site = site_of(request)
-    return Response(site.metrics.text(site.control.now), media_type="text/plain; version=0.0.4; charset=utf-8")
+    services = services_of(request)
+    return Response(services.metrics.text(services.control.now), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 @get("/api/v1/openapi.json", include_in_schema=False)
-async def openapi(request: Ask) -> Response[bytes]:
+async def openapi(request: HttpRequest) -> Response[bytes]:
     """Made when somebody asks for the first time."""
     state = request.app.state
     if isinstance(state.described, bytes):

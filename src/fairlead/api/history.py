@@ -8,21 +8,21 @@ from typing import Annotated, Any, Literal
 from litestar import Request, get
 from litestar.params import QueryParameter
 
+from fairlead.api.context import USERS, Limit, PartitionName, caller_of, may_see, services_of
 from fairlead.api.jobs import JobId, missing, number_of
-from fairlead.api.site import USERS, Limit, PartitionName, caller_of, may_see, site_of
 from fairlead.core.resources import SECOND
 from fairlead.core.state import Partition
-from fairlead.journal.past import AttemptRow, JobRow
+from fairlead.history.recorder import AttemptRow, JobRow
 from fairlead.wire import api as wire
 
-Ask = Request[Any, Any, Any]
-PATIENCE = 2.0
+HttpRequest = Request[Any, Any, Any]
+FLUSH_TIMEOUT = 2.0
 """Seconds to wait for what has just ended to be written."""
 
 
 @get("/history", operation_id="history", guards=[USERS], summary="Jobs that are over, the newest first")
 async def history(
-    request: Ask,
+    request: HttpRequest,
     partition: PartitionName = "",
     user: Annotated[str, QueryParameter(required=False, max_length=63)] = "",
     outcome: Annotated[
@@ -34,35 +34,37 @@ async def history(
     limit: Limit = 100,
 ) -> wire.HistoryPage:
     """Also those that are not known otherwise any more. Users find their own."""
-    site = site_of(request)
+    services = services_of(request)
     caller = caller_of(request)
-    served = site.control.find(partition)
+    served = services.control.find(partition)
     if not caller.operator:
         if user not in ("", caller.user):
             return wire.HistoryPage(jobs=[], next="")
         user = caller.user
-    await asyncio.to_thread(site.records.flush, PATIENCE)
-    rows = await asyncio.to_thread(site.records.jobs, served.name, user, outcome or "", number_of(cursor), limit + 1)
+    await asyncio.to_thread(services.records.flush, FLUSH_TIMEOUT)
+    rows = await asyncio.to_thread(
+        services.records.jobs, served.name, user, outcome or "", number_of(cursor), limit + 1
+    )
     more = len(rows) > limit
     return wire.HistoryPage(jobs=[_past(row) for row in rows[:limit]], next=str(rows[limit - 1].number) if more else "")
 
 
 @get("/jobs/{job_id:str}/attempts", operation_id="attempts", guards=[USERS], summary="The attempts of a job")
 async def attempts(
-    request: Ask,
+    request: HttpRequest,
     job_id: JobId,
     partition: PartitionName = "",
     cursor: Annotated[str, QueryParameter(required=False, max_length=20)] = "",
     limit: Limit = 100,
 ) -> wire.Attempts:
     """Those that ended, also of a job that is known from the history only, and what they used."""
-    site = site_of(request)
+    services = services_of(request)
     number, _ = await find_job(request, job_id, partition)
-    name = site.control.find(partition).name
+    name = services.control.find(partition).name
     skip = number_of(cursor) or 0
-    await asyncio.to_thread(site.records.flush, PATIENCE)
-    rows = await asyncio.to_thread(site.records.attempts, name, number, skip, limit + 1)
-    used = await asyncio.to_thread(site.records.used, name, number)
+    await asyncio.to_thread(services.records.flush, FLUSH_TIMEOUT)
+    rows = await asyncio.to_thread(services.records.attempts, name, number, skip, limit + 1)
+    used = await asyncio.to_thread(services.records.used, name, number)
     return wire.Attempts(
         attempts=[_attempt(row) for row in rows[:limit]],
         used={
@@ -73,14 +75,14 @@ async def attempts(
     )
 
 
-async def find_job(request: Ask, job_id: str, partition: str) -> tuple[int, str]:
+async def find_job(request: HttpRequest, job_id: str, partition: str) -> tuple[int, str]:
     """The number and the user of a job that the caller may see, known or past."""
-    site = site_of(request)
+    services = services_of(request)
     caller = caller_of(request)
-    served = site.control.find(partition)
+    served = services.control.find(partition)
 
-    def look(p: Partition) -> tuple[int, str] | None:
-        job = p.jobs.get(job_id)
+    def look(state: Partition) -> tuple[int, str] | None:
+        job = state.jobs.get(job_id)
         if job is None:
             return None
         if not may_see(caller, job):
@@ -90,7 +92,7 @@ async def find_job(request: Ask, job_id: str, partition: str) -> tuple[int, str]
     found = await served.read(look)
     if found is not None:
         return found
-    row = await asyncio.to_thread(site.records.job, served.name, job_id)
+    row = await asyncio.to_thread(services.records.job, served.name, job_id)
     if row is None or not (caller.operator or row.user == caller.user):
         raise missing(job_id)
     return row.number, row.user

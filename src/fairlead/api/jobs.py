@@ -13,27 +13,27 @@ import msgspec
 from litestar import Request, get, post
 from litestar.params import PathParameter, QueryParameter
 
-from fairlead.api.control import Served, accepted_in, offered
-from fairlead.api.problems import Unserved, problem_of
-from fairlead.api.site import (
+from fairlead.api.context import (
     USERS,
     Key,
     Limit,
     PartitionName,
+    Services,
     Shaped,
-    Site,
     asks,
     caller_of,
     may_see,
-    site_of,
+    services_of,
 )
+from fairlead.api.control import PartitionService, accepted_in, offered
+from fairlead.api.problems import Unserved, problem_of
 from fairlead.api.tokens import Token
 from fairlead.core.commands import AnyCommand, Kill, Scale, SetPriority, Submit
 from fairlead.core.documents import parse_job
 from fairlead.core.errors import Refused
+from fairlead.core.intake.access import is_owner
+from fairlead.core.intake.jobs import no_such_job
 from fairlead.core.model import Job, JobSpec
-from fairlead.core.phases.intake.access import is_owner
-from fairlead.core.phases.intake.jobs import no_such_job
 from fairlead.core.reader import Reader
 from fairlead.core.resources import shown
 from fairlead.core.state import Partition
@@ -54,7 +54,7 @@ SCANNED = 10_000
 LOOKING = 0.005
 """Seconds for which jobs are looked at closely, between two turns of the writer."""
 
-Ask = Request[Any, Any, Any]
+HttpRequest = Request[Any, Any, Any]
 JobId = Annotated[str, PathParameter(max_length=63)]
 
 
@@ -81,23 +81,26 @@ def submission(caller: Token, document: object, key: str, known: Known, field: s
 
 @post("/jobs", operation_id="submit", guards=[USERS], summary="Submit a job")
 async def submit(
-    request: Ask, data: Annotated[Any, Shaped(wire.JobDocument)], partition: PartitionName = "", key: Key = None
+    request: HttpRequest, data: Annotated[Any, Shaped(wire.JobDocument)], partition: PartitionName = "", key: Key = None
 ) -> wire.Submitted:
     """The answer means that the job is durable. It carries the id by which the job is known from now on."""
-    site = site_of(request)
+    services = services_of(request)
     command = submission(caller_of(request), data, key or "", {})
-    served = site.control.find(partition)
-    accepted = await accepted_in(_offered(site, served, command))
+    served = services.control.find(partition)
+    accepted = await accepted_in(_offered(services, served, command))
     return wire.Submitted(job=accepted.job, partition=served.name)
 
 
 @post("/jobs/batch", operation_id="submitMany", guards=[USERS], summary="Submit many jobs", status_code=200)
 async def submit_many(
-    request: Ask, data: Annotated[Any, Shaped(wire.BatchDocument)], partition: PartitionName = "", key: Key = None
+    request: HttpRequest,
+    data: Annotated[Any, Shaped(wire.BatchDocument)],
+    partition: PartitionName = "",
+    key: Key = None,
 ) -> wire.Batch:
     """Each job is accepted or refused for itself; the items of the answer are in the order of the jobs."""
     caller = caller_of(request)
-    site = site_of(request)
+    services = services_of(request)
     read = Reader(data, "", "a batch")
     documents = read.get("jobs")
     read.close()
@@ -108,13 +111,13 @@ async def submit_many(
     for at, document in enumerate(documents):
         if not isinstance(document, dict):
             Reader(document, f"jobs[{at}]", "a job")
-    served = site.control.find(partition)
+    served = services.control.find(partition)
     known: Known = {}
     items: list[wire.BatchItem] = []
     for start in range(0, len(documents), AT_ONCE):
         asked: list[Slot | wire.BatchItem] = []
         for at, document in enumerate(documents[start : start + AT_ONCE], start):
-            asked.append(_ask(site, served, caller, document, f"{key}#{at}" if key else "", at, known))
+            asked.append(_ask(services, served, caller, document, f"{key}#{at}" if key else "", at, known))
             if at % READ_AT_ONCE == READ_AT_ONCE - 1:
                 await asyncio.sleep(0)
         for each in asked:
@@ -123,19 +126,19 @@ async def submit_many(
 
 
 def _ask(
-    site: Site, served: Served, caller: Token, document: object, key: str, at: int, known: Known
+    services: Services, served: PartitionService, caller: Token, document: object, key: str, at: int, known: Known
 ) -> Slot | wire.BatchItem:
     """Offer a job of a batch: its answer comes later, unless it is refused at once."""
     try:
         command = submission(caller, document, key, known, f"jobs[{at}]")
-        return _offered(site, served, command)
+        return _offered(services, served, command)
     except (Refused, Unserved) as refusal:
         return wire.BatchItem(problem=problem_of(refusal))
 
 
-def _offered(site: Site, served: Served, command: Submit) -> Slot:
+def _offered(services: Services, served: PartitionService, command: Submit) -> Slot:
     """Offer a submission that names only secrets of its user and jobs that it may see, and is within the quotas."""
-    site.secrets.check(command.spec, command.user)
+    services.secrets.check(command.spec, command.user)
     if command.operator:
         return offered(served, command)
     jobs = served.partition.jobs
@@ -144,9 +147,9 @@ def _offered(site: Site, served: Served, command: Submit) -> Slot:
         before = jobs.get(name)
         if before is not None and not is_owner(command, before):
             raise no_such_job(f"after[{at}]", name)
-    size = site.quotas.check(served.name, served.partition.settings, command.spec)
+    size = services.quotas.check(served.name, served.partition.settings, command.spec)
     slot = offered(served, command)
-    site.quotas.offered(served.name, command.spec.user, size, slot)
+    services.quotas.offered(served.name, command.spec.user, size, slot)
     return slot
 
 
@@ -160,9 +163,9 @@ async def _item(slot: Slot) -> wire.BatchItem:
 # -- looking -----------------------------------------------------------------------------------------------------
 
 
-def find(p: Partition, caller: Token, job_id: str) -> Job:
+def find(partition: Partition, caller: Token, job_id: str) -> Job:
     """A job that the caller may see; one that it may not see does not exist for it."""
-    job = p.jobs.get(job_id)
+    job = partition.jobs.get(job_id)
     if job is None or not may_see(caller, job):
         raise missing(job_id)
     return job
@@ -174,7 +177,7 @@ def missing(job_id: str) -> Refused:
 
 @get("/jobs/{job_id:str}", operation_id="job", guards=[USERS], summary="One job")
 async def job(
-    request: Ask,
+    request: HttpRequest,
     job_id: JobId,
     partition: PartitionName = "",
     wait: Annotated[
@@ -182,20 +185,20 @@ async def job(
     ] = 0.0,
 ) -> wire.Job:
     """With `wait`, the answer comes when the job is over, or after so many seconds, whatever comes first."""
-    site = site_of(request)
+    services = services_of(request)
     caller = caller_of(request)
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + min(wait, site.bounds.poll_seconds)
+    deadline = loop.time() + min(wait, services.bounds.poll_seconds)
     while True:
-        served = site.control.find(partition)
+        served = services.control.find(partition)
         moved: asyncio.Future[None] | None = None
 
-        def look(p: Partition, served: Served = served) -> wire.Job:
+        def look(state: Partition, served: PartitionService = served) -> wire.Job:
             nonlocal moved
-            found = find(p, caller, job_id)
+            found = find(state, caller, job_id)
             if not found.over and loop.time() < deadline:
                 moved = served.when_moved(found)
-            return job_answer(p, found)
+            return job_answer(state, found)
 
         answer = await served.read(look)
         if moved is None:
@@ -209,7 +212,7 @@ async def job(
 
 @get("/jobs", operation_id="jobs", guards=[USERS], summary="Jobs, the newest first")
 async def jobs(
-    request: Ask,
+    request: HttpRequest,
     partition: PartitionName = "",
     states: Annotated[
         list[str] | None,
@@ -229,9 +232,9 @@ async def jobs(
     limit: Limit = 100,
 ) -> wire.JobPage:
     """All jobs that the caller may see and that pass all filters given."""
-    site = site_of(request)
+    services = services_of(request)
     caller = caller_of(request)
-    served = site.control.find(partition)
+    served = services.control.find(partition)
     before = number_of(cursor)
     wanted = _filter(caller, states, user, queue, name, label)
     found: list[wire.Job] = []
@@ -240,13 +243,13 @@ async def jobs(
     def full() -> bool:
         return len(found) > limit or size > PAGE_BYTES
 
-    def look(p: Partition, part: Iterator[Job]) -> bool:
+    def look(state: Partition, part: Iterator[Job]) -> bool:
         """Look at jobs for a while; True if there may be more to find."""
         nonlocal size
         until = monotonic() + LOOKING
         for each in part:
-            if p.jobs.get(each.id) is each and wanted(each):
-                found.append(job_answer(p, each))
+            if state.jobs.get(each.id) is each and wanted(each):
+                found.append(job_answer(state, each))
                 size += len(msgspec.json.encode(found[-1]))
             if full():
                 return False
@@ -254,9 +257,9 @@ async def jobs(
                 return True
         return False
 
-    def newest(p: Partition) -> tuple[list[Job], bool]:
-        part = islice(reversed(p.jobs.values()), SCANNED)
-        return list(part), any(each.settings.admin for each in p.queues.values())
+    def newest(state: Partition) -> tuple[list[Job], bool]:
+        part = islice(reversed(state.jobs.values()), SCANNED)
+        return list(part), any(each.settings.admin for each in state.queues.values())
 
     part, administered = await served.read(newest)
     # Where no queue has administrators, users see their own jobs only.
@@ -265,7 +268,7 @@ async def jobs(
 
     async def look_through(part: list[Job]) -> None:
         likely = iter([each for each in part if hint in each.packed] if hint else part)
-        while await served.read(lambda p: look(p, likely)):
+        while await served.read(lambda state: look(state, likely)):
             await asyncio.sleep(0)
 
     if before is None:
@@ -274,7 +277,7 @@ async def jobs(
     if not full() and (before is not None or len(part) == SCANNED):
         found.clear()
         size = 0
-        for part in _slices(await served.read(lambda p: list(p.jobs.values())), before):
+        for part in _slices(await served.read(lambda state: list(state.jobs.values())), before):
             await look_through(part)
             if full():
                 break
@@ -331,7 +334,7 @@ def _filter(
 
 @get("/jobs/{job_id:str}/tasks", operation_id="tasks", guards=[USERS], summary="The tasks of a job")
 async def tasks(
-    request: Ask,
+    request: HttpRequest,
     job_id: JobId,
     partition: PartitionName = "",
     stage: Annotated[str, QueryParameter(required=False, max_length=63)] = "",
@@ -342,33 +345,35 @@ async def tasks(
     caller = caller_of(request)
     after = number_of(cursor) or 0
 
-    def look(p: Partition) -> wire.TaskPage:
-        job = find(p, caller, job_id)
+    def look(state: Partition) -> wire.TaskPage:
+        job = find(state, caller, job_id)
         stages = [each for each in job.stages if stage in ("", each.name)]
         if stage and not stages:
             known = ", ".join(each.name for each in job.stages[:20])
             raise Refused("stage", f"job {job.id} has no stage {shown(stage)}; it has {known}", "missing")
-        return task_answers(p, job, stages, after, limit)
+        return task_answers(state, job, stages, after, limit)
 
-    control = site_of(request).control
+    control = services_of(request).control
     return await control.find(partition).read(look)
 
 
 @get("/jobs/{job_id:str}/explain", operation_id="explain", guards=[USERS], summary="Why a job waits")
-async def explain(request: Ask, job_id: JobId, partition: PartitionName = "") -> wire.Explanation:
+async def explain(request: HttpRequest, job_id: JobId, partition: PartitionName = "") -> wire.Explanation:
     """What keeps each of its stages back, where it stands in its lane, and what is missing."""
     caller = caller_of(request)
-    control = site_of(request).control
+    control = services_of(request).control
     served = control.find(partition)
-    return await served.read(lambda p: explanation(p, find(p, caller, job_id), served.writer.reasons, served.now))
+    return await served.read(
+        lambda state: explanation(state, find(state, caller, job_id), served.writer.reasons, served.now)
+    )
 
 
 # -- touching ----------------------------------------------------------------------------------------------------
 
 
-async def touch(request: Ask, partition: str, job_id: str, command: AnyCommand) -> wire.Done:
+async def touch(request: HttpRequest, partition: str, job_id: str, command: AnyCommand) -> wire.Done:
     """A command about a job. Who may not touch it may not know of it either."""
-    control = site_of(request).control
+    control = services_of(request).control
     try:
         accepted = await control.ask(control.find(partition), command)
     except Refused as refusal:
@@ -380,14 +385,14 @@ async def touch(request: Ask, partition: str, job_id: str, command: AnyCommand) 
 
 
 @post("/jobs/{job_id:str}/kill", operation_id="kill", guards=[USERS], summary="Kill a job", status_code=200)
-async def kill(request: Ask, job_id: JobId, partition: PartitionName = "", key: Key = None) -> wire.Done:
+async def kill(request: HttpRequest, job_id: JobId, partition: PartitionName = "", key: Key = None) -> wire.Done:
     """What waits is given up, what runs is told to stop. A job that is over stays as it is."""
     return await touch(request, partition, job_id, Kill(job=job_id, **asks(request, key)))
 
 
 @post("/jobs/{job_id:str}/scale", operation_id="scale", guards=[USERS], summary="Scale a stage", status_code=200)
 async def scale(
-    request: Ask,
+    request: HttpRequest,
     job_id: JobId,
     data: Annotated[Any, Shaped(wire.ScaleDocument)],
     partition: PartitionName = "",
@@ -404,10 +409,12 @@ async def scale(
     return await touch(request, partition, job_id, command)
 
 
-async def _only_stage(request: Ask, partition: str, job_id: str) -> str:
+async def _only_stage(request: HttpRequest, partition: str, job_id: str) -> str:
     caller = caller_of(request)
-    control = site_of(request).control
-    names = await control.find(partition).read(lambda p: [stage.name for stage in find(p, caller, job_id).stages])
+    control = services_of(request).control
+    names = await control.find(partition).read(
+        lambda state: [stage.name for stage in find(state, caller, job_id).stages]
+    )
     if len(names) != 1:
         raise Refused("stage", f"job {job_id} has {len(names)} stages; name one of {', '.join(names[:20])}")
     return names[0]
@@ -415,7 +422,7 @@ async def _only_stage(request: Ask, partition: str, job_id: str) -> str:
 
 @post("/jobs/{job_id:str}/priority", operation_id="setPriority", guards=[USERS], status_code=200)
 async def set_priority(
-    request: Ask,
+    request: HttpRequest,
     job_id: JobId,
     data: Annotated[Any, Shaped(wire.PriorityDocument)],
     partition: PartitionName = "",

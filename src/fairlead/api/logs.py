@@ -10,24 +10,24 @@ from litestar import Request, get
 from litestar.params import QueryParameter
 from litestar.response import Stream
 
-from fairlead.api.history import PATIENCE, find_job
-from fairlead.api.jobs import JobId
-from fairlead.api.problems import Unserved
-from fairlead.api.site import (
+from fairlead.api.context import (
     USERS,
     PartitionName,
     caller_of,
     check_streams,
     counted_stream,
-    site_of,
+    services_of,
     streamed,
 )
+from fairlead.api.history import FLUSH_TIMEOUT, find_job
+from fairlead.api.jobs import JobId
+from fairlead.api.problems import Unserved
 from fairlead.core.errors import Refused
 from fairlead.core.resources import shown
 from fairlead.core.state import Partition
 from fairlead.wire.agent import LogPart, LogRequest
 
-Ask = Request[Any, Any, Any]
+HttpRequest = Request[Any, Any, Any]
 MAX_INDEX = 10_000_000
 
 
@@ -47,7 +47,7 @@ class Where(NamedTuple):
     summary="What a task wrote",
 )
 async def log(
-    request: Ask,
+    request: HttpRequest,
     job_id: JobId,
     partition: PartitionName = "",
     stage: Annotated[str, QueryParameter(required=False, max_length=63)] = "",
@@ -62,23 +62,23 @@ async def log(
     follow: Annotated[bool, QueryParameter(required=False, description="Go on until the task ends.")] = False,
 ) -> Stream:
     """As the bytes that it wrote. The stage may be left out if the job has only one."""
-    site = site_of(request)
+    services = services_of(request)
     number, user = await find_job(request, job_id, partition)
-    served = site.control.find(partition)
+    served = services.control.find(partition)
     where = await _find(request, job_id, number, partition, stage, index)
     asked = LogRequest(0, number, where.stage, index, where.attempt, stream, offset, follow, user)
     caller = caller_of(request)
-    check_streams(site, caller)
-    parts = aiter(site.hub.log(served.name, where.node, asked))
-    with counted_stream(site, caller) as over:
+    check_streams(services, caller)
+    parts = aiter(services.hub.log(served.name, where.node, asked))
+    with counted_stream(services, caller) as over:
         first = await _first(request, parts, over)
     if first.problem:
         raise Refused("log", first.problem, "conflict")
 
-    return streamed(site, caller, _data(first, parts), "text/plain; charset=utf-8")
+    return streamed(services, caller, _data(first, parts), "text/plain; charset=utf-8")
 
 
-async def _first(request: Ask, parts: AsyncIterator[LogPart], over: asyncio.Event) -> LogPart:
+async def _first(request: HttpRequest, parts: AsyncIterator[LogPart], over: asyncio.Event) -> LogPart:
     """The first part of a log. A silent task may be long in coming to it, and the caller may leave before."""
     part = asyncio.ensure_future(anext(parts))
     others = [asyncio.create_task(_gone(request)), asyncio.create_task(over.wait())]
@@ -95,7 +95,7 @@ async def _first(request: Ask, parts: AsyncIterator[LogPart], over: asyncio.Even
             each.cancel()  # which ends `parts` too
 
 
-async def _gone(request: Ask) -> None:
+async def _gone(request: HttpRequest) -> None:
     """Wait until the caller has left."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
@@ -109,13 +109,13 @@ async def _data(first: LogPart, parts: AsyncIterator[LogPart]) -> AsyncGenerator
             yield f"\n[fairlead: {part.problem}]\n".encode()
 
 
-async def _find(request: Ask, job_id: str, number: int, partition: str, stage: str, index: int) -> Where:
+async def _find(request: HttpRequest, job_id: str, number: int, partition: str, stage: str, index: int) -> Where:
     """The attempt that runs, or the last one that ended."""
-    site = site_of(request)
-    served = site.control.find(partition)
+    services = services_of(request)
+    served = services.control.find(partition)
 
-    def look(p: Partition) -> Where | str:
-        job = p.jobs.get(job_id)
+    def look(state: Partition) -> Where | str:
+        job = state.jobs.get(job_id)
         if job is None:
             return stage
         names = [each.name for each in job.stages]
@@ -128,14 +128,14 @@ async def _find(request: Ask, job_id: str, number: int, partition: str, stage: s
         allocation = (found.live or {}).get(index)
         if allocation is None or allocation.started is None:
             return found.name
-        return Where(found.name, allocation.attempt, p.nodes.name[p.nodes.rows[allocation.node]])
+        return Where(found.name, allocation.attempt, state.nodes.name[state.nodes.rows[allocation.node]])
 
     found = await served.read(look)
     if isinstance(found, Where):
         return found
     # What has just ended may still be on its way to the history.
-    await asyncio.to_thread(site.records.flush, PATIENCE)
-    row = await asyncio.to_thread(site.records.attempt, served.name, number, found or "main", index)
+    await asyncio.to_thread(services.records.flush, FLUSH_TIMEOUT)
+    row = await asyncio.to_thread(services.records.attempt, served.name, number, found or "main", index)
     if row is None or not row.node:
         raise Refused("log", f"task {index} of job {job_id} has not run yet; wait until it has", "missing")
     return Where(row.stage, row.attempt, row.node)

@@ -8,7 +8,7 @@ from litestar import Request, get, post
 from litestar.params import PathParameter
 from litestar.response import Stream
 
-from fairlead.api.site import OPERATORS, PartitionName, Shaped, asks, caller_of, site_of, streamed
+from fairlead.api.context import OPERATORS, PartitionName, Shaped, asks, caller_of, services_of, streamed
 from fairlead.api.watch import After, LastEvent, lines, start_of
 from fairlead.core.commands import RegisterManager, UpdateManager
 from fairlead.core.errors import Refused
@@ -17,28 +17,28 @@ from fairlead.core.resources import shown
 from fairlead.views.answers import manager_answers
 from fairlead.wire import api as wire
 
-Ask = Request[Any, Any, Any]
+HttpRequest = Request[Any, Any, Any]
 ManagerName = Annotated[str, PathParameter(max_length=63)]
 
 
 @get("/managers", operation_id="managers", guards=[OPERATORS], summary="Resource managers")
-async def managers(request: Ask, partition: PartitionName = "") -> wire.Managers:
+async def managers(request: HttpRequest, partition: PartitionName = "") -> wire.Managers:
     """Those that registered, with how many nodes they brought."""
-    control = site_of(request).control
-    return await control.find(partition).read(lambda p: wire.Managers(managers=manager_answers(p)))
+    control = services_of(request).control
+    return await control.find(partition).read(lambda state: wire.Managers(managers=manager_answers(state)))
 
 
 @post("/managers/{manager:str}", operation_id="registerManager", guards=[OPERATORS], status_code=200)
-async def register(request: Ask, manager: ManagerName, partition: PartitionName = "") -> wire.Done:
+async def register(request: HttpRequest, manager: ManagerName, partition: PartitionName = "") -> wire.Done:
     """A manager makes itself known, the first time or after a restart, and then replays what it knows."""
-    control = site_of(request).control
+    control = services_of(request).control
     accepted = await control.ask(control.find(partition), RegisterManager(name=manager, **asks(request)))
     return wire.Done(note=accepted.note)
 
 
 @post("/managers/{manager:str}/updates", operation_id="updateManager", guards=[OPERATORS], status_code=200)
 async def update(
-    request: Ask,
+    request: HttpRequest,
     manager: ManagerName,
     data: Annotated[Any, Shaped(wire.UpdateDocument)],
     partition: PartitionName = "",
@@ -52,7 +52,7 @@ async def update(
             raise Refused(what, f"{shown(value)} is not a list; write [{{…}}, {{…}}]")
         items[what] = tuple(value)
     read.close()
-    control = site_of(request).control
+    control = services_of(request).control
     try:
         accepted = await control.ask(control.find(partition), UpdateManager(name=manager, **items, **asks(request)))
     except Refused as refusal:
@@ -75,16 +75,20 @@ async def update(
     summary="What a manager should hear",
 )
 async def events(
-    request: Ask, manager: ManagerName, partition: PartitionName = "", after: After = None, last: LastEvent = None
+    request: HttpRequest,
+    manager: ManagerName,
+    partition: PartitionName = "",
+    after: After = None,
+    last: LastEvent = None,
 ) -> Stream:
     """Server-sent events: allocated, release, released, node. `reset` means that some were missed: replay all."""
-    site = site_of(request)
-    served = site.control.find(partition)
-    if not await served.read(lambda p: manager in p.managers):
+    services = services_of(request)
+    served = services.control.find(partition)
+    if not await served.read(lambda state: manager in state.managers):
         raise Refused("name", f"there is no resource manager {shown(manager)}; register it first", "missing")
     feed = served.manager(manager)
     start = start_of(feed, after, last)
-    return streamed(site, caller_of(request), lines(feed, start, lambda event: True))
+    return streamed(services, caller_of(request), lines(feed, start, lambda event: True))
 
 
 HANDLERS = [managers, register, update, events]

@@ -9,7 +9,18 @@ from litestar import Request, get, post
 from litestar.params import PathParameter
 
 from fairlead.api.cluster import order
-from fairlead.api.site import OPERATORS, USERS, Key, PartitionName, Shaped, Site, asks, caller_of, may_see, site_of
+from fairlead.api.context import (
+    OPERATORS,
+    USERS,
+    Key,
+    PartitionName,
+    Services,
+    Shaped,
+    asks,
+    caller_of,
+    may_see,
+    services_of,
+)
 from fairlead.core.commands import MovePool, ScalePool
 from fairlead.core.errors import Refused
 from fairlead.core.reader import Reader, suggestion
@@ -21,43 +32,45 @@ from fairlead.wire import api as wire
 
 MAX_NODES = 100_000
 
-Ask = Request[Any, Any, Any]
+HttpRequest = Request[Any, Any, Any]
 PoolName = Annotated[str, PathParameter(max_length=63)]
 
 
 @get("/usage", operation_id="usage", guards=[USERS], summary="Nodes in use, by pool")
-async def usage(request: Ask, partition: PartitionName = "") -> wire.Usage:
+async def usage(request: HttpRequest, partition: PartitionName = "") -> wire.Usage:
     """Without figures until the partition is ready."""
-    site = site_of(request)
-    found = await site.control.find(partition).read(usage_answer)
-    site.log("usage", msgspec.to_builtins(found))
+    services = services_of(request)
+    found = await services.control.find(partition).read(usage_answer)
+    services.log("usage", msgspec.to_builtins(found))
     return found
 
 
 @get("/pools", operation_id="pools", guards=[USERS], summary="Pools, by name")
-async def pools(request: Ask, partition: PartitionName = "") -> wire.Pools:
+async def pools(request: HttpRequest, partition: PartitionName = "") -> wire.Pools:
     """Their sizes, what is ordered and for whom, and machines that nobody knows."""
-    site, caller = site_of(request), caller_of(request)
-    served = site.control.find(partition)
+    services, caller = services_of(request), caller_of(request)
+    served = services.control.find(partition)
 
-    def look(p: Partition) -> list[wire.Pool]:
-        listed = [p.pools[name] for name in sorted(p.pools)]
-        return _complete(site, p, pool_answers(p, listed, lambda job: may_see(caller, job), served.now))
+    def look(state: Partition) -> list[wire.Pool]:
+        listed = [state.pools[name] for name in sorted(state.pools)]
+        return _complete(services, state, pool_answers(state, listed, lambda job: may_see(caller, job), served.now))
 
     return wire.Pools(partition=served.name, pools=await served.read(look))
 
 
 @get("/pools/{pool:str}", operation_id="pool", guards=[USERS], summary="One pool")
-async def pool(request: Ask, pool: PoolName, partition: PartitionName = "") -> wire.Pool:
+async def pool(request: HttpRequest, pool: PoolName, partition: PartitionName = "") -> wire.Pool:
     """Its size, what is ordered and for whom, and machines that nobody knows."""
-    site, caller = site_of(request), caller_of(request)
-    served = site.control.find(partition)
+    services, caller = services_of(request), caller_of(request)
+    served = services.control.find(partition)
 
-    def look(p: Partition) -> wire.Pool:
-        if pool not in p.pools:
-            problem = f"there is no pool {shown(pool)}{suggestion(pool, p.pools)}; `fairlead pool list` shows them"
+    def look(state: Partition) -> wire.Pool:
+        if pool not in state.pools:
+            problem = f"there is no pool {shown(pool)}{suggestion(pool, state.pools)}; `fairlead pool list` shows them"
             raise Refused("pool", problem, "missing")
-        (found,) = _complete(site, p, pool_answers(p, [p.pools[pool]], lambda job: may_see(caller, job), served.now))
+        (found,) = _complete(
+            services, state, pool_answers(state, [state.pools[pool]], lambda job: may_see(caller, job), served.now)
+        )
         return found
 
     return await served.read(look)
@@ -65,7 +78,7 @@ async def pool(request: Ask, pool: PoolName, partition: PartitionName = "") -> w
 
 @post("/pools/{pool:str}/{action:str}", operation_id="movePool", guards=[OPERATORS], status_code=200)
 async def move_pool(
-    request: Ask,
+    request: HttpRequest,
     pool: PoolName,
     action: Annotated[str, PathParameter(pattern="^(pause|resume)$")],
     partition: PartitionName = "",
@@ -78,7 +91,7 @@ async def move_pool(
 
 @post("/pools/{pool:str}/scale", operation_id="scalePool", guards=[OPERATORS], status_code=200)
 async def scale_pool(
-    request: Ask,
+    request: HttpRequest,
     pool: PoolName,
     data: Annotated[Any, Shaped(wire.PoolSizeDocument)],
     partition: PartitionName = "",
@@ -91,15 +104,15 @@ async def scale_pool(
     return await order(request, partition, ScalePool(pool=pool, nodes=nodes, **asks(request, key)), "pool")
 
 
-def _complete(site: Site, p: Partition, answers: list[wire.Pool]) -> list[wire.Pool]:
+def _complete(services: Services, partition: Partition, answers: list[wire.Pool]) -> list[wire.Pool]:
     """With what the providers say."""
     found: list[wire.Pool] = []
     for each in answers:
-        problem, orphans = site.control.pools.about(p.name, each.name)
+        problem, orphans = services.control.pools.about(partition.name, each.name)
         found.append(
             msgspec.structs.replace(
                 each,
-                provider=kind_of(p.pools[each.name].settings),
+                provider=kind_of(partition.pools[each.name].settings),
                 problem=each.problem or problem,
                 orphans=[wire.Orphan(name=machine.name, note=machine.note) for machine in orphans],
             )

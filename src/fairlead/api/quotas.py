@@ -49,17 +49,17 @@ class Quotas:
                     self._count(partition.name, job.user, 1, len(job.packed))
 
     def cycle(self, decided: Cycle, seconds: Mapping[str, float]) -> None:
-        p = decided.plan.partition
+        partition = decided.plan.partition
         kinds = set(map(type, decided.changes))
         if PartitionRemoved in kinds:
             with self._lock:
-                self._forget(p.name)
+                self._forget(partition.name)
         elif not kinds.isdisjoint(COUNTED):
             with self._lock:
                 for job in _added(decided):
-                    self._count(p.name, job.user, 1, len(job.packed))
+                    self._count(partition.name, job.user, 1, len(job.packed))
                 for job in _over(decided):
-                    self._count(p.name, job.user, -1, -len(job.packed))
+                    self._count(partition.name, job.user, -1, -len(job.packed))
 
     def stopped(self, partition: Partition, why: str) -> None:
         pass

@@ -12,10 +12,10 @@ from litestar.types import ControllerRouterHandler
 
 from fairlead.api import access, cluster, config, health, history, jobs, logs, managers, pools, secrets, watch
 from fairlead.api.agents import agents
-from fairlead.api.gate import App, Gate
+from fairlead.api.context import Document, Services, http_error, refused
+from fairlead.api.middleware import App, Gate
 from fairlead.api.openapi import described
 from fairlead.api.problems import MEDIA_TYPE, Unserved, plain
-from fairlead.api.site import Document, Site, http_error, refused
 from fairlead.api.smallfile import FileProblem
 from fairlead.core.errors import Refused
 from fairlead.wire import api as wire
@@ -36,18 +36,18 @@ def handlers() -> list[ControllerRouterHandler]:
     return [*health.HANDLERS, Router("/api/v1", route_handlers=below, dto=Document)]
 
 
-def application(site: Site) -> Gate:
+def application(services: Services) -> Gate:
     """The whole API as an ASGI application."""
 
     def fault(request: Request[Any, Any, Any], error: Exception) -> Response[wire.Problem]:
         """A fault of ours: the caller learns that much, the log learns all."""
-        site.fault(error)
+        services.fault(error)
         problem = plain(500, "a fault of the server, which has been logged; ask its operator", "fault")
         return Response(problem, media_type=MEDIA_TYPE, status_code=500)
 
     def unwritten(request: Request[Any, Any, Any], error: FileProblem) -> Response[wire.Problem]:
         """Answer that nothing was changed. The log has the name of the file, which callers need not know."""
-        site.fault(error)
+        services.fault(error)
         said = "nothing was done: the server could not write to its disk; ask again later, or ask its operator"
         return refused(request, Unserved("unavailable", said, 10))
 
@@ -62,8 +62,8 @@ def application(site: Site) -> Gate:
             Exception: fault,
         },
         openapi_config=None,
-        state=State({"site": site, "described": lambda: described(tuple(handlers()), site.version)}),
+        state=State({"services": services, "described": lambda: described(tuple(handlers()), services.version)}),
         logging_config=None,
         request_max_body_size=None,
     )
-    return Gate(cast(App, app), agents(site), site.tokens, site.bounds)
+    return Gate(cast(App, app), agents(services), services.tokens, services.bounds)

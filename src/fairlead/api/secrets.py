@@ -13,8 +13,8 @@ import msgspec
 from litestar import Request, delete, get, put
 from litestar.params import PathParameter
 
+from fairlead.api.context import USERS, Shaped, caller_of, services_of
 from fairlead.api.sealed import SealedFile
-from fairlead.api.site import USERS, Shaped, caller_of, site_of
 from fairlead.api.walltime import Seconds
 from fairlead.core.errors import Refused
 from fairlead.core.model import JobSpec
@@ -22,14 +22,14 @@ from fairlead.core.reader import Reader, check_name
 from fairlead.core.resources import SECOND, shown
 from fairlead.wire import api as wire
 
-MOST = 1_000
+MAX_SECRETS = 1_000
 """Secrets of one user."""
 VALUE_BYTES = 64 * 1024
 """Of one secret, in UTF-8."""
 USER_BYTES = 2**20
 """Of all secrets of one user. Each change writes the file of all users."""
 
-Ask = Request[Any, Any, Any]
+HttpRequest = Request[Any, Any, Any]
 SecretName = Annotated[str, PathParameter(max_length=63)]
 
 
@@ -83,8 +83,8 @@ class Secrets:
             )
         with self._lock:
             known = self._known(user)
-            if name not in known and len(known) >= MOST:
-                raise Refused("secret", f"{user} has {MOST} secrets; remove some first", "conflict")
+            if name not in known and len(known) >= MAX_SECRETS:
+                raise Refused("secret", f"{user} has {MAX_SECRETS} secrets; remove some first", "conflict")
             others = sum(len(each.text.encode()) for other, each in known.items() if other != name)
             if others + size > USER_BYTES:
                 raise Refused(
@@ -143,13 +143,15 @@ class Secrets:
 
 
 @get("/secrets", operation_id="secrets", guards=[USERS], summary="The caller's secrets")
-async def secrets(request: Ask) -> wire.Secrets:
+async def secrets(request: HttpRequest) -> wire.Secrets:
     """Their names. Values are told to nobody but the tasks of the caller's jobs."""
-    return wire.Secrets(secrets=site_of(request).secrets.names(caller_of(request).user))
+    return wire.Secrets(secrets=services_of(request).secrets.names(caller_of(request).user))
 
 
 @put("/secrets/{secret:str}", operation_id="setSecret", guards=[USERS], summary="Set a secret")
-async def set_secret(request: Ask, secret: SecretName, data: Annotated[Any, Shaped(wire.SecretDocument)]) -> wire.Done:
+async def set_secret(
+    request: HttpRequest, secret: SecretName, data: Annotated[Any, Shaped(wire.SecretDocument)]
+) -> wire.Done:
     """Jobs of the caller that name it get the value when they start, until it expires, if it does.
 
     A value has at most 65,536 bytes, and all values of one user 1,048,576, in UTF-8.
@@ -168,14 +170,14 @@ async def set_secret(request: Ask, secret: SecretName, data: Annotated[Any, Shap
             "expires_in", "0 would set a secret that has expired already; leave it out, or give a longer time"
         )
     expires_in = None if expires is None else expires / SECOND
-    await asyncio.to_thread(site_of(request).secrets.set, caller_of(request).user, secret, value, expires_in)
+    await asyncio.to_thread(services_of(request).secrets.set, caller_of(request).user, secret, value, expires_in)
     return wire.Done()
 
 
 @delete("/secrets/{secret:str}", operation_id="removeSecret", guards=[USERS], status_code=200)
-async def remove_secret(request: Ask, secret: SecretName) -> wire.Done:
+async def remove_secret(request: HttpRequest, secret: SecretName) -> wire.Done:
     """Tasks that start later do not get it any more."""
-    await asyncio.to_thread(site_of(request).secrets.remove, caller_of(request).user, secret)
+    await asyncio.to_thread(services_of(request).secrets.remove, caller_of(request).user, secret)
     return wire.Done()
 
 

@@ -19,8 +19,8 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.http11 import Request
 
 from fairlead.api.connections import Connections
-from fairlead.api.gate import Gate
 from fairlead.api.listening import Listener
+from fairlead.api.middleware import Gate
 from fairlead.wire.agent import FIRST_BYTES, MOST_BYTES
 
 HEAD_SECONDS = 20.0

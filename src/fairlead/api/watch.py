@@ -9,13 +9,13 @@ from litestar import Request, get
 from litestar.params import HeaderParameter, QueryParameter
 from litestar.response import Stream
 
+from fairlead.api.context import USERS, PartitionName, caller_of, may_see, services_of, streamed
 from fairlead.api.feed import Feed, Missed, event_lines
-from fairlead.api.site import USERS, PartitionName, caller_of, may_see, site_of, streamed
 from fairlead.core.errors import Refused
 from fairlead.core.resources import shown
 from fairlead.wire import api as wire
 
-Ask = Request[Any, Any, Any]
+HttpRequest = Request[Any, Any, Any]
 After = Annotated[
     int | None, QueryParameter(name="after", required=False, ge=0, description="Only what came after this event's id.")
 ]
@@ -51,16 +51,16 @@ async def lines(feed: Feed, seq: int, wanted: Callable[[Any], bool]) -> AsyncGen
 
 @get("/watch", operation_id="watch", guards=[USERS], media_type="text/event-stream", summary="Watch what happens")
 async def watch(
-    request: Ask,
+    request: HttpRequest,
     partition: PartitionName = "",
     job: Annotated[str, QueryParameter(required=False, max_length=63, description="Only news of this job.")] = "",
     after: After = None,
     last: LastEvent = None,
 ) -> Stream:
     """Events of jobs that the caller may see, and of nodes. The id of an event is where to go on after a cut."""
-    site = site_of(request)
+    services = services_of(request)
     caller = caller_of(request)
-    served = site.control.find(partition)
+    served = services.control.find(partition)
     seq = start_of(served.feed, after, last)
     jobs = served.partition.jobs
 
@@ -73,7 +73,7 @@ async def watch(
         known = jobs.get(event.job)
         return known is not None and known.number == event.number and may_see(caller, known)
 
-    return streamed(site, caller, lines(served.feed, seq, wanted))
+    return streamed(services, caller, lines(served.feed, seq, wanted))
 
 
 HANDLERS = [watch]

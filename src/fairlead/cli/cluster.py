@@ -161,7 +161,7 @@ def list_queues(partition: Partition = "", as_json: AsJson = False) -> None:
             amounts(each.used) or "-",
             "" if each.limit is None else amounts(each.limit),
             each.running,
-            each.reservations,
+            each.asks,
         ),
     )
 
@@ -225,11 +225,11 @@ def list_lanes(partition: Partition = "", as_json: AsJson = False) -> None:
     print_list(
         found,
         as_json,
-        ("QUEUE", "SHAPE", "RESERVATIONS", "TASKS", "HEAD", "WAITS"),
+        ("QUEUE", "SHAPE", "ASKS", "TASKS", "HEAD", "WAITS"),
         lambda each: (
             each.queue,
             each.shape,
-            each.reservations,
+            each.asks,
             each.tasks,
             f"{each.first[0].job} {each.first[0].stage}" if each.first else "",
             ago(each.first[0].waiting_since) if each.first else "",

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from fairlead.wire import api as wire
 
 FOLLOWED = 32
-PATIENCE = 5.0
+LOG_TIMEOUT = 5.0
 """Seconds after which a command that waits for a job says why it waits."""
 """So many tasks of a job are followed at once."""
 SHOWN = 1_000
@@ -486,13 +486,13 @@ def wait(
 def _until_started(client: Client, job: str) -> wire.Job:
     """Wait until a task of it runs, or the job is over. Say why, if that takes long."""
     pause = 0.01
-    due = time.monotonic() + PATIENCE
+    due = time.monotonic() + LOG_TIMEOUT
     while True:
         found = client.job(job)
         if found.over or any(stage.running or stage.ended for stage in found.stages):
             return found
         if time.monotonic() > due:
-            due = time.monotonic() + 10 * PATIENCE
+            due = time.monotonic() + 10 * LOG_TIMEOUT
             for each in client.explain(job).waiting[:1]:
                 typer.echo(f"fairlead: job {job} waits: {each.reason or each.code}", err=True)
         time.sleep(pause)

@@ -16,9 +16,9 @@ JobName = Annotated[str, typer.Argument(help="The id of a job.", metavar="JOB")]
 
 def ask_as(partition: str = "") -> Client:
     """The client of the server that the environment, or the data directory of this user, names."""
-    from fairlead.client import Client, find_place
+    from fairlead.client import Client, find_endpoint
 
-    place = find_place()
+    place = find_endpoint()
     return Client(place.url, place.token, place.authority, partition, place.insecure)
 
 

@@ -91,7 +91,7 @@ def down(
     as_json: AsJson = False,
 ) -> None:
     """Stop what `up` or `server` started here. Tasks go on, unless they are killed, also after an earlier server."""
-    from fairlead.client.place import running
+    from fairlead.client.endpoint import running
 
     directory = _directory(data)
     found = running(directory)
@@ -238,7 +238,7 @@ async def _main(settings: Any, listening: socket.socket, url: str, as_json: bool
     beside = asyncio.create_task(_keep_agent(directory, url, agent)) if agent is not None else None
     await asyncio.sleep(0)
     from fairlead.app import serve
-    from fairlead.client.place import Running
+    from fairlead.client.endpoint import Running
 
     started = False
 
@@ -314,7 +314,7 @@ def _greet(url: str, directory: Path, as_json: bool, agent: bool) -> None:
 
 
 def _directory(data: Path | None) -> Path:
-    from fairlead.client.place import data_directory
+    from fairlead.client.endpoint import data_directory
 
     return (data or data_directory()).absolute()
 
@@ -392,9 +392,9 @@ def _end_machines(directory: Path) -> int:
 
 def _kill_all(directory: Path) -> int:
     """Kill all jobs that are not over, and wait until nothing runs."""
-    from fairlead.client import Client, find_place
+    from fairlead.client import Client, find_endpoint
 
-    place = find_place(directory)
+    place = find_endpoint(directory)
     killed = 0
     with Client(place.url, place.token, place.authority) as client:
         for name in client.partitions():

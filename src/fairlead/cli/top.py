@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SHOWN = 20
 """Rows of each table."""
-MOST = 200
+MAX_ROWS = 200
 """Jobs that are looked at."""
 
 
@@ -62,7 +62,7 @@ def top(
 
 
 def _look(client: Client) -> Look:
-    jobs = list(islice(client.jobs(state=["running", "pending"], limit=MOST), MOST))
+    jobs = list(islice(client.jobs(state=["running", "pending"], limit=MAX_ROWS), MAX_ROWS))
     jobs.sort(key=lambda job: (job.state != "running", job.number))
     return Look(time.time(), list(client.nodes()), client.queues(), jobs)
 
@@ -83,7 +83,7 @@ def _screen(look: Look) -> Group:
         _table(
             ("queue", "state", "share", "running", "waiting", "use"),
             [
-                (each.path, each.state, each.share, each.running, each.reservations, amounts(each.used))
+                (each.path, each.state, each.share, each.running, each.asks, amounts(each.used))
                 for each in look.queues[:SHOWN]
             ],
         ),

@@ -8,14 +8,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from fairlead.client.calls import Problem
-from fairlead.client.place import NotFound, Place, find_place
+from fairlead.client.endpoint import Endpoint, NotFound, find_endpoint
 
 if TYPE_CHECKING:
     from fairlead.client.aio import AsyncClient
     from fairlead.client.executor import Executor
     from fairlead.client.sync import Client
 
-__all__ = ["AsyncClient", "Client", "Executor", "NotFound", "Place", "Problem", "find_place"]
+__all__ = ["AsyncClient", "Client", "Endpoint", "Executor", "NotFound", "Problem", "find_endpoint"]
 
 LATER = {"AsyncClient": "aio", "Client": "sync", "Executor": "executor"}
 """What is imported when somebody wants it: a server only looks here for where it is, and should start fast."""

@@ -11,8 +11,8 @@ from typing import Any, Self
 import httpx
 
 from fairlead.client import calls
-from fairlead.client.calls import AGAIN, PATIENCE, TRIES, Answer, Call, Document, pause, problem_of, unreachable
-from fairlead.client.place import Place, find_place
+from fairlead.client.calls import AGAIN, REQUEST_TIMEOUT, TRIES, Answer, Call, Document, pause, problem_of, unreachable
+from fairlead.client.endpoint import Endpoint, find_endpoint
 from fairlead.wire import api as wire
 
 
@@ -23,14 +23,14 @@ class AsyncClient:
         self, url: str = "", token: str = "", authority: str = "", partition: str = "", insecure: bool = False
     ) -> None:
         """`insecure` sends the token to another machine without TLS."""
-        place = Place(url.rstrip("/"), token, authority, insecure) if url else find_place()
+        place = Endpoint(url.rstrip("/"), token, authority, insecure) if url else find_endpoint()
         self.url = place.url
         self.partition = partition
         self._http = httpx.AsyncClient(
             base_url=place.url,
             headers={"authorization": f"Bearer {place.token}"} if place.token else {},
             verify=calls.trusted(place),
-            timeout=PATIENCE,
+            timeout=REQUEST_TIMEOUT,
             trust_env=False,
         )
 
@@ -132,7 +132,9 @@ class AsyncClient:
             last = attempt == TRIES - 1
             retry_after = None
             try:
-                answer = await self._http.request(**_sent(call), content=call.content, timeout=PATIENCE + call.seconds)
+                answer = await self._http.request(
+                    **_sent(call), content=call.content, timeout=REQUEST_TIMEOUT + call.seconds
+                )
             except httpx.TransportError as problem:
                 if last or isinstance(problem, httpx.UnsupportedProtocol):
                     raise unreachable(self.url, problem) from None
@@ -146,7 +148,7 @@ class AsyncClient:
     async def stream(self, call: Call[Any]) -> AsyncIterator[bytes]:
         """An answer that comes bit by bit. It is not asked for again when it is cut."""
         try:
-            async with self._http.stream(**_sent(call), timeout=httpx.Timeout(PATIENCE, read=None)) as answer:
+            async with self._http.stream(**_sent(call), timeout=httpx.Timeout(REQUEST_TIMEOUT, read=None)) as answer:
                 if answer.status_code >= 400:
                     raise problem_of(answer.status_code, await answer.aread())
                 async for part in answer.aiter_raw():

@@ -15,7 +15,7 @@ from uuid import uuid4
 
 import msgspec
 
-from fairlead.client.place import INSECURE, Place
+from fairlead.client.endpoint import INSECURE, Endpoint
 from fairlead.wire import api as wire
 from fairlead.wire.addresses import is_exposed
 
@@ -25,7 +25,7 @@ Document = Mapping[str, Any] | msgspec.Struct
 AGAIN = frozenset((429, 502, 503, 504))
 """Answers after which a request is sent again."""
 TRIES = 8
-PATIENCE = 30.0
+REQUEST_TIMEOUT = 30.0
 """Seconds that an answer may take."""
 POLL = 30.0
 """Seconds that one question for the end of a job waits."""
@@ -81,7 +81,7 @@ class Call(Generic[Answer]):
             ) from None
 
 
-def trusted(place: Place) -> ssl.SSLContext | bool:
+def trusted(place: Endpoint) -> ssl.SSLContext | bool:
     """Whose certificates are believed. They take a while to load, and plain HTTP needs none."""
     if is_exposed(place.url) and place.token and not place.insecure:
         raise Problem(

@@ -9,8 +9,8 @@ from typing import Any, Protocol, Self, TypeVar
 
 from fairlead.client import calls
 from fairlead.client.calls import AGAIN, TRIES, Answer, Call, Document, pause, problem_of, unreachable
-from fairlead.client.links import LOST, Links
-from fairlead.client.place import Place, find_place
+from fairlead.client.endpoint import Endpoint, find_endpoint
+from fairlead.client.http import LOST, Links
 from fairlead.wire import api as wire
 
 
@@ -33,7 +33,7 @@ class Client:
         self, url: str = "", token: str = "", authority: str = "", partition: str = "", insecure: bool = False
     ) -> None:
         """`insecure` sends the token to another machine without TLS."""
-        place = Place(url.rstrip("/"), token, authority, insecure) if url else find_place()
+        place = Endpoint(url.rstrip("/"), token, authority, insecure) if url else find_endpoint()
         self.url = place.url
         self.partition = partition
         self._links = Links(place)

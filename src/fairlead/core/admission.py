@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
-from fairlead.core.asks import Needs, asked_by, asked_for, needs_of, together_of
+from fairlead.core.asks import Needs, asked_by, asked_for, gang_size, minimum_by_stage
 from fairlead.core.entitlement import Entitlements
-from fairlead.core.model import REPLACE, SCALE, Account, Job, Reservation, Stage
+from fairlead.core.model import REPLACE, SCALE, Account, Ask, Job, Stage
 from fairlead.core.policy.limits import allowed, may_run
 from fairlead.core.policy.registry import Registry
 from fairlead.core.reasons import AfterUnmet, NeverFits, NotActive, OverLimit, Reason, ShareSpent, StillStopping
@@ -24,9 +24,9 @@ from fairlead.core.state import Partition
 class Admission:
     """Answers for asks of one partition. Starts that a caller has decided and not booked are counted with `count`."""
 
-    def __init__(self, p: Partition, rights: Entitlements | None = None) -> None:
+    def __init__(self, partition: Partition, rights: Entitlements | None = None) -> None:
         """`rights` are what queues will be entitled to when the first node has come."""
-        self.p = p
+        self.partition = partition
         self._rights = rights
         self._used: dict[int, Vector] = {}
         """Account → resources of counted starts."""
@@ -39,7 +39,7 @@ class Admission:
         self._bounded: dict[int, bool] = {}
         self._all_count: bool | None = None
         """True if a check may look at accounts that are not bounded."""
-        self._checks = p.facts().checks
+        self._checks = partition.facts().checks
 
     def checks_for(self, job: Job) -> tuple[Check, ...]:
         """The checks that can refuse asks of a job, in their order."""
@@ -49,12 +49,12 @@ class Admission:
         found = self._checks.get(key)
         if found is None:
             those = [check for check in CHECKS.values() if check.always]
-            those += [CHECKS[name] for name in self.p.settings.checks]
-            checks = tuple([check for check in those if check.matters(self.p, job)])
+            those += [CHECKS[name] for name in self.partition.settings.checks]
+            checks = tuple([check for check in those if check.matters(self.partition, job)])
             found = self._checks[key] = (checks, job.accounts)  # these stay, so that their id is not given anew
         return found[0]
 
-    def refusal(self, ask: Reservation, needs: Needs, ignoring: Collection[Check] = ()) -> Reason | None:
+    def refusal(self, ask: Ask, needs: Needs, ignoring: Collection[Check] = ()) -> Reason | None:
         """Why some tasks of an ask may not start together; None if they may. Checks in `ignoring` are left out."""
         for check in self.checks_for(ask.stage.job):
             if check not in ignoring:
@@ -63,7 +63,7 @@ class Admission:
                     return reason
         return None
 
-    def most(self, ask: Reservation, stage: Stage, least: int, most: int) -> tuple[int, Reason | None]:
+    def most(self, ask: Ask, stage: Stage, least: int, most: int) -> tuple[int, Reason | None]:
         """The number of tasks of a stage, from `least` up to `most`, that may start; or 0, and why not `least`."""
         reason = self.refusal(ask, ((stage, least),))
         if reason is not None:
@@ -79,7 +79,7 @@ class Admission:
             most = least
         return most, None
 
-    def count(self, ask: Reservation, needs: Needs) -> None:
+    def count(self, ask: Ask, needs: Needs) -> None:
         """Count tasks as started, though they are not booked."""
         job = ask.stage.job
         if not self._counts(job):
@@ -98,9 +98,9 @@ class Admission:
     def _counts(self, job: Job) -> bool:
         """True if starts of the job can make a check refuse another ask: some account of it is bounded."""
         if self._all_count is None:
-            p = self.p
-            self._all_count = bool(p.settings.checks) or p.facts().firm
-            self._all_count |= any(not job.preemptible for job in p.jobs.values() if not job.over)
+            partition = self.partition
+            self._all_count = bool(partition.settings.checks) or partition.facts().firm
+            self._all_count |= any(not job.preemptible for job in partition.jobs.values() if not job.over)
         known = self._bounded.get(id(job.accounts))
         if known is None:
             bounds = any(each.limit is not None or each.max_jobs is not None for each in job.accounts)
@@ -111,7 +111,7 @@ class Admission:
 
     def rights(self) -> Entitlements | None:
         """What queues are entitled to; None if there are no nodes to share."""
-        return self.p.entitlements() if self.p.nodes.many else self._rights
+        return self.partition.entitlements() if self.partition.nodes.up_count else self._rights
 
     def used(self, account: Account) -> Vector:
         """What an account uses, with counted starts."""
@@ -131,15 +131,15 @@ class Admission:
     def running(self, account: Account) -> int:
         return account.running + self._running.get(id(account), 0)
 
-    def claims(self, ask: Reservation) -> list[Reservation]:
+    def claims(self, ask: Ask) -> list[Ask]:
         """The other asks for which tasks stop. They will start, so their part is not free."""
-        p = self.p
-        if not p.promises:
+        partition = self.partition
+        if not partition.promises:
             return []
-        claims = [p.kept_for(promise) for promise in p.promises.values() if not promise.ordered]
+        claims = [partition.kept_for(promise) for promise in partition.promises.values() if not promise.ordered]
         return [claim for claim in claims if claim is not None and claim is not ask]
 
-    def limits(self, ask: Reservation) -> list[tuple[Account, Vector, Vector]]:
+    def limits(self, ask: Ask) -> list[tuple[Account, Vector, Vector]]:
         """The accounts of an ask that have limits, with the limit, and what is used or claimed."""
         job = ask.stage.job
         claims = self.claims(ask)
@@ -156,9 +156,9 @@ class Admission:
 
 
 class Check(NamedTuple):
-    refuses: Callable[[Admission, Reservation, Needs], Reason | None]
+    refuses: Callable[[Admission, Ask, Needs], Reason | None]
     """Why tasks of an ask may not start together. 0 tasks stand for some that take over rooms of tasks that end."""
-    matters: Callable[[Partition, Job], bool] = lambda p, job: True
+    matters: Callable[[Partition, Job], bool] = lambda partition, job: True
     """False if the check cannot refuse a job now.
 
     Asked once, while the queues have the same settings and states, for all jobs with the same accounts that are equally
@@ -173,7 +173,7 @@ class Check(NamedTuple):
 # -- the checks, in their order ----------------------------------------------------------------------------------
 
 
-def members_stopping(admission: Admission, ask: Reservation, needs: Needs) -> Reason | None:
+def members_stopping(admission: Admission, ask: Ask, needs: Needs) -> Reason | None:
     """A gang starts again when all its members are back."""
     kind, started = ask.kind, ask.stage.started
     if any(len(stage.wanted(kind)) < tasks for stage, tasks in needs):
@@ -187,19 +187,19 @@ def members_stopping(admission: Admission, ask: Reservation, needs: Needs) -> Re
     return None
 
 
-def dependencies(admission: Admission, ask: Reservation, needs: Needs) -> Reason | None:
-    unmet = admission.p.unmet(ask.stage.job)
+def dependencies(admission: Admission, ask: Ask, needs: Needs) -> Reason | None:
+    unmet = admission.partition.unmet(ask.stage.job)
     return AfterUnmet(unmet) if unmet else None
 
 
-def queue_active(admission: Admission, ask: Reservation, needs: Needs) -> Reason | None:
+def queue_active(admission: Admission, ask: Ask, needs: Needs) -> Reason | None:
     for queue in ask.stage.job.queue.line():
         if queue.state == "stopped":
             return NotActive(queue.path)
     return None
 
 
-def running_jobs(admission: Admission, ask: Reservation, needs: Needs) -> Reason | None:
+def running_jobs(admission: Admission, ask: Ask, needs: Needs) -> Reason | None:
     job = ask.stage.job
     if admission.runs(job):
         return None
@@ -214,16 +214,16 @@ def running_jobs(admission: Admission, ask: Reservation, needs: Needs) -> Reason
     )
 
 
-def share(admission: Admission, ask: Reservation, needs: Needs) -> Reason | None:
+def share(admission: Admission, ask: Ask, needs: Needs) -> Reason | None:
     """What cannot be taken back is not lent: before each start its queues have something of their own left.
 
     A claim was within its share when tasks were stopped for it, and a replacement when its stage started.
     """
     rights = admission.rights()
-    if ask.kind == REPLACE or rights is None or has_claimed(admission.p, ask):
+    if ask.kind == REPLACE or rights is None or has_claimed(admission.partition, ask):
         return None
     stage, tasks = needs[0]
-    gang = ask.whole or together_of(ask) > 1
+    gang = ask.whole or gang_size(ask) > 1
     before = 0 if gang else tasks - 1
     for queue in stage.job.queue.line()[1:]:
         entitled = rights.of(queue)
@@ -238,22 +238,24 @@ def share(admission: Admission, ask: Reservation, needs: Needs) -> Reason | None
     return None
 
 
-def limits(admission: Admission, ask: Reservation, needs: Needs) -> Reason | None:
+def limits(admission: Admission, ask: Ask, needs: Needs) -> Reason | None:
     """Limits of queues, users and groups."""
     return allowed([(account.name, limit, used) for account, limit, used in admission.limits(ask)], asked_for(needs))
 
 
-def is_firm(p: Partition, job: Job) -> bool:
+def is_unpreemptible(partition: Partition, job: Job) -> bool:
     """True if what the job uses cannot be taken back."""
-    return not job.preemptible or (p.facts().firm and not all(queue.settings.preemptible for queue in job.queue.line()))
+    return not job.preemptible or (
+        partition.facts().firm and not all(queue.settings.preemptible for queue in job.queue.line())
+    )
 
 
-def _has_max_jobs(p: Partition, job: Job) -> bool:
-    return p.facts().limits and any([account.max_jobs is not None for account in job.accounts])
+def _has_max_jobs(partition: Partition, job: Job) -> bool:
+    return partition.facts().limits and any([account.max_jobs is not None for account in job.accounts])
 
 
-def _has_limit(p: Partition, job: Job) -> bool:
-    return p.facts().limits and any([account.limit is not None for account in job.accounts])
+def _has_limit(partition: Partition, job: Job) -> bool:
+    return partition.facts().limits and any([account.limit is not None for account in job.accounts])
 
 
 LIMITS = Check(limits, _has_limit, always=True)
@@ -261,11 +263,13 @@ LIMITS = Check(limits, _has_limit, always=True)
 CHECKS: Registry[Check] = Registry(
     "check",
     {
-        "members_stopping": Check(members_stopping, lambda p, job: job.allocations > 0, wakes=True, always=True),
-        "dependencies": Check(dependencies, lambda p, job: bool(job.after), wakes=True, always=True),
-        "queue_active": Check(queue_active, lambda p, job: bool(p.stopped), wakes=True, always=True),
+        "members_stopping": Check(
+            members_stopping, lambda partition, job: job.allocations > 0, wakes=True, always=True
+        ),
+        "dependencies": Check(dependencies, lambda partition, job: bool(job.after), wakes=True, always=True),
+        "queue_active": Check(queue_active, lambda partition, job: bool(partition.stopped), wakes=True, always=True),
         "running_jobs": Check(running_jobs, _has_max_jobs, always=True),
-        "share": Check(share, is_firm, always=True),
+        "share": Check(share, is_unpreemptible, always=True),
         "limits": LIMITS,
     },
 )
@@ -279,27 +283,27 @@ def checks_to_add() -> list[str]:
 # -- questions about asks ----------------------------------------------------------------------------------------
 
 
-def refusal(p: Partition, ask: Reservation) -> Reason | None:
+def refusal(partition: Partition, ask: Ask) -> Reason | None:
     """Why all that has to start at once may not; None if only capacity can keep it back."""
-    return Admission(p).refusal(ask, needs_of(ask))
+    return Admission(partition).refusal(ask, minimum_by_stage(ask))
 
 
-def is_bounded(p: Partition, job: Job) -> bool:
+def is_bounded(partition: Partition, job: Job) -> bool:
     """True if a check may refuse the job now or later without its lane being woken."""
-    return any([not check.wakes for check in Admission(p).checks_for(job)])
+    return any([not check.wakes for check in Admission(partition).checks_for(job)])
 
 
-def blocks_lane(ask: Reservation, reason: Reason) -> bool:
+def blocks_lane(ask: Ask, reason: Reason) -> bool:
     """True if the reason refuses every other ask of the lane too: equal tasks of the same queue."""
     line = ask.stage.job.queue.line()
     if isinstance(reason, OverLimit):
-        return together_of(ask) == 1 and any(reason.account == level.account.name for level in line)
+        return gang_size(ask) == 1 and any(reason.account == level.account.name for level in line)
     if isinstance(reason, NeverFits):
         return reason.most == 0 and not ask.whole
     return isinstance(reason, NotActive) and any(reason.queue == level.path for level in line)
 
 
-def has_claimed(p: Partition, ask: Reservation) -> bool:
+def has_claimed(partition: Partition, ask: Ask) -> bool:
     """True if tasks stop for the ask."""
-    promise = p.promises.get(ask.seq)
+    promise = partition.promises.get(ask.seq)
     return promise is not None and not promise.ordered

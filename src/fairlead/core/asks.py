@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fairlead.core.model import NEW, SCALE, Reservation, Stage
+from fairlead.core.model import NEW, SCALE, Ask, Stage
 from fairlead.core.resources import CPU, GPU, MEMORY, Vector
 
 Needs = Sequence[tuple[Stage, int]]
 """Stages, and the number of tasks of each."""
 
 
-def together_of(ask: Reservation) -> int:
+def gang_size(ask: Ask) -> int:
     """The number of tasks that have to start at once."""
     if ask.whole:
         return sum(stage.needed for stage in ask.stages)
@@ -25,7 +25,7 @@ def together_of(ask: Reservation) -> int:
     return 1
 
 
-def needs_of(ask: Reservation) -> list[tuple[Stage, int]]:
+def minimum_by_stage(ask: Ask) -> list[tuple[Stage, int]]:
     """The tasks of each stage that have to start at once; the stages that are hardest to place come first.
 
     Small tasks that fit any node would otherwise take the only nodes that fit the large ones.
@@ -38,13 +38,13 @@ def needs_of(ask: Reservation) -> list[tuple[Stage, int]]:
         return (-asked.get(GPU, 0), -choosy, -asked.get(CPU, 0), -asked.get(MEMORY, 0), stage.position)
 
     if not ask.whole:
-        return [(ask.stage, together_of(ask))]
+        return [(ask.stage, gang_size(ask))]
     return [(stage, stage.needed) for stage in sorted(ask.stages, key=ease) if stage.needed]
 
 
-def asked_by(ask: Reservation) -> Vector:
+def asked_by(ask: Ask) -> Vector:
     """The resources of all tasks that have to start at once."""
-    return asked_for(needs_of(ask))
+    return asked_for(minimum_by_stage(ask))
 
 
 def asked_for(needs: Needs) -> Vector:

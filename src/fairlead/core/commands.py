@@ -132,7 +132,7 @@ class SetPriority(Command, frozen=True, tag="set priority"):
 
 
 class BringToFront(Command, frozen=True, tag="bring to front"):
-    """A stage's reservations go before the others of their lanes."""
+    """A stage's asks go before the others of their lanes."""
 
     job: str
     stage: str
@@ -145,7 +145,7 @@ class ReleaseHold(Command, frozen=True, tag="release hold"):
     stage: str = ""
 
 
-class CancelReservation(Command, frozen=True, tag="cancel reservation"):
+class CancelAsk(Command, frozen=True, tag="cancel ask"):
     """A stage's pending tasks are given up."""
 
     job: str
@@ -250,7 +250,7 @@ AnyCommand = (
     | SetPriority
     | BringToFront
     | ReleaseHold
-    | CancelReservation
+    | CancelAsk
     | ResetLane
     | Report
     | RegisterManager

@@ -11,17 +11,17 @@ from fairlead.core import invariants
 from fairlead.core.changes import Change
 from fairlead.core.commands import Answer, AnyCommand
 from fairlead.core.effects import Effect, effects_of
+from fairlead.core.expiry import due, expiry
+from fairlead.core.holds.holds import hold_nodes
+from fairlead.core.holds.release import release_obsolete
+from fairlead.core.intake import intake
+from fairlead.core.match.chains import chain, pass_rooms
+from fairlead.core.match.match import match
 from fairlead.core.model import Micros
-from fairlead.core.phases.chains import chain, pass_rooms
-from fairlead.core.phases.demand import demand
-from fairlead.core.phases.expiry import due, expiry
-from fairlead.core.phases.holds import hold_nodes
-from fairlead.core.phases.intake import intake
-from fairlead.core.phases.kept import end_kept
-from fairlead.core.phases.match import match
-from fairlead.core.phases.preempt import preempt
-from fairlead.core.phases.shares import shares
 from fairlead.core.plan import Note, Plan
+from fairlead.core.pools.demand import demand
+from fairlead.core.preempt.preempt import preempt
+from fairlead.core.preempt.shares import shares
 from fairlead.core.reasons import Reason
 from fairlead.core.state import Partition
 
@@ -49,11 +49,11 @@ def run(partition: Partition, commands: Sequence[AnyCommand], now: Micros, watch
     plan = Plan(partition, now)
     try:
         answers = intake(plan, commands)
-        end_kept(plan)
+        release_obsolete(plan)
         watch("intake")
         if not partition.removed:
             expiry(plan)
-            end_kept(plan)
+            release_obsolete(plan)
             pass_rooms(plan)
             watch("expiry")
             plan.placed_from = partition.counters.allocation
@@ -65,7 +65,7 @@ def run(partition: Partition, commands: Sequence[AnyCommand], now: Micros, watch
             watch("holds")
             shares(plan)
             preempt(plan)
-            end_kept(plan)  # who was stopped whole does not want what was held for a part of it
+            release_obsolete(plan)  # who was stopped whole does not want what was held for a part of it
             # What was kept, let go or stopped since is another world to all who were tried before.
             plan.more = plan.more or plan.unsettled or plan.mark() > matched
             watch("preempt")

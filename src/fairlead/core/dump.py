@@ -19,6 +19,7 @@ from fairlead.core.model import (
     Account,
     Allocation,
     AllocationState,
+    Ask,
     History,
     Hold,
     Job,
@@ -37,7 +38,6 @@ from fairlead.core.model import (
     Queue,
     QueueSettings,
     QueueState,
-    Reservation,
     Stage,
     StageSpec,
     StopCause,
@@ -52,7 +52,7 @@ from fairlead.core.state import Counters, Partition
 FORMAT = 1
 
 
-class _Reservation(msgspec.Struct, frozen=True, array_like=True):
+class _Ask(msgspec.Struct, frozen=True, array_like=True):
     kind: int
     asked: int
     waiting_since: int
@@ -70,7 +70,7 @@ class _Reservation(msgspec.Struct, frozen=True, array_like=True):
 class _Stage(msgspec.Struct, frozen=True, array_like=True):
     count: int
     pending: tuple[tuple[int, ...], ...]
-    reservations: tuple[_Reservation, ...]
+    asks: tuple[_Ask, ...]
     ended: tuple[tuple[str, tuple[int, ...]], ...]
     history: tuple[tuple[int, History], ...]
     started: bool
@@ -205,48 +205,58 @@ _decode_allocation = msgspec.msgpack.Decoder(_Allocation).decode
 _head_decoder = msgspec.msgpack.Decoder(_Head)
 
 
-def dump(p: Partition) -> bytes:
+def dump(partition: Partition) -> bytes:
     return _encoder.encode(
         _Document(
             FORMAT,
-            p.name,
-            p.now,
-            p.config_version,
-            p.removed,
-            p.settings,
-            p.counters,
+            partition.name,
+            partition.now,
+            partition.config_version,
+            partition.removed,
+            partition.settings,
+            partition.counters,
             tuple(
-                _Queue(path, p.queues[path].settings, p.queues[path].state, p.queues[path].uneven_since)
-                for path in sorted(p.queues)
+                _Queue(
+                    path,
+                    partition.queues[path].settings,
+                    partition.queues[path].state,
+                    partition.queues[path].uneven_since,
+                )
+                for path in sorted(partition.queues)
             ),
             tuple(
                 _Pool(name, each.settings, each.paused, each.paused_until, each.problem, each.grew, each.shrank)
-                for name, each in sorted(p.pools.items())
+                for name, each in sorted(partition.pools.items())
             ),
-            _packed(as_added(p, join) for join in sorted(p.nodes.rows)),
-            _packed(_dump_job(job) for job in sorted(p.jobs.values(), key=lambda job: job.number)),
-            _packed(_dump_allocation(p.allocations[number]) for number in sorted(p.allocations)),
-            tuple(_Manager(name, p.managers[name].registered) for name in sorted(p.managers)),
-            tuple((user, key, p.keys[user, key]) for user, key in sorted(p.keys)),
+            _packed(as_added(partition, node_id) for node_id in sorted(partition.nodes.rows)),
+            _packed(_dump_job(job) for job in sorted(partition.jobs.values(), key=lambda job: job.number)),
+            _packed(_dump_allocation(partition.allocations[number]) for number in sorted(partition.allocations)),
+            tuple(_Manager(name, partition.managers[name].registered) for name in sorted(partition.managers)),
+            tuple((user, key, partition.keys[user, key]) for user, key in sorted(partition.keys)),
             tuple(
-                NodeAvoided(join, p.nodes.failures[row], p.nodes.pauses[row], p.nodes.avoided.get(join, 0))
-                for join, row in sorted(p.nodes.rows.items())
-                if p.nodes.failures[row]
+                NodeAvoided(
+                    node_id,
+                    partition.nodes.failures[row],
+                    partition.nodes.pauses[row],
+                    partition.nodes.avoided.get(node_id, 0),
+                )
+                for node_id, row in sorted(partition.nodes.rows.items())
+                if partition.nodes.failures[row]
             ),
             tuple(
                 _Hold(each.seq, each.job, each.stage, each.kind, each.places, each.since, each.large)
-                for _, each in sorted(p.holds.items())
+                for _, each in sorted(partition.holds.items())
             ),
             tuple(
                 _Promise(each.seq, each.job, each.stage, each.kind, each.places, each.since, each.victims, each.ordered)
-                for _, each in sorted(p.promises.items())
+                for _, each in sorted(partition.promises.items())
             ),
             tuple(
                 _Order(number, each.pool, each.since, each.cause, tuple(each.coming.items()), each.failed)
-                for number, each in sorted(p.orders.items())
+                for number, each in sorted(partition.orders.items())
             ),
-            tuple(sorted(p.idle.items())),
-            tuple(sorted(p.unwanted.items())),
+            tuple(sorted(partition.idle.items())),
+            tuple(sorted(partition.unwanted.items())),
         )
     )
 
@@ -285,7 +295,7 @@ def _dump_stage(stage: Stage) -> _Stage:
         stage.count,
         tuple(() if ranges is None else ranges.flat() for ranges in stage.pending),
         tuple(
-            _Reservation(
+            _Ask(
                 each.kind,
                 each.asked,
                 each.waiting_since,
@@ -298,7 +308,7 @@ def _dump_stage(stage: Stage) -> _Stage:
                 each.orders,
                 each.tie,
             )
-            for each in stage.reservations
+            for each in stage.asks
             if each is not None and each.stage is stage
         ),
         tuple((name, stage.ended[name].flat()) for name in sorted(stage.ended)) if stage.ended else (),
@@ -337,32 +347,32 @@ def _dump_allocation(each: Allocation) -> _Allocation:
 
 
 def _load(document: _Document) -> Partition:
-    p = Partition(document.name)
-    p.now = document.now
-    p.config_version = document.config_version
-    p.removed = document.removed
-    p.set_settings(document.settings)
+    partition = Partition(document.name)
+    partition.now = document.now
+    partition.config_version = document.config_version
+    partition.removed = document.removed
+    partition.set_settings(document.settings)
     for queue in document.queues:
-        p.add_queue(queue.path, queue.settings)
-        p.move_queue(queue.path, queue.state)
-        p.mark_uneven(p.queues[queue.path], queue.uneven_since)
-    p.pools = {
+        partition.add_queue(queue.path, queue.settings)
+        partition.move_queue(queue.path, queue.state)
+        partition.mark_uneven(partition.queues[queue.path], queue.uneven_since)
+    partition.pools = {
         each.name: Pool(each.name, each.settings, each.paused, each.paused_until, each.problem, each.grew, each.shrank)
         for each in document.pools
     }
     for node in document.nodes:
-        _decode_node(node).apply(p)
+        _decode_node(node).apply(partition)
     for avoided in document.avoided:
-        avoided.apply(p)
+        avoided.apply(partition)
     times: dict[int, int] = {}
     replacing: list[Stage] = []
     """The stages that ask for replacements: where these stand depends on what is live."""
     for job in document.jobs:
-        _load_job(p, _decode_job(job), times, replacing)
+        _load_job(partition, _decode_job(job), times, replacing)
     for packed in document.allocations:
         each = _decode_allocation(packed)
-        stage = p.jobs[each.job].stages[each.stage]
-        p.book(
+        stage = partition.jobs[each.job].stages[each.stage]
+        partition.book(
             Allocation(
                 each.id,
                 stage,
@@ -383,50 +393,52 @@ def _load(document: _Document) -> Partition:
             )
         )
     for stage in replacing:
-        p.look_missing(stage)
+        partition.update_missing(stage)
     for hold in document.holds:
-        p.keep(Hold(hold.seq, hold.job, hold.stage, hold.kind, hold.places, hold.since, large=hold.large))
+        partition.keep(Hold(hold.seq, hold.job, hold.stage, hold.kind, hold.places, hold.since, large=hold.large))
     for one in document.promises:
         kept = Promise(one.seq, one.job, one.stage, one.kind, one.places, one.since)
         kept.victims, kept.ordered = one.victims, one.ordered
-        p.keep(kept)
+        partition.keep(kept)
     for order in document.orders:
         coming = dict(order.coming)
-        p.orders[order.number] = NodeOrder(order.number, order.pool, order.since, order.cause, coming, order.failed)
-        p.order_of.update({name: order.number for name, _ in order.coming})
-    p.idle, p.unwanted = dict(document.idle), dict(document.unwanted)
+        partition.orders[order.number] = NodeOrder(
+            order.number, order.pool, order.since, order.cause, coming, order.failed
+        )
+        partition.order_of.update({name: order.number for name, _ in order.coming})
+    partition.idle, partition.unwanted = dict(document.idle), dict(document.unwanted)
     for manager in document.managers:
-        p.managers[manager.name] = Manager(manager.name, manager.registered)
+        partition.managers[manager.name] = Manager(manager.name, manager.registered)
     for user, key, entry in document.keys:
-        p.keep_key(user, key, entry)
-    heapify(p.forgetting)
-    p.counters = document.counters
-    return p
+        partition.keep_key(user, key, entry)
+    heapify(partition.forgetting)
+    partition.counters = document.counters
+    return partition
 
 
-def _load_job(p: Partition, each: _Job, times: dict[int, int], replacing: list[Stage]) -> None:
+def _load_job(partition: Partition, each: _Job, times: dict[int, int], replacing: list[Stage]) -> None:
     """`times` has one object for each point in time: most of a job's are the same, and those of its neighbours."""
     spec = each.spec
     # The queue of a job that has ended may be gone; it then hangs on a queue of its own that nobody else sees.
-    queue = p.queues.get(spec.queue)
+    queue = partition.queues.get(spec.queue)
     if queue is None:
         queue = Queue(spec.queue, spec.queue.rpartition(".")[2], None, QueueSettings(), Account(spec.queue))
-    accounts = p.accounts_for(queue, spec.user, spec.groups)
+    accounts = partition.accounts_for(queue, spec.user, spec.groups)
     submitted = times.setdefault(each.submitted, each.submitted)
     job = Job(each.id, each.number, pack_spec(spec), submitted, queue, accounts)
     job.manager, job.after, job.whole, job.preemptible = spec.manager, spec.after, spec.whole, spec.preemptible
     job.state, job.priority, job.ended_at, job.reason = each.state, each.priority, each.ended_at, each.reason
-    job.stages = tuple(_load_stage(p, job, spec, position, stage) for position, stage in enumerate(each.stages))
-    p.jobs[job.id] = job
-    p.count_priority(job.priority, 1)
+    job.stages = tuple(_load_stage(partition, job, spec, position, stage) for position, stage in enumerate(each.stages))
+    partition.jobs[job.id] = job
+    partition.count_priority(job.priority, 1)
     for stage, document in zip(job.stages, each.stages, strict=True):
-        for one in document.reservations:
+        for one in document.asks:
             if one.kind == REPLACE:
                 replacing.append(stage)
             asked = times.setdefault(one.asked, one.asked)
             since = times.setdefault(one.waiting_since, one.waiting_since)
-            p.add_reservation(
-                Reservation(
+            partition.add_ask(
+                Ask(
                     stage,
                     one.kind,
                     asked,
@@ -443,10 +455,10 @@ def _load_job(p: Partition, each: _Job, times: dict[int, int], replacing: list[S
             )
     if job.ended_at is None:
         for name in spec.after:
-            p.followers.setdefault(name, []).append(job.id)
-        p.settle(job)
+            partition.followers.setdefault(name, []).append(job.id)
+        partition.list_or_unlist(job)
     else:
-        p.forgetting.append((job.ended_at, job.number, job.id))
+        partition.forgetting.append((job.ended_at, job.number, job.id))
 
 
 def _load_pending(flats: tuple[tuple[int, ...], ...]) -> Pending:
@@ -456,14 +468,14 @@ def _load_pending(flats: tuple[tuple[int, ...], ...]) -> Pending:
     return tuple(Ranges(flat) if flat else None for flat in flats)
 
 
-def _load_stage(p: Partition, job: Job, spec: JobSpec, position: int, each: _Stage) -> Stage:
+def _load_stage(partition: Partition, job: Job, spec: JobSpec, position: int, each: _Stage) -> Stage:
     asked = each.spec or spec.stages[position]
     stage = Stage(
         job,
         position,
         each.spec,
         terms_of(asked),
-        p.take_shape(asked.shape_key(spec.manager, spec.shape_user)),
+        partition.take_shape(asked.shape_key(spec.manager, spec.shape_user)),
         each.count,
         _load_pending(each.pending),
         (None, None, None),
@@ -474,7 +486,7 @@ def _load_stage(p: Partition, job: Job, spec: JobSpec, position: int, each: _Sta
         each.top,
         each.floor,
     )
-    p.mark_short(stage, each.short_since)
+    partition.mark_short(stage, each.short_since)
     stage.ran = each.ran
     stage.last_ask, stage.last_place = each.last_ask, each.last_place
     return stage

@@ -110,7 +110,7 @@ Done = Iterable[tuple[Change, Any]]
 """Changes with what their `apply` returned."""
 
 
-def effects_of(p: Partition, done: Done, strays: Sequence[tuple[str, Stop]] = ()) -> list[Effect]:
+def effects_of(partition: Partition, done: Done, strays: Sequence[tuple[str, Stop]] = ()) -> list[Effect]:
     """What follows from a cycle's changes: a message a node and a message a manager.
 
     `strays` are attempts that some node runs though they were given up; it is told to stop them.
@@ -124,13 +124,15 @@ def effects_of(p: Partition, done: Done, strays: Sequence[tuple[str, Stop]] = ()
             fresh.update(FRESH[kind](change))
         elif kind in SCALED:
             scaled.append(change)
-        if p.managers and isinstance(change, TOLD):
-            for manager, event in _events(p, change, kept):
+        if partition.managers and isinstance(change, TOLD):
+            for manager, event in _events(partition, change, kept):
                 events.setdefault(manager, []).append(event)
-    for_pools = _for_pools(p, scaled) if scaled else []
+    for_pools = _for_pools(partition, scaled) if scaled else []
     if not fresh and not events and not strays:
         return for_pools
-    effects: list[Effect] = list(_for_nodes(p, (p.allocations[n] for n in sorted(fresh) if n in p.allocations)))
+    effects: list[Effect] = list(
+        _for_nodes(partition, (partition.allocations[n] for n in sorted(fresh) if n in partition.allocations))
+    )
     if strays:
         effects = _with_strays(effects, strays)
     effects += [ForManager(manager, tuple(events[manager])) for manager in sorted(events)]
@@ -165,54 +167,54 @@ def _with_strays(effects: list[Effect], strays: Iterable[tuple[str, Stop]]) -> l
     return merged + [ForNode(node, stops=stops[node]) for node in sorted(stops)]
 
 
-def standing_effects(p: Partition, node: int | None = None) -> list[ForNode]:
+def standing_effects(partition: Partition, node: int | None = None) -> list[ForNode]:
     """All that agents (or one node's) should be doing about launches and stops, from the state alone."""
     if node is None:
-        return _for_nodes(p, (p.allocations[n] for n in sorted(p.allocations)))
-    known = p.nodes.allocations[p.nodes.rows[node]]
-    return _for_nodes(p, (known[n] for n in sorted(known)))
+        return _for_nodes(partition, (partition.allocations[n] for n in sorted(partition.allocations)))
+    known = partition.nodes.allocations[partition.nodes.rows[node]]
+    return _for_nodes(partition, (known[n] for n in sorted(known)))
 
 
-def standing_pools(p: Partition) -> list[ForPool]:
+def standing_pools(partition: Partition) -> list[ForPool]:
     """All that is ordered and has not come, and all nodes that are given back, by pool, from the state alone."""
     orders: dict[str, list[NodesOrdered]] = {}
     unwanted: dict[str, list[str]] = {}
-    for number in sorted(p.orders):
-        order = p.orders[number]
+    for number in sorted(partition.orders):
+        order = partition.orders[number]
         orders.setdefault(order.pool, []).append(NodesOrdered(number, tuple(order.coming)))
-    for join in sorted(p.unwanted):
-        row = p.nodes.rows[join]
-        unwanted.setdefault(p.nodes.pool[row], []).append(p.nodes.name[row])
+    for node_id in sorted(partition.unwanted):
+        row = partition.nodes.rows[node_id]
+        unwanted.setdefault(partition.nodes.pool[row], []).append(partition.nodes.name[row])
     return [
         ForPool(pool, tuple(orders.get(pool, ())), tuple(unwanted.get(pool, ())))
         for pool in sorted(orders.keys() | unwanted.keys())
     ]
 
 
-def _for_pools(p: Partition, scaled: Iterable[Ordered | GivenBack | NodeMoved]) -> list[Effect]:
+def _for_pools(partition: Partition, scaled: Iterable[Ordered | GivenBack | NodeMoved]) -> list[Effect]:
     """What the pools hear of a cycle: one message a pool."""
     orders: dict[str, list[NodesOrdered]] = {}
     unwanted: dict[str, list[str]] = {}
     lost: dict[str, list[str]] = {}
     for change in scaled:
         if isinstance(change, GivenBack):
-            names = [_node_name(p, join) for join in change.nodes if join in p.nodes]
+            names = [_node_name(partition, node_id) for node_id in change.nodes if node_id in partition.nodes]
             unwanted.setdefault(change.pool, []).extend(names)
         elif isinstance(change, Ordered):
-            if change.number in p.orders:  # else it was taken back in the same cycle
-                order = NodesOrdered(change.number, tuple(p.orders[change.number].coming))
+            if change.number in partition.orders:  # else it was taken back in the same cycle
+                order = NodesOrdered(change.number, tuple(partition.orders[change.number].coming))
                 orders.setdefault(change.pool, []).append(order)
-        elif change.state == "lost" and change.join in p.nodes:
-            pool = p.nodes.pool[p.nodes.rows[change.join]]
-            if pool in p.pools:
-                lost.setdefault(pool, []).append(_node_name(p, change.join))
+        elif change.state == "lost" and change.node_id in partition.nodes:
+            pool = partition.nodes.pool[partition.nodes.rows[change.node_id]]
+            if pool in partition.pools:
+                lost.setdefault(pool, []).append(_node_name(partition, change.node_id))
     return [
         ForPool(pool, tuple(orders.get(pool, ())), tuple(unwanted.get(pool, ())), tuple(lost.get(pool, ())))
         for pool in sorted({**orders, **unwanted, **lost})
     ]
 
 
-def _for_nodes(p: Partition, allocations: Iterable[Allocation]) -> list[ForNode]:
+def _for_nodes(partition: Partition, allocations: Iterable[Allocation]) -> list[ForNode]:
     launches: dict[int, list[Launch]] = {}
     stops: dict[int, list[Stop]] = {}
     for allocation in allocations:
@@ -223,8 +225,12 @@ def _for_nodes(p: Partition, allocations: Iterable[Allocation]) -> list[ForNode]
         elif allocation.state != "running":
             stops.setdefault(allocation.node, []).append(stop_of(allocation))
     return [
-        ForNode(p.nodes.name[p.nodes.rows[join]], tuple(launches.get(join, ())), tuple(stops.get(join, ())))
-        for join in sorted(launches.keys() | stops.keys())
+        ForNode(
+            partition.nodes.name[partition.nodes.rows[node_id]],
+            tuple(launches.get(node_id, ())),
+            tuple(stops.get(node_id, ())),
+        )
+        for node_id in sorted(launches.keys() | stops.keys())
     ]
 
 
@@ -251,10 +257,10 @@ def stop_of(allocation: Allocation) -> Stop:
     return Stop(stage.job.id, stage.job.number, stage.name, allocation.indices, allocation.attempt, allocation.cause)
 
 
-def _events(p: Partition, change: Change, kept: Any) -> Iterator[tuple[str, Event]]:
+def _events(partition: Partition, change: Change, kept: Any) -> Iterator[tuple[str, Event]]:
     """What a resource manager hears of one change."""
     if isinstance(change, Placed):
-        job = p.jobs.get(change.job)
+        job = partition.jobs.get(change.job)
         if job is not None and job.manager:
             ask = job.stages[change.stage].spec.name
             for part in change.parts:
@@ -266,7 +272,7 @@ def _events(p: Partition, change: Change, kept: Any) -> Iterator[tuple[str, Even
                         ask,
                         part.indices,
                         change.attempt,
-                        _node_name(p, part.node),
+                        _node_name(partition, part.node),
                         part.devices,
                     ),
                 )
@@ -283,7 +289,7 @@ def _events(p: Partition, change: Change, kept: Any) -> Iterator[tuple[str, Even
                     allocation.stage.name,
                     change.indices,
                     allocation.attempt,
-                    _node_name(p, allocation.node),
+                    _node_name(partition, allocation.node),
                     reason=reason,
                 ),
             )
@@ -291,15 +297,15 @@ def _events(p: Partition, change: Change, kept: Any) -> Iterator[tuple[str, Even
         if change.manager:
             yield change.manager, Event("node", node=change.name, reason=change.state)
     elif isinstance(change, NodeMoved):
-        row = p.nodes.rows.get(change.join)
-        if row is not None and p.nodes.manager[row]:
-            yield p.nodes.manager[row], Event("node", node=p.nodes.name[row], reason=change.state)
+        row = partition.nodes.rows.get(change.node_id)
+        if row is not None and partition.nodes.manager[row]:
+            yield partition.nodes.manager[row], Event("node", node=partition.nodes.name[row], reason=change.state)
     elif isinstance(change, NodeRemoved):
         before: NodeAdded = kept[0]
         if before.manager:
             yield before.manager, Event("node", node=before.name, reason="removed")
 
 
-def _node_name(p: Partition, join: int) -> str:
-    row = p.nodes.rows.get(join)
-    return "" if row is None else p.nodes.name[row]
+def _node_name(partition: Partition, node_id: int) -> str:
+    row = partition.nodes.rows.get(node_id)
+    return "" if row is None else partition.nodes.name[row]

@@ -35,7 +35,7 @@ Gang = Literal["stage", "job"]
 Scaling = Literal["strict", "partial"]
 Unit = Literal["dominant", "slots"]
 
-# The kinds of a reservation, in the order in which they are served.
+# The kinds of an ask, in the order in which they are served.
 REPLACE, SCALE, NEW = 0, 1, 2
 KINDS = ("replace", "scale", "new")
 
@@ -166,13 +166,13 @@ def all_pending(count: int) -> Pending:
     return (None, None, SharedRanges((0, count)) if count else None)
 
 
-Reservations = tuple["Reservation | None", ...]
+Asks = tuple["Ask | None", ...]
 """A place for each kind."""
 
-NO_RESERVATIONS: Reservations = (None, None, None)
+NO_ASKS: Asks = (None, None, None)
 
 
-class Reservation(msgspec.Struct, eq=False):
+class Ask(msgspec.Struct, eq=False):
     """An entry of demand: the pending tasks of one kind of a stage, wanted together.
 
     It is replaced, never altered, when its place changes. `front` is above 0 when somebody brought it to the front.
@@ -224,7 +224,7 @@ class Stage(msgspec.Struct, eq=False):
     shape: Shape
     count: int
     pending: Pending
-    reservations: Reservations = NO_RESERVATIONS
+    asks: Asks = NO_ASKS
     live: dict[int, Allocation] | None = None
     ended: dict[str, Ranges] | None = None
     history: dict[int, History] | None = None
@@ -240,7 +240,7 @@ class Stage(msgspec.Struct, eq=False):
     below_min: bool = False
     """True if it has started and needs replacements to have `min` live tasks again: derived, see `Partition`."""
     last_ask: tuple[Micros, Micros] | None = None
-    """`asked` and `waiting_since` of its last reservation of kind new; None if both are when its job was submitted."""
+    """`asked` and `waiting_since` of its last ask of kind new; None if both are when its job was submitted."""
     last_place: int = 0
     """`place` of the same."""
 
@@ -281,12 +281,12 @@ class Stage(msgspec.Struct, eq=False):
         return self.job.stages if self.job.whole else (self,)
 
     def whole(self, kind: int) -> bool:
-        """Whether its tasks of a kind are asked for in one reservation with those of all other stages."""
+        """Whether its tasks of a kind are asked for in one ask with those of all other stages."""
         return self.job.whole and kind == NEW and not self.started
 
-    def set_reservation(self, kind: int, reservation: Reservation | None) -> None:
-        before = self.reservations
-        self.reservations = (*before[:kind], reservation, *before[kind + 1 :])
+    def set_ask(self, kind: int, ask: Ask | None) -> None:
+        before = self.asks
+        self.asks = (*before[:kind], ask, *before[kind + 1 :])
 
     def set_pending(self, kind: int, wanted: Ranges | None) -> None:
         self.pending = (*self.pending[:kind], wanted, *self.pending[kind + 1 :])
@@ -411,7 +411,7 @@ class Allocation(msgspec.Struct, eq=False):
     started: Micros | None = None
     cause: StopCause = ""
     kind: int = NEW
-    """The kind of the reservation it was placed for; a launch that is taken back returns there."""
+    """The kind of the ask it was placed for; a launch that is taken back returns there."""
     group: int = 0
     """The number of the first allocation of the gang it was placed with; 0 for tasks that came one by one."""
     chain: int = 0
@@ -433,8 +433,8 @@ Place = tuple[int, int, int]
 """A node by its join number, the position of a stage, and how many of its tasks the node is kept for."""
 
 
-class Kept(msgspec.Struct, eq=False):
-    """Nodes that are kept for a reservation, which is named by its number. It uses nothing of them yet."""
+class Earmark(msgspec.Struct, eq=False):
+    """Nodes that are kept for an ask, which is named by its number. It uses nothing of them yet."""
 
     seq: int
     job: str
@@ -447,22 +447,22 @@ class Kept(msgspec.Struct, eq=False):
 
     @property
     def nodes(self) -> dict[int, None]:
-        return {join: None for join, _, _ in self.places}
+        return {node_id: None for node_id, _, _ in self.places}
 
     @property
     def tasks(self) -> int:
         return sum(tasks for _, _, tasks in self.places)
 
 
-class Hold(Kept, eq=False):
-    """Nodes that get no new work but that of a starving reservation."""
+class Hold(Earmark, eq=False):
+    """Nodes that get no new work but that of a starving ask."""
 
     large: bool = False
     """Whether it has more nodes than may be held at once: then it is the only one."""
 
 
-class Promise(Kept, eq=False):
-    """Nodes on which room is being made for a reservation: only it may take that."""
+class Promise(Earmark, eq=False):
+    """Nodes on which room is being made for an ask: only it may take that."""
 
     victims: tuple[int, ...] = ()
     """The allocations that stop for it."""
@@ -518,7 +518,7 @@ class Queue(msgspec.Struct, eq=False):
     children: dict[str, Queue] = msgspec.field(default_factory=dict)
     jobs: int = 0
     """How many jobs of a leaf want something, or still use something."""
-    reservations: int = 0
+    asks: int = 0
     """How many there are in all lanes of a leaf."""
     at_work: dict[int, dict[str, Job]] = msgspec.field(default_factory=dict)
     """The jobs of a leaf that have live allocations, by priority."""
@@ -526,7 +526,7 @@ class Queue(msgspec.Struct, eq=False):
     """Since when its children have been too far from their shares."""
     users: dict[str, Account] = msgspec.field(default_factory=dict)
     groups: dict[str, Account] = msgspec.field(default_factory=dict)
-    tied: dict[tuple[str, tuple[str, ...]], tuple[Account, ...]] = msgspec.field(default_factory=dict)
+    accounts_by_user: dict[tuple[str, tuple[str, ...]], tuple[Account, ...]] = msgspec.field(default_factory=dict)
     """User and groups → every account their jobs here are booked on, root first; see `Partition.accounts_for`."""
     shared: tuple[Account, ...] = ()
     """The same for all who have no limits of their own, if there is anybody."""

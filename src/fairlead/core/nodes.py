@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from fairlead.core.model import Allocation, Kept, NodeState, Place
+from fairlead.core.model import Allocation, Earmark, NodeState, Place
 from fairlead.core.resources import GPU, Vector
 from fairlead.core.shape import WHOLE_DEVICE, Shape
 
@@ -20,7 +20,7 @@ class NodeTable:
     def __init__(self) -> None:
         self.rows: dict[int, int] = {}
         self.joins: dict[str, int] = {}
-        self.join: list[int] = []
+        self.node_id: list[int] = []
         self.name: list[str] = []
         self.state: list[NodeState] = []
         self.pool: list[str] = []
@@ -44,7 +44,7 @@ class NodeTable:
         self.avoided: dict[int, int] = {}
         """The nodes, by join number, that get no work until a time, because launches went wrong there."""
         self.held: dict[int, dict[int, list[Place]]] = {}
-        """The nodes, by join number, that are held or promised: to which reservations, and how much. They look full.
+        """The nodes, by join number, that are held or promised: to which asks, and how much. They look full.
         """
         self.over_rows: set[int] = set()
         """The rows that use more than they have, of a resource or a device: nothing new lands there."""
@@ -60,7 +60,7 @@ class NodeTable:
         """Grows whenever nodes come, go or change what they are, but not with their use."""
         self.offered: dict[str, int] = {}
         """Resource → how many nodes have some of it."""
-        self.many = 0
+        self.up_count = 0
         """How many nodes are up or draining."""
         self.total: Vector = {}
         """The capacity of the nodes that are up or draining: what shares are shares of."""
@@ -69,14 +69,14 @@ class NodeTable:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __contains__(self, join: int) -> bool:
-        return join in self.rows
+    def __contains__(self, node_id: int) -> bool:
+        return node_id in self.rows
 
     # -- coming, changing, going ---------------------------------------------------------------------------------
 
     def add(
         self,
-        join: int,
+        node_id: int,
         name: str,
         capacity: Mapping[str, int],
         labels: Mapping[str, str],
@@ -86,12 +86,12 @@ class NodeTable:
         manager: str,
         state: NodeState = "up",
     ) -> None:
-        if join in self.rows or name in self.joins:
-            raise ValueError(f"node {name} (join {join}) is already in the table")
+        if node_id in self.rows or name in self.joins:
+            raise ValueError(f"node {name} (join {node_id}) is already in the table")
         row = self._vacant.pop() if self._vacant else self._grow()
-        self.rows[join] = row
-        self.joins[name] = join
-        self.join[row] = join
+        self.rows[node_id] = row
+        self.joins[name] = node_id
+        self.node_id[row] = node_id
         self.name[row] = name
         self.state[row] = state
         self.pool[row] = pool
@@ -101,11 +101,11 @@ class NodeTable:
         self._set_users(row, users)
         self._set_capacity(row, capacity)
         self._count(row, 1)
-        self._alter(join)
+        self._alter(node_id)
 
-    def remove(self, join: int) -> None:
+    def remove(self, node_id: int) -> None:
         """Take out a node that has no allocations left."""
-        row = self.rows[join]
+        row = self.rows[node_id]
         if self.allocations[row]:
             raise ValueError(f"node {self.name[row]} still has allocations")
         self._count(row, -1)
@@ -116,24 +116,24 @@ class NodeTable:
         self.over_rows.discard(row)
         self.failures[row] = 0
         self.pauses[row] = 0
-        self.avoided.pop(join, None)
-        self.lost_from.pop(join, None)
-        self.join[row] = VACANT
+        self.avoided.pop(node_id, None)
+        self.lost_from.pop(node_id, None)
+        self.node_id[row] = VACANT
         del self.joins[self.name[row]]
-        del self.rows[join]
+        del self.rows[node_id]
         self._vacant.append(row)
-        self._alter(join)
+        self._alter(node_id)
 
     def set(
         self,
-        join: int,
+        node_id: int,
         capacity: Mapping[str, int],
         labels: Mapping[str, str],
         taints: tuple[str, ...],
         pool: str,
         users: tuple[str, ...],
     ) -> None:
-        row = self.rows[join]
+        row = self.rows[node_id]
         self._count(row, -1)
         self._set_capacity(row, capacity)
         self._count(row, 1)
@@ -141,43 +141,43 @@ class NodeTable:
         self.taints[row] = taints
         self.pool[row] = pool
         self._set_users(row, users)
-        self._alter(join)
+        self._alter(node_id)
 
-    def set_state(self, join: int, state: NodeState, lost_from: NodeState = "up") -> None:
-        row = self.rows[join]
+    def set_state(self, node_id: int, state: NodeState, lost_from: NodeState = "up") -> None:
+        row = self.rows[node_id]
         if state == "lost" and lost_from != "up":
-            self.lost_from[join] = lost_from
+            self.lost_from[node_id] = lost_from
         else:
-            self.lost_from.pop(join, None)
+            self.lost_from.pop(node_id, None)
         self._count(row, -1)
         self.state[row] = state
         self._count(row, 1)
-        self._alter(join)
+        self._alter(node_id)
 
-    def avoid(self, join: int, failures: int, pauses: int, until: int) -> None:
+    def avoid(self, node_id: int, failures: int, pauses: int, until: int) -> None:
         """Keep work away until a time, or no longer if that is 0."""
-        row = self.rows[join]
+        row = self.rows[node_id]
         self.failures[row] = failures
         self.pauses[row] = pauses
         if until:
-            self.avoided[join] = until
+            self.avoided[node_id] = until
         else:
-            self.avoided.pop(join, None)
-        self._alter(join)
+            self.avoided.pop(node_id, None)
+        self._alter(node_id)
 
-    def hold(self, kept: Kept) -> None:
+    def hold(self, kept: Earmark) -> None:
         for place in kept.places:
             self.held.setdefault(place[0], {}).setdefault(kept.seq, []).append(place)
             self.altered_since[place[0]] = None
 
-    def let_go(self, kept: Kept) -> None:
+    def let_go(self, kept: Earmark) -> None:
         """The reverse of `hold`."""
-        for join in kept.nodes:
-            holders = self.held[join]
+        for node_id in kept.nodes:
+            holders = self.held[node_id]
             del holders[kept.seq]
             if not holders:
-                del self.held[join]
-            self.altered_since[join] = None
+                del self.held[node_id]
+            self.altered_since[node_id] = None
 
     # -- use -----------------------------------------------------------------------------------------------------
 
@@ -187,14 +187,14 @@ class NodeTable:
         self.allocations[row][allocation.id] = allocation
 
     def book_all(
-        self, join: int, allocations: Iterable[Allocation], shape: Shape, tasks: int, devices: tuple[int, ...]
+        self, node_id: int, allocations: Iterable[Allocation], shape: Shape, tasks: int, devices: tuple[int, ...]
     ) -> None:
         """The same for several allocations of one shape on one node, with the tasks and devices of all of them."""
-        row = self._use(join, shape, tasks, devices)
+        row = self._use(node_id, shape, tasks, devices)
         self.allocations[row].update({each.id: each for each in allocations})
 
-    def _use(self, join: int, shape: Shape, tasks: int, devices: tuple[int, ...]) -> int:
-        row = self.rows[join]
+    def _use(self, node_id: int, shape: Shape, tasks: int, devices: tuple[int, ...]) -> int:
+        row = self.rows[node_id]
         for name, amount in shape.amounts:
             column = self.used.get(name)
             if column is None:
@@ -211,7 +211,7 @@ class NodeTable:
                 if used[device] > WHOLE_DEVICE or device >= self.gpus[row]:
                     self.over_rows.add(row)
             self._look_free(row)
-        self.used_since[join] = None
+        self.used_since[node_id] = None
         return row
 
     def unbook(self, allocation: Allocation, shape: Shape, tasks: int, devices: tuple[int, ...]) -> None:
@@ -234,8 +234,8 @@ class NodeTable:
 
     def in_order(self) -> Iterator[int]:
         """The rows in use, by join number."""
-        for join in sorted(self.rows):
-            yield self.rows[join]
+        for node_id in sorted(self.rows):
+            yield self.rows[node_id]
 
     def find(self, name: str) -> int | None:
         """The join number of the node of that name."""
@@ -274,7 +274,7 @@ class NodeTable:
 
     def placeable(self, row: int) -> bool:
         """Whether new work may land there at all: up, not avoided, and not over in any resource or device."""
-        return self.usable(row) and self.join[row] not in self.avoided
+        return self.usable(row) and self.node_id[row] not in self.avoided
 
     def usable(self, row: int) -> bool:
         """The same, but for nodes that are avoided for a while."""
@@ -282,12 +282,12 @@ class NodeTable:
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _alter(self, join: int) -> None:
-        self.altered_since[join] = None
+    def _alter(self, node_id: int) -> None:
+        self.altered_since[node_id] = None
         self.version += 1
 
     def _grow(self) -> int:
-        self.join.append(VACANT)
+        self.node_id.append(VACANT)
         self.name.append("")
         self.state.append("up")
         self.pool.append("")
@@ -305,11 +305,11 @@ class NodeTable:
             column.append(0)
         for column in self.used.values():
             column.append(0)
-        return len(self.join) - 1
+        return len(self.node_id) - 1
 
     def _add_column(self, name: str) -> list[int]:
-        self.capacity[name] = [0] * len(self.join)
-        self.used[name] = [0] * len(self.join)
+        self.capacity[name] = [0] * len(self.node_id)
+        self.used[name] = [0] * len(self.node_id)
         return self.used[name]
 
     def _set_users(self, row: int, users: tuple[str, ...]) -> None:
@@ -360,7 +360,7 @@ class NodeTable:
     def _count(self, row: int, sign: int) -> None:
         if self.state[row] not in ("up", "draining"):
             return
-        self.many += sign
+        self.up_count += sign
         for name, column in self.capacity.items():
             if column[row]:
                 total = self.total.get(name, 0) + sign * column[row]

@@ -14,10 +14,10 @@ from fairlead.core.model import (
     REPLACE,
     SCALE,
     Allocation,
+    Ask,
     Job,
     JobState,
     Outcome,
-    Reservation,
     Stage,
     StopCause,
 )
@@ -31,12 +31,14 @@ LONGEST_PAUSE = 5 * MINUTE
 # -- asking ------------------------------------------------------------------------------------------------------
 
 
-def ask(plan: Plan, stage: Stage, kind: int, anew: bool = False, since: int | None = None, back: bool = False) -> None:
+def add_ask(
+    plan: Plan, stage: Stage, kind: int, anew: bool = False, since: int | None = None, back: bool = False
+) -> None:
     """See that the pending tasks of a kind have a place in their lane. One they have is kept, unless `anew`.
 
     With `back`, they come back to the place that those of kind new had.
     """
-    before = stage.reservations[kind]
+    before = stage.asks[kind]
     whole = stage.whole(kind)
     if (before is not None and not anew) or not _wants(stage, kind, whole):
         return
@@ -45,7 +47,7 @@ def ask(plan: Plan, stage: Stage, kind: int, anew: bool = False, since: int | No
     _ask(plan, stage, kind, whole, asked, since, tie=tie)
 
 
-def ask_for_rest(plan: Plan, whole: Reservation) -> None:
+def ask_for_rest(plan: Plan, whole: Ask) -> None:
     """What a whole job wants beyond what it started with is asked for stage by stage, with the age it had together."""
     for stage in whole.stages:
         if stage.pending[NEW] is not None:
@@ -64,13 +66,13 @@ def _ask(
     tie: int = 0,
 ) -> None:
     """Take a place: behind those who came before, in the head's round if no other is given."""
-    p = plan.partition
+    partition = plan.partition
     if round is None:
-        lane = p.lane_of(stage, whole)
+        lane = partition.lane_of(stage, whole)
         head = lane.head() if lane is not None else None
         round = head.round if head is not None else 0
     position = 0 if whole else stage.position
-    plan.do(Asked(stage.job.id, position, kind, asked, since, p.counters.reservation, round, front, whole, tie))
+    plan.do(Asked(stage.job.id, position, kind, asked, since, partition.counters.ask, round, front, whole, tie))
 
 
 def _wants(stage: Stage, kind: int, whole: bool) -> bool:
@@ -81,8 +83,8 @@ def _wants(stage: Stage, kind: int, whole: bool) -> bool:
 
 
 def to_tail(plan: Plan, stage: Stage, kind: int, waiting_since: int | None = None) -> None:
-    """Put a stage's reservation behind everything that waits in its lane now; how long it has waited stays."""
-    before = stage.reservations[kind]
+    """Put a stage's ask behind everything that waits in its lane now; how long it has waited stays."""
+    before = stage.asks[kind]
     whole = stage.whole(kind)
     if not _wants(stage, kind, whole):
         return
@@ -94,7 +96,7 @@ def to_tail(plan: Plan, stage: Stage, kind: int, waiting_since: int | None = Non
 
 
 def ask_for_job(plan: Plan, job: Job) -> None:
-    """The demand of a job that may start: one reservation a stage, or one for all of them.
+    """The demand of a job that may start: one ask a stage, or one for all of them.
 
     Stages are asked for in their order; if the queue's order says so, those that take longest come first.
     """
@@ -102,7 +104,7 @@ def ask_for_job(plan: Plan, job: Job) -> None:
     if job.queue.order.longest_first:
         stages = sorted(stages, key=lambda stage: -(stage.terms.estimate or 0))
     for stage in stages:
-        ask(plan, stage, NEW)
+        add_ask(plan, stage, NEW)
 
 
 # -- stopping ----------------------------------------------------------------------------------------------------
@@ -148,7 +150,7 @@ def live_of(stage: Stage) -> list[Allocation]:
 def succeed(plan: Plan, allocation: Allocation, block: tuple[int, ...], exit_code: int | None = 0) -> None:
     job = allocation.stage.job
     plan.do(Ended(allocation.id, block, "succeeded", exit_code=exit_code))
-    settle(plan, job)
+    finish_if_done(plan, job)
 
 
 def fail(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str, exit_code: int | None = None) -> None:
@@ -165,10 +167,10 @@ def fail(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str
         # One of a gang that was taken back meanwhile has to start together with the others.
         kind = REPLACE if stage.started else NEW
         plan.do(Ended(number, retry, "failed", kind, tried=True, reason=reason, exit_code=exit_code))
-        ask(plan, stage, kind, since=_waited(stage, kind))
+        add_ask(plan, stage, kind, since=_waited(stage, kind))
     if final:
         fail_for_good(plan, allocation, final, reason, exit_code)
-    settle(plan, stage.job)
+    finish_if_done(plan, stage.job)
 
 
 def fail_for_good(
@@ -205,8 +207,8 @@ def lose(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str
         restart(plan, stage)
     else:
         plan.do(Ended(allocation.id, block, "lost", REPLACE, reason=reason))
-        ask(plan, stage, REPLACE)
-    settle(plan, job)
+        add_ask(plan, stage, REPLACE)
+    finish_if_done(plan, job)
 
 
 def confirm_stop(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str = "") -> None:
@@ -227,10 +229,10 @@ def confirm_stop(plan: Plan, allocation: Allocation, block: tuple[int, ...], rea
         kind = SCALE if stage.started and cause == "gang" else NEW
         plan.do(Ended(allocation.id, block, "preempted", kind, reason=why))
         if cause == "preempt":
-            ask(plan, stage, kind, back=True)
+            add_ask(plan, stage, kind, back=True)
         else:
-            ask(plan, stage, kind, since=_waited(stage, kind))
-    settle(plan, stage.job)
+            add_ask(plan, stage, kind, since=_waited(stage, kind))
+    finish_if_done(plan, stage.job)
 
 
 def _claimed_by(plan: Plan, allocation: Allocation) -> str:
@@ -247,7 +249,7 @@ def take_back(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason
     A refusal is about the node. A task that no node acknowledges again and again fails with the last reason.
     """
     stage = allocation.stage
-    join = allocation.node
+    node_id = allocation.node
     out = () if refused else _out_of_launches(plan, stage, block)
     if out:
         fail_for_good(plan, allocation, out, reason)
@@ -262,8 +264,8 @@ def take_back(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason
             # Nothing of it has run: if it is scaled, the others start together with this one.
             plan.do(Regrouped(stage.job.id, stage.position))
         to_tail(plan, stage, allocation.kind, _waited(stage, allocation.kind))
-    avoid(plan, join)
-    settle(plan, stage.job)
+    avoid(plan, node_id)
+    finish_if_done(plan, stage.job)
 
 
 def hand_back(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str) -> None:
@@ -271,8 +273,8 @@ def hand_back(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason
     stage, kind = allocation.stage, allocation.kind
     plan.do(Ended(allocation.id, block, "pending", kind, reason=reason))
     # If all of its tasks had been sent ahead, its place is gone; they came with their job, and stand by that again.
-    ask(plan, stage, kind, since=_waited(stage, kind), back=kind == NEW)
-    settle(plan, stage.job)
+    add_ask(plan, stage, kind, since=_waited(stage, kind), back=kind == NEW)
+    finish_if_done(plan, stage.job)
 
 
 def restart(plan: Plan, stage: Stage, cause: StopCause = "gang") -> None:
@@ -284,12 +286,12 @@ def restart(plan: Plan, stage: Stage, cause: StopCause = "gang") -> None:
     if cause == "preempt":
         _wait_anew(plan, stage)
     else:
-        ask(plan, stage, NEW, since=_waited(stage, NEW))
+        add_ask(plan, stage, NEW, since=_waited(stage, NEW))
 
 
 def _wait_anew(plan: Plan, stage: Stage) -> None:
     """Ask for the pending tasks of a gang as of now, at the place that it had."""
-    before, whole = stage.reservations[NEW], stage.whole(NEW)
+    before, whole = stage.asks[NEW], stage.whole(NEW)
     if _wants(stage, NEW, whole):
         round, front = (before.round, before.front) if before is not None else (None, 0)
         _ask(plan, stage, NEW, whole, stage.asked, plan.now, round, front, stage.last_place)
@@ -336,25 +338,25 @@ def _waited(stage: Stage, kind: int) -> int | None:
     return stage.waiting_since if kind == NEW else None
 
 
-def avoid(plan: Plan, join: int) -> None:
+def avoid(plan: Plan, node_id: int) -> None:
     """A launch went wrong on a node: leave it alone for a while, twice as long each time.
 
     Launches that were sent before such a pause, and go wrong in it, do not make it longer.
     """
     nodes = plan.partition.nodes
-    row = nodes.rows[join]
-    pauses, until = nodes.pauses[row], nodes.avoided.get(join, 0)
+    row = nodes.rows[node_id]
+    pauses, until = nodes.pauses[row], nodes.avoided.get(node_id, 0)
     if until <= plan.now:
         until = plan.now + min(FIRST_PAUSE << min(pauses, 20), LONGEST_PAUSE)
         pauses += 1
-    plan.do(NodeAvoided(join, nodes.failures[row] + 1, pauses, until))
+    plan.do(NodeAvoided(node_id, nodes.failures[row] + 1, pauses, until))
 
 
-def trust(plan: Plan, join: int) -> None:
+def trust(plan: Plan, node_id: int) -> None:
     """A launch went well on a node: what went wrong before is forgotten."""
     nodes = plan.partition.nodes
-    if nodes.failures[nodes.rows[join]]:
-        plan.do(NodeAvoided(join, 0, 0, 0))
+    if nodes.failures[nodes.rows[node_id]]:
+        plan.do(NodeAvoided(node_id, 0, 0, 0))
 
 
 def end_pending(plan: Plan, stage: Stage, outcome: Outcome, kinds: Iterable[int] = (REPLACE, SCALE, NEW)) -> None:
@@ -385,7 +387,7 @@ def finish(plan: Plan, job: Job, state: JobState, reason: str = "") -> None:
         ]
 
 
-def settle(plan: Plan, job: Job) -> None:
+def finish_if_done(plan: Plan, job: Job) -> None:
     """If nothing of a job is left to do, it ends by what became of its tasks. A manager's job ends when told."""
     if job.allocations or job.over or job.manager:
         return
@@ -405,10 +407,10 @@ def settle(plan: Plan, job: Job) -> None:
 
 
 def _followers(plan: Plan, job: Job) -> list[Job]:
-    p = plan.partition
-    if job.id not in p.followers:
+    partition = plan.partition
+    if job.id not in partition.followers:
         return []
-    known = (p.jobs[name] for name in p.followers.get(job.id, ()) if name in p.jobs)
+    known = (partition.jobs[name] for name in partition.followers.get(job.id, ()) if name in partition.jobs)
     return sorted((each for each in known if not each.over), key=lambda each: each.number)
 
 
@@ -433,7 +435,7 @@ def _confirm_scaled(plan: Plan, allocation: Allocation, block: tuple[int, ...], 
     if back:
         kind = SCALE if stage.started else NEW
         plan.do(Ended(allocation.id, back, "preempted", kind, reason=why))
-        ask(plan, stage, kind)
+        add_ask(plan, stage, kind)
 
 
 def _first(block: Iterable[int]) -> int:

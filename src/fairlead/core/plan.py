@@ -11,7 +11,7 @@ from typing import Any, Literal
 from fairlead.core.changes import Change
 from fairlead.core.effects import Stop
 from fairlead.core.lanes import LaneKey
-from fairlead.core.model import Micros, Reservation
+from fairlead.core.model import Ask, Micros
 from fairlead.core.reasons import Reason
 from fairlead.core.state import Partition, Touched
 
@@ -52,7 +52,7 @@ class Plan:
         self.lent: dict[int, Micros] = {}
         """With backfill, the held nodes that take others' tasks too, if these will be over by some time."""
         self.planned: tuple[str, int, Micros | None] | None = None
-        """With backfill, the job and kind of the first reservation without room, and when it is planned to start."""
+        """With backfill, the job and kind of the first ask without room, and when it is planned to start."""
         self.spreads: dict[str, int] = {}
         """Queue → how far those below it are from their shares, where that was looked at."""
         self.placed_from = partition.counters.allocation
@@ -80,10 +80,10 @@ class Plan:
             raise RuntimeError("the plan is sealed")
         self._done.append((change, change.apply(self.partition)))
 
-    def say(self, reservation: Reservation, reason: Reason) -> None:
-        """Why a reservation was not placed."""
-        for stage in reservation.stages:
-            self.reasons[stage.job.id, stage.terms.name, reservation.kind] = reason
+    def say(self, ask: Ask, reason: Reason) -> None:
+        """Why an ask was not placed."""
+        for stage in ask.stages:
+            self.reasons[stage.job.id, stage.terms.name, ask.kind] = reason
 
     def note(self, what: Note, times: int = 1) -> None:
         self.notes[what] = self.notes.get(what, 0) + times

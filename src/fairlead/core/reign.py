@@ -41,10 +41,10 @@ class Reign:
         left = until - self.left_at
         return max(until, self.ready_at + min(left, lasts)) if left > 0 else until
 
-    def hear_node(self, join: int) -> None:
+    def hear_node(self, node_id: int) -> None:
         """An agent registered, or reported of its tasks."""
         if not self.ready:
-            self._nodes.add(join)
+            self._nodes.add(node_id)
 
     def hear_manager(self, name: str) -> None:
         """A resource manager sent an update."""
@@ -62,17 +62,21 @@ class Reign:
         nobody is known, as at a first start, there is nobody to wait for: that nothing runs is certain.
         """
         if self._awaited is None:
-            self._awaited = [join for join, row in nodes.rows.items() if not nodes.manager[row]]
+            self._awaited = [node_id for node_id, row in nodes.rows.items() if not nodes.manager[row]]
         while self._awaited and not self._is_missing(nodes, self._awaited[-1]):
             self._awaited.pop()
         return not self._awaited and self._replayed.issuperset(managers)
 
-    def _is_missing(self, nodes: NodeTable, join: int) -> bool:
+    def _is_missing(self, nodes: NodeTable, node_id: int) -> bool:
         """A node that is lost or disabled, or has left, takes no work: nobody needs to hear of it first."""
-        row = nodes.rows.get(join)
-        return row is not None and join not in self._nodes and nodes.state[row] in ("up", "draining")
+        row = nodes.rows.get(node_id)
+        return row is not None and node_id not in self._nodes and nodes.state[row] in ("up", "draining")
 
     def missing(self, nodes: NodeTable, managers: Iterable[str]) -> list[str]:
         """Who is waited for, by name, for people who wonder."""
-        silent = [join for join, row in nodes.rows.items() if not nodes.manager[row] and self._is_missing(nodes, join)]
-        return [nodes.name[nodes.rows[join]] for join in silent] + sorted(set(managers) - self._replayed)
+        silent = [
+            node_id
+            for node_id, row in nodes.rows.items()
+            if not nodes.manager[row] and self._is_missing(nodes, node_id)
+        ]
+        return [nodes.name[nodes.rows[node_id]] for node_id in silent] + sorted(set(managers) - self._replayed)

@@ -13,16 +13,18 @@ from typing import Any, NamedTuple
 import msgspec
 
 from fairlead.core.entitlement import Entitlements
-from fairlead.core.fitindex import FitIndex
 from fairlead.core.forecast import Forecast
+from fairlead.core.index.pack import FitIndex
+from fairlead.core.index.scored import ScoreIndex
 from fairlead.core.lanes import Lane, LaneKey, lane_key, whole_key
 from fairlead.core.model import (
     REPLACE,
     Account,
     Allocation,
+    Ask,
+    Earmark,
     Hold,
     Job,
-    Kept,
     KeptKey,
     Limits,
     Manager,
@@ -34,7 +36,6 @@ from fairlead.core.model import (
     Queue,
     QueueSettings,
     QueueState,
-    Reservation,
     Stage,
 )
 from fairlead.core.nodes import NodeTable
@@ -43,7 +44,6 @@ from fairlead.core.ranges import count, indices
 from fairlead.core.reign import Reign
 from fairlead.core.requestors import Requestors
 from fairlead.core.resources import BUILT_IN, SECOND, Vector
-from fairlead.core.scoreindex import ScoreIndex
 from fairlead.core.settings import PartitionSettings
 from fairlead.core.shape import Shape, ShapeKey
 
@@ -52,7 +52,7 @@ WILDCARD = "*"
 FAR: Micros = 2**62
 """Later than anything."""
 
-PATIENCE = 10
+CHAIN_RECALL_FACTOR = 10
 """Who waits in a chain for so many times `chain` is asked back: whoever is before it is not as quick as was thought."""
 
 
@@ -64,9 +64,9 @@ class Counters(msgspec.Struct, array_like=True):
     """The next number of each kind. They only grow, also when what was numbered is gone."""
 
     job: int = 1
-    join: int = 1
+    node_id: int = 1
     allocation: int = 1
-    reservation: int = 1
+    ask: int = 1
     front: int = 1
     order: int = 1
 
@@ -92,7 +92,7 @@ class Scaling:
 class QueueFacts(NamedTuple):
     """Whether any queue of the tree, as it is in this version, has something."""
 
-    tree: int
+    queue_version: int
     guarantees: bool
     firm: bool
     """One whose tasks cannot be taken back."""
@@ -129,7 +129,7 @@ class Partition:
         self.removed = False
         self.counters = Counters()
         self.queues: dict[str, Queue] = {}
-        self.tree = 0
+        self.queue_version = 0
         """Grows when a queue comes, goes, or has other settings or another state, and with other checks."""
         self._entitlements: tuple[int, Entitlements] | None = None
         self._facts = QueueFacts(-1, False, False, False, {})
@@ -138,12 +138,12 @@ class Partition:
         self.allocations: dict[int, Allocation] = {}
         self.lanes: dict[LaneKey, Lane] = {}
         self.holds: dict[int, Hold] = {}
-        """The number of a starving reservation → the nodes that are kept for it."""
+        """The number of a starving ask → the nodes that are kept for it."""
         self.promises: dict[int, Promise] = {}
-        """The number of a reservation → the nodes on which room is being made for it."""
-        self.starving = True
+        """The number of an ask → the nodes on which room is being made for it."""
+        self.unheld_starving = True
         """Whether some may starve already, for whom no nodes are held."""
-        self.hungry: Micros = 0
+        self.next_starving_at: Micros = 0
         """Nobody else begins to before this."""
         self.priorities: dict[int, int] = {}
         """How many of the jobs that are known have each priority."""
@@ -198,7 +198,7 @@ class Partition:
         self.pools_version = 0
         self.ever: tuple[tuple[int, int], Vector] | None = None
         """What `explain.capacity_ever` found, and for which nodes and pools."""
-        self.room = 0
+        self.openings = 0
         """Grows when room or a limit may have opened; a lane sleeps while it stands."""
         self.touched = Touched()
 
@@ -211,12 +211,12 @@ class Partition:
         if settings.requestors != self.settings.requestors:
             self.requestors = Requestors(settings.requestors)
         if settings.checks != self.settings.checks:
-            self.tree += 1  # the facts hold which checks matter to which jobs
+            self.queue_version += 1  # the facts hold which checks matter to which jobs
         self.settings = settings
         self.forecast = Forecast(self.allocations.values(), self.now) if settings.backfill else None
-        self.starving = True
+        self.unheld_starving = True
         self.retime()
-        self.look_anew()
+        self.wake_all_lanes()
 
     # -- queues and accounts -------------------------------------------------------------------------------------
 
@@ -230,14 +230,14 @@ class Partition:
         account = Account(f"queue {path}", None if settings.limit is None else dict(settings.limit), settings.max_jobs)
         queue = Queue(path, name, parent, settings, account)
         self.queues[path] = queue
-        self.tree += 1
+        self.queue_version += 1
         if parent is not None:
             parent.children[name] = queue
         return queue
 
     def remove_queue(self, path: str) -> Queue:
         queue = self.queues.pop(path)
-        self.tree += 1
+        self.queue_version += 1
         self.draining.discard(path)
         self.stopped.discard(path)
         self.uneven.pop(path, None)
@@ -247,7 +247,7 @@ class Partition:
 
     def restore_queue(self, queue: Queue) -> None:
         self.queues[queue.path] = queue
-        self.tree += 1
+        self.queue_version += 1
         self._list_state(queue)
         self.mark_uneven(queue, queue.uneven_since)
         if queue.parent is not None:
@@ -256,8 +256,8 @@ class Partition:
     def move_queue(self, path: str, state: QueueState) -> None:
         queue = self.queues[path]
         queue.state = state
-        self.tree += 1
-        self.look_anew()
+        self.queue_version += 1
+        self.wake_all_lanes()
         self._list_state(queue)
 
     def _list_state(self, queue: Queue) -> None:
@@ -284,20 +284,20 @@ class Partition:
         """What each queue may call its own, as of now."""
         nodes, unit = self.nodes, self.settings.unit
         if self._entitlements is not None:
-            tree, known = self._entitlements
-            same = tree == self.tree and known.slots == (unit == "slots")
-            if same and known.nodes == nodes.many and known.capacity == nodes.total:
+            queue_version, known = self._entitlements
+            same = queue_version == self.queue_version and known.slots == (unit == "slots")
+            if same and known.nodes == nodes.up_count and known.capacity == nodes.total:
                 return known
-        fresh = Entitlements(unit, nodes.total, nodes.many)
-        self._entitlements = (self.tree, fresh)
+        fresh = Entitlements(unit, nodes.total, nodes.up_count)
+        self._entitlements = (self.queue_version, fresh)
         return fresh
 
     def facts(self) -> QueueFacts:
         """What some queue has, and where no queue has it nobody need look for it."""
-        if self._facts.tree != self.tree:
+        if self._facts.queue_version != self.queue_version:
             settings = [queue.settings for queue in self.queues.values()]
             self._facts = QueueFacts(
-                self.tree,
+                self.queue_version,
                 guarantees=any(each.guarantee for each in settings),
                 firm=not all(each.preemptible for each in settings),
                 limits=any(
@@ -310,7 +310,7 @@ class Partition:
 
     def accounts_for(self, queue: Queue, user: str, groups: tuple[str, ...]) -> tuple[Account, ...]:
         """Every account that a job of this user in this queue is booked on, root first."""
-        known = queue.tied.get((user, groups))
+        known = queue.accounts_by_user.get((user, groups))
         if known is not None:
             return known
         line = queue.line()
@@ -327,13 +327,15 @@ class Partition:
         if len(accounts) == len(line):
             # Nobody's but the queues': one tuple for all, so that those who are treated alike are known by it.
             queue.shared = queue.shared or tuple(accounts)
-        tied = queue.tied[user, groups] = queue.shared if len(accounts) == len(line) else tuple(accounts)
-        return tied
+        accounts_by_user = queue.accounts_by_user[user, groups] = (
+            queue.shared if len(accounts) == len(line) else tuple(accounts)
+        )
+        return accounts_by_user
 
-    def retie(self) -> None:
+    def rebuild_accounts(self) -> None:
         """Work out all accounts anew after limits of users or groups changed."""
         for queue in self.queues.values():
-            queue.users, queue.groups, queue.tied, queue.shared = {}, {}, {}, ()
+            queue.users, queue.groups, queue.accounts_by_user, queue.shared = {}, {}, {}, ()
             queue.account.used, queue.account.tasks, queue.account.running = {}, 0, 0
         for job in sorted(self.jobs.values(), key=lambda job: job.number):
             if job.over and not job.allocations:
@@ -365,34 +367,34 @@ class Partition:
 
     def wake(self) -> None:
         """Something other than room on a node changed that may let a waiting lane go on."""
-        self.room += 1
+        self.openings += 1
 
-    def look_anew(self) -> None:
+    def wake_all_lanes(self) -> None:
         """What may start, and who, is another question now: what was found out about lanes does not hold any more."""
         self.wake()
         for lane in self.lanes.values():
-            lane.slept = None
+            lane.asleep_at = None
 
     def wake_lanes(self, stage: Stage) -> None:
         """What a stage asks for changed: what was found out about its lanes does not hold any more."""
         self.wake()
-        for reservation in stage.reservations:
-            if reservation is not None:
-                self.lanes[lane_key(reservation)].slept = None
+        for ask in stage.asks:
+            if ask is not None:
+                self.lanes[lane_key(ask)].asleep_at = None
 
     def lane_of(self, stage: Stage, whole: bool = False) -> Lane | None:
         """The lane in which a stage asks: for itself, or with its whole job."""
         return self.lanes.get(whole_key(stage.job) if whole else (stage.job.queue.path, stage.shape))
 
-    def add_reservation(self, reservation: Reservation) -> None:
-        stage = reservation.stage
+    def add_ask(self, ask: Ask) -> None:
+        stage = ask.stage
         key: LaneKey = (stage.job.queue.path, stage.shape)
-        if reservation.whole:
+        if ask.whole:
             key = whole_key(stage.job)
             for each in stage.job.stages:
-                each.set_reservation(reservation.kind, reservation)
+                each.set_ask(ask.kind, ask)
         else:
-            stage.set_reservation(reservation.kind, reservation)
+            stage.set_ask(ask.kind, ask)
         lane = self.lanes.get(key)
         if lane is None:
             shapes = key[1] if isinstance(key[1], tuple) else (key[1],)
@@ -400,33 +402,33 @@ class Partition:
             if lane is None:
                 lane = Lane(stage.job.queue, shapes)
             self.lanes[key] = lane
-        lane.add(reservation)
+        lane.add(ask)
 
-    def drop_reservation(self, reservation: Reservation) -> None:
-        stage = reservation.stage
+    def drop_ask(self, ask: Ask) -> None:
+        stage = ask.stage
         key: LaneKey = (stage.job.queue.path, stage.shape)
-        if reservation.whole:
+        if ask.whole:
             key = whole_key(stage.job)
             for each in stage.job.stages:
-                each.set_reservation(reservation.kind, None)
+                each.set_ask(ask.kind, None)
         else:
-            stage.set_reservation(reservation.kind, None)
+            stage.set_ask(ask.kind, None)
         self._leave_lane(key, 1)
 
-    def drop_new(self, queue: Queue, shape: Shape, reservations: int) -> None:
-        """The same for several reservations of one lane that have left their stages already."""
-        self._leave_lane((queue.path, shape), reservations)
+    def drop_new(self, queue: Queue, shape: Shape, asks: int) -> None:
+        """The same for several asks of one lane that have left their stages already."""
+        self._leave_lane((queue.path, shape), asks)
 
-    def _leave_lane(self, key: LaneKey, reservations: int) -> None:
+    def _leave_lane(self, key: LaneKey, asks: int) -> None:
         lane = self.lanes[key]
-        lane.drop(reservations)
+        lane.drop(asks)
         if not lane.size:
             self.touched.lanes[key] = self.lanes.pop(key)
 
     # -- holds and promises --------------------------------------------------------------------------------------
 
     def keep(self, kept: Hold | Promise) -> None:
-        """Nodes are kept for a reservation from here on."""
+        """Nodes are kept for an ask from here on."""
         if isinstance(kept, Hold):
             self.holds[kept.seq] = kept
         else:
@@ -444,16 +446,16 @@ class Partition:
         del (self.holds if isinstance(kept, Hold) else self.promises)[kept.seq]
         self.holds_version += 1
         self.nodes.let_go(kept)
-        self.starving = True
+        self.unheld_starving = True
         self.wake()
 
     def keep_other(self, kept: Hold | Promise, places: tuple[Place, ...]) -> None:
-        """Keep other places for the same reservation, as long as those before."""
+        """Keep other places for the same ask, as long as those before."""
         self.nodes.let_go(kept)
         kept.places, kept.checked = places, -1
         self.nodes.hold(kept)
         self.holds_version += 1
-        self.starving = True
+        self.unheld_starving = True
         self.wake()
 
     def _see_held(self, allocation: Allocation) -> None:
@@ -464,19 +466,19 @@ class Partition:
                 self.holds_version += 1
 
     def kept(self, seq: int) -> Hold | Promise | None:
-        """What is kept for a reservation: it is held or promised, never both."""
+        """What is kept for an ask: it is held or promised, never both."""
         return self.holds.get(seq) or self.promises.get(seq)
 
-    def kept_for(self, kept: Kept) -> Reservation | None:
-        """The reservation that nodes are kept for, while it has the place that it had then."""
+    def kept_for(self, kept: Earmark) -> Ask | None:
+        """The ask that nodes are kept for, while it has the place that it had then."""
         job = self.jobs.get(kept.job)
-        reservation = job.stages[kept.stage].reservations[kept.kind] if job is not None else None
-        return reservation if reservation is not None and reservation.seq == kept.seq else None
+        ask = job.stages[kept.stage].asks[kept.kind] if job is not None else None
+        return ask if ask is not None and ask.seq == kept.seq else None
 
-    def waits(self, job: str, stage: int, kind: int) -> Reservation | None:
+    def waits(self, job: str, stage: int, kind: int) -> Ask | None:
         """What a job asks for, if it still does."""
         known = self.jobs.get(job)
-        return known.stages[stage].reservations[kind] if known is not None and stage < len(known.stages) else None
+        return known.stages[stage].asks[kind] if known is not None and stage < len(known.stages) else None
 
     # -- allocations ---------------------------------------------------------------------------------------------
 
@@ -512,7 +514,7 @@ class Partition:
         if allocation.chain:
             self.link(allocation)
         if not job.listed or job.ended_at is not None:
-            self.settle(job)
+            self.list_or_unlist(job)
         if job.queue.order.by_running:
             self._resort(job)
         self.touched.nodes.add(allocation.node)
@@ -520,10 +522,10 @@ class Partition:
 
     def book_singles(self, allocations: list[Allocation], devices: tuple[int, ...]) -> None:
         """Like `book`, for the first allocations of many jobs: one task each, of one shape, on one node."""
-        shape, join = allocations[0].stage.shape, allocations[0].node
+        shape, node_id = allocations[0].stage.shape, allocations[0].node
         when = self.deadline(allocations[0])
-        self.nodes.book_all(join, allocations, shape, len(allocations), devices)
-        self.touched.nodes.add(join)
+        self.nodes.book_all(node_id, allocations, shape, len(allocations), devices)
+        self.touched.nodes.add(node_id)
         charged: dict[int, list[Job]] = {}
         """Jobs with the same accounts."""
         begun: dict[int, list[Job]] = {}
@@ -566,7 +568,7 @@ class Partition:
             self.forecast.drop(allocation)
         used = 0 if allocation.rooms else tasks
         if used and not moves:
-            self.room += 1
+            self.openings += 1
         self.nodes.unbook(allocation, stage.shape, used, allocation.devices)
         if self.holds:
             self._see_held(allocation)
@@ -589,7 +591,7 @@ class Partition:
         if allocation.chain:
             self.unlink(allocation)
         if job.over:
-            self.settle(job)
+            self.list_or_unlist(job)
         if job.queue.order.by_running:
             self._resort(job)
         self.touched.nodes.add(allocation.node)
@@ -618,7 +620,7 @@ class Partition:
             for account in jobs[0].accounts:
                 account.running -= len(jobs)
             charge(jobs[0], shape, -len(jobs))
-        self.room += 1
+        self.openings += 1
 
     def exchange(self, after: Allocation) -> None:
         """Tasks move on to another state in the same room: the allocation takes the place of the one of its number."""
@@ -669,7 +671,7 @@ class Partition:
             settings = self.settings
             patience = settings.launch_timeout
             if allocation.rooms and not allocation.cause:
-                patience = PATIENCE * settings.chain
+                patience = CHAIN_RECALL_FACTOR * settings.chain
             return self.reign.counts_from(allocation.since) + patience
         limit = allocation.stage.terms.time_limit
         if allocation.state == "running" and limit is not None and allocation.started is not None:
@@ -688,7 +690,7 @@ class Partition:
         times = ((self.deadline(each), each.id) for each in self.allocations.values())
         self.timers = sorted((when, number) for when, number in times if when is not None)
 
-    def look_short(self, stage: Stage) -> None:
+    def update_short(self, stage: Stage) -> None:
         """See whether a stage has too few workers now."""
         if stage.short_since is None and stage.pending[REPLACE] is None and not stage.below_min:
             return
@@ -696,35 +698,35 @@ class Partition:
         if short != (stage.short_since is not None):
             self.mark_short(stage, self.now if short else None)
         else:
-            self.look_missing(stage)
+            self.update_missing(stage)
 
-    def look_missing(self, stage: Stage) -> None:
+    def update_missing(self, stage: Stage) -> None:
         """See whether a stage needs replacements to reach `min`, and give these the place that they have now."""
         below = stage.pending[REPLACE] is not None and stage.missing() > 0
         if below != stage.below_min:
             stage.below_min = below
-            reservation = stage.reservations[REPLACE]
-            if reservation is not None:
-                self.lanes[lane_key(reservation)].move(reservation)
+            ask = stage.asks[REPLACE]
+            if ask is not None:
+                self.lanes[lane_key(ask)].move(ask)
 
     def mark_short(self, stage: Stage, since: Micros | None) -> None:
         """Note since when a stage has had too few workers, or that it has enough. An undo comes here last."""
-        self.look_missing(stage)
+        self.update_missing(stage)
         stage.short_since = since
         if since is None or stage.terms.on_loss != "replace":
             self.short.pop((stage.job.id, stage.position), None)
         else:
             self.short[stage.job.id, stage.position] = since
-            self.starving = True  # those who replace the lost ones may have waited for too long already
+            self.unheld_starving = True  # those who replace the lost ones may have waited for too long already
 
     def _resort(self, job: Job) -> None:
         """Give asks of a job the places they have now, where the order looks at what runs."""
         for stage in job.stages:
-            for reservation in stage.reservations:
-                if reservation is not None:
-                    self.lanes[lane_key(reservation)].touch(reservation)
+            for ask in stage.asks:
+                if ask is not None:
+                    self.lanes[lane_key(ask)].touch(ask)
 
-    def settle(self, job: Job) -> None:
+    def list_or_unlist(self, job: Job) -> None:
         """Count a job with its queue while it wants or uses something there."""
         listed = job.ended_at is None or job.allocations > 0
         if listed != job.listed:

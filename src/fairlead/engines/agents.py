@@ -23,10 +23,9 @@ from fairlead.core.ranges import check_flat
 from fairlead.core.resources import SECOND
 from fairlead.core.settings import PartitionSettings
 from fairlead.core.state import Partition
-from fairlead.engines.base import Busy, Closed, Connection, Credentials, Desk, Ended, Log, Peer, Secrets
-from fairlead.engines.orders import stops_of
-from fairlead.engines.roster import Attached, Blocks, Reign, Seen
-from fairlead.engines.talk import (
+from fairlead.engines.base import Busy, Closed, Connection, Credentials, Ended, Log, PartitionHandle, Peer, Secrets
+from fairlead.engines.connections import Attached, Blocks, LedPartition, Seen
+from fairlead.engines.convert import (
     check_greeting,
     check_knock,
     command_of,
@@ -36,6 +35,7 @@ from fairlead.engines.talk import (
     running_on,
     welcome,
 )
+from fairlead.engines.launches import stops_of
 from fairlead.wire import agent as wire
 from fairlead.wire.agent import Tasks, decode_from_agent, encode
 
@@ -74,17 +74,17 @@ class Agents:
         self._gang_seed = gang_seed or token_bytes(32)
         self._ended = ended
         self._lock = lock
-        self._reigns: dict[str, Reign] = {}
+        self._reigns: dict[str, LedPartition] = {}
         self._watchers: dict[str, asyncio.Task[None]] = {}
         self._requests = numbers(1)
 
     # -- as an engine --------------------------------------------------------------------------------------------
 
-    def begin(self, partition: str, desk: Desk) -> None:
+    def begin(self, partition: str, handle: PartitionHandle) -> None:
         self.end(partition)
-        reign = self._reigns[partition] = Reign(desk, self._secrets, self._gang_seed)
+        reign = self._reigns[partition] = LedPartition(handle, self._secrets, self._gang_seed)
         # Who is known and does not come back is lost too, after the same time.
-        for node in own_nodes(desk.partition):
+        for node in own_nodes(handle.partition):
             reign.nodes[node] = Seen(monotonic())
         self._watchers[partition] = asyncio.create_task(self._watch(partition, reign))
 
@@ -98,7 +98,7 @@ class Agents:
             if attached is None:
                 continue  # it is told when it is back
             if attached.open:
-                attached.put(reign.orders.work(reign.desk.partition, message, gangs))
+                attached.put(reign.orders.work(reign.handle.partition, message, gangs))
             else:
                 attached.early += stops_of(message)
 
@@ -207,7 +207,7 @@ class Agents:
                 del reign.attached[name]
                 self._log("agent gone", {"partition": partition, "node": name})
 
-    def _check_instance(self, reign: Reign, before: Attached | None, peer: Peer) -> None:
+    def _check_instance(self, reign: LedPartition, before: Attached | None, peer: Peer) -> None:
         """Refuse a second agent of one node until the first is lost: else each would be taken to have lost the
         other's tasks, which go on there until the lease is over."""
         seen = reign.nodes.get(peer.node)
@@ -223,7 +223,7 @@ class Agents:
                 "is lost",
             )
 
-    async def _join(self, reign: Reign, attached: Attached, hello: wire.Hello) -> None:
+    async def _join(self, reign: LedPartition, attached: Attached, hello: wire.Hello) -> None:
         """The node is there again. First the state hears what runs, then the agent what stands."""
         name, spec = node_of(hello)
         seen = reign.nodes.setdefault(name, Seen(monotonic()))
@@ -235,26 +235,30 @@ class Agents:
         if isinstance(added, Rejected):
             raise Refused(added.field, added.problem, added.code)
 
-        def look(p: Partition) -> tuple[PartitionSettings, list[Tasks], wire.Work]:
-            if not reign.desk.reigns:
+        def look(partition: Partition) -> tuple[PartitionSettings, list[Tasks], wire.Work]:
+            if not reign.handle.reigns:
                 raise Closed  # what it would be told to do may never have been written
-            join = p.nodes.find(name)
-            if join is None or p.nodes.state[p.nodes.rows[join]] == "lost":
+            node_id = partition.nodes.find(name)
+            if node_id is None or partition.nodes.state[partition.nodes.rows[node_id]] == "lost":
                 raise Closed  # it went in the turn in which it came: let it come again
-            standing = standing_effects(p, join)
+            standing = standing_effects(partition, node_id)
             message = standing[0] if standing else ForNode(name)
-            return p.settings, running_on(p, name), reign.orders.work(p, message, {}, standing=True)
+            return (
+                partition.settings,
+                running_on(partition, name),
+                reign.orders.work(partition, message, {}, standing=True),
+            )
 
-        settings, running, work = await reign.desk.read(look)
+        settings, running, work = await reign.handle.read(look)
         seen.lost = False
-        attached.put(welcome(reign.desk.epoch, settings, hello, self._lock))
+        attached.put(welcome(reign.handle.epoch, settings, hello, self._lock))
         early = tuple(attached.early)
         attached.put(msgspec.structs.replace(work, stops=(*work.stops, *early)))
         attached.open = True
         attached.running = Blocks(running)
         await self._offer(reign, self._missing(attached, known))
 
-    async def _listen(self, partition: str, reign: Reign, attached: Attached) -> None:
+    async def _listen(self, partition: str, reign: LedPartition, attached: Attached) -> None:
         waiting: set[asyncio.Task[None]] = set()
         try:
             while reign.attached.get(attached.node) is attached and attached.refusal is None:
@@ -321,7 +325,7 @@ class Agents:
                 self._ended(ended)
         attached.put(wire.Confirmed(batch.number))
 
-    async def _compare(self, reign: Reign, attached: Attached, beat: wire.Beat) -> None:
+    async def _compare(self, reign: LedPartition, attached: Attached, beat: wire.Beat) -> None:
         """What the state has running and the agent does not know is lost.
 
         No race is in it: the agent lists a task until its end is confirmed, which is after it went from `running` here.
@@ -340,19 +344,19 @@ class Agents:
 
     # -- commands ------------------------------------------------------------------------------------------------
 
-    async def _take(self, reign: Reign, commands: Iterable[AnyCommand]) -> list[asyncio.Future[object]]:
+    async def _take(self, reign: LedPartition, commands: Iterable[AnyCommand]) -> list[asyncio.Future[object]]:
         """Have commands taken, in order, however long there is no place for them: the agent's next ones wait too."""
         slots: list[asyncio.Future[object]] = []
         for command in commands:
             while True:
                 try:
-                    slots.append(asyncio.ensure_future(reign.desk.offer(command)))
+                    slots.append(asyncio.ensure_future(reign.handle.offer(command)))
                     break
                 except Busy:
                     await asyncio.sleep(BUSY_PAUSE)
         return slots
 
-    async def _offer(self, reign: Reign, commands: Iterable[AnyCommand]) -> list[object]:
+    async def _offer(self, reign: LedPartition, commands: Iterable[AnyCommand]) -> list[object]:
         answers = [await slot for slot in await self._take(reign, commands)]
         if not all(isinstance(answer, Accepted | Rejected) for answer in answers):
             raise Closed  # the writer ended
@@ -360,13 +364,15 @@ class Agents:
 
     # -- silence -------------------------------------------------------------------------------------------------
 
-    async def _watch(self, partition: str, reign: Reign) -> None:
+    async def _watch(self, partition: str, reign: LedPartition) -> None:
         """Who is silent for longer than its lease, and a heartbeat of grace, is lost. Before ready nobody is."""
         while True:
             await asyncio.sleep(WATCH_PAUSE)
             for each in reign.attached.values():
                 self._check_credential(partition, each)
-            ready, settings, own = await reign.desk.read(lambda p: (p.reign.ready, p.settings, own_nodes(p)))
+            ready, settings, own = await reign.handle.read(
+                lambda state: (state.reign.ready, state.settings, own_nodes(state))
+            )
             if not ready:
                 continue
             if reign.ready_since is None:

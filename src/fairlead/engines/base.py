@@ -20,7 +20,7 @@ class Busy(Exception):
     """There is no place in the inbox now: offer it again in a moment."""
 
 
-class Desk(Protocol):
+class PartitionHandle(Protocol):
     """One partition's writer, as an engine may use it while that writer reigns. It belongs to one asyncio loop."""
 
     @property
@@ -48,7 +48,7 @@ class Desk(Protocol):
 class Engine(Protocol):
     """Where tasks run. All calls come from one asyncio loop."""
 
-    def begin(self, partition: str, desk: Desk) -> None:
+    def begin(self, partition: str, handle: PartitionHandle) -> None:
         """A writer took the partition over."""
 
     def dispatch(self, partition: str, messages: Sequence[ForNode]) -> None:

@@ -70,27 +70,27 @@ def restore(journal: Journal, partition: str) -> tuple[Partition, int]:
     """A partition as its log left it, and the number of its last record."""
     stream = stream_of(partition)
     snapshot = journal.snapshot(stream)
-    p, seq = Partition(partition), 0
+    state, seq = Partition(partition), 0
     if snapshot is not None:
         try:
-            p, seq = load(snapshot.payload), snapshot.seq
+            state, seq = load(snapshot.payload), snapshot.seq
         except NotADump as problem:
             raise Damaged(f"snapshot {snapshot.seq} of {stream}", str(problem)) from None
         except Exception as problem:
             raise Damaged(f"snapshot {snapshot.seq} of {stream}", f"it contradicts itself ({problem!r})") from problem
     for record in journal.read(stream, seq):
-        replay(p, record.payload, f"record {record.seq} of {stream}")
+        replay(state, record.payload, f"record {record.seq} of {stream}")
         seq = record.seq
-    p.touched = Touched()
-    return p, seq
+    state.touched = Touched()
+    return state, seq
 
 
-def replay(p: Partition, payload: bytes, where: str) -> None:
+def replay(partition: Partition, payload: bytes, where: str) -> None:
     """Apply one record to the state it was written after."""
-    p.now, changes = decode(payload, where)
+    partition.now, changes = decode(payload, where)
     try:
         for change in changes:
-            change.apply(p)
+            change.apply(partition)
     except Exception as problem:
         raise Damaged(where, f"it does not follow from the records before it ({problem!r})") from problem
 

@@ -11,7 +11,7 @@ from hashlib import blake2b
 import msgspec
 
 from fairlead.core.dump import dump, load
-from fairlead.core.invariants import Broken, check_all
+from fairlead.core.invariants import InvariantBroken, check_all
 from fairlead.core.model import Micros
 from fairlead.core.state import Partition
 from fairlead.journal.base import Damaged, Journal, JournalError, Pruned
@@ -52,7 +52,7 @@ def verify(journal: SqliteJournal, progress: Progress) -> Iterator[StreamReport]
                 report.problem = "no stream of this program; a newer one may know it"
         except JournalError as problem:
             report.problem = str(problem)
-        except (msgspec.MsgspecError, Broken) as problem:
+        except (msgspec.MsgspecError, InvariantBroken) as problem:
             report.problem = f"{type(problem).__name__}: {problem}"
         yield report
 

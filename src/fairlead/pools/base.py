@@ -35,7 +35,7 @@ class Join(msgspec.Struct, frozen=True):
     """Drop the credentials of nodes of a partition, whose machines are gone. It waits for a disk."""
 
 
-class Kind(msgspec.Struct, frozen=True):
+class PoolKind(msgspec.Struct, frozen=True):
     """What every machine of a pool is: how much it has, and how its agent has to join."""
 
     partition: str
@@ -76,11 +76,11 @@ class Provider(Protocol):
         """Nobody asks any more. Machines stay."""
 
 
-MakeProvider = Callable[[Kind], Provider]
+MakeProvider = Callable[[PoolKind], Provider]
 """Raises `Refused` if the pool's provider cannot be understood."""
 
 
-class Desk(Protocol):
+class PartitionHandle(Protocol):
     """One partition's writer, as a keeper may use it while that writer reigns."""
 
     @property

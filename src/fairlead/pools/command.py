@@ -15,10 +15,10 @@ import msgspec
 from fairlead.core.errors import Refused
 from fairlead.core.reader import check_name
 from fairlead.core.resources import MEMORY, MILLI, printable
-from fairlead.pools.base import Kind, Machine, ProviderError
+from fairlead.pools.base import Machine, PoolKind, ProviderError
 
 TAIL = 500
-MOST = 64 << 20
+MAX_OUTPUT = 64 << 20
 """Bytes of an answer."""
 
 Form = TypeVar("Form", bound=msgspec.Struct)
@@ -35,7 +35,7 @@ class Listed(msgspec.Struct, frozen=True):
 
 
 class CommandProvider:
-    def __init__(self, kind: Kind, command: Sequence[str], timeout: float) -> None:
+    def __init__(self, kind: PoolKind, command: Sequence[str], timeout: float) -> None:
         self._kind = kind
         self._command = tuple(command)
         self._timeout = timeout
@@ -87,7 +87,7 @@ class CommandProvider:
                 tail = printable(_end_of(errors).strip(), TAIL)
                 raise self._error(f"{what} ended with code {code}" + (f": {tail}" if tail else ""))
             said.seek(0)
-            text = said.read(MOST).strip()
+            text = said.read(MAX_OUTPUT).strip()
         try:
             return msgspec.json.decode(text or b"{}", type=form)
         except (msgspec.DecodeError, UnicodeDecodeError) as problem:

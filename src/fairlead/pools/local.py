@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from fairlead.core.resources import CPU, MEMORY, format_quantity
-from fairlead.pools.base import Kind, Log, Machine, ProviderError
+from fairlead.pools.base import Log, Machine, PoolKind, ProviderError
 
 PROGRAM = "from fairlead.cli import main; main()"
 MARK = b"FAIRLEAD_TASK="
@@ -33,7 +33,7 @@ LAST_WORDS = 500
 
 
 class LocalProvider:
-    def __init__(self, kind: Kind, folder: Path, log: Log) -> None:
+    def __init__(self, kind: PoolKind, folder: Path, log: Log) -> None:
         """`folder` has a directory for each machine of this pool, and nothing else."""
         self._kind = kind
         self._folder = folder

@@ -12,13 +12,13 @@ from fairlead.core.state import Partition
 from fairlead.sim.agents import Agent, Live, Micros, Task, indices
 
 
-class Broken(AssertionError):
+class CheckFailed(AssertionError):
     """Something that must hold does not."""
 
 
 def need(holds: bool, text: str) -> None:
     if not holds:
-        raise Broken(text)
+        raise CheckFailed(text)
 
 
 class AttemptChecker:
@@ -69,10 +69,10 @@ class RoomChecker:
             need(used <= WHOLE_DEVICE, f"{agent.name} runs {used} milli-GPU on device {device}")
 
 
-def check_agreement(p: Partition, agent: Agent) -> None:
+def check_agreement(partition: Partition, agent: Agent) -> None:
     """Where nothing is under way between them, the server and an agent believe the same."""
-    join = p.nodes.find(agent.name)
-    known: dict[int, Allocation] = {} if join is None else p.nodes.allocations[p.nodes.rows[join]]
+    node_id = partition.nodes.find(agent.name)
+    known: dict[int, Allocation] = {} if node_id is None else partition.nodes.allocations[partition.nodes.rows[node_id]]
     believed = {
         Task(each.stage.job.id, each.stage.job.number, each.stage.name, index): each.attempt
         for each in known.values()
@@ -100,17 +100,17 @@ class AnswerChecker:
         if job:
             self.accepted[job] = key
 
-    def seen(self, p: Partition, jobs: Iterable[str]) -> None:
+    def seen(self, partition: Partition, jobs: Iterable[str]) -> None:
         """These were touched by a cycle."""
-        self.over.update(job for job in jobs if p.jobs[job].over)
+        self.over.update(job for job in jobs if partition.jobs[job].over)
 
-    def check(self, p: Partition) -> None:
+    def check(self, partition: Partition) -> None:
         for job in self.accepted:
-            need(job in p.jobs or job in self.over, f"job {job} was accepted, has not ended, and is not known")
+            need(job in partition.jobs or job in self.over, f"job {job} was accepted, has not ended, and is not known")
 
-    def check_ends(self, p: Partition, succeeded: Mapping[Task, int]) -> None:
+    def check_ends(self, partition: Partition, succeeded: Mapping[Task, int]) -> None:
         """A task that the books call done has really been, as far as they still know it."""
-        for job in p.jobs.values():
+        for job in partition.jobs.values():
             for stage in job.stages:
                 for index in indices(stage.ended_as("succeeded").flat()):
                     task = Task(job.id, job.number, stage.name, index)
@@ -130,16 +130,16 @@ class GangChecker:
         self._last: Micros = 0
         self._ready_at: Micros = 0
 
-    def check(self, p: Partition, live: Mapping[Task, object], now: Micros, in_touch: bool) -> None:
+    def check(self, partition: Partition, live: Mapping[Task, object], now: Micros, in_touch: bool) -> None:
         passed, self._last = now - self._last, now
-        if p.reign.ready_at != self._ready_at:
-            self._ready_at = p.reign.ready_at
+        if partition.reign.ready_at != self._ready_at:
+            self._ready_at = partition.reign.ready_at
             self._short = dict.fromkeys(self._short, 0)
         running: dict[tuple[str, str], int] = {}
         for task in live:
             running[task.job, task.stage] = running.get((task.job, task.stage), 0) + 1
         for (job_id, name), count in running.items():
-            job = p.jobs.get(job_id)
+            job = partition.jobs.get(job_id)
             stage = job.stage(name) if job is not None else None
             if job is None or stage is None or job.over or not self._is_short(stage, count):
                 self._short.pop((job_id, name), None)
@@ -154,7 +154,7 @@ class GangChecker:
     @staticmethod
     def _is_short(stage: Stage, running: int) -> bool:
         """Tasks that were added later are awaited by nobody, and other ways to deal with losses know no `min`."""
-        if stage.terms.on_loss != "replace" or stage.reservations[SCALE] is not None:
+        if stage.terms.on_loss != "replace" or stage.asks[SCALE] is not None:
             return False
         return running + len(stage.ended_as("succeeded")) + len(stage.ended_as("failed")) < stage.min
 
@@ -165,32 +165,33 @@ class KeepingChecker:
     Who starves has nodes in the end: what keeps it from them is over after as long as others may have theirs.
     """
 
-    def check(self, p: Partition, now: Micros) -> None:
-        waiting = {each.seq: each for lane in p.lanes.values() for each in lane}
-        for kept in (*p.holds.values(), *p.promises.values()):
+    def check(self, partition: Partition, now: Micros) -> None:
+        waiting = {each.seq: each for lane in partition.lanes.values() for each in lane}
+        for kept in (*partition.holds.values(), *partition.promises.values()):
             need(kept.seq in waiting, f"nodes are kept for {kept.job}, which does not wait")
-        if not p.reign.ready:
+        if not partition.reign.ready:
             return
         held: set[int] = set()
-        for hold in p.holds.values():
-            since = max(hold.since, p.reign.ready_at)
-            need(now <= since + p.settings.hold_for, f"nodes have been held for {hold.job} since {hold.since}")
-            for join in hold.nodes:
-                row = p.nodes.rows.get(join)
+        for hold in partition.holds.values():
+            since = max(hold.since, partition.reign.ready_at)
+            need(now <= since + partition.settings.hold_for, f"nodes have been held for {hold.job} since {hold.since}")
+            for node_id in hold.nodes:
+                row = partition.nodes.rows.get(node_id)
                 need(
-                    row is not None and p.nodes.state[row] == "up", f"a node that takes no work is held for {hold.job}"
+                    row is not None and partition.nodes.state[row] == "up",
+                    f"a node that takes no work is held for {hold.job}",
                 )
                 if not hold.large:
-                    held.add(join)
-        most = -(-len(p.nodes.rows) * p.settings.held_nodes_percent // 100)
+                    held.add(node_id)
+        most = -(-len(partition.nodes.rows) * partition.settings.held_nodes_percent // 100)
         need(len(held) <= most, f"{len(held)} nodes are held, and at most {most} may be")
 
 
-def check_conserving(p: Partition) -> None:
+def check_conserving(partition: Partition) -> None:
     """No allowed head of a lane waits beside nodes on which it would fit, counted from the allocations alone."""
-    if not p.reign.ready or p.settings.backfill:
+    if not partition.reign.ready or partition.settings.backfill:
         return
-    for lane in p.lanes.values():
+    for lane in partition.lanes.values():
         head = lane.head()
         if head is None or head.whole or head.stage.shape.key.apart or head.stage.shape.key.near:
             continue
@@ -203,7 +204,8 @@ def check_conserving(p: Partition) -> None:
         if head.kind == SCALE and stage.terms.scaling == "strict" and not stage.terms.min:
             least = wanted
         need(
-            room(p, stage) < max(1, least), f"{stage.job.id} {stage.name} waits for {least} and there is room for them"
+            room(partition, stage) < max(1, least),
+            f"{stage.job.id} {stage.name} waits for {least} and there is room for them",
         )
 
 
@@ -212,26 +214,30 @@ def _allowed(job: Job) -> bool:
     return job.spec.preemptible and all(each.limit is None and each.max_jobs is None for each in job.accounts)
 
 
-def room(p: Partition, stage: Stage) -> int:
+def room(partition: Partition, stage: Stage) -> int:
     """How many tasks of a stage would find room now, node by node."""
     wanted = stage.shape.key.pool
     return sum(
-        _room_on(p, row, stage)
-        for join, row in p.nodes.rows.items()
-        if takes_work(p, join, row) and wanted in ("", p.nodes.pool[row])
+        _room_on(partition, row, stage)
+        for node_id, row in partition.nodes.rows.items()
+        if takes_work(partition, node_id, row) and wanted in ("", partition.nodes.pool[row])
     )
 
 
-def takes_work(p: Partition, join: int, row: int) -> bool:
+def takes_work(partition: Partition, node_id: int, row: int) -> bool:
     """Not what is kept for somebody: whether it is kept rightly is another question."""
-    return p.nodes.state[row] == "up" and join not in p.nodes.avoided and join not in p.nodes.held
+    return (
+        partition.nodes.state[row] == "up"
+        and node_id not in partition.nodes.avoided
+        and node_id not in partition.nodes.held
+    )
 
 
-def used_on(p: Partition, row: int) -> tuple[dict[str, int], list[int]]:
+def used_on(partition: Partition, row: int) -> tuple[dict[str, int], list[int]]:
     """What a node's allocations use of its resources, and of each of its devices."""
     used: dict[str, int] = {}
-    devices = [0] * (p.nodes.capacity.get(GPU, [0] * (row + 1))[row] // WHOLE_DEVICE)
-    for each in p.nodes.allocations[row].values():
+    devices = [0] * (partition.nodes.capacity.get(GPU, [0] * (row + 1))[row] // WHOLE_DEVICE)
+    for each in partition.nodes.allocations[row].values():
         tasks = len(indices(each.indices))
         for name, amount in each.stage.shape.key.resources:
             used[name] = used.get(name, 0) + amount * tasks
@@ -240,11 +246,11 @@ def used_on(p: Partition, row: int) -> tuple[dict[str, int], list[int]]:
     return used, devices
 
 
-def _room_on(p: Partition, row: int, stage: Stage) -> int:
+def _room_on(partition: Partition, row: int, stage: Stage) -> int:
     asked = dict(stage.shape.key.resources)
-    used, devices = used_on(p, row)
+    used, devices = used_on(partition, row)
     fits = [
-        (p.nodes.capacity[name][row] - used.get(name, 0)) // amount if name in p.nodes.capacity else 0
+        (partition.nodes.capacity[name][row] - used.get(name, 0)) // amount if name in partition.nodes.capacity else 0
         for name, amount in asked.items()
         if name != GPU
     ]

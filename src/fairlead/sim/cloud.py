@@ -144,8 +144,8 @@ class Tender:
             return
         self._passing, self._woken = True, False
         if self._tried is None:
-            p = cloud.ground.reigning()
-            self._tried = set() if p is None else set(_orders(p, self._pool))
+            partition = cloud.ground.reigning()
+            self._tried = set() if partition is None else set(_orders(partition, self._pool))
         listed = None
         if not cloud.has("unlisted"):
             listed = {name for name, pool in cloud.machines.items() if pool == self._pool}
@@ -153,16 +153,16 @@ class Tender:
 
     def _pass(self, listed: set[str] | None) -> None:
         cloud, now = self._cloud, self._cloud.ground.now
-        p = cloud.ground.reigning()
-        if self.over or p is None:
+        partition = cloud.ground.reigning()
+        if self.over or partition is None:
             return
-        if self._pool not in p.pools:
+        if self._pool not in partition.pools:
             self._passing = False
             self._plan(now + QUIET)
             return
         done = now
-        orders = _orders(p, self._pool)
-        unwanted, lost = _to_go(p, self._pool)
+        orders = _orders(partition, self._pool)
+        unwanted, lost = _to_go(partition, self._pool)
         if listed is None:
             for order, names in orders.items():
                 if order not in (self._tried or ()):
@@ -245,15 +245,17 @@ class Tender:
         return gone
 
 
-def _orders(p: Partition, pool: str) -> dict[int, tuple[str, ...]]:
-    return {order.order: order.names for each in standing_pools(p) if each.pool == pool for order in each.orders}
+def _orders(partition: Partition, pool: str) -> dict[int, tuple[str, ...]]:
+    return {
+        order.order: order.names for each in standing_pools(partition) if each.pool == pool for order in each.orders
+    }
 
 
-def _to_go(p: Partition, pool: str) -> tuple[list[str], list[str]]:
+def _to_go(partition: Partition, pool: str) -> tuple[list[str], list[str]]:
     """The nodes of a pool that are given back, and those that are lost."""
-    if not p.reign.ready:
+    if not partition.reign.ready:
         return [], []
-    unwanted = [name for each in standing_pools(p) if each.pool == pool for name in each.unwanted]
-    nodes = p.nodes
+    unwanted = [name for each in standing_pools(partition) if each.pool == pool for name in each.unwanted]
+    nodes = partition.nodes
     lost = [nodes.name[row] for row in nodes.rows.values() if nodes.pool[row] == pool and nodes.state[row] == "lost"]
     return unwanted, lost

@@ -25,7 +25,7 @@ from fairlead.core.cycle import Cycle
 from fairlead.core.dump import dump, load
 from fairlead.core.entitlement import Entitlements
 from fairlead.core.lanes import Lane
-from fairlead.core.model import NEW, Queue, Reservation, Stage
+from fairlead.core.model import NEW, Ask, Queue, Stage
 from fairlead.core.state import Partition, Touched
 from fairlead.sim.agents import Micros, indices
 from fairlead.sim.checkers import need
@@ -40,7 +40,7 @@ from fairlead.sim.rules import (
     waits_whole,
 )
 
-Ordering = tuple[Reservation | None, list[tuple[Stage, int]]]
+Ordering = tuple[Ask | None, list[tuple[Stage, int]]]
 """An ask that nodes are ordered for, and the tasks."""
 
 Key = tuple[str, int, int]
@@ -65,14 +65,14 @@ class DoorChecker:
 
     def follow(self, changes: Sequence[Change], now: Micros, ready: bool) -> None:
         """Judge the changes of one cycle."""
-        p = self._copy
-        p.now, p.touched = now, Touched()
-        starts = _Starts(p, changes, ready)
-        turns = _Turns(p, changes)
+        partition = self._copy
+        partition.now, partition.touched = now, Touched()
+        starts = _Starts(partition, changes, ready)
+        turns = _Turns(partition, changes)
         for change in changes:
             starts.judge(change)
             turns.judge(change)
-            change.apply(p)
+            change.apply(partition)
             turns.look(change)
         turns.end()
 
@@ -91,9 +91,9 @@ def _continues(change: Change) -> bool:
     return isinstance(change, Placed) and change.group not in (0, change.first)
 
 
-def _may_be_recovered(p: Partition, change: Change) -> bool:
+def _may_be_recovered(partition: Partition, change: Change) -> bool:
     """True if the change may state what a resource manager has started itself: that is booked as it is."""
-    if not isinstance(change, Placed) or not p.jobs[change.job].manager or change.group:
+    if not isinstance(change, Placed) or not partition.jobs[change.job].manager or change.group:
         return False
     return _started(change)[0][1] == 1
 
@@ -113,8 +113,8 @@ def _placed(change: Change) -> range:
 class _Starts:
     """No start, chain, order or claim for an ask that the rules refuse, and nothing placed that the cycle stops."""
 
-    def __init__(self, p: Partition, changes: Sequence[Change], ready: bool) -> None:
-        self.p = p
+    def __init__(self, partition: Partition, changes: Sequence[Change], ready: bool) -> None:
+        self.partition = partition
         self.changes = changes
         self.ready = ready
         self._ordered = More()
@@ -123,27 +123,29 @@ class _Starts:
         """The allocations that this cycle has placed."""
 
     def judge(self, change: Change) -> None:
-        p = self.p
-        if _may_be_recovered(p, change):
+        partition = self.partition
+        if _may_be_recovered(partition, change):
             return
         if isinstance(change, Placed | SinglesPlaced):
             self._judge_start(change)
             self._new.update(_placed(change))
         elif isinstance(change, Chained):
-            stage = p.allocations[change.allocation].stage
-            reason = refusal_to_wait_behind(p, p.waits(stage.job.id, stage.position, change.kind), stage)
+            stage = partition.allocations[change.allocation].stage
+            reason = refusal_to_wait_behind(
+                partition, partition.waits(stage.job.id, stage.position, change.kind), stage
+            )
             need(not reason, f"tasks of {_name(stage)} are sent ahead in a chain, and may not start: {reason}")
         elif isinstance(change, Ordered):
             self._judge_order(change)
         elif isinstance(change, Promised) and change.cause != "order":
-            reason = refusal_to_claim(p, p.waits(change.job, change.stage, change.kind))
+            reason = refusal_to_claim(partition, partition.waits(change.job, change.stage, change.kind))
             need(not reason, f"tasks are stopped for job {change.job}, which may not start: {reason}")
         elif isinstance(change, Stopped | Ended) and change.allocation in self._new:
-            stage = p.allocations[change.allocation].stage
+            stage = partition.allocations[change.allocation].stage
             need(False, f"tasks of {_name(stage)} are placed and stopped in one cycle: {change}")
 
     def _judge_start(self, change: Placed | SinglesPlaced) -> None:
-        p = self.p
+        partition = self.partition
         need(self.ready, f"tasks are placed before the partition is ready: {change}")
         if isinstance(change, Placed):
             if _continues(change):
@@ -151,31 +153,31 @@ class _Starts:
             gang = bool(change.group)
             of_gang = [each for each in self.changes if isinstance(each, Placed) and each.group == change.group]
             started = [each for part in (of_gang if gang else [change]) for each in _started(part)]
-            tasks = [(p.jobs[job].stages[position], many) for (job, position, _), many in started]
-            reason = refusal(p, p.waits(*started[0][0]), tasks, gang=gang)
+            tasks = [(partition.jobs[job].stages[position], many) for (job, position, _), many in started]
+            reason = refusal(partition, partition.waits(*started[0][0]), tasks, gang=gang)
             need(not reason, f"tasks of {_name(tasks[0][0])} are placed, and may not start: {reason}")
             return
         more = More()
         for key, many in _started(change):
-            stage = p.jobs[key[0]].stages[key[1]]
-            reason = refusal(p, p.waits(*key), [(stage, many)], more=more)
+            stage = partition.jobs[key[0]].stages[key[1]]
+            reason = refusal(partition, partition.waits(*key), [(stage, many)], more=more)
             need(not reason, f"tasks of {_name(stage)} are placed, and may not start: {reason}")
             more.add([(stage, many)])
 
     def _judge_order(self, change: Ordered) -> None:
         """All that nodes are ordered for in a cycle may start together, when the pools are as large as they may be."""
-        p = self.p
+        partition = self.partition
         wanted: dict[Key, int] = {}
         for nodes, meant in change.nodes:
             for job, position, kind, tasks in meant:
                 wanted[job, position, kind] = wanted.get((job, position, kind), 0) + nodes * tasks
         by_ask: dict[int, Ordering] = {}
         for key, tasks in wanted.items():
-            ask = p.waits(*key)
-            by_ask.setdefault(id(ask), (ask, []))[1].append((p.jobs[key[0]].stages[key[1]], tasks))
+            ask = partition.waits(*key)
+            by_ask.setdefault(id(ask), (ask, []))[1].append((partition.jobs[key[0]].stages[key[1]], tasks))
         # The last of a queue's share goes to a whole gang, however large: it counts which ask comes first.
         for ask, started in sorted(by_ask.values(), key=cmp_to_key(_by_turn)):
-            reason = refusal(p, ask, started, gang=True, more=self._ordered, rights=_rights_of_pools(p))
+            reason = refusal(partition, ask, started, gang=True, more=self._ordered, rights=_rights_of_pools(partition))
             need(not reason, f"nodes are ordered for {_name(started[0][0])}, which may not start: {reason}")
             self._ordered.add(started)
 
@@ -191,16 +193,16 @@ def _by_turn(one: Ordering, other: Ordering) -> int:
     return comes_before(second, first) - comes_before(first, second)
 
 
-def _rights_of_pools(p: Partition) -> Entitlements:
+def _rights_of_pools(partition: Partition) -> Entitlements:
     """What the queues would be entitled to at least if all pools were as large as they may be."""
-    capacity, nodes = dict(p.nodes.total), p.nodes.many
-    for pool in p.pools.values():
-        coming = sum(len(order.coming) for order in p.orders.values() if order.pool == pool.name)
+    capacity, nodes = dict(partition.nodes.total), partition.nodes.up_count
+    for pool in partition.pools.values():
+        coming = sum(len(order.coming) for order in partition.orders.values() if order.pool == pool.name)
         more = coming + (pool.settings.max or 1)
         nodes += more
         for name, amount in pool.settings.node:
             capacity[name] = capacity.get(name, 0) + more * amount
-    return Entitlements(p.settings.unit, capacity, nodes)
+    return Entitlements(partition.settings.unit, capacity, nodes)
 
 
 def _name(stage: Stage) -> str:
@@ -213,20 +215,20 @@ def _name(stage: Stage) -> str:
 class _Passed:
     """An ask that is not placed in the cycle, though it may start and fits."""
 
-    def __init__(self, lane: Lane, ask: Reservation) -> None:
+    def __init__(self, lane: Lane, ask: Ask) -> None:
         self.lane = lane
         self.ask = ask
 
     @property
     def stands(self) -> bool:
-        return self.ask.stage.reservations[self.ask.kind] is self.ask
+        return self.ask.stage.asks[self.ask.kind] is self.ask
 
 
 class _Turns:
     """No ask is placed while one with an earlier turn could have used the same capacity."""
 
-    def __init__(self, p: Partition, changes: Sequence[Change]) -> None:
-        self.p = p
+    def __init__(self, partition: Partition, changes: Sequence[Change]) -> None:
+        self.partition = partition
         self._served = {key for change in changes for key, _ in _started(change)}
         self._passed: list[_Passed] | None = None
         """None before the first start."""
@@ -239,11 +241,16 @@ class _Turns:
 
     def judge(self, change: Change) -> None:
         started = _started(change)
-        if not started or _continues(change) or self.p.settings.backfill or _may_be_recovered(self.p, change):
+        if (
+            not started
+            or _continues(change)
+            or self.partition.settings.backfill
+            or _may_be_recovered(self.partition, change)
+        ):
             return
         if self._passed is None:
             self._begin()
-        placed = self.p.waits(*started[-1][0])  # of several, the last has the last turn
+        placed = self.partition.waits(*started[-1][0])  # of several, the last has the last turn
         assert placed is not None and self._passed is not None
         for each in self._passed:
             self._compare(each, placed, bool(isinstance(change, SinglesPlaced)))
@@ -251,43 +258,43 @@ class _Turns:
     def look(self, change: Change) -> None:
         """After a start or a claim, drop the asks that have no room left, or may not start any more."""
         if self._passed and (isinstance(change, Promised) or _started(change)):
-            rooms = Rooms(self.p)
+            rooms = Rooms(self.partition)
             self._passed = [each for each in self._passed if self._could_start(each, rooms)]
 
     def end(self) -> None:
-        rights = self.p.entitlements()
+        rights = self.partition.entitlements()
         for queue, text in self._suspects:
             need(rights.used(queue) >= rights.of(queue), text)
 
     def _begin(self) -> None:
-        p, rooms = self.p, Rooms(self.p)
-        rights = p.entitlements()
-        self._on_loan = {queue.path for queue in p.queues.values() if rights.used(queue) >= rights.of(queue)}
+        partition, rooms = self.partition, Rooms(self.partition)
+        rights = partition.entitlements()
+        self._on_loan = {queue.path for queue in partition.queues.values() if rights.used(queue) >= rights.of(queue)}
         self._passed = []
-        for lane in p.lanes.values():
-            able = [ask for ask in lane if waits_whole(p, ask)]
+        for lane in partition.lanes.values():
+            able = [ask for ask in lane if waits_whole(partition, ask)]
             self._refused.update(id(ask) for ask in lane)
             self._refused.difference_update(id(ask) for ask in able)
             first = _first([ask for ask in able if not self._is_served(ask)])
             if first is not None and has_one_shape(first) and rooms.whole(first):
                 self._passed.append(_Passed(lane, first))
 
-    def _is_served(self, ask: Reservation) -> bool:
+    def _is_served(self, ask: Ask) -> bool:
         return any((stage.job.id, stage.position, ask.kind) in self._served for stage in ask.stages)
 
     def _could_start(self, each: _Passed, rooms: Rooms) -> bool:
-        return each.stands and waits_whole(self.p, each.ask) and rooms.whole(each.ask)
+        return each.stands and waits_whole(self.partition, each.ask) and rooms.whole(each.ask)
 
-    def _compare(self, each: _Passed, placed: Reservation, in_batch: bool) -> None:
+    def _compare(self, each: _Passed, placed: Ask, in_batch: bool) -> None:
         if not each.stands or self._is_blocked(each):
             return
         leaf, other = placed.stage.job.queue, each.ask.stage.job.queue
         what = f"{_name(placed.stage)} is placed, and {_name(each.ask.stage)}, which could have started,"
         if leaf is other:
             need(not comes_before(each.ask, placed), f"{what} is before it in queue {leaf.path}")
-        elif self.p.settings.unit != "slots":
+        elif self.partition.settings.unit != "slots":
             lent, entitled = _part(leaf, other)
-            rights = self.p.entitlements()
+            rights = self.partition.entitlements()
             # Tasks of a batch are booked late: when their turns came their queue used less than it does now.
             on_loan = lent.path in self._on_loan if in_batch else rights.used(lent) >= rights.of(lent)
             if on_loan and rights.share(entitled) and rights.used(entitled) < rights.of(entitled):
@@ -300,9 +307,9 @@ class _Turns:
         return not all(comes_before(each.ask, ask) for ask in others)
 
 
-def _first(asks: list[Reservation]) -> Reservation | None:
+def _first(asks: list[Ask]) -> Ask | None:
     """The ask of a lane that comes before all others; None if that is not certain."""
-    first: Reservation | None = None
+    first: Ask | None = None
     for ask in asks:
         if first is None or comes_before(ask, first):
             first = ask

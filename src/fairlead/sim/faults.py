@@ -30,7 +30,7 @@ MACHINE_FAULTS: tuple[MachineFault, ...] = ("vanish", "vanish", "vanish", "drain
 JobAsk = Literal["kill", "scale", "priority", "front"]
 NodeAsk = Literal["drain", "disable", "enable", "configure", "remove"]
 PoolAsk = Literal["pause pool", "resume pool", "scale pool", "resize pool"]
-Ask = JobAsk | NodeAsk | PoolAsk
+Request = JobAsk | NodeAsk | PoolAsk
 
 
 class Submission(msgspec.Struct, frozen=True, tag="submit"):
@@ -51,7 +51,7 @@ class Asking(msgspec.Struct, frozen=True, tag="ask"):
     """
 
     at: Micros
-    what: Ask
+    what: Request
     target: str
     value: int = 0
 
@@ -228,7 +228,7 @@ def _submission(rng: Random, job: str, before: list[str], span: Micros) -> Submi
 
 
 def _asking(rng: Random, jobs: list[str], nodes: list[str], span: Micros) -> Asking:
-    what: Ask = rng.choice(
+    what: Request = rng.choice(
         ("kill", "scale", "scale", "drain", "disable", "enable", "priority", "front", "configure", "remove")
     )
     of_job = what in ("kill", "scale", "priority", "front")

@@ -58,7 +58,7 @@ class Running(msgspec.Struct, eq=False):
         )
 
 
-class Line(msgspec.Struct):
+class ChainQueue(msgspec.Struct):
     """A chain at an agent."""
 
     rooms: int = 0
@@ -89,7 +89,7 @@ class Fleet:
         self._silent: set[str] = set()
         self._hanging: set[str] = set()
         """The jobs whose tasks ignore a stop."""
-        self._lines: dict[str, dict[int, Line]] = {}
+        self._lines: dict[str, dict[int, ChainQueue]] = {}
         """Node → chain → what the agent has of it."""
         self._due: list[tuple[Micros, int, AnyCommand | Flush]] = []
         self._unheard: list[AnyCommand] = []
@@ -337,17 +337,17 @@ class Fleet:
             self._held[node] = []
         return had
 
-    def _line(self, block: Running) -> Line | None:
+    def _line(self, block: Running) -> ChainQueue | None:
         """The chain that it is in, if it is in one."""
         return self._lines[block.node].get(block.chain) if block.node in self._lines else None
 
-    def _new_line(self, node: str, chain: int) -> Line:
+    def _new_line(self, node: str, chain: int) -> ChainQueue:
         """A chain begins behind those that run in its rooms already."""
-        line = Line(running=[each for each in self.at_work() if (each.node, each.chain) == (node, chain)])
+        line = ChainQueue(running=[each for each in self.at_work() if (each.node, each.chain) == (node, chain)])
         self._lines.setdefault(node, {})[chain] = line
         return line
 
-    def _all_lines(self) -> Iterator[Line]:
+    def _all_lines(self) -> Iterator[ChainQueue]:
         for lines in self._lines.values():
             yield from lines.values()
 

@@ -22,13 +22,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from fairlead.core.cycle import Cycle
-from fairlead.core.model import Allocation, Job, Queue, Reservation, Stage
+from fairlead.core.model import Allocation, Ask, Job, Queue, Stage
 from fairlead.core.policy.shares import Claim, spread
 from fairlead.core.resources import MINUTE, SECOND
 from fairlead.core.state import Partition
 from fairlead.sim.agents import Micros, indices
 from fairlead.sim.checkers import need
-from fairlead.sim.rules import Rooms, has_one_shape, is_firm, together, waits_whole
+from fairlead.sim.rules import Rooms, has_one_shape, is_unpreemptible, together, waits_whole
 
 MARGIN: Micros = MINUTE
 """For this long beyond `preempt_grace` a task that stops is expected to end."""
@@ -52,15 +52,15 @@ class LoanChecker:
     def stopped(self, partition: Partition, why: str) -> None:
         """The next writer begins anew."""
 
-    def look(self, p: Partition, now: Micros, settled: bool = True) -> None:
+    def look(self, partition: Partition, now: Micros, settled: bool = True) -> None:
         """Look at a partition after a cycle, or later. Only if no cycle is to follow at once it is judged."""
-        settings = p.settings
+        settings = partition.settings
         on = settings.rebalance_threshold > 0 and settings.rebalance_after > 0
-        if not p.reign.ready or not on or p.reign.ready_at != self._ready_at:
-            self._since, self._ready_at = {}, p.reign.ready_at
-        if not p.reign.ready or not on:
+        if not partition.reign.ready or not on or partition.reign.ready_at != self._ready_at:
+            self._since, self._ready_at = {}, partition.reign.ready_at
+        if not partition.reign.ready or not on:
             return
-        found = deprived(p, now)
+        found = deprived(partition, now)
         self._since = {path: self._since.get(path, now) for path in found}
         bound = settings.rebalance_after + settings.preempt_grace + SLACK
         for path, since in self._since.items() if settled else ():
@@ -69,49 +69,53 @@ class LoanChecker:
             )
 
 
-def deprived(p: Partition, now: Micros) -> dict[str, str]:
+def deprived(partition: Partition, now: Micros) -> dict[str, str]:
     """The queues that wait for what others have on loan, and which ask of theirs could start by whose stop."""
-    rights = p.entitlements()
-    free, coming = Rooms(p), _rooms_without_stopping(p, now)
-    waiting = [ask for ask in _first_asks(p) if not free.whole(ask)]
+    rights = partition.entitlements()
+    free, coming = Rooms(partition), _rooms_without_stopping(partition, now)
+    waiting = [ask for ask in _first_asks(partition) if not free.whole(ask)]
     wanting = {queue.path for ask in waiting for queue in ask.stage.job.queue.line()}
-    expected = _Use(p, claims=True)
+    expected = _Use(partition, claims=True)
     found: dict[str, str] = {}
-    for parent in p.queues.values():
+    for parent in partition.queues.values():
         children = list(parent.children.values())
         lacking = [each for each in children if each.path in wanting and expected.of(each) < rights.of(each)]
         lacking = [each for each in lacking if rights.used(each) < rights.of(each)]
         claims = [
             Claim(each.name, rights.share(each), rights.used(each), int(each.path in wanting)) for each in children
         ]
-        if not lacking or spread(rights.of(parent), claims) <= p.settings.rebalance_threshold:
+        if not lacking or spread(rights.of(parent), claims) <= partition.settings.rebalance_threshold:
             continue
-        units = sorted(_units_on_loan(p, parent, now), key=lambda unit: (-unit.began, -unit.number))
+        units = sorted(_units_on_loan(partition, parent, now), key=lambda unit: (-unit.began, -unit.number))
         for child in lacking:
             for ask in waiting:
-                if child not in ask.stage.job.queue.line() or ask.seq in p.promises or coming.whole(ask):
+                if child not in ask.stage.job.queue.line() or ask.seq in partition.promises or coming.whole(ask):
                     continue
-                helpers = _helpers(p, now, parent, ask, [unit for unit in units if child not in unit.line])
+                helpers = _helpers(partition, now, parent, ask, [unit for unit in units if child not in unit.line])
                 if helpers:
                     found[child.path] = f"job {ask.stage.job.id} could start by the stop of {helpers}"
     return found
 
 
-def _first_asks(p: Partition) -> Iterator[Reservation]:
+def _first_asks(partition: Partition) -> Iterator[Ask]:
     """Of each lane the first ask that may start."""
-    for lane in p.lanes.values():
+    for lane in partition.lanes.values():
         for ask in lane:
-            if waits_whole(p, ask):
+            if waits_whole(partition, ask):
                 if has_one_shape(ask):
                     yield ask
                 break
 
 
-def _rooms_without_stopping(p: Partition, now: Micros) -> Rooms:
+def _rooms_without_stopping(partition: Partition, now: Micros) -> Rooms:
     """What is free when the tasks that stop are gone."""
-    rooms = Rooms(p)
-    for each in p.allocations.values():
-        if each.state == "stopping" and not each.rooms and now <= each.since + p.settings.preempt_grace + MARGIN:
+    rooms = Rooms(partition)
+    for each in partition.allocations.values():
+        if (
+            each.state == "stopping"
+            and not each.rooms
+            and now <= each.since + partition.settings.preempt_grace + MARGIN
+        ):
             rooms.end(each.node, each.stage.shape, len(indices(each.indices)), each.devices)
     return rooms
 
@@ -119,14 +123,14 @@ def _rooms_without_stopping(p: Partition, now: Micros) -> Rooms:
 class _Use:
     """What queues use when all that stops is gone; with `claims`, and all claims have started."""
 
-    def __init__(self, p: Partition, claims: bool = False) -> None:
-        self.p = p
+    def __init__(self, partition: Partition, claims: bool = False) -> None:
+        self.partition = partition
         self._more: dict[str, tuple[dict[str, int], int]] = {}
-        for each in p.allocations.values():
+        for each in partition.allocations.values():
             if each.state == "stopping" and not each.rooms:
                 self.add(each.stage, -len(indices(each.indices)))
-        for promise in p.promises.values() if claims else ():
-            claimant = None if promise.ordered else p.kept_for(promise)
+        for promise in partition.promises.values() if claims else ():
+            claimant = None if promise.ordered else partition.kept_for(promise)
             for stage, tasks in together(claimant) if claimant is not None else ():
                 self.add(stage, tasks)
 
@@ -144,7 +148,7 @@ class _Use:
 
     def of(self, queue: Queue) -> int:
         many = queue.account.tasks + self._more.get(queue.path, ({}, 0))[1]
-        return self.p.entitlements().measure(self.vector(queue), many)
+        return self.partition.entitlements().measure(self.vector(queue), many)
 
 
 # -- what could be stopped ---------------------------------------------------------------------------------------
@@ -168,17 +172,17 @@ class Unit(msgspec.Struct):
     tasks: list[Task]
 
 
-def _units_on_loan(p: Partition, parent: Queue, now: Micros) -> Iterator[Unit]:
+def _units_on_loan(partition: Partition, parent: Queue, now: Micros) -> Iterator[Unit]:
     """What can be stopped of the children of a queue that have something on loan."""
-    rights = p.entitlements()
-    for job in sorted(p.jobs.values(), key=lambda job: job.number):
+    rights = partition.entitlements()
+    for job in sorted(partition.jobs.values(), key=lambda job: job.number):
         line = job.queue.line()
-        if not job.allocations or parent not in line[:-1] or is_firm(job):
+        if not job.allocations or parent not in line[:-1] or is_unpreemptible(job):
             continue
         if rights.loaned(line[line.index(parent) + 1]):
             for unit in _units(job):
                 again = any(task.allocation.attempt > 1 for task in unit.tasks)
-                if not again or now - unit.began >= p.settings.rebalance_after:
+                if not again or now - unit.began >= partition.settings.rebalance_after:
                     yield unit
 
 
@@ -215,28 +219,28 @@ def _began(allocation: Allocation) -> Micros:
     return allocation.since if allocation.started is None else allocation.started
 
 
-def _helpers(p: Partition, now: Micros, parent: Queue, ask: Reservation, units: Sequence[Unit]) -> list[str]:
+def _helpers(partition: Partition, now: Micros, parent: Queue, ask: Ask, units: Sequence[Unit]) -> list[str]:
     """Units whose stop lets an ask start; none if no simple set does."""
-    near = [unit for unit in units if any(_is_usable(p, ask, task.allocation.node) for task in unit.tasks)]
+    near = [unit for unit in units if any(_is_usable(partition, ask, task.allocation.node) for task in unit.tasks)]
     for unit in near:
-        if _may_go(p, parent, [unit]) and _starts(p, now, ask, [unit]):
+        if _may_go(partition, parent, [unit]) and _starts(partition, now, ask, [unit]):
             return [unit.name]
     gone: list[Unit] = []
     for unit in near:
-        if _may_go(p, parent, [*gone, unit]):
+        if _may_go(partition, parent, [*gone, unit]):
             gone.append(unit)
-            if _starts(p, now, ask, gone):
+            if _starts(partition, now, ask, gone):
                 return [each.name for each in gone]
     return []
 
 
-def _is_usable(p: Partition, ask: Reservation, join: int) -> bool:
+def _is_usable(partition: Partition, ask: Ask, node_id: int) -> bool:
     """True if the tasks of an ask may go to a node at all."""
-    nodes, shape = p.nodes, ask.stage.shape
-    row = nodes.rows[join]
-    if nodes.state[row] != "up" or join in nodes.avoided or nodes.manager[row] != shape.key.manager:
+    nodes, shape = partition.nodes, ask.stage.shape
+    row = nodes.rows[node_id]
+    if nodes.state[row] != "up" or node_id in nodes.avoided or nodes.manager[row] != shape.key.manager:
         return False
-    if any(seq != ask.seq for seq in nodes.held.get(join, ())):
+    if any(seq != ask.seq for seq in nodes.held.get(node_id, ())):
         return False
     return shape.accepts(nodes.labels[row], nodes.taints[row], nodes.pool[row], nodes.users[row])
 
@@ -246,9 +250,9 @@ def _tasks(units: Iterable[Unit]) -> list[Task]:
     return list({(task.allocation.id, task.index): task for unit in units for task in unit.tasks}.values())
 
 
-def _may_go(p: Partition, parent: Queue, units: Sequence[Unit]) -> bool:
+def _may_go(partition: Partition, parent: Queue, units: Sequence[Unit]) -> bool:
     """True if every queue below the parent keeps its share and its guarantee without these."""
-    use, rights = _Use(p), p.entitlements()
+    use, rights = _Use(partition), partition.entitlements()
     for task in _tasks(units):
         use.add(task.allocation.stage, -1)
     for unit in units:
@@ -262,10 +266,10 @@ def _may_go(p: Partition, parent: Queue, units: Sequence[Unit]) -> bool:
     return True
 
 
-def _starts(p: Partition, now: Micros, ask: Reservation, units: Sequence[Unit]) -> bool:
-    rooms = _rooms_without_stopping(p, now)
+def _starts(partition: Partition, now: Micros, ask: Ask, units: Sequence[Unit]) -> bool:
+    rooms = _rooms_without_stopping(partition, now)
     for task in _tasks(units):
         rooms.end(task.allocation.node, task.allocation.stage.shape, 1, task.devices)
-    shared = [join for join, owners in p.nodes.held.items() if len(owners) > 1]
+    shared = [node_id for node_id, owners in partition.nodes.held.items() if len(owners) > 1]
     stage, needed = together(ask)[0]
-    return rooms.count(ask, stage, p.nodes.held, without=shared) >= needed
+    return rooms.count(ask, stage, partition.nodes.held, without=shared) >= needed

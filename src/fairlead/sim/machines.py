@@ -33,13 +33,13 @@ class Machines:
             return now
         return self._coming[0][0] if self._coming else None
 
-    def happen(self, p: Partition, now: Micros) -> list[AnyCommand]:
+    def happen(self, partition: Partition, now: Micros) -> list[AnyCommand]:
         """The nodes that have gone and come by now."""
         commands: list[AnyCommand] = [RemoveNode(name=name, operator=True) for name in self._going]
         self._going = []
         while self._coming and self._coming[0][0] <= now:
             _, name, pool = heappop(self._coming)
-            known = p.pools.get(pool)
+            known = partition.pools.get(pool)
             if known is not None:
                 settings = known.settings
                 spec = NodeSpec(settings.node, settings.labels, settings.taints, pool)

@@ -51,13 +51,13 @@ def pack(trace: Trace, place: str, percent: int, seed: int, stop: Callable[[], b
     simulation = Simulation(shuffled, policy)
     if not simulation.run(until=shuffled.arrivals[-1].at, stop=lambda _: stop()):
         return None
-    p = simulation.writer.partition
+    partition = simulation.writer.partition
     return Packed(
         seed,
-        p.root.account.used.get(GPU, 0),
+        partition.root.account.used.get(GPU, 0),
         simulation.record.arrived - simulation.record.started,
         simulation.record.arrived,
-        fragmented(p, trace.arrivals),
+        fragmented(partition, trace.arrivals),
     )
 
 
@@ -107,7 +107,7 @@ def _endless(arrivals: Sequence[Arrival], rng: Random) -> Iterator[Arrival]:
         yield rng.choice(arrivals)
 
 
-def fragmented(p: Partition, usual: Sequence[Arrival]) -> float:
+def fragmented(partition: Partition, usual: Sequence[Arrival]) -> float:
     """The idle GPUs that the usual work cannot use, on the average over its jobs."""
     weights: dict[Shape, int] = {}
     shapes: dict[object, Shape] = {}
@@ -117,18 +117,18 @@ def fragmented(p: Partition, usual: Sequence[Arrival]) -> float:
             shape = shapes.setdefault(key, Shape(key))
             weights[shape] = weights.get(shape, 0) + 1
     names = [CPU, *sorted({name for shape in weights for name, _ in shape.amounts} - {CPU, GPU})]
-    columns = [p.nodes.columns(name) for name in names]
+    columns = [partition.nodes.columns(name) for name in names]
     workloads: dict[tuple[tuple[str, str], ...], Workload] = {}
     pieces = 0.0
-    for row in p.nodes.rows.values():
-        if not p.nodes.devices[row]:
+    for row in partition.nodes.rows.values():
+        if not partition.nodes.devices[row]:
             continue
-        kind = tuple(sorted(p.nodes.labels[row].items()))
+        kind = tuple(sorted(partition.nodes.labels[row].items()))
         if kind not in workloads:
             workloads[kind] = _workload(weights, names, dict(kind))
         free = [capacity[row] - used[row] for capacity, used in columns]
         workload = workloads[kind]
-        pieces += workload.fragmentation(free, p.nodes.devices[row]) / workload.total
+        pieces += workload.fragmentation(free, partition.nodes.devices[row]) / workload.total
     return pieces / MILLI
 
 

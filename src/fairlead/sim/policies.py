@@ -13,11 +13,11 @@ from fairlead.core.model import JobSpec
 from fairlead.core.settings import PartitionConfig
 from fairlead.sim.traces import Trace
 
-MOST = 10_000_000
+MAX_CANDIDATES = 10_000_000
 ONE_QUEUE: dict[str, Any] = {
     "chain": 0,  # with chains, what runs when depends on what was measured
     "hold_for": 0,  # the rules of these policies know no holds
-    "max_placed": MOST,  # all that may start at one instant starts in one cycle
+    "max_placed": MAX_CANDIDATES,  # all that may start at one instant starts in one cycle
     "queues": {"root": {"all": {"order": "fifo"}}},
     "requestors": [{"match": "", "queue": "root.all"}],
 }

@@ -24,111 +24,116 @@ class PoolChecker:
         self._names: set[str] = set()
         """All that was ever ordered, and the nodes that there ever were."""
 
-    def began(self, p: Partition) -> None:
+    def began(self, partition: Partition) -> None:
         """The last cycle may have been written without a word."""
-        for number, order in p.orders.items():
+        for number, order in partition.orders.items():
             self._orders.add(number)
             self._names.update(order.coming)
 
-    def decided(self, p: Partition, changes: Sequence[Change]) -> None:
+    def decided(self, partition: Partition, changes: Sequence[Change]) -> None:
         """A cycle is durable."""
         for change in changes:
             if isinstance(change, Ordered):
-                self._check_ordered(p, change, changes)
+                self._check_ordered(partition, change, changes)
             elif isinstance(change, GivenBack):
-                self._check_given_back(p, change)
-        self._names.update(p.nodes.joins)
+                self._check_given_back(partition, change)
+        self._names.update(partition.nodes.joins)
 
-    def check(self, p: Partition, now: Micros) -> None:
+    def check(self, partition: Partition, now: Micros) -> None:
         """Nodes that were ordered come, or are given up, and those that came are not kept for ever."""
-        if p.reign.ready:
-            for promise in p.promises.values():
-                last = max(promise.since, p.reign.ready_at) + p.settings.promise_for
+        if partition.reign.ready:
+            for promise in partition.promises.values():
+                last = max(promise.since, partition.reign.ready_at) + partition.settings.promise_for
                 need(
                     not promise.ordered or now < last, f"nodes that came are kept for {promise.job} longer than {last}"
                 )
-            for number, order in p.orders.items():
-                last = max(order.since, p.reign.ready_at) + p.settings.promise_for
+            for number, order in partition.orders.items():
+                last = max(order.since, partition.reign.ready_at) + partition.settings.promise_for
                 need(now < last, f"order {number} of {order.pool} is waited for longer than {last}")
 
-    def unsettled(self, p: Partition) -> str:
+    def unsettled(self, partition: Partition) -> str:
         """What pools still have to do when nobody wants anything; "" for nothing."""
-        for pool in p.pools.values():
+        for pool in partition.pools.values():
             settings = pool.settings
-            present, coming = _nodes_of(p, pool.name), _coming(p, pool.name)
-            if coming or any(p.nodes.state[p.nodes.rows[join]] != "up" for join in present):
+            present, coming = _nodes_of(partition, pool.name), _coming(partition, pool.name)
+            if coming or any(partition.nodes.state[partition.nodes.rows[node_id]] != "up" for node_id in present):
                 return f"nodes of {pool.name} are coming or going"
             least, most = _bounds(settings)
             if not least <= len(present) <= most:
                 return f"{pool.name} has {len(present)} nodes and should have {least} to {most}"
         return ""
 
-    def _check_ordered(self, p: Partition, change: Ordered, changes: Sequence[Change]) -> None:
+    def _check_ordered(self, partition: Partition, change: Ordered, changes: Sequence[Change]) -> None:
         number, pool = change.number, change.pool
         need(number not in self._orders, f"order {number} was there before")
         self._orders.add(number)
-        order = p.orders.get(number)
+        order = partition.orders.get(number)
         if order is None:
             return
         for name in order.coming:
-            need(name not in self._names and name not in p.nodes.joins, f"{name} is ordered, and was before")
+            need(name not in self._names and name not in partition.nodes.joins, f"{name} is ordered, and was before")
         self._names.update(order.coming)
-        most = p.pools[pool].settings.max
-        size = len(_nodes_of(p, pool)) + _coming(p, pool)
+        most = partition.pools[pool].settings.max
+        size = len(_nodes_of(partition, pool)) + _coming(partition, pool)
         need(most is None or size <= most, f"{pool} has {size} nodes, or has ordered them, and may have {most}")
         if change.cause == "demand":
-            need(not _all_fit(p, ()), f"order {number} of {pool} is made though all that waits would fit")
-            self._check_fewest(p, change, [each for each in changes if isinstance(each, Ordered)])
+            need(not _all_fit(partition, ()), f"order {number} of {pool} is made though all that waits would fit")
+            self._check_fewest(partition, change, [each for each in changes if isinstance(each, Ordered)])
             for meant in order.coming.values():
                 for job, position, kind, _ in meant:
-                    self._check_once(p, job, position, kind)
+                    self._check_once(partition, job, position, kind)
 
-    def _check_fewest(self, p: Partition, change: Ordered, made: list[Ordered]) -> None:
+    def _check_fewest(self, partition: Partition, change: Ordered, made: list[Ordered]) -> None:
         """With a node less, not all of it would fit. That is certain where all tasks and all new nodes are equal.
 
         Nodes that are backed off for a short time count.
         """
-        shapes = {stage.shape.key for lane in p.lanes.values() for each in lane for stage in each.stages}
+        shapes = {stage.shape.key for lane in partition.lanes.values() for each in lane for stage in each.stages}
         asked = next(iter(shapes))
         if len(shapes) > 1 or len(made) > 1 or asked.apart or GPU in dict(asked.resources):
             return
-        coming = [order.pool for order in p.orders.values() if order.number != change.number for _ in order.coming]
-        used = sum(bool(meant) for meant in p.orders[change.number].coming.values())
+        coming = [
+            order.pool for order in partition.orders.values() if order.number != change.number for _ in order.coming
+        ]
+        used = sum(bool(meant) for meant in partition.orders[change.number].coming.values())
         fewer = [*coming, *[change.pool] * (used - 1)]
         need(
-            not _all_fit(p, fewer, back=True),
+            not _all_fit(partition, fewer, back=True),
             f"order {change.number} of {change.pool} is of more nodes than are needed",
         )
 
-    def _check_once(self, p: Partition, job: str, position: int, kind: int) -> None:
+    def _check_once(self, partition: Partition, job: str, position: int, kind: int) -> None:
         """Whoever nodes are ordered for waits, and no task waits for two nodes."""
-        stage = p.jobs[job].stages[position]
+        stage = partition.jobs[job].stages[position]
         wanted = len(indices(stage.wanted(kind).flat()))
         meant = sum(
             each[3]
-            for order in p.orders.values()
+            for order in partition.orders.values()
             for node in order.coming.values()
             for each in node
             if each[:3] == (job, position, kind)
         )
         need(meant <= wanted, f"nodes are ordered for {meant} tasks of {job} {stage.name}, and {wanted} wait")
 
-    def _check_given_back(self, p: Partition, change: GivenBack) -> None:
+    def _check_given_back(self, partition: Partition, change: GivenBack) -> None:
         left = [
-            join
-            for join in _nodes_of(p, change.pool)
-            if join not in p.unwanted and p.nodes.state[p.nodes.rows[join]] != "lost"
+            node_id
+            for node_id in _nodes_of(partition, change.pool)
+            if node_id not in partition.unwanted and partition.nodes.state[partition.nodes.rows[node_id]] != "lost"
         ]
-        if change.pool not in p.pools:
+        if change.pool not in partition.pools:
             return  # the same cycle brought another configuration
-        least = p.pools[change.pool].settings.min
-        size = len(left) + _coming(p, change.pool)
+        least = partition.pools[change.pool].settings.min
+        size = len(left) + _coming(partition, change.pool)
         need(size >= least, f"{change.pool} gives nodes back, has {size} left, and should have {least}")
-        for join in change.nodes:
-            if join in p.nodes.rows:
-                name, busy = p.nodes.name[p.nodes.rows[join]], p.nodes.allocations[p.nodes.rows[join]]
+        for node_id in change.nodes:
+            if node_id in partition.nodes.rows:
+                name, busy = (
+                    partition.nodes.name[partition.nodes.rows[node_id]],
+                    partition.nodes.allocations[partition.nodes.rows[node_id]],
+                )
                 need(not busy, f"{name} is given back and has {busy}")
-                need(join not in p.nodes.held, f"{name} is given back and is kept for somebody")
+                need(node_id not in partition.nodes.held, f"{name} is given back and is kept for somebody")
 
 
 def _bounds(settings: PoolSettings) -> tuple[int, int]:
@@ -137,12 +142,12 @@ def _bounds(settings: PoolSettings) -> tuple[int, int]:
     return (least, most) if settings.max is None else (min(least, settings.max), most)
 
 
-def _nodes_of(p: Partition, pool: str) -> list[int]:
-    return [join for join, row in p.nodes.rows.items() if p.nodes.pool[row] == pool]
+def _nodes_of(partition: Partition, pool: str) -> list[int]:
+    return [node_id for node_id, row in partition.nodes.rows.items() if partition.nodes.pool[row] == pool]
 
 
-def _coming(p: Partition, pool: str) -> int:
-    return sum(len(order.coming) for order in p.orders.values() if order.pool == pool)
+def _coming(partition: Partition, pool: str) -> int:
+    return sum(len(order.coming) for order in partition.orders.values() if order.pool == pool)
 
 
 class _Room:
@@ -171,36 +176,42 @@ class _Room:
         return True
 
 
-def _there(p: Partition, row: int) -> _Room:
-    used, devices = used_on(p, row)
-    free = {name: column[row] - used.get(name, 0) for name, column in p.nodes.capacity.items()}
-    stages = [each.stage for each in p.nodes.allocations[row].values()]
-    return _Room(p.nodes.pool[row], free, [WHOLE_DEVICE - each for each in devices], stages)
+def _there(partition: Partition, row: int) -> _Room:
+    used, devices = used_on(partition, row)
+    free = {name: column[row] - used.get(name, 0) for name, column in partition.nodes.capacity.items()}
+    stages = [each.stage for each in partition.nodes.allocations[row].values()]
+    return _Room(partition.nodes.pool[row], free, [WHOLE_DEVICE - each for each in devices], stages)
 
 
-def _coming_as(p: Partition, pool: str) -> _Room:
-    node = dict(p.pools[pool].settings.node)
+def _coming_as(partition: Partition, pool: str) -> _Room:
+    node = dict(partition.pools[pool].settings.node)
     return _Room(pool, node, [WHOLE_DEVICE] * (node.get(GPU, 0) // WHOLE_DEVICE))
 
 
-def _is_back_soon(p: Partition, join: int, row: int) -> bool:
+def _is_back_soon(partition: Partition, node_id: int, row: int) -> bool:
     """Whether a node has failed a few launches in a row and will be tried again while a new one would be on its way."""
-    until = p.nodes.avoided.get(join)
-    if until is None or p.nodes.failures[row] > 3 or until > p.now + p.settings.promise_for:
+    until = partition.nodes.avoided.get(node_id)
+    if until is None or partition.nodes.failures[row] > 3 or until > partition.now + partition.settings.promise_for:
         return False
-    return p.nodes.state[row] == "up" and join not in p.nodes.held
+    return partition.nodes.state[row] == "up" and node_id not in partition.nodes.held
 
 
-def _all_fit(p: Partition, coming: Iterable[str], back: bool = False) -> bool:
+def _all_fit(partition: Partition, coming: Iterable[str], back: bool = False) -> bool:
     """Whether there is room for all that waits, on nodes that take work and on new ones of these pools.
 
     If it says so it is so: every task has its place. No task here asks for more than one GPU.
     """
-    rooms = [_there(p, row) for join, row in p.nodes.rows.items() if takes_work(p, join, row)]
+    rooms = [
+        _there(partition, row) for node_id, row in partition.nodes.rows.items() if takes_work(partition, node_id, row)
+    ]
     if back:
-        rooms += [_there(p, row) for join, row in p.nodes.rows.items() if _is_back_soon(p, join, row)]
-    rooms += [_coming_as(p, pool) for pool in coming]
-    waiting = [(stage, each.kind) for lane in p.lanes.values() for each in lane for stage in each.stages]
+        rooms += [
+            _there(partition, row)
+            for node_id, row in partition.nodes.rows.items()
+            if _is_back_soon(partition, node_id, row)
+        ]
+    rooms += [_coming_as(partition, pool) for pool in coming]
+    waiting = [(stage, each.kind) for lane in partition.lanes.values() for each in lane for stage in each.stages]
     tasks = [stage for stage, kind in waiting for _ in indices(stage.wanted(kind).flat())]
     tasks.sort(key=lambda stage: sorted(stage.shape.key.resources, reverse=True), reverse=True)
     return all(any(room.take(stage) for room in rooms) for stage in tasks)

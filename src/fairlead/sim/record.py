@@ -90,16 +90,16 @@ class Record:
         self._partition = partition
 
     def cycle(self, decided: Cycle, seconds: Mapping[str, float]) -> None:
-        p = self._partition
-        assert p is not None
+        partition = self._partition
+        assert partition is not None
         self.cycles += 1
-        self.now = p.now
-        for job_id in p.touched.jobs:
-            job = p.jobs[job_id]
+        self.now = partition.now
+        for job_id in partition.touched.jobs:
+            job = partition.jobs[job_id]
             if job.ended_at is not None:
-                self._end(job_id, p.now, job.state)
+                self._end(job_id, partition.now, job.state)
             elif job.allocations:
-                self._start(job_id, p.now)
+                self._start(job_id, partition.now)
         for change, kept in decided.plan.done:
             kind = type(change)
             if kind is Placed:
@@ -111,8 +111,10 @@ class Record:
                 self.placements += len(change.tasks)
                 self.tasks += len(change.tasks)
             elif kind is JobForgotten:
-                self._end(kept[0].id, p.now, kept[0].state)  # where nothing is kept, in the cycle in which it ended
-        self._sample(p.now)
+                self._end(
+                    kept[0].id, partition.now, kept[0].state
+                )  # where nothing is kept, in the cycle in which it ended
+        self._sample(partition.now)
 
     def stopped(self, partition: Partition, why: str) -> None:
         """Nothing to do: what was not written did not happen."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from fairlead.core.entitlement import Entitlements
-from fairlead.core.model import NEW, REPLACE, SCALE, Account, Job, Reservation, Stage
+from fairlead.core.model import NEW, REPLACE, SCALE, Account, Ask, Job, Stage
 from fairlead.core.resources import GPU
 from fairlead.core.shape import WHOLE_DEVICE, Shape
 from fairlead.core.state import Partition
@@ -25,7 +25,7 @@ UNBOUNDED = 1_000_000
 # -- what an ask is ----------------------------------------------------------------------------------------------
 
 
-def together(ask: Reservation) -> list[tuple[Stage, int]]:
+def together(ask: Ask) -> list[tuple[Stage, int]]:
     """The tasks of an ask that start at once, or not at all."""
     if ask.whole:
         return [(stage, stage.needed) for stage in ask.stages if stage.needed]
@@ -37,23 +37,23 @@ def together(ask: Reservation) -> list[tuple[Stage, int]]:
     return [(stage, max(1, stage.needed))]
 
 
-def has_one_shape(ask: Reservation) -> bool:
+def has_one_shape(ask: Ask) -> bool:
     """True if counting the tasks that fit each node decides whether the ask fits."""
     key = ask.stage.shape.key
     return not (ask.whole or key.near or key.apart)
 
 
-def is_firm(job: Job) -> bool:
+def is_unpreemptible(job: Job) -> bool:
     """True if the tasks of a job cannot be taken back once they have started."""
     return not job.preemptible or not all(queue.settings.preemptible for queue in job.queue.line())
 
 
-def is_missed(ask: Reservation) -> bool:
+def is_missed(ask: Ask) -> bool:
     """True for replacements without which a started gang has too few tasks."""
     return ask.kind == REPLACE and ask.stage.running() < ask.stage.needed
 
 
-def comes_before(one: Reservation, other: Reservation) -> bool:
+def comes_before(one: Ask, other: Ask) -> bool:
     """True if an ask is certainly tried before another one of the same queue.
 
     Under `priority` replacements that a gang needs come first. Of any others, one comes before another for certain if
@@ -100,8 +100,8 @@ NOTHING = More()
 
 
 def refusal(
-    p: Partition,
-    ask: Reservation | None,
+    partition: Partition,
+    ask: Ask | None,
     tasks: Tasks,
     *,
     gang: bool = False,
@@ -116,15 +116,15 @@ def refusal(
         return "no ask waits for them"
     job = ask.stage.job
     return (
-        _not_active(p, job)
+        _not_active(partition, job)
         or _stopping_members(ask)
-        or _too_many_jobs(p, job, more)
-        or _over_limit(p, ask, tasks, more)
-        or _share_spent(p, ask, tasks, gang, more, rights or p.entitlements())
+        or _too_many_jobs(partition, job, more)
+        or _over_limit(partition, ask, tasks, more)
+        or _share_spent(partition, ask, tasks, gang, more, rights or partition.entitlements())
     )
 
 
-def refusal_to_wait_behind(p: Partition, ask: Reservation | None, stage: Stage) -> str:
+def refusal_to_wait_behind(partition: Partition, ask: Ask | None, stage: Stage) -> str:
     """Why a task of an ask may not take over the room of another task of its stage; "" if it may.
 
     A room that passes on leaves the use of every account as it was, so that limits that are reached stay kept. The
@@ -133,38 +133,38 @@ def refusal_to_wait_behind(p: Partition, ask: Reservation | None, stage: Stage) 
     if ask is None:
         return "no ask waits for them"
     job = stage.job
-    reason = _not_active(p, job) or _stopping_members(ask)
-    if not reason and ask.kind != REPLACE and is_firm(job) and ask not in list(_claimants(p)):
+    reason = _not_active(partition, job) or _stopping_members(ask)
+    if not reason and ask.kind != REPLACE and is_unpreemptible(job) and ask not in list(_claimants(partition)):
         passed = More()
         passed.add([(stage, -1)])
-        reason = _share_spent(p, ask, [(stage, 1)], False, passed, p.entitlements())
-    return reason or _over_limit(p, None, [(stage, 0)], NOTHING)
+        reason = _share_spent(partition, ask, [(stage, 1)], False, passed, partition.entitlements())
+    return reason or _over_limit(partition, None, [(stage, 0)], NOTHING)
 
 
-def refusal_to_claim(p: Partition, ask: Reservation | None) -> str:
+def refusal_to_claim(partition: Partition, ask: Ask | None) -> str:
     """Why no task may be stopped for an ask. Limits and shares are left out: the stops may be what meets them."""
-    return "no ask waits for them" if ask is None else _not_active(p, ask.stage.job)
+    return "no ask waits for them" if ask is None else _not_active(partition, ask.stage.job)
 
 
-def waits_whole(p: Partition, ask: Reservation) -> bool:
+def waits_whole(partition: Partition, ask: Ask) -> bool:
     """True if an ask may start now with all that it starts at once."""
     tasks = together(ask)
     if any(len(stage.wanted(ask.kind)) < many for stage, many in tasks):
         return False
-    return not refusal(p, ask, tasks, gang=True)
+    return not refusal(partition, ask, tasks, gang=True)
 
 
-def _not_active(p: Partition, job: Job) -> str:
+def _not_active(partition: Partition, job: Job) -> str:
     for queue in job.queue.line():
         if queue.state == "stopped":
             return f"queue {queue.path} is stopped"
     if job.over:
         return "its job is over"
-    unmet = [name for name in job.after if name in p.jobs and p.jobs[name].state != "succeeded"]
+    unmet = [name for name in job.after if name in partition.jobs and partition.jobs[name].state != "succeeded"]
     return f"it comes after {unmet}" if unmet else ""
 
 
-def _stopping_members(ask: Reservation) -> str:
+def _stopping_members(ask: Ask) -> str:
     """A gang that was taken back waits until its old members are gone. A started one goes on with those it has."""
     started = ask.stage.started
     if started and ask.kind != SCALE:
@@ -174,27 +174,29 @@ def _stopping_members(ask: Reservation) -> str:
     return f"{len(stopping)} old members still stop" if stopping else ""
 
 
-def _too_many_jobs(p: Partition, job: Job, more: More) -> str:
+def _too_many_jobs(partition: Partition, job: Job, more: More) -> str:
     if job.allocations:
         return ""
     for account in job.accounts:
         if account.max_jobs is not None:
-            jobs = {each.stage.job.id for each in p.allocations.values() if account in each.stage.job.accounts}
-            jobs |= {claimant.stage.job.id for claimant in _claimants(p) if account in claimant.stage.job.accounts}
+            jobs = {each.stage.job.id for each in partition.allocations.values() if account in each.stage.job.accounts}
+            jobs |= {
+                claimant.stage.job.id for claimant in _claimants(partition) if account in claimant.stage.job.accounts
+            }
             jobs = (jobs | more.jobs(account)) - {job.id}
             if len(jobs) >= account.max_jobs:
                 return f"{account.name} runs {sorted(jobs)}, and may run {account.max_jobs}"
     return ""
 
 
-def _over_limit(p: Partition, ask: Reservation | None, tasks: Tasks, more: More) -> str:
+def _over_limit(partition: Partition, ask: Ask | None, tasks: Tasks, more: More) -> str:
     """With an ask, what is promised to the claims of others counts as used."""
     asked = _sum((stage.shape, many) for stage, many in tasks)
     for account in tasks[0][0].job.accounts:
         if account.limit is None:
             continue
-        used = _add(used_by(p, account), more.used(account))
-        for claimant in _claimants(p) if ask is not None else ():
+        used = _add(used_by(partition, account), more.used(account))
+        for claimant in _claimants(partition) if ask is not None else ():
             if claimant is not ask and account in claimant.stage.job.accounts:
                 used = _add(used, _sum((stage.shape, many) for stage, many in together(claimant)))
         for name in asked:
@@ -203,38 +205,38 @@ def _over_limit(p: Partition, ask: Reservation | None, tasks: Tasks, more: More)
     return ""
 
 
-def _share_spent(p: Partition, ask: Reservation, tasks: Tasks, gang: bool, more: More, rights: Entitlements) -> str:
+def _share_spent(partition: Partition, ask: Ask, tasks: Tasks, gang: bool, more: More, rights: Entitlements) -> str:
     """Work that cannot be taken back starts within the share of its queues; a claim was within it when it was made."""
     job = ask.stage.job
-    if ask.kind == REPLACE or not is_firm(job) or ask in list(_claimants(p)) or not rights.nodes:
+    if ask.kind == REPLACE or not is_unpreemptible(job) or ask in list(_claimants(partition)) or not rights.nodes:
         return ""
     before = [] if gang else [(stage.shape, many - 1) for stage, many in tasks]
     for queue in job.queue.line()[1:]:
         entitled = rights.of(queue)
         if entitled != rights.whole:
-            used = _add(_add(used_by(p, queue.account), more.used(queue.account)), _sum(before))
-            many = tasks_of(p, queue.account) + sum(tasks for _, tasks in before)
+            used = _add(_add(used_by(partition, queue.account), more.used(queue.account)), _sum(before))
+            many = tasks_of(partition, queue.account) + sum(tasks for _, tasks in before)
             if rights.measure(used, many) >= entitled:
                 return f"queue {queue.path} has spent its share, and the job cannot be stopped"
     return ""
 
 
-def _claimants(p: Partition) -> Iterator[Reservation]:
+def _claimants(partition: Partition) -> Iterator[Ask]:
     """The asks for which tasks are being stopped."""
-    for promise in p.promises.values():
-        claimant = None if promise.ordered else p.kept_for(promise)
+    for promise in partition.promises.values():
+        claimant = None if promise.ordered else partition.kept_for(promise)
         if claimant is not None:
             yield claimant
 
 
-def used_by(p: Partition, account: Account) -> dict[str, int]:
+def used_by(partition: Partition, account: Account) -> dict[str, int]:
     """What the tasks of an account use, summed over the allocations. Tasks that wait in a chain use nothing."""
-    own = [each for each in p.allocations.values() if not each.rooms and account in each.stage.job.accounts]
+    own = [each for each in partition.allocations.values() if not each.rooms and account in each.stage.job.accounts]
     return _sum((each.stage.shape, len(indices(each.indices))) for each in own)
 
 
-def tasks_of(p: Partition, account: Account) -> int:
-    own = [each for each in p.allocations.values() if not each.rooms and account in each.stage.job.accounts]
+def tasks_of(partition: Partition, account: Account) -> int:
+    own = [each for each in partition.allocations.values() if not each.rooms and account in each.stage.job.accounts]
     return sum(len(indices(each.indices)) for each in own)
 
 
@@ -256,27 +258,27 @@ def _add(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
 class Rooms:
     """What is free on each node, by its join number; tasks can be thought of as gone."""
 
-    def __init__(self, p: Partition) -> None:
-        self.p = p
+    def __init__(self, partition: Partition) -> None:
+        self.partition = partition
         self._free: dict[int, tuple[dict[str, int], list[int]]] = {}
 
-    def end(self, join: int, shape: Shape, tasks: int, devices: Sequence[int]) -> None:
-        free, left = self._node(join)
+    def end(self, node_id: int, shape: Shape, tasks: int, devices: Sequence[int]) -> None:
+        free, left = self._node(node_id)
         for name, amount in shape.key.resources:
             free[name] = free.get(name, 0) + amount * tasks
         for device in devices:
             if device < len(left):
                 left[device] += min(WHOLE_DEVICE, dict(shape.key.resources)[GPU])
 
-    def on(self, join: int, shape: Shape) -> int:
+    def on(self, node_id: int, shape: Shape) -> int:
         """How many tasks of a shape fit a node, whatever it is kept for."""
-        nodes = self.p.nodes
-        row = nodes.rows[join]
-        if nodes.state[row] != "up" or join in nodes.avoided or nodes.manager[row] != shape.key.manager:
+        nodes = self.partition.nodes
+        row = nodes.rows[node_id]
+        if nodes.state[row] != "up" or node_id in nodes.avoided or nodes.manager[row] != shape.key.manager:
             return 0
         if not shape.accepts(nodes.labels[row], nodes.taints[row], nodes.pool[row], nodes.users[row]):
             return 0
-        free, left = self._node(join)
+        free, left = self._node(node_id)
         if min(free.values(), default=0) < 0 or min(left, default=0) < 0:
             return 0  # it is used beyond its capacity, and takes nothing until that is over
         asked = dict(shape.key.resources)
@@ -288,34 +290,34 @@ class Rooms:
             fits.append(sum(each // gpu for each in left))
         return min(fits, default=UNBOUNDED)
 
-    def whole(self, ask: Reservation, closed: Collection[int] | None = None) -> bool:
+    def whole(self, ask: Ask, closed: Collection[int] | None = None) -> bool:
         """True if an ask of one shape fits on the nodes that are kept for it and on those that no ask has."""
         stage, needed = together(ask)[0]
-        return self.count(ask, stage, self.p.nodes.held if closed is None else closed) >= needed
+        return self.count(ask, stage, self.partition.nodes.held if closed is None else closed) >= needed
 
-    def count(self, ask: Reservation, stage: Stage, closed: Collection[int], without: Collection[int] = ()) -> int:
+    def count(self, ask: Ask, stage: Stage, closed: Collection[int], without: Collection[int] = ()) -> int:
         """How many tasks fit on the nodes kept for an ask, but for some of these, and on those that are not closed."""
-        own = self.p.kept(ask.seq)
+        own = self.partition.kept(ask.seq)
         mine: dict[int, int] = {}
-        for join, position, tasks in own.places if own is not None else ():
-            if position == stage.position and join not in without:
-                mine[join] = mine.get(join, 0) + tasks
+        for node_id, position, tasks in own.places if own is not None else ():
+            if position == stage.position and node_id not in without:
+                mine[node_id] = mine.get(node_id, 0) + tasks
         total = 0
-        for join in self.p.nodes.rows:
-            if join in mine:
-                total += min(mine[join], self.on(join, stage.shape))
-            elif join not in closed:
-                total += self.on(join, stage.shape)
+        for node_id in self.partition.nodes.rows:
+            if node_id in mine:
+                total += min(mine[node_id], self.on(node_id, stage.shape))
+            elif node_id not in closed:
+                total += self.on(node_id, stage.shape)
         return total
 
-    def _node(self, join: int) -> tuple[dict[str, int], list[int]]:
-        known = self._free.get(join)
+    def _node(self, node_id: int) -> tuple[dict[str, int], list[int]]:
+        known = self._free.get(node_id)
         if known is None:
-            nodes = self.p.nodes
-            row = nodes.rows[join]
+            nodes = self.partition.nodes
+            row = nodes.rows[node_id]
             free = nodes.capacity_of(row)
             left = [WHOLE_DEVICE] * (free.get(GPU, 0) // WHOLE_DEVICE)
-            known = self._free[join] = (free, left)
+            known = self._free[node_id] = (free, left)
             gone = 0
             for each in nodes.allocations[row].values():
                 if each.rooms:

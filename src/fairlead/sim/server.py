@@ -23,8 +23,8 @@ from fairlead.journal.memory import MemoryJournal
 from fairlead.sim.checkers import need
 from fairlead.sim.faults import ServerTrouble
 from fairlead.writer.clock import Clock, cycle_clock
-from fairlead.writer.loop import Stopped, Writer
 from fairlead.writer.observer import Observer
+from fairlead.writer.writer import Stopped, Writer
 
 SOON = 20_000
 REHEARSED = 0.2
@@ -55,7 +55,7 @@ class Outside(Protocol):
     def at(self, when: Micros, what: Callable[[], None]) -> None: ...
     def to_agent(self, node: str, what: str, body: Any) -> None: ...
     def to_pool(self, pool: str) -> None: ...
-    def turned(self, p: Partition, now: Micros) -> None: ...
+    def turned(self, partition: Partition, now: Micros) -> None: ...
     def log(self, text: str) -> None: ...
 
 
@@ -137,7 +137,7 @@ class Server:
         if point is not None and point not in ("committed", "half told"):
             self.journal.break_next("failed" if point == "failed" else "unknown", written=point == "unknown, written")
         try:
-            done = self.writer.turn(commands, self._clock())
+            done = self.writer.cycle(commands, self._clock())
         except Stopped:
             after = dump(self.partition)
             need(point != "failed" or after == before, "a turn that was not written left something behind")
@@ -184,14 +184,14 @@ class Server:
     def _welcome(self, item: Item) -> None:
         assert isinstance(item.command, AddNode)
         node = item.command.name
-        join = self.partition.nodes.find(node)
+        node_id = self.partition.nodes.find(node)
         # It may have been declared lost in the same turn, after it had registered: then it has to register again.
-        if join is None or not item.link or self.partition.nodes.state[self.partition.nodes.rows[join]] == "lost":
+        if node_id is None or not item.link or self.partition.nodes.state[self.partition.nodes.rows[node_id]] == "lost":
             return
         self.links[node] = item.link
         self.hear(node)
         self.outside.to_agent(node, "welcome", (item.link, item.sent))
-        for effect in standing_effects(self.partition, join):
+        for effect in standing_effects(self.partition, node_id):
             self.outside.to_agent(node, "work", effect)
 
     def _die(self, expected: bytes) -> None:
@@ -211,13 +211,13 @@ class Server:
         if self.writer is None or reign != self._reign:
             return
         outside.at(outside.now + outside.heartbeat, lambda: self._look_for_silence(reign))
-        p = self.partition
-        if not p.reign.ready:
+        partition = self.partition
+        if not partition.reign.ready:
             return
-        for name, join in sorted(p.nodes.joins.items()):
-            since = max(self._heard.get(name, 0), p.reign.ready_at)
+        for name, node_id in sorted(partition.nodes.joins.items()):
+            since = max(self._heard.get(name, 0), partition.reign.ready_at)
             if (
-                p.nodes.state[p.nodes.rows[join]] != "lost"
+                partition.nodes.state[partition.nodes.rows[node_id]] != "lost"
                 and self._clock() > since + outside.lease + outside.heartbeat
             ):
                 self.links.pop(name, None)

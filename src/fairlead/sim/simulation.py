@@ -22,8 +22,8 @@ from fairlead.sim.outages import Outages
 from fairlead.sim.policies import Policy
 from fairlead.sim.record import Record
 from fairlead.sim.traces import Arrival, Trace
-from fairlead.writer.loop import Writer
 from fairlead.writer.observer import Observer
+from fairlead.writer.writer import Writer
 
 
 class Simulation:
@@ -66,7 +66,7 @@ class Simulation:
         first = self._next
         arrivals = self._arrivals()
         self.record.arrive(len(arrivals))
-        done = self.writer.turn([*reports, *arrivals], self.now)
+        done = self.writer.cycle([*reports, *arrivals], self.now)
         for at, answer in enumerate(done.answers[len(reports) :], first):
             if isinstance(answer, Rejected):
                 self.record.refuse(at, str(answer))
@@ -85,7 +85,7 @@ class Simulation:
         commands: list[AnyCommand] = [Configure(config=config, version=1, operator=True)]
         commands += [AddNode(name=name, spec=spec, operator=True) for name, spec in self.trace.nodes]
         commands.append(MarkReady(operator=True))
-        done = self.writer.turn(commands, self.now)
+        done = self.writer.cycle(commands, self.now)
         for answer in done.answers:
             if isinstance(answer, Rejected):
                 raise Refused(answer.field, answer.problem, answer.code)
@@ -112,8 +112,8 @@ class Simulation:
         """Whether trouble that comes and goes is all that can still happen. A node in back-off is tried again."""
         if outages.out or self.writer.more or self._next < len(self.trace.arrivals):
             return False
-        p = self.writer.partition
-        return not p.allocations and not p.nodes.avoided and self.fleet.next_due() is None
+        partition = self.writer.partition
+        return not partition.allocations and not partition.nodes.avoided and self.fleet.next_due() is None
 
     def _next_due(self) -> Micros | None:
         if self.writer.more:

@@ -67,7 +67,7 @@ from fairlead.sim.loanchecker import LoanChecker
 from fairlead.sim.poolchecker import PoolChecker
 from fairlead.sim.server import Item, Server
 
-PATIENCE = 10 * SECOND
+QUIET_TIME = 10 * SECOND
 """A client without an answer asks again after this."""
 REPEATED = 0.1
 """So many of the requests are made once more although they were answered."""
@@ -331,7 +331,7 @@ class Trial:
         def send() -> None:
             if not done or (len(done) == 1 and key and self.rng.random() < REPEATED):
                 self.at(self.now + self.rng.randrange(QUICK), lambda: self.server.offer(Item(command, reply)))
-                self.at(self.now + PATIENCE, send)
+                self.at(self.now + QUIET_TIME, send)
 
         send()
 
@@ -353,31 +353,31 @@ class Trial:
     def stopped(self, partition: Partition, why: str) -> None:
         """Whoever starts next is checked."""
 
-    def turned(self, p: Partition, now: Micros) -> None:
+    def turned(self, partition: Partition, now: Micros) -> None:
         """A turn is over; `now` is the time by the server's clock."""
         assert self.server.writer is not None
-        check_all(p, settled=not self.server.writer.more)
-        self.answers.check(p)
-        self.answers.check_ends(p, self.attempts.succeeded)
+        check_all(partition, settled=not self.server.writer.more)
+        self.answers.check(partition)
+        self.answers.check_ends(partition, self.attempts.succeeded)
         settled = not self.server.writer.more and not self.server.inbox
         if settled:
-            check_conserving(p)
-        self.loans.look(p, now, settled)
-        self.keeping.check(p, now)
-        self.pools.check(p, now)
+            check_conserving(partition)
+        self.loans.look(partition, now, settled)
+        self.keeping.check(partition, now)
+        self.pools.check(partition, now)
         self._watch_gangs()
         waiting = {getattr(item.command, "node", "") for item in self.server.inbox}
         for agent in self.agents.values():
             known = self.server.links.get(agent.name) == agent.link != 0
             if known and not self._under_way[agent.name] and not agent.outbox and agent.name not in waiting:
-                check_agreement(p, agent)
+                check_agreement(partition, agent)
 
     def _watch_gangs(self) -> None:
         """Whenever tasks start or end: in between they are as many as they were."""
         if self.server.writer is not None:
-            p = self.server.partition
-            in_touch = p.reign.ready and all(self._in_touch(agent) for agent in self.agents.values())
-            self.gangs.check(p, self.attempts.live, self.now, in_touch)
+            partition = self.server.partition
+            in_touch = partition.reign.ready and all(self._in_touch(agent) for agent in self.agents.values())
+            self.gangs.check(partition, self.attempts.live, self.now, in_touch)
 
     def _in_touch(self, agent: Agent) -> bool:
         return bool(agent.link) and not any(agent.has(trouble) for trouble in agent.until)
@@ -411,7 +411,7 @@ class Trial:
         if self._is_over():
             self._done = True
         else:
-            self.at(self.now + PATIENCE, self._look_for_end)
+            self.at(self.now + QUIET_TIME, self._look_for_end)
 
     def _put_right(self) -> None:
         """Whatever was switched off or limited is not any more, so that every job can end."""
@@ -424,7 +424,7 @@ class Trial:
 
     def _kill_what_cannot_run(self) -> None:
         if self.server.writer is None:
-            self.at(self.now + PATIENCE, self._kill_what_cannot_run)
+            self.at(self.now + QUIET_TIME, self._kill_what_cannot_run)
             return
         for job_id in self._unended():
             job = self.server.partition.jobs[job_id]
@@ -435,11 +435,13 @@ class Trial:
                 self._request(Kill(job=job_id, operator=True), "")
 
     def _check_end(self) -> None:
-        p = self.server.partition
-        need(not p.allocations and not p.lanes, "something is allocated or asked for, and no job is left")
+        partition = self.server.partition
+        need(
+            not partition.allocations and not partition.lanes, "something is allocated or asked for, and no job is left"
+        )
         need(not self.attempts.live, f"somebody still runs {self.attempts.live}")
         for agent in self.agents.values():
-            check_agreement(p, agent)
+            check_agreement(partition, agent)
 
 
 def _over(event: Event) -> Micros:

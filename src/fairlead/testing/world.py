@@ -24,7 +24,7 @@ from fairlead.core.commands import (
     Answer,
     AnyCommand,
     BringToFront,
-    CancelReservation,
+    CancelAsk,
     FailOrder,
     Kill,
     MarkReady,
@@ -61,8 +61,8 @@ from fairlead.journal.memory import MemoryJournal
 from fairlead.sim.fleet import Fleet
 from fairlead.testing.manager import ManagerHandle
 from fairlead.views.documents import (
+    AskView,
     JobView,
-    ReservationView,
     TaskView,
     Waiting,
     explain_view,
@@ -74,10 +74,10 @@ from fairlead.views.documents import (
     task_view,
     usage_view,
 )
-from fairlead.views.poolfigures import pool_figures
+from fairlead.views.metrics.pools import pool_figures
 from fairlead.writer.cluster import Cluster
-from fairlead.writer.loop import Stopped, Writer
 from fairlead.writer.observer import Observer
+from fairlead.writer.writer import Stopped, Writer
 
 Where = Literal["failed", "unknown"]
 
@@ -160,8 +160,8 @@ class World:
         """
         where = partition or self._default
         settings = self._config["partitions"][where]["pools"][pool]
-        p = self.partition(where)
-        waited = [name for _, order in sorted(p.orders.items()) if order.pool == pool for name in order.coming]
+        state = self.partition(where)
+        waited = [name for _, order in sorted(state.orders.items()) if order.pool == pool for name in order.coming]
         names = [name for name in waited if (where, name) not in self._nodes][:n]
         while len(names) < n:
             self._unasked += 1
@@ -182,9 +182,9 @@ class World:
     def fail_machines(self, *names: str, reason: str = "the machine went away", partition: str | None = None) -> None:
         """Machines of one order, by the names of their nodes, fail before their agents came."""
         where = partition or self._default
-        p = self.partition(where)
-        number = p.order_of[names[0]]
-        pool = p.orders[number].pool
+        state = self.partition(where)
+        number = state.order_of[names[0]]
+        pool = state.orders[number].pool
         self._send(where, FailOrder(pool=pool, order=number, reason=reason, names=names, operator=True))
 
     def pause_pool(self, pool: str, partition: str | None = None) -> None:
@@ -290,7 +290,7 @@ class World:
         self._send(self._where(job), SetPriority(job=job, priority=priority, operator=True))
 
     def prioritise(self, job: str, stage: str) -> None:
-        """Bring a stage's reservations to the front of their lanes."""
+        """Bring a stage's asks to the front of their lanes."""
         self._send(self._where(job), BringToFront(job=job, stage=stage, operator=True))
 
     def release_hold(self, job: str, stage: str = "") -> None:
@@ -298,7 +298,7 @@ class World:
         self._send(self._where(job), ReleaseHold(job=job, stage=stage, operator=True))
 
     def cancel(self, job: str, stage: str) -> None:
-        self._send(self._where(job), CancelReservation(job=job, stage=stage, operator=True))
+        self._send(self._where(job), CancelAsk(job=job, stage=stage, operator=True))
 
     def reset_lane(self, queue: str, job: str, cancel: bool = False) -> None:
         self._send(self._where(job), ResetLane(queue=queue, job=job, cancel=cancel, operator=True))
@@ -455,7 +455,7 @@ class World:
             raise KeyError(f"stage {stage} of job {job} has no task {index}; it has {known.count}")
         return task_view(self.partition(self._where(job)), known, index)
 
-    def lanes(self, partition: str | None = None) -> dict[tuple[str, str], list[ReservationView]]:
+    def lanes(self, partition: str | None = None) -> dict[tuple[str, str], list[AskView]]:
         return {
             key: [
                 msgspec.structs.replace(each, asked=_seconds(each.asked), waiting_since=_seconds(each.waiting_since))
@@ -469,15 +469,15 @@ class World:
         return holds_view(self.partition(partition))
 
     def promises(self, partition: str | None = None) -> dict[tuple[str, str, str], list[tuple[str, int]]]:
-        """Job, stage and kind of a reservation → the nodes where room is being made for it, and for how many tasks."""
+        """Job, stage and kind of an ask → the nodes where room is being made for it, and for how many tasks."""
         return promises_view(self.partition(partition))
 
     def pools(self, partition: str | None = None) -> dict[str, dict[str, Any]]:
         """Pool → its nodes: ready, total, available, pending, idle, ordered, disabled. Before ready, only that."""
-        p = self.partition(partition)
-        figures = pool_figures(p)
+        state = self.partition(partition)
+        figures = pool_figures(state)
         if figures is None:
-            return {name: {"ready": False} for name in sorted(p.pools)}
+            return {name: {"ready": False} for name in sorted(state.pools)}
         return {
             name: {"ready": True, **msgspec.structs.asdict(each), "idle": each.idle} for name, each in figures.items()
         }
@@ -599,7 +599,7 @@ class World:
             reports = [*self.fleets[name].reports(self.now), *self._losses(name)]
             writer: Writer = self.cluster.writers[name]
             try:
-                done = writer.turn([*reports, *commands], self.now)
+                done = writer.cycle([*reports, *commands], self.now)
             except Stopped as stopped:
                 self._answers += [Rejected("", str(stopped), "unavailable") for _ in commands]
                 self.fleets[name].send_again(reports)
@@ -630,10 +630,10 @@ class World:
 
     def _tell_agent(self, where: str, node: str) -> None:
         """Who registers is told all that it should be doing: what was sent before may have been lost."""
-        p = self.partition(where)
-        join = p.nodes.find(node)
-        if join is not None:
-            self.fleets[where].deliver(standing_effects(p, join), self.now)
+        partition = self.partition(where)
+        node_id = partition.nodes.find(node)
+        if node_id is not None:
+            self.fleets[where].deliver(standing_effects(partition, node_id), self.now)
 
     def _next_due(self) -> Micros | None:
         if self._queue or any(writer.more for writer in self.cluster.writers.values()):
@@ -672,10 +672,10 @@ class World:
         return self.fleets[self._home[node]]
 
     def _rights(self, queue: str, partition: str | None) -> tuple[Entitlements, Queue]:
-        p = self.partition(partition)
-        if queue not in p.queues:
+        state = self.partition(partition)
+        if queue not in state.queues:
             raise KeyError(f"there is no queue {queue}")
-        return p.entitlements(), p.queues[queue]
+        return state.entitlements(), state.queues[queue]
 
     def _job(self, job: str) -> Job:
         known = self.partition(self._where(job)).jobs.get(job)

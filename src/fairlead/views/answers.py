@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from fairlead.core.holding import ends_at
-from fairlead.core.model import Job, Micros, Queue, Reservation, Stage
+from fairlead.core.holds.room import ends_at
+from fairlead.core.model import Ask, Job, Micros, Queue, Stage
 from fairlead.core.ranges import count
 from fairlead.core.reasons import Reason
 from fairlead.core.resources import MEMORY, MILLI, SECOND
 from fairlead.core.state import Partition
-from fairlead.views.documents import explain_view, job_view, reservation_view, task_view
-from fairlead.views.lanefigures import LaneFigures
-from fairlead.views.sharefigures import figures_of
+from fairlead.views.documents import ask_view, explain_view, job_view, task_view
+from fairlead.views.metrics.lanes import LaneFigures
+from fairlead.views.metrics.shares import figures_of
 from fairlead.wire import api as wire
 
 NAMED = 20
@@ -40,13 +40,13 @@ def optional_seconds(micros: Micros | None) -> float | None:
 # -- jobs --------------------------------------------------------------------------------------------------------
 
 
-def job_answer(p: Partition, job: Job) -> wire.Job:
+def job_answer(partition: Partition, job: Job) -> wire.Job:
     view = job_view(job)
     spec = job.spec
     return wire.Job(
         id=view.id,
         number=job.number,
-        partition=p.name,
+        partition=partition.name,
         name=view.name,
         user=view.user,
         queue=view.queue,
@@ -77,21 +77,21 @@ def _stage_answer(stage: Stage) -> wire.Stage:
     )
 
 
-def task_answers(p: Partition, job: Job, stages: Iterable[Stage], after: int, limit: int) -> wire.TaskPage:
+def task_answers(partition: Partition, job: Job, stages: Iterable[Stage], after: int, limit: int) -> wire.TaskPage:
     """Tasks by stage and index. The cursor counts tasks from the first of the first stage."""
     found: list[wire.Task] = []
     at = 0
     for stage in stages:
         first = max(0, after - at)
         for index in range(first, min(stage.count, first + limit - len(found))):
-            found.append(_task_answer(p, stage, index))
+            found.append(_task_answer(partition, stage, index))
         at += stage.count
     reached = after + len(found)
     return wire.TaskPage(tasks=found, next=str(reached) if found and reached < at else "")
 
 
-def _task_answer(p: Partition, stage: Stage, index: int) -> wire.Task:
-    view = task_view(p, stage, index)
+def _task_answer(partition: Partition, stage: Stage, index: int) -> wire.Task:
+    view = task_view(partition, stage, index)
     # Of a task that succeeded at once nothing is kept: its code was 0.
     plain = view.state == "succeeded" and view.exit_code is None and not stage.job.manager
     return wire.Task(
@@ -108,7 +108,9 @@ def _task_answer(p: Partition, stage: Stage, index: int) -> wire.Task:
     )
 
 
-def explanation(p: Partition, job: Job, reasons: dict[tuple[str, str, int], Reason], now: Micros) -> wire.Explanation:
+def explanation(
+    partition: Partition, job: Job, reasons: dict[tuple[str, str, int], Reason], now: Micros
+) -> wire.Explanation:
     waiting = [
         wire.Waiting(
             stage=each.stage,
@@ -118,9 +120,9 @@ def explanation(p: Partition, job: Job, reasons: dict[tuple[str, str, int], Reas
             code="" if each.reason is None else str(type(each.reason).__struct_config__.tag),
             reason="" if each.reason is None else str(each.reason),
         )
-        for each in explain_view(p, job, reasons, now)
+        for each in explain_view(partition, job, reasons, now)
     ]
-    if not p.reign.ready:
+    if not partition.reign.ready:
         waiting = [_not_ready(each) if not each.code else each for each in waiting]
     return wire.Explanation(job=job.id, state=job.state, waiting=waiting)
 
@@ -139,8 +141,8 @@ def _not_ready(each: wire.Waiting) -> wire.Waiting:
 # -- the cluster -------------------------------------------------------------------------------------------------
 
 
-def node_answer(p: Partition, row: int) -> wire.Node:
-    nodes = p.nodes
+def node_answer(partition: Partition, row: int) -> wire.Node:
+    nodes = partition.nodes
     return wire.Node(
         name=nodes.name[row],
         state=nodes.state[row],
@@ -153,13 +155,13 @@ def node_answer(p: Partition, row: int) -> wire.Node:
         used=amounts(nodes.used_by(row).items()),
         devices=[used / MILLI for used in nodes.devices[row]],
         tasks=sum(count(each.indices) for each in nodes.allocations[row].values() if not each.rooms),
-        avoided=nodes.join[row] in nodes.avoided,
+        avoided=nodes.node_id[row] in nodes.avoided,
     )
 
 
-def queue_answer(p: Partition, queue: Queue) -> wire.Queue:
+def queue_answer(partition: Partition, queue: Queue) -> wire.Queue:
     settings = queue.settings
-    figures = figures_of(p.entitlements(), queue)
+    figures = figures_of(partition.entitlements(), queue)
     return wire.Queue(
         path=queue.path,
         state=queue.state,
@@ -171,7 +173,7 @@ def queue_answer(p: Partition, queue: Queue) -> wire.Queue:
         used=amounts(sorted(queue.account.used.items())),
         jobs=queue.jobs,
         running=queue.account.running,
-        reservations=queue.reservations,
+        asks=queue.asks,
         entitlement_percent=figures.entitlement,
         use_percent=figures.use,
         loan_percent=figures.loan,
@@ -179,14 +181,14 @@ def queue_answer(p: Partition, queue: Queue) -> wire.Queue:
 
 
 def lane_answers(
-    p: Partition, figures: LaneFigures, lanes: int, first: int, sees: Callable[[Job], bool]
+    partition: Partition, figures: LaneFigures, lanes: int, first: int, sees: Callable[[Job], bool]
 ) -> list[wire.Lane]:
-    """The lanes where most waits; of each, the first reservations that somebody may see."""
-    by_name = {(lane.queue.path, lane.text): lane for lane in p.lanes.values()}
+    """The lanes where most waits; of each, the first asks that somebody may see."""
+    by_name = {(lane.queue.path, lane.text): lane for lane in partition.lanes.values()}
     found: list[wire.Lane] = []
-    for (queue, shape), (reservations, tasks) in figures.most(lanes).items():
+    for (queue, shape), (asks, tasks) in figures.most(lanes).items():
         lane = by_name.get((queue, shape))
-        shown: list[Reservation] = []
+        shown: list[Ask] = []
         for at, each in enumerate(lane or ()):
             if at >= 50 * first or len(shown) >= first:
                 break
@@ -196,34 +198,34 @@ def lane_answers(
             wire.Lane(
                 queue=queue,
                 shape=shape,
-                reservations=reservations,
+                asks=asks,
                 tasks=tasks,
-                first=[_reservation_answer(each) for each in shown],
+                first=[_ask_answer(each) for each in shown],
             )
         )
     return found
 
 
-def hold_answers(p: Partition, sees: Callable[[Job], bool], now: Micros) -> list[wire.Hold]:
+def hold_answers(partition: Partition, sees: Callable[[Job], bool], now: Micros) -> list[wire.Hold]:
     """The holds of jobs that the caller may see, the oldest first."""
-    nodes = p.nodes
+    nodes = partition.nodes
     return [
         wire.Hold(
             job=hold.job,
-            stage=p.jobs[hold.job].stages[hold.stage].name,
+            stage=partition.jobs[hold.job].stages[hold.stage].name,
             tasks=hold.tasks,
-            nodes=[nodes.name[nodes.rows[join]] for join in hold.nodes],
+            nodes=[nodes.name[nodes.rows[node_id]] for node_id in hold.nodes],
             since=seconds(hold.since),
-            until=seconds(ends_at(p, hold, now)),
+            until=seconds(ends_at(partition, hold, now)),
         )
-        for hold in sorted(p.holds.values(), key=lambda hold: (hold.since, hold.seq))
-        if sees(p.jobs[hold.job])
+        for hold in sorted(partition.holds.values(), key=lambda hold: (hold.since, hold.seq))
+        if sees(partition.jobs[hold.job])
     ]
 
 
-def _reservation_answer(reservation: Reservation) -> wire.Reservation:
-    view = reservation_view(reservation)
-    return wire.Reservation(
+def _ask_answer(ask: Ask) -> wire.Ask:
+    view = ask_view(ask)
+    return wire.Ask(
         job=view.job,
         stage=view.stage,
         kind=view.kind,
@@ -233,23 +235,25 @@ def _reservation_answer(reservation: Reservation) -> wire.Reservation:
     )
 
 
-def partition_answer(p: Partition) -> wire.Partition:
+def partition_answer(partition: Partition) -> wire.Partition:
     return wire.Partition(
-        name=p.name,
-        ready=p.reign.ready,
-        nodes=len(p.nodes),
-        jobs=len(p.jobs),
-        waiting_for=[] if p.reign.ready else p.reign.missing(p.nodes, p.managers)[:NAMED],
+        name=partition.name,
+        ready=partition.reign.ready,
+        nodes=len(partition.nodes),
+        jobs=len(partition.jobs),
+        waiting_for=[]
+        if partition.reign.ready
+        else partition.reign.missing(partition.nodes, partition.managers)[:NAMED],
     )
 
 
-def manager_answers(p: Partition) -> list[wire.Manager]:
+def manager_answers(partition: Partition) -> list[wire.Manager]:
     nodes: dict[str, int] = {}
-    for row in p.nodes.rows.values():
-        nodes[p.nodes.manager[row]] = nodes.get(p.nodes.manager[row], 0) + 1
+    for row in partition.nodes.rows.values():
+        nodes[partition.nodes.manager[row]] = nodes.get(partition.nodes.manager[row], 0) + 1
     return [
         wire.Manager(name=name, registered=seconds(each.registered), nodes=nodes.get(name, 0))
-        for name, each in sorted(p.managers.items())
+        for name, each in sorted(partition.managers.items())
     ]
 
 

@@ -6,8 +6,8 @@ import msgspec
 
 from fairlead.core.explain import why_no_room
 from fairlead.core.lanes import lane_key
-from fairlead.core.model import KINDS, Allocation, Job, Micros, Reservation, Stage
-from fairlead.core.phases.backfill import why_passed
+from fairlead.core.match.backfill import why_passed
+from fairlead.core.model import KINDS, Allocation, Ask, Job, Micros, Stage
 from fairlead.core.ranges import count, indices
 from fairlead.core.reasons import AfterUnmet, InChain, NoRoom, Reason
 from fairlead.core.resources import Vector
@@ -50,7 +50,7 @@ class TaskView(msgspec.Struct, frozen=True):
     note: str = ""
 
 
-class ReservationView(msgspec.Struct, frozen=True):
+class AskView(msgspec.Struct, frozen=True):
     """`stage` is empty if it speaks for all stages of a job that starts whole."""
 
     job: str
@@ -76,7 +76,7 @@ class Waiting(msgspec.Struct, frozen=True):
 
 
 def job_view(job: Job) -> JobView:
-    since = [each.waiting_since for stage in job.stages for each in stage.reservations if each is not None]
+    since = [each.waiting_since for stage in job.stages for each in stage.asks if each is not None]
     return JobView(
         job.id,
         job.spec.name,
@@ -93,22 +93,22 @@ def job_view(job: Job) -> JobView:
     )
 
 
-def task_view(p: Partition, stage: Stage, index: int) -> TaskView:
+def task_view(partition: Partition, stage: Stage, index: int) -> TaskView:
     past = stage.past(index)
     allocation = (stage.live or {}).get(index)
     if allocation is not None:
-        row = p.nodes.rows[allocation.node]
+        row = partition.nodes.rows[allocation.node]
         position = list(indices(allocation.indices)).index(index)
         per_task = stage.shape.devices
         return TaskView(
             allocation.state,
             allocation.attempt,
             past.tries_used,
-            p.nodes.name[row],
+            partition.nodes.name[row],
             allocation.devices[position * per_task : (position + 1) * per_task],
             past.reason,
             past.exit_code,
-            _note(p, allocation),
+            _note(partition, allocation),
         )
     state = "pending"
     for outcome, ended in (stage.ended or {}).items():
@@ -119,8 +119,8 @@ def task_view(p: Partition, stage: Stage, index: int) -> TaskView:
     return TaskView(state, attempt, past.tries_used, None, (), past.reason, past.exit_code)
 
 
-def _note(p: Partition, allocation: Allocation) -> str:
-    for promise in p.promises.values():
+def _note(partition: Partition, allocation: Allocation) -> str:
+    for promise in partition.promises.values():
         if allocation.id in promise.victims:
             return f"stops for job {promise.job}"
     if allocation.cause == "return":
@@ -130,88 +130,90 @@ def _note(p: Partition, allocation: Allocation) -> str:
     return ""
 
 
-def reservation_view(reservation: Reservation) -> ReservationView:
-    stage = reservation.stage
-    return ReservationView(
+def ask_view(ask: Ask) -> AskView:
+    stage = ask.stage
+    return AskView(
         stage.job.id,
-        "" if reservation.whole else stage.name,
-        KINDS[reservation.kind],
-        reservation.count,
-        reservation.asked,
-        reservation.waiting_since,
+        "" if ask.whole else stage.name,
+        KINDS[ask.kind],
+        ask.count,
+        ask.asked,
+        ask.waiting_since,
     )
 
 
-def lanes_view(p: Partition) -> dict[tuple[str, str], list[ReservationView]]:
+def lanes_view(partition: Partition) -> dict[tuple[str, str], list[AskView]]:
     """The lanes by queue and shape, or set of shapes, each in its order."""
-    lanes = sorted(p.lanes.values(), key=lambda lane: (lane.queue.path, lane.text))
-    return {(lane.queue.path, lane.text): [reservation_view(each) for each in lane] for lane in lanes}
+    lanes = sorted(partition.lanes.values(), key=lambda lane: (lane.queue.path, lane.text))
+    return {(lane.queue.path, lane.text): [ask_view(each) for each in lane] for lane in lanes}
 
 
-def holds_view(p: Partition) -> dict[str, list[tuple[str, str, int]]]:
+def holds_view(partition: Partition) -> dict[str, list[tuple[str, str, int]]]:
     """The held nodes by name: for which job and stage, and for how many of its tasks."""
-    nodes = p.nodes
+    nodes = partition.nodes
     return {
-        nodes.name[nodes.rows[join]]: [
-            (p.holds[seq].job, p.jobs[p.holds[seq].job].stages[position].name, tasks)
-            for seq, places in sorted(nodes.held[join].items())
-            if seq in p.holds
+        nodes.name[nodes.rows[node_id]]: [
+            (partition.holds[seq].job, partition.jobs[partition.holds[seq].job].stages[position].name, tasks)
+            for seq, places in sorted(nodes.held[node_id].items())
+            if seq in partition.holds
             for _, position, tasks in places
         ]
-        for join in sorted({join for hold in p.holds.values() for join in hold.nodes})
+        for node_id in sorted({node_id for hold in partition.holds.values() for node_id in hold.nodes})
     }
 
 
-def promises_view(p: Partition) -> dict[tuple[str, str, str], list[tuple[str, int]]]:
-    """Job, stage and kind → the nodes where room is made for its reservation, or that come, and for how many tasks."""
-    nodes = p.nodes
+def promises_view(partition: Partition) -> dict[tuple[str, str, str], list[tuple[str, int]]]:
+    """Job, stage and kind → the nodes where room is made for its ask, or that come, and for how many tasks."""
+    nodes = partition.nodes
     found: dict[tuple[str, str, str], list[tuple[str, int]]] = {
-        (promise.job, p.jobs[promise.job].stages[promise.stage].name, KINDS[promise.kind]): [
-            (nodes.name[nodes.rows[join]], tasks) for join, _, tasks in promise.places
+        (promise.job, partition.jobs[promise.job].stages[promise.stage].name, KINDS[promise.kind]): [
+            (nodes.name[nodes.rows[node_id]], tasks) for node_id, _, tasks in promise.places
         ]
-        for _, promise in sorted(p.promises.items())
+        for _, promise in sorted(partition.promises.items())
     }
-    for _, order in sorted(p.orders.items()):
+    for _, order in sorted(partition.orders.items()):
         for name, meant in order.coming.items():
             for job, position, kind, tasks in meant:
-                if p.waits(job, position, kind) is not None:
-                    whom = (job, p.jobs[job].stages[position].name, KINDS[kind])
+                if partition.waits(job, position, kind) is not None:
+                    whom = (job, partition.jobs[job].stages[position].name, KINDS[kind])
                     found.setdefault(whom, []).append((name, tasks))
     return found
 
 
-def placements_view(p: Partition, job: Job) -> dict[tuple[str, int], str]:
+def placements_view(partition: Partition, job: Job) -> dict[tuple[str, int], str]:
     """The live tasks of a job and their nodes."""
     return {
-        (stage.name, index): p.nodes.name[p.nodes.rows[allocation.node]]
+        (stage.name, index): partition.nodes.name[partition.nodes.rows[allocation.node]]
         for stage in job.stages
         for index, allocation in sorted((stage.live or {}).items())
     }
 
 
-def usage_view(p: Partition, queue: str) -> Vector:
-    return dict(sorted(p.queues[queue].account.used.items()))
+def usage_view(partition: Partition, queue: str) -> Vector:
+    return dict(sorted(partition.queues[queue].account.used.items()))
 
 
-def explain_view(p: Partition, job: Job, reasons: dict[tuple[str, str, int], Reason], now: Micros) -> list[Waiting]:
-    """Why a job waits at a time: what it comes after, or where its reservations stand and what kept the head back."""
-    unmet = p.unmet(job)
+def explain_view(
+    partition: Partition, job: Job, reasons: dict[tuple[str, str, int], Reason], now: Micros
+) -> list[Waiting]:
+    """Why a job waits at a time: what it comes after, or where its asks stand and what kept the head back."""
+    unmet = partition.unmet(job)
     waiting: list[Waiting] = []
     for stage in job.stages:
         for kind, wanted in enumerate(stage.pending):
             if wanted is None:
                 continue
-            reservation = stage.reservations[kind]
+            ask = stage.asks[kind]
             position: int | None = None
-            if reservation is not None:
-                position = next(at for at, each in enumerate(p.lanes[lane_key(reservation)]) if each is reservation)
+            if ask is not None:
+                position = next(at for at, each in enumerate(partition.lanes[lane_key(ask)]) if each is ask)
             reason = AfterUnmet(unmet) if unmet else reasons.get((job.id, stage.name, kind))
-            if reason is None and reservation is not None:
-                reason = why_passed(p, reservation)
+            if reason is None and ask is not None:
+                reason = why_passed(partition, ask)
             if isinstance(reason, NoRoom):
-                reason = why_no_room(p, stage, reason, now)
+                reason = why_no_room(partition, stage, reason, now)
             waiting.append(Waiting(stage.name, KINDS[kind], len(wanted), position, reason))
-        if p.chains:
+        if partition.chains:
             waiting += _in_chains(stage)
     return waiting
 

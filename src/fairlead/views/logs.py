@@ -48,11 +48,11 @@ from fairlead.core.changes import (
 )
 from fairlead.core.commands import Rejected
 from fairlead.core.cycle import Cycle
-from fairlead.core.model import KINDS, Allocation, Hold, Job, JobState, Kept, NodeOrder, Promise, Reservation, Stage
+from fairlead.core.model import KINDS, Allocation, Ask, Earmark, Hold, Job, JobState, NodeOrder, Promise, Stage
 from fairlead.core.ranges import count, indices
 from fairlead.core.resources import SECOND, format_duration
 from fairlead.core.state import Partition
-from fairlead.views.lanefigures import placed_tasks
+from fairlead.views.metrics.lanes import placed_tasks
 
 Line = tuple[int, str, dict[str, Any]]
 """Its level, its event and its fields."""
@@ -123,14 +123,14 @@ class _Names:
             if isinstance(change, JobForgotten):
                 self._forgotten[change.job] = kept[0]
             elif isinstance(change, NodeRemoved):
-                self._removed[change.join] = kept[0].name
+                self._removed[change.node_id] = kept[0].name
 
     def job(self, name: str) -> Job:
         return self._forgotten[name] if name in self._forgotten else self.partition.jobs[name]
 
-    def node(self, join: int) -> str:
+    def node(self, node_id: int) -> str:
         nodes = self.partition.nodes
-        return self._removed[join] if join in self._removed else nodes.name[nodes.rows[join]]
+        return self._removed[node_id] if node_id in self._removed else nodes.name[nodes.rows[node_id]]
 
 
 def _submitted(names: _Names, change: JobAdded, kept: Any) -> Iterator[Line]:
@@ -157,8 +157,8 @@ def _placed(names: _Names, change: Placed, kept: Any) -> Iterator[Line]:
 
 
 def _singles_placed(names: _Names, change: SinglesPlaced, kept: Any) -> Iterator[Line]:
-    for reservation, _ in kept[0]:
-        yield _placement(names, reservation.stage, reservation.kind, 1, 1, False, [change.node], reservation)
+    for ask, _ in kept[0]:
+        yield _placement(names, ask.stage, ask.kind, 1, 1, False, [change.node], ask)
 
 
 def _placement(
@@ -169,7 +169,7 @@ def _placement(
     tasks: int,
     gang: bool,
     nodes: list[int],
-    completed: Reservation | None,
+    completed: Ask | None,
 ) -> Line:
     fields = {
         "job": stage.job.id,
@@ -179,7 +179,7 @@ def _placement(
         "tasks": tasks,
         "gang": gang,
         "nodes": len(nodes),
-        "on": [names.node(join) for join in nodes[:NAMED]],
+        "on": [names.node(node_id) for node_id in nodes[:NAMED]],
         "waited_seconds": None if completed is None else (names.now - completed.waiting_since) / SECOND,
     }
     return INFO, "tasks placed", fields
@@ -196,8 +196,8 @@ def _called_back(names: _Names, change: CalledBack, before: Any) -> Iterator[Lin
 
 
 def _held(names: _Names, change: Held, kept: Hold) -> Iterator[Line]:
-    reservation = names.partition.kept_for(kept)
-    waited = None if reservation is None else (names.now - reservation.waiting_since) / SECOND
+    ask = names.partition.kept_for(kept)
+    waited = None if ask is None else (names.now - ask.waiting_since) / SECOND
     yield INFO, "nodes held", {**_kept(names, kept), "large": change.large, "waited_seconds": waited}
 
 
@@ -205,26 +205,26 @@ def _promised(names: _Names, change: Promised, kept: Promise) -> Iterator[Line]:
     yield INFO, "room promised", {**_kept(names, kept), "victims": len(change.victims), "cause": change.cause}
 
 
-def _kept(names: _Names, kept: Kept) -> dict[str, Any]:
+def _kept(names: _Names, kept: Earmark) -> dict[str, Any]:
     nodes = list(kept.nodes)
     return {
         "job": kept.job,
         "stage": names.job(kept.job).stages[kept.stage].name,
         "tasks": kept.tasks,
         "nodes": len(nodes),
-        "on": [names.node(join) for join in nodes[:NAMED]],
+        "on": [names.node(node_id) for node_id in nodes[:NAMED]],
     }
 
 
 def _trimmed(names: _Names, change: Trimmed, kept: Any) -> Iterator[Line]:
     left, before = kept
-    gone = [join for join in dict.fromkeys(place[0] for place in before) if join not in left.nodes]
+    gone = [node_id for node_id in dict.fromkeys(place[0] for place in before) if node_id not in left.nodes]
     fields = {"job": left.job, "nodes": len(gone), "kept": len(left.nodes)}
     yield INFO, "some nodes let go", {**fields, "reason": change.why}
 
 
 def _let_go(names: _Names, change: Released, kept: Any) -> Iterator[Line]:
-    before: Kept = kept[0]
+    before: Earmark = kept[0]
     fields = {"job": before.job, "nodes": len(before.nodes), "kept_seconds": (names.now - before.since) / SECOND}
     yield INFO, "nodes let go", {**fields, "reason": change.why}
 
@@ -252,7 +252,7 @@ def _pool_moved(names: _Names, change: PoolMoved, kept: Any) -> Iterator[Line]:
 
 
 def _given_back(names: _Names, change: GivenBack, kept: Any) -> Iterator[Line]:
-    on = [names.node(join) for join in change.nodes[:NAMED]]
+    on = [names.node(node_id) for node_id in change.nodes[:NAMED]]
     yield INFO, "nodes given back", {"pool": change.pool, "nodes": len(change.nodes), "on": on}
 
 
@@ -310,12 +310,12 @@ def _job_over(names: _Names, job: Job, state: JobState, reason: str) -> Line:
 def _avoided(names: _Names, change: NodeAvoided, kept: Any) -> Iterator[Line]:
     if change.until not in (0, kept[2]):  # else the pause ends, or goes on
         fields = {"failures": change.failures, "pause_seconds": (change.until - names.now) / SECOND}
-        yield WARNING, "node avoided", {"node": names.node(change.join), **fields}
+        yield WARNING, "node avoided", {"node": names.node(change.node_id), **fields}
 
 
 def _moved(names: _Names, change: NodeMoved, kept: Any) -> Iterator[Line]:
     level = WARNING if change.state == "lost" else INFO
-    yield level, "node moved", {"node": names.node(change.join), "before": kept[0], "state": change.state}
+    yield level, "node moved", {"node": names.node(change.node_id), "before": kept[0], "state": change.state}
 
 
 def _queue_moved(names: _Names, change: QueueMoved, kept: Any) -> Iterator[Line]:

@@ -5,35 +5,35 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from fairlead.core.model import Job, Micros, NodeOrder, Pool
-from fairlead.core.pooling import paused_until
+from fairlead.core.pools.sizes import paused_until
 from fairlead.core.resources import SECOND
 from fairlead.core.state import Partition
 from fairlead.views.answers import amounts, optional_seconds, seconds
-from fairlead.views.poolfigures import PoolFigures, pool_figures
+from fairlead.views.metrics.pools import PoolFigures, pool_figures
 from fairlead.wire import api as wire
 
 Sees = Callable[[Job], bool]
 
 
-def usage_answer(p: Partition) -> wire.Usage:
+def usage_answer(partition: Partition) -> wire.Usage:
     """By pool, of those that are configured and those that nodes say they are in."""
-    figures = pool_figures(p)
+    figures = pool_figures(partition)
     if figures is None:
-        return wire.Usage(partition=p.name, ready=False, pools={})
-    return wire.Usage(partition=p.name, ready=True, pools={name: _use(each) for name, each in figures.items()})
+        return wire.Usage(partition=partition.name, ready=False, pools={})
+    return wire.Usage(partition=partition.name, ready=True, pools={name: _use(each) for name, each in figures.items()})
 
 
-def pool_answers(p: Partition, pools: Iterable[Pool], sees: Sees, now: Micros) -> list[wire.Pool]:
+def pool_answers(partition: Partition, pools: Iterable[Pool], sees: Sees, now: Micros) -> list[wire.Pool]:
     """What the state has of pools at a time. What their providers say is for others to add."""
-    figures = pool_figures(p)
-    return [_pool_answer(p, pool, None if figures is None else figures[pool.name], sees, now) for pool in pools]
+    figures = pool_figures(partition)
+    return [_pool_answer(partition, pool, None if figures is None else figures[pool.name], sees, now) for pool in pools]
 
 
-def _pool_answer(p: Partition, pool: Pool, figures: PoolFigures | None, sees: Sees, now: Micros) -> wire.Pool:
-    settings, nodes = pool.settings, p.nodes
+def _pool_answer(partition: Partition, pool: Pool, figures: PoolFigures | None, sees: Sees, now: Micros) -> wire.Pool:
+    settings, nodes = pool.settings, partition.nodes
     return wire.Pool(
         name=pool.name,
-        partition=p.name,
+        partition=partition.name,
         provider="",
         resources=amounts(settings.node),
         labels=dict(settings.labels),
@@ -46,13 +46,17 @@ def _pool_answer(p: Partition, pool: Pool, figures: PoolFigures | None, sees: Se
         cost=settings.cost,
         use=None if figures is None else _use(figures),
         paused=pool.paused,
-        paused_until=paused_until(p, pool) / SECOND if paused_until(p, pool) > now else None,
+        paused_until=paused_until(partition, pool) / SECOND if paused_until(partition, pool) > now else None,
         problem=pool.problem,
         grew=optional_seconds(pool.grew),
         shrank=optional_seconds(pool.shrank),
-        orders=[_order(p, order, sees) for _, order in sorted(p.orders.items()) if order.pool == pool.name],
+        orders=[
+            _order(partition, order, sees) for _, order in sorted(partition.orders.items()) if order.pool == pool.name
+        ],
         leaving=[
-            nodes.name[nodes.rows[join]] for join in sorted(p.unwanted) if nodes.pool[nodes.rows[join]] == pool.name
+            nodes.name[nodes.rows[node_id]]
+            for node_id in sorted(partition.unwanted)
+            if nodes.pool[nodes.rows[node_id]] == pool.name
         ],
         orphans=[],
     )
@@ -70,7 +74,7 @@ def _use(figures: PoolFigures) -> wire.PoolUse:
     )
 
 
-def _order(p: Partition, order: NodeOrder, sees: Sees) -> wire.PoolOrder:
+def _order(partition: Partition, order: NodeOrder, sees: Sees) -> wire.PoolOrder:
     whom: dict[tuple[str, int], int] = {}
     for (job, stage, _), tasks in order.for_whom.items():
         whom[job, stage] = whom.get((job, stage), 0) + tasks
@@ -81,8 +85,8 @@ def _order(p: Partition, order: NodeOrder, sees: Sees) -> wire.PoolOrder:
         nodes=list(order.coming),
         tasks=sum(whom.values()),
         jobs=[
-            wire.OrderedFor(job=job, stage=p.jobs[job].stages[stage].name, tasks=tasks)
+            wire.OrderedFor(job=job, stage=partition.jobs[job].stages[stage].name, tasks=tasks)
             for (job, stage), tasks in whom.items()
-            if job in p.jobs and sees(p.jobs[job])
+            if job in partition.jobs and sees(partition.jobs[job])
         ],
     )

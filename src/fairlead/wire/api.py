@@ -97,7 +97,7 @@ class PriorityDocument(Request, kw_only=True):
     priority: Priority
 
 
-class ReservationDocument(Request, kw_only=True):
+class AskDocument(Request, kw_only=True):
     job: Name
     stage: Name
 
@@ -321,7 +321,7 @@ class Queue(Answer, frozen=True, kw_only=True):
     jobs: int
     running: int
     """Jobs with a live task."""
-    reservations: int
+    asks: int
     entitlement_percent: float
     """What it may call its own, of the partition."""
     use_percent: float
@@ -350,7 +350,7 @@ class Shares(Answer, frozen=True, kw_only=True):
     rebalance_after: float
 
 
-class Reservation(Answer, frozen=True, kw_only=True):
+class Ask(Answer, frozen=True, kw_only=True):
     job: str
     stage: str
     kind: str
@@ -360,13 +360,13 @@ class Reservation(Answer, frozen=True, kw_only=True):
 
 
 class Lane(Answer, frozen=True, kw_only=True):
-    """`first` has the reservations at its head that the caller may see."""
+    """`first` has the asks at its head that the caller may see."""
 
     queue: str
     shape: str
-    reservations: int
+    asks: int
     tasks: int
-    first: list[Reservation]
+    first: list[Ask]
 
 
 class Lanes(Answer, frozen=True, kw_only=True):

@@ -13,15 +13,15 @@ from fairlead.core.commands import Configure, Rejected
 from fairlead.core.config import missing_policies
 from fairlead.core.cycle import Cycle
 from fairlead.core.errors import Refused
+from fairlead.core.intake import intake
 from fairlead.core.model import Micros
-from fairlead.core.phases.intake import intake
 from fairlead.core.plan import Plan
 from fairlead.core.settings import PartitionConfig
 from fairlead.core.state import Partition
 from fairlead.journal.base import Journal, JournalError, PolicyMissing
 from fairlead.journal.codec import CLUSTER_STREAM, encode_cluster, restore_cluster, stream_of
-from fairlead.writer.loop import Stopped, Writer
 from fairlead.writer.observer import Observer
+from fairlead.writer.writer import Stopped, Writer
 
 
 class Cluster:
@@ -49,7 +49,7 @@ class Cluster:
             writer = self.writers[name]
             if writer.partition.config_version < self.configured.version:
                 command = Configure(config=config, version=self.configured.version, operator=True)
-                cycles[name] = writer.turn([command], now)
+                cycles[name] = writer.cycle([command], now)
         return cycles
 
     def configure(self, configs: dict[str, PartitionConfig], now: Micros) -> dict[str, Cycle]:
@@ -76,8 +76,8 @@ class Cluster:
 
     def _try(self, name: str, config: PartitionConfig, now: Micros) -> None:
         """Configure and take it back, whatever comes of it: the partition is as it was."""
-        p = self.writers[name].partition if name in self.writers else Partition(name)
-        plan = Plan(p, max(now, p.now))
+        partition = self.writers[name].partition if name in self.writers else Partition(name)
+        plan = Plan(partition, max(now, partition.now))
         try:
             answer = intake(plan, [Configure(config=config, operator=True)])[0]
         finally:
@@ -91,7 +91,7 @@ class Cluster:
             if name not in self.writers:
                 self.writers[name] = self._writer(name)
             command = Configure(config=config, version=self.configured.version, operator=True)
-            cycles[name] = self.writers[name].turn([command], now)
+            cycles[name] = self.writers[name].cycle([command], now)
         for name in sorted(set(self.writers) - set(dict(self.configured.partitions))):
             cycles[name] = self._remove(self.writers.pop(name), now)
         return cycles

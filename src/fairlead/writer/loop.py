@@ -1,154 +1,341 @@
-"""One partition's writer: a cycle is one call of the core and one durable write; answers and effects come after.
+"""The live loop: messages, timers and unfinished work become cycles of a writer, one after the other.
 
-If the write certainly failed the plan is taken back; if its outcome is unknown nothing is guessed. Either way the
-writer stops, and a new one recovers from the journal.
+From the top: the thread in which turns are made, the loop, when a cycle starts, one pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from queue import SimpleQueue
+from threading import Thread
+from time import monotonic
+from typing import Any, TypeVar
 
-from fairlead.core import cycle
-from fairlead.core.commands import AnyCommand, RemovePartition
-from fairlead.core.config import missing_policies
-from fairlead.core.cycle import Cycle
-from fairlead.core.lanes import LaneKey, lane_key
+import msgspec
+
+from fairlead.core.commands import Report
+from fairlead.core.cycle import Cycle, due
+from fairlead.core.effects import Effect, standing_effects
 from fairlead.core.model import Micros
-from fairlead.core.reasons import Reason
-from fairlead.core.state import Partition
-from fairlead.journal.base import Journal, JournalError, PolicyMissing, UnknownOutcome
-from fairlead.journal.codec import encode, restore, stream_of
-from fairlead.writer.clock import Stopwatch
-from fairlead.writer.observer import Observer
+from fairlead.core.resources import SECOND
+from fairlead.core.settings import PartitionSettings
+from fairlead.journal.base import JournalError, UnknownOutcome
+from fairlead.writer.clock import Clock, cycle_clock
+from fairlead.writer.inbox import Inbox, Message, Unavailable
+from fairlead.writer.writer import Stopped, Writer
 
-FEW = 100
-"""Lanes that are gone are forgotten when there are so many more than there should be."""
+Result = TypeVar("Result")
+
+FRACTION = 5
+"""Under load cycles start at least this part of `batch_window` apart: 10 ms with the default."""
+BURST = 4
+"""So many cycles of several messages may follow each other at once after a quiet time: a lone task's end is one."""
+TIMER_PAUSE = 0.01
+"""Seconds between two cycles that time alone starts, if the first altered nothing."""
 
 
-class Stopped(Exception):
-    """The writer has stopped: what it was asked in this cycle has no answer. Start anew from the journal."""
+class Phase(msgspec.Struct):
+    """How long something took, in seconds."""
+
+    count: int = 0
+    total: float = 0.0
+    last: float = 0.0
+    most: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.count += 1
+        self.total += seconds
+        self.last = seconds
+        self.most = max(self.most, seconds)
 
 
-class Writer:
-    """Holds the state of a partition and is alone in altering it."""
+class WriterThread:
+    """The thread in which a journal is used, and whose turn it is. Writers on one journal object share one."""
 
-    def __init__(self, journal: Journal, partition: str, observers: Sequence[Observer] = ()) -> None:
-        """Take over the partition: from here on any earlier writer's appends are refused."""
-        self.journal = journal
-        self.stream = stream_of(partition)
-        self.epoch = journal.reign(self.stream)
-        self.state, self.seq = restore(journal, partition)
-        missing = missing_policies(self.state.settings, [queue.settings for queue in self.state.queues.values()])
-        if missing:
-            raise PolicyMissing(partition, missing)
-        self.reasons: dict[tuple[str, str, int], Reason] = {}
-        """Why heads of lanes wait, as the last cycle that looked at them found."""
-        self._said: dict[LaneKey, list[tuple[str, str, int]]] = {}
-        """Lane → of whom in it something was said."""
-        self.more = False
-        """Whether the last cycle reached its bounds, so that the next should follow at once."""
-        self._stopped: str = ""
-        self._observers = observers
-        for observer in observers:
-            observer.began(self.state)
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self._given: SimpleQueue[Given | None] = SimpleQueue()
+        Thread(target=_work_off, args=(self._given,), name="writer", daemon=True).start()
 
-    @property
-    def partition(self) -> Partition:
-        """The state, for reading."""
-        return self.state
+    def start(self, work: Callable[[], Result]) -> asyncio.Future[Result]:
+        # Through an executor the way there and back takes three times as long.
+        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._given.put((work, future))
+        return future
 
-    @property
-    def stopped(self) -> str:
-        """Why it has stopped, if it has. Then the state may have what never was written."""
-        return self._stopped
+    async def alone(self, work: Callable[[], Result]) -> Result:
+        """Do something while no writer has its turn, such as following a configuration; `look()` comes after it."""
+        async with self.lock:
+            future = self.start(work)
+            cancelled = await _ended(future)
+        if cancelled is not None:
+            raise cancelled
+        return future.result()
 
-    def turn(self, commands: Sequence[AnyCommand], now: Micros) -> Cycle:
-        """One cycle. When it returns, everything in it is durable."""
-        if self._stopped:
-            raise Stopped(self._stopped)
-        watch = Stopwatch()
-        decided = cycle.run(self.state, commands, now, watch)
-        if not decided.changes:
-            decided.plan.abandon()
-        else:
-            self._commit(decided, now, watch)
-        self._remember(decided)
-        for observer in self._observers:
-            observer.cycle(decided, watch.seconds)
-        return decided
+    def close(self) -> None:
+        """What was started is still done."""
+        self._given.put(None)
 
-    def remove(self, now: Micros) -> Cycle:
-        """The last cycle of a partition that left the configuration: everything in it is released.
 
-        Nothing is written: the configuration without the partition is the record of its removal. A server that ends
-        before the stream is dropped finds the state as it was, removes the partition again and derives the same stops.
+Given = tuple[Callable[[], Any], asyncio.Future[Any]]
+
+
+def _work_off(given: SimpleQueue[Given | None]) -> None:
+    while (each := given.get()) is not None:
+        _do(*each)
+        del each  # a batch and all that came of it would stay until the next one
+
+
+def _do(work: Callable[[], Any], future: asyncio.Future[Any]) -> None:
+    try:
+        settle = partial(future.set_result, work())
+    except BaseException as problem:
+        settle = partial(future.set_exception, problem)
+    with suppress(RuntimeError):  # the loop is over, and nobody waits any more
+        future.get_loop().call_soon_threadsafe(settle)
+
+
+class LiveWriter:
+    """Runs a writer inside an asyncio loop.
+
+    **When a cycle starts.** Everything that asks for one (messages, a timer that is due, work that the last cycle left)
+    is served by the same pass. An idle loop sleeps, and the first message starts a cycle at once. After a few cycles of
+    two messages or more in a short time the writer counts as busy, and lets others gather: the next one starts when
+    `max_batch` messages wait, or a fifth of `batch_window` after the last one started. Where turns are slow, so that
+    they would take more than half of the time, it waits for twice as long as turns take, but never for more than
+    `batch_window`. Work that a cycle left because it reached its bounds is never waited for.
+
+    **Threads.** A turn, core and durable write together, is made in a thread of its own, and what arrives meanwhile is
+    the next batch. Nobody else may look at the state meanwhile. `publish` and `dispatch` are called in the loop's
+    thread, after the commit and before the next turn: `publish` may read the state, and what it makes of it is what
+    readers get. Both must be quick and must not raise: a node that cannot be reached is theirs to deal with.
+    """
+
+    def __init__(
+        self,
+        writer: Writer,
+        inbox: Inbox,
+        dispatch: Callable[[Sequence[Effect]], None],
+        publish: Callable[[Cycle], None],
+        clock: Clock | None = None,
+        thread: WriterThread | None = None,
+    ) -> None:
+        self.writer = writer
+        self.inbox = inbox
+        self.offer = inbox.offer
+        self.stopped = ""
+        """Why the writer stopped, if it did by itself. Another one has to start from the journal."""
+        self.intake_wait = Phase()
+        """From the arrival of the oldest message of a batch to its turn."""
+        self.cycle = Phase()
+        self.after_cycle = Phase()
+        """Publishing, answering and dispatching."""
+        self._dispatch = dispatch
+        self._publish = publish
+        self._clock = clock or cycle_clock(writer.partition.now)
+        self._thread = thread or WriterThread()
+        self._own_thread = thread is None
+        self._settings: PartitionSettings = writer.partition.settings
+        self._due: Micros | None = None
+        self._not_before = 0.0
+        self._credit, self._credited = float(BURST), 0.0
+        """So many cycles may follow each other at once, as of then."""
+        self._timers_not_before = 0.0
+        self._enough = 1
+        self._wake = asyncio.Event()
+        self._looked_for = False
+        self._closing = False
+        self._running = False
+        self._over = asyncio.Event()
+        self._cancelled: asyncio.CancelledError | None = None
+        inbox.listen(self._arrived)
+
+    async def run(self) -> str:
+        """Work until closed, or until the writer stops; says why it stopped.
+
+        A cancellation ends it after the turn that is under way, and a fault of ours ends it at once; both are raised.
+        However it ends, everybody who waits gets a reply.
         """
-        watch = Stopwatch()
-        decided = cycle.run(self.state, [RemovePartition(operator=True)], max(now, self.state.now), watch)
-        self.seq += 1  # news of the removal come after all news of written cycles
-        for observer in self._observers:
-            observer.cycle(decided, watch.seconds)
-        return decided
-
-    def take_over(self, other: Writer) -> None:
-        """Say what another one said of the same state: a lane that slept there sleeps here until something changes."""
-        self.reasons, self._said = dict(other.reasons), {}
-        for key in self.reasons:  # lanes are known by their shapes, and those are others here
-            lane = self._lane_of(*key)
-            if lane is not None:
-                self._said.setdefault(lane, []).append(key)
-
-    def _remember(self, decided: Cycle) -> None:
-        """Keep what was said. A lane that sleeps is not looked at, and what was said of its head still holds."""
-        self.more = decided.more
-        for lane in decided.plan.looked:
-            for key in self._said.pop(lane, ()):
-                self.reasons.pop(key, None)
-        for key, reason in decided.reasons.items():
-            lane_of = self._lane_of(*key)
-            if lane_of is not None:
-                self.reasons[key] = reason
-                self._said.setdefault(lane_of, []).append(key)
-        if len(self._said) > 2 * len(self.state.lanes) + FEW:
-            self._forget_lanes()
-
-    def _forget_lanes(self) -> None:
-        """Lanes that are gone are not looked at again."""
-        for lane in [lane for lane in self._said if lane not in self.state.lanes]:
-            for key in self._said.pop(lane):
-                if self._lane_of(*key) in (None, lane):
-                    self.reasons.pop(key, None)
-
-    def _lane_of(self, job_id: str, stage_name: str, kind: int) -> LaneKey | None:
-        job = self.state.jobs.get(job_id)
-        stage = job.stage(stage_name) if job is not None else None
-        reservation = stage.reservations[kind] if stage is not None else None
-        return None if reservation is None else lane_key(reservation)
-
-    def _commit(self, decided: Cycle, now: Micros, watch: Stopwatch) -> None:
+        if self._over.is_set():
+            return self.stopped
+        self._running = True
+        why = "the writer was closed"
         try:
-            payload = encode(now, decided.changes)
-        except BaseException:
-            decided.plan.abandon()
+            await self._begin()
+            while self._cancelled is None and await self._wait():
+                async with self._thread.lock:
+                    await self._pass()
+        except Stopped as stopped:
+            why = self.stopped = str(stopped)
+        except BaseException as fault:
+            why = f"the writer ended: {fault!r}"
             raise
-        watch("encode")
+        finally:
+            self._end(why)
+        if self._cancelled is not None:
+            raise self._cancelled
+        return self.stopped
+
+    async def close(self) -> None:
+        """Take nothing more, do what was taken, and end."""
+        self._closing = True
+        self.inbox.close("the writer is closing")
+        self._wake.set()
+        if self._running:
+            await self._over.wait()
+        else:
+            self._end("the writer was closed")
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended, for whatever reason: what the state has now may never have been written."""
+        return self._over.is_set()
+
+    def look(self) -> None:
+        """Have a cycle now, with or without messages: the state was altered outside of the loop."""
+        self._looked_for = True
+        self._wake.set()
+
+    async def _begin(self) -> None:
+        async with self._thread.lock:
+            standing, self._due = await self._in_thread(self._survey)
+        # An earlier writer may have ended between a commit and its effects. Agents know what they have had before.
+        if standing:
+            self._dispatch(standing)
+
+    def _end(self, why: str) -> None:
+        self.inbox.give_up(why)
+        if self._own_thread:
+            self._thread.close()
+        self._running = False
+        self._over.set()
+
+    # -- when a cycle starts -------------------------------------------------------------------------------------
+
+    async def _wait(self) -> bool:
+        """Sleep until a cycle should start; False if the loop is to end instead."""
+        while not self._closing:
+            enough = self._settings.max_batch
+            if self.writer.more or self._looked_for or self.inbox.waiting >= enough:
+                return True
+            rest = self._not_before - monotonic()
+            timer = self._until_timer()
+            if self.inbox.waiting or (timer is not None and timer <= 0):
+                if rest <= 0:
+                    return True
+                await self._sleep(rest, enough)
+            else:
+                await self._sleep(timer, 1)
+        return self.inbox.waiting > 0
+
+    def _until_timer(self) -> float | None:
+        if self._due is None:
+            return None
+        return max((self._due - self._clock()) / SECOND, self._timers_not_before - monotonic())
+
+    async def _sleep(self, seconds: float | None, enough: int) -> None:
+        """Until so many messages wait, the time is over, or somebody calls."""
+        self._enough = enough
+        self._wake.clear()
+        alarm = None
+        if seconds is not None:
+            alarm = asyncio.get_running_loop().call_later(seconds, self._wake.set)
         try:
-            self.journal.append(self.stream, self.epoch, self.seq + 1, payload)
-        except UnknownOutcome as problem:
-            why = f"it is not known whether cycle {self.seq + 1} was written: {problem}"
-            raise self._stop(why) from problem
-        except JournalError as problem:
-            decided.plan.abandon()
-            raise self._stop(f"cycle {self.seq + 1} was not written: {problem}") from problem
+            await self._wake.wait()
+        finally:
+            if alarm is not None:
+                alarm.cancel()
+
+    def _arrived(self) -> None:
+        # While others gather nobody is woken for each of them.
+        if self.inbox.waiting >= self._enough:
+            self._wake.set()
+
+    # -- one pass ------------------------------------------------------------------------------------------------
+
+    async def _pass(self) -> None:
+        self._looked_for = False
+        batch = self.inbox.drain(self._settings.max_batch)
+        began = monotonic()
+        if batch:
+            self.intake_wait.add(began - min(message.arrived for message in batch))
+        try:
+            decided, self._due = await self._in_thread(lambda: self._cycle(batch))
+            turned = monotonic()
+            # Views first: who has an answer and then reads finds what was answered.
+            self._publish(decided)
+            # Then agents: what confirms their reports travels with their work, and that waits for nobody's answer.
+            answers = list(zip(batch, decided.answers, strict=True))
+            for message, answer in answers:
+                if isinstance(message.command, Report):
+                    message.reply(answer)
+            if decided.effects:
+                self._dispatch(decided.effects)
+            for message, answer in answers:
+                if not isinstance(message.command, Report):
+                    message.reply(answer)
         except BaseException as problem:
-            # Interrupted in the middle: nobody can say what was written.
-            self._stop(f"writing cycle {self.seq + 1} was interrupted: {problem!r}")
+            _refuse(batch, problem)
             raise
-        watch("journal")
-        self.seq += 1
+        ended = monotonic()
+        # One turn may stall; two in a row are slow.
+        slow = min(self.cycle.last, turned - began)
+        self.cycle.add(turned - began)
+        self.after_cycle.add(ended - turned)
+        self._settings = self.writer.partition.settings
+        self._not_before = began + self._pause(len(batch), slow, began)
+        # A timer may ask again at once for what cannot be done yet.
+        self._timers_not_before = 0.0 if batch or decided.changes else ended + TIMER_PAUSE
 
-    def _stop(self, why: str) -> Stopped:
-        self._stopped = why
-        for observer in self._observers:
-            observer.stopped(self.state, why)
-        return Stopped(why)
+    def _pause(self, messages: int, turns: float, now: float) -> float:
+        """How long after the start of a cycle the next should start, as the class says."""
+        if messages <= 1:
+            return 0.0
+        window = self._settings.batch_window / SECOND
+        pause = min(window, max(window / FRACTION, 2 * turns))
+        self._credit = min(BURST, self._credit + (now - self._credited) / pause) if pause else BURST
+        self._credited = now
+        if self._credit >= 1:
+            self._credit -= 1
+            return 0.0
+        return pause
+
+    def _cycle(self, batch: Sequence[Message]) -> tuple[Cycle, Micros | None]:
+        decided = self.writer.cycle([message.command for message in batch], self._clock())
+        return decided, self._next_due()
+
+    def _survey(self) -> tuple[Sequence[Effect], Micros | None]:
+        return standing_effects(self.writer.partition), self._next_due()
+
+    def _next_due(self) -> Micros | None:
+        return None if self.writer.partition.removed else due(self.writer.partition)
+
+    async def _in_thread(self, work: Callable[[], Result]) -> Result:
+        future = self._thread.start(work)
+        self._cancelled = await _ended(future) or self._cancelled
+        return future.result()
+
+
+async def _ended(future: asyncio.Future[Result]) -> asyncio.CancelledError | None:
+    """Wait for work in the thread. A cancellation is kept for later: a turn cannot be interrupted, and has answers."""
+    cancelled = None
+    while not future.done():
+        try:
+            await asyncio.shield(future)
+        except asyncio.CancelledError as asked:
+            cancelled = asked
+        except BaseException:
+            break  # it is the work's, and whoever started it asks for it
+    return cancelled
+
+
+def _refuse(batch: Sequence[Message], problem: BaseException) -> None:
+    """No answer came of the turn. Only if the journal says so it is certain that nothing did."""
+    cause = problem.__cause__ if isinstance(problem, Stopped) else None
+    certain = isinstance(cause, JournalError) and not isinstance(cause, UnknownOutcome)
+    why = str(problem) if isinstance(problem, Stopped) else f"the writer ended: {problem!r}"
+    for message in batch:
+        message.reply(Unavailable(why, doubtful=not certain))

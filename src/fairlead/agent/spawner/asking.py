@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         def close(self) -> None: ...
 
 
-PATIENCE = 10.0
+KEEPER_TIMEOUT = 10.0
 """Seconds for an answer of the keeper."""
 
 
@@ -101,7 +101,7 @@ class AskedLimits:
     def _ask(self, what: str, about: str = "") -> None:
         """Ask for one thing and wait for its answer, not for that to an earlier question that came too late."""
         self._asked += 1
-        self._keeper.settimeout(PATIENCE)
+        self._keeper.settimeout(KEEPER_TIMEOUT)
         try:
             self._keeper.send(f"{what} {self._asked} {about}".encode())
             number, answer = "", ""

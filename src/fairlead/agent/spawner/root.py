@@ -25,7 +25,7 @@ from fairlead.agent.spawner.limits import Limits
 from fairlead.agent.spawner.main import Spawner, enough_descriptors, listen, take_lock
 from fairlead.agent.spawner.users import NotAllowed, Person, find_person, read_map
 
-MOST = 200
+MAX_USERS = 200
 """Users that can have a spawner at a time."""
 LONGEST = 200
 """Bytes of a request."""
@@ -78,8 +78,8 @@ class Helper:
         for pid in tuple(self._keepers):
             if os.waitpid(pid, os.WNOHANG)[0]:
                 self._keepers.discard(pid)
-        if len(self._keepers) >= MOST:
-            raise OSError(f"{MOST} users have tasks here already")
+        if len(self._keepers) >= MAX_USERS:
+            raise OSError(f"{MAX_USERS} users have tasks here already")
         folder = self._prepare(user, person)
         pid = os.fork()
         if pid:

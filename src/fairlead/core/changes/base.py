@@ -14,8 +14,8 @@ from fairlead.core.state import Partition
 
 
 class Change(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    def apply(self, p: Partition) -> Any:
+    def apply(self, partition: Partition) -> Any:
         raise NotImplementedError
 
-    def undo(self, p: Partition, kept: Any) -> None:
+    def undo(self, partition: Partition, kept: Any) -> None:
         raise NotImplementedError

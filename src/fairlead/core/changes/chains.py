@@ -12,7 +12,7 @@ import msgspec
 from fairlead.core.changes.base import Change
 from fairlead.core.changes.jobs import give_back, take
 from fairlead.core.lifecycle import TASK
-from fairlead.core.model import Allocation, Micros, Reservation
+from fairlead.core.model import Allocation, Ask, Micros
 from fairlead.core.ranges import difference
 from fairlead.core.state import Partition
 
@@ -24,13 +24,13 @@ class Measured(Change, frozen=True, tag="measured"):
     stage: int
     ran: Micros | None = None
 
-    def apply(self, p: Partition) -> Micros | None:
-        stage = p.jobs[self.job].stages[self.stage]
+    def apply(self, partition: Partition) -> Micros | None:
+        stage = partition.jobs[self.job].stages[self.stage]
         before, stage.ran = stage.ran, self.ran
         return before
 
-    def undo(self, p: Partition, kept: Micros | None) -> None:
-        p.jobs[self.job].stages[self.stage].ran = kept
+    def undo(self, partition: Partition, kept: Micros | None) -> None:
+        partition.jobs[self.job].stages[self.stage].ran = kept
 
 
 class Chained(Change, frozen=True, tag="chained"):
@@ -46,17 +46,17 @@ class Chained(Change, frozen=True, tag="chained"):
     rooms: int
     """How many the chain has."""
 
-    def apply(self, p: Partition) -> tuple[Reservation | None, Allocation, bool, int, Micros | None, int]:
-        front = p.allocations[self.allocation]
+    def apply(self, partition: Partition) -> tuple[Ask | None, Allocation, bool, int, Micros | None, int]:
+        front = partition.allocations[self.allocation]
         stage = front.stage
         begins = not front.chain
-        kept = (front, begins, stage.top, stage.short_since, p.counters.allocation)
+        kept = (front, begins, stage.top, stage.short_since, partition.counters.allocation)
         TASK.check("pending", "assigned")
         if begins:
             front.chain = front.id
-            p.link(front)
-        dropped = take(p, stage, self.kind, self.indices)
-        p.book(
+            partition.link(front)
+        dropped = take(partition, stage, self.kind, self.indices)
+        partition.book(
             Allocation(
                 self.into,
                 stage,
@@ -65,25 +65,25 @@ class Chained(Change, frozen=True, tag="chained"):
                 self.attempt,
                 (),
                 "assigned",
-                p.now,
+                partition.now,
                 kind=self.kind,
                 chain=front.chain,
                 rooms=self.rooms,
             )
         )
         stage.top = max(stage.top, self.attempt)
-        p.counters.allocation = max(p.counters.allocation, self.into + 1)
-        p.look_short(stage)
+        partition.counters.allocation = max(partition.counters.allocation, self.into + 1)
+        partition.update_short(stage)
         return (dropped, *kept)
 
-    def undo(self, p: Partition, kept: tuple[Reservation | None, Allocation, bool, int, Micros | None, int]) -> None:
-        dropped, front, begins, top, short_since, p.counters.allocation = kept
+    def undo(self, partition: Partition, kept: tuple[Ask | None, Allocation, bool, int, Micros | None, int]) -> None:
+        dropped, front, begins, top, short_since, partition.counters.allocation = kept
         front.stage.top = top
-        p.unbook(p.allocations[self.into], moves=True)
-        give_back(p, front.stage, self.kind, self.indices, dropped)
-        p.mark_short(front.stage, short_since)
+        partition.unbook(partition.allocations[self.into], moves=True)
+        give_back(partition, front.stage, self.kind, self.indices, dropped)
+        partition.mark_short(front.stage, short_since)
         if begins:
-            p.unlink(front)
+            partition.unlink(front)
             front.chain = 0
 
 
@@ -95,25 +95,27 @@ class RoomPassed(Change, frozen=True, tag="room passed"):
     rooms: int = 0
     into: int = 0
 
-    def apply(self, p: Partition) -> tuple[Allocation, int]:
-        before = p.allocations[self.allocation]
-        counter = p.counters.allocation
+    def apply(self, partition: Partition) -> tuple[Allocation, int]:
+        before = partition.allocations[self.allocation]
+        counter = partition.counters.allocation
         rest = difference(before.indices, self.indices)
-        p.unbook(before, moves=True)
+        partition.unbook(before, moves=True)
         number = before.id
         if rest:
-            p.book(msgspec.structs.replace(before, indices=rest))
+            partition.book(msgspec.structs.replace(before, indices=rest))
             number = self.into
-            p.counters.allocation = max(counter, number + 1)
-        p.book(msgspec.structs.replace(before, id=number, indices=self.indices, since=p.now, rooms=self.rooms))
+            partition.counters.allocation = max(counter, number + 1)
+        partition.book(
+            msgspec.structs.replace(before, id=number, indices=self.indices, since=partition.now, rooms=self.rooms)
+        )
         return before, counter
 
-    def undo(self, p: Partition, kept: tuple[Allocation, int]) -> None:
-        before, p.counters.allocation = kept
+    def undo(self, partition: Partition, kept: tuple[Allocation, int]) -> None:
+        before, partition.counters.allocation = kept
         if self.into:
-            p.unbook(p.allocations[self.into], moves=True)
-        p.unbook(p.allocations[self.allocation], moves=True)
-        p.book(before)
+            partition.unbook(partition.allocations[self.into], moves=True)
+        partition.unbook(partition.allocations[self.allocation], moves=True)
+        partition.book(before)
 
 
 class CalledBack(Change, frozen=True, tag="called back"):
@@ -121,16 +123,16 @@ class CalledBack(Change, frozen=True, tag="called back"):
 
     allocation: int
 
-    def apply(self, p: Partition) -> Allocation:
-        before = p.allocations[self.allocation]
+    def apply(self, partition: Partition) -> Allocation:
+        before = partition.allocations[self.allocation]
         TASK.check(before.state, "pending")
-        p.unbook(before, moves=True)
-        p.book(msgspec.structs.replace(before, since=p.now, cause="return"))
+        partition.unbook(before, moves=True)
+        partition.book(msgspec.structs.replace(before, since=partition.now, cause="return"))
         return before
 
-    def undo(self, p: Partition, kept: Allocation) -> None:
-        p.unbook(p.allocations[self.allocation], moves=True)
-        p.book(kept)
+    def undo(self, partition: Partition, kept: Allocation) -> None:
+        partition.unbook(partition.allocations[self.allocation], moves=True)
+        partition.book(kept)
 
 
 CHANGES: tuple[type[Any], ...] = (Measured, Chained, RoomPassed, CalledBack)

@@ -16,13 +16,13 @@ from fairlead.core.state import Partition
 class SettingsSet(Change, frozen=True, tag="settings set"):
     settings: PartitionSettings
 
-    def apply(self, p: Partition) -> PartitionSettings:
-        before = p.settings
-        p.set_settings(self.settings)
+    def apply(self, partition: Partition) -> PartitionSettings:
+        before = partition.settings
+        partition.set_settings(self.settings)
         return before
 
-    def undo(self, p: Partition, kept: PartitionSettings) -> None:
-        p.set_settings(kept)
+    def undo(self, partition: Partition, kept: PartitionSettings) -> None:
+        partition.set_settings(kept)
 
 
 class ConfigVersioned(Change, frozen=True, tag="config versioned"):
@@ -30,13 +30,13 @@ class ConfigVersioned(Change, frozen=True, tag="config versioned"):
 
     version: int
 
-    def apply(self, p: Partition) -> int:
-        before = p.config_version
-        p.config_version = self.version
+    def apply(self, partition: Partition) -> int:
+        before = partition.config_version
+        partition.config_version = self.version
         return before
 
-    def undo(self, p: Partition, kept: int) -> None:
-        p.config_version = kept
+    def undo(self, partition: Partition, kept: int) -> None:
+        partition.config_version = kept
 
 
 class QueuesAdded(Change, frozen=True, tag="queues added"):
@@ -44,13 +44,13 @@ class QueuesAdded(Change, frozen=True, tag="queues added"):
 
     queues: tuple[tuple[str, QueueSettings], ...]
 
-    def apply(self, p: Partition) -> None:
+    def apply(self, partition: Partition) -> None:
         for path, settings in self.queues:
-            p.add_queue(path, settings)
+            partition.add_queue(path, settings)
 
-    def undo(self, p: Partition, kept: None) -> None:
+    def undo(self, partition: Partition, kept: None) -> None:
         for path, _ in reversed(self.queues):
-            p.remove_queue(path)
+            partition.remove_queue(path)
 
 
 class QueuesSet(Change, frozen=True, tag="queues set"):
@@ -58,27 +58,27 @@ class QueuesSet(Change, frozen=True, tag="queues set"):
 
     queues: tuple[tuple[str, QueueSettings], ...]
 
-    def apply(self, p: Partition) -> tuple[tuple[str, QueueSettings], ...]:
-        before = tuple((path, p.queues[path].settings) for path, _ in self.queues)
-        _set_queues(p, self.queues)
+    def apply(self, partition: Partition) -> tuple[tuple[str, QueueSettings], ...]:
+        before = tuple((path, partition.queues[path].settings) for path, _ in self.queues)
+        _set_queues(partition, self.queues)
         return before
 
-    def undo(self, p: Partition, kept: tuple[tuple[str, QueueSettings], ...]) -> None:
-        _set_queues(p, kept)
+    def undo(self, partition: Partition, kept: tuple[tuple[str, QueueSettings], ...]) -> None:
+        _set_queues(partition, kept)
 
 
 class QueueMoved(Change, frozen=True, tag="queue moved"):
     queue: str
     state: QueueState
 
-    def apply(self, p: Partition) -> QueueState:
-        before = p.queues[self.queue].state
+    def apply(self, partition: Partition) -> QueueState:
+        before = partition.queues[self.queue].state
         QUEUE.check(before, self.state)
-        p.move_queue(self.queue, self.state)
+        partition.move_queue(self.queue, self.state)
         return before
 
-    def undo(self, p: Partition, kept: QueueState) -> None:
-        p.move_queue(self.queue, kept)
+    def undo(self, partition: Partition, kept: QueueState) -> None:
+        partition.move_queue(self.queue, kept)
 
 
 class QueuesRemoved(Change, frozen=True, tag="queues removed"):
@@ -86,16 +86,16 @@ class QueuesRemoved(Change, frozen=True, tag="queues removed"):
 
     queues: tuple[str, ...]
 
-    def apply(self, p: Partition) -> list[Queue]:
+    def apply(self, partition: Partition) -> list[Queue]:
         for path in self.queues:
-            queue = p.queues[path]
+            queue = partition.queues[path]
             if queue.jobs or any(child.path not in self.queues for child in queue.children.values()):
                 raise ValueError(f"queue {path} is not empty")
-        return [p.remove_queue(path) for path in self.queues]
+        return [partition.remove_queue(path) for path in self.queues]
 
-    def undo(self, p: Partition, kept: list[Queue]) -> None:
+    def undo(self, partition: Partition, kept: list[Queue]) -> None:
         for queue in reversed(kept):
-            p.restore_queue(queue)
+            partition.restore_queue(queue)
 
 
 class PoolsSet(Change, frozen=True, tag="pools set"):
@@ -103,17 +103,17 @@ class PoolsSet(Change, frozen=True, tag="pools set"):
 
     pools: tuple[tuple[str, PoolSettings], ...]
 
-    def apply(self, p: Partition) -> dict[str, Pool]:
-        before = p.pools
-        p.pools = {name: _same_pool(before.get(name), name, settings) for name, settings in self.pools}
-        p.pools_version += 1
-        p.wake()
+    def apply(self, partition: Partition) -> dict[str, Pool]:
+        before = partition.pools
+        partition.pools = {name: _same_pool(before.get(name), name, settings) for name, settings in self.pools}
+        partition.pools_version += 1
+        partition.wake()
         return before
 
-    def undo(self, p: Partition, kept: dict[str, Pool]) -> None:
-        p.pools = kept
-        p.pools_version += 1
-        p.wake()
+    def undo(self, partition: Partition, kept: dict[str, Pool]) -> None:
+        partition.pools = kept
+        partition.pools_version += 1
+        partition.wake()
 
 
 def _same_pool(before: Pool | None, name: str, settings: PoolSettings) -> Pool:
@@ -124,32 +124,32 @@ def _same_pool(before: Pool | None, name: str, settings: PoolSettings) -> Pool:
 class PartitionRemoved(Change, frozen=True, tag="partition removed"):
     """The last change of a partition's log: everything under it was released before."""
 
-    def apply(self, p: Partition) -> None:
-        if p.allocations or p.nodes.rows:
-            raise ValueError(f"partition {p.name} is not empty")
-        p.removed = True
+    def apply(self, partition: Partition) -> None:
+        if partition.allocations or partition.nodes.rows:
+            raise ValueError(f"partition {partition.name} is not empty")
+        partition.removed = True
 
-    def undo(self, p: Partition, kept: None) -> None:
-        p.removed = False
+    def undo(self, partition: Partition, kept: None) -> None:
+        partition.removed = False
 
 
-def _set_queues(p: Partition, queues: tuple[tuple[str, QueueSettings], ...]) -> None:
+def _set_queues(partition: Partition, queues: tuple[tuple[str, QueueSettings], ...]) -> None:
     untied = False
-    p.tree += 1
+    partition.queue_version += 1
     for path, settings in queues:
-        queue = p.queues[path]
+        queue = partition.queues[path]
         before = queue.settings
         untied |= (before.users, before.groups) != (settings.users, settings.groups)
         queue.configure(settings)
         queue.account.limit = None if settings.limit is None else dict(settings.limit)
         queue.account.max_jobs = settings.max_jobs
         if (before.order, before.scale_first) != (settings.order, settings.scale_first):
-            for lane in p.lanes.values():
+            for lane in partition.lanes.values():
                 if lane.queue is queue:
                     lane.resort()
     if untied:
-        p.retie()
-    p.look_anew()
+        partition.rebuild_accounts()
+    partition.wake_all_lanes()
 
 
 CHANGES: tuple[type[Any], ...] = (

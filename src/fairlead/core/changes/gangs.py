@@ -6,7 +6,7 @@ from typing import Any
 
 from fairlead.core.changes.base import Change
 from fairlead.core.changes.jobs import dropped, grow, take
-from fairlead.core.model import NEW, REPLACE, SCALE, Pending, Reservation, Reservations
+from fairlead.core.model import NEW, REPLACE, SCALE, Ask, Asks, Pending
 from fairlead.core.state import Partition
 
 
@@ -18,24 +18,24 @@ class Began(Change, frozen=True, tag="began"):
 
     job: str
 
-    def apply(self, p: Partition) -> tuple[Reservation | None, list[bool]]:
-        job = p.jobs[self.job]
-        whole = job.stages[0].reservations[NEW]
+    def apply(self, partition: Partition) -> tuple[Ask | None, list[bool]]:
+        job = partition.jobs[self.job]
+        whole = job.stages[0].asks[NEW]
         started = [stage.started for stage in job.stages]
         if whole is not None:
-            p.drop_reservation(whole)
+            partition.drop_ask(whole)
         for stage in job.stages:
             stage.started = True
-        p.touched.jobs[self.job] = None
+        partition.touched.jobs[self.job] = None
         return whole, started
 
-    def undo(self, p: Partition, kept: tuple[Reservation | None, list[bool]]) -> None:
-        job = p.jobs[self.job]
+    def undo(self, partition: Partition, kept: tuple[Ask | None, list[bool]]) -> None:
+        job = partition.jobs[self.job]
         whole, started = kept
         for stage, before in zip(job.stages, started, strict=True):
             stage.started = before
         if whole is not None:
-            p.add_reservation(whole)
+            partition.add_ask(whole)
 
 
 class Regrouped(Change, frozen=True, tag="regrouped"):
@@ -48,36 +48,36 @@ class Regrouped(Change, frozen=True, tag="regrouped"):
     job: str
     stage: int
 
-    def apply(self, p: Partition) -> tuple[int, list[tuple[Pending, Reservations, bool, int | None]]]:
-        gang = p.jobs[self.job].stages[self.stage].gang()
+    def apply(self, partition: Partition) -> tuple[int, list[tuple[Pending, Asks, bool, int | None]]]:
+        gang = partition.jobs[self.job].stages[self.stage].gang()
         gone, kept = 0, []
         for stage in gang:
             pending = tuple(None if ranges is None else ranges.copy() for ranges in stage.pending)
-            kept.append((pending, stage.reservations, stage.started, stage.short_since))
+            kept.append((pending, stage.asks, stage.started, stage.short_since))
             for kind in (REPLACE, SCALE):
                 wanted = stage.pending[kind]
                 if wanted is not None:
                     block = wanted.flat()
-                    take(p, stage, kind, block)
+                    take(partition, stage, kind, block)
                     grow(stage, NEW, block)
-            own = stage.reservations[NEW]
+            own = stage.asks[NEW]
             if own is not None and stage.job.whole and not own.whole:
-                p.drop_reservation(own)
+                partition.drop_ask(own)
             stage.started = False
-            gone += dropped(kept[-1][1], stage.reservations)
-            p.look_short(stage)
-        p.wake()
-        p.touched.jobs[self.job] = None
+            gone += dropped(kept[-1][1], stage.asks)
+            partition.update_short(stage)
+        partition.wake()
+        partition.touched.jobs[self.job] = None
         return gone, kept
 
-    def undo(self, p: Partition, kept: tuple[int, list[tuple[Pending, Reservations, bool, int | None]]]) -> None:
-        gang = p.jobs[self.job].stages[self.stage].gang()
-        for stage, (pending, reservations, started, short_since) in zip(gang, kept[1], strict=True):
+    def undo(self, partition: Partition, kept: tuple[int, list[tuple[Pending, Asks, bool, int | None]]]) -> None:
+        gang = partition.jobs[self.job].stages[self.stage].gang()
+        for stage, (pending, asks, started, short_since) in zip(gang, kept[1], strict=True):
             stage.pending, stage.started = pending, started
-            for reservation in reservations:
-                if reservation is not None and stage.reservations[reservation.kind] is None:
-                    p.add_reservation(reservation)
-            p.mark_short(stage, short_since)
+            for ask in asks:
+                if ask is not None and stage.asks[ask.kind] is None:
+                    partition.add_ask(ask)
+            partition.mark_short(stage, short_since)
 
 
 CHANGES: tuple[type[Any], ...] = (Began, Regrouped)

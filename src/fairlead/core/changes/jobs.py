@@ -8,11 +8,11 @@ from fairlead.core.changes.base import Change
 from fairlead.core.lifecycle import JOB
 from fairlead.core.model import (
     NEW,
+    Ask,
+    Asks,
     Job,
     JobSpec,
     JobState,
-    Reservation,
-    Reservations,
     Stage,
     StageSpec,
     all_pending,
@@ -30,33 +30,33 @@ class JobAdded(Change, frozen=True, tag="job added"):
     number: int
     spec: JobSpec
 
-    def apply(self, p: Partition) -> int:
-        before = p.counters.job
+    def apply(self, partition: Partition) -> int:
+        before = partition.counters.job
         spec = self.spec
-        queue = p.queues[spec.queue]
-        accounts = p.accounts_for(queue, spec.user, spec.groups)
-        job = Job(self.id, self.number, pack_spec(spec), p.now, queue, accounts, priority=spec.priority)
+        queue = partition.queues[spec.queue]
+        accounts = partition.accounts_for(queue, spec.user, spec.groups)
+        job = Job(self.id, self.number, pack_spec(spec), partition.now, queue, accounts, priority=spec.priority)
         job.manager, job.after, job.whole, job.preemptible = spec.manager, spec.after, spec.whole, spec.preemptible
         job.stages = tuple(
-            [new_stage(p, job, position, stage, spec.shape_user) for position, stage in enumerate(spec.stages)]
+            [new_stage(partition, job, position, stage, spec.shape_user) for position, stage in enumerate(spec.stages)]
         )
-        p.jobs[self.id] = job
-        p.count_priority(job.priority, 1)
-        p.settle(job)
-        follow(p, job)
-        p.counters.job = max(before, self.number + 1)
-        p.touched.jobs[self.id] = None
+        partition.jobs[self.id] = job
+        partition.count_priority(job.priority, 1)
+        partition.list_or_unlist(job)
+        follow(partition, job)
+        partition.counters.job = max(before, self.number + 1)
+        partition.touched.jobs[self.id] = None
         return before
 
-    def undo(self, p: Partition, kept: int) -> None:
-        job = p.jobs.pop(self.id)
-        p.count_priority(job.priority, -1)
+    def undo(self, partition: Partition, kept: int) -> None:
+        job = partition.jobs.pop(self.id)
+        partition.count_priority(job.priority, -1)
         job.queue.jobs -= 1
-        unfollow(p, job)
+        unfollow(partition, job)
         for stage in job.stages:
-            p.leave_shape(stage.shape)
-        p.counters.job = kept
-        p.touched.jobs.pop(self.id, None)
+            partition.leave_shape(stage.shape)
+        partition.counters.job = kept
+        partition.touched.jobs.pop(self.id, None)
 
 
 class StageAdded(Change, frozen=True, tag="stage added"):
@@ -65,19 +65,19 @@ class StageAdded(Change, frozen=True, tag="stage added"):
     job: str
     spec: StageSpec
 
-    def apply(self, p: Partition) -> None:
-        job = p.jobs[self.job]
-        job.stages = (*job.stages, new_stage(p, job, len(job.stages), self.spec, "", own=True))
-        p.touched.jobs[self.job] = None
+    def apply(self, partition: Partition) -> None:
+        job = partition.jobs[self.job]
+        job.stages = (*job.stages, new_stage(partition, job, len(job.stages), self.spec, "", own=True))
+        partition.touched.jobs[self.job] = None
 
-    def undo(self, p: Partition, kept: None) -> None:
-        job = p.jobs[self.job]
-        p.leave_shape(job.stages[-1].shape)
+    def undo(self, partition: Partition, kept: None) -> None:
+        job = partition.jobs[self.job]
+        partition.leave_shape(job.stages[-1].shape)
         job.stages = job.stages[:-1]
 
 
-Before = tuple[Reservation | None, int, int, list[tuple[tuple[int, int] | None, int]]]
-"""What an `Asked` replaces: a reservation, the next numbers, and the last ask of its stages if they are new."""
+Before = tuple[Ask | None, int, int, list[tuple[tuple[int, int] | None, int]]]
+"""What an `Asked` replaces: an ask, the next numbers, and the last ask of its stages if they are new."""
 
 
 class Asked(Change, frozen=True, tag="asked"):
@@ -95,34 +95,34 @@ class Asked(Change, frozen=True, tag="asked"):
     tie: int = 0
     """Above 0, the number that had the place which the tasks come back to."""
 
-    def apply(self, p: Partition) -> Before:
-        stage = p.jobs[self.job].stages[self.stage]
-        before = stage.reservations[self.kind]
-        fresh = Reservation(
+    def apply(self, partition: Partition) -> Before:
+        stage = partition.jobs[self.job].stages[self.stage]
+        before = stage.asks[self.kind]
+        fresh = Ask(
             stage, self.kind, self.asked, self.waiting_since, self.seq, self.round, self.front, self.whole, tie=self.tie
         )
         asks = [(each.last_ask, each.last_place) for each in fresh.stages] if self.kind == NEW else []
-        kept = (before, p.counters.reservation, p.counters.front, asks)
+        kept = (before, partition.counters.ask, partition.counters.front, asks)
         if before is not None:
-            p.drop_reservation(before)
-        p.add_reservation(fresh)
+            partition.drop_ask(before)
+        partition.add_ask(fresh)
         for each in fresh.stages if self.kind == NEW else ():
             each.note_ask(self.asked, self.waiting_since, fresh.place)
-        p.counters.reservation = max(p.counters.reservation, self.seq + 1)
-        p.counters.front = max(p.counters.front, self.front + 1)
-        p.touched.jobs[self.job] = None
+        partition.counters.ask = max(partition.counters.ask, self.seq + 1)
+        partition.counters.front = max(partition.counters.front, self.front + 1)
+        partition.touched.jobs[self.job] = None
         return kept
 
-    def undo(self, p: Partition, kept: Before) -> None:
-        stage = p.jobs[self.job].stages[self.stage]
-        reservation = stage.reservations[self.kind]
-        assert reservation is not None
-        p.drop_reservation(reservation)
-        before, p.counters.reservation, p.counters.front, asks = kept
-        for each, (last_ask, last_place) in zip(reservation.stages, asks, strict=False):
+    def undo(self, partition: Partition, kept: Before) -> None:
+        stage = partition.jobs[self.job].stages[self.stage]
+        ask = stage.asks[self.kind]
+        assert ask is not None
+        partition.drop_ask(ask)
+        before, partition.counters.ask, partition.counters.front, asks = kept
+        for each, (last_ask, last_place) in zip(ask.stages, asks, strict=False):
             each.last_ask, each.last_place = last_ask, last_place
         if before is not None:
-            p.add_reservation(before)
+            partition.add_ask(before)
 
 
 class StageScaled(Change, frozen=True, tag="stage scaled"):
@@ -137,14 +137,14 @@ class StageScaled(Change, frozen=True, tag="stage scaled"):
     count: int
     kind: int = NEW
 
-    def apply(self, p: Partition) -> tuple[Any, ...]:
-        stage = p.jobs[self.job].stages[self.stage]
+    def apply(self, partition: Partition) -> tuple[Any, ...]:
+        stage = partition.jobs[self.job].stages[self.stage]
         kept = (
             stage.count,
             stage.floor,
             stage.short_since,
             tuple(None if ranges is None else ranges.copy() for ranges in stage.pending),
-            stage.reservations,
+            stage.asks,
             None if stage.ended is None else {name: ranges.copy() for name, ranges in stage.ended.items()},
             None if stage.history is None else dict(stage.history),
         )
@@ -155,21 +155,21 @@ class StageScaled(Change, frozen=True, tag="stage scaled"):
             if added:
                 grow(stage, self.kind, added)
         else:
-            _shrink(p, stage, self.count)
+            _shrink(partition, stage, self.count)
         stage.count = self.count
-        p.look_short(stage)
-        p.wake_lanes(stage)
-        p.touched.jobs[self.job] = None
-        return dropped(kept[4], stage.reservations), *kept
+        partition.update_short(stage)
+        partition.wake_lanes(stage)
+        partition.touched.jobs[self.job] = None
+        return dropped(kept[4], stage.asks), *kept
 
-    def undo(self, p: Partition, kept: tuple[Any, ...]) -> None:
-        stage = p.jobs[self.job].stages[self.stage]
-        _, stage.count, stage.floor, short_since, stage.pending, reservations, stage.ended, stage.history = kept
-        for reservation in reservations:
-            if reservation is not None and stage.reservations[reservation.kind] is None:
-                p.add_reservation(reservation)
-        p.mark_short(stage, short_since)
-        p.wake_lanes(stage)
+    def undo(self, partition: Partition, kept: tuple[Any, ...]) -> None:
+        stage = partition.jobs[self.job].stages[self.stage]
+        _, stage.count, stage.floor, short_since, stage.pending, asks, stage.ended, stage.history = kept
+        for ask in asks:
+            if ask is not None and stage.asks[ask.kind] is None:
+                partition.add_ask(ask)
+        partition.mark_short(stage, short_since)
+        partition.wake_lanes(stage)
 
 
 class JobMoved(Change, frozen=True, tag="job moved"):
@@ -177,62 +177,62 @@ class JobMoved(Change, frozen=True, tag="job moved"):
     state: JobState
     reason: str = ""
 
-    def apply(self, p: Partition) -> tuple[JobState, str, int | None, list[int | None]]:
-        job = p.jobs[self.job]
+    def apply(self, partition: Partition) -> tuple[JobState, str, int | None, list[int | None]]:
+        job = partition.jobs[self.job]
         before = (job.state, job.reason, job.ended_at, [stage.short_since for stage in job.stages])
         JOB.check(job.state, self.state)
         job.state = self.state
         job.reason = self.reason
         if JOB.terminal(self.state):
-            job.ended_at = p.now
+            job.ended_at = partition.now
             if job.after:
-                unfollow(p, job)
+                unfollow(partition, job)
             for stage in job.stages:
-                p.look_short(stage)
-        p.settle(job)
-        p.touched.jobs[self.job] = None
+                partition.update_short(stage)
+        partition.list_or_unlist(job)
+        partition.touched.jobs[self.job] = None
         return before
 
-    def undo(self, p: Partition, kept: tuple[JobState, str, int | None, list[int | None]]) -> None:
-        job = p.jobs[self.job]
+    def undo(self, partition: Partition, kept: tuple[JobState, str, int | None, list[int | None]]) -> None:
+        job = partition.jobs[self.job]
         if job.over:
             job.ended_at = None
-            follow(p, job)
+            follow(partition, job)
         job.state, job.reason, job.ended_at, short = kept
         for stage, since in zip(job.stages, short, strict=True):
-            p.mark_short(stage, since)
-        p.settle(job)
+            partition.mark_short(stage, since)
+        partition.list_or_unlist(job)
 
 
 class JobPrioritised(Change, frozen=True, tag="job prioritised"):
     job: str
     priority: int
 
-    def apply(self, p: Partition) -> int:
-        before = p.jobs[self.job].priority
-        self._set(p, self.priority)
+    def apply(self, partition: Partition) -> int:
+        before = partition.jobs[self.job].priority
+        self._set(partition, self.priority)
         return before
 
-    def undo(self, p: Partition, kept: int) -> None:
-        self._set(p, kept)
+    def undo(self, partition: Partition, kept: int) -> None:
+        self._set(partition, kept)
 
-    def _set(self, p: Partition, priority: int) -> None:
-        job = p.jobs[self.job]
+    def _set(self, partition: Partition, priority: int) -> None:
+        job = partition.jobs[self.job]
         if job.allocations:
             job.queue.end_work(job)
-        p.count_priority(job.priority, -1)
-        p.count_priority(priority, 1)
+        partition.count_priority(job.priority, -1)
+        partition.count_priority(priority, 1)
         job.priority = priority
         if job.allocations:
             job.queue.begin_work(job)
-        lanes = [p.lane_of(stage) for stage in job.stages]
+        lanes = [partition.lane_of(stage) for stage in job.stages]
         if job.whole:
-            lanes.append(p.lane_of(job.stages[0], whole=True))
+            lanes.append(partition.lane_of(job.stages[0], whole=True))
         for lane in lanes:
             if lane is not None:
                 lane.resort()
-        p.wake()  # who may be stopped for whom is another question now
-        p.touched.jobs[self.job] = None
+        partition.wake()  # who may be stopped for whom is another question now
+        partition.touched.jobs[self.job] = None
 
 
 class JobForgotten(Change, frozen=True, tag="job forgotten"):
@@ -240,30 +240,30 @@ class JobForgotten(Change, frozen=True, tag="job forgotten"):
 
     job: str
 
-    def apply(self, p: Partition) -> tuple[Job, tuple[Stage, ...]]:
-        job, stages = p.jobs[self.job], p.jobs[self.job].stages
+    def apply(self, partition: Partition) -> tuple[Job, tuple[Stage, ...]]:
+        job, stages = partition.jobs[self.job], partition.jobs[self.job].stages
         if not job.over or job.allocations:
             raise ValueError(f"job {self.job} has not ended")
-        del p.jobs[self.job]
-        p.count_priority(job.priority, -1)
+        del partition.jobs[self.job]
+        partition.count_priority(job.priority, -1)
         for stage in stages:
-            p.leave_shape(stage.shape)
-        p.touched.jobs.pop(self.job, None)
+            partition.leave_shape(stage.shape)
+        partition.touched.jobs.pop(self.job, None)
         job.stages = ()  # the two know each other: like this nobody has to look for what refers only to itself
         return job, stages
 
-    def undo(self, p: Partition, kept: tuple[Job, tuple[Stage, ...]]) -> None:
+    def undo(self, partition: Partition, kept: tuple[Job, tuple[Stage, ...]]) -> None:
         job, stages = kept
         job.stages = stages
-        p.jobs[self.job] = job
-        p.count_priority(job.priority, 1)
-        p.may_forget(job)
+        partition.jobs[self.job] = job
+        partition.count_priority(job.priority, 1)
+        partition.may_forget(job)
         for stage in job.stages:
-            stage.shape = p.take_shape(stage.shape.key)
+            stage.shape = partition.take_shape(stage.shape.key)
 
 
-def new_stage(p: Partition, job: Job, position: int, spec: StageSpec, user: str, own: bool = False) -> Stage:
-    shape = p.take_shape(spec.shape_key(job.manager, user))
+def new_stage(partition: Partition, job: Job, position: int, spec: StageSpec, user: str, own: bool = False) -> Stage:
+    shape = partition.take_shape(spec.shape_key(job.manager, user))
     return Stage(job, position, spec if own else None, terms_of(spec), shape, spec.count, all_pending(spec.count))
 
 
@@ -276,8 +276,8 @@ def grow(stage: Stage, kind: int, block: tuple[int, ...]) -> None:
         wanted.add(block)
 
 
-def take(p: Partition, stage: Stage, kind: int, block: tuple[int, ...]) -> Reservation | None:
-    """Tasks are pending under a kind no longer; the reservation that this completes is dropped and returned."""
+def take(partition: Partition, stage: Stage, kind: int, block: tuple[int, ...]) -> Ask | None:
+    """Tasks are pending under a kind no longer; the ask that this completes is dropped and returned."""
     wanted = stage.pending[kind]
     if wanted is None:
         raise ValueError(f"no {kind} tasks are pending")
@@ -285,47 +285,47 @@ def take(p: Partition, stage: Stage, kind: int, block: tuple[int, ...]) -> Reser
         (stage.alter_pending(kind) or wanted).remove(block)
         return None
     stage.set_pending(kind, None)
-    reservation = stage.reservations[kind]
-    if reservation is None or (reservation.whole and _still_asks(reservation)):
+    ask = stage.asks[kind]
+    if ask is None or (ask.whole and _still_asks(ask)):
         return None
-    p.drop_reservation(reservation)
-    return reservation
+    partition.drop_ask(ask)
+    return ask
 
 
-def _still_asks(whole: Reservation) -> bool:
-    """Whether some stage of a job still wants something of the reservation that all of them share."""
+def _still_asks(whole: Ask) -> bool:
+    """Whether some stage of a job still wants something of the ask that all of them share."""
     return any(stage.pending[whole.kind] is not None for stage in whole.stages)
 
 
-def give_back(p: Partition, stage: Stage, kind: int, block: tuple[int, ...], reservation: Reservation | None) -> None:
+def give_back(partition: Partition, stage: Stage, kind: int, block: tuple[int, ...], ask: Ask | None) -> None:
     """The reverse of `take`."""
     grow(stage, kind, block)
-    if reservation is not None:
-        p.add_reservation(reservation)
+    if ask is not None:
+        partition.add_ask(ask)
 
 
-def dropped(before: Reservations, now: Reservations) -> int:
-    """How many reservations of a stage there are no longer."""
+def dropped(before: Asks, now: Asks) -> int:
+    """How many asks of a stage there are no longer."""
     return sum(1 for was, each in zip(before, now, strict=True) if was is not None and each is None)
 
 
-def follow(p: Partition, job: Job) -> None:
+def follow(partition: Partition, job: Job) -> None:
     for name in job.after:
-        p.followers.setdefault(name, []).append(job.id)
+        partition.followers.setdefault(name, []).append(job.id)
 
 
-def unfollow(p: Partition, job: Job) -> None:
+def unfollow(partition: Partition, job: Job) -> None:
     for name in job.after:
-        followers = p.followers.get(name)
+        followers = partition.followers.get(name)
         if followers is not None and job.id in followers:
             followers.remove(job.id)
             if not followers:
-                del p.followers[name]
-                if name in p.jobs:
-                    p.may_forget(p.jobs[name])
+                del partition.followers[name]
+                if name in partition.jobs:
+                    partition.may_forget(partition.jobs[name])
 
 
-def _shrink(p: Partition, stage: Stage, count: int) -> None:
+def _shrink(partition: Partition, stage: Stage, count: int) -> None:
     for kind in range(len(stage.pending)):
         wanted = stage.alter_pending(kind)
         if wanted is None:
@@ -333,9 +333,9 @@ def _shrink(p: Partition, stage: Stage, count: int) -> None:
         wanted.discard_from(count)
         if not wanted:
             stage.set_pending(kind, None)
-            reservation = stage.reservations[kind]
-            if reservation is not None and not (reservation.whole and _still_asks(reservation)):
-                p.drop_reservation(reservation)
+            ask = stage.asks[kind]
+            if ask is not None and not (ask.whole and _still_asks(ask)):
+                partition.drop_ask(ask)
     if stage.ended is not None:
         for ranges in stage.ended.values():
             ranges.discard_from(count)

@@ -14,26 +14,26 @@ class KeyKept(Change, frozen=True, tag="key kept"):
     key: str
     entry: KeptKey
 
-    def apply(self, p: Partition) -> KeptKey | None:
-        before = p.keys.get((self.user, self.key))
-        p.keep_key(self.user, self.key, self.entry)
+    def apply(self, partition: Partition) -> KeptKey | None:
+        before = partition.keys.get((self.user, self.key))
+        partition.keep_key(self.user, self.key, self.entry)
         return before
 
-    def undo(self, p: Partition, kept: KeptKey | None) -> None:
-        p.drop_key(self.user, self.key)
+    def undo(self, partition: Partition, kept: KeptKey | None) -> None:
+        partition.drop_key(self.user, self.key)
         if kept is not None:
-            p.keep_key(self.user, self.key, kept)
+            partition.keep_key(self.user, self.key, kept)
 
 
 class KeysForgotten(Change, frozen=True, tag="keys forgotten"):
     keys: tuple[tuple[str, str], ...]
 
-    def apply(self, p: Partition) -> list[KeptKey]:
-        return [p.drop_key(user, key) for user, key in self.keys]
+    def apply(self, partition: Partition) -> list[KeptKey]:
+        return [partition.drop_key(user, key) for user, key in self.keys]
 
-    def undo(self, p: Partition, kept: list[KeptKey]) -> None:
+    def undo(self, partition: Partition, kept: list[KeptKey]) -> None:
         for (user, key), entry in zip(self.keys, kept, strict=True):
-            p.keep_key(user, key, entry)
+            partition.keep_key(user, key, entry)
 
 
 class ManagerRegistered(Change, frozen=True, tag="manager registered"):
@@ -41,16 +41,16 @@ class ManagerRegistered(Change, frozen=True, tag="manager registered"):
 
     name: str
 
-    def apply(self, p: Partition) -> Manager | None:
-        before = p.managers.get(self.name)
-        p.managers[self.name] = Manager(self.name, p.now)
+    def apply(self, partition: Partition) -> Manager | None:
+        before = partition.managers.get(self.name)
+        partition.managers[self.name] = Manager(self.name, partition.now)
         return before
 
-    def undo(self, p: Partition, kept: Manager | None) -> None:
+    def undo(self, partition: Partition, kept: Manager | None) -> None:
         if kept is None:
-            del p.managers[self.name]
+            del partition.managers[self.name]
         else:
-            p.managers[self.name] = kept
+            partition.managers[self.name] = kept
 
 
 CHANGES: tuple[type[Any], ...] = (KeyKept, KeysForgotten, ManagerRegistered)

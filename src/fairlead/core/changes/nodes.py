@@ -24,18 +24,18 @@ class NodeSpec(msgspec.Struct, frozen=True, array_like=True):
 
 
 class NodeAdded(Change, frozen=True, tag="node added"):
-    join: int
+    node_id: int
     name: str
     spec: NodeSpec
     manager: str = ""
     state: NodeState = "up"
     lost_from: NodeState = "up"
 
-    def apply(self, p: Partition) -> int:
-        before = p.counters.join
+    def apply(self, partition: Partition) -> int:
+        before = partition.counters.node_id
         spec = self.spec
-        p.nodes.add(
-            self.join,
+        partition.nodes.add(
+            self.node_id,
             self.name,
             dict(spec.capacity),
             dict(spec.labels),
@@ -46,110 +46,110 @@ class NodeAdded(Change, frozen=True, tag="node added"):
             self.state,
         )
         if self.lost_from != "up":
-            p.nodes.set_state(self.join, self.state, self.lost_from)
-        p.counters.join = max(before, self.join + 1)
-        p.touched.nodes.add(self.join)
+            partition.nodes.set_state(self.node_id, self.state, self.lost_from)
+        partition.counters.node_id = max(before, self.node_id + 1)
+        partition.touched.nodes.add(self.node_id)
         return before
 
-    def undo(self, p: Partition, kept: int) -> None:
-        p.nodes.remove(self.join)
-        p.counters.join = kept
+    def undo(self, partition: Partition, kept: int) -> None:
+        partition.nodes.remove(self.node_id)
+        partition.counters.node_id = kept
 
 
 class NodeSet(Change, frozen=True, tag="node set"):
-    join: int
+    node_id: int
     spec: NodeSpec
 
-    def apply(self, p: Partition) -> NodeSpec:
-        before = spec_of(p, self.join)
-        self._set(p, self.spec)
+    def apply(self, partition: Partition) -> NodeSpec:
+        before = spec_of(partition, self.node_id)
+        self._set(partition, self.spec)
         return before
 
-    def undo(self, p: Partition, kept: NodeSpec) -> None:
-        self._set(p, kept)
+    def undo(self, partition: Partition, kept: NodeSpec) -> None:
+        self._set(partition, kept)
 
-    def _set(self, p: Partition, spec: NodeSpec) -> None:
-        p.nodes.set(self.join, dict(spec.capacity), dict(spec.labels), spec.taints, spec.pool, spec.users)
-        p.touched.nodes.add(self.join)
+    def _set(self, partition: Partition, spec: NodeSpec) -> None:
+        partition.nodes.set(self.node_id, dict(spec.capacity), dict(spec.labels), spec.taints, spec.pool, spec.users)
+        partition.touched.nodes.add(self.node_id)
 
 
 class NodeMoved(Change, frozen=True, tag="node moved"):
-    join: int
+    node_id: int
     state: NodeState
 
-    def apply(self, p: Partition) -> tuple[NodeState, NodeState]:
-        before = p.nodes.state[p.nodes.rows[self.join]]
-        lost_from = p.nodes.lost_from.get(self.join, "up")
+    def apply(self, partition: Partition) -> tuple[NodeState, NodeState]:
+        before = partition.nodes.state[partition.nodes.rows[self.node_id]]
+        lost_from = partition.nodes.lost_from.get(self.node_id, "up")
         NODE.check(before, self.state)
-        p.nodes.set_state(self.join, self.state, before)
-        p.touched.nodes.add(self.join)
+        partition.nodes.set_state(self.node_id, self.state, before)
+        partition.touched.nodes.add(self.node_id)
         return before, lost_from
 
-    def undo(self, p: Partition, kept: tuple[NodeState, NodeState]) -> None:
-        p.nodes.set_state(self.join, *kept)
+    def undo(self, partition: Partition, kept: tuple[NodeState, NodeState]) -> None:
+        partition.nodes.set_state(self.node_id, *kept)
 
 
 class NodeAvoided(Change, frozen=True, tag="node avoided"):
     """Launches went wrong on a node: it gets no new work until a time (0: it does again)."""
 
-    join: int
+    node_id: int
     failures: int
     pauses: int
     until: int
 
-    def apply(self, p: Partition) -> tuple[int, int, int]:
-        before = _avoided(p, self.join)
-        p.nodes.avoid(self.join, self.failures, self.pauses, self.until)
+    def apply(self, partition: Partition) -> tuple[int, int, int]:
+        before = _avoided(partition, self.node_id)
+        partition.nodes.avoid(self.node_id, self.failures, self.pauses, self.until)
         return before
 
-    def undo(self, p: Partition, kept: tuple[int, int, int]) -> None:
-        p.nodes.avoid(self.join, *kept)
+    def undo(self, partition: Partition, kept: tuple[int, int, int]) -> None:
+        partition.nodes.avoid(self.node_id, *kept)
 
 
-def _avoided(p: Partition, join: int) -> tuple[int, int, int]:
-    row = p.nodes.rows[join]
-    return p.nodes.failures[row], p.nodes.pauses[row], p.nodes.avoided.get(join, 0)
+def _avoided(partition: Partition, node_id: int) -> tuple[int, int, int]:
+    row = partition.nodes.rows[node_id]
+    return partition.nodes.failures[row], partition.nodes.pauses[row], partition.nodes.avoided.get(node_id, 0)
 
 
 class NodeRemoved(Change, frozen=True, tag="node removed"):
     """The node has no allocations left: they were released first."""
 
-    join: int
+    node_id: int
 
-    def apply(self, p: Partition) -> tuple[NodeAdded, tuple[int, int, int], int | None, int | None]:
-        avoided = _avoided(p, self.join)
-        before = as_added(p, self.join)
-        p.nodes.remove(self.join)
-        p.touched.nodes.discard(self.join)
-        return before, avoided, p.idle.pop(self.join, None), p.unwanted.pop(self.join, None)
+    def apply(self, partition: Partition) -> tuple[NodeAdded, tuple[int, int, int], int | None, int | None]:
+        avoided = _avoided(partition, self.node_id)
+        before = as_added(partition, self.node_id)
+        partition.nodes.remove(self.node_id)
+        partition.touched.nodes.discard(self.node_id)
+        return before, avoided, partition.idle.pop(self.node_id, None), partition.unwanted.pop(self.node_id, None)
 
-    def undo(self, p: Partition, kept: tuple[NodeAdded, tuple[int, int, int], int | None, int | None]) -> None:
+    def undo(self, partition: Partition, kept: tuple[NodeAdded, tuple[int, int, int], int | None, int | None]) -> None:
         before, avoided, idle, unwanted = kept
-        before.apply(p)
-        p.nodes.avoid(self.join, *avoided)
+        before.apply(partition)
+        partition.nodes.avoid(self.node_id, *avoided)
         if idle is not None:
-            p.idle[self.join] = idle
+            partition.idle[self.node_id] = idle
         if unwanted is not None:
-            p.unwanted[self.join] = unwanted
+            partition.unwanted[self.node_id] = unwanted
 
 
-def as_added(p: Partition, join: int) -> NodeAdded:
+def as_added(partition: Partition, node_id: int) -> NodeAdded:
     """A node as it is now, as the change that would bring it."""
-    row = p.nodes.rows[join]
+    row = partition.nodes.rows[node_id]
     return NodeAdded(
-        join,
-        p.nodes.name[row],
-        spec_of(p, join),
-        p.nodes.manager[row],
-        p.nodes.state[row],
-        p.nodes.lost_from.get(join, "up"),
+        node_id,
+        partition.nodes.name[row],
+        spec_of(partition, node_id),
+        partition.nodes.manager[row],
+        partition.nodes.state[row],
+        partition.nodes.lost_from.get(node_id, "up"),
     )
 
 
-def spec_of(p: Partition, join: int) -> NodeSpec:
+def spec_of(partition: Partition, node_id: int) -> NodeSpec:
     """A node's properties as they are now."""
-    nodes = p.nodes
-    row = nodes.rows[join]
+    nodes = partition.nodes
+    row = nodes.rows[node_id]
     return NodeSpec(
         tuple(nodes.capacity_of(row).items()),
         tuple(sorted(nodes.labels[row].items())),

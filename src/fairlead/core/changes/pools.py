@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fairlead.core.changes.base import Change
-from fairlead.core.model import Meant, Micros, NodeOrder, OrderCause, Reservation
+from fairlead.core.model import Ask, Meant, Micros, NodeOrder, OrderCause
 from fairlead.core.state import Partition
 
 
@@ -22,22 +22,22 @@ class Ordered(Change, frozen=True, tag="ordered"):
     nodes: tuple[tuple[int, tuple[Meant, ...]], ...]
     cause: OrderCause
 
-    def apply(self, p: Partition) -> tuple[int, Micros | None]:
+    def apply(self, partition: Partition) -> tuple[int, Micros | None]:
         each = [meant for count, meant in self.nodes for _ in range(count)]
         coming = {name_of(self.pool, self.number, at): meant for at, meant in enumerate(each)}
-        order = NodeOrder(self.number, self.pool, p.now, self.cause, coming)
-        pool = p.pools[self.pool]
-        before = (p.counters.order, pool.grew)
-        p.orders[self.number] = order
-        p.order_of.update(dict.fromkeys(order.coming, self.number))
-        p.counters.order = max(p.counters.order, self.number + 1)
-        pool.grew = p.now
+        order = NodeOrder(self.number, self.pool, partition.now, self.cause, coming)
+        pool = partition.pools[self.pool]
+        before = (partition.counters.order, pool.grew)
+        partition.orders[self.number] = order
+        partition.order_of.update(dict.fromkeys(order.coming, self.number))
+        partition.counters.order = max(partition.counters.order, self.number + 1)
+        pool.grew = partition.now
         return before
 
-    def undo(self, p: Partition, kept: tuple[int, Micros | None]) -> None:
-        for name in p.orders.pop(self.number).coming:
-            del p.order_of[name]
-        p.counters.order, p.pools[self.pool].grew = kept
+    def undo(self, partition: Partition, kept: tuple[int, Micros | None]) -> None:
+        for name in partition.orders.pop(self.number).coming:
+            del partition.order_of[name]
+        partition.counters.order, partition.pools[self.pool].grew = kept
 
 
 class Arrived(Change, frozen=True, tag="arrived"):
@@ -46,24 +46,24 @@ class Arrived(Change, frozen=True, tag="arrived"):
     number: int
     name: str
 
-    def apply(self, p: Partition) -> tuple[NodeOrder, dict[str, tuple[Meant, ...]], str]:
-        order = p.orders[self.number]
-        pool = p.pools[order.pool]
+    def apply(self, partition: Partition) -> tuple[NodeOrder, dict[str, tuple[Meant, ...]], str]:
+        order = partition.orders[self.number]
+        pool = partition.pools[order.pool]
         before = (order, dict(order.coming), pool.problem)
-        _no_more(p, order, (self.name,))
+        _no_more(partition, order, (self.name,))
         pool.problem = ""
         return before
 
-    def undo(self, p: Partition, kept: tuple[NodeOrder, dict[str, tuple[Meant, ...]], str]) -> None:
+    def undo(self, partition: Partition, kept: tuple[NodeOrder, dict[str, tuple[Meant, ...]], str]) -> None:
         order, coming, problem = kept
-        _expect(p, order, coming)
-        p.pools[order.pool].problem = problem
+        _expect(partition, order, coming)
+        partition.pools[order.pool].problem = problem
 
 
-Ask = tuple[str, int, int]
+AskRow = tuple[str, int, int]
 """A job, a stage of it by position, and the kind."""
 
-FailedBefore = tuple[NodeOrder, dict[str, tuple[Meant, ...]], tuple[Ask, ...], list[Reservation], Micros, str]
+FailedBefore = tuple[NodeOrder, dict[str, tuple[Meant, ...]], tuple[AskRow, ...], list[Ask], Micros, str]
 """An order, what was coming and which asks counted it as failed, the asks that do now, and the pool's old pause."""
 
 
@@ -78,26 +78,26 @@ class OrderFailed(Change, frozen=True, tag="order failed"):
     reason: str
     until: Micros = 0
 
-    def apply(self, p: Partition) -> FailedBefore:
-        order = p.orders[self.number]
-        pool = p.pools[order.pool]
-        waiting = _newly_failed(p, order, self.names) if self.until else []
+    def apply(self, partition: Partition) -> FailedBefore:
+        order = partition.orders[self.number]
+        pool = partition.pools[order.pool]
+        waiting = _newly_failed(partition, order, self.names) if self.until else []
         before = (order, dict(order.coming), order.failed, waiting, pool.paused_until, pool.problem)
-        for reservation in waiting:
-            reservation.orders += 1
-        order.failed += tuple(_ask_of(reservation) for reservation in waiting)
-        _no_more(p, order, self.names)
+        for ask in waiting:
+            ask.orders += 1
+        order.failed += tuple(_ask_of(ask) for ask in waiting)
+        _no_more(partition, order, self.names)
         if self.until:
             pool.paused_until, pool.problem = self.until, self.reason
         return before
 
-    def undo(self, p: Partition, kept: FailedBefore) -> None:
+    def undo(self, partition: Partition, kept: FailedBefore) -> None:
         order, coming, failed, waiting, until, problem = kept
-        for reservation in waiting:
-            reservation.orders -= 1
+        for ask in waiting:
+            ask.orders -= 1
         order.failed = failed
-        _expect(p, order, coming)
-        pool = p.pools[order.pool]
+        _expect(partition, order, coming)
+        pool = partition.pools[order.pool]
         pool.paused_until, pool.problem = until, problem
 
 
@@ -107,25 +107,25 @@ class PoolMoved(Change, frozen=True, tag="pool moved"):
     pool: str
     paused: bool
 
-    def apply(self, p: Partition) -> tuple[bool, Micros, str, list[tuple[Reservation, int]]]:
-        pool = p.pools[self.pool]
-        vain: list[tuple[Reservation, int]] = []
+    def apply(self, partition: Partition) -> tuple[bool, Micros, str, list[tuple[Ask, int]]]:
+        pool = partition.pools[self.pool]
+        vain: list[tuple[Ask, int]] = []
         before = (pool.paused, pool.paused_until, pool.problem, vain)
         pool.paused = self.paused
         if not self.paused:
             pool.paused_until, pool.problem = 0, ""
-            for lane in p.lanes.values():
+            for lane in partition.lanes.values():
                 for each in lane:
                     if each.orders:
                         vain.append((each, each.orders))
                         each.orders = 0
         return before
 
-    def undo(self, p: Partition, kept: tuple[bool, Micros, str, list[tuple[Reservation, int]]]) -> None:
-        pool = p.pools[self.pool]
+    def undo(self, partition: Partition, kept: tuple[bool, Micros, str, list[tuple[Ask, int]]]) -> None:
+        pool = partition.pools[self.pool]
         pool.paused, pool.paused_until, pool.problem, vain = kept
-        for reservation, orders in vain:
-            reservation.orders = orders
+        for ask, orders in vain:
+            ask.orders = orders
 
 
 class Idled(Change, frozen=True, tag="idled"):
@@ -134,15 +134,15 @@ class Idled(Change, frozen=True, tag="idled"):
     idle: tuple[int, ...]
     busy: tuple[int, ...]
 
-    def apply(self, p: Partition) -> dict[int, Micros]:
-        before = {join: p.idle.pop(join) for join in self.busy}
-        p.idle.update(dict.fromkeys(self.idle, p.now))
+    def apply(self, partition: Partition) -> dict[int, Micros]:
+        before = {node_id: partition.idle.pop(node_id) for node_id in self.busy}
+        partition.idle.update(dict.fromkeys(self.idle, partition.now))
         return before
 
-    def undo(self, p: Partition, kept: dict[int, Micros]) -> None:
-        for join in self.idle:
-            del p.idle[join]
-        p.idle.update(kept)
+    def undo(self, partition: Partition, kept: dict[int, Micros]) -> None:
+        for node_id in self.idle:
+            del partition.idle[node_id]
+        partition.idle.update(kept)
 
 
 class GivenBack(Change, frozen=True, tag="given back"):
@@ -151,45 +151,45 @@ class GivenBack(Change, frozen=True, tag="given back"):
     pool: str
     nodes: tuple[int, ...]
 
-    def apply(self, p: Partition) -> Micros | None:
-        pool = p.pools[self.pool]
-        before, pool.shrank = pool.shrank, p.now
-        p.unwanted.update(dict.fromkeys(self.nodes, p.now))
+    def apply(self, partition: Partition) -> Micros | None:
+        pool = partition.pools[self.pool]
+        before, pool.shrank = pool.shrank, partition.now
+        partition.unwanted.update(dict.fromkeys(self.nodes, partition.now))
         return before
 
-    def undo(self, p: Partition, kept: Micros | None) -> None:
-        p.pools[self.pool].shrank = kept
-        for join in self.nodes:
-            del p.unwanted[join]
+    def undo(self, partition: Partition, kept: Micros | None) -> None:
+        partition.pools[self.pool].shrank = kept
+        for node_id in self.nodes:
+            del partition.unwanted[node_id]
 
 
-def _no_more(p: Partition, order: NodeOrder, names: tuple[str, ...]) -> None:
+def _no_more(partition: Partition, order: NodeOrder, names: tuple[str, ...]) -> None:
     for name in names:
         del order.coming[name]
-        del p.order_of[name]
+        del partition.order_of[name]
     if not order.coming:
-        del p.orders[order.number]
+        del partition.orders[order.number]
 
 
-def _expect(p: Partition, order: NodeOrder, coming: dict[str, tuple[Meant, ...]]) -> None:
+def _expect(partition: Partition, order: NodeOrder, coming: dict[str, tuple[Meant, ...]]) -> None:
     order.coming = coming
-    p.orders[order.number] = order
-    p.order_of.update(dict.fromkeys(coming, order.number))
+    partition.orders[order.number] = order
+    partition.order_of.update(dict.fromkeys(coming, order.number))
 
 
-def _newly_failed(p: Partition, order: NodeOrder, names: tuple[str, ...]) -> list[Reservation]:
+def _newly_failed(partition: Partition, order: NodeOrder, names: tuple[str, ...]) -> list[Ask]:
     """The asks that these nodes were meant for, still wait, and do not count the order as failed yet."""
-    found: dict[int, Reservation] = {}
+    found: dict[int, Ask] = {}
     for name in names:
         for job, stage, kind, _ in order.coming[name]:
-            reservation = p.waits(job, stage, kind)
-            if reservation is not None and _ask_of(reservation) not in order.failed:
-                found[reservation.seq] = reservation
+            ask = partition.waits(job, stage, kind)
+            if ask is not None and _ask_of(ask) not in order.failed:
+                found[ask.seq] = ask
     return [found[seq] for seq in sorted(found)]
 
 
-def _ask_of(reservation: Reservation) -> Ask:
-    return reservation.stage.job.id, reservation.stage.position, reservation.kind
+def _ask_of(ask: Ask) -> AskRow:
+    return ask.stage.job.id, ask.stage.position, ask.kind
 
 
 CHANGES: tuple[type[Any], ...] = (Ordered, Arrived, OrderFailed, PoolMoved, Idled, GivenBack)

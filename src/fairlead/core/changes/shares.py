@@ -15,13 +15,13 @@ class SpreadSeen(Change, frozen=True, tag="spread seen"):
     queue: str
     since: Micros | None
 
-    def apply(self, p: Partition) -> Micros | None:
-        before = p.queues[self.queue].uneven_since
-        p.mark_uneven(p.queues[self.queue], self.since)
+    def apply(self, partition: Partition) -> Micros | None:
+        before = partition.queues[self.queue].uneven_since
+        partition.mark_uneven(partition.queues[self.queue], self.since)
         return before
 
-    def undo(self, p: Partition, kept: Micros | None) -> None:
-        p.mark_uneven(p.queues[self.queue], kept)
+    def undo(self, partition: Partition, kept: Micros | None) -> None:
+        partition.mark_uneven(partition.queues[self.queue], kept)
 
 
 CHANGES: tuple[type[Any], ...] = (SpreadSeen,)

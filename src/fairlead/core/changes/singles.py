@@ -8,11 +8,11 @@ from fairlead.core.changes.base import Change
 from fairlead.core.lifecycle import JOB, TASK
 from fairlead.core.model import (
     NEW,
-    NO_RESERVATIONS,
+    NO_ASKS,
     NOTHING_PENDING,
     Allocation,
+    Ask,
     JobState,
-    Reservation,
     all_pending,
 )
 from fairlead.core.ranges import Ranges, SharedRanges
@@ -37,19 +37,19 @@ class SinglesPlaced(Change, frozen=True, tag="singles placed"):
     """Job and position of the stage."""
     devices: tuple[int, ...] = ()
 
-    def apply(self, p: Partition) -> tuple[list[tuple[Reservation, JobState]], int]:
-        kept: list[tuple[Reservation, JobState]] = []
+    def apply(self, partition: Partition) -> tuple[list[tuple[Ask, JobState]], int]:
+        kept: list[tuple[Ask, JobState]] = []
         allocations: list[Allocation] = []
-        number, now, node, jobs = self.first, p.now, self.node, p.jobs
+        number, now, node, jobs = self.first, partition.now, self.node, partition.jobs
         devices: tuple[int, ...] = ()
         per_task = len(self.devices) // len(self.tasks)
         for job_id, position in self.tasks:
             job = jobs[job_id]
             stage = job.stages[position]
-            reservation = stage.reservations[NEW]
-            assert reservation is not None
-            kept.append((reservation, job.state))
-            stage.reservations = NO_RESERVATIONS
+            ask = stage.asks[NEW]
+            assert ask is not None
+            kept.append((ask, job.state))
+            stage.asks = NO_ASKS
             stage.pending = NOTHING_PENDING
             stage.started = True
             stage.top = 1
@@ -59,22 +59,22 @@ class SinglesPlaced(Change, frozen=True, tag="singles placed"):
                 devices = self.devices[at : at + per_task]
             allocations.append(Allocation(number, stage, node, ONLY, 1, devices, "assigned", now))
             number += 1
-        p.drop_new(job.queue, stage.shape, len(kept))
-        p.book_singles(allocations, self.devices)
-        before = p.counters.allocation
-        p.counters.allocation = max(before, number)
+        partition.drop_new(job.queue, stage.shape, len(kept))
+        partition.book_singles(allocations, self.devices)
+        before = partition.counters.allocation
+        partition.counters.allocation = max(before, number)
         return kept, before
 
-    def undo(self, p: Partition, kept: tuple[list[tuple[Reservation, JobState]], int]) -> None:
-        placed, p.counters.allocation = kept
+    def undo(self, partition: Partition, kept: tuple[list[tuple[Ask, JobState]], int]) -> None:
+        placed, partition.counters.allocation = kept
         for offset in reversed(range(len(self.tasks))):
-            reservation, state = placed[offset]
-            stage = reservation.stage
-            p.unbook(p.allocations[self.first + offset])
+            ask, state = placed[offset]
+            stage = ask.stage
+            partition.unbook(partition.allocations[self.first + offset])
             stage.job.state = state
             stage.started, stage.top = False, 0
             stage.pending = all_pending(1)
-            p.add_reservation(reservation)
+            partition.add_ask(ask)
 
 
 class SinglesEnded(Change, frozen=True, tag="singles ended"):
@@ -82,28 +82,28 @@ class SinglesEnded(Change, frozen=True, tag="singles ended"):
 
     allocations: tuple[int, ...]
 
-    def apply(self, p: Partition) -> list[Allocation]:
-        ended = [p.allocations[number] for number in self.allocations]
+    def apply(self, partition: Partition) -> list[Allocation]:
+        ended = [partition.allocations[number] for number in self.allocations]
         for allocation in ended:
             TASK.check(allocation.state, "succeeded")
             JOB.check(allocation.stage.job.state, "succeeded")
-        p.unbook_singles(ended)
+        partition.unbook_singles(ended)
         for allocation in ended:
             stage = allocation.stage
             stage.ended = ALL_WELL
             job = stage.job
             job.state = "succeeded"
-            job.ended_at = p.now
-            p.settle(job)
+            job.ended_at = partition.now
+            partition.list_or_unlist(job)
         return ended
 
-    def undo(self, p: Partition, kept: list[Allocation]) -> None:
+    def undo(self, partition: Partition, kept: list[Allocation]) -> None:
         for allocation in reversed(kept):
             stage = allocation.stage
             stage.ended = None
             stage.job.state = "running"
             stage.job.ended_at = None
-            p.book(allocation)
+            partition.book(allocation)
 
 
 CHANGES: tuple[type[Any], ...] = (SinglesPlaced, SinglesEnded)

@@ -17,11 +17,11 @@ from fairlead.core.lifecycle import JOB, TASK
 from fairlead.core.model import (
     NOTHING_PENDING,
     Allocation,
+    Ask,
     History,
     JobState,
     Micros,
     Outcome,
-    Reservation,
     Stage,
     StopCause,
 )
@@ -60,17 +60,17 @@ class Placed(Change, frozen=True, tag="placed"):
     with it. A whole job is one gang, with a placement for each of its stages."""
     safe_until: Micros = 0
 
-    def apply(self, p: Partition) -> tuple[Any, ...]:
-        job = p.jobs[self.job]
+    def apply(self, partition: Partition) -> tuple[Any, ...]:
+        job = partition.jobs[self.job]
         stage = job.stages[self.stage]
-        kept_state = (job.state, stage.started, stage.top, stage.short_since, p.counters.allocation)
+        kept_state = (job.state, stage.started, stage.top, stage.short_since, partition.counters.allocation)
         managed = bool(job.manager)
-        dropped: Reservation | None = None
+        dropped: Ask | None = None
         number = self.first
         for part in self.parts:
-            # The last part to empty the pending set is the one that completes the reservation.
-            dropped = take(p, stage, self.kind, part.indices) or dropped
-            p.book(
+            # The last part to empty the pending set is the one that completes the ask.
+            dropped = take(partition, stage, self.kind, part.indices) or dropped
+            partition.book(
                 Allocation(
                     number,
                     stage,
@@ -79,8 +79,8 @@ class Placed(Change, frozen=True, tag="placed"):
                     self.attempt,
                     part.devices,
                     "running" if managed else "assigned",
-                    p.now,
-                    p.now if managed else None,
+                    partition.now,
+                    partition.now if managed else None,
                     "",
                     self.kind,
                     self.group,
@@ -89,24 +89,24 @@ class Placed(Change, frozen=True, tag="placed"):
             )
             number += 1
         if stage.ran is not None:
-            p.touched.quick += range(self.first, number)
+            partition.touched.quick += range(self.first, number)
         if job.state == "pending":
             job.state = "running"
         stage.started = True
         stage.top = max(stage.top, self.attempt)
-        p.look_short(stage)
-        p.counters.allocation = max(p.counters.allocation, number)
+        partition.update_short(stage)
+        partition.counters.allocation = max(partition.counters.allocation, number)
         return (dropped, *kept_state)
 
-    def undo(self, p: Partition, kept: tuple[Any, ...]) -> None:
-        job = p.jobs[self.job]
+    def undo(self, partition: Partition, kept: tuple[Any, ...]) -> None:
+        job = partition.jobs[self.job]
         stage = job.stages[self.stage]
-        dropped, job.state, stage.started, stage.top, short_since, p.counters.allocation = kept
+        dropped, job.state, stage.started, stage.top, short_since, partition.counters.allocation = kept
         for offset, part in reversed(list(enumerate(self.parts))):
-            p.unbook(p.allocations[self.first + offset])
-            give_back(p, stage, self.kind, part.indices, dropped)
+            partition.unbook(partition.allocations[self.first + offset])
+            give_back(partition, stage, self.kind, part.indices, dropped)
             dropped = None
-        p.mark_short(stage, short_since)
+        partition.mark_short(stage, short_since)
 
 
 class Acknowledged(Change, frozen=True, tag="acknowledged"):
@@ -117,15 +117,15 @@ class Acknowledged(Change, frozen=True, tag="acknowledged"):
     into: int = 0
     ran: Micros = 0
 
-    def apply(self, p: Partition) -> Moved:
-        before = p.allocations[self.allocation]
+    def apply(self, partition: Partition) -> Moved:
+        before = partition.allocations[self.allocation]
         TASK.check(before.state, "running")
         # Whatever a clock elsewhere says, nothing runs before it was placed.
-        began = max(before.since, p.now - self.ran)
-        return _move(p, before, self.indices, self.into, "running", "", began)
+        began = max(before.since, partition.now - self.ran)
+        return _move(partition, before, self.indices, self.into, "running", "", began)
 
-    def undo(self, p: Partition, kept: Moved) -> None:
-        _move_back(p, self.allocation, self.into, kept)
+    def undo(self, partition: Partition, kept: Moved) -> None:
+        _move_back(partition, self.allocation, self.into, kept)
 
 
 class Stopped(Change, frozen=True, tag="stopped"):
@@ -136,14 +136,14 @@ class Stopped(Change, frozen=True, tag="stopped"):
     cause: StopCause
     into: int = 0
 
-    def apply(self, p: Partition) -> Moved:
-        before = p.allocations[self.allocation]
+    def apply(self, partition: Partition) -> Moved:
+        before = partition.allocations[self.allocation]
         TASK.check(before.state, "stopping")
-        p.stops += 1
-        return _move(p, before, self.indices, self.into, "stopping", self.cause, p.now)
+        partition.stops += 1
+        return _move(partition, before, self.indices, self.into, "stopping", self.cause, partition.now)
 
-    def undo(self, p: Partition, kept: Moved) -> None:
-        _move_back(p, self.allocation, self.into, kept)
+    def undo(self, partition: Partition, kept: Moved) -> None:
+        _move_back(partition, self.allocation, self.into, kept)
 
 
 class StopOverdue(Change, frozen=True, tag="stop overdue"):
@@ -151,18 +151,18 @@ class StopOverdue(Change, frozen=True, tag="stop overdue"):
 
     allocation: int
 
-    def apply(self, p: Partition) -> Allocation:
-        before = p.allocations[self.allocation]
+    def apply(self, partition: Partition) -> Allocation:
+        before = partition.allocations[self.allocation]
         if before.state != "stopping" or before.overdue:
             raise ValueError(f"allocation {self.allocation} is not expected to stop")
         after = copy(before)
         after.overdue = True
-        p.stops += 1
-        p.exchange(after)
+        partition.stops += 1
+        partition.exchange(after)
         return before
 
-    def undo(self, p: Partition, kept: Allocation) -> None:
-        p.exchange(kept)
+    def undo(self, partition: Partition, kept: Allocation) -> None:
+        partition.exchange(kept)
 
 
 class Ended(Change, frozen=True, tag="ended"):
@@ -180,19 +180,19 @@ class Ended(Change, frozen=True, tag="ended"):
     reason: str = ""
     exit_code: int | None = None
 
-    def apply(self, p: Partition) -> tuple[Allocation, dict[int, History | None], JobState, Micros | None]:
-        before = p.allocations[self.allocation]
+    def apply(self, partition: Partition) -> tuple[Allocation, dict[int, History | None], JobState, Micros | None]:
+        before = partition.allocations[self.allocation]
         stage = before.stage
         kept = (stage.job.state, stage.short_since)
         TASK.check(before.state, self.outcome)
         if self.again != NOT_AGAIN and self.outcome != "pending":
             TASK.check(self.outcome, "pending")
         rest = difference(before.indices, self.indices)
-        p.unbook(before)
+        partition.unbook(before)
         if rest:
             left = _part(before, rest, before.id, before.state, before.since, before.started, before.cause)
             left.overdue = before.overdue
-            p.book(left)
+            partition.book(left)
         past = _write_history(stage, self._histories(stage, before))
         # A removed task (see StageScaled) leaves no trace but the floor of the stage's attempts.
         known = _below(self.indices, stage.count)
@@ -200,11 +200,13 @@ class Ended(Change, frozen=True, tag="ended"):
             grow(stage, self.again, known)
         elif known:
             _end(stage, self.outcome, known)
-        p.look_short(stage)
+        partition.update_short(stage)
         _return_job(stage)
         return (before, past, *kept)
 
-    def undo(self, p: Partition, kept: tuple[Allocation, dict[int, History | None], JobState, Micros | None]) -> None:
+    def undo(
+        self, partition: Partition, kept: tuple[Allocation, dict[int, History | None], JobState, Micros | None]
+    ) -> None:
         before, past, state, short_since = kept
         stage = before.stage
         stage.job.state = state
@@ -214,10 +216,10 @@ class Ended(Change, frozen=True, tag="ended"):
         elif known:
             _unend(stage, self.outcome, known)
         _write_history(stage, past)
-        if before.id in p.allocations:
-            p.unbook(p.allocations[before.id])
-        p.book(before)
-        p.mark_short(stage, short_since)
+        if before.id in partition.allocations:
+            partition.unbook(partition.allocations[before.id])
+        partition.book(before)
+        partition.mark_short(stage, short_since)
 
     def _histories(self, stage: Stage, before: Allocation) -> dict[int, History | None]:
         # Most tasks succeed at their first attempt, and of those nothing needs to be kept.
@@ -253,22 +255,22 @@ class PendingEnded(Change, frozen=True, tag="pending ended"):
     indices: tuple[int, ...]
     outcome: Outcome
 
-    def apply(self, p: Partition) -> tuple[Reservation | None, Micros | None]:
-        stage = p.jobs[self.job].stages[self.stage]
+    def apply(self, partition: Partition) -> tuple[Ask | None, Micros | None]:
+        stage = partition.jobs[self.job].stages[self.stage]
         short_since = stage.short_since
         TASK.check("pending", self.outcome)
-        dropped = take(p, stage, self.kind, self.indices)
+        dropped = take(partition, stage, self.kind, self.indices)
         _end(stage, self.outcome, self.indices)
-        p.look_short(stage)
-        p.touched.jobs[self.job] = None
+        partition.update_short(stage)
+        partition.touched.jobs[self.job] = None
         return dropped, short_since
 
-    def undo(self, p: Partition, kept: tuple[Reservation | None, Micros | None]) -> None:
-        stage = p.jobs[self.job].stages[self.stage]
+    def undo(self, partition: Partition, kept: tuple[Ask | None, Micros | None]) -> None:
+        stage = partition.jobs[self.job].stages[self.stage]
         dropped, short_since = kept
         _unend(stage, self.outcome, self.indices)
-        give_back(p, stage, self.kind, self.indices, dropped)
-        p.mark_short(stage, short_since)
+        give_back(partition, stage, self.kind, self.indices, dropped)
+        partition.mark_short(stage, short_since)
 
 
 class Revived(Change, frozen=True, tag="revived"):
@@ -279,15 +281,15 @@ class Revived(Change, frozen=True, tag="revived"):
     kind: int
     indices: tuple[int, ...]
 
-    def apply(self, p: Partition) -> None:
-        stage = p.jobs[self.job].stages[self.stage]
+    def apply(self, partition: Partition) -> None:
+        stage = partition.jobs[self.job].stages[self.stage]
         _unend(stage, "killed", self.indices)
         grow(stage, self.kind, self.indices)
-        p.wake()
-        p.touched.jobs[self.job] = None
+        partition.wake()
+        partition.touched.jobs[self.job] = None
 
-    def undo(self, p: Partition, kept: None) -> None:
-        stage = p.jobs[self.job].stages[self.stage]
+    def undo(self, partition: Partition, kept: None) -> None:
+        stage = partition.jobs[self.job].stages[self.stage]
         _ungrow(stage, self.kind, self.indices)
         _end(stage, "killed", self.indices)
 
@@ -329,33 +331,39 @@ def _part(
 
 
 def _move(
-    p: Partition, before: Allocation, block: tuple[int, ...], into: int, state: Any, cause: StopCause, since: Micros
+    partition: Partition,
+    before: Allocation,
+    block: tuple[int, ...],
+    into: int,
+    state: Any,
+    cause: StopCause,
+    since: Micros,
 ) -> Moved:
-    counter, short_since = p.counters.allocation, before.stage.short_since
+    counter, short_since = partition.counters.allocation, before.stage.short_since
     started = since if state == "running" else before.started
     if block == before.indices:
         after = copy(before)
         after.state, after.since, after.started, after.cause = state, since, started, cause
-        p.exchange(after)
+        partition.exchange(after)
     else:
-        p.unbook(before, moves=True)
+        partition.unbook(before, moves=True)
         rest = difference(before.indices, block)
-        p.book(_part(before, rest, before.id, before.state, before.since, before.started, before.cause))
-        p.book(_part(before, block, into, state, since, started, cause))
-        p.counters.allocation = max(counter, into + 1)
-    p.look_short(before.stage)
+        partition.book(_part(before, rest, before.id, before.state, before.since, before.started, before.cause))
+        partition.book(_part(before, block, into, state, since, started, cause))
+        partition.counters.allocation = max(counter, into + 1)
+    partition.update_short(before.stage)
     return before, counter, short_since
 
 
-def _move_back(p: Partition, number: int, into: int, kept: Moved) -> None:
-    before, p.counters.allocation, short_since = kept
+def _move_back(partition: Partition, number: int, into: int, kept: Moved) -> None:
+    before, partition.counters.allocation, short_since = kept
     if into:
-        p.unbook(p.allocations[into], moves=True)
-        p.unbook(p.allocations[number], moves=True)
-        p.book(before)
+        partition.unbook(partition.allocations[into], moves=True)
+        partition.unbook(partition.allocations[number], moves=True)
+        partition.book(before)
     else:
-        p.exchange(before)
-    p.mark_short(before.stage, short_since)
+        partition.exchange(before)
+    partition.mark_short(before.stage, short_since)
 
 
 def _write_history(stage: Stage, entries: dict[int, History | None]) -> dict[int, History | None]:

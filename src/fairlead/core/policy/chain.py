@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-MOST = 1_000
+MAX_CHAIN = 1_000
 """Tasks that may wait for one room, whatever was measured: no process is so quick that more would help, and this is
 what a message, a loss or a wrong measure is bounded by."""
 
@@ -25,4 +25,4 @@ def ahead(ran: int | None, chain: int) -> int:
     """How many tasks should wait for each room, behind the one that has it: `chain` of work in all."""
     if ran is None:
         return 0
-    return max(0, min(chain // max(ran, 1), MOST) - 1)
+    return max(0, min(chain // max(ran, 1), MAX_CHAIN) - 1)

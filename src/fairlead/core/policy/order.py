@@ -1,8 +1,8 @@
-"""The order of a lane: a function that turns a reservation's plain values into a sort key, lowest first.
+"""The order of a lane: a function that turns an ask's plain values into a sort key, lowest first.
 
 Another order is another function of this signature and a row in `ORDERS`: of the kind (already merged with `new` where
 a queue says `scale_first: false`), the job's priority, how many of its tasks run, when it was asked for, and whether
-these are replacements that a started gang needs to reach `min`. The key is followed by the reservation's place among
+these are replacements that a started gang needs to reach `min`. The key is followed by the ask's place among
 those of one instant (its sequence number, or that of the ask whose place it came back to) and by its sequence number,
 so that the order is total. A place may change with each of these values but the kind: the priority of a job when it is
 set, the others if the order says so in its row; see `Lane`.

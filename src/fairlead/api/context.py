@@ -1,0 +1,318 @@
+"""What handlers share: the site they serve, who asks, how a request's document is read, how an error is answered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, NamedTuple, Protocol
+
+import msgspec
+from litestar import Request, Response
+from litestar.connection import ASGIConnection
+from litestar.dto import AbstractDTO
+from litestar.exceptions import HTTPException
+from litestar.handlers import BaseRouteHandler
+from litestar.openapi.spec import Reference, Schema
+from litestar.params import HeaderParameter, QueryParameter
+from litestar.response import Stream
+from litestar.typing import FieldDefinition
+
+from fairlead.api.control import Control
+from fairlead.api.identities import Identities
+from fairlead.api.middleware import Bounds
+from fairlead.api.problems import MEDIA_TYPE, Unserved, plain, problem_of
+from fairlead.api.quotas import Quotas
+from fairlead.api.tokens import Token, Tokens
+from fairlead.core.commands import Command
+from fairlead.core.errors import Refused
+from fairlead.core.intake.access import is_owner
+from fairlead.core.model import Job, JobSpec, Micros
+from fairlead.engines.base import Connection
+from fairlead.history.recorder import AttemptRow, JobRow
+from fairlead.views.metrics.lanes import LaneFigures
+from fairlead.wire import api as wire
+from fairlead.wire.agent import LogPart, LogRequest
+
+NOT_STORED = {"cache-control": "no-store"}
+TOKEN_ENDED = "the token was revoked or has expired"
+FAREWELL = {
+    "text/event-stream": f'event: end\ndata: {{"note":"{TOKEN_ENDED}"}}\n\n'.encode(),
+    "text/plain; charset=utf-8": f"\n[fairlead: {TOKEN_ENDED}]\n".encode(),
+}
+"""Kind of a stream → what it ends with when its token does."""
+
+
+class Hub(Protocol):
+    """The engine of our own agents, as far as the API needs it."""
+
+    async def serve(self, partition: str, connection: Connection) -> None: ...
+
+    async def dismiss(self, partition: str, epoch: int, connection: Connection) -> None: ...
+
+    def connected(self, partition: str) -> dict[str, float]: ...
+
+    def log(self, partition: str, node: str, asked: LogRequest) -> AsyncIterator[LogPart]: ...
+
+
+class Records(Protocol):
+    """The history of what ended. Its methods wait for a disk."""
+
+    @property
+    def failing(self) -> bool: ...
+
+    def job(self, partition: str, id: str) -> JobRow | None: ...
+
+    def jobs(self, partition: str, user: str, state: str, before: int | None, limit: int) -> list[JobRow]: ...
+
+    def attempts(self, partition: str, number: int, skip: int, limit: int) -> list[AttemptRow]: ...
+
+    def attempt(self, partition: str, number: int, stage: str, index: int) -> AttemptRow | None: ...
+
+    def used(self, partition: str, number: int) -> dict[str, tuple[int, int, int]]: ...
+
+    def flush(self, seconds: float) -> None: ...
+
+
+class Measured(Protocol):
+    """What is measured of all partitions."""
+
+    def text(self, now: Micros) -> str: ...
+
+    def lanes(self, partition: str) -> LaneFigures: ...
+
+
+class SecretKeeper(Protocol):
+    """Who keeps secrets."""
+
+    def names(self, user: str) -> list[str]: ...
+
+    def set(self, user: str, name: str, value: str, expires_in: float | None = None) -> None: ...
+
+    def remove(self, user: str, name: str) -> None: ...
+
+    def check(self, spec: JobSpec, caller: str) -> None: ...
+
+
+class Services:
+    """All that is served on one port."""
+
+    def __init__(
+        self,
+        control: Control,
+        hub: Hub,
+        records: Records,
+        tokens: Tokens,
+        identities: Identities,
+        secrets: SecretKeeper,
+        metrics: Measured,
+        bounds: Bounds,
+        quotas: Quotas,
+        version: str,
+        fault: Callable[[Exception], None] = lambda error: None,
+        log: Callable[[str, dict[str, Any]], None] = lambda event, fields: None,
+    ) -> None:
+        """`fault` hears of faults of ours, `log` of answers that somebody may want to follow."""
+        self.control = control
+        self.hub = hub
+        self.records = records
+        self.tokens = tokens
+        self.identities = identities
+        self.secrets = secrets
+        self.metrics = metrics
+        self.bounds = bounds
+        self.quotas = quotas
+        self.version = version
+        self.fault = fault
+        self.log = log
+        self.streams: dict[str, set[asyncio.Event]] = {}
+        """Token → the answers without an end that are being read with it, each by what ends it."""
+
+    def end_streams(self, token: str) -> None:
+        """End what is being read with a token that does not count any more."""
+        for over in self.streams.get(token, ()):
+            over.set()
+
+
+def services_of(request: Request[Any, Any, Any]) -> Services:
+    services: Services = request.app.state.services
+    return services
+
+
+def caller_of(request: Request[Any, Any, Any]) -> Token:
+    caller: Token = request.scope["caller"]  # type: ignore[typeddict-item]
+    return caller
+
+
+def asks(request: Request[Any, Any, Any], key: str | None = None) -> dict[str, Any]:
+    """The fields of a command that say who asks."""
+    caller = caller_of(request)
+    return {"user": caller.user, "groups": caller.groups, "operator": caller.operator, "key": key or ""}
+
+
+def may_see(caller: Token, job: Job) -> bool:
+    """Whoever may touch a job may see it: its owner, administrators of its queue, operators."""
+    return is_owner(Command(user=caller.user, groups=caller.groups, operator=caller.operator), job)
+
+
+def need(*roles: str) -> Callable[[ASGIConnection[Any, Any, Any, Any], BaseRouteHandler], Awaitable[None]]:
+    """A guard: only callers in one of these roles. It is async, because others are asked in a thread."""
+
+    async def guard(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
+        caller: Token = connection.scope["caller"]  # type: ignore[typeddict-item]
+        if caller.role not in roles:
+            raise Refused("token", f"a token of role {caller.role} may not do this; {roles[0]} may", "forbidden")
+
+    return guard
+
+
+USERS = need("user", "operator", "admin")
+OPERATORS = need("operator", "admin")
+ADMINS = need("admin")
+
+PartitionName = Annotated[
+    str,
+    QueryParameter(
+        name="partition",
+        required=False,
+        description="The partition; without it the only one, or the one called default.",
+        max_length=63,
+    ),
+]
+Key = Annotated[
+    str | None,
+    HeaderParameter(
+        name="Idempotency-Key",
+        required=False,
+        max_length=190,
+        description="The same key with the same request gets the same answer and changes nothing.",
+    ),
+]
+Limit = Annotated[int, QueryParameter(name="limit", ge=1, le=1_000, required=False)]
+
+
+# -- documents ---------------------------------------------------------------------------------------------------
+
+
+class Shaped(NamedTuple):
+    """Marks a request's document with the form that it should have; what it has, its reader says."""
+
+    form: type[msgspec.Struct]
+
+
+class Document(AbstractDTO[Any]):
+    """A request's body as plain values. The core's readers check it: their errors name the field and the remedy."""
+
+    def decode_bytes(self, value: bytes) -> Any:
+        if not value:
+            raise Refused("body", "missing; send a JSON document", "malformed")
+        try:
+            return msgspec.json.decode(value)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
+            raise Refused("body", f"it is not JSON: {str(problem)[:200]}; correct it", "malformed") from None
+
+    @classmethod
+    def create_for_field_definition(cls, field_definition: FieldDefinition, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    @classmethod
+    def create_openapi_schema(
+        cls, field_definition: FieldDefinition, handler_id: str, schema_creator: Any
+    ) -> Reference | Schema:
+        (shaped,) = (each for each in field_definition.metadata if isinstance(each, Shaped))
+        schema: Reference | Schema = schema_creator.for_field_definition(FieldDefinition.from_annotation(shaped.form))
+        return schema
+
+
+# -- errors ------------------------------------------------------------------------------------------------------
+
+
+def refused(request: Request[Any, Any, Any], error: Refused | Unserved) -> Response[wire.Problem]:
+    problem = problem_of(error)
+    headers = {}
+    if isinstance(error, Unserved) and error.retry_after is not None:
+        headers["retry-after"] = str(error.retry_after)
+    return Response(problem, media_type=MEDIA_TYPE, status_code=problem.status, headers=headers)
+
+
+def http_error(request: Request[Any, Any, Any], error: HTTPException) -> Response[wire.Problem]:
+    """What the framework refused: an unknown path or method, a parameter out of bounds."""
+    detail, field = error.detail, ""
+    extra = error.extra if isinstance(error.extra, list) else []
+    if extra:
+        first: dict[str, Any] = extra[0]
+        field, detail = str(first.get("key", "")), str(first.get("message", detail))
+        if field == "data":
+            field, detail = "body", "missing; send a JSON document"
+    codes = {404: "missing", 405: "method", 400: "invalid", 401: "unauthenticated", 403: "forbidden"}
+    problem = plain(error.status_code, detail, codes.get(error.status_code, "invalid"))
+    problem = msgspec.structs.replace(problem, field=field)
+    return Response(problem, media_type=MEDIA_TYPE, status_code=problem.status, headers=error.headers)
+
+
+# -- streams -----------------------------------------------------------------------------------------------------
+
+
+def streamed(
+    services: Services,
+    caller: Token,
+    lines: AsyncGenerator[bytes],
+    kind: str = "text/event-stream",
+) -> Stream:
+    """A streaming response, limited per token. It ends when its token is revoked or expires."""
+    check_streams(services, caller)
+    return Stream(_while_valid(services, caller, lines, FAREWELL[kind]), media_type=kind, headers=NOT_STORED)
+
+
+def check_streams(services: Services, caller: Token) -> None:
+    if len(services.streams.get(caller.id, ())) >= services.bounds.streams:
+        raise Unserved("too many", f"{services.bounds.streams} streams are open with this token; close some", 10)
+
+
+@contextmanager
+def counted_stream(services: Services, caller: Token) -> Iterator[asyncio.Event]:
+    """Count a stream while it is open. The event is set when its token does not count any more."""
+    over = asyncio.Event()
+    services.streams.setdefault(caller.id, set()).add(over)
+    expiry = None
+    if caller.expires is not None:
+        expiry = asyncio.get_running_loop().call_later(max(0.0, caller.expires - services.tokens.now()), over.set)
+    if not services.tokens.is_known(caller):
+        over.set()  # it was revoked while this was being prepared
+    try:
+        yield over
+    finally:
+        if expiry is not None:
+            expiry.cancel()
+        services.streams[caller.id].discard(over)
+        if not services.streams[caller.id]:
+            del services.streams[caller.id]
+
+
+async def _while_valid(
+    services: Services, caller: Token, lines: AsyncGenerator[bytes], farewell: bytes
+) -> AsyncGenerator[bytes]:
+    line: asyncio.Task[bytes] | None = None
+    try:
+        with counted_stream(services, caller) as over:
+            ended = asyncio.create_task(over.wait())
+            try:
+                while not over.is_set():
+                    line = asyncio.ensure_future(anext(lines))
+                    await asyncio.wait((line, ended), return_when=asyncio.FIRST_COMPLETED)
+                    if over.is_set():
+                        break
+                    try:
+                        each = line.result()
+                    except StopAsyncIteration:
+                        return
+                    yield each
+                yield farewell
+            finally:
+                ended.cancel()
+    finally:
+        # Nothing may be waited for before all is put back: a reader that has gone cancels each wait.
+        if line is not None and not line.done():
+            line.cancel()  # which ends `lines` too
+        else:
+            await lines.aclose()

@@ -1,0 +1,237 @@
+"""Expiry: what time alone brings about. Ended jobs are forgotten, keys expire, pauses end, drained queues go."""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush, heapreplace
+
+import msgspec
+
+from fairlead.core.changes import (
+    JobForgotten,
+    KeyKept,
+    KeysForgotten,
+    Measured,
+    NodeAvoided,
+    QueuesRemoved,
+    StopOverdue,
+)
+from fairlead.core.commands import Accepted, encode_answer
+from fairlead.core.effects import Stop
+from fairlead.core.holds.holds import starving_due
+from fairlead.core.holds.release import kept_due
+from fairlead.core.match.match import plan_due
+from fairlead.core.model import Allocation, Job, Micros, Queue
+from fairlead.core.outcomes import call_back, hand_back, restart, stop, take_back
+from fairlead.core.plan import Plan
+from fairlead.core.pools.demand import demand_due, give_up_late
+from fairlead.core.preempt.preempt import claims_due
+from fairlead.core.preempt.shares import shares_due
+from fairlead.core.ranges import count
+from fairlead.core.resources import format_duration
+from fairlead.core.state import FAR, Partition
+
+MAX_EXPIRED = 1_000
+"""How many records one cycle forgets at most; the next one goes on."""
+
+
+def expiry(plan: Plan) -> None:
+    partition = plan.partition
+    _become_ready(plan)
+    if partition.forgetting:
+        _forget_jobs(plan)
+    if partition.expiring:
+        _forget_keys(plan)
+    if partition.nodes.avoided:
+        _end_pauses(plan)
+    if partition.timers:
+        _meet_deadlines(plan)
+    if partition.short:
+        _give_up_short_stages(plan)
+    if partition.orders and partition.reign.ready:
+        give_up_late(plan)
+    if partition.draining:
+        _remove_drained(plan)
+
+
+def due(partition: Partition, forgetting: bool = True) -> Micros | None:
+    """When the next of these falls due, if any does. What is only forgotten has time, for who can wait with it."""
+    times: list[Micros] = []
+    if partition.forgetting and forgetting:
+        times.append(partition.forgetting[0][0] + partition.settings.keep_ended)
+    if partition.expiring and forgetting:
+        times.append(partition.expiring[0][0])
+    if partition.nodes.avoided:
+        times += partition.nodes.avoided.values()
+    if not partition.reign.ready:
+        times.append(
+            (partition.now if partition.reign.began is None else partition.reign.began) + partition.settings.ready_after
+        )
+    else:
+        _drop_old_timers(partition)
+        if partition.timers:
+            times.append(partition.timers[0][0])
+        if partition.short:
+            times += [_short_until(partition, since) for since in partition.short.values()]
+        if partition.nodes.held:
+            times += kept_due(partition)
+        times += (starving_due(partition), claims_due(partition), plan_due(partition))
+        if partition.uneven:
+            times += shares_due(partition)
+        times += demand_due(partition)
+    first = min(times, default=FAR)
+    return first if first < FAR else None
+
+
+def _drop_old_timers(partition: Partition) -> None:
+    """What was acknowledged or has ended since needs no look: nobody should be woken for it."""
+    while partition.timers:
+        when, number = partition.timers[0]
+        allocation = partition.allocations.get(number)
+        now_due = partition.deadline(allocation) if allocation is not None else None
+        if now_due is None:
+            heappop(partition.timers)
+        elif now_due > when:
+            heapreplace(partition.timers, (now_due, number))
+        else:
+            return
+
+
+def _become_ready(plan: Plan) -> None:
+    """When everybody who is known has reported; whoever has not by `ready_after` is not waited for any longer."""
+    partition = plan.partition
+    if partition.reign.began is None:
+        partition.reign.began, partition.reign.left_at = plan.now, plan.before
+    if partition.reign.ready:
+        return
+    if (
+        partition.reign.heard_all(partition.nodes, partition.managers)
+        or plan.now >= partition.reign.began + partition.settings.ready_after
+    ):
+        partition.become_ready()
+
+
+def _end_pauses(plan: Plan) -> None:
+    nodes = plan.partition.nodes
+    for node_id in sorted(nodes.avoided):
+        if nodes.avoided[node_id] <= plan.now:
+            row = nodes.rows[node_id]
+            plan.do(NodeAvoided(node_id, nodes.failures[row], nodes.pauses[row], 0))
+
+
+def _meet_deadlines(plan: Plan) -> None:
+    """Launches that were not acknowledged are taken back; tasks over their time limit are told to stop.
+
+    A stop that was not confirmed in time is noted: its room is not counted on any more.
+    """
+    partition = plan.partition
+    while partition.reign.ready and partition.timers and partition.timers[0][0] <= plan.now:
+        _, number = heappop(partition.timers)
+        allocation = partition.allocations.get(number)
+        when = partition.deadline(allocation) if allocation is not None else None
+        if allocation is None or when is None:
+            continue
+        if when > plan.now:
+            heappush(partition.timers, (when, number))
+        elif allocation.state == "assigned":
+            _give_up_waiting(plan, allocation)
+        elif allocation.state == "stopping":
+            plan.do(StopOverdue(number))
+        else:
+            stop(plan, allocation, allocation.indices, "time limit")
+
+
+def _give_up_waiting(plan: Plan, allocation: Allocation) -> None:
+    """Tasks were not started in time: somebody before them is slow, or their agent says nothing."""
+    partition = plan.partition
+    stage = allocation.stage
+    if allocation.rooms and not allocation.cause:
+        if stage.ran is not None:
+            plan.do(Measured(stage.job.id, stage.position, None))
+        call_back(plan, [allocation])
+        return
+    reason = f"the launch was not acknowledged within {format_duration(partition.settings.launch_timeout)}"
+    for each in [allocation] if allocation.cause else partition.waiting_in(allocation.chain):
+        if each.state == "assigned":
+            _leave(plan, each, reason)
+    if not allocation.cause:
+        plan.note("launch not acknowledged", count(allocation.indices))
+        take_back(plan, allocation, allocation.indices, reason)
+
+
+def _leave(plan: Plan, waiting: Allocation, reason: str) -> None:
+    """Tasks of a chain are given up without their agent's word; it is told to forget them."""
+    stage = waiting.stage
+    nodes = plan.partition.nodes
+    stop = Stop(stage.job.id, stage.job.number, stage.name, waiting.indices, waiting.attempt, "stale")
+    plan.strays.append((nodes.name[nodes.rows[waiting.node]], stop))
+    hand_back(plan, waiting, waiting.indices, reason)
+
+
+def _short_until(partition: Partition, since: Micros) -> Micros:
+    return partition.reign.counts_from(since) + partition.settings.replace_within
+
+
+def _give_up_short_stages(plan: Plan) -> None:
+    """A stage that had too few workers for too long is taken back with its gang, and asks again with its old age."""
+    partition = plan.partition
+    if not partition.reign.ready:
+        return
+    late = [key for key, since in partition.short.items() if _short_until(partition, since) <= plan.now]
+    for job_id, position in sorted(late, key=lambda key: (partition.jobs[key[0]].number, key[1])):
+        if (job_id, position) in partition.short:  # else it was taken back with another stage of its job
+            restart(plan, partition.jobs[job_id].stages[position])
+
+
+def _forget_jobs(plan: Plan) -> None:
+    partition = plan.partition
+    for _ in range(MAX_EXPIRED):
+        if not partition.forgetting or partition.forgetting[0][0] + partition.settings.keep_ended > plan.now:
+            return
+        _, number, job_id = heappop(partition.forgetting)
+        job = partition.jobs.get(job_id)
+        # One that still stops somewhere, or that somebody still comes after, is entered again when that is over.
+        if job is not None and job.ended_at is not None and job.number == number and _is_free(partition, job):
+            _forget(plan, job, job.ended_at)
+
+
+def _is_free(partition: Partition, job: Job) -> bool:
+    return not job.allocations and job.id not in partition.followers
+
+
+def _forget(plan: Plan, job: Job, ended_at: Micros) -> None:
+    partition = plan.partition
+    key = partition.key_of.get(job.id)
+    if key is not None:
+        entry = partition.keys[key]
+        said = entry.answer or encode_answer(Accepted(job=job.id))
+        expires = ended_at + partition.settings.keep_keys
+        plan.do(KeyKept(*key, msgspec.structs.replace(entry, answer=said, job="", expires=expires)))
+    plan.do(JobForgotten(job.id))
+
+
+def _forget_keys(plan: Plan) -> None:
+    partition = plan.partition
+    gone: dict[tuple[str, str], None] = {}
+    while partition.expiring and partition.expiring[0][0] <= plan.now and len(gone) < MAX_EXPIRED:
+        expires, user, key = heappop(partition.expiring)
+        entry = partition.keys.get((user, key))
+        if entry is not None and entry.expires == expires:
+            gone[user, key] = None
+    if gone:
+        plan.do(KeysForgotten(tuple(gone)))
+
+
+def _remove_drained(plan: Plan) -> None:
+    """Queues that left the configuration go when they are empty, children first."""
+    partition = plan.partition
+    going: list[str] = []
+    for path in sorted(partition.draining, reverse=True):
+        queue = partition.queues[path]
+        if _empty(queue, going):
+            going.append(path)
+    if going:
+        plan.do(QueuesRemoved(tuple(going)))
+
+
+def _empty(queue: Queue, going: list[str]) -> bool:
+    return not queue.jobs and all(child.path in going for child in queue.children.values())

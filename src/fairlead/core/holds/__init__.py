@@ -1,0 +1,1 @@
+"""Holds: nodes kept free for starving asks, and nodes promised to asks."""

@@ -1,0 +1,147 @@
+"""Intake: every command is checked alone and becomes changes of the plan, or a refusal that altered nothing.
+
+One file a noun: configuration, nodes, jobs, reports, resource managers. `HANDLERS` says who takes what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+
+from fairlead.core.changes import KeyKept
+from fairlead.core.commands import (
+    Accepted,
+    AddNode,
+    Answer,
+    AnyCommand,
+    BringToFront,
+    CancelAsk,
+    Configure,
+    FailOrder,
+    Kill,
+    MarkReady,
+    MoveNode,
+    MovePool,
+    MoveQueue,
+    RegisterManager,
+    Rejected,
+    ReleaseHold,
+    RemoveNode,
+    RemovePartition,
+    Report,
+    ResetLane,
+    Scale,
+    ScalePool,
+    SetPriority,
+    Submit,
+    UpdateManager,
+    UpdateNode,
+    decode_answer,
+    encode_answer,
+)
+from fairlead.core.errors import Refused
+from fairlead.core.intake import config, jobs, managers, nodes, pools, reports
+from fairlead.core.intake.ends import Ends
+from fairlead.core.lifecycle import IllegalTransition
+from fairlead.core.model import KeptKey
+from fairlead.core.plan import Plan
+from fairlead.core.reader import check_text
+from fairlead.core.resources import printable
+
+MAX_KEY = 200
+MAX_USER = 200
+
+HANDLERS: dict[type[Any], Callable[[Plan, Any], Accepted]] = {
+    Configure: config.configure,
+    MoveQueue: config.move_queue,
+    MarkReady: config.mark_ready,
+    RemovePartition: config.remove_partition,
+    AddNode: nodes.add,
+    UpdateNode: nodes.update,
+    MoveNode: nodes.move,
+    RemoveNode: nodes.remove,
+    FailOrder: pools.fail_order,
+    MovePool: pools.move,
+    ScalePool: pools.scale,
+    Submit: jobs.submit,
+    Scale: jobs.scale,
+    Kill: jobs.kill,
+    SetPriority: jobs.set_priority,
+    BringToFront: jobs.bring_to_front,
+    ReleaseHold: jobs.release_hold,
+    CancelAsk: jobs.cancel,
+    ResetLane: jobs.reset_lane,
+    Report: reports.report,
+    RegisterManager: managers.register,
+    UpdateManager: managers.update,
+}
+
+# Sent twice these do no more than sent once, and after a restart they must be heard again: their keys say nothing.
+REPEATABLE = (Configure, MarkReady, Report, RegisterManager, UpdateManager, FailOrder)
+
+DONE = Accepted()
+
+_encode = msgspec.msgpack.Encoder(order="deterministic").encode
+
+
+def intake(plan: Plan, commands: Iterable[AnyCommand]) -> list[Answer]:
+    """Take the commands in their order; the answers are in the same order."""
+    answers: list[Answer] = []
+    ends = Ends(plan)
+    for command in commands:
+        if isinstance(command, Report) and ends.take(command):
+            answers.append(DONE)
+        else:
+            ends.make()
+            answers.append(_take(plan, command))
+    ends.make()
+    return answers
+
+
+def _take(plan: Plan, command: AnyCommand) -> Answer:
+    mark = plan.mark()
+    try:
+        if plan.partition.removed:
+            raise Refused("partition", f"{plan.partition.name} was removed; name another one", "gone")
+        if command.user != "":
+            check_text(command.user, "user", MAX_USER)
+        if not command.key or isinstance(command, REPEATABLE):
+            return HANDLERS[type(command)](plan, command)
+        return _take_once(plan, command)
+    except Refused as refusal:
+        plan.rollback(mark)
+        return Rejected(refusal.field, refusal.problem, refusal.code)
+    except IllegalTransition as refusal:
+        plan.rollback(mark)
+        return Rejected("state", str(refusal), "conflict")
+
+
+def _take_once(plan: Plan, command: AnyCommand) -> Answer:
+    check_text(command.key, "key", MAX_KEY)
+    digest = _digest(command)
+    kept = plan.partition.keys.get((command.user, command.key))
+    if kept is not None:
+        if kept.digest != digest:
+            raise Refused("key", "was used before with another body; use a new key for a new request", "conflict")
+        if isinstance(command, Submit | Scale):
+            plan.note("asked for again")
+        return decode_answer(kept.answer) if kept.answer else Accepted(job=kept.job)
+    answer = HANDLERS[type(command)](plan, command)
+    # A submission's key lives with its job; any other key counts from now.
+    job = answer.job if isinstance(command, Submit) else ""
+    expires = None if job else plan.now + plan.partition.settings.keep_keys
+    said = b"" if answer == Accepted(job=job) else encode_answer(answer)
+    plan.do(KeyKept(command.user, command.key, KeptKey(digest, said, job, expires)))
+    return answer
+
+
+def _digest(command: AnyCommand) -> bytes:
+    try:
+        body = _encode(msgspec.structs.replace(command, key=""))
+    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as problem:
+        why = printable(str(problem), 100)
+        raise Refused("key", f"the request cannot be compared with others ({why}); correct it") from None
+    return blake2b(body, digest_size=16).digest()

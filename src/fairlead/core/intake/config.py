@@ -1,0 +1,132 @@
+"""Intake of the configuration: what is new, what changed, what leaves, what comes back."""
+
+from __future__ import annotations
+
+from fairlead.core.changes import (
+    ConfigVersioned,
+    Ended,
+    NodeRemoved,
+    PartitionRemoved,
+    PoolsSet,
+    QueueMoved,
+    QueuesAdded,
+    QueuesSet,
+    SettingsSet,
+)
+from fairlead.core.commands import Accepted, Configure, MarkReady, MoveQueue, RemovePartition
+from fairlead.core.errors import Refused
+from fairlead.core.intake.access import need_operator
+from fairlead.core.intake.nodes import tell_to_stop
+from fairlead.core.intake.pools import forget_orders, welcome
+from fairlead.core.outcomes import call_back, finish
+from fairlead.core.plan import Plan
+from fairlead.core.reader import suggestion
+from fairlead.core.resources import shown
+
+
+def configure(plan: Plan, command: Configure) -> Accepted:
+    need_operator(command, "configure")
+    partition = plan.partition
+    before = plan.mark()
+    if partition.settings != command.config.settings:
+        plan.do(SettingsSet(command.config.settings))
+    _queues(plan, command)
+    pools = {name: pool.settings for name, pool in partition.pools.items()}
+    if pools != dict(command.config.pools):
+        forget_orders(plan, dict(command.config.pools))
+        plan.do(PoolsSet(command.config.pools))
+        welcome(plan, [name for name in partition.pools if name not in pools])
+    changed = plan.mark() > before
+    if command.version > partition.config_version:
+        plan.do(ConfigVersioned(command.version))
+    return Accepted(note="" if changed else "no change")
+
+
+def _queues(plan: Plan, command: Configure) -> None:
+    partition = plan.partition
+    wanted = dict(command.config.queues)
+    added = tuple((path, settings) for path, settings in wanted.items() if path not in partition.queues)
+    for path, _ in added:
+        parent = partition.queues.get(path.rpartition(".")[0])
+        if parent is not None and not parent.children and parent.jobs:
+            raise Refused(
+                f"queues.{path}",
+                f"queue {parent.path} has {parent.jobs} jobs and cannot get queues below it; "
+                "wait until they ended, or kill them",
+                "conflict",
+            )
+    # Whoever is in the configuration again is active again, parents before children.
+    for path in wanted:
+        if path in partition.queues and partition.queues[path].state == "draining":
+            plan.do(QueueMoved(path, "active"))
+    if added:
+        plan.do(QueuesAdded(added))
+    changed = tuple(
+        (path, settings) for path, settings in wanted.items() if partition.queues[path].settings != settings
+    )
+    if changed:
+        plan.do(QueuesSet(changed))
+    leaving = sorted((path for path in partition.queues if path not in wanted), reverse=True)
+    for path in leaving:
+        queue = partition.queues[path]
+        if queue.state == "stopped":
+            raise Refused(
+                f"queues.{path}",
+                f"queue {path} is stopped and cannot be removed; start it first, so that it can drain",
+                "conflict",
+            )
+        if queue.state == "active":
+            plan.do(QueueMoved(path, "draining"))
+
+
+def move_queue(plan: Plan, command: MoveQueue) -> Accepted:
+    need_operator(command, "start or stop a queue")
+    queue = plan.partition.queues.get(command.queue)
+    if queue is None:
+        raise Refused(
+            "queue",
+            f"there is no queue {shown(command.queue)}{suggestion(command.queue, plan.partition.queues)}; "
+            "name one that is known",
+            "unknown",
+        )
+    if command.action not in ("start", "stop"):
+        raise Refused("action", f"{shown(command.action)} is not one of start, stop; write one of them")
+    state = "active" if command.action == "start" else "stopped"
+    if queue.state == state:
+        return Accepted(note="no change")
+    if queue.state == "draining":
+        raise Refused(
+            "queue", f"{queue.path} left the configuration and drains; put it back there to keep it", "conflict"
+        )
+    plan.do(QueueMoved(queue.path, "active" if command.action == "start" else "stopped"))
+    if command.action == "stop":
+        partition = plan.partition
+        ahead = [each for number in sorted(partition.chains) for each in partition.waiting_in(number)]
+        call_back(plan, [each for each in ahead if queue in each.stage.job.queue.line()])
+    return Accepted()
+
+
+def mark_ready(plan: Plan, command: MarkReady) -> Accepted:
+    need_operator(command, "mark the partition ready")
+    if plan.partition.reign.ready:
+        return Accepted(note="no change")
+    plan.partition.become_ready()
+    return Accepted()
+
+
+def remove_partition(plan: Plan, command: RemovePartition) -> Accepted:
+    """Everything under the partition is released at once: jobs, allocations, nodes."""
+    need_operator(command, "remove a partition")
+    partition = plan.partition
+    for node_id in sorted(partition.nodes.rows):
+        tell_to_stop(plan, node_id)
+    for job in sorted(partition.jobs.values(), key=lambda job: job.number):
+        if not job.over:
+            finish(plan, job, "killed", f"partition {partition.name} was removed")
+    for number in sorted(partition.allocations):
+        plan.do(Ended(number, partition.allocations[number].indices, "killed", reason="the partition was removed"))
+    for node_id in sorted(partition.nodes.rows):
+        plan.do(NodeRemoved(node_id))
+    forget_orders(plan, {})
+    plan.do(PartitionRemoved())
+    return Accepted()

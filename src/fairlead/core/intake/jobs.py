@@ -1,0 +1,332 @@
+"""Intake of jobs: submitting, scaling, killing, and moving their asks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import msgspec
+
+from fairlead.core.changes import Asked, JobAdded, JobPrioritised, Released, StageScaled
+from fairlead.core.commands import (
+    Accepted,
+    BringToFront,
+    CancelAsk,
+    Command,
+    Kill,
+    ReleaseHold,
+    ResetLane,
+    Scale,
+    SetPriority,
+    Submit,
+)
+from fairlead.core.config import leaves_text
+from fairlead.core.documents import MAX_PRIORITY, MAX_TASKS
+from fairlead.core.errors import Refused
+from fairlead.core.intake.access import need_operator, need_owner, need_submit
+from fairlead.core.lanes import lane_key
+from fairlead.core.model import NEW, REPLACE, SCALE, Ask, Job, JobSpec, Queue, Stage, StageSpec
+from fairlead.core.outcomes import (
+    add_ask,
+    ask_for_job,
+    end_pending,
+    finish,
+    finish_if_done,
+    stop_stage,
+    to_tail,
+)
+from fairlead.core.plan import Plan
+from fairlead.core.reader import check_name, suggestion
+from fairlead.core.resources import BUILT_IN, parse_count, shown
+from fairlead.core.state import Partition
+
+NUMBER = re.compile(r"[0-9]+")
+
+
+def submit(plan: Plan, command: Submit) -> Accepted:
+    spec = command.spec
+    if not command.operator and command.user and spec.user != command.user:
+        raise Refused("user", f"{command.user} cannot submit as {spec.user}; leave the field out", "forbidden")
+    # Groups decide limits and access: they are what the caller was found to belong to, not what a document says.
+    if not command.operator:
+        spec = msgspec.structs.replace(spec, groups=command.groups)
+    return add_job(plan, command, spec, command.id)
+
+
+def add_job(plan: Plan, command: Command, spec: JobSpec, wanted_id: str, field: str = "id") -> Accepted:
+    partition = plan.partition
+    number = partition.counters.job
+    job_id = _check_id(partition, wanted_id, field) if wanted_id else str(number)
+    spec = route(partition, spec)
+    queue = find_leaf(partition, spec.queue)
+    need_submit(command, queue)
+    for at, stage in enumerate(spec.stages):
+        check_resources(partition, stage, f"stages[{at}]")
+    _check_after(partition, job_id, spec)
+    # Users share lanes unless nodes tell them apart. Before the first node has joined, that is not known.
+    if not spec.manager and (partition.nodes.restricted or not partition.nodes.rows):
+        spec = msgspec.structs.replace(spec, shape_user=spec.user)
+    plan.do(JobAdded(job_id, number, spec))
+    job = partition.jobs[job_id]
+    if not partition.unmet(job):
+        ask_for_job(plan, job)
+    return Accepted(job=job_id)
+
+
+def find_leaf(partition: Partition, path: str) -> Queue:
+    """The leaf of that path, if it takes jobs."""
+    queue = partition.queues.get(path)
+    if queue is None:
+        raise Refused(
+            "queue",
+            f"there is no queue {shown(path)}{suggestion(path, partition.queues)}; "
+            f"name one of {leaves_text(partition.queues)}",
+            "unknown",
+        )
+    if queue.children:
+        below = leaves_text([each for each in partition.queues if each.startswith(f"{path}.")])
+        raise Refused("queue", f"{path} has queues below it and takes no jobs; name one of {below}")
+    for level in queue.line() if partition.stopped or partition.draining else ():
+        if level.state != "active":
+            raise Refused(
+                "queue",
+                f"{level.path} is {level.state} and takes no new jobs; name another one",
+                "conflict",
+            )
+    return queue
+
+
+def route(partition: Partition, spec: JobSpec) -> JobSpec:
+    """A job with its queue: the one it names, the first whose requestor pattern its user matches, or the default."""
+    if not partition.queues:
+        raise Refused("queue", "the partition is not configured yet and has none; ask again later", "unknown")
+    if spec.queue:
+        return spec
+    requestor = partition.requestors.find(spec.user)
+    if requestor is not None:
+        return msgspec.structs.replace(spec, queue=requestor.queue, matched=requestor.match)
+    default = partition.queues.get("root.default")
+    if default is not None and not default.children:
+        return msgspec.structs.replace(spec, queue=default.path)
+    leaves = [leaf.path for leaf in partition.leaves()]
+    if len(leaves) > 1:
+        raise Refused(
+            "queue",
+            f"missing, and no requestor pattern matches user {spec.user}; name one of {leaves_text(partition.queues)}",
+        )
+    return msgspec.structs.replace(spec, queue=leaves[0])
+
+
+def _check_id(partition: Partition, job_id: str, field: str) -> str:
+    check_name(job_id, field)
+    if NUMBER.fullmatch(job_id):
+        raise Refused(field, f"{shown(job_id)} is a number, and numbers are given by the scheduler; add a letter")
+    if job_id in partition.jobs:
+        raise Refused(field, f"there is already a job {job_id}; choose another id", "conflict")
+    return job_id
+
+
+def check_resources(partition: Partition, stage: StageSpec, field: str) -> None:
+    for name, _ in stage.resources:
+        if name not in BUILT_IN and name not in (known := partition.known_resources()):
+            raise Refused(
+                f"{field}.resources.{name}",
+                f"no node or pool offers it{suggestion(name, known)}; known are {_some(known)}",
+                "unknown",
+            )
+
+
+def no_such_job(field: str, name: str) -> Refused:
+    """Of a job that another one comes after: it is not there, or is not for the caller to know."""
+    return Refused(field, f"there is no job {shown(name)} in this partition; name one that is known", "unknown")
+
+
+def _check_after(partition: Partition, job_id: str, spec: JobSpec) -> None:
+    for at, name in enumerate(spec.after):
+        field = f"after[{at}]"
+        if name == job_id:
+            raise Refused(field, "a job cannot come after itself; leave it out")
+        before = partition.jobs.get(name)
+        if before is None:
+            raise no_such_job(field, name)
+        if before.over and before.state != "succeeded":
+            raise Refused(
+                field,
+                f"job {name} is over ({before.state}), so this one could never start; leave it out",
+                "conflict",
+            )
+
+
+# -- scaling, killing --------------------------------------------------------------------------------------------
+
+
+def scale(plan: Plan, command: Scale) -> Accepted:
+    job = find_job(plan.partition, command.job)
+    need_owner(command, job, "scale")
+    stage = find_stage(job, command.stage)
+    count = parse_count(command.count, "count", 0, MAX_TASKS)
+    if job.over:
+        raise Refused("job", f"job {job.id} is over ({job.state}) and cannot be scaled; submit it again", "conflict")
+    if job.manager:
+        raise Refused("job", f"job {job.id} belongs to {job.manager}; scale it there", "conflict")
+    if count == stage.count:
+        plan.note("asked for again")
+        return Accepted(note="no change")
+    rescale(plan, stage, count)
+    return Accepted()
+
+
+def rescale(plan: Plan, stage: Stage, count: int) -> None:
+    """Give a stage another number of tasks. Before it started this is a new target, afterwards growth."""
+    kind = SCALE if stage.started else NEW
+    grows = count > stage.count
+    if not grows:
+        stop_stage(plan, stage, "scale", count)
+    plan.do(StageScaled(stage.job.id, stage.position, count, kind))
+    # More tasks are a new wish, with a new place; fewer keep theirs.
+    if grows and not plan.partition.unmet(stage.job):
+        add_ask(plan, stage, kind, anew=True)
+    finish_if_done(plan, stage.job)
+
+
+def kill(plan: Plan, command: Kill) -> Accepted:
+    job = find_job(plan.partition, command.job)
+    need_owner(command, job, "kill")
+    if job.over:
+        return Accepted(job=job.id, note=f"it had already {job.state}" if job.state != "killed" else "no change")
+    finish(plan, job, "killed", f"killed by {command.user or 'the operator'}")
+    return Accepted(job=job.id)
+
+
+def set_priority(plan: Plan, command: SetPriority) -> Accepted:
+    job = find_job(plan.partition, command.job)
+    need_owner(command, job, "change the priority of")
+    priority = parse_count(command.priority, "priority", -MAX_PRIORITY, MAX_PRIORITY)
+    if priority == job.priority:
+        return Accepted(note="no change")
+    if not command.operator and priority > job.spec.priority:
+        raise Refused("priority", f"only an operator may raise it above {job.spec.priority}; ask one", "forbidden")
+    plan.do(JobPrioritised(job.id, priority))
+    return Accepted()
+
+
+# -- asks ------------------------------------------------------------------------------------------------
+
+
+def bring_to_front(plan: Plan, command: BringToFront) -> Accepted:
+    need_operator(command, "bring an ask to the front")
+    partition = plan.partition
+    stage = find_stage(find_job(partition, command.job), command.stage)
+    asks = _asks(stage)
+    for ask in asks:
+        lane = partition.lane_of(stage, ask.whole)
+        head = lane.head() if lane is not None else None
+        if head is not None:
+            plan.do(
+                Asked(
+                    stage.job.id,
+                    ask.stage.position,
+                    ask.kind,
+                    asked=ask.asked,
+                    waiting_since=ask.waiting_since,
+                    seq=ask.seq,
+                    round=head.round,
+                    front=partition.counters.front,
+                    whole=ask.whole,
+                    tie=ask.tie,
+                )
+            )
+    return Accepted(note="" if asks else "no change")
+
+
+def release_hold(plan: Plan, command: ReleaseHold) -> Accepted:
+    """End the holds of a job. As after a hold that did not help, there is none for the same for `starving_after`."""
+    need_operator(command, "release a hold")
+    partition = plan.partition
+    job = find_job(partition, command.job)
+    stage = find_stage(job, command.stage) if command.stage else None
+    reason = f"released by {command.user or 'an operator'}"
+    found = [
+        hold
+        for _, hold in sorted(partition.holds.items())
+        if hold.job == job.id and (stage is None or any(position == stage.position for _, position, _ in hold.places))
+    ]
+    for hold in found:
+        plan.do(Released(hold.seq, reason, plan.now + partition.settings.starving_after))
+    return Accepted(note="" if found else "no nodes are held for it")
+
+
+def cancel(plan: Plan, command: CancelAsk) -> Accepted:
+    job = find_job(plan.partition, command.job)
+    need_owner(command, job, "cancel an ask of")
+    stage = find_stage(job, command.stage)
+    if not any(each.waiting() for each in (job.stages if stage.whole(NEW) else (stage,))):
+        return Accepted(note="no change")
+    _withdraw(plan, stage)
+    finish_if_done(plan, job)
+    return Accepted()
+
+
+def _withdraw(plan: Plan, stage: Stage, kinds: Iterable[int] = (REPLACE, SCALE, NEW)) -> None:
+    """Give up what waits. A job that has yet to start whole never can without some of it: it is over."""
+    if stage.whole(NEW):
+        finish(plan, stage.job, "killed", "all its tasks were withdrawn")
+    else:
+        end_pending(plan, stage, "killed", kinds)
+
+
+def reset_lane(plan: Plan, command: ResetLane) -> Accepted:
+    need_operator(command, "reset a lane")
+    partition = plan.partition
+    queue = partition.queues.get(command.queue)
+    if queue is None:
+        raise Refused(
+            "queue",
+            f"there is no queue {shown(command.queue)}{suggestion(command.queue, partition.queues)}; "
+            "name one that is known",
+            "unknown",
+        )
+    job = find_job(partition, command.job)
+    heads = [
+        ask
+        for stage in job.stages
+        for ask in _asks(stage)
+        if ask.stage is stage and job.queue is queue and partition.lanes[lane_key(ask)].head() is ask
+    ]
+    for ask in heads:
+        if command.cancel:
+            _withdraw(plan, ask.stage, (ask.kind,))
+        else:
+            to_tail(plan, ask.stage, ask.kind)
+    finish_if_done(plan, job)
+    return Accepted(note="" if heads else "no change")
+
+
+# -- finding -----------------------------------------------------------------------------------------------------
+
+
+def find_job(partition: Partition, job_id: str) -> Job:
+    job = partition.jobs.get(job_id)
+    if job is None:
+        raise Refused(
+            "job",
+            f"there is no job {shown(job_id)}{suggestion(job_id, partition.jobs)}; name one that is known",
+            "unknown",
+        )
+    return job
+
+
+def find_stage(job: Job, name: str) -> Stage:
+    stage = job.stage(name)
+    if stage is None:
+        known = _some([each.name for each in job.stages])
+        raise Refused("stage", f"job {job.id} has no stage {shown(name)}; it has {known}", "unknown")
+    return stage
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
+
+
+def _asks(stage: Stage) -> list[Ask]:
+    return [ask for ask in stage.asks if ask is not None]

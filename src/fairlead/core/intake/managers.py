@@ -1,0 +1,305 @@
+"""Intake of resource managers: their nodes, jobs, asks, releases, and allocations to recover.
+
+A manager's ask is a stage of its job. Each item of an update is accepted or rejected for itself; releasing what is
+not there is forgiven, because a manager that restarts cannot know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from fairlead.core.changes import (
+    Ended,
+    ManagerRegistered,
+    Part,
+    PendingEnded,
+    Placed,
+    Revived,
+    StageAdded,
+    StageScaled,
+)
+from fairlead.core.commands import Accepted, Item, RegisterManager, UpdateManager
+from fairlead.core.documents import MAX_PRIORITY, MAX_TASKS, parse_node, parse_stage
+from fairlead.core.errors import Refused
+from fairlead.core.intake import nodes
+from fairlead.core.intake.access import need_operator
+from fairlead.core.intake.jobs import add_job, check_resources, find_job, rescale
+from fairlead.core.lifecycle import IllegalTransition
+from fairlead.core.model import NEW, Job, JobSpec, Stage
+from fairlead.core.outcomes import add_ask, confirm_stop, end_pending, finish
+from fairlead.core.plan import Plan
+from fairlead.core.policy.fit import overbook_devices
+from fairlead.core.ranges import Ranges
+from fairlead.core.reader import Reader, check_name
+from fairlead.core.resources import printable, shown
+
+MAX_ITEMS = 100_000
+
+
+def register(plan: Plan, command: RegisterManager) -> Accepted:
+    """A manager makes itself known, the first time or after its own restart; it then replays what it knows."""
+    need_operator(command, "register a resource manager")
+    name = check_name(command.name, "name")
+    plan.do(ManagerRegistered(name))
+    plan.partition.reign.await_manager(name)
+    return Accepted()
+
+
+def update(plan: Plan, command: UpdateManager) -> Accepted:
+    need_operator(command, "send a resource manager's update")
+    count = sum(map(len, (command.nodes, command.jobs, command.asks, command.releases, command.recover)))
+    if count > MAX_ITEMS:
+        raise Refused("update", f"{count} items are too many; send at most {MAX_ITEMS} at once")
+    if command.name not in plan.partition.managers:
+        raise Refused("name", f"there is no resource manager {shown(command.name)}; register it first", "unknown")
+    items: list[Item] = []
+    for what, documents, take in (
+        ("node", command.nodes, _node),
+        ("job", command.jobs, _job),
+        ("recover", command.recover, _recover),
+        ("ask", command.asks, _ask),
+        ("release", command.releases, _release),
+    ):
+        items += [_item(plan, command, what, at, doc, take) for at, doc in enumerate(documents)]
+    plan.partition.reign.hear_manager(command.name)
+    return Accepted(items=tuple(items))
+
+
+Take = Callable[[Plan, UpdateManager, Reader], str]
+"""Takes one item and returns its name."""
+
+
+def _item(plan: Plan, command: UpdateManager, what: str, at: int, doc: object, take: Take) -> Item:
+    mark = plan.mark()
+    try:
+        read = Reader(doc, f"{what}[{at}]", f"a manager's {what}")
+        return Item(what, take(plan, command, read), True)
+    except Refused as refusal:
+        plan.rollback(mark)
+        at_item = f"{what}[{at}]"
+        known = refusal.field.startswith(at_item)
+        field = refusal.field if known else f"{at_item}.{refusal.field}"
+        return Item(what, _name_of(doc), False, f"{field}: {refusal.problem}")
+    except IllegalTransition as refusal:
+        plan.rollback(mark)
+        return Item(what, _name_of(doc), False, f"{what}[{at}]: {refusal}")
+
+
+def _name_of(doc: object) -> str:
+    if not isinstance(doc, dict):
+        return ""
+    parts = [doc.get(key) for key in ("name", "job", "ask")]
+    return "/".join(printable(part, 63) for part in parts if isinstance(part, str))
+
+
+def _node(plan: Plan, command: UpdateManager, read: Reader) -> str:
+    action = read.choice("action", ("add", "update", "drain", "disable", "enable", "lose", "remove"), "add")
+    name = read.name("name")
+    known = plan.partition.nodes.find(name)
+    if known is not None and plan.partition.nodes.manager[plan.partition.nodes.rows[known]] != command.name:
+        raise Refused(read.at("name"), f"node {name} is not one of {command.name}'s; choose another name")
+    if action in ("add", "update"):
+        _, spec = parse_node({key: value for key, value in read.doc.items() if key != "action"}, read.field)
+        nodes.join(plan, name, spec, command.name)
+    else:
+        # The rest of the document may come along, and says nothing here.
+        for key in ("resources", "labels", "taints", "pool", "users"):
+            read.get(key)
+        read.close()
+        if action == "remove":
+            nodes.leave(plan, name)
+        else:
+            nodes.move_to(plan, name, nodes.STATES[action])
+    return name
+
+
+def _job(plan: Plan, command: UpdateManager, read: Reader) -> str:
+    partition = plan.partition
+    job_id = read.name("job")
+    if read.flag("remove", False):
+        read.close()
+        job = _own_job(plan, command, job_id)
+        _release_all(plan, job)
+        finish(plan, job, "succeeded", f"removed by {command.name}")
+        return job_id
+    spec = JobSpec(
+        name=read.name("name", job_id),
+        user=read.name("user", "anonymous"),
+        groups=read.names("groups", most=1_000),
+        queue=read.text("queue", "", most=1_000),
+        stages=(),
+        priority=read.count("priority", 0, -MAX_PRIORITY, MAX_PRIORITY),
+        labels=read.pairs("labels"),
+        preemptible=read.flag("preemptible", True),
+        manager=command.name,
+    )
+    read.close()
+    known = partition.jobs.get(job_id)
+    if known is not None and known.manager == command.name and not known.over:
+        return job_id  # replayed after a restart: it keeps its place and what it has
+    add_job(plan, command, spec, job_id, "job")
+    return job_id
+
+
+def _ask(plan: Plan, command: UpdateManager, read: Reader) -> str:
+    job = _own_job(plan, command, read.name("job"))
+    name = read.name("ask")
+    stage = job.stage(name)
+    if read.flag("withdraw", False):
+        read.close()
+        if stage is not None:
+            end_pending(plan, stage, "killed")
+        return f"{job.id}/{name}"
+    spec = parse_stage(
+        {**{key: value for key, value in read.doc.items() if key not in ("job", "ask")}, "name": name},
+        read.field,
+    )
+    check_resources(plan.partition, spec, read.field)
+    if stage is None:
+        plan.do(StageAdded(job.id, spec))
+        add_ask(plan, job.stages[-1], NEW)
+    elif _same_ask(stage, spec):
+        _ask_again(plan, stage, spec.count)
+    else:
+        raise Refused(
+            read.at("ask"),
+            f"{name} of job {job.id} was asked for with another shape; withdraw it and choose another name",
+            "conflict",
+        )
+    return f"{job.id}/{name}"
+
+
+def _same_ask(stage: Stage, spec: Any) -> bool:
+    return bool(msgspec.structs.replace(spec, count=0) == msgspec.structs.replace(stage.spec, count=0))
+
+
+def _ask_again(plan: Plan, stage: Stage, count: int) -> None:
+    """The same ask again keeps its place; another count scales it; what was withdrawn or is over starts afresh."""
+    before = plan.mark()
+    withdrawn = stage.ended_as("killed").flat()
+    if withdrawn:
+        plan.do(Revived(stage.job.id, stage.position, NEW, withdrawn))
+        add_ask(plan, stage, NEW)
+    elif stage.count and not stage.waiting() and not stage.running():
+        plan.do(StageScaled(stage.job.id, stage.position, 0))
+    if count != stage.count:
+        rescale(plan, stage, count)
+    if plan.mark() == before:
+        plan.note("asked for again")
+
+
+def _release(plan: Plan, command: UpdateManager, read: Reader) -> str:
+    """Allocations that ended: of one task, of an ask, or of the whole job."""
+    job_id = read.text("job", "", most=63)
+    name = read.text("ask", "", most=63)
+    index = read.optional_count("index", 0, MAX_TASKS)
+    read.close()
+    job = plan.partition.jobs.get(job_id)
+    if job is None or job.manager != command.name:
+        return f"{job_id}/{name}"
+    for stage in job.stages:
+        if name in ("", stage.name):
+            _release_stage(plan, stage, index)
+    return f"{job_id}/{name}"
+
+
+def _release_all(plan: Plan, job: Job) -> None:
+    for stage in job.stages:
+        _release_stage(plan, stage, None)
+
+
+def _release_stage(plan: Plan, stage: Stage, index: int | None) -> None:
+    chosen = sorted(stage.live or ()) if index is None else [index]
+    by_allocation: dict[int, list[int]] = {}
+    for each in chosen:
+        allocation = (stage.live or {}).get(each)
+        if allocation is not None:
+            by_allocation.setdefault(allocation.id, []).append(each)
+    for number in sorted(by_allocation):
+        block = Ranges.from_indices(by_allocation[number]).flat()
+        allocation = plan.partition.allocations[number]
+        if allocation.state == "stopping":
+            confirm_stop(plan, allocation, block, "released")
+        else:
+            plan.do(Ended(number, block, "succeeded", reason="released"))
+
+
+def _recover(plan: Plan, command: UpdateManager, read: Reader) -> str:
+    """An allocation that the manager knows to be running: booked as it is, above limits and capacity too."""
+    partition = plan.partition
+    job = _own_job(plan, command, read.name("job"))
+    name = read.name("ask")
+    node_name = read.name("node")
+    index = read.count("index", 0, 0, MAX_TASKS - 1)
+    node_id = nodes.find(plan, node_name, "node")
+    if partition.nodes.manager[partition.nodes.rows[node_id]] != command.name:
+        raise Refused(
+            read.at("node"), f"node {node_name} is not one of {command.name}'s; name one that is", "forbidden"
+        )
+    rest = {key: value for key, value in read.doc.items() if key not in ("job", "ask", "node", "index")}
+    spec = parse_stage({"count": index + 1, **rest, "name": name}, read.field)
+    stage = job.stage(name)
+    if stage is None:
+        plan.do(StageAdded(job.id, spec))
+        stage = job.stages[-1]
+        _withdraw(plan, stage, 0, index)
+    elif "resources" in rest and spec.resources != stage.spec.resources:
+        raise Refused(
+            read.at("resources"),
+            f"{name} of job {job.id} was asked for with others; recover it under another name",
+            "conflict",
+        )
+    elif index >= stage.count:
+        first = stage.count
+        plan.do(StageScaled(job.id, stage.position, index + 1, NEW))
+        _withdraw(plan, stage, first, index)
+    known = (stage.live or {}).get(index)
+    if known is not None:
+        if known.node != node_id:
+            name = partition.nodes.name[partition.nodes.rows[known.node]]
+            raise Refused(
+                read.at("node"),
+                f"task {index} runs on {name} by this journal; release it first",
+                "conflict",
+            )
+        return f"{job.id}/{name}"
+    block = (index, index + 1)
+    if index in stage.ended_as("killed"):
+        plan.do(Revived(job.id, stage.position, NEW, block))
+    kind = next((kind for kind, wanted in enumerate(stage.pending) if wanted is not None and index in wanted), None)
+    if kind is None:
+        raise Refused(read.at("index"), f"task {index} has ended by this journal; ask for it anew", "conflict")
+    row = partition.nodes.rows[node_id]
+    devices = overbook_devices(
+        partition.nodes.devices[row], partition.nodes.device_count(row), stage.shape.devices, stage.shape.device_milli
+    )
+    plan.do(
+        Placed(
+            job.id,
+            stage.position,
+            kind,
+            stage.next_attempt(block),
+            partition.counters.allocation,
+            (Part(node_id, block, devices),),
+        )
+    )
+    return f"{job.id}/{name}"
+
+
+def _withdraw(plan: Plan, stage: Stage, start: int, end: int) -> None:
+    """Tasks that come into being only because a later one is recovered are not wanted until asked for."""
+    block = stage.wanted(NEW).overlap((start, end)) if start < end else ()
+    if block:
+        plan.do(PendingEnded(stage.job.id, stage.position, NEW, block, "killed"))
+
+
+def _own_job(plan: Plan, command: UpdateManager, job_id: str) -> Job:
+    job = find_job(plan.partition, job_id)
+    if job.manager != command.name:
+        raise Refused("job", f"job {job_id} is not one of {command.name}'s; name one that is", "forbidden")
+    if job.over:
+        raise Refused("job", f"job {job_id} is over ({job.state}); add it again under another id", "conflict")
+    return job

@@ -1,0 +1,147 @@
+"""Intake of nodes: joining, changing, being moved between states, leaving."""
+
+from __future__ import annotations
+
+import msgspec
+
+from fairlead.core.changes import NodeAdded, NodeMoved, NodeRemoved, NodeSet, NodeSpec, spec_of
+from fairlead.core.commands import Accepted, AddNode, MoveNode, RemoveNode, UpdateNode
+from fairlead.core.effects import stop_of
+from fairlead.core.errors import Refused
+from fairlead.core.intake.access import need_operator
+from fairlead.core.intake.pools import arrive
+from fairlead.core.model import NodeState
+from fairlead.core.outcomes import call_back, lose
+from fairlead.core.plan import Plan
+from fairlead.core.reader import check_name, suggestion
+from fairlead.core.resources import shown
+
+STATES: dict[str, NodeState] = {"drain": "draining", "disable": "disabled", "enable": "up", "lose": "lost"}
+
+
+def add(plan: Plan, command: AddNode) -> Accepted:
+    need_operator(command, "add a node")
+    answer = join(plan, command.name, command.spec, "")
+    plan.partition.reign.hear_node(find(plan, command.name))
+    return answer
+
+
+def join(plan: Plan, name: str, spec: NodeSpec, manager: str) -> Accepted:
+    """A node joins. One that is known takes up its place again: drained and disabled ones stay so."""
+    partition = plan.partition
+    check_name(name, "name")
+    _check(spec)
+    known = partition.nodes.find(name)
+    if known is None:
+        plan.do(NodeAdded(partition.counters.node_id, name, spec, manager))
+        if name in partition.order_of and not manager:
+            arrive(plan, name)
+        return Accepted()
+    row = partition.nodes.rows[known]
+    if partition.nodes.manager[row] != manager:
+        owner = partition.nodes.manager[row] or "our own agents"
+        raise Refused("name", f"node {name} belongs to {owner}; choose another name", "conflict")
+    before = plan.mark()
+    if spec_of(partition, known) != spec:
+        _set(plan, known, spec)
+    if partition.nodes.state[row] == "lost":
+        plan.do(NodeMoved(known, partition.nodes.lost_from.get(known, "up")))
+    return Accepted(note="" if plan.mark() > before else "no change")
+
+
+def update(plan: Plan, command: UpdateNode) -> Accepted:
+    need_operator(command, "change a node")
+    known = find(plan, command.name)
+    _check(command.spec)
+    if spec_of(plan.partition, known) == command.spec:
+        return Accepted(note="no change")
+    _set(plan, known, command.spec)
+    return Accepted()
+
+
+def _set(plan: Plan, node_id: int, spec: NodeSpec) -> None:
+    plan.do(NodeSet(node_id, spec))
+    _call_back(plan, node_id)
+
+
+def _call_back(plan: Plan, node_id: int) -> None:
+    """A node that takes no new work now returns what waits in chains there."""
+    nodes = plan.partition.nodes
+    row = nodes.rows[node_id]
+    if not nodes.placeable(row):
+        call_back(plan, [nodes.allocations[row][number] for number in sorted(nodes.allocations[row])])
+
+
+def move(plan: Plan, command: MoveNode) -> Accepted:
+    if command.action not in STATES:
+        raise Refused("action", f"{shown(command.action)} is not one of {', '.join(STATES)}; write one of them")
+    need_operator(command, f"{command.action} a node")
+    return move_to(plan, command.name, STATES[command.action])
+
+
+def move_to(plan: Plan, name: str, state: NodeState) -> Accepted:
+    known = find(plan, name)
+    if plan.partition.nodes.state[plan.partition.nodes.rows[known]] == state:
+        return Accepted(note="no change")
+    if state == "up" and known in plan.partition.unwanted:
+        raise Refused("name", f"node {name} is given back to its pool; let it go, and order another", "conflict")
+    plan.do(NodeMoved(known, state))
+    if state == "lost":
+        release(plan, known, f"node {name} was lost")
+    else:
+        _call_back(plan, known)
+    return Accepted()
+
+
+def remove(plan: Plan, command: RemoveNode) -> Accepted:
+    need_operator(command, "remove a node")
+    leave(plan, command.name)
+    return Accepted()
+
+
+def leave(plan: Plan, name: str) -> None:
+    known = find(plan, name)
+    tell_to_stop(plan, known)
+    release(plan, known, f"node {name} was removed")
+    plan.do(NodeRemoved(known))
+
+
+def tell_to_stop(plan: Plan, node_id: int) -> None:
+    """What runs on a node that leaves is given up here at once; its agent, if it still listens, is to end it."""
+    nodes = plan.partition.nodes
+    row = nodes.rows[node_id]
+    for number in sorted(nodes.allocations[row]):
+        allocation = nodes.allocations[row][number]
+        if not allocation.stage.job.manager:
+            stop = stop_of(allocation)
+            if stop.cause == "return":  # it may have started since, and has to stop all the same
+                stop = msgspec.structs.replace(stop, cause="kill")
+            plan.strays.append((nodes.name[row], stop))
+
+
+def release(plan: Plan, node_id: int, reason: str) -> None:
+    """Everything on a node is lost, oldest first."""
+    partition = plan.partition
+    row = partition.nodes.rows[node_id]
+    for number in sorted(partition.nodes.allocations[row]):
+        # Losing one task may end its job, but never another allocation: that needs its agent's word.
+        allocation = partition.allocations[number]
+        lose(plan, allocation, allocation.indices, reason)
+    # What the first losses told to stop was split off under new numbers; it is gone with the node as well.
+    if partition.nodes.allocations[row]:
+        release(plan, node_id, reason)
+
+
+def find(plan: Plan, name: str, field: str = "name") -> int:
+    nodes = plan.partition.nodes
+    known = nodes.find(name)
+    if known is None:
+        raise Refused(
+            field, f"there is no node {shown(name)}{suggestion(name, nodes.joins)}; name one that is known", "unknown"
+        )
+    return known
+
+
+def _check(spec: NodeSpec) -> None:
+    if not spec.capacity:
+        raise Refused("resources", "a node without resources runs nothing; give it at least cpu and memory")

@@ -1,0 +1,146 @@
+"""Intake of pools: ordered nodes come or do not, and people steer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from fairlead.core.changes import Arrived, OrderFailed, PoolMoved
+from fairlead.core.commands import Accepted, FailOrder, MovePool, ScalePool
+from fairlead.core.errors import Refused
+from fairlead.core.holds.release import keep_arrived
+from fairlead.core.holds.room import may_take, room_now
+from fairlead.core.intake.access import need_operator
+from fairlead.core.model import Meant, Pool, PoolSettings
+from fairlead.core.plan import Plan
+from fairlead.core.pools.demand import give_back, idle_nodes, order_nodes
+from fairlead.core.pools.sizes import coming_nodes, nodes_left, size_of
+from fairlead.core.reader import check_text, suggestion
+from fairlead.core.resources import shown
+from fairlead.core.state import Partition
+
+MAX_REASON = 500
+MAX_NODES = 100_000
+
+
+def arrive(plan: Plan, name: str) -> None:
+    """A node that was ordered has joined: it is kept for the asks it is meant for, which are tried in their turn."""
+    partition = plan.partition
+    order = partition.orders[partition.order_of[name]]
+    node_id = partition.nodes.joins[name]
+    if partition.nodes.pool[partition.nodes.rows[node_id]] != order.pool:
+        reason = f"node {name} joined, but not in pool {order.pool}"
+        plan.do(OrderFailed(order.number, (name,), reason, partition.now + partition.settings.pool_pause))
+        return
+    meant = [each for each in order.coming[name] if partition.waits(*each[:3]) is not None]
+    if meant and not any(_takes(partition, node_id, each) for each in meant):
+        # Its pool says what it is not: ordering such nodes again and again would not help.
+        reason = f"node {name} joined, and takes nothing of what it was ordered for; see the node of pool {order.pool}"
+        plan.do(OrderFailed(order.number, (name,), reason, partition.now + partition.settings.pool_pause))
+        return
+    plan.do(Arrived(order.number, name))
+    for each in meant:
+        ask = partition.waits(*each[:3])
+        if ask is not None:
+            keep_arrived(plan, ask, (node_id, each[1], each[3]))
+
+
+def _takes(partition: Partition, node_id: int, meant: Meant) -> bool:
+    """Whether a node has room for one task of what it is meant for."""
+    job, position, _, _ = meant
+    shape = partition.jobs[job].stages[position].shape
+    return (
+        may_take(partition.nodes, partition.nodes.rows[node_id], shape)
+        and room_now(partition.nodes, node_id, shape, 1)[0] > 0
+    )
+
+
+def fail_order(plan: Plan, command: FailOrder) -> Accepted:
+    """Nodes will not come. Those that are not expected any more are passed over: whoever says so cannot know."""
+    need_operator(command, "say that an order failed")
+    partition = plan.partition
+    find(partition, command.pool)
+    check_text(command.reason, "reason", MAX_REASON)
+    order = partition.orders.get(command.order)
+    if order is None or order.pool != command.pool:
+        return Accepted(note="no change")
+    names = tuple(name for name in command.names or order.coming if name in order.coming)
+    if not names:
+        return Accepted(note="no change")
+    plan.do(OrderFailed(order.number, names, command.reason, partition.now + partition.settings.pool_pause))
+    return Accepted()
+
+
+def move(plan: Plan, command: MovePool) -> Accepted:
+    need_operator(command, "pause or resume a pool")
+    pool = find(plan.partition, command.pool)
+    if command.action not in ("pause", "resume"):
+        raise Refused("action", f"{shown(command.action)} is not one of pause, resume; write one of them")
+    paused = command.action == "pause"
+    if pool.paused == paused and (paused or not (pool.paused_until or _is_in_vain(plan.partition))):
+        return Accepted(note="no change")
+    plan.do(PoolMoved(pool.name, paused))
+    return Accepted()
+
+
+def welcome(plan: Plan, names: Iterable[str]) -> None:
+    """Pools have come into the configuration: they may bring what others could not."""
+    if _is_in_vain(plan.partition):
+        for name in names:
+            plan.do(PoolMoved(name, paused=False))
+
+
+def _is_in_vain(partition: Partition) -> bool:
+    """Whether orders failed for somebody who waits."""
+    return any(each.orders for lane in partition.lanes.values() for each in lane)
+
+
+def scale(plan: Plan, command: ScalePool) -> Accepted:
+    need_operator(command, "scale a pool")
+    partition = plan.partition
+    pool = find(partition, command.pool)
+    settings = pool.settings
+    if not pool.elastic:
+        raise Refused("pool", f"pool {pool.name} has no provider that could bring nodes; configure one", "conflict")
+    most = MAX_NODES if settings.max is None else settings.max
+    if not settings.min <= command.nodes <= most:
+        raise Refused("nodes", f"{command.nodes} is not between {settings.min} and {most}; choose a size between them")
+    size = size_of(partition, pool) + coming_nodes(partition, pool)
+    if command.nodes > size:
+        return _order_by_hand(plan, pool, command.nodes - size)
+    idle = idle_nodes(partition, pool)[: size - command.nodes]
+    if idle:
+        give_back(plan, pool, idle)
+    if len(idle) < size - command.nodes:
+        return Accepted(note=f"idle nodes given back: {len(idle)} of {size - command.nodes}; the others are not idle")
+    return Accepted(note=f"idle nodes given back: {len(idle)}" if idle else "no change")
+
+
+def _order_by_hand(plan: Plan, pool: Pool, wanted: int) -> Accepted:
+    """No more than it may have: nodes that are lost, or given back and not gone yet, count."""
+    left = nodes_left(plan.partition, pool)
+    add = wanted if left is None else min(wanted, left)
+    if add:
+        order_nodes(plan, pool, [()] * add, "hand")
+    if add < wanted:
+        return Accepted(note=f"nodes ordered: {add} of {wanted}; those that are lost or on their way out count for max")
+    return Accepted(note=f"nodes ordered: {add}")
+
+
+def forget_orders(plan: Plan, pools: Mapping[str, PoolSettings]) -> None:
+    """Orders of pools that leave the configuration, or have nobody any more who brings nodes, are over."""
+    partition = plan.partition
+    for number in sorted(partition.orders):
+        order = partition.orders[number]
+        if order.pool not in pools or not pools[order.pool].provider:
+            plan.do(OrderFailed(number, tuple(order.coming), f"pool {order.pool} left the configuration"))
+
+
+def find(partition: Partition, name: str) -> Pool:
+    pool = partition.pools.get(name)
+    if pool is None:
+        raise Refused(
+            "pool",
+            f"there is no pool {shown(name)}{suggestion(name, partition.pools)}; name one that is configured",
+            "unknown",
+        )
+    return pool

@@ -1,0 +1,193 @@
+"""Intake of agents' reports. A report of an old attempt is counted and ignored; it is never an error.
+
+A node reports only tasks that were given to it: a report of another node's task is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import NoReturn, get_args
+
+from fairlead.core.changes import Acknowledged, Measured
+from fairlead.core.commands import Accepted, Report, ReportState
+from fairlead.core.documents import MAX_TASKS
+from fairlead.core.effects import Stop
+from fairlead.core.errors import Refused
+from fairlead.core.model import Allocation, Micros, Stage
+from fairlead.core.outcomes import avoid, confirm_stop, fail, hand_back, lose, succeed, take_back, trust
+from fairlead.core.plan import Plan
+from fairlead.core.policy.chain import measured
+from fairlead.core.ranges import Ranges, check_flat, count, difference, indices
+from fairlead.core.resources import parse_count, printable, shown
+
+STATES = get_args(ReportState)
+MAX_NUMBER = 2**53
+MAX_REASON = 1_000
+
+
+def report(plan: Plan, command: Report) -> Accepted:
+    _check(command)
+    answer = _tell(plan, command)
+    node_id = plan.partition.nodes.find(command.node)
+    if node_id is not None:
+        plan.partition.reign.hear_node(node_id)
+    return answer
+
+
+def _tell(plan: Plan, command: Report) -> Accepted:
+    job = plan.partition.jobs.get(command.job)
+    stage = job.stage(command.stage) if job is not None else None
+    if stage is None or command.number not in (0, stage.job.number):
+        plan.note("stale report")
+        _stop_stray(plan, command, command.indices)
+        return Accepted(note="stale: the job is not known any more")
+    reason = printable(" ".join(command.reason[: 10 * MAX_REASON].split()), MAX_REASON) if command.reason else ""
+    whole = (stage.live or {}).get(command.indices[0]) if command.indices else None
+    if whole is not None and _is_whole(plan, whole, command):
+        _take(plan, whole, whole.indices, command, reason)
+        return Accepted()
+    blocks = _live(plan, stage, command)
+    _stop_stray(plan, command, difference(command.indices, Ranges.from_indices(_all(blocks)).flat()))
+    for allocation, block in blocks:
+        _take(plan, allocation, block, command, reason)
+    live = sum(count(block) for _, block in blocks)
+    if not live:
+        return Accepted(note="stale: none of these attempts is live")
+    stale = count(command.indices) - live
+    return Accepted(note=f"stale: {stale} of {stale + live} tasks are not live under this attempt" if stale else "")
+
+
+def _is_whole(plan: Plan, allocation: Allocation, command: Report) -> bool:
+    """Whether a report speaks of just the tasks of one allocation, as nearly all do."""
+    return (
+        allocation.indices == command.indices
+        and allocation.attempt == command.attempt
+        and _node(plan, allocation) == command.node
+    )
+
+
+def _all(blocks: list[tuple[Allocation, tuple[int, ...]]]) -> Iterator[int]:
+    return chain.from_iterable(indices(block) for _, block in blocks)
+
+
+def _measure(plan: Plan, allocation: Allocation, ran: Micros) -> None:
+    """Note how long the tasks of a stage take, if more of them wait that could go in chains."""
+    stage = allocation.stage
+    if not ran and allocation.started is not None:
+        ran = plan.now - allocation.started  # as seen from here
+    setting = plan.partition.settings.chain
+    # Which GPU a task of a chain has would be the agent's choice; and what uses one is never that quick.
+    if not (setting and ran and stage.waiting()) or stage.shape.devices or stage.job.manager:
+        return
+    now = measured(stage.ran, ran, setting)
+    if now != stage.ran:
+        plan.do(Measured(stage.job.id, stage.position, now))
+
+
+def _stop_stray(plan: Plan, command: Report, block: tuple[int, ...]) -> None:
+    """Whoever runs an attempt that was given up, such as one acknowledged too late, is told to stop it.
+
+    Only what this journal once numbered: an agent that knows jobs it never had may be talking to the wrong one.
+    """
+    if command.number >= plan.partition.counters.job:
+        _alarm(plan, command, 0, 0)
+    if block and command.state == "running" and command.number:
+        stop = Stop(command.job, command.number, command.stage, block, command.attempt, "stale")
+        plan.strays.append((command.node, stop))
+
+
+def _check(command: Report) -> None:
+    check_flat(command.indices, "indices")
+    if command.indices and command.indices[-1] > MAX_TASKS:
+        raise Refused("indices", f"a stage has at most {MAX_TASKS} tasks; report those it has")
+    parse_count(command.attempt, "attempt", 0, MAX_NUMBER)
+    if command.ran:
+        parse_count(command.ran, "ran", 0, MAX_NUMBER)
+    if command.exit_code is not None:
+        parse_count(command.exit_code, "exit_code", -MAX_NUMBER, MAX_NUMBER)
+    if command.state not in STATES:
+        raise Refused("state", f"{shown(command.state)} is not one of {', '.join(STATES)}; write one")
+
+
+def _live(plan: Plan, stage: Stage, command: Report) -> list[tuple[Allocation, tuple[int, ...]]]:
+    """The reported tasks that are live under that attempt on that node, by allocation."""
+    live = stage.live or {}
+    reported = Ranges(command.indices)
+    # What is not live needs no look one by one, however many tasks somebody speaks of.
+    known = sorted(index for index in live if index in reported) if len(reported) > len(live) else list(reported)
+    found: dict[int, list[int]] = {}
+    for index in known:
+        allocation = live.get(index)
+        if allocation is not None and command.attempt > allocation.attempt:
+            _alarm(plan, command, index, allocation.attempt)
+        if allocation is None or command.attempt < allocation.attempt:
+            continue
+        if _node(plan, allocation) != command.node:
+            _refuse_foreign(plan, command, index, _node(plan, allocation))
+        found.setdefault(allocation.id, []).append(index)
+    if command.attempt > stage.top and reported:
+        _alarm(plan, command, reported.first_index(), stage.top)
+    if sum(map(len, found.values())) < len(reported):
+        plan.note("stale report")
+    return [(plan.partition.allocations[number], Ranges.from_indices(found[number]).flat()) for number in sorted(found)]
+
+
+def _refuse_foreign(plan: Plan, command: Report, index: int, node: str) -> NoReturn:
+    plan.note("foreign report")
+    raise Refused(
+        "node",
+        f"attempt {command.attempt} of {command.job} {command.stage}[{index}] was given to node {node}, "
+        f"not to {command.node}; look at {command.node}, and revoke it with `fairlead node revoke` if it is not yours",
+        "foreign",
+    )
+
+
+def _alarm(plan: Plan, command: Report, index: int, known: int) -> NoReturn:
+    # Somebody runs what this journal never decided: an operator must look before anything is killed.
+    plan.note("unknown attempt")
+    raise Refused(
+        "attempt",
+        f"{command.attempt} of {command.job} {command.stage}[{index}] is newer than the journal's {known}; "
+        "check that this is the right journal",
+        "alarm",
+    )
+
+
+def _take(plan: Plan, allocation: Allocation, block: tuple[int, ...], command: Report, reason: str) -> None:
+    state = command.state
+    stopping = allocation.state == "stopping"
+    if state == "running":
+        if allocation.state == "assigned":
+            whole = block == allocation.indices
+            into = 0 if whole else plan.partition.counters.allocation
+            plan.do(Acknowledged(allocation.id, block, into, command.ran))
+            trust(plan, allocation.node)
+    elif state == "succeeded":
+        if allocation.stage.terms.min == 1:
+            _measure(plan, allocation, command.ran)
+        succeed(plan, allocation, block, command.exit_code)
+    elif stopping:
+        # Whatever it died of, it was told to stop and it has.
+        confirm_stop(plan, allocation, block, reason)
+    elif state == "failed":
+        fail(plan, allocation, block, reason or f"exit code {command.exit_code}", command.exit_code)
+    elif allocation.state == "assigned" and (allocation.rooms or allocation.cause):
+        if not allocation.cause and allocation.stage.ran is not None:
+            # Who does not want what is sent ahead would be sent it again and again: only when more tasks prove quick.
+            plan.do(Measured(allocation.stage.job.id, allocation.stage.position, None))
+        hand_back(plan, allocation, block, reason or f"node {command.node} did not start it")
+        if state == "refused":
+            plan.note("launch refused", count(block))
+            if plan.partition.nodes.avoided.get(allocation.node, 0) <= plan.now:  # else for the launch it came behind
+                avoid(plan, allocation.node)
+    elif state == "refused" and allocation.state == "assigned":
+        plan.note("launch refused", count(block))
+        take_back(plan, allocation, block, reason or f"node {command.node} refused the launch", refused=True)
+    else:
+        lose(plan, allocation, block, reason or f"node {command.node} lost it")
+
+
+def _node(plan: Plan, allocation: Allocation) -> str:
+    nodes = plan.partition.nodes
+    return nodes.name[nodes.rows[allocation.node]]

@@ -1,0 +1,249 @@
+"""One turn: an ask is admitted, gets nodes and starts, a gang whole or not at all; or there is a reason why not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fairlead.core.admission import Admission
+from fairlead.core.asks import Needs, gang_size, minimum_by_stage
+from fairlead.core.changes import Began, Part, Placed, Released, Trimmed
+from fairlead.core.explain import closed_to, most_ever, never_whole
+from fairlead.core.holds.room import choose_held, choose_lent, choose_yielded
+from fairlead.core.index.kinds import Choice
+from fairlead.core.index.pack import FitIndex
+from fairlead.core.index.scored import ScoreIndex
+from fairlead.core.lanes import Lane
+from fairlead.core.match.singles import Singles
+from fairlead.core.match.topology import gather
+from fairlead.core.model import Ask, Micros, Place, Promise, Stage
+from fairlead.core.plan import Plan
+from fairlead.core.ranges import split
+from fairlead.core.reasons import NeverFits, NoRoom, Reason
+from fairlead.core.shape import Shape
+from fairlead.core.state import Partition
+
+NOTHING: list[Choice] = []
+STARTED = "it has started"
+
+Before = tuple[int, int, bool]
+"""The plan's mark, what the partition says of its room, and if kept nodes were released."""
+
+
+class Starter:
+    """Starts asks in the order in which match names them. Every start of a task goes through `start`."""
+
+    def __init__(self, plan: Plan, batches: bool) -> None:
+        """With `batches`, starts of single tasks may be booked later: see `flush`."""
+        self.plan = plan
+        self.admission = Admission(plan.partition)
+        index = plan.partition.index
+        # Whether a node yields depends on what queues use, which has to be booked.
+        batches = batches and not any(promise.ordered for promise in plan.partition.promises.values())
+        self._singles = Singles(plan, index) if batches and isinstance(index, FitIndex) else None
+        self.full: dict[Shape, Reason] = {}
+        """The shapes of which not one task more fits in this cycle, and the reason."""
+        self.released = False
+        """True if kept nodes were released: asks that had their turn before may use them."""
+
+    def start(self, lane: Lane, ask: Ask, together: int, most: int, own: bool = False) -> tuple[int, Reason | None]:
+        """Start one gang, or single tasks up to a number. Returns the tasks that start, and why no more do.
+
+        With `own`, only nodes that are kept for the ask are used.
+        """
+        partition, stage, singles = self.plan.partition, ask.stage, self._singles
+        checks = self.admission.checks_for(stage.job)
+        if checks and singles is not None:
+            singles.flush()  # what the checks count has to be booked
+        if ask.whole:
+            return self._start_whole(ask, together, own)
+        if most > 1:
+            most = together if together > 1 else min(most, len(stage.wanted(ask.kind)))
+        if checks:
+            most, reason = self.admission.most(ask, stage, together, most)
+            if reason is not None:
+                return 0, reason
+        if self.full and together == 1 and stage.shape in self.full:
+            return 0, self.full[stage.shape]
+        if (
+            singles is not None
+            and most == 1
+            and not (partition.nodes.held and partition.kept(ask.seq))
+            and singles.add(lane, ask)
+        ):
+            return 1, None
+        group = partition.counters.allocation if together > 1 else 0
+        placed = self._place(ask, stage, together, most, group, own)
+        if placed < together:
+            return 0, _no_room(partition, ask, together, placed)
+        return placed, None
+
+    def flush(self) -> bool:
+        """Book the starts that are not booked yet. True if there were any."""
+        return self._singles is not None and self._singles.flush()
+
+    def before(self) -> Before:
+        """For `take_back`: where things are now."""
+        return self.plan.mark(), self.plan.partition.openings, self.released
+
+    def take_back(self, before: Before) -> None:
+        """Undo starts that were only tried. What is free again was free before: no lane has to look."""
+        partition = self.plan.partition
+        mark, room, self.released = before
+        self.plan.rollback(mark)
+        partition.openings = room
+        partition.index.refresh()
+
+    def _start_whole(self, ask: Ask, together: int, own: bool) -> tuple[int, Reason | None]:
+        """Start what a job needs of every stage, at once or not at all."""
+        partition = self.plan.partition
+        needs = minimum_by_stage(ask)
+        reason = self.admission.refusal(ask, needs)
+        if reason is not None:
+            return 0, reason
+        tried = self._place_all(ask, needs, own)
+        if tried and isinstance(partition.index, ScoreIndex):
+            # Where one stage was spread out, another may have found no nodes: packed tightly they may all fit.
+            partition.index.tight = True
+            try:
+                tried = self._place_all(ask, needs, own)
+            finally:
+                partition.index.tight = False
+        if tried:
+            found = sum(placed for _, _, placed in tried)
+            return 0, never_whole(partition, needs) or NoRoom(together, found, stages=tuple(tried))
+        self.plan.do(Began(ask.stage.job.id))
+        if partition.kept(ask.seq) is not None:
+            self._release(ask.seq, (), STARTED)
+        return together, None
+
+    def _place_all(self, ask: Ask, needs: Needs, own: bool) -> list[tuple[str, int, int]]:
+        """Place all stages, or none of them: then returns stage, wanted and found, as far as was tried."""
+        partition, before = self.plan.partition, self.before()
+        group = partition.counters.allocation if sum([needed for _, needed in needs]) > 1 else 0
+        tried: list[tuple[str, int, int]] = []
+        for stage, needed in needs:
+            placed = self._place(ask, stage, needed, needed, group, own)
+            tried.append((stage.name, needed, placed))
+            if placed < needed:
+                self.take_back(before)
+                return tried
+        return []
+
+    def _place(self, ask: Ask, stage: Stage, least: int, most: int, group: int, own: bool) -> int:
+        """Place up to `most` tasks, or none if fewer than `least` find nodes. Returns how many found nodes.
+
+        An ask uses its own nodes first, then free ones, then nodes that yield to it.
+        """
+        plan, partition, shape = self.plan, self.plan.partition, stage.shape
+        held = choose_held(partition, stage, ask.kind, most) if partition.nodes.held else []
+        most = 0 if own else most - sum([each.tasks for each in held])
+        away = (
+            partition.index.withdraw({each.node: None for each in stage.live.values()})
+            if shape.key.apart and stage.live
+            else []
+        )
+        if shape.key.near and (most > 1 or stage.live):
+            rows = [partition.nodes.rows[each.node] for each in (stage.live or {}).values()]
+            home = {partition.nodes.labels[row].get(shape.key.near, "") for row in rows}
+            free = gather(partition.index, shape, most, partition.counters.allocation, home)
+        else:
+            free = partition.index.choose(shape, most, partition.counters.allocation)
+        chosen, yielded = free, NOTHING
+        if partition.nodes.held:
+            most -= sum([each.tasks for each in free])
+            lent = choose_lent(partition, stage, most, plan.lent)
+            beside = [each.node_id for each in lent]
+            yielded = choose_yielded(partition, ask, stage, most - sum([each.tasks for each in lent]), beside)
+            chosen = held + free + lent + yielded
+        placed = self._place_on(
+            stage, ask.kind, least, group, chosen, self._safe_until(ask) if partition.nodes.held else 0
+        )
+        if partition.nodes.held and placed >= least:
+            self._take_kept(ask, held, yielded)
+        partition.index.put_back([*away, *[each.node_id for each in chosen]])
+        return placed
+
+    def _place_on(
+        self, stage: Stage, kind: int, least: int, group: int, chosen: list[Choice], safe_until: Micros
+    ) -> int:
+        partition = self.plan.partition
+        placed = chosen[0].tasks if len(chosen) == 1 else sum([each.tasks for each in chosen])
+        if placed >= least:
+            block = stage.wanted(kind).first(placed)
+            attempt = stage.next_attempt(block) if stage.history else stage.floor + 1
+            parts = (
+                (Part(chosen[0].node_id, block, chosen[0].devices),)
+                if len(chosen) == 1
+                else tuple(_parts(chosen, block))
+            )
+            first = partition.counters.allocation
+            self.plan.do(Placed(stage.job.id, stage.position, kind, attempt, first, parts, group, safe_until))
+        return placed
+
+    def _safe_until(self, ask: Ask) -> Micros:
+        """Until when tasks are not stopped for a higher priority, because nodes were held for them; else 0.
+
+        Nodes that arrived for a gang count too if a higher priority waits in its queue, which could not use them: the
+        gang would be stopped for it as soon as it has started.
+        """
+        partition = self.plan.partition
+        kept = partition.kept(ask.seq)
+        if kept is None or (isinstance(kept, Promise) and not (kept.ordered and self._passes_higher(ask))):
+            return 0
+        return partition.now + partition.settings.hold_for
+
+    def _passes_higher(self, ask: Ask) -> bool:
+        """True if an ask is a gang, and an ask of a higher priority waits in its queue."""
+        partition, job = self.plan.partition, ask.stage.job
+        if (not ask.whole and gang_size(ask) == 1) or not any(each > job.priority for each in partition.priorities):
+            return False
+        lanes = [lane for lane in partition.lanes.values() if lane.queue is job.queue]
+        return any(each.stage.job.priority > job.priority for lane in lanes for each in lane)
+
+    def _take_kept(self, ask: Ask, held: list[Choice], yielded: list[Choice]) -> None:
+        """Release the nodes kept for an ask that has started, and those that yielded to it.
+
+        A whole job still needs those of its other stages, and single tasks those for which no turn has come yet.
+        """
+        partition = self.plan.partition
+        if not ask.whole and partition.kept(ask.seq) is not None:
+            waits = ask.stage.asks[ask.kind] is ask and gang_size(ask) == 1
+            rest = _without(partition.promises[ask.seq], held) if waits and ask.seq in partition.promises else ()
+            self._release(ask.seq, rest, STARTED)
+        joins = [each.node_id for each in yielded]
+        for seq in sorted({seq for node_id in joins for seq in partition.nodes.held.get(node_id, ())}):
+            rest = tuple(place for place in partition.promises[seq].places if place[0] not in joins)
+            self._release(seq, rest, "an ask with a better right uses a node of it")
+
+    def _release(self, seq: int, rest: tuple[Place, ...], why: str) -> None:
+        """Release the nodes kept for an ask, but for the rest."""
+        self.plan.do(Trimmed(seq, rest, why) if rest else Released(seq, why))
+        self.plan.partition.index.refresh()
+        self.released = True
+
+
+def _without(promise: Promise, used: list[Choice]) -> tuple[Place, ...]:
+    """The places of a promise less the tasks that were placed there."""
+    if not promise.ordered:
+        return ()
+    taken = {choice.node_id: choice.tasks for choice in used}
+    rest: list[Place] = []
+    for node_id, position, tasks in promise.places:
+        left = tasks - min(tasks, taken.get(node_id, 0))
+        taken[node_id] = taken.get(node_id, 0) - (tasks - left)
+        if left:
+            rest.append((node_id, position, left))
+    return tuple(rest)
+
+
+def _parts(chosen: list[Choice], block: tuple[int, ...]) -> Iterator[Part]:
+    for node_id, tasks, devices in chosen:
+        taken, block = split(block, tasks)
+        yield Part(node_id, taken, devices)
+
+
+def _no_room(partition: Partition, ask: Ask, wanted: int, found: int) -> Reason:
+    most = most_ever(partition, ask.stage.shape, ask.stage.job.manager, wanted)
+    if most >= wanted:
+        return NoRoom(wanted, found)
+    return NeverFits(wanted, most, user=closed_to(partition, ask.stage.shape) if not most else "")

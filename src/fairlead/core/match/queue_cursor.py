@@ -1,0 +1,194 @@
+"""The turns inside a leaf: of all its open lanes the first head by the leaf's order, and the lanes' way to sleep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heappop, heappush, heapreplace
+
+from fairlead.core.admission import is_bounded
+from fairlead.core.lanes import Lane, lane_key
+from fairlead.core.match.backfill import NO_ROOM, TRY, Backfill
+from fairlead.core.model import Ask, Queue
+from fairlead.core.policy.order import Key
+from fairlead.core.state import Partition
+
+
+class QueueCursor:
+    """The next ask of each open lane of a leaf, first the one whose turn it is."""
+
+    def __init__(self, partition: Partition, leaf: Queue, lanes: list[Lane], joined: bool = False) -> None:
+        """With `joined`, only those are looked at who joined the lanes since they were closed."""
+        self.partition = partition
+        self.leaf = leaf
+        self.moves = leaf.order.by_running
+        """True if places in the leaf move with tasks that start."""
+        self.open: list[tuple[Key, str, Lane, Ask]] = []
+        """A heap of the lanes that are not closed yet, each with who is the next of it."""
+        self._walks: dict[Lane, Iterator[Ask]] = {}
+        self._passed: dict[int, None] = {}
+        self._no_room: dict[Lane, Ask] = {}
+        """The first of a lane that found no room, where others behind it were tried."""
+        self._saw: dict[Lane, tuple[int, int]] = {}
+        """What there was then: who starts behind it may release nodes."""
+        self._limited: dict[Lane, Ask] = {}
+        """The first of a lane that would have been beyond a limit."""
+        self._owners: dict[Lane, list[Ask]] = {}
+        """The asks of a lane that have nodes of their own, in order: they are tried behind a blocked one too."""
+        self.blocked: dict[Lane, tuple[int, int]] = {}
+        """The lanes that are closed but for asks with nodes of their own, and what there was then."""
+        self.full: dict[Lane, None] = {}
+        """Those of them in which an ask found no capacity: asks behind it may use only nodes of their own."""
+        if partition.nodes.held and not joined:
+            self._find_owners(lanes)
+        for lane in lanes:
+            lane.moved = False
+            if not joined:
+                lane.claims_at = None  # its asks are tried anew
+            first = lane.head()
+            if first is not None:
+                self._walks[lane] = walk = iter(_in_order(lane) if joined else lane)
+                first = next(walk)
+                heappush(self.open, (lane.key(first), lane.text, lane, first))
+            if joined and lane.no_room is not None:
+                self._no_room[lane] = lane.no_room
+            if joined and lane.limited is not None:
+                self._limited[lane] = lane.limited
+
+    def current(self) -> tuple[Lane, Ask]:
+        """Whose turn it is, until its lane goes on or is closed."""
+        _, _, lane, ask = self.open[0]
+        return self._current_moved() if self.moves or lane.moved else (lane, ask)
+
+    def _current_moved(self) -> tuple[Lane, Ask]:
+        heap = self.open
+        while True:
+            key, text, lane, ask = heap[0]
+            place = lane.key(ask) if self.moves or lane.moved else key
+            if place == key:
+                return lane, ask
+            # Its job runs more than before, or its stage has reached `min`: others of its lane may come before it now.
+            following = ask
+            if lane not in self.blocked:
+                place, following = lane.after(self._passed) or (place, ask)
+            heapreplace(heap, (place, text, lane, following))
+
+    def block(self, no_room: bool) -> None:
+        """The ask whose turn it is found no capacity, or is refused for all of its lane, which is closed with it.
+
+        Only asks with nodes of their own are tried behind it: what a claim will use does not count against itself.
+        Behind an ask without capacity they may use no other nodes.
+        """
+        _, _, lane, ask = self.open[0]
+        if no_room:
+            self._no_room.setdefault(lane, ask)
+            self.full[lane] = None
+        if lane not in self.blocked:
+            self.blocked[lane] = (self.partition.openings, self.partition.nodes.version)
+            place = lane.key(ask)
+            self._owners[lane] = [owner for owner in self._owners.get(lane, ()) if lane.key(owner) > place]
+        self._next_owner(lane)
+
+    def go_on(self, after: Ask | None = None) -> None:
+        """The turn is over. The lane queues up again, with the ask that had it if that wants more."""
+        heap = self.open
+        lane = heap[0][2]
+        if self.blocked and lane in self.blocked:
+            self._next_owner(lane)
+            return
+        following = after
+        moves = self.moves or lane.moved
+        if moves:
+            # Places move with tasks that start: look from the beginning, past those that were passed over.
+            found = lane.after(self._passed)
+            following = None if found is None else found[1]
+        elif after is None or after.stage.asks[after.kind] is not after:
+            following = next(self._walks[lane], None)
+        if following is None:
+            self.close()
+        elif len(heap) == 1 and not moves:
+            heap[0] = (*heap[0][:3], following)  # no other lane to come before it
+        else:
+            heapreplace(heap, (lane.key(following), lane.text, lane, following))
+
+    def pass_over(self, no_room: bool = False) -> None:
+        """It keeps its place, and the next one of its lane is tried."""
+        _, _, lane, ask = self.open[0]
+        self._passed[id(ask)] = None
+        if no_room:
+            self._find_none(lane, ask)
+        self.go_on()
+
+    def pass_hopeless(self, backfill: Backfill) -> None:
+        """Pass over those who cannot start, up to the first of whom that is not known. Who asks is told why later."""
+        heap = self.open
+        while heap:
+            lane, ask = self.current()
+            if len(heap) == 1 and not (self.moves or lane.moved):
+                self._pass_in_lane(lane, ask, backfill)
+                return
+            prospect = backfill.prospect(lane, ask)
+            if prospect == TRY:
+                return
+            self.pass_over(no_room=prospect == NO_ROOM)
+
+    def _pass_in_lane(self, lane: Lane, first: Ask, backfill: Backfill) -> None:
+        """The same where there is only one lane, so that nobody else can come between."""
+        following, no_room = backfill.skip_hopeless(lane, first, self._walks[lane])
+        if no_room is not None:
+            self._find_none(lane, no_room)
+        if following is None:
+            self.close()
+        else:
+            self.open[0] = (*self.open[0][:3], following)
+
+    def _find_none(self, lane: Lane, ask: Ask) -> None:
+        self._no_room.setdefault(lane, ask)
+        self._saw.setdefault(lane, (self.partition.openings, self.partition.nodes.version))
+
+    def note_limited(self) -> None:
+        """Whose turn it is would be beyond a limit."""
+        _, _, lane, ask = self.open[0]
+        self._limited.setdefault(lane, ask)
+
+    def _find_owners(self, lanes: list[Lane]) -> None:
+        partition = self.partition
+        among = {id(lane): lane for lane in lanes}
+        for kept in (*partition.holds.values(), *partition.promises.values()):
+            ask = partition.kept_for(kept)
+            lane = among.get(id(partition.lanes.get(lane_key(ask)))) if ask is not None else None
+            if ask is not None and lane is not None:
+                self._owners.setdefault(lane, []).append(ask)
+        for lane, owners in self._owners.items():
+            owners.sort(key=lane.key)
+
+    def _next_owner(self, lane: Lane) -> None:
+        """Go on in a blocked lane with the next ask that has nodes of its own."""
+        owners = self._owners[lane]
+        while owners:
+            ask = owners.pop(0)
+            if ask.stage.asks[ask.kind] is ask and self.partition.kept(ask.seq) is not None:
+                heapreplace(self.open, (lane.key(ask), lane.text, lane, ask))
+                return
+        self.close()
+
+    def close(self) -> None:
+        """Nothing more of this lane: it sleeps until something changes for it, or for who found no room."""
+        lane = heappop(self.open)[2]
+        lane.no_room = no_room = self._no_room.get(lane)
+        if no_room is not None:
+            self.partition.next_starving_at = min(
+                self.partition.next_starving_at, no_room.waiting_since + self.partition.settings.starving_after + 1
+            )
+        lane.limited = self._limited.get(lane)
+        lane.blocked = no_room if no_room is not None and is_bounded(self.partition, no_room.stage.job) else None
+        lane.asleep_at = (
+            self.blocked.get(lane) or self._saw.get(lane) or (self.partition.openings, self.partition.nodes.version)
+        )
+        lane.new_while_asleep.clear()
+
+
+def _in_order(lane: Lane) -> list[Ask]:
+    """Who joined a lane while it slept; mostly one."""
+    return (
+        sorted(lane.new_while_asleep, key=lane.key) if len(lane.new_while_asleep) > 1 else list(lane.new_while_asleep)
+    )

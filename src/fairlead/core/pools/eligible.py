@@ -1,0 +1,155 @@
+"""The asks for which pools may bring nodes: those that admission lets start, one after the other, if all of them fit.
+
+In turns as in matching: down the queue tree by share, in the leaf by its order. Admission counts what would have
+started before. Nothing is altered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heapify, heappop, heapreplace, merge
+
+import msgspec
+
+from fairlead.core.admission import Admission
+from fairlead.core.asks import gang_size, minimum_by_stage
+from fairlead.core.entitlement import Entitlements
+from fairlead.core.lanes import Lane
+from fairlead.core.match.share_tree import ShareNode, Tree
+from fairlead.core.model import Ask, Promise, Stage
+from fairlead.core.resources import Vector, add
+from fairlead.core.state import Partition
+
+
+class Want(msgspec.Struct, eq=False):
+    """Tasks that would start: all of them together, or one by one."""
+
+    ask: Ask
+    needs: list[tuple[Stage, int]]
+    together: bool
+
+
+class Leaf:
+    """The asks of a leaf in the order of their turns. Where places move, each turn is one task or one gang."""
+
+    def __init__(self, lanes: list[Lane]) -> None:
+        self.moves = lanes[0].queue.order.by_running
+        """True if places move with tasks that start."""
+        self._key = lanes[0].key
+        self._walk: Iterator[Ask] = merge(*lanes, key=self._key)
+        self._more: dict[str, int] = {}
+        """Job → how many of its tasks would have started."""
+        self._heap: list[tuple[tuple[int, ...], Ask]] = []
+        if self.moves:
+            self._heap = [(self._place(each), each) for each in self._walk]
+            heapify(self._heap)
+        self._now = None if self.moves else next(self._walk, None)
+
+    def current(self) -> Ask | None:
+        return (self._heap[0][1] if self._heap else None) if self.moves else self._now
+
+    def go_on(self, tasks: int, over: bool) -> None:
+        """So many tasks of the present one would have started. It is over when it wants, or may have, no more."""
+        if not self.moves:
+            self._now = next(self._walk, None) if over else self._now
+            return
+        ask = self._heap[0][1]
+        job = ask.stage.job.id
+        self._more[job] = self._more.get(job, 0) + tasks
+        if over:
+            heappop(self._heap)
+        else:
+            heapreplace(self._heap, (self._place(ask), ask))
+
+    def _place(self, ask: Ask) -> tuple[int, ...]:
+        """Its key, with the job's tasks that would have started counted as running."""
+        return self._key(ask, self._more.get(ask.stage.job.id, 0))
+
+
+def wants_in_turn(partition: Partition, rights: Entitlements) -> Iterator[Want]:
+    """All that would start if there were room, in turn. `rights` are of the capacity that there would be."""
+    lanes: dict[str, list[Lane]] = {}
+    for lane in partition.lanes.values():
+        lanes.setdefault(lane.queue.path, []).append(lane)
+    leaves = {path: Leaf(each) for path, each in lanes.items()}
+    tree = Tree([partition.queues[path] for path in sorted(leaves)], rights, {})
+    admission = Admission(partition, rights)
+    given: dict[int, int] = {}
+    """Ask → how many of its tasks have had their turn."""
+    branch = tree.next()
+    while branch is not None:
+        leaf = leaves[branch.queue.path]
+        ask = leaf.current()
+        while ask is not None:
+            wants, over = _turn(admission, ask, given, _most(tree, branch, leaf, ask))
+            tasks = sum([tasks for want in wants for _, tasks in want.needs])
+            leaf.go_on(tasks, over)
+            yield from wants
+            if branch.rivals:
+                taken: Vector = {}
+                for want in wants:
+                    for stage, some in want.needs:
+                        add(taken, stage.shape.resources, some)
+                tree.after(branch, False, taken, 1, tasks)
+                break
+            ask = leaf.current()
+        else:
+            tree.after(branch, True, {}, 0, 0)
+        branch = tree.next()
+
+
+def _most(tree: Tree, branch: ShareNode, leaf: Leaf, ask: Ask) -> int:
+    """How many single tasks the turn may have."""
+    if leaf.moves:
+        return 1
+    return tree.run(branch, ask.stage.shape.resources, ask.count) if branch.rivals else ask.count
+
+
+def _turn(admission: Admission, ask: Ask, given: dict[int, int], most: int) -> tuple[list[Want], bool]:
+    """What a turn gives, and whether the ask has had its last."""
+    before = given.get(ask.seq, 0)
+    if not before:
+        if not _may_order(admission.partition, ask):
+            return [], True
+        together = gang_size(ask)
+        if together > 1 or ask.whole:
+            needs = minimum_by_stage(ask)
+            if admission.refusal(ask, needs) is not None:
+                return [], True
+            admission.count(ask, needs)
+            given[ask.seq] = together
+            return [Want(ask, needs, True)], together >= ask.count
+    if ask.whole:
+        return _rest_of_whole(admission, ask), True
+    wants = _some(admission, ask, ask.stage, min(most, ask.count - before))
+    given[ask.seq] = before + sum(tasks for want in wants for _, tasks in want.needs)
+    return wants, not wants or given[ask.seq] >= ask.count
+
+
+def _rest_of_whole(admission: Admission, ask: Ask) -> list[Want]:
+    """What the stages of a job want beyond what has to start together."""
+    return [
+        want
+        for stage in ask.stages
+        for want in _some(admission, ask, stage, len(stage.wanted(ask.kind)) - stage.needed)
+    ]
+
+
+def _some(admission: Admission, ask: Ask, stage: Stage, most: int) -> list[Want]:
+    """As many tasks of a stage, up to a number, as admission lets start one by one."""
+    tasks = most
+    if most > 0 and admission.checks_for(stage.job):
+        tasks, _ = admission.most(ask, stage, 1, most)
+    if tasks <= 0:
+        return []
+    needs = [(stage, tasks)]
+    admission.count(ask, needs)
+    return [Want(ask, needs, False)]
+
+
+def _may_order(partition: Partition, ask: Ask) -> bool:
+    """False for an ask of a manager, one whose orders failed too often, and one for which nodes are held or claimed."""
+    if ask.stage.job.manager or ask.orders >= partition.settings.max_orders:
+        return False
+    kept = partition.kept(ask.seq) if partition.holds or partition.promises else None
+    return kept is None or (isinstance(kept, Promise) and kept.ordered)

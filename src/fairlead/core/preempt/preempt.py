@@ -1,0 +1,500 @@
+"""Preempt: stop tasks to free capacity that an ask is entitled to.
+
+Within a queue a higher priority goes before a lower one; across queues a guarantee that is not met does. A claimant
+gets all that it has to start with, or nothing is stopped. What becomes free is promised to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from fairlead.core.admission import LIMITS, Admission, has_claimed
+from fairlead.core.asks import asked_by, minimum_by_stage
+from fairlead.core.changes import Promised, Released
+from fairlead.core.holds.release import end_promises
+from fairlead.core.holds.room import is_back_soon, may_take
+from fairlead.core.lanes import Lane
+from fairlead.core.model import Account, Ask, ClaimCause, Micros, Place, Queue
+from fairlead.core.plan import Plan
+from fairlead.core.policy.victims import FEW, Unit, best_of_few, is_unmet, keeps, lowest_level, without_covered
+from fairlead.core.preempt.victims import (
+    Clearing,
+    Losses,
+    Victim,
+    is_fresh,
+    newest_first,
+    own_nodes,
+    stop_victims,
+    victims_of,
+)
+from fairlead.core.ranges import count
+from fairlead.core.resources import Vector, add
+from fairlead.core.state import FAR, Partition
+from fairlead.core.whatif import WhatIf
+
+MAX_CLAIMS = 2_000
+"""How many units that could be stopped are looked at for a claimant; some more for a large one."""
+
+SPARED = 64
+"""How many of the chosen units are looked at once more, whether they are needed."""
+
+
+Seen = tuple[int, int, int, int, int]
+
+
+def preempt(plan: Plan) -> None:
+    """Claim for the asks whose lanes sleep. Others have claimed in their turn, in match; with backfill none has."""
+    partition = plan.partition
+    if not partition.reign.ready or plan.more:
+        return
+    end_promises(plan)
+    partition.claims_at = FAR
+    if not can_claim(partition):
+        return
+    later = [
+        lane.claims_at
+        for lane in partition.lanes.values()
+        if lane.claims_at is not None and lane.claims_at > partition.now
+    ]
+    partition.claims_at = min(later, default=FAR)
+    claims = Claims(plan)
+    for lane, ask in sorted(_without_capacity(partition), key=lambda each: _place_of(each[1])):
+        claims.make(lane, ask)
+
+
+def can_claim(partition: Partition) -> bool:
+    """False if no ask can have a right to stop tasks."""
+    return partition.settings.preempt != "off" and (len(partition.priorities) > 1 or partition.facts().guarantees)
+
+
+class Claims:
+    """The claims of one cycle."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.partition = plan.partition
+        self.plan = plan
+        self._coming: Coming | None = None
+
+    def may_make(self, lane: Lane, unknown: bool = False) -> bool:
+        """True if an ask of a lane that sleeps may claim; with `unknown`, if what comes of it in this state is not."""
+        partition = self.partition
+        for ask in (lane.limited, lane.no_room):
+            if ask is not None and _may_claim(partition, lane, ask):
+                known = lane.unclaimed.get(ask.seq) if unknown else None
+                if known is None or known[0] != _seen(partition) or known[1] <= partition.now:
+                    return True
+        return False
+
+    def make(self, lane: Lane, ask: Ask) -> bool:
+        """Stop tasks for an ask without capacity, if it has a right to that and starts then. True if any are stopped.
+
+        What could not be claimed is claimed again only after something changed, or when protected tasks are not any
+        more. If there was too little to stop, starts of the same cycle change nothing: what they use was free before.
+        """
+        partition = self.partition
+        if not _may_claim(partition, lane, ask):
+            return False
+        seen = _seen(partition)
+        known = lane.unclaimed.get(ask.seq)
+        tried = self.plan.unclaimed.get(ask.seq)
+        if tried is not None and tried[0] == _but_starts(seen):
+            known = (seen, tried[1])
+        if known is None or known[0] != seen or known[1] <= partition.now:
+            if self._coming is None or self._coming.seen != (partition.stops, partition.holds_version):
+                self._coming = Coming(partition)
+            claim = _Claim(self.plan, ask, self._coming)
+            if claim.make():
+                return True
+            if claim.waits_for_fresh():
+                self.plan.more = True  # the next cycle may stop what this one placed
+                return False
+            lane.unclaimed = {seq: then for seq, then in lane.unclaimed.items() if then[0] == seen}
+            known = lane.unclaimed[ask.seq] = (seen, claim.again_at)
+            if not claim.is_coming:
+                self.plan.unclaimed[ask.seq] = (_but_starts(seen), claim.again_at)
+        _claim_later(partition, lane, known[1])
+        return False
+
+
+def _seen(partition: Partition) -> Seen:
+    """The state, as far as what can be claimed depends on it."""
+    return (
+        partition.counters.allocation,
+        partition.openings,
+        partition.nodes.version,
+        partition.holds_version,
+        partition.stops,
+    )
+
+
+def _but_starts(seen: Seen) -> tuple[int, ...]:
+    return seen[1:]
+
+
+def claims_due(partition: Partition) -> Micros:
+    """When an ask may claim again, if nothing happens before: after a pause, or when protected work is not any more."""
+    return partition.claims_at if partition.now < partition.claims_at else FAR
+
+
+def changes_to_come(partition: Partition) -> tuple[dict[str, Vector], dict[str, Vector]]:
+    """Queue → what it will have lost when all that stops is gone, and what is promised to those below it."""
+    losing: dict[str, Vector] = {}
+    for allocation in partition.allocations.values():
+        if allocation.leaving:
+            for queue in allocation.stage.job.queue.line():
+                add(losing.setdefault(queue.path, {}), allocation.stage.shape.resources, count(allocation.indices))
+    gaining: dict[str, Vector] = {}
+    for promise in partition.promises.values():
+        claimant = partition.kept_for(promise)
+        for queue in claimant.stage.job.queue.line() if claimant is not None else ():
+            assert claimant is not None
+            add(gaining.setdefault(queue.path, {}), asked_by(claimant))
+    return losing, gaining
+
+
+# -- who claims --------------------------------------------------------------------------------------------------
+
+
+def _without_capacity(partition: Partition) -> Iterator[tuple[Lane, Ask]]:
+    """The first asks of their lanes that found no capacity, or were over a limit."""
+    for lane in partition.lanes.values():
+        for ask in (lane.limited, lane.no_room):
+            if ask is not None and lane.asleep_at is not None:
+                yield lane, ask
+
+
+def _claim_later(partition: Partition, lane: Lane, when: Micros) -> None:
+    """Look at the lane again at a time, if nothing happens before: not only its first asks may claim then."""
+    if when < FAR:
+        lane.claims_at = when if lane.claims_at is None else min(lane.claims_at, when)
+    partition.claims_at = min(partition.claims_at, when)
+
+
+def _may_claim(partition: Partition, lane: Lane, ask: Ask) -> bool:
+    """True if an ask may have tasks stopped for its priority or a guarantee."""
+    stage = ask.stage
+    if stage.asks[ask.kind] is not ask:
+        return False
+    if has_claimed(partition, ask):
+        return False
+    queue, priority = stage.job.queue, stage.job.priority
+    lower = partition.settings.preempt == "priority" and any(each < priority for each in queue.at_work)
+    if not lower and not (partition.facts().guarantees and any(each.settings.guarantee for each in queue.line())):
+        return False
+    if Admission(partition).refusal(ask, minimum_by_stage(ask), ignoring=(LIMITS,)) is not None:
+        return False
+    pause = partition.reign.pause_ends(ask.unclaimed_until, partition.settings.promise_for)
+    if pause > partition.now:
+        _claim_later(partition, lane, pause)
+        return False
+    return True
+
+
+def _place_of(ask: Ask) -> tuple[int, int, int]:
+    return (-ask.stage.job.priority, ask.waiting_since, ask.seq)
+
+
+class Coming:
+    """What will be there when all that stops is gone: it is free before anybody who is stopped now."""
+
+    def __init__(self, partition: Partition) -> None:
+        self.seen = (partition.stops, partition.holds_version)
+        self.losing, self.gaining = changes_to_come(partition)
+        self.stopping = [each for each in partition.allocations.values() if each.leaving]
+        self._partition = partition
+        self._started = partition.counters.allocation
+        self._future = self._look_ahead()
+
+    def whatif(self) -> WhatIf:
+        """A copy of what will be free. Between two claims of a match, other asks start where tasks stop."""
+        if self._started != self._partition.counters.allocation:
+            self._started = self._partition.counters.allocation
+            self._future = self._look_ahead()
+        return self._future.copy()
+
+    def _look_ahead(self) -> WhatIf:
+        partition = self._partition
+        whatif = WhatIf(partition)
+        for allocation in self.stopping:
+            whatif.end(allocation)
+        for node_id in sorted(partition.nodes.avoided):
+            if is_back_soon(partition, node_id):
+                whatif.count_on(node_id)
+        return whatif
+
+
+class _Claim:
+    """What an ask needs, and which tasks might make way for it."""
+
+    def __init__(self, plan: Plan, ask: Ask, coming: Coming) -> None:
+        self.plan = plan
+        self.partition = plan.partition
+        self.coming = coming
+        self.ask = ask
+        self._fresh = False
+        """Whether tasks were left out because this cycle placed them."""
+        self._with_fresh = False
+        """Whether they are looked at all the same: to know what the next cycle could do."""
+        self.is_coming = False
+        """Whether it failed because what the ask needs is coming anyway."""
+        self.again_at: Micros = FAR
+        """When tasks that were left out because they are protected are not any more."""
+        self.job = ask.stage.job
+        self.needs = minimum_by_stage(ask)
+        self.asked = asked_by(ask)
+        self.binding = self._binding(ask)
+        self.own = own_nodes(self.partition, ask)
+        self._left: dict[str, Vector] = {}
+        """Queue → what it keeps when all that stops is gone."""
+        self.guaranteed: list[Queue] = []
+        for queue in self.job.queue.line():
+            # Other asks below the queue that are promised capacity have a part of its guarantee already.
+            used = {**self._left_of(queue)}
+            add(used, coming.gaining.get(queue.path, {}))
+            if ask.seq in self.partition.promises:  # nodes arrived for it, which the claim replaces
+                add(used, self.asked, -1)
+            if is_unmet(used, self.asked, dict(queue.settings.guarantee)):
+                self.guaranteed.append(queue)
+        self.most = MAX_CLAIMS + 8 * sum(needed for _, needed in self.needs)
+        self._open: list[int] | None = None
+
+    def make(self) -> bool:
+        """Stop tasks for the ask, if that lets it start. Returns whether any are stopped."""
+        found = self._find()
+        if found is not None:
+            self._stop(*found)
+        return found is not None
+
+    def waits_for_fresh(self) -> bool:
+        """True if the claim failed only because of tasks that this cycle placed."""
+        self._with_fresh = True
+        return self._fresh and self._find() is not None
+
+    def _find(self) -> tuple[ClaimCause, Sequence[Victim], tuple[Place, ...]] | None:
+        """By what right, what is stopped, and where the claimant starts."""
+        ways: list[tuple[ClaimCause, list[Victim]]] = []
+        if self.partition.settings.preempt == "priority":
+            ways.append(("priority", self.in_queue()))
+        if self.guaranteed:
+            ways.append(("guarantee", (ways[0][1] if ways else []) + self.elsewhere()))
+        if not ways or not ways[-1][1]:
+            return None
+        self.is_coming = self.places(()) is not None
+        if self.is_coming:
+            return None
+        for cause, victims in ways:
+            chosen = self.choose(victims)
+            if chosen is not None:
+                return cause, *chosen
+        return None
+
+    def _stop(self, cause: ClaimCause, victims: Sequence[Victim], places: tuple[Place, ...]) -> None:
+        plan, stage, kind = self.plan, self.ask.stage, self.ask.kind
+        if self.partition.kept(self.ask.seq) is not None:
+            plan.do(Released(self.ask.seq, "a claim replaces it"))
+        stopping = tuple(stop_victims(plan, victims))
+        plan.note("claimed")
+        plan.do(Promised(stage.job.id, stage.position, kind, places, stopping, cause))
+
+    def whatif(self) -> WhatIf:
+        """What will be there when all that stops is gone, for this claimant."""
+        whatif = self.coming.whatif()
+        whatif.own = self.own
+        return whatif
+
+    def open(self) -> list[int]:
+        """The nodes that have room now, or will have when all that stops is gone."""
+        if self._open is None:
+            whatif = self.whatif()  # it learns of every node, and is copied often
+            shapes = [stage.shape for stage, _ in self.needs]
+            joins = sorted(self.partition.nodes.rows)
+            self._open = [node_id for node_id in joins if any(whatif.room(node_id, shape, 1) for shape in shapes)]
+        return self._open
+
+    def _binding(self, ask: Ask) -> list[tuple[Account, Vector, Vector]]:
+        """The accounts whose limits keep it back, with limit and use: only who is booked there can help."""
+        found: list[tuple[Account, Vector, Vector]] = []
+        for account, limit, used in Admission(self.partition).limits(ask):
+            left = dict(used)
+            for allocation in self.coming.stopping:
+                if account in allocation.stage.job.accounts:
+                    add(left, allocation.stage.shape.resources, -count(allocation.indices))
+            if any(left.get(name, 0) + self.asked.get(name, 0) > most for name, most in limit.items()):
+                found.append((account, limit, left))
+        return found
+
+    def _left_of(self, queue: Queue) -> Vector:
+        known = self._left.get(queue.path)
+        if known is None:
+            known = self._left[queue.path] = dict(queue.account.used)
+            add(known, self.coming.losing.get(queue.path, {}), -1)
+        return known
+
+    # -- which tasks might be stopped
+
+    def in_queue(self) -> list[Victim]:
+        """Tasks of lower priority in the same queue, but for those that nodes were held for not long ago."""
+        return self._of(self.job.queue, lambda priority: priority < self.job.priority, by_priority=True)
+
+    def elsewhere(self) -> list[Victim]:
+        """Tasks of no higher priority in queues that the guarantee is not theirs as well."""
+        found: list[Victim] = []
+        for queue in self.partition.leaves():
+            above = queue.line()
+            if queue is not self.job.queue and any(level not in above for level in self.guaranteed):
+                found += self._of(queue, lambda priority: priority <= self.job.priority)
+        return found
+
+    def _of(self, queue: Queue, counts: Callable[[int], bool], by_priority: bool = False) -> list[Victim]:
+        found: list[Victim] = []
+        for priority in sorted(queue.at_work):
+            for job in reversed(queue.at_work[priority].values()) if counts(priority) else ():
+                if len(found) >= self.most:
+                    return newest_first(found)
+                if all(account in job.accounts for account, _, _ in self.binding):
+                    found += [victim for victim in victims_of(job) if self._may_stop(victim, by_priority)]
+        return newest_first(found)
+
+    def _may_stop(self, victim: Victim, by_priority: bool) -> bool:
+        if not self._helps(victim):
+            return False
+        safe_until = max(allocation.safe_until for allocation, _ in victim.tasks)
+        if by_priority and safe_until > self.partition.now:
+            self.again_at = min(self.again_at, safe_until)
+            return False
+        fresh = is_fresh(self.plan, victim)
+        self._fresh = self._fresh or fresh
+        return not fresh or self._with_fresh
+
+    def _helps(self, victim: Victim) -> bool:
+        """Whether its room is where the claimant could go, or what it uses counts against the same limit."""
+        nodes = self.partition.nodes
+        for allocation, _ in victim.tasks if not self.binding else ():
+            row = nodes.rows[allocation.node]
+            usable = nodes.placeable(row) and (allocation.node not in nodes.held or allocation.node in self.own)
+            if usable and any(may_take(nodes, row, stage.shape) for stage, _ in self.needs):
+                return True
+        return bool(self.binding)
+
+    # -- which are
+
+    def choose(self, victims: list[Victim]) -> tuple[Sequence[Victim], tuple[Place, ...]] | None:
+        """The best set of victims that lets the claimant start, and where it will; None if there is none.
+
+        All sets are compared if there are at most `FEW` units. Else the priorities are exact, and the set is as good as
+        `Clearing.clear` finds it.
+        """
+        if len(victims) <= FEW:
+            known = {victim.unit: victim for victim in victims}
+            best = best_of_few(list(known), lambda units: self._lets_start([known[unit] for unit in units]))
+            chosen = [known[unit] for unit in best or ()]
+            places = self.places(chosen) if chosen else None
+            return (chosen, places) if places is not None else None
+        clearing = Clearing(
+            self.partition, self.whatif(), victims, self._keeps if self.partition.facts().guarantees else None
+        )
+        saved = clearing.save()
+
+        def enough(level: int) -> bool:
+            clearing.restore(saved)
+            return self._clear(clearing, victims, level)
+
+        if lowest_level(clearing.levels, enough) is None:
+            return None
+        chosen = clearing.chosen
+        if clearing.overlaps or len(self.needs) > 1 or self.binding:
+            chosen = self._needed(chosen)
+        return chosen, self.places(chosen) or clearing.places_of()
+
+    def _lets_start(self, victims: Sequence[Victim]) -> bool:
+        if self.partition.facts().guarantees:
+            losses = Clearing(self.partition, self.coming.whatif(), (), None)
+            for victim in victims:
+                losses.end(victim)
+            if not self._keeps(losses.losses):
+                return False
+        return self.places(victims) is not None
+
+    def _clear(self, clearing: Clearing, victims: Sequence[Victim], level: int) -> bool:
+        """Find victims of priorities up to a level for all that the claimant needs. True if there are enough."""
+        for stage, needed in self.needs:
+            left = clearing.put(stage, needed, self.open())
+            if clearing.clear(stage, left, level):
+                return False
+        return not self.binding or self._relieve(clearing, [each for each in victims if each.unit.priority <= level])
+
+    def _relieve(self, clearing: Clearing, victims: Sequence[Victim]) -> bool:
+        """End more victims, those first that use most of what is over a limit, until the claimant is within it."""
+        over = self._over(clearing.chosen)
+
+        def help_of(victim: Victim) -> int:
+            used = dict(victim.unit.amounts)
+            return (
+                sum(min(used.get(name, 0), most) * 1_000_000 // most for name, most in over.items())
+                // victim.unit.tasks
+            )
+
+        while over:
+            left = [victim for victim in victims if help_of(victim) and clearing.may_go(victim)]
+            if not left:
+                return False
+            unit = max(left, key=lambda each: (help_of(each), not each.unit.gang, each.unit.began, each.unit.number))
+            clearing.end(unit)
+            over = self._over(clearing.chosen)
+        return True
+
+    def _needed(self, chosen: Sequence[Victim]) -> list[Victim]:
+        """Leave out what others that were chosen later cover: the most important first."""
+        units = {id(unit) for unit in without_covered([victim.unit for victim in chosen])}
+        needed = [victim for victim in chosen if id(victim.unit) in units]
+        for victim in sorted(needed, key=lambda each: _worth(each.unit))[:SPARED]:
+            without = [each for each in needed if each is not victim]
+            if without and self.places(without) is not None:
+                needed = without
+        return needed
+
+    def _keeps(self, losses: Losses) -> bool:
+        """True if all queues but the claimant's own keep their guarantees."""
+        own = self.job.queue.line()
+        for path, (lost, _) in losses.items():
+            queue = self.partition.queues[path]
+            guarantee = dict(queue.settings.guarantee)
+            if guarantee and queue not in own and not keeps(self._left_of(queue), guarantee, lost):
+                return False
+        return True
+
+    def places(self, victims: Sequence[Victim]) -> tuple[Place, ...] | None:
+        """Where the claimant would start if these were gone; None if it could not."""
+        units = {id(unit) for unit in without_covered([victim.unit for victim in victims])}
+        gone = [victim for victim in victims if id(victim.unit) in units]
+        if self._over(gone):
+            return None
+        clearing = Clearing(self.partition, self.whatif(), (), None)
+        freed: dict[int, None] = {}
+        for victim in gone:
+            freed |= clearing.end(victim)
+        nodes = [*sorted(freed), *(node_id for node_id in self.open() if node_id not in freed)]
+        for stage, needed in self.needs:
+            if clearing.put(stage, needed, nodes):
+                return None
+        return clearing.places_of()
+
+    def _over(self, victims: Sequence[Victim]) -> Vector:
+        """How much the claimant would be over the limits that keep it back, without these."""
+        if not self.binding:
+            return {}
+        freed: Vector = {}
+        for unit in without_covered([victim.unit for victim in victims]):
+            add(freed, dict(unit.amounts))
+        over: Vector = {}
+        for _, limit, used in self.binding:
+            for name, most in limit.items():
+                more = used.get(name, 0) - freed.get(name, 0) + self.asked.get(name, 0) - most
+                if self.asked.get(name, 0) and more > over.get(name, 0):
+                    over[name] = more
+        return over
+
+
+def _worth(unit: Unit) -> tuple[int, bool, int, int]:
+    """The order in which units are spared: the highest priority, gangs, the oldest."""
+    return (-unit.priority, not unit.gang, unit.began, unit.number)

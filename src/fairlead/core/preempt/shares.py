@@ -1,0 +1,82 @@
+"""Shares: how far queues are from theirs, since when, and when it has been so for too long.
+
+It comes after match, because what can be set right by starting tasks is not uneven.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fairlead.core.changes import SpreadSeen
+from fairlead.core.model import Micros, Queue
+from fairlead.core.plan import Plan
+from fairlead.core.policy.shares import Claim, spread
+from fairlead.core.preempt.rebalance import rebalance
+from fairlead.core.state import Partition
+
+
+def shares(plan: Plan) -> None:
+    """Watch the spread between queues, and take loans back where it was too large for too long without a dip."""
+    partition = plan.partition
+    if not partition.reign.ready or plan.more:
+        return
+    if not is_on(partition):
+        for path in sorted(partition.uneven):
+            plan.do(SpreadSeen(path, None))
+        return
+    wanting = _wanting(partition)
+    for queue in [
+        queue for queue in partition.queues.values() if len(queue.children) > 1 or queue.path in partition.uneven
+    ]:
+        plan.spreads[queue.path] = spread_of(partition, queue, wanting)
+        uneven = plan.spreads[queue.path] > partition.settings.rebalance_threshold
+        if uneven and queue.uneven_since is None:
+            plan.do(SpreadSeen(queue.path, plan.now))
+        elif not uneven and queue.uneven_since is not None:
+            plan.do(SpreadSeen(queue.path, None))
+        elif (
+            queue.uneven_since is not None
+            and plan.now > partition.reign.counts_from(queue.uneven_since) + partition.settings.rebalance_after
+        ):
+            if rebalance(plan, queue):
+                plan.do(SpreadSeen(queue.path, plan.now))
+            else:
+                plan.more = True
+
+
+def is_on(partition: Partition) -> bool:
+    return partition.settings.rebalance_threshold > 0 and partition.settings.rebalance_after > 0
+
+
+def spread_of(partition: Partition, parent: Queue, wanting: dict[str, None]) -> int:
+    """How far the children of a queue are apart, in percents of what it is entitled to.
+
+    A loan that nobody wants back is no harm: it is 0 unless somebody waits for what it is entitled to.
+    """
+    rights = partition.entitlements()
+    children = parent.children.values()
+    if not any(child.path in wanting and rights.used(child) < rights.of(child) for child in children):
+        return 0
+    claims = [
+        Claim(child.name, rights.share(child), rights.used(child), int(child.path in wanting)) for child in children
+    ]
+    return spread(rights.of(parent), claims)
+
+
+def shares_due(partition: Partition) -> Iterator[Micros]:
+    """When the spread between queues will have lasted for too long."""
+    if is_on(partition):
+        for path in partition.uneven:
+            since = partition.queues[path].uneven_since
+            if since is not None:
+                yield partition.reign.counts_from(since) + partition.settings.rebalance_after + 1
+
+
+def _wanting(partition: Partition) -> dict[str, None]:
+    """The queues in which, or below which, somebody is allowed to start and found no room."""
+    return {
+        queue.path: None
+        for lane in partition.lanes.values()
+        if lane.no_room is not None and lane.asleep_at is not None
+        for queue in lane.queue.line()
+    }

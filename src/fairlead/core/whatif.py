@@ -1,0 +1,172 @@
+"""What will be free at some time, by the estimates of what runs: on any node, or on those that are held."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from fairlead.core.changes import Part
+from fairlead.core.explain import MANY
+from fairlead.core.forecast import end_of
+from fairlead.core.holds.room import came_for_some, may_take, room_for
+from fairlead.core.model import Allocation, Micros, Promise
+from fairlead.core.ranges import count, indices
+from fairlead.core.resources import Vector, add
+from fairlead.core.shape import Shape
+from fairlead.core.state import Partition
+
+
+class WhatIf:
+    """What will be free on nodes at some time. Nodes are looked at when somebody asks for them."""
+
+    def __init__(self, partition: Partition) -> None:
+        self.partition = partition
+        self._nodes: dict[int, tuple[Vector, list[int]]] = {}
+        self._shared: dict[int, None] = {}
+        """Nodes that are kept for some, whose part is taken already; the rest is for everybody."""
+        self._back: dict[int, None] = {}
+        """Nodes that are backed off and counted on all the same."""
+        self.own: Collection[int] = ()
+        """The nodes that are held for the ask that the question is about."""
+
+    def count_on(self, node_id: int) -> None:
+        """A node that is backed off takes tasks again before long."""
+        self._back[node_id] = None
+
+    def set_aside(self, promise: Promise) -> None:
+        """Take the room on nodes that were ordered for some who wait for more."""
+        for node_id, position, tasks in promise.places:
+            shape = self.partition.jobs[promise.job].stages[position].shape
+            if self.slots(node_id, shape, tasks) >= tasks:
+                self.put(node_id, shape, tasks)
+            if came_for_some(self.partition, node_id):
+                self._shared[node_id] = None
+
+    def room(self, node_id: int, shape: Shape, most: int = MANY) -> int:
+        return self.slots(node_id, shape, 1 if shape.key.apart else most) if self.takes(node_id, shape) else 0
+
+    def takes(self, node_id: int, shape: Shape) -> bool:
+        """Whether a node takes tasks of a shape, if there is room."""
+        nodes = self.partition.nodes
+        row = nodes.rows[node_id]
+        if node_id in nodes.held and node_id not in self._shared and node_id not in self.own:
+            return False
+        usable = nodes.placeable(row) or (node_id in self._back and nodes.usable(row))
+        return usable and may_take(nodes, row, shape)
+
+    def slots(self, node_id: int, shape: Shape, most: int) -> int:
+        """The same for those who may use the node, whoever else may not."""
+        return room_for(*self._node(node_id), shape, most)[0]
+
+    def end(self, allocation: Allocation) -> None:
+        self.take(allocation.node, allocation.stage.shape, -count(allocation.indices), allocation.devices)
+
+    def take(self, node_id: int, shape: Shape, tasks: int, devices: tuple[int, ...]) -> None:
+        """Tasks will be there; below 0, they will have gone."""
+        free, used = self._node(node_id)
+        add(free, shape.resources, -tasks)
+        for device in devices:
+            if device < len(used):
+                used[device] += shape.device_milli if tasks > 0 else -shape.device_milli
+
+    def without(self, placed: list[tuple[Shape, Part]]) -> None:
+        """Learn of nodes as they were before something was placed there, just now."""
+        new = [(shape, part) for shape, part in placed if part.node not in self._nodes]
+        for shape, part in new:
+            self.take(part.node, shape, -count(part.indices), part.devices)
+
+    def pack(self, node_id: int, shape: Shape, most: int) -> int:
+        """Set down as many tasks as there is room for, up to a number. Returns how many."""
+        tasks = self.room(node_id, shape, most)
+        if tasks:
+            self.put(node_id, shape, tasks)
+        return tasks
+
+    def put(self, node_id: int, shape: Shape, tasks: int) -> tuple[int, ...]:
+        """Set down tasks for which there is room. Returns the devices they get."""
+        devices = room_for(*self._node(node_id), shape, tasks)[1]
+        self.take(node_id, shape, tasks, devices)
+        return devices
+
+    def end_some(self, allocation: Allocation, block: tuple[int, ...]) -> None:
+        """Only some tasks of an allocation will have gone."""
+        self.take(allocation.node, allocation.stage.shape, -count(block), _devices_of(allocation, block))
+
+    def free_on(self, node_id: int) -> Vector:
+        """What will be free on a node, but for devices; not to be altered."""
+        return self._node(node_id)[0]
+
+    def without_some(
+        self, node_id: int, gone: Iterable[tuple[Allocation, tuple[int, ...]]]
+    ) -> tuple[Vector, list[int]]:
+        """What would be free on a node, and used of its devices, if some tasks there were gone too."""
+        free, used = self._node(node_id)
+        free, used = dict(free), list(used)
+        for allocation, block in gone:
+            shape = allocation.stage.shape
+            add(free, shape.resources, count(block))
+            for device in _devices_of(allocation, block):
+                if device < len(used):
+                    used[device] -= shape.device_milli
+        return free, used
+
+    def copy(self) -> WhatIf:
+        other = WhatIf(self.partition)
+        other._shared, other._back = dict(self._shared), dict(self._back)
+        other.own = self.own
+        other._nodes = {node_id: (dict(free), list(used)) for node_id, (free, used) in self._nodes.items()}
+        return other
+
+    def _node(self, node_id: int) -> tuple[Vector, list[int]]:
+        known = self._nodes.get(node_id)
+        if known is None:
+            nodes = self.partition.nodes
+            row = nodes.rows[node_id]
+            free = {name: column[row] - nodes.used[name][row] for name, column in nodes.capacity.items()}
+            known = self._nodes[node_id] = (free, nodes.devices[row][: nodes.gpus[row]])
+        return known
+
+
+def _devices_of(allocation: Allocation, block: tuple[int, ...]) -> tuple[int, ...]:
+    """The devices of some tasks of an allocation."""
+    if not allocation.devices or block == allocation.indices:
+        return allocation.devices
+    per_task = len(allocation.devices) // max(1, count(allocation.indices))
+    gone = set(indices(block))
+    devices: tuple[int, ...] = ()
+    for at, index in enumerate(indices(allocation.indices)):
+        if index in gone:
+            devices += allocation.devices[at * per_task : (at + 1) * per_task]
+    return devices
+
+
+def lent_nodes(partition: Partition) -> dict[int, Micros]:
+    """The held nodes that none of those they are held for can use before some time."""
+    lent: dict[int, Micros] = {}
+    for hold in partition.holds.values():
+        when = partition.now
+        for node_id, position, tasks in hold.places:
+            free = _free_at(partition, node_id, partition.jobs[hold.job].stages[position].shape, tasks)
+            if free is None:
+                when = partition.now  # it may start at any time
+                break
+            when = max(when, free)
+        for node_id in hold.nodes:
+            lent[node_id] = min(lent.get(node_id, when), when)
+    return {node_id: until for node_id, until in lent.items() if until > partition.now}
+
+
+def _free_at(partition: Partition, node_id: int, shape: Shape, tasks: int) -> Micros | None:
+    """When there will be room for so many tasks on a node; None if that is not known."""
+    whatif = WhatIf(partition)
+    ends: list[tuple[Micros, int, Allocation]] = []
+    for allocation in partition.nodes.allocations[partition.nodes.rows[node_id]].values():
+        end = end_of(allocation, partition.now)
+        if end is not None and not allocation.rooms:
+            ends.append((end, allocation.id, allocation))
+    when = partition.now
+    for end, _, allocation in sorted(ends, key=lambda each: each[:2]):
+        if whatif.slots(node_id, shape, tasks) >= tasks:
+            break
+        whatif.end(allocation)
+        when = end
+    return when if whatif.slots(node_id, shape, tasks) >= tasks else None

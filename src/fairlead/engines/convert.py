@@ -1,0 +1,107 @@
+"""Between the words of agents and those of the core: greetings, reports, what is booked on a node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fairlead.core.changes import NodeSpec
+from fairlead.core.commands import Report
+from fairlead.core.documents import parse_node
+from fairlead.core.errors import Refused
+from fairlead.core.ranges import indices
+from fairlead.core.reader import check_name
+from fairlead.core.settings import PartitionSettings
+from fairlead.core.state import Partition
+from fairlead.engines.base import Ended, Peer
+from fairlead.engines.connections import block_of
+from fairlead.wire import agent as wire
+from fairlead.wire.agent import Hello, Tasks
+from fairlead.wire.identity import NONCE_BYTES
+
+
+def check_knock(knock: wire.Knock) -> None:
+    if knock.version != wire.VERSION:
+        raise Refused("version", f"the agent speaks version {knock.version}, the server {wire.VERSION}; update one")
+    check_name(knock.node, "node")
+    if len(knock.nonce) != NONCE_BYTES:
+        raise Refused("nonce", f"it has {len(knock.nonce)} bytes; send {NONCE_BYTES}")
+
+
+def check_greeting(hello: Hello, peer: Peer) -> None:
+    name, _ = node_of(hello)
+    if name != peer.node:
+        raise Refused("node", f"this connection is for node {peer.node}, not for {name}; connect as {name}")
+    if peer.pool not in ("", hello.pool):
+        raise Refused("pool", f"node {name} was admitted to pool {peer.pool}; start its agent with --pool {peer.pool}")
+    if peer.users and not (hello.users and set(hello.users) <= set(peer.users)):
+        only = " ".join([f"--for {user}" for user in peer.users])
+        raise Refused("users", f"node {name} was admitted for tasks of some users only; start its agent with {only}")
+
+
+def node_of(hello: Hello) -> tuple[str, NodeSpec]:
+    """What an agent says of its node. Raises `Refused`, as for any document."""
+    document: dict[str, object] = {"name": hello.node, "resources": hello.resources, "labels": hello.labels}
+    if hello.taints:
+        document["taints"] = list(hello.taints)
+    if hello.pool:
+        document["pool"] = hello.pool
+    if hello.users:
+        document["users"] = list(hello.users)
+    return parse_node(document)
+
+
+def welcome(epoch: int, settings: PartitionSettings, hello: Hello, lock: str) -> wire.Welcome:
+    """`lock` is the file that this server has locked; it is of use to an agent on the same machine."""
+    here = hello.machine != "" and hello.machine == wire.this_machine()
+    lease = settings.lease if settings.fence == "lease" else 0
+    return wire.Welcome(epoch, settings.heartbeat, lease, settings.preempt_grace, lock if here else "")
+
+
+def running_on(partition: Partition, node: str) -> list[Tasks]:
+    """What the state has running on a node."""
+    known = partition.nodes.find(node)
+    if known is None:
+        return []
+    allocations = partition.nodes.allocations[partition.nodes.rows[known]]
+    return [
+        Tasks(each.stage.job.id, each.stage.job.number, each.stage.name, each.attempt, each.indices)
+        for _, each in sorted(allocations.items())
+        if each.state == "running" and not each.stage.job.manager
+    ]
+
+
+def own_nodes(partition: Partition) -> list[str]:
+    """Nodes of ours that are not lost."""
+    nodes = partition.nodes
+    return [
+        nodes.name[row]
+        for _, row in sorted(nodes.rows.items())
+        if not nodes.manager[row] and nodes.state[row] != "lost"
+    ]
+
+
+def command_of(node: str, report: wire.Report) -> Report:
+    tasks = report.tasks
+    return Report(
+        node=node,
+        job=tasks.job,
+        stage=tasks.stage,
+        indices=tasks.indices,
+        attempt=tasks.attempt,
+        state=report.state,
+        exit_code=report.exit_code,
+        reason=report.reason,
+        number=tasks.number,
+        ran=sum(report.ran) // len(report.ran) if report.ran else 0,
+        operator=True,
+    )
+
+
+def ends_of(partition: str, node: str, report: wire.Report) -> Iterable[Ended]:
+    """What ran and has ended. Of what was never started there is nothing to tell."""
+    job, number, stage, attempt = block_of(report.tasks)
+    state, code, signal = report.state, report.exit_code, report.signal
+    listed = indices(report.tasks.indices)
+    for index, ran, cpu, memory in zip(listed, report.ran, report.cpu, report.memory, strict=False):
+        if ran:
+            yield Ended(partition, node, job, number, stage, index, attempt, state, code, signal, ran, cpu, memory)

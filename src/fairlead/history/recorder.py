@@ -1,0 +1,193 @@
+"""What ended, for reports: rows of jobs and attempts, made of sealed plans. An observer hands them to a store.
+
+The journal is the truth, and forgets; the history is written behind it. Should a crash come between the two, the next
+start makes up for it from what the state still knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Protocol
+
+import msgspec
+
+from fairlead.core.changes import Change, Ended, JobMoved, SinglesEnded
+from fairlead.core.cycle import Cycle
+from fairlead.core.model import Allocation, Job, Micros
+from fairlead.core.ranges import Ranges, difference
+from fairlead.core.state import Partition
+
+ENDS = frozenset((Ended, SinglesEnded, JobMoved))
+"""The few changes after which something may be over."""
+
+
+class JobRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A job that is over. `tasks` counts its tasks by how they ended."""
+
+    partition: str
+    number: int
+    id: str
+    name: str
+    user: str
+    queue: str
+    state: str
+    reason: str
+    submitted: Micros
+    ended: Micros
+    tasks: dict[str, int]
+
+
+class AttemptRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An attempt of some tasks that ended."""
+
+    partition: str
+    number: int
+    stage: str
+    indices: tuple[int, ...]
+    attempt: int
+    outcome: str
+    node: str
+    exit_code: int | None
+    reason: str
+    started: Micros | None
+    ended: Micros
+
+
+class Store(Protocol):
+    """Where rows are kept. One of a job replaces an earlier one of it."""
+
+    def put(self, jobs: list[JobRow], attempts: list[AttemptRow]) -> None:
+        """Take rows, and write them soon. Quick, and never raises."""
+
+    def counted(self, partition: str) -> dict[int, dict[str, int]]:
+        """The jobs that were written, by number, with their tasks by how they ended."""
+
+    def known(self, partition: str, number: int) -> list[AttemptRow]:
+        """The attempts of a job that were written."""
+
+
+class HistoryRecorder:
+    """An observer of writers that fills a store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def began(self, partition: Partition) -> None:
+        attempts: list[AttemptRow] = []
+        jobs: list[JobRow] = []
+        written = self._store.counted(partition.name)
+        for job in partition.jobs.values():
+            tasks = _tasks(job)
+            if not tasks or written.get(job.number) == tasks:
+                continue
+            attempts += _missing(partition, job, self._store.known(partition.name, job.number))
+            if job.over:
+                jobs.append(_job_row(partition, job))
+        if jobs or attempts:
+            self._store.put(jobs, attempts)
+
+    def cycle(self, decided: Cycle, seconds: Mapping[str, float]) -> None:
+        partition = decided.plan.partition
+        attempts: list[AttemptRow] = []
+        over: dict[str, Job] = {}
+        for change, kept in decided.plan.done:
+            if type(change) not in ENDS:
+                continue
+            if isinstance(change, Ended):
+                before: Allocation = kept[0]
+                if before.stage.job.over:
+                    over[before.stage.job.id] = before.stage.job
+                if change.outcome != "pending":
+                    attempts.append(_attempt_row(partition, before, change))
+            elif isinstance(change, SinglesEnded):
+                for each in kept:
+                    attempts.append(_attempt_row(partition, each, change))
+                    over[each.stage.job.id] = each.stage.job
+            elif isinstance(change, JobMoved) and change.job in partition.jobs and partition.jobs[change.job].over:
+                over[change.job] = partition.jobs[change.job]
+        if attempts or over:
+            self._store.put([_job_row(partition, job) for job in over.values()], attempts)
+
+    def stopped(self, partition: Partition, why: str) -> None:
+        pass
+
+
+def _job_row(partition: Partition, job: Job) -> JobRow:
+    spec = job.spec
+    ended = job.ended_at if job.ended_at is not None else partition.now
+    return JobRow(
+        partition.name,
+        job.number,
+        job.id,
+        spec.name,
+        spec.user,
+        job.queue.path,
+        job.state,
+        job.reason,
+        job.submitted,
+        ended,
+        _tasks(job),
+    )
+
+
+def _tasks(job: Job) -> dict[str, int]:
+    tasks: dict[str, int] = {}
+    for stage in job.stages:
+        for outcome, ranges in (stage.ended or {}).items():
+            tasks[outcome] = tasks.get(outcome, 0) + len(ranges)
+    return tasks
+
+
+def _attempt_row(partition: Partition, before: Allocation, change: Change) -> AttemptRow:
+    outcome, indices, reason = "succeeded", before.indices, ""
+    exit_code: int | None = 0
+    if isinstance(change, Ended):
+        outcome, indices, reason, exit_code = change.outcome, change.indices, change.reason, change.exit_code
+    row = partition.nodes.rows.get(before.node)
+    node = "" if row is None else partition.nodes.name[row]
+    stage = before.stage
+    return AttemptRow(
+        partition.name,
+        stage.job.number,
+        stage.name,
+        indices,
+        before.attempt,
+        outcome,
+        node,
+        exit_code,
+        reason,
+        before.started,
+        partition.now,
+    )
+
+
+def _missing(partition: Partition, job: Job, known: Iterable[AttemptRow]) -> Iterator[AttemptRow]:
+    """What a crash kept from being written: ends that the state knows and the store does not."""
+    told: dict[tuple[str, str], Ranges] = {}
+    for row in known:
+        told.setdefault((row.stage, row.outcome), Ranges()).add(
+            difference(row.indices, told.get((row.stage, row.outcome), Ranges()).overlap(row.indices))
+        )
+    for stage in job.stages:
+        for outcome, ended in (stage.ended or {}).items():
+            flat = ended.flat()
+            lacking = difference(flat, told.get((stage.name, outcome), Ranges()).overlap(flat))
+            for index in Ranges(lacking):
+                past = stage.past(index)
+                attempt = past.attempt or int(outcome == "succeeded")
+                if not attempt:
+                    continue  # it never had one: it was withdrawn while it waited
+                code = past.exit_code if past.attempt else 0
+                yield AttemptRow(
+                    partition.name,
+                    job.number,
+                    stage.name,
+                    (index, index + 1),
+                    attempt,
+                    outcome,
+                    "",
+                    code,
+                    past.reason,
+                    None,
+                    job.ended_at if job.ended_at is not None else partition.now,
+                )

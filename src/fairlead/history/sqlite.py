@@ -1,0 +1,360 @@
+"""The history on SQLite: ended jobs and attempts, and what tasks used. A thread of its own writes, in large batches.
+
+Its size is bounded: the jobs that ended first go first. A write that fails is tried again, and a row that SQLite
+cannot take is left out; `failing` says whether rows wait for a write to succeed.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import msgspec
+
+from fairlead.history.recorder import AttemptRow, JobRow
+from fairlead.journal.base import JournalError
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS jobs (
+    partition TEXT NOT NULL, number INTEGER NOT NULL, id TEXT NOT NULL, name TEXT NOT NULL, user TEXT NOT NULL,
+    queue TEXT NOT NULL, state TEXT NOT NULL, reason TEXT NOT NULL, submitted INTEGER NOT NULL,
+    ended INTEGER NOT NULL, tasks TEXT NOT NULL, PRIMARY KEY (partition, number)) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS jobs_by_id ON jobs (partition, id, number);
+CREATE INDEX IF NOT EXISTS jobs_by_end ON jobs (ended, partition, number);
+CREATE TABLE IF NOT EXISTS attempts (
+    partition TEXT NOT NULL, number INTEGER NOT NULL, stage TEXT NOT NULL, indices TEXT NOT NULL,
+    attempt INTEGER NOT NULL, outcome TEXT NOT NULL, node TEXT NOT NULL, exit_code INTEGER, reason TEXT NOT NULL,
+    started INTEGER, ended INTEGER NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL);
+CREATE INDEX IF NOT EXISTS attempts_by_job ON attempts (partition, number, stage, first);
+CREATE TABLE IF NOT EXISTS used (
+    partition TEXT NOT NULL, number INTEGER NOT NULL, stage TEXT NOT NULL, place INTEGER NOT NULL,
+    attempt INTEGER NOT NULL, signal INTEGER NOT NULL, ran INTEGER NOT NULL, cpu INTEGER NOT NULL,
+    memory INTEGER NOT NULL, PRIMARY KEY (partition, number, stage, place, attempt)) WITHOUT ROWID;
+"""
+PAUSE = 0.2
+"""Seconds that rows gather before they are written."""
+RETRY = 1.0
+"""Seconds between two attempts to write."""
+WAITING = 500_000
+"""Rows that may wait for a write to succeed; further ones are left out."""
+DROPPED_AT_ONCE = 200
+"""Jobs that are deleted in one transaction when the history is too large."""
+
+JOB_COLUMNS = ", ".join(JobRow.__struct_fields__)
+ATTEMPT_COLUMNS = ", ".join(AttemptRow.__struct_fields__)
+# Quick tasks are over before it is told that they run, and then how long they did says when they began.
+BEGAN = """coalesce(started, ended - (
+    SELECT max(ran) FROM used WHERE used.partition = attempts.partition AND used.number = attempts.number
+    AND used.stage = attempts.stage AND used.attempt = attempts.attempt AND place BETWEEN first AND last))"""
+ATTEMPTS_FOUND = ", ".join(BEGAN if name == "started" else name for name in AttemptRow.__struct_fields__)
+
+
+class Used(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What one attempt of one task used. Times are in microseconds, memory is in bytes."""
+
+    partition: str
+    number: int
+    stage: str
+    index: int
+    attempt: int
+    signal: int
+    ran: int
+    cpu: int
+    memory: int
+
+
+class History:
+    """May be used by several threads. What was put is written by another one; `flush` waits for that."""
+
+    def __init__(
+        self, path: str | os.PathLike[str], size: int = 2**62, note: Callable[[str], None] = lambda text: None
+    ) -> None:
+        """`note` hears what an operator should know."""
+        self._path = os.fspath(path)
+        self._size = size
+        self._note = note
+        self.failure = ""
+        """Why the last batch was not written; it is tried again."""
+        self._jobs: list[JobRow] = []
+        self._attempts: list[AttemptRow] = []
+        self._used: list[Used] = []
+        self._left_out = 0
+        """Rows that were left out since the last batch that was written."""
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._hurry = threading.Event()
+        self._written = threading.Condition(self._lock)
+        self._closing = threading.Event()
+        self._busy = False
+        with closing(self._open()) as db, db:
+            db.execute("PRAGMA journal_mode = WAL")
+            db.executescript(SCHEMA)
+        self._thread = self._started()
+
+    @property
+    def failing(self) -> bool:
+        """True if rows are not being written."""
+        return bool(self.failure) or not self._thread.is_alive()
+
+    # -- writing -------------------------------------------------------------------------------------------------
+
+    def put(self, jobs: list[JobRow], attempts: list[AttemptRow]) -> None:
+        with self._lock:
+            if self._has_room(len(jobs) + len(attempts)):
+                self._jobs += jobs
+                self._attempts += attempts
+        self._rouse()
+
+    def put_used(self, used: list[Used]) -> None:
+        with self._lock:
+            if self._has_room(len(used)):
+                self._used += used
+        self._rouse()
+
+    def flush(self, seconds: float = 10.0) -> None:
+        """Have what was put written at once, and wait for that, for `seconds` at most."""
+        self._hurry.set()
+        with self._written:
+            self._written.wait_for(
+                lambda: not (self._jobs or self._attempts or self._used or self._busy), timeout=seconds
+            )
+
+    def close(self) -> None:
+        self._closing.set()
+        self._hurry.set()
+        self._wake.set()
+        self._thread.join()
+
+    def _has_room(self, rows: int) -> bool:
+        fits = len(self._jobs) + len(self._attempts) + len(self._used) + rows <= WAITING
+        self._left_out += 0 if fits else rows
+        return fits
+
+    def _rouse(self) -> None:
+        """Have the thread write, and start another one should it have ended."""
+        self._wake.set()
+        if not self._thread.is_alive() and not self._closing.is_set():
+            self._note("the thread of the history had ended, and is started again")
+            self._thread = self._started()
+
+    def _started(self) -> threading.Thread:
+        thread = threading.Thread(target=self._work, name="history", daemon=True)
+        thread.start()
+        return thread
+
+    def _work(self) -> None:
+        """Write until closed. A failure is noted once, and the write is tried again with the file opened anew."""
+        while True:
+            try:
+                with closing(self._open()) as db:
+                    return self._write_on(db)
+            except Exception as problem:
+                why = f"{self._path}: {problem}"
+                if why != self.failure:
+                    self.failure = why
+                    self._note(f"the history is not written: {why}")
+            if self._closing.wait(RETRY):
+                return
+            self._wake.set()
+
+    def _write_on(self, db: sqlite3.Connection) -> None:
+        last = False
+        while not last:
+            self._wake.wait()
+            self._hurry.wait(PAUSE)
+            self._hurry.clear()
+            self._wake.clear()
+            last = self._closing.is_set()
+            self._write(db)
+            self._shrink(db)
+
+    def _write(self, db: sqlite3.Connection) -> None:
+        with self._lock:
+            jobs, self._jobs = self._jobs, []
+            attempts, self._attempts = self._attempts, []
+            used, self._used = self._used, []
+            self._busy = True
+        try:
+            try:
+                _insert(db, jobs, attempts, used)
+            except Exception as problem:
+                if _is_of_the_file(problem):
+                    raise
+                self._insert_singly(db, jobs, attempts, used)
+        except BaseException:
+            with self._lock:
+                self._jobs, self._attempts, self._used = jobs + self._jobs, attempts + self._attempts, used + self._used
+            raise
+        finally:
+            with self._written:
+                self._busy = False
+                self._written.notify_all()
+        left_out, self._left_out = self._left_out, 0
+        if left_out:
+            self._note(f"{left_out} rows of the history were left out")
+        if self.failure:
+            self.failure = ""
+            self._note("the history is written again")
+
+    def _insert_singly(
+        self, db: sqlite3.Connection, jobs: list[JobRow], attempts: list[AttemptRow], used: list[Used]
+    ) -> None:
+        """Write all rows that SQLite can take. What it refuses, it refuses before it alters anything."""
+        single: list[tuple[list[JobRow], list[AttemptRow], list[Used]]] = []
+        single += (([row], [], []) for row in jobs)
+        single += (([], [row], []) for row in attempts)
+        single += (([], [], [row]) for row in used)
+        with db:
+            for rows in single:
+                try:
+                    _execute(db, *rows)
+                except Exception as problem:
+                    if _is_of_the_file(problem):
+                        raise
+                    self._left_out += 1
+
+    def _shrink(self, db: sqlite3.Connection) -> None:
+        """Delete the jobs that ended first, with all that is known of them, while the file is too large."""
+        while self._in_use(db) > self._size:
+            found = "SELECT partition, number FROM jobs ORDER BY ended, partition, number LIMIT ?"
+            oldest = db.execute(found, (DROPPED_AT_ONCE,)).fetchall()
+            if not oldest:
+                return
+            with db:
+                for table in ("jobs", "attempts", "used"):
+                    db.executemany(f"DELETE FROM {table} WHERE partition = ? AND number = ?", oldest)
+
+    def _in_use(self, db: sqlite3.Connection) -> int:
+        """The bytes that rows take: pages that deleted rows left are used again."""
+        pages, free, size = (
+            db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
+        )
+        return int((pages - free) * size)
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def counted(self, partition: str) -> dict[int, dict[str, int]]:
+        found = self._ask("SELECT number, tasks FROM jobs WHERE partition = ?", partition)
+        return {number: msgspec.json.decode(tasks) for number, tasks in found}
+
+    def known(self, partition: str, number: int) -> list[AttemptRow]:
+        return self.attempts(partition, number)
+
+    def job(self, partition: str, id: str) -> JobRow | None:
+        """A job by its id, the newest if there were several."""
+        sql = f"SELECT {JOB_COLUMNS} FROM jobs WHERE partition = ? AND id = ? ORDER BY number DESC LIMIT 1"
+        return next(map(_job, self._ask(sql, partition, id)), None)
+
+    def jobs(
+        self, partition: str, user: str = "", state: str = "", before: int | None = None, limit: int = 100
+    ) -> list[JobRow]:
+        """Jobs that are over, the newest first."""
+        where, values = ["partition = ?"], [partition]
+        for column, value in (("user", user), ("state", state)):
+            if value:
+                where.append(f"{column} = ?")
+                values.append(value)
+        if before is not None:
+            where.append(f"number < {before:d}")
+        sql = f"SELECT {JOB_COLUMNS} FROM jobs WHERE {' AND '.join(where)} ORDER BY number DESC LIMIT {limit:d}"
+        return list(map(_job, self._ask(sql, *values)))
+
+    def attempts(self, partition: str, number: int, skip: int = 0, limit: int = -1) -> list[AttemptRow]:
+        """The attempts of a job, in the order in which they ended."""
+        sql = (
+            f"SELECT {ATTEMPTS_FOUND} FROM attempts WHERE partition = ? AND number = ? "
+            f"ORDER BY rowid LIMIT {limit:d} OFFSET {skip:d}"
+        )
+        return list(map(_attempt, self._ask(sql, partition, number)))
+
+    def attempt(self, partition: str, number: int, stage: str, index: int) -> AttemptRow | None:
+        """The last attempt of a task that ended."""
+        sql = (
+            f"SELECT {ATTEMPTS_FOUND} FROM attempts WHERE partition = ? AND number = ? AND stage = ? "
+            "AND first <= ? AND last >= ? ORDER BY attempt DESC, rowid DESC"
+        )
+        rows = map(_attempt, self._ask(sql, partition, number, stage, index, index))
+        return next((row for row in rows if _holds(row.indices, index)), None)
+
+    def used(self, partition: str, number: int) -> dict[str, tuple[int, int, int]]:
+        """Stage → how long its tasks computed in all, the most memory that one had, and how many told."""
+        # `sum` fails where the result has more than 64 bits.
+        sql = (
+            "SELECT stage, total(cpu), max(memory), count(*) FROM used WHERE partition = ? AND number = ? "
+            "GROUP BY stage"
+        )
+        return {stage: (int(cpu), memory, count) for stage, cpu, memory, count in self._ask(sql, partition, number)}
+
+    def _ask(self, sql: str, *values: Any) -> list[Any]:
+        db = self._open()
+        try:
+            return db.execute(sql, values).fetchall()
+        except sqlite3.Error as problem:
+            raise JournalError(f"{self._path}: {problem}; move the file away to begin a new history") from problem
+        finally:
+            db.close()
+
+    def _open(self) -> sqlite3.Connection:
+        try:
+            db = sqlite3.connect(self._path, timeout=10.0, check_same_thread=False)
+            db.execute("PRAGMA synchronous = NORMAL")
+        except sqlite3.Error as problem:
+            raise JournalError(f"{self._path}: {problem}; move the file away to begin a new history") from problem
+        return db
+
+
+def _insert(db: sqlite3.Connection, jobs: list[JobRow], attempts: list[AttemptRow], used: list[Used]) -> None:
+    with db:
+        _execute(db, jobs, attempts, used)
+
+
+def _execute(db: sqlite3.Connection, jobs: list[JobRow], attempts: list[AttemptRow], used: list[Used]) -> None:
+    db.executemany(
+        f"REPLACE INTO jobs ({JOB_COLUMNS}) VALUES ({_marks(JobRow)})",
+        [(*msgspec.structs.astuple(row)[:-1], _text(row.tasks)) for row in jobs],
+    )
+    db.executemany(
+        f"INSERT INTO attempts ({ATTEMPT_COLUMNS}, first, last) VALUES ({_marks(AttemptRow)}, ?, ?)",
+        [_flat(row) for row in attempts],
+    )
+    db.executemany(f"REPLACE INTO used VALUES ({_marks(Used)})", map(msgspec.structs.astuple, used))
+
+
+def _is_of_the_file(problem: Exception) -> bool:
+    """True if the file or its disk is the problem, and not one of the rows."""
+    return isinstance(problem, sqlite3.OperationalError | sqlite3.InternalError | OSError | MemoryError) or (
+        type(problem) is sqlite3.DatabaseError
+    )
+
+
+def _marks(row: type[msgspec.Struct]) -> str:
+    return ", ".join("?" * len(row.__struct_fields__))
+
+
+def _text(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _flat(row: AttemptRow) -> tuple[Any, ...]:
+    values = list(msgspec.structs.astuple(row))
+    values[AttemptRow.__struct_fields__.index("indices")] = _text(row.indices)
+    return (*values, row.indices[0] if row.indices else 0, row.indices[-1] - 1 if row.indices else -1)
+
+
+def _job(found: tuple[Any, ...]) -> JobRow:
+    return msgspec.convert([*found[:-1], msgspec.json.decode(found[-1])], JobRow)
+
+
+def _attempt(found: tuple[Any, ...]) -> AttemptRow:
+    values = list(found)
+    at = AttemptRow.__struct_fields__.index("indices")
+    values[at] = msgspec.json.decode(values[at])
+    return msgspec.convert(values, AttemptRow)
+
+
+def _holds(flat: tuple[int, ...], index: int) -> bool:
+    return any(start <= index < end for start, end in zip(flat[::2], flat[1::2], strict=True))

@@ -1,0 +1,460 @@
+"""Metrics: all of them, defined here and fed from sealed plans. docs/metrics.md is the same table for people.
+
+`Metrics` is an observer of writers. One serves all partitions of a process, and has a registry of its own, so that
+there can be many. A scrape never reads the state: it may come from any thread.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter as Tally
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
+from typing import Any, NamedTuple, TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from fairlead.core.changes import (
+    Acknowledged,
+    Arrived,
+    Asked,
+    Began,
+    Chained,
+    Change,
+    Ended,
+    GivenBack,
+    JobAdded,
+    KeyKept,
+    Ordered,
+    OrderFailed,
+    PendingEnded,
+    Placed,
+    Promised,
+    Regrouped,
+    SinglesEnded,
+    SinglesPlaced,
+    StageScaled,
+)
+from fairlead.core.cycle import Cycle
+from fairlead.core.model import Micros
+from fairlead.core.ranges import count
+from fairlead.core.resources import SECOND
+from fairlead.core.state import Partition
+from fairlead.views.metrics.holds import Rooms
+from fairlead.views.metrics.lanes import LaneFigures, placed_tasks
+from fairlead.views.metrics.shares import ShareFigures, Shares
+
+LANES = 50
+"""So many lanes of a partition have series of their own."""
+
+# Bounds of histograms: seconds that a part of a cycle takes, seconds that an ask waits, commands in a batch.
+TAKEN = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+WAITED = (0.01, 0.1, 1, 5, 15, 60, 300, 900, 3_600, 14_400, 43_200, 86_400, 172_800, 604_800)
+LATE = (-86_400, -3_600, -600, -60, -1, 0, 1, 60, 600, 3_600, 86_400)
+SIZES = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000)
+
+QUIET = frozenset((JobAdded, KeyKept))
+"""The commonest changes that say nothing of what became of asks and tasks."""
+
+PHASES = "intake expiry match holds preempt demand seal encode"
+
+Series = TypeVar("Series", Counter, Gauge, Histogram)
+
+
+class Often(NamedTuple):
+    """The series of a partition that every cycle adds to. To find them by their labels takes longer than to add."""
+
+    counters: dict[str, Counter]
+    """By what a cycle calls it, in its tally or its notes."""
+    batch: Histogram
+    parts: dict[str, Histogram]
+    """How long parts of a cycle take."""
+
+
+class Metrics:
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._defined: list[tuple[Counter | Gauge | Histogram, list[str]]] = []
+        define = self._define
+        self._lanes = _Lanes(
+            ("fairlead_lane_asks", "Asks in a lane."),
+            (
+                "fairlead_lane_pending_tasks",
+                "Pending tasks of a lane, also of jobs that come after others and have no ask yet. "
+                f"The {LANES} lanes of a partition where most wait are shown, and the others together as other.",
+            ),
+        )
+        self._upserts = define(
+            Counter,
+            "fairlead_upserts_total",
+            "Demand that arrived or came back: it got an ask (inserted), its ask got another size or "
+            "place (replaced), or it was known already and changed nothing (ignored).",
+            result="inserted replaced ignored",
+        )
+        self._to_tail = define(
+            Counter,
+            "fairlead_asks_to_tail_total",
+            "Asks put behind everything that waits in their lane.",
+        )
+        self._ended = define(
+            Counter,
+            "fairlead_asks_ended_total",
+            "Asks that left their lane: all of their tasks were placed (completed), or given up or asked for "
+            "as another kind (cancelled).",
+            how="completed cancelled",
+        )
+        self._waits = _Waits(
+            "fairlead_head_of_lane_latency_seconds",
+            "How long a completed ask had waited when its last task was placed; what was stopped for others "
+            "has waited since then.",
+        )
+        self._placed = define(Counter, "fairlead_tasks_placed_total", "Tasks that were assigned to a node.")
+        self._launches = define(
+            Counter,
+            "fairlead_launches_total",
+            "Placed tasks by what was heard of them first: that they run (acknowledged), that their node refused them, "
+            "nothing within launch_timeout (silent), or that they were lost.",
+            outcome="acknowledged refused silent lost",
+        )
+        self._attempts = define(
+            Counter,
+            "fairlead_attempts_ended_total",
+            "Attempts that ended: succeeded, failed, lost, preempted (also with their gang) or killed. Launches that "
+            "were taken back are not among them.",
+            outcome="succeeded failed lost preempted killed",
+        )
+        self._ready = define(
+            Gauge,
+            "fairlead_ready",
+            "Whether the partition is ready (1): before, it accepts everything and places nothing.",
+        )
+        self._transitions = define(
+            Counter,
+            "fairlead_readiness_transitions_total",
+            "How often the partition became ready, and how often not ready (not_ready): with each start, and when its "
+            "writer stopped.",
+            to="ready not_ready",
+        )
+        self._batch = define(
+            Histogram,
+            "fairlead_batch_size",
+            "Commands and reports that a cycle took; 0 if time or unfinished work started it.",
+            buckets=SIZES,
+        )
+        self._cycle = define(
+            Histogram,
+            "fairlead_cycle_seconds",
+            "Time of a cycle by phase: intake, expiry, match, holds, preempt, demand, seal (checks and effects) and "
+            "encode. The journal is apart.",
+            phase=PHASES,
+            buckets=TAKEN,
+        )
+        self._journal = define(
+            Histogram,
+            "fairlead_journal_append_seconds",
+            "Time that the journal took to make a cycle durable.",
+            buckets=TAKEN,
+        )
+        self._stale = define(Counter, "fairlead_stale_reports_total", "Reports of old attempts, which were ignored.")
+        self._unknown = define(
+            Counter,
+            "fairlead_unknown_attempts_total",
+            "Reports of attempts that this journal never gave; an operator must look at each.",
+        )
+        self._foreign = define(
+            Counter,
+            "fairlead_foreign_reports_total",
+            "Reports of tasks that were given to another node, which were refused; an operator must look at each.",
+        )
+        self._rebalances = define(
+            Counter, "fairlead_rebalances_total", "How often loans were taken back because queues were too far apart."
+        )
+        self._rebalanced = define(
+            Counter, "fairlead_rebalance_victims_total", "Tasks on loan that were stopped for others' entitlement."
+        )
+        self._claims = define(
+            Counter,
+            "fairlead_claims_total",
+            "How often others were stopped so that somebody can start, by its right: a higher priority in its queue, a "
+            "guarantee that is not met, or its share (rebalance).",
+            cause="priority guarantee share",
+        )
+        self._victims = define(
+            Counter,
+            "fairlead_victims_total",
+            "Tasks that were stopped for somebody to whom their room is promised, by its right.",
+            cause="priority guarantee share",
+        )
+        self._ordered = define(
+            Counter,
+            "fairlead_nodes_ordered_total",
+            "Nodes that pools were asked for: because work waits for them (demand), to have some in store (spare), or "
+            "by hand.",
+            cause="demand spare hand",
+        )
+        self._expected = define(
+            Counter,
+            "fairlead_ordered_nodes_total",
+            "What became of ordered nodes: they joined (arrived), or are not expected any more (failed).",
+            outcome="arrived failed",
+        )
+        self._given_back = define(
+            Counter, "fairlead_nodes_given_back_total", "Nodes of pools that had nothing to do and were given back."
+        )
+        self._backfilled = define(
+            Counter,
+            "fairlead_backfilled_tasks_total",
+            "Tasks that were placed before the first who found no room, without delaying it.",
+        )
+        self._late = define(
+            Histogram,
+            "fairlead_planned_start_late_seconds",
+            "With backfill: how much later than last planned the first who found no room has started; below 0 it was "
+            "earlier.",
+            buckets=LATE,
+        )
+        self._counters: dict[str, tuple[Counter, str]] = {
+            "inserted": (self._upserts, "inserted"),
+            "replaced": (self._upserts, "replaced"),
+            "asked for again": (self._upserts, "ignored"),
+            "completed": (self._ended, "completed"),
+            "cancelled": (self._ended, "cancelled"),
+            "sent to the tail": (self._to_tail, ""),
+            "placed": (self._placed, ""),
+            "acknowledged": (self._launches, "acknowledged"),
+            "launch refused": (self._launches, "refused"),
+            "launch not acknowledged": (self._launches, "silent"),
+            "lost launch": (self._launches, "lost"),
+            **{how: (self._attempts, how) for how in ("succeeded", "failed", "lost", "preempted", "killed")},
+            "rebalanced": (self._rebalances, ""),
+            "rebalance victims": (self._rebalanced, ""),
+            **{f"claim by {cause}": (self._claims, cause) for cause in ("priority", "guarantee", "share")},
+            **{f"victims by {cause}": (self._victims, cause) for cause in ("priority", "guarantee", "share")},
+            **{f"ordered by {cause}": (self._ordered, cause) for cause in ("demand", "spare", "hand")},
+            "arrived": (self._expected, "arrived"),
+            "order failed": (self._expected, "failed"),
+            "given back": (self._given_back, ""),
+            "backfilled": (self._backfilled, ""),
+            "stale report": (self._stale, ""),
+            "unknown attempt": (self._unknown, ""),
+            "foreign report": (self._foreign, ""),
+        }
+        """What a cycle counts, by its name in the tally or in the notes → the metric and the value of its label."""
+        self._often: dict[str, Often] = {}
+        """Partition → its series."""
+        self._planned: dict[str, tuple[str, int, int]] = {}
+        """Partition → the job and kind of the first who found no room, and when it is planned to start."""
+        self._rooms = Rooms()
+        self.registry.register(self._rooms)
+        self._shares = Shares()
+        self.registry.register(self._shares)
+        self.registry.register(self._lanes)
+        self.registry.register(self._waits)
+        self._known: dict[str, bool] = {}
+        """Partition → whether it was ready when last seen."""
+
+    def text(self, now: Micros) -> str:
+        """What a scrape gets at a time, in Prometheus' text format."""
+        self._rooms.now = now
+        return generate_latest(self.registry).decode()
+
+    def lanes(self, partition: str) -> LaneFigures:
+        """What waits in a partition."""
+        return self._lanes.figures[partition]
+
+    # -- what writers say ----------------------------------------------------------------------------------------
+
+    def began(self, partition: Partition) -> None:
+        name = partition.name
+        for metric, values in self._defined:
+            # A rate sees the first event only if there was a zero before it.
+            for value in values:
+                metric.labels(name, value)
+            if not values:
+                metric.labels(name)
+        self._often[name] = Often(
+            {
+                what: metric.labels(name, value) if value else metric.labels(name)
+                for what, (metric, value) in self._counters.items()
+            },
+            self._batch.labels(name),
+            {part: self._cycle.labels(name, part) for part in PHASES.split()} | {"journal": self._journal.labels(name)},
+        )
+        figures = LaneFigures()
+        figures.begin(partition)
+        self._lanes.figures[name] = figures
+        shares = self._shares.figures[name] = ShareFigures()
+        shares.begin(partition)
+        self._rooms.see(partition)
+        self._planned.pop(name, None)
+        self._waits.add(name, [])
+        self._see(name, partition.reign.ready)
+
+    def cycle(self, decided: Cycle, seconds: Mapping[str, float]) -> None:
+        partition = decided.plan.partition
+        name = partition.name
+        often = self._often[name]
+        self._count(name, often.counters, decided)
+        self._lanes.figures[name].follow(decided)
+        self._shares.figures[name].follow(decided)
+        self._rooms.see(partition)
+        self._follow_plan(name, decided)
+        often.batch.observe(len(decided.answers))
+        for part, taken in seconds.items():
+            often.parts[part].observe(taken)
+        self._see(name, partition.reign.ready)
+        if partition.removed:
+            self._rooms.forget(name)
+            self._ready.remove(name)  # nobody should wait for it; of its lanes there is nothing left
+
+    def stopped(self, partition: Partition, why: str) -> None:
+        self._see(partition.name, False)
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _define(self, kind: type[Series], name: str, meaning: str, buckets: Any = None, **label: str) -> Series:
+        """A metric by partition and at most one label more, with the values that this can have."""
+        more = {} if buckets is None else {"buckets": buckets}
+        metric = kind(name, meaning, ("partition", *label), registry=self.registry, **more)
+        self._defined.append((metric, " ".join(label.values()).split()))
+        return metric
+
+    def _see(self, name: str, ready: bool) -> None:
+        before = self._known.get(name)
+        if before == ready:
+            return
+        self._known[name] = ready
+        self._ready.labels(name).set(ready)
+        if before is not None:
+            self._transitions.labels(name, "ready" if ready else "not_ready").inc()
+
+    def _follow_plan(self, name: str, decided: Cycle) -> None:
+        """See whether the first who found no room has started, and who is the first now."""
+        known = self._planned.get(name)
+        if known is not None:
+            job, kind, when = known
+            for change, _ in decided.plan.done:
+                if isinstance(change, Placed) and (change.job, change.kind) == (job, kind):
+                    self._late.labels(name).observe((decided.plan.now - when) / SECOND)
+                    del self._planned[name]
+                    break
+        planned = decided.plan.planned
+        if planned is not None and planned[2] is not None:
+            self._planned[name] = (planned[0], planned[1], planned[2])
+
+    def _count(self, name: str, counters: dict[str, Counter], decided: Cycle) -> None:
+        tally, waits = _tally(decided)
+        if waits:
+            self._waits.add(name, waits)
+        for what, number in (*tally.items(), *decided.notes.items()):
+            if number and what in counters:
+                counters[what].inc(number)
+
+
+def _tally(decided: Cycle) -> tuple[Tally[str], list[int]]:
+    """What became of asks and tasks in a cycle, and how long each ask that it completed had waited."""
+    now = decided.plan.now
+    tally: Tally[str] = Tally()
+    waits: list[int] = []
+    for change, kept in decided.plan.done:
+        if type(change) in QUIET:
+            continue
+        if isinstance(change, Asked):
+            before = kept[0]
+            if before is None:
+                tally["inserted"] += 1
+            elif change.round <= before.round:
+                tally["replaced"] += 1
+        elif isinstance(change, SinglesPlaced):
+            tally["placed"] += len(change.tasks)
+            waits += [now - ask.waiting_since for ask, _ in kept[0]]
+        elif isinstance(change, SinglesEnded):
+            tally["succeeded"] += len(change.allocations)
+        elif isinstance(change, Placed | Chained | Began):
+            if isinstance(change, Placed):
+                tally["placed"] += placed_tasks(change)
+            elif isinstance(change, Chained):
+                tally["placed"] += count(change.indices)
+            if kept[0] is not None:
+                waits.append(now - kept[0].waiting_since)
+        elif isinstance(change, Promised):
+            if change.cause == "order":
+                continue  # nobody stops for it
+            known = decided.plan.partition.allocations
+            tally[f"claim by {change.cause}"] += 1
+            stopping = [known[number] for number in change.victims if number in known]
+            tally[f"victims by {change.cause}"] += sum(count(each.indices) for each in stopping)
+        elif isinstance(change, Ordered):
+            tally[f"ordered by {change.cause}"] += sum(nodes for nodes, _ in change.nodes)
+        elif isinstance(change, Arrived):
+            tally["arrived"] += 1
+        elif isinstance(change, OrderFailed):
+            tally["order failed"] += len(change.names)
+        elif isinstance(change, GivenBack):
+            tally["given back"] += len(change.nodes)
+        elif isinstance(change, Acknowledged):
+            tally["acknowledged"] += count(change.indices)
+        elif isinstance(change, Ended):
+            tally[change.outcome] += count(change.indices)
+            if change.outcome == "lost" and kept[0].state == "assigned":
+                tally["lost launch"] += count(change.indices)
+        else:
+            tally["cancelled"] += _cancelled(change, kept)
+    tally["completed"] = len(waits)
+    return tally, waits
+
+
+def _cancelled(change: Change, kept: Any) -> int:
+    """How many asks a change took away without placing their tasks."""
+    if isinstance(change, PendingEnded):
+        return int(kept[0] is not None)
+    if isinstance(change, StageScaled | Regrouped):
+        return int(kept[0])
+    return 0
+
+
+# -- series that are made when somebody asks ---------------------------------------------------------------------
+
+
+class _Lanes(Collector):
+    def __init__(self, asks: tuple[str, str], tasks: tuple[str, str]) -> None:
+        self.figures: dict[str, LaneFigures] = {}
+        self._asks, self._tasks = asks, tasks
+
+    def collect(self) -> Iterator[Metric]:
+        labels = ("partition", "queue", "shape")
+        asks = GaugeMetricFamily(*self._asks, labels=labels)
+        tasks = GaugeMetricFamily(*self._tasks, labels=labels)
+        for partition, known in list(self.figures.items()):
+            for lane, figures in sorted(known.most(LANES).items()):
+                asks.add_metric((partition, *lane), figures.asks)
+                tasks.add_metric((partition, *lane), figures.tasks)
+        yield asks
+        yield tasks
+
+
+class _Waits(Collector):
+    """A histogram that takes the values of a whole cycle at once: there may be thousands."""
+
+    def __init__(self, name: str, meaning: str) -> None:
+        self._name, self._meaning = name, meaning
+        self._bounds = [round(bound * SECOND) for bound in WAITED]
+        self._seen: dict[str, tuple[list[int], int]] = {}
+        """Partition → how many values are in each bucket, and their sum."""
+
+    def add(self, partition: str, waits: list[int]) -> None:
+        counts, total = self._seen.get(partition) or ([0] * (len(WAITED) + 1), 0)
+        counts = counts.copy()  # somebody may be reading them
+        for waited in waits:
+            counts[bisect_left(self._bounds, waited)] += 1
+        self._seen[partition] = (counts, total + sum(waits))
+
+    def collect(self) -> Iterator[Metric]:
+        family = HistogramMetricFamily(self._name, self._meaning, labels=("partition",))
+        bounds = [*map(str, map(float, WAITED)), "+Inf"]
+        for partition, (counts, total) in list(self._seen.items()):
+            buckets = list(zip(bounds, accumulate(counts), strict=True))
+            family.add_metric((partition,), buckets, total / SECOND)
+        yield family

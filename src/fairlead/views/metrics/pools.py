@@ -1,0 +1,58 @@
+"""How many nodes each pool has, how many the waiting work would take, and how many are coming."""
+
+from __future__ import annotations
+
+import msgspec
+
+from fairlead.core.pools.capacity import plan_capacity
+from fairlead.core.pools.sizes import coming_nodes
+from fairlead.core.state import Partition
+
+LOOKED = 1_000
+
+
+class PoolFigures(msgspec.Struct, frozen=True):
+    """In nodes. `available` ones have nothing to do and take work: they are not disabled, held or promised."""
+
+    total: int
+    available: int
+    pending: int
+    """How many nodes the waiting work would take that is allowed to start. Beyond `LOOKED` asks the rest is
+    taken to be like them, because nothing else is decided meanwhile."""
+    ordered: int
+    disabled: int
+
+    @property
+    def idle(self) -> int:
+        """Below 0, so many nodes are missing."""
+        return self.available - self.pending
+
+
+def pool_figures(partition: Partition) -> dict[str, PoolFigures] | None:
+    """By name, of the pools that are configured and those that nodes say they are in; None before it is ready."""
+    if not partition.reign.ready:
+        return None
+    nodes = partition.nodes
+    names = sorted({*partition.pools, *(nodes.pool[row] for row in nodes.rows.values() if nodes.pool[row])})
+    if not names:
+        return {}
+    outlook = plan_capacity(partition, bounded=False, most=LOOKED)
+    new = {name: len(lacking) * (LOOKED + outlook.left) // LOOKED for name, lacking in outlook.new.items()}
+    total, available, disabled, pending = ({name: 0 for name in names} for _ in range(4))
+    for node_id, row in nodes.rows.items():
+        name = nodes.pool[row]
+        if name and not nodes.manager[row] and nodes.state[row] != "lost":
+            total[name] += 1
+            disabled[name] += nodes.state[row] == "disabled"
+            available[name] += nodes.placeable(row) and not nodes.allocations[row] and node_id not in nodes.held
+            pending[name] += node_id in outlook.used
+    return {
+        name: PoolFigures(
+            total[name],
+            available[name],
+            pending[name] + outlook.coming.get(name, 0) + new.get(name, 0),
+            coming_nodes(partition, partition.pools[name]) if name in partition.pools else 0,
+            disabled[name],
+        )
+        for name in names
+    }
