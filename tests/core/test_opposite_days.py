@@ -30,9 +30,9 @@ class Stops:
     def stopped(self, partition: Partition, why: str) -> None: ...
 
     def cycle(self, decided: Cycle, seconds: Mapping[str, float]) -> None:
-        for change, kept in decided.plan.done:
+        for change, undo in decided.plan.done:
             if isinstance(change, Stopped) and change.cause == "preempt":
-                before = kept[0]
+                before = undo.allocation
                 stage = before.stage
                 for index in indices(change.indices):
                     ran = decided.plan.now - before.since

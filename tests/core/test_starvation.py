@@ -118,18 +118,18 @@ class Eyes:
         units: dict[tuple[Any, ...], list[Allocation]] = {}
         gangs: set[tuple[str, int]] = set()
         claims: list[tuple[Promised, dict[tuple[Any, ...], list[Allocation]]]] = []
-        for change, kept in decided.plan.done:
+        for change, before in decided.plan.done:
             if isinstance(change, Regrouped):
                 gangs.add((change.job, 0 if partition.jobs[change.job].whole else change.stage))
             elif isinstance(change, Stopped) and change.cause == "preempt":
-                stage = kept[0].stage
+                stage = before.allocation.stage
                 gang = (stage.job.id, 0 if stage.job.whole else stage.position)
                 unit = gang if gang in gangs else (change.into or change.allocation,)
                 units.setdefault(unit, []).append(partition.allocations[change.into or change.allocation])
             elif isinstance(change, Promised):
                 claims.append((change, units))
                 units, gangs = {}, set()
-            elif isinstance(change, Released) and isinstance(kept[0], Promise):
+            elif isinstance(change, Released) and isinstance(before.kept, Promise):
                 self.ended.append(change.why)
             elif isinstance(change, Placed):
                 self.placed.append(change.job)

@@ -23,9 +23,9 @@ def test_every_change_of_the_golden_journal(golden: Path) -> None:
         partition.now, changes = decode(payload, "golden")
         for change in changes:
             before = dump(partition)
-            kept = change.apply(partition)
+            undo = change.apply(partition)
             after = dump(partition)
-            change.undo(partition, kept)
+            change.undo(partition, undo)
             assert dump(partition) == before, change
             change.apply(partition)
             assert dump(partition) == after, change

@@ -62,12 +62,12 @@ def test_some_scenarios_have_pools() -> None:
 
 def forget_to_undo(monkeypatch: pytest.MonkeyPatch) -> None:
     """A dropped undo: an acknowledgement that is taken back leaves its task running."""
-    monkeypatch.setattr(Acknowledged, "undo", lambda self, partition, kept: None)
+    monkeypatch.setattr(Acknowledged, "undo", lambda self, partition, before: None)
 
 
 def forget_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """A dropped undo of demand: what was asked for stays in its lane."""
-    monkeypatch.setattr(Asked, "undo", lambda self, partition, kept: None)
+    monkeypatch.setattr(Asked, "undo", lambda self, partition, before: None)
 
 
 def accept_stale_attempts(monkeypatch: pytest.MonkeyPatch) -> None:

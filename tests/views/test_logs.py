@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import re
@@ -355,10 +356,24 @@ def test_levels_and_forms(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr() == ("", "")
 
 
+def test_an_order_that_failed_is_a_warning_that_also_quiet_logs_have() -> None:
+    w = Logged({"pools": {"cloud": {"max": 2, "node": {"cpu": 1}}}}, level="warning")
+    w.tasks(1)
+    w.cycle()
+    w.fail_order("cloud", "no machines")
+    w.cycle()
+    assert [line["reason"] for line in w.lines("ordered nodes not expected any more")] == ["no machines"]
+
+
 def test_the_page_has_every_line_and_no_other() -> None:
-    """An event is a text of several words in the module."""
-    source = (PAGE.parent.parent / "src" / "fairlead" / "views" / "logs.py").read_text(encoding="utf-8")
-    events = set(re.findall(r'"((?:[a-z]+ )+[a-z]+)"', source))
+    """An event is a text of several words in the module, or in a function of a change that returns lines."""
+    sources = PAGE.parent.parent / "src" / "fairlead"
+    said = (sources / "views" / "logs.py").read_text(encoding="utf-8")
+    for module in (sources / "core" / "changes").glob("*.py"):
+        for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef) and node.returns is not None and "Line" in ast.unparse(node.returns):
+                said += ast.unparse(node).replace("'", '"')
+    events = set(re.findall(r'"((?:[a-z]+ )+[a-z]+)"', said))
     written = re.findall(r"^\| `([a-z ]+)` \| (?:debug|info|warning|error)", PAGE.read_text(encoding="utf-8"), re.M)
     assert set(written) == events
     assert len(written) == len(events)

@@ -6,22 +6,20 @@ so that many requests at once cannot pass the bounds together.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from threading import Lock
 
 import msgspec
 
-from fairlead.core.changes import JobAdded, JobForgotten, JobMoved, PartitionRemoved, SinglesEnded
+from fairlead.core.changes import JobNews
 from fairlead.core.cycle import Cycle
 from fairlead.core.errors import Refused
 from fairlead.core.lifecycle import JOB
-from fairlead.core.model import Job, JobSpec, pack_spec
+from fairlead.core.model import JobSpec, pack_spec
 from fairlead.core.resources import format_quantity
 from fairlead.core.settings import PartitionSettings
 from fairlead.core.state import Partition
 from fairlead.writer.inbox import Slot
-
-COUNTED = frozenset((JobAdded, JobMoved, SinglesEnded))
 
 
 class Queued(msgspec.Struct):
@@ -50,16 +48,17 @@ class Quotas:
 
     def cycle(self, decided: Cycle, seconds: Mapping[str, float]) -> None:
         partition = decided.plan.partition
-        kinds = set(map(type, decided.changes))
-        if PartitionRemoved in kinds:
-            with self._lock:
+        jobs = [news for news in decided.plan.news() if isinstance(news, JobNews)]
+        with self._lock:
+            if partition.removed:
                 self._forget(partition.name)
-        elif not kinds.isdisjoint(COUNTED):
-            with self._lock:
-                for job in _added(decided):
-                    self._count(partition.name, job.user, 1, len(job.packed))
-                for job in _over(decided):
-                    self._count(partition.name, job.user, -1, -len(job.packed))
+                return
+            for news in jobs:
+                if news.what == "submitted":
+                    self._count(partition.name, news.job.user, 1, len(news.job.packed))
+            for news in jobs:
+                if JOB.terminal(news.state):
+                    self._count(partition.name, news.job.user, -1, -len(news.job.packed))
 
     def stopped(self, partition: Partition, why: str) -> None:
         pass
@@ -109,28 +108,3 @@ class Quotas:
     def _forget(self, partition: str) -> None:
         for key in [key for key in self._queued if key[0] == partition]:
             del self._queued[key]
-
-
-def _added(decided: Cycle) -> Iterable[Job]:
-    """Jobs that came in a cycle, also those that have left the state in it."""
-    forgotten = _forgotten(decided)
-    jobs = decided.plan.partition.jobs
-    for change in decided.changes:
-        if isinstance(change, JobAdded):
-            yield forgotten[change.id] if change.id in forgotten else jobs[change.id]
-
-
-def _over(decided: Cycle) -> Iterable[Job]:
-    """Jobs that ended in a cycle."""
-    forgotten = _forgotten(decided)
-    jobs = decided.plan.partition.jobs
-    for change, kept in decided.plan.done:
-        if isinstance(change, SinglesEnded):
-            for allocation in kept:
-                yield allocation.stage.job
-        elif isinstance(change, JobMoved) and JOB.terminal(change.state):
-            yield forgotten[change.job] if change.job in forgotten else jobs[change.job]
-
-
-def _forgotten(decided: Cycle) -> dict[str, Job]:
-    return {change.job: kept[0] for change, kept in decided.plan.done if isinstance(change, JobForgotten)}

@@ -35,7 +35,7 @@ class Cycle(msgspec.Struct):
     """What a cycle decided. Nothing of it may leave before its changes are durable."""
 
     plan: Plan
-    changes: list[Change]
+    changes: list[Change[Any]]
     answers: list[Answer]
     effects: list[Effect]
     reasons: dict[tuple[str, str, int], Reason]
@@ -76,7 +76,7 @@ def run(partition: Partition, commands: Sequence[AnyCommand], now: Micros, watch
         # A fault of ours: the state is as it was, and the writer says so instead of writing half a truth.
         plan.abandon()
         raise
-    done: list[tuple[Change, Any]] = plan.done
+    done: list[tuple[Change[Any], Any]] = plan.done
     effects = effects_of(partition, done, plan.strays)
     changes = plan.seal()
     watch("seal")

@@ -4,24 +4,19 @@ from what is assigned (launch) and what is stopping (stop), so that a restart lo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from fairlead.core.changes import (
-    CalledBack,
-    Chained,
     Change,
-    Ended,
     GivenBack,
-    NodeAdded,
+    News,
     NodeMoved,
-    NodeRemoved,
+    NodeNews,
     Ordered,
-    Placed,
-    SinglesPlaced,
-    Stopped,
+    TaskNews,
 )
 from fairlead.core.model import Allocation
 from fairlead.core.state import Partition
@@ -106,7 +101,7 @@ class ForPool(msgspec.Struct, frozen=True, gc=False, tag="for pool"):
 
 Effect = ForNode | ForManager | ForPool
 
-Done = Iterable[tuple[Change, Any]]
+Done = Iterable[tuple[Change[Any], Any]]
 """Changes with what their `apply` returned."""
 
 
@@ -118,15 +113,12 @@ def effects_of(partition: Partition, done: Done, strays: Sequence[tuple[str, Sto
     fresh: set[int] = set()
     events: dict[str, list[Event]] = {}
     scaled: list[Any] = []
-    for change, kept in done:
-        kind = type(change)
-        if kind in FRESH:
-            fresh.update(FRESH[kind](change))
-        elif kind in SCALED:
+    for change, before in done:
+        fresh.update(change.fresh())
+        if type(change) in SCALED:
             scaled.append(change)
-        if partition.managers and isinstance(change, TOLD):
-            for manager, event in _events(partition, change, kept):
-                events.setdefault(manager, []).append(event)
+        if partition.managers and (manager := change.heard_by(partition, before)):
+            events.setdefault(manager, []).extend(_told(partition, change.news(partition, before)))
     for_pools = _for_pools(partition, scaled) if scaled else []
     if not fresh and not events and not strays:
         return for_pools
@@ -139,20 +131,8 @@ def effects_of(partition: Partition, done: Done, strays: Sequence[tuple[str, Sto
     return effects + for_pools
 
 
-FRESH: dict[type[Any], Callable[[Any], Iterable[int]]] = {
-    Placed: lambda change: range(change.first, change.first + len(change.parts)),
-    SinglesPlaced: lambda change: range(change.first, change.first + len(change.tasks)),
-    Stopped: lambda change: (change.into or change.allocation,),
-    Chained: lambda change: (change.into,),
-    CalledBack: lambda change: (change.allocation,),
-}
-"""The changes that agents hear of → the numbers of the allocations they are about."""
-
 SCALED = frozenset((Ordered, GivenBack, NodeMoved))
 """The changes that pools hear of."""
-
-TOLD = (Placed, Stopped, Ended, NodeAdded, NodeMoved, NodeRemoved)
-"""The changes that a resource manager may hear of."""
 
 
 def _with_strays(effects: list[Effect], strays: Iterable[tuple[str, Stop]]) -> list[Effect]:
@@ -257,53 +237,19 @@ def stop_of(allocation: Allocation) -> Stop:
     return Stop(stage.job.id, stage.job.number, stage.name, allocation.indices, allocation.attempt, allocation.cause)
 
 
-def _events(partition: Partition, change: Change, kept: Any) -> Iterator[tuple[str, Event]]:
-    """What a resource manager hears of one change."""
-    if isinstance(change, Placed):
-        job = partition.jobs.get(change.job)
-        if job is not None and job.manager:
-            ask = job.stages[change.stage].spec.name
-            for part in change.parts:
-                yield (
-                    job.manager,
-                    Event(
-                        "allocated",
-                        job.id,
-                        ask,
-                        part.indices,
-                        change.attempt,
-                        _node_name(partition, part.node),
-                        part.devices,
-                    ),
-                )
-    elif isinstance(change, Stopped | Ended):
-        allocation: Allocation = kept[0]
-        job = allocation.stage.job
-        if job.manager:
-            what, reason = ("release", change.cause) if isinstance(change, Stopped) else ("released", change.reason)
-            yield (
-                job.manager,
-                Event(
-                    what,
-                    job.id,
-                    allocation.stage.name,
-                    change.indices,
-                    allocation.attempt,
-                    _node_name(partition, allocation.node),
-                    reason=reason,
-                ),
-            )
-    elif isinstance(change, NodeAdded):
-        if change.manager:
-            yield change.manager, Event("node", node=change.name, reason=change.state)
-    elif isinstance(change, NodeMoved):
-        row = partition.nodes.rows.get(change.node_id)
-        if row is not None and partition.nodes.manager[row]:
-            yield partition.nodes.manager[row], Event("node", node=partition.nodes.name[row], reason=change.state)
-    elif isinstance(change, NodeRemoved):
-        before: NodeAdded = kept[0]
-        if before.manager:
-            yield before.manager, Event("node", node=before.name, reason="removed")
+def _told(partition: Partition, all_news: Iterable[News]) -> Iterator[Event]:
+    """What a resource manager hears."""
+    for news in all_news:
+        if isinstance(news, NodeNews):
+            yield Event("node", node=news.name, reason=news.state)
+        elif isinstance(news, TaskNews) and news.what in TOLD:
+            job, stage, node = news.stage.job.id, news.stage.name, _node_name(partition, news.node)
+            what = TOLD[news.what]
+            yield Event(what, job, stage, news.indices, news.attempt, node, news.devices, news.reason)
+
+
+TOLD = {"placed": "allocated", "stopping": "release", "ended": "released"}
+"""What became of tasks → what their resource manager hears."""
 
 
 def _node_name(partition: Partition, node_id: int) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from fairlead.core.changes import Change
+from fairlead.core.changes import Change, News
 from fairlead.core.effects import Stop
 from fairlead.core.lanes import LaneKey
 from fairlead.core.model import Ask, Micros
@@ -39,8 +39,9 @@ class Plan:
         self.now = now
         self.before = partition.now
         """The time of the last journaled cycle."""
-        self._done: list[tuple[Change, Any]] = []
+        self._done: list[tuple[Change[Any], Any]] = []
         self._sealed = False
+        self._news: list[News] | None = None
         self.notes: dict[Note, int] = {}
         """What happened beside the changes, counted: for metrics, never for decisions."""
         self.reasons: dict[tuple[str, str, int], Reason] = {}
@@ -67,14 +68,14 @@ class Plan:
         partition.touched = Touched()
 
     @property
-    def done(self) -> list[tuple[Change, Any]]:
+    def done(self) -> list[tuple[Change[Any], Any]]:
         """The changes in order, each with what its `apply` returned."""
         return self._done
 
     def __len__(self) -> int:
         return len(self._done)
 
-    def do(self, change: Change) -> None:
+    def do(self, change: Change[Any]) -> None:
         """Make a change. It may refuse by raising; then it has altered nothing."""
         if self._sealed:
             raise RuntimeError("the plan is sealed")
@@ -96,13 +97,19 @@ class Plan:
         if self._sealed:
             raise RuntimeError("the plan is sealed")
         while len(self._done) > mark:
-            change, kept = self._done.pop()
-            change.undo(self.partition, kept)
+            change, before = self._done.pop()
+            change.undo(self.partition, before)
 
-    def seal(self) -> list[Change]:
+    def seal(self) -> list[Change[Any]]:
         """End the plan. The state keeps what was done."""
         self._sealed = True
         return [change for change, _ in self._done]
+
+    def news(self) -> list[News]:
+        """Return the tasks, jobs and nodes that a sealed plan moved, in order."""
+        if self._news is None:
+            self._news = [news for change, before in self._done for news in change.news(self.partition, before)]
+        return self._news
 
     def abandon(self) -> None:
         """Take the whole plan back, sealed or not: it certainly did not reach the journal."""

@@ -11,14 +11,11 @@ from typing import Protocol
 
 import msgspec
 
-from fairlead.core.changes import Change, Ended, JobMoved, SinglesEnded
+from fairlead.core.changes import JobNews, TaskNews
 from fairlead.core.cycle import Cycle
-from fairlead.core.model import Allocation, Job, Micros
+from fairlead.core.model import Job, Micros
 from fairlead.core.ranges import Ranges, difference
 from fairlead.core.state import Partition
-
-ENDS = frozenset((Ended, SinglesEnded, JobMoved))
-"""The few changes after which something may be over."""
 
 
 class JobRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -90,21 +87,15 @@ class HistoryRecorder:
         partition = decided.plan.partition
         attempts: list[AttemptRow] = []
         over: dict[str, Job] = {}
-        for change, kept in decided.plan.done:
-            if type(change) not in ENDS:
-                continue
-            if isinstance(change, Ended):
-                before: Allocation = kept[0]
-                if before.stage.job.over:
-                    over[before.stage.job.id] = before.stage.job
-                if change.outcome != "pending":
-                    attempts.append(_attempt_row(partition, before, change))
-            elif isinstance(change, SinglesEnded):
-                for each in kept:
-                    attempts.append(_attempt_row(partition, each, change))
-                    over[each.stage.job.id] = each.stage.job
-            elif isinstance(change, JobMoved) and change.job in partition.jobs and partition.jobs[change.job].over:
-                over[change.job] = partition.jobs[change.job]
+        for news in decided.plan.news():
+            if isinstance(news, TaskNews) and news.what == "ended":
+                job = news.stage.job
+                if job.over:
+                    over[job.id] = job
+                if news.outcome != "pending":
+                    attempts.append(_attempt_row(partition, news))
+            elif isinstance(news, JobNews) and news.job.over and news.job.id in partition.jobs:
+                over[news.job.id] = news.job
         if attempts or over:
             self._store.put([_job_row(partition, job) for job in over.values()], attempts)
 
@@ -138,25 +129,19 @@ def _tasks(job: Job) -> dict[str, int]:
     return tasks
 
 
-def _attempt_row(partition: Partition, before: Allocation, change: Change) -> AttemptRow:
-    outcome, indices, reason = "succeeded", before.indices, ""
-    exit_code: int | None = 0
-    if isinstance(change, Ended):
-        outcome, indices, reason, exit_code = change.outcome, change.indices, change.reason, change.exit_code
-    row = partition.nodes.rows.get(before.node)
-    node = "" if row is None else partition.nodes.name[row]
-    stage = before.stage
+def _attempt_row(partition: Partition, news: TaskNews) -> AttemptRow:
+    row = partition.nodes.rows.get(news.node)
     return AttemptRow(
         partition.name,
-        stage.job.number,
-        stage.name,
-        indices,
-        before.attempt,
-        outcome,
-        node,
-        exit_code,
-        reason,
-        before.started,
+        news.stage.job.number,
+        news.stage.name,
+        news.indices,
+        news.attempt,
+        news.outcome,
+        "" if row is None else partition.nodes.name[row],
+        news.exit_code,
+        news.reason,
+        news.started,
         partition.now,
     )
 

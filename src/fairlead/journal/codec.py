@@ -6,13 +6,13 @@ Recovery replays changes, never policy, so that an upgrade cannot rewrite histor
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
+from functools import cache, reduce
 from operator import or_
 from typing import Any
 
 import msgspec
 
-from fairlead.core.changes import ALL_CHANGES, Change
+from fairlead.core.changes import DEFINED, Change
 from fairlead.core.cluster import NOTHING, ClusterConfigured
 from fairlead.core.dump import NotADump, load
 from fairlead.core.model import Micros
@@ -27,12 +27,6 @@ class _Head(msgspec.Struct, frozen=True, array_like=True):
     format: int
 
 
-class _Record(msgspec.Struct, frozen=True, array_like=True):
-    format: int
-    now: Micros
-    changes: list[reduce(or_, ALL_CHANGES)]  # type: ignore[valid-type]
-
-
 class _ClusterRecord(msgspec.Struct, frozen=True, array_like=True):
     format: int
     configured: ClusterConfigured
@@ -40,8 +34,14 @@ class _ClusterRecord(msgspec.Struct, frozen=True, array_like=True):
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_head = msgspec.msgpack.Decoder(_Head).decode
-_decode_record: Any = msgspec.msgpack.Decoder(_Record).decode
 _decode_cluster = msgspec.msgpack.Decoder(_ClusterRecord).decode
+
+
+@cache
+def _record_decoder(known: int) -> msgspec.msgpack.Decoder[Any]:
+    """Return a decoder of records that may have the first `known` changes."""
+    fields = [("format", int), ("now", Micros), ("changes", list[reduce(or_, DEFINED[:known])])]  # type: ignore[misc]
+    return msgspec.msgpack.Decoder(msgspec.defstruct("Record", fields, frozen=True, array_like=True))
 
 
 def stream_of(partition: str) -> str:
@@ -49,14 +49,14 @@ def stream_of(partition: str) -> str:
     return f"partition/{partition}"
 
 
-def encode(now: Micros, changes: Sequence[Change]) -> bytes:
+def encode(now: Micros, changes: Sequence[Change[Any]]) -> bytes:
     return _encode((FORMAT, now, changes))
 
 
-def decode(payload: bytes, where: str) -> tuple[Micros, list[Change]]:
+def decode(payload: bytes, where: str) -> tuple[Micros, list[Change[Any]]]:
     try:
         _check_format(payload, where)
-        record = _decode_record(payload)
+        record = _record_decoder(len(DEFINED)).decode(payload)
     except msgspec.MsgspecError as problem:
         raise Damaged(where, f"it is not a record of format {FORMAT} ({problem})") from None
     return record.now, record.changes

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cmp_to_key
+from typing import Any
 
 from fairlead.core.changes import Chained, Change, Ended, Ordered, Placed, Promised, SinglesPlaced, Stopped
 from fairlead.core.cycle import Cycle
@@ -63,7 +64,7 @@ class DoorChecker:
     def stopped(self, partition: Partition, why: str) -> None:
         """The next writer begins with a new copy."""
 
-    def follow(self, changes: Sequence[Change], now: Micros, ready: bool) -> None:
+    def follow(self, changes: Sequence[Change[Any]], now: Micros, ready: bool) -> None:
         """Judge the changes of one cycle."""
         partition = self._copy
         partition.now, partition.touched = now, Touched()
@@ -77,7 +78,7 @@ class DoorChecker:
         turns.end()
 
 
-def _started(change: Change) -> list[tuple[Key, int]]:
+def _started(change: Change[Any]) -> list[tuple[Key, int]]:
     """The asks whose tasks a change starts, and how many tasks."""
     if isinstance(change, Placed):
         return [((change.job, change.stage, change.kind), sum(len(indices(part.indices)) for part in change.parts))]
@@ -86,19 +87,19 @@ def _started(change: Change) -> list[tuple[Key, int]]:
     return []
 
 
-def _continues(change: Change) -> bool:
+def _continues(change: Change[Any]) -> bool:
     """True for the later stages of a job that starts whole: it is judged once, with its first stage."""
     return isinstance(change, Placed) and change.group not in (0, change.first)
 
 
-def _may_be_recovered(partition: Partition, change: Change) -> bool:
+def _may_be_recovered(partition: Partition, change: Change[Any]) -> bool:
     """True if the change may state what a resource manager has started itself: that is booked as it is."""
     if not isinstance(change, Placed) or not partition.jobs[change.job].manager or change.group:
         return False
     return _started(change)[0][1] == 1
 
 
-def _placed(change: Change) -> range:
+def _placed(change: Change[Any]) -> range:
     """The numbers of the allocations that a change places."""
     if isinstance(change, Placed):
         return range(change.first, change.first + len(change.parts))
@@ -113,7 +114,7 @@ def _placed(change: Change) -> range:
 class _Starts:
     """No start, chain, order or claim for an ask that the rules refuse, and nothing placed that the cycle stops."""
 
-    def __init__(self, partition: Partition, changes: Sequence[Change], ready: bool) -> None:
+    def __init__(self, partition: Partition, changes: Sequence[Change[Any]], ready: bool) -> None:
         self.partition = partition
         self.changes = changes
         self.ready = ready
@@ -122,7 +123,7 @@ class _Starts:
         self._new: set[int] = set()
         """The allocations that this cycle has placed."""
 
-    def judge(self, change: Change) -> None:
+    def judge(self, change: Change[Any]) -> None:
         partition = self.partition
         if _may_be_recovered(partition, change):
             return
@@ -227,7 +228,7 @@ class _Passed:
 class _Turns:
     """No ask is placed while one with an earlier turn could have used the same capacity."""
 
-    def __init__(self, partition: Partition, changes: Sequence[Change]) -> None:
+    def __init__(self, partition: Partition, changes: Sequence[Change[Any]]) -> None:
         self.partition = partition
         self._served = {key for change in changes for key, _ in _started(change)}
         self._passed: list[_Passed] | None = None
@@ -239,7 +240,7 @@ class _Turns:
         self._suspects: list[tuple[Queue, str]] = []
         """Queues that may have been passed over, if they are below their entitlement still when the cycle is over."""
 
-    def judge(self, change: Change) -> None:
+    def judge(self, change: Change[Any]) -> None:
         started = _started(change)
         if (
             not started
@@ -255,7 +256,7 @@ class _Turns:
         for each in self._passed:
             self._compare(each, placed, bool(isinstance(change, SinglesPlaced)))
 
-    def look(self, change: Change) -> None:
+    def look(self, change: Change[Any]) -> None:
         """After a start or a claim, drop the asks that have no room left, or may not start any more."""
         if self._passed and (isinstance(change, Promised) or _started(change)):
             rooms = Rooms(self.partition)

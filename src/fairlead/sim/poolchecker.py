@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from fairlead.core.changes import Change, GivenBack, Ordered
 from fairlead.core.model import PoolSettings, Stage
@@ -30,7 +31,7 @@ class PoolChecker:
             self._orders.add(number)
             self._names.update(order.coming)
 
-    def decided(self, partition: Partition, changes: Sequence[Change]) -> None:
+    def decided(self, partition: Partition, changes: Sequence[Change[Any]]) -> None:
         """A cycle is durable."""
         for change in changes:
             if isinstance(change, Ordered):
@@ -63,7 +64,7 @@ class PoolChecker:
                 return f"{pool.name} has {len(present)} nodes and should have {least} to {most}"
         return ""
 
-    def _check_ordered(self, partition: Partition, change: Ordered, changes: Sequence[Change]) -> None:
+    def _check_ordered(self, partition: Partition, change: Ordered, changes: Sequence[Change[Any]]) -> None:
         number, pool = change.number, change.pool
         need(number not in self._orders, f"order {number} was there before")
         self._orders.add(number)

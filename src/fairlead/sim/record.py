@@ -6,10 +6,9 @@ from array import array
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from fairlead.core.changes import JobForgotten, Placed, SinglesPlaced
+from fairlead.core.changes import JobForgotten, JobForgottenUndo, Placed, SinglesPlaced
 from fairlead.core.cycle import Cycle
 from fairlead.core.model import Micros
-from fairlead.core.ranges import count
 from fairlead.core.state import Partition
 from fairlead.sim.traces import Trace
 
@@ -100,20 +99,19 @@ class Record:
                 self._end(job_id, partition.now, job.state)
             elif job.allocations:
                 self._start(job_id, partition.now)
-        for change, kept in decided.plan.done:
+        for change, before in decided.plan.done:
             kind = type(change)
             if kind is Placed:
                 assert isinstance(change, Placed)
                 self.placements += 1
-                self.tasks += sum([count(part.indices) for part in change.parts])
+                self.tasks += change.tasks
             elif kind is SinglesPlaced:
                 assert isinstance(change, SinglesPlaced)
                 self.placements += len(change.tasks)
                 self.tasks += len(change.tasks)
             elif kind is JobForgotten:
-                self._end(
-                    kept[0].id, partition.now, kept[0].state
-                )  # where nothing is kept, in the cycle in which it ended
+                forgotten: JobForgottenUndo = before  # where nothing is kept, in the cycle in which it ended
+                self._end(forgotten.job.id, partition.now, forgotten.job.state)
         self._sample(partition.now)
 
     def stopped(self, partition: Partition, why: str) -> None:

@@ -10,7 +10,10 @@ from fairlead.core.state import Partition
 
 
 class Observer(Protocol):
-    """Called in the writer's thread between turns, so it may read the state. It must be quick and must not raise."""
+    """Called in the writer's thread between turns, so it may read the state. It must be quick and must not raise.
+
+    A change says what may be known of it by the methods of `core.changes.Change`, and `Plan.news` gathers what moved.
+    """
 
     def began(self, partition: Partition) -> None:
         """A writer has taken the partition over and recovered it."""

@@ -1,130 +1,61 @@
 """The ways to alter a partition's state, each with its undo beside it. One file a noun.
 
-Records are journaled as arrays led by their tag: a new field goes to the end, with a default, or the journal's
-format version rises.
+A module's `__all__` names its changes and what they leave for `undo` and for observers; all of them can be imported
+from here. Changes are journaled as arrays led by their tag: a new field goes to the end, with a default, or the
+journal's format version rises.
 """
 
+# ruff: noqa: F403
 from __future__ import annotations
 
-from fairlead.core.changes import chains, config, gangs, holds, jobs, ledger, nodes, pools, shares, singles, tasks
-from fairlead.core.changes.base import Change
-from fairlead.core.changes.chains import CalledBack, Chained, Measured, RoomPassed
-from fairlead.core.changes.config import (
-    ConfigVersioned,
-    PartitionRemoved,
-    PoolsSet,
-    QueueMoved,
-    QueuesAdded,
-    QueuesRemoved,
-    QueuesSet,
-    SettingsSet,
-)
-from fairlead.core.changes.gangs import Began, Regrouped
-from fairlead.core.changes.holds import Held, Promised, Released, Trimmed
-from fairlead.core.changes.jobs import (
-    Asked,
-    JobAdded,
-    JobForgotten,
-    JobMoved,
-    JobPrioritised,
-    StageAdded,
-    StageScaled,
-)
-from fairlead.core.changes.ledger import KeyKept, KeysForgotten, ManagerRegistered
-from fairlead.core.changes.nodes import (
-    NodeAdded,
-    NodeAvoided,
-    NodeMoved,
-    NodeRemoved,
-    NodeSet,
-    NodeSpec,
-    as_added,
-    spec_of,
-)
-from fairlead.core.changes.pools import Arrived, GivenBack, Idled, Ordered, OrderFailed, PoolMoved
-from fairlead.core.changes.shares import SpreadSeen
-from fairlead.core.changes.singles import SinglesEnded, SinglesPlaced
-from fairlead.core.changes.tasks import (
-    NOT_AGAIN,
-    Acknowledged,
-    Ended,
-    Part,
-    PendingEnded,
-    Placed,
-    Revived,
-    StopOverdue,
-    Stopped,
-)
+from typing import Any
 
-ALL_CHANGES: tuple[type[Change], ...] = (
-    *config.CHANGES,
-    *nodes.CHANGES,
-    *jobs.CHANGES,
-    *tasks.CHANGES,
-    *singles.CHANGES,
-    *shares.CHANGES,
-    *gangs.CHANGES,
-    *chains.CHANGES,
-    *holds.CHANGES,
-    *pools.CHANGES,
-    *ledger.CHANGES,
+from fairlead.core.changes import (
+    chains,
+    config,
+    ends,
+    gangs,
+    holds,
+    jobs,
+    ledger,
+    nodes,
+    pools,
+    shares,
+    singles,
+    stages,
+    tasks,
 )
+from fairlead.core.changes.base import DEFINED, Change
+from fairlead.core.changes.chains import *
+from fairlead.core.changes.config import *
+from fairlead.core.changes.ends import *
+from fairlead.core.changes.gangs import *
+from fairlead.core.changes.holds import *
+from fairlead.core.changes.jobs import *
+from fairlead.core.changes.ledger import *
+from fairlead.core.changes.lines import Line, Names
+from fairlead.core.changes.news import JobNews, News, NodeNews, TaskNews
+from fairlead.core.changes.nodes import *
+from fairlead.core.changes.pools import *
+from fairlead.core.changes.shares import *
+from fairlead.core.changes.singles import *
+from fairlead.core.changes.stages import *
+from fairlead.core.changes.tasks import *
 
-__all__ = [
-    "ALL_CHANGES",
-    "NOT_AGAIN",
-    "Acknowledged",
-    "Arrived",
-    "Asked",
-    "Began",
-    "CalledBack",
-    "Chained",
-    "Change",
-    "ConfigVersioned",
-    "Ended",
-    "GivenBack",
-    "Held",
-    "Idled",
-    "JobAdded",
-    "JobForgotten",
-    "JobMoved",
-    "JobPrioritised",
-    "KeyKept",
-    "KeysForgotten",
-    "ManagerRegistered",
-    "Measured",
-    "NodeAdded",
-    "NodeAvoided",
-    "NodeMoved",
-    "NodeRemoved",
-    "NodeSet",
-    "NodeSpec",
-    "OrderFailed",
-    "Ordered",
-    "Part",
-    "PartitionRemoved",
-    "PendingEnded",
-    "Placed",
-    "PoolMoved",
-    "PoolsSet",
-    "Promised",
-    "QueueMoved",
-    "QueuesAdded",
-    "QueuesRemoved",
-    "QueuesSet",
-    "Regrouped",
-    "Released",
-    "Revived",
-    "RoomPassed",
-    "SettingsSet",
-    "SinglesEnded",
-    "SinglesPlaced",
-    "SpreadSeen",
-    "StageAdded",
-    "StageScaled",
-    "StopOverdue",
-    "Stopped",
-    "Trimmed",
-    "as_added",
-    "spec_of",
-]
+__all__ = ["ALL_CHANGES", "DEFINED", "Change", "JobNews", "Line", "Names", "News", "NodeNews", "TaskNews"]
+__all__ += chains.__all__
+__all__ += config.__all__
+__all__ += ends.__all__
+__all__ += gangs.__all__
+__all__ += holds.__all__
+__all__ += jobs.__all__
+__all__ += ledger.__all__
+__all__ += nodes.__all__
+__all__ += pools.__all__
+__all__ += shares.__all__
+__all__ += singles.__all__
+__all__ += stages.__all__
+__all__ += tasks.__all__
+
+ALL_CHANGES: tuple[type[Change[Any]], ...] = tuple(DEFINED)
+"""Every change that Fairlead itself makes."""

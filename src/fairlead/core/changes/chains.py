@@ -5,19 +5,23 @@ Tasks in a chain have no devices, so that a part of an allocation is the same wi
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
 from fairlead.core.changes.base import Change
-from fairlead.core.changes.jobs import give_back, take
+from fairlead.core.changes.lines import Line, Names
+from fairlead.core.changes.news import TaskNews
+from fairlead.core.changes.pending import give_back, take
 from fairlead.core.lifecycle import TASK
-from fairlead.core.model import Allocation, Ask, Micros
-from fairlead.core.ranges import difference
+from fairlead.core.model import KINDS, Allocation, Ask, Micros, Stage
+from fairlead.core.ranges import count, difference
 from fairlead.core.state import Partition
 
+__all__ = ["CalledBack", "Chained", "ChainedUndo", "Measured", "RoomPassed", "RoomPassedUndo"]
 
-class Measured(Change, frozen=True, tag="measured"):
+
+class Measured(Change[Micros | None], frozen=True, tag="measured"):
     """About how long the tasks of a stage run; None for those that are not quick."""
 
     job: str
@@ -29,11 +33,24 @@ class Measured(Change, frozen=True, tag="measured"):
         before, stage.ran = stage.ran, self.ran
         return before
 
-    def undo(self, partition: Partition, kept: Micros | None) -> None:
-        partition.jobs[self.job].stages[self.stage].ran = kept
+    def undo(self, partition: Partition, before: Micros | None) -> None:
+        partition.jobs[self.job].stages[self.stage].ran = before
 
 
-class Chained(Change, frozen=True, tag="chained"):
+class ChainedUndo(msgspec.Struct, frozen=True, gc=False):
+    front: Allocation
+    """The allocation that the tasks wait behind."""
+    completed: Ask | None
+    """The ask whose last tasks these were."""
+    begins: bool
+    """True if the allocation was in no chain."""
+    top: int
+    short_since: Micros | None
+    counter: int
+    """The next number of an allocation."""
+
+
+class Chained(Change[ChainedUndo], frozen=True, tag="chained"):
     """Pending tasks are assigned, under a new attempt, to wait behind an allocation for its chain's rooms."""
 
     allocation: int
@@ -46,16 +63,16 @@ class Chained(Change, frozen=True, tag="chained"):
     rooms: int
     """How many the chain has."""
 
-    def apply(self, partition: Partition) -> tuple[Ask | None, Allocation, bool, int, Micros | None, int]:
+    def apply(self, partition: Partition) -> ChainedUndo:
         front = partition.allocations[self.allocation]
         stage = front.stage
         begins = not front.chain
-        kept = (front, begins, stage.top, stage.short_since, partition.counters.allocation)
+        top, short_since, counter = stage.top, stage.short_since, partition.counters.allocation
         TASK.check("pending", "assigned")
         if begins:
             front.chain = front.id
             partition.link(front)
-        dropped = take(partition, stage, self.kind, self.indices)
+        completed = take(partition, stage, self.kind, self.indices)
         partition.book(
             Allocation(
                 self.into,
@@ -71,23 +88,50 @@ class Chained(Change, frozen=True, tag="chained"):
                 rooms=self.rooms,
             )
         )
-        stage.top = max(stage.top, self.attempt)
-        partition.counters.allocation = max(partition.counters.allocation, self.into + 1)
+        stage.top = max(top, self.attempt)
+        partition.counters.allocation = max(counter, self.into + 1)
         partition.update_short(stage)
-        return (dropped, *kept)
+        return ChainedUndo(front, completed, begins, top, short_since, counter)
 
-    def undo(self, partition: Partition, kept: tuple[Ask | None, Allocation, bool, int, Micros | None, int]) -> None:
-        dropped, front, begins, top, short_since, partition.counters.allocation = kept
-        front.stage.top = top
+    def undo(self, partition: Partition, before: ChainedUndo) -> None:
+        front = before.front
+        partition.counters.allocation = before.counter
+        front.stage.top = before.top
         partition.unbook(partition.allocations[self.into], moves=True)
-        give_back(partition, front.stage, self.kind, self.indices, dropped)
-        partition.mark_short(front.stage, short_since)
-        if begins:
+        give_back(partition, front.stage, self.kind, self.indices, before.completed)
+        partition.mark_short(front.stage, before.short_since)
+        if before.begins:
             partition.unlink(front)
             front.chain = 0
 
+    def fresh(self) -> Iterable[int]:
+        return (self.into,)
 
-class RoomPassed(Change, frozen=True, tag="room passed"):
+    def news(self, partition: Partition, before: ChainedUndo) -> Iterable[TaskNews]:
+        return (TaskNews("placed", before.front.stage, self.indices, self.attempt, before.front.node),)
+
+    def demand(self, before: ChainedUndo) -> Iterable[tuple[Stage, int]]:
+        return ((before.front.stage, -count(self.indices)),)
+
+    def counts(self, partition: Partition, before: ChainedUndo) -> Iterable[tuple[str, int]]:
+        return (("placed", count(self.indices)),)
+
+    def completed(self, before: ChainedUndo) -> Iterable[Ask]:
+        return () if before.completed is None else (before.completed,)
+
+    def lines(self, names: Names, before: ChainedUndo) -> Iterator[Line]:
+        fields = {"kind": KINDS[self.kind], "attempt": self.attempt, "tasks": count(self.indices)}
+        yield Line("info", "tasks sent ahead", {**names.where(before.front), **fields, "rooms": self.rooms})
+
+
+class RoomPassedUndo(msgspec.Struct, frozen=True, gc=False):
+    allocation: Allocation
+    """The allocation that the tasks were in."""
+    counter: int
+    """The next number of an allocation."""
+
+
+class RoomPassed(Change[RoomPassedUndo], frozen=True, tag="room passed"):
     """Tasks of a chain take over a room that became free, or turn out to wait (for one of so many `rooms`)."""
 
     allocation: int
@@ -95,7 +139,7 @@ class RoomPassed(Change, frozen=True, tag="room passed"):
     rooms: int = 0
     into: int = 0
 
-    def apply(self, partition: Partition) -> tuple[Allocation, int]:
+    def apply(self, partition: Partition) -> RoomPassedUndo:
         before = partition.allocations[self.allocation]
         counter = partition.counters.allocation
         rest = difference(before.indices, self.indices)
@@ -108,17 +152,17 @@ class RoomPassed(Change, frozen=True, tag="room passed"):
         partition.book(
             msgspec.structs.replace(before, id=number, indices=self.indices, since=partition.now, rooms=self.rooms)
         )
-        return before, counter
+        return RoomPassedUndo(before, counter)
 
-    def undo(self, partition: Partition, kept: tuple[Allocation, int]) -> None:
-        before, partition.counters.allocation = kept
+    def undo(self, partition: Partition, before: RoomPassedUndo) -> None:
+        partition.counters.allocation = before.counter
         if self.into:
             partition.unbook(partition.allocations[self.into], moves=True)
         partition.unbook(partition.allocations[self.allocation], moves=True)
-        partition.book(before)
+        partition.book(before.allocation)
 
 
-class CalledBack(Change, frozen=True, tag="called back"):
+class CalledBack(Change[Allocation], frozen=True, tag="called back"):
     """Tasks that wait in a chain are asked back. Those that their agent has started meanwhile go on."""
 
     allocation: int
@@ -130,9 +174,12 @@ class CalledBack(Change, frozen=True, tag="called back"):
         partition.book(msgspec.structs.replace(before, since=partition.now, cause="return"))
         return before
 
-    def undo(self, partition: Partition, kept: Allocation) -> None:
+    def undo(self, partition: Partition, before: Allocation) -> None:
         partition.unbook(partition.allocations[self.allocation], moves=True)
-        partition.book(kept)
+        partition.book(before)
 
+    def fresh(self) -> Iterable[int]:
+        return (self.allocation,)
 
-CHANGES: tuple[type[Any], ...] = (Measured, Chained, RoomPassed, CalledBack)
+    def lines(self, names: Names, before: Allocation) -> Iterator[Line]:
+        yield Line("info", "tasks asked back", {**names.where(before), "tasks": count(before.indices)})

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
 
 import msgspec
 
 from fairlead.core.changes.base import Change
+from fairlead.core.changes.lines import Line, Names
 from fairlead.core.lifecycle import QUEUE
 from fairlead.core.model import Pool, PoolSettings, Queue, QueueSettings, QueueState
 from fairlead.core.settings import PartitionSettings
 from fairlead.core.state import Partition
 
+__all__ = [
+    "ConfigVersioned",
+    "PartitionRemoved",
+    "PoolsSet",
+    "QueueMoved",
+    "QueuesAdded",
+    "QueuesRemoved",
+    "QueuesSet",
+    "SettingsSet",
+]
 
-class SettingsSet(Change, frozen=True, tag="settings set"):
+
+class SettingsSet(Change[PartitionSettings], frozen=True, tag="settings set"):
     settings: PartitionSettings
 
     def apply(self, partition: Partition) -> PartitionSettings:
@@ -21,11 +33,11 @@ class SettingsSet(Change, frozen=True, tag="settings set"):
         partition.set_settings(self.settings)
         return before
 
-    def undo(self, partition: Partition, kept: PartitionSettings) -> None:
-        partition.set_settings(kept)
+    def undo(self, partition: Partition, before: PartitionSettings) -> None:
+        partition.set_settings(before)
 
 
-class ConfigVersioned(Change, frozen=True, tag="config versioned"):
+class ConfigVersioned(Change[int], frozen=True, tag="config versioned"):
     """The partition follows this version of the cluster's configuration."""
 
     version: int
@@ -35,11 +47,11 @@ class ConfigVersioned(Change, frozen=True, tag="config versioned"):
         partition.config_version = self.version
         return before
 
-    def undo(self, partition: Partition, kept: int) -> None:
-        partition.config_version = kept
+    def undo(self, partition: Partition, before: int) -> None:
+        partition.config_version = before
 
 
-class QueuesAdded(Change, frozen=True, tag="queues added"):
+class QueuesAdded(Change[None], frozen=True, tag="queues added"):
     """Parents before children."""
 
     queues: tuple[tuple[str, QueueSettings], ...]
@@ -48,12 +60,12 @@ class QueuesAdded(Change, frozen=True, tag="queues added"):
         for path, settings in self.queues:
             partition.add_queue(path, settings)
 
-    def undo(self, partition: Partition, kept: None) -> None:
+    def undo(self, partition: Partition, before: None) -> None:
         for path, _ in reversed(self.queues):
             partition.remove_queue(path)
 
 
-class QueuesSet(Change, frozen=True, tag="queues set"):
+class QueuesSet(Change[tuple[tuple[str, QueueSettings], ...]], frozen=True, tag="queues set"):
     """New settings of queues that exist."""
 
     queues: tuple[tuple[str, QueueSettings], ...]
@@ -63,11 +75,11 @@ class QueuesSet(Change, frozen=True, tag="queues set"):
         _set_queues(partition, self.queues)
         return before
 
-    def undo(self, partition: Partition, kept: tuple[tuple[str, QueueSettings], ...]) -> None:
-        _set_queues(partition, kept)
+    def undo(self, partition: Partition, before: tuple[tuple[str, QueueSettings], ...]) -> None:
+        _set_queues(partition, before)
 
 
-class QueueMoved(Change, frozen=True, tag="queue moved"):
+class QueueMoved(Change[QueueState], frozen=True, tag="queue moved"):
     queue: str
     state: QueueState
 
@@ -77,11 +89,14 @@ class QueueMoved(Change, frozen=True, tag="queue moved"):
         partition.move_queue(self.queue, self.state)
         return before
 
-    def undo(self, partition: Partition, kept: QueueState) -> None:
-        partition.move_queue(self.queue, kept)
+    def undo(self, partition: Partition, before: QueueState) -> None:
+        partition.move_queue(self.queue, before)
+
+    def lines(self, names: Names, before: QueueState) -> Iterator[Line]:
+        yield Line("info", "queue moved", {"queue": self.queue, "before": before, "state": self.state})
 
 
-class QueuesRemoved(Change, frozen=True, tag="queues removed"):
+class QueuesRemoved(Change[list[Queue]], frozen=True, tag="queues removed"):
     """Queues without jobs, children before parents."""
 
     queues: tuple[str, ...]
@@ -93,12 +108,12 @@ class QueuesRemoved(Change, frozen=True, tag="queues removed"):
                 raise ValueError(f"queue {path} is not empty")
         return [partition.remove_queue(path) for path in self.queues]
 
-    def undo(self, partition: Partition, kept: list[Queue]) -> None:
-        for queue in reversed(kept):
+    def undo(self, partition: Partition, before: list[Queue]) -> None:
+        for queue in reversed(before):
             partition.restore_queue(queue)
 
 
-class PoolsSet(Change, frozen=True, tag="pools set"):
+class PoolsSet(Change[dict[str, Pool]], frozen=True, tag="pools set"):
     """All pools of the partition."""
 
     pools: tuple[tuple[str, PoolSettings], ...]
@@ -110,8 +125,8 @@ class PoolsSet(Change, frozen=True, tag="pools set"):
         partition.wake()
         return before
 
-    def undo(self, partition: Partition, kept: dict[str, Pool]) -> None:
-        partition.pools = kept
+    def undo(self, partition: Partition, before: dict[str, Pool]) -> None:
+        partition.pools = before
         partition.pools_version += 1
         partition.wake()
 
@@ -121,16 +136,21 @@ def _same_pool(before: Pool | None, name: str, settings: PoolSettings) -> Pool:
     return Pool(name, settings) if before is None else msgspec.structs.replace(before, settings=settings)
 
 
-class PartitionRemoved(Change, frozen=True, tag="partition removed"):
+class PartitionRemoved(Change[None], frozen=True, tag="partition removed"):
     """The last change of a partition's log: everything under it was released before."""
+
+    warns = True
 
     def apply(self, partition: Partition) -> None:
         if partition.allocations or partition.nodes.rows:
             raise ValueError(f"partition {partition.name} is not empty")
         partition.removed = True
 
-    def undo(self, partition: Partition, kept: None) -> None:
+    def undo(self, partition: Partition, before: None) -> None:
         partition.removed = False
+
+    def lines(self, names: Names, before: None) -> Iterator[Line]:
+        yield Line("warning", "partition removed", {})
 
 
 def _set_queues(partition: Partition, queues: tuple[tuple[str, QueueSettings], ...]) -> None:
@@ -150,15 +170,3 @@ def _set_queues(partition: Partition, queues: tuple[tuple[str, QueueSettings], .
     if untied:
         partition.rebuild_accounts()
     partition.wake_all_lanes()
-
-
-CHANGES: tuple[type[Any], ...] = (
-    SettingsSet,
-    ConfigVersioned,
-    QueuesAdded,
-    QueuesSet,
-    QueueMoved,
-    QueuesRemoved,
-    PoolsSet,
-    PartitionRemoved,
-)

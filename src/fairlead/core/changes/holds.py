@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+import msgspec
+
 from fairlead.core.changes.base import Change
-from fairlead.core.model import Ask, ClaimCause, Hold, Micros, Place, Promise
+from fairlead.core.changes.lines import Line, Names
+from fairlead.core.model import Ask, ClaimCause, Earmark, Hold, Micros, Place, Promise
+from fairlead.core.ranges import count
 from fairlead.core.state import Partition
 
+__all__ = ["Held", "Promised", "Released", "ReleasedUndo", "Trimmed", "TrimmedUndo"]
 
-class Held(Change, frozen=True, tag="held"):
+
+class Held(Change[Hold], frozen=True, tag="held"):
     """Nodes get no new work but that of a starving ask, from now on."""
 
     job: str
@@ -25,11 +32,16 @@ class Held(Change, frozen=True, tag="held"):
         partition.touched.jobs[self.job] = None
         return hold
 
-    def undo(self, partition: Partition, kept: Hold) -> None:
-        partition.let_go(kept)
+    def undo(self, partition: Partition, before: Hold) -> None:
+        partition.let_go(before)
+
+    def lines(self, names: Names, before: Hold) -> Iterator[Line]:
+        ask = names.partition.kept_for(before)
+        waited = None if ask is None else names.seconds_since(ask.waiting_since)
+        yield Line("info", "nodes held", {**_fields(names, before), "large": self.large, "waited_seconds": waited})
 
 
-class Promised(Change, frozen=True, tag="promised"):
+class Promised(Change[Promise], frozen=True, tag="promised"):
     """Room is being made on nodes for an ask, by allocations that stop: only it may take that.
 
     Or nodes came that were ordered for it, and are kept until the rest of them is there.
@@ -58,11 +70,28 @@ class Promised(Change, frozen=True, tag="promised"):
         partition.touched.jobs[self.job] = None
         return promise
 
-    def undo(self, partition: Partition, kept: Promise) -> None:
-        partition.let_go(kept)
+    def undo(self, partition: Partition, before: Promise) -> None:
+        partition.let_go(before)
+
+    def counts(self, partition: Partition, before: Promise) -> Iterable[tuple[str, int]]:
+        if self.cause == "order":
+            return ()  # nothing is stopped for it
+        stopping = [partition.allocations[number] for number in self.victims if number in partition.allocations]
+        tasks = sum(count(allocation.indices) for allocation in stopping)
+        return ((f"claim by {self.cause}", 1), (f"victims by {self.cause}", tasks))
+
+    def lines(self, names: Names, before: Promise) -> Iterator[Line]:
+        fields = {"victims": len(self.victims), "cause": self.cause}
+        yield Line("info", "room promised", {**_fields(names, before), **fields})
 
 
-class Trimmed(Change, frozen=True, tag="trimmed"):
+class TrimmedUndo(msgspec.Struct, frozen=True, gc=False):
+    kept: Hold | Promise
+    places: tuple[Place, ...]
+    """All that were kept."""
+
+
+class Trimmed(Change[TrimmedUndo], frozen=True, tag="trimmed"):
     """Some of the nodes kept for an ask cannot serve any more. The others stay kept, as long as before."""
 
     ask: int
@@ -70,38 +99,54 @@ class Trimmed(Change, frozen=True, tag="trimmed"):
     """What is left."""
     why: str
 
-    def apply(self, partition: Partition) -> tuple[Hold | Promise, tuple[Place, ...]]:
+    def apply(self, partition: Partition) -> TrimmedUndo:
         kept = partition.kept(self.ask)
         if kept is None or not self.places:
             raise ValueError(f"nothing is kept for ask {self.ask}, or nothing is left of it")
-        before = kept.places
+        before = TrimmedUndo(kept, kept.places)
         partition.keep_other(kept, self.places)
         partition.touched.jobs[kept.job] = None
-        return kept, before
+        return before
 
-    def undo(self, partition: Partition, kept: tuple[Hold | Promise, tuple[Place, ...]]) -> None:
-        partition.keep_other(*kept)
+    def undo(self, partition: Partition, before: TrimmedUndo) -> None:
+        partition.keep_other(before.kept, before.places)
+
+    def lines(self, names: Names, before: TrimmedUndo) -> Iterator[Line]:
+        left = before.kept.nodes
+        gone = [node_id for node_id in dict.fromkeys(place[0] for place in before.places) if node_id not in left]
+        fields = {"job": before.kept.job, "nodes": len(gone), "kept": len(left), "reason": self.why}
+        yield Line("info", "some nodes let go", fields)
 
 
-class Released(Change, frozen=True, tag="released"):
+class ReleasedUndo(msgspec.Struct, frozen=True, gc=False):
+    kept: Hold | Promise
+    until: Micros
+    """Until when there was nothing for the same ask; 0 unless the change says another time."""
+
+
+class Released(Change[ReleasedUndo], frozen=True, tag="released"):
     """Nodes that were kept are there for everybody again. Above 0, `until` is when there may be some for the same."""
 
     ask: int
     why: str
     until: Micros = 0
 
-    def apply(self, partition: Partition) -> tuple[Hold | Promise, Micros]:
+    def apply(self, partition: Partition) -> ReleasedUndo:
         kept = partition.kept(self.ask)
         if kept is None:
             raise ValueError(f"nothing is kept for ask {self.ask}")
         partition.let_go(kept)
-        return kept, self._bar(partition, kept, self.until) if self.until else 0
+        return ReleasedUndo(kept, self._bar(partition, kept, self.until) if self.until else 0)
 
-    def undo(self, partition: Partition, kept: tuple[Hold | Promise, Micros]) -> None:
-        before, until = kept
+    def undo(self, partition: Partition, before: ReleasedUndo) -> None:
         if self.until:
-            self._bar(partition, before, until)
-        partition.keep(before)
+            self._bar(partition, before.kept, before.until)
+        partition.keep(before.kept)
+
+    def lines(self, names: Names, before: ReleasedUndo) -> Iterator[Line]:
+        kept = before.kept
+        fields = {"job": kept.job, "nodes": len(kept.nodes), "kept_seconds": names.seconds_since(kept.since)}
+        yield Line("info", "nodes let go", {**fields, "reason": self.why})
 
     def _bar(self, partition: Partition, kept: Hold | Promise, until: Micros) -> Micros:
         """Say until when there is nothing for the same ask, and return what was said before."""
@@ -122,4 +167,11 @@ def _unserved(partition: Partition, job: str, stage: int, kind: int) -> Ask:
     return ask
 
 
-CHANGES: tuple[type[Any], ...] = (Held, Promised, Trimmed, Released)
+def _fields(names: Names, kept: Earmark) -> dict[str, Any]:
+    return {
+        "job": kept.job,
+        "stage": names.partition.jobs[kept.job].stages[kept.stage].name,
+        "tasks": kept.tasks,
+        "nodes": len(kept.nodes),
+        "on": names.nodes(kept.nodes),
+    }

@@ -1,36 +1,59 @@
-"""Changes of jobs and of their demand: arriving, asking, scaling, ending, being forgotten."""
+"""Changes of jobs: arriving, asking, ending, being forgotten."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Iterator
+
+import msgspec
 
 from fairlead.core.changes.base import Change
+from fairlead.core.changes.lines import Line, Names
+from fairlead.core.changes.news import JobNews
 from fairlead.core.lifecycle import JOB
 from fairlead.core.model import (
     NEW,
     Ask,
-    Asks,
     Job,
     JobSpec,
     JobState,
+    Micros,
     Stage,
     StageSpec,
     all_pending,
     pack_spec,
     terms_of,
 )
-from fairlead.core.ranges import Ranges, count, difference
 from fairlead.core.state import Partition
 
+__all__ = [
+    "Asked",
+    "AskedUndo",
+    "JobAdded",
+    "JobAddedUndo",
+    "JobForgotten",
+    "JobForgottenUndo",
+    "JobMoved",
+    "JobMovedUndo",
+    "JobPrioritised",
+]
 
-class JobAdded(Change, frozen=True, tag="job added"):
+
+class JobAddedUndo(msgspec.Struct, frozen=True, gc=False):
+    job: Job
+    """The job that came."""
+    stages: tuple[Stage, ...]
+    counter: int
+    """The next number of a job."""
+
+
+class JobAdded(Change[JobAddedUndo], frozen=True, tag="job added"):
     """A job arrives with all its tasks pending. It asks for them by `Asked`, at once or when `after` is met."""
 
     id: str
     number: int
     spec: JobSpec
 
-    def apply(self, partition: Partition) -> int:
+    def apply(self, partition: Partition) -> JobAddedUndo:
         before = partition.counters.job
         spec = self.spec
         queue = partition.queues[spec.queue]
@@ -46,41 +69,48 @@ class JobAdded(Change, frozen=True, tag="job added"):
         follow(partition, job)
         partition.counters.job = max(before, self.number + 1)
         partition.touched.jobs[self.id] = None
-        return before
+        return JobAddedUndo(job, job.stages, before)
 
-    def undo(self, partition: Partition, kept: int) -> None:
+    def undo(self, partition: Partition, before: JobAddedUndo) -> None:
         job = partition.jobs.pop(self.id)
         partition.count_priority(job.priority, -1)
         job.queue.jobs -= 1
         unfollow(partition, job)
         for stage in job.stages:
             partition.leave_shape(stage.shape)
-        partition.counters.job = kept
+        partition.counters.job = before.counter
         partition.touched.jobs.pop(self.id, None)
 
+    def news(self, partition: Partition, before: JobAddedUndo) -> Iterable[JobNews]:
+        return (JobNews("submitted", before.job, "pending"),)
 
-class StageAdded(Change, frozen=True, tag="stage added"):
-    """A resource manager's ask becomes a stage of its job."""
+    def demand(self, before: JobAddedUndo) -> Iterable[tuple[Stage, int]]:
+        return [(stage, spec.count) for stage, spec in zip(before.stages, self.spec.stages, strict=True)]
 
-    job: str
-    spec: StageSpec
-
-    def apply(self, partition: Partition) -> None:
-        job = partition.jobs[self.job]
-        job.stages = (*job.stages, new_stage(partition, job, len(job.stages), self.spec, "", own=True))
-        partition.touched.jobs[self.job] = None
-
-    def undo(self, partition: Partition, kept: None) -> None:
-        job = partition.jobs[self.job]
-        partition.leave_shape(job.stages[-1].shape)
-        job.stages = job.stages[:-1]
-
-
-Before = tuple[Ask | None, int, int, list[tuple[tuple[int, int] | None, int]]]
-"""What an `Asked` replaces: an ask, the next numbers, and the last ask of its stages if they are new."""
+    def lines(self, names: Names, before: JobAddedUndo) -> Iterator[Line]:
+        spec = self.spec
+        fields = {
+            "job": self.id,
+            "user": spec.user,
+            "queue": spec.queue,
+            "priority": spec.priority,
+            "tasks": sum(stage.count for stage in spec.stages),
+            "after": list(spec.after),
+        }
+        yield Line("info", "job submitted", fields)
 
 
-class Asked(Change, frozen=True, tag="asked"):
+class AskedUndo(msgspec.Struct, frozen=True, gc=False):
+    stage: Stage
+    replaced: Ask | None
+    """The ask that there was in its place."""
+    ask_counter: int
+    front_counter: int
+    asks: list[tuple[tuple[int, int] | None, int]]
+    """Of new tasks, the last ask and the last place of each stage that asks."""
+
+
+class Asked(Change[AskedUndo], frozen=True, tag="asked"):
     """The pending tasks of one kind of a stage, or of a whole job, take a place in their lane, or another place."""
 
     job: str
@@ -95,91 +125,63 @@ class Asked(Change, frozen=True, tag="asked"):
     tie: int = 0
     """Above 0, the number that had the place which the tasks come back to."""
 
-    def apply(self, partition: Partition) -> Before:
+    def apply(self, partition: Partition) -> AskedUndo:
         stage = partition.jobs[self.job].stages[self.stage]
-        before = stage.asks[self.kind]
+        replaced = stage.asks[self.kind]
         fresh = Ask(
             stage, self.kind, self.asked, self.waiting_since, self.seq, self.round, self.front, self.whole, tie=self.tie
         )
         asks = [(each.last_ask, each.last_place) for each in fresh.stages] if self.kind == NEW else []
-        kept = (before, partition.counters.ask, partition.counters.front, asks)
-        if before is not None:
-            partition.drop_ask(before)
+        before = AskedUndo(stage, replaced, partition.counters.ask, partition.counters.front, asks)
+        if replaced is not None:
+            partition.drop_ask(replaced)
         partition.add_ask(fresh)
         for each in fresh.stages if self.kind == NEW else ():
             each.note_ask(self.asked, self.waiting_since, fresh.place)
         partition.counters.ask = max(partition.counters.ask, self.seq + 1)
         partition.counters.front = max(partition.counters.front, self.front + 1)
         partition.touched.jobs[self.job] = None
-        return kept
+        return before
 
-    def undo(self, partition: Partition, kept: Before) -> None:
-        stage = partition.jobs[self.job].stages[self.stage]
-        ask = stage.asks[self.kind]
+    def undo(self, partition: Partition, before: AskedUndo) -> None:
+        ask = before.stage.asks[self.kind]
         assert ask is not None
         partition.drop_ask(ask)
-        before, partition.counters.ask, partition.counters.front, asks = kept
-        for each, (last_ask, last_place) in zip(ask.stages, asks, strict=False):
-            each.last_ask, each.last_place = last_ask, last_place
-        if before is not None:
-            partition.add_ask(before)
+        partition.counters.ask, partition.counters.front = before.ask_counter, before.front_counter
+        for stage, (last_ask, last_place) in zip(ask.stages, before.asks, strict=False):
+            stage.last_ask, stage.last_place = last_ask, last_place
+        if before.replaced is not None:
+            partition.add_ask(before.replaced)
+
+    def demand(self, before: AskedUndo) -> Iterable[tuple[Stage, int]]:
+        return ((before.stage, 0),)
+
+    def counts(self, partition: Partition, before: AskedUndo) -> Iterable[tuple[str, int]]:
+        if before.replaced is None:
+            return (("inserted", 1),)
+        # A higher round is another place for what could not be placed, which is noted for itself.
+        return (("replaced", 1),) if self.round <= before.replaced.round else ()
 
 
-class StageScaled(Change, frozen=True, tag="stage scaled"):
-    """A stage gets another number of tasks.
-
-    Added tasks are pending under `kind`. Of the removed ones those that are live have been told to stop and leave
-    when they end; the others are forgotten here.
-    """
-
-    job: str
-    stage: int
-    count: int
-    kind: int = NEW
-
-    def apply(self, partition: Partition) -> tuple[Any, ...]:
-        stage = partition.jobs[self.job].stages[self.stage]
-        kept = (
-            stage.count,
-            stage.floor,
-            stage.short_since,
-            tuple(None if ranges is None else ranges.copy() for ranges in stage.pending),
-            stage.asks,
-            None if stage.ended is None else {name: ranges.copy() for name, ranges in stage.ended.items()},
-            None if stage.history is None else dict(stage.history),
-        )
-        if self.count > stage.count:
-            # An index that a scale-down is still stopping is asked for when its old attempt has ended.
-            still = Ranges.from_indices(index for index in stage.live or () if index >= stage.count)
-            added = difference((stage.count, self.count), still.flat())
-            if added:
-                grow(stage, self.kind, added)
-        else:
-            _shrink(partition, stage, self.count)
-        stage.count = self.count
-        partition.update_short(stage)
-        partition.wake_lanes(stage)
-        partition.touched.jobs[self.job] = None
-        return dropped(kept[4], stage.asks), *kept
-
-    def undo(self, partition: Partition, kept: tuple[Any, ...]) -> None:
-        stage = partition.jobs[self.job].stages[self.stage]
-        _, stage.count, stage.floor, short_since, stage.pending, asks, stage.ended, stage.history = kept
-        for ask in asks:
-            if ask is not None and stage.asks[ask.kind] is None:
-                partition.add_ask(ask)
-        partition.mark_short(stage, short_since)
-        partition.wake_lanes(stage)
+class JobMovedUndo(msgspec.Struct, frozen=True, gc=False):
+    job: Job
+    state: JobState
+    reason: str
+    ended_at: Micros | None
+    short_since: list[Micros | None]
+    """Of each stage."""
 
 
-class JobMoved(Change, frozen=True, tag="job moved"):
+class JobMoved(Change[JobMovedUndo], frozen=True, tag="job moved"):
     job: str
     state: JobState
     reason: str = ""
 
-    def apply(self, partition: Partition) -> tuple[JobState, str, int | None, list[int | None]]:
+    warns = True
+
+    def apply(self, partition: Partition) -> JobMovedUndo:
         job = partition.jobs[self.job]
-        before = (job.state, job.reason, job.ended_at, [stage.short_since for stage in job.stages])
+        before = JobMovedUndo(job, job.state, job.reason, job.ended_at, [stage.short_since for stage in job.stages])
         JOB.check(job.state, self.state)
         job.state = self.state
         job.reason = self.reason
@@ -193,18 +195,24 @@ class JobMoved(Change, frozen=True, tag="job moved"):
         partition.touched.jobs[self.job] = None
         return before
 
-    def undo(self, partition: Partition, kept: tuple[JobState, str, int | None, list[int | None]]) -> None:
-        job = partition.jobs[self.job]
+    def undo(self, partition: Partition, before: JobMovedUndo) -> None:
+        job = before.job
         if job.over:
             job.ended_at = None
             follow(partition, job)
-        job.state, job.reason, job.ended_at, short = kept
-        for stage, since in zip(job.stages, short, strict=True):
+        job.state, job.reason, job.ended_at = before.state, before.reason, before.ended_at
+        for stage, since in zip(job.stages, before.short_since, strict=True):
             partition.mark_short(stage, since)
         partition.list_or_unlist(job)
 
+    def news(self, partition: Partition, before: JobMovedUndo) -> Iterable[JobNews]:
+        return (JobNews("state", before.job, self.state, self.reason),)
 
-class JobPrioritised(Change, frozen=True, tag="job prioritised"):
+    def lines(self, names: Names, before: JobMovedUndo) -> Iterator[Line]:
+        yield job_over(names, before.job, self.state, self.reason)
+
+
+class JobPrioritised(Change[int], frozen=True, tag="job prioritised"):
     job: str
     priority: int
 
@@ -213,8 +221,8 @@ class JobPrioritised(Change, frozen=True, tag="job prioritised"):
         self._set(partition, self.priority)
         return before
 
-    def undo(self, partition: Partition, kept: int) -> None:
-        self._set(partition, kept)
+    def undo(self, partition: Partition, before: int) -> None:
+        self._set(partition, before)
 
     def _set(self, partition: Partition, priority: int) -> None:
         job = partition.jobs[self.job]
@@ -235,12 +243,18 @@ class JobPrioritised(Change, frozen=True, tag="job prioritised"):
         partition.touched.jobs[self.job] = None
 
 
-class JobForgotten(Change, frozen=True, tag="job forgotten"):
+class JobForgottenUndo(msgspec.Struct, frozen=True, gc=False):
+    job: Job
+    """The job that left, without its stages."""
+    stages: tuple[Stage, ...]
+
+
+class JobForgotten(Change[JobForgottenUndo], frozen=True, tag="job forgotten"):
     """A job that ended some time ago leaves the state; reports know it from the history."""
 
     job: str
 
-    def apply(self, partition: Partition) -> tuple[Job, tuple[Stage, ...]]:
+    def apply(self, partition: Partition) -> JobForgottenUndo:
         job, stages = partition.jobs[self.job], partition.jobs[self.job].stages
         if not job.over or job.allocations:
             raise ValueError(f"job {self.job} has not ended")
@@ -250,11 +264,11 @@ class JobForgotten(Change, frozen=True, tag="job forgotten"):
             partition.leave_shape(stage.shape)
         partition.touched.jobs.pop(self.job, None)
         job.stages = ()  # the two know each other: like this nobody has to look for what refers only to itself
-        return job, stages
+        return JobForgottenUndo(job, stages)
 
-    def undo(self, partition: Partition, kept: tuple[Job, tuple[Stage, ...]]) -> None:
-        job, stages = kept
-        job.stages = stages
+    def undo(self, partition: Partition, before: JobForgottenUndo) -> None:
+        job = before.job
+        job.stages = before.stages
         partition.jobs[self.job] = job
         partition.count_priority(job.priority, 1)
         partition.may_forget(job)
@@ -267,46 +281,16 @@ def new_stage(partition: Partition, job: Job, position: int, spec: StageSpec, us
     return Stage(job, position, spec if own else None, terms_of(spec), shape, spec.count, all_pending(spec.count))
 
 
-def grow(stage: Stage, kind: int, block: tuple[int, ...]) -> None:
-    """Make tasks pending under a kind."""
-    wanted = stage.alter_pending(kind)
-    if wanted is None:
-        stage.set_pending(kind, Ranges(block))
-    else:
-        wanted.add(block)
-
-
-def take(partition: Partition, stage: Stage, kind: int, block: tuple[int, ...]) -> Ask | None:
-    """Tasks are pending under a kind no longer; the ask that this completes is dropped and returned."""
-    wanted = stage.pending[kind]
-    if wanted is None:
-        raise ValueError(f"no {kind} tasks are pending")
-    if len(wanted) != count(block) or wanted.flat() != block:
-        (stage.alter_pending(kind) or wanted).remove(block)
-        return None
-    stage.set_pending(kind, None)
-    ask = stage.asks[kind]
-    if ask is None or (ask.whole and _still_asks(ask)):
-        return None
-    partition.drop_ask(ask)
-    return ask
-
-
-def _still_asks(whole: Ask) -> bool:
-    """Whether some stage of a job still wants something of the ask that all of them share."""
-    return any(stage.pending[whole.kind] is not None for stage in whole.stages)
-
-
-def give_back(partition: Partition, stage: Stage, kind: int, block: tuple[int, ...], ask: Ask | None) -> None:
-    """The reverse of `take`."""
-    grow(stage, kind, block)
-    if ask is not None:
-        partition.add_ask(ask)
-
-
-def dropped(before: Asks, now: Asks) -> int:
-    """How many asks of a stage there are no longer."""
-    return sum(1 for was, each in zip(before, now, strict=True) if was is not None and each is None)
+def job_over(names: Names, job: Job, state: JobState, reason: str) -> Line:
+    """Return what logs say of the end of a job."""
+    fields = {
+        "job": job.id,
+        "state": state,
+        "queue": job.queue.path,
+        "lasted_seconds": names.seconds_since(job.submitted),
+        "reason": reason,
+    }
+    return Line("warning" if state == "failed" else "info", "job over", fields)
 
 
 def follow(partition: Partition, job: Job) -> None:
@@ -323,34 +307,3 @@ def unfollow(partition: Partition, job: Job) -> None:
                 del partition.followers[name]
                 if name in partition.jobs:
                     partition.may_forget(partition.jobs[name])
-
-
-def _shrink(partition: Partition, stage: Stage, count: int) -> None:
-    for kind in range(len(stage.pending)):
-        wanted = stage.alter_pending(kind)
-        if wanted is None:
-            continue
-        wanted.discard_from(count)
-        if not wanted:
-            stage.set_pending(kind, None)
-            ask = stage.asks[kind]
-            if ask is not None and not (ask.whole and _still_asks(ask)):
-                partition.drop_ask(ask)
-    if stage.ended is not None:
-        for ranges in stage.ended.values():
-            ranges.discard_from(count)
-        stage.ended = {name: ranges for name, ranges in stage.ended.items() if ranges} or None
-    if stage.history is not None:
-        stage.history = {index: past for index, past in stage.history.items() if index < count} or None
-    stage.floor = stage.top
-
-
-CHANGES: tuple[type[Any], ...] = (
-    JobAdded,
-    StageAdded,
-    Asked,
-    StageScaled,
-    JobMoved,
-    JobPrioritised,
-    JobForgotten,
-)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fairlead.core.changes.base import Change
 from fairlead.core.model import KeptKey, Manager
 from fairlead.core.state import Partition
 
+__all__ = ["KeyKept", "KeysForgotten", "ManagerRegistered"]
 
-class KeyKept(Change, frozen=True, tag="key kept"):
+
+class KeyKept(Change[KeptKey | None], frozen=True, tag="key kept"):
     user: str
     key: str
     entry: KeptKey
@@ -19,24 +19,24 @@ class KeyKept(Change, frozen=True, tag="key kept"):
         partition.keep_key(self.user, self.key, self.entry)
         return before
 
-    def undo(self, partition: Partition, kept: KeptKey | None) -> None:
+    def undo(self, partition: Partition, before: KeptKey | None) -> None:
         partition.drop_key(self.user, self.key)
-        if kept is not None:
-            partition.keep_key(self.user, self.key, kept)
+        if before is not None:
+            partition.keep_key(self.user, self.key, before)
 
 
-class KeysForgotten(Change, frozen=True, tag="keys forgotten"):
+class KeysForgotten(Change[list[KeptKey]], frozen=True, tag="keys forgotten"):
     keys: tuple[tuple[str, str], ...]
 
     def apply(self, partition: Partition) -> list[KeptKey]:
         return [partition.drop_key(user, key) for user, key in self.keys]
 
-    def undo(self, partition: Partition, kept: list[KeptKey]) -> None:
-        for (user, key), entry in zip(self.keys, kept, strict=True):
+    def undo(self, partition: Partition, before: list[KeptKey]) -> None:
+        for (user, key), entry in zip(self.keys, before, strict=True):
             partition.keep_key(user, key, entry)
 
 
-class ManagerRegistered(Change, frozen=True, tag="manager registered"):
+class ManagerRegistered(Change[Manager | None], frozen=True, tag="manager registered"):
     """A resource manager makes itself known, for the first time or again."""
 
     name: str
@@ -46,11 +46,8 @@ class ManagerRegistered(Change, frozen=True, tag="manager registered"):
         partition.managers[self.name] = Manager(self.name, partition.now)
         return before
 
-    def undo(self, partition: Partition, kept: Manager | None) -> None:
-        if kept is None:
+    def undo(self, partition: Partition, before: Manager | None) -> None:
+        if before is None:
             del partition.managers[self.name]
         else:
-            partition.managers[self.name] = kept
-
-
-CHANGES: tuple[type[Any], ...] = (KeyKept, KeysForgotten, ManagerRegistered)
+            partition.managers[self.name] = before

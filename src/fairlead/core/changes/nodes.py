@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
 from fairlead.core.changes.base import Change
+from fairlead.core.changes.lines import Line, Names
+from fairlead.core.changes.news import NodeNews
 from fairlead.core.lifecycle import NODE
-from fairlead.core.model import Amounts, NodeState, Pairs
+from fairlead.core.model import Amounts, Micros, NodeState, Pairs
+from fairlead.core.resources import SECOND
 from fairlead.core.state import Partition
+
+__all__ = [
+    "Avoidance",
+    "NodeAdded",
+    "NodeAvoided",
+    "NodeMoved",
+    "NodeMovedUndo",
+    "NodeRemoved",
+    "NodeRemovedUndo",
+    "NodeSet",
+    "NodeSpec",
+    "as_added",
+    "spec_of",
+]
 
 
 class NodeSpec(msgspec.Struct, frozen=True, array_like=True):
@@ -23,7 +40,7 @@ class NodeSpec(msgspec.Struct, frozen=True, array_like=True):
     """The users whose tasks it takes; empty: all."""
 
 
-class NodeAdded(Change, frozen=True, tag="node added"):
+class NodeAdded(Change[int], frozen=True, tag="node added"):
     node_id: int
     name: str
     spec: NodeSpec
@@ -51,12 +68,18 @@ class NodeAdded(Change, frozen=True, tag="node added"):
         partition.touched.nodes.add(self.node_id)
         return before
 
-    def undo(self, partition: Partition, kept: int) -> None:
+    def undo(self, partition: Partition, before: int) -> None:
         partition.nodes.remove(self.node_id)
-        partition.counters.node_id = kept
+        partition.counters.node_id = before
+
+    def news(self, partition: Partition, before: int) -> Iterable[NodeNews]:
+        return (NodeNews(self.name, self.state),)
+
+    def heard_by(self, partition: Partition, before: int) -> str:
+        return self.manager
 
 
-class NodeSet(Change, frozen=True, tag="node set"):
+class NodeSet(Change[NodeSpec], frozen=True, tag="node set"):
     node_id: int
     spec: NodeSpec
 
@@ -65,31 +88,58 @@ class NodeSet(Change, frozen=True, tag="node set"):
         self._set(partition, self.spec)
         return before
 
-    def undo(self, partition: Partition, kept: NodeSpec) -> None:
-        self._set(partition, kept)
+    def undo(self, partition: Partition, before: NodeSpec) -> None:
+        self._set(partition, before)
 
     def _set(self, partition: Partition, spec: NodeSpec) -> None:
         partition.nodes.set(self.node_id, dict(spec.capacity), dict(spec.labels), spec.taints, spec.pool, spec.users)
         partition.touched.nodes.add(self.node_id)
 
 
-class NodeMoved(Change, frozen=True, tag="node moved"):
+class NodeMovedUndo(msgspec.Struct, frozen=True, gc=False):
+    state: NodeState
+    lost_from: NodeState
+
+
+class NodeMoved(Change[NodeMovedUndo], frozen=True, tag="node moved"):
     node_id: int
     state: NodeState
 
-    def apply(self, partition: Partition) -> tuple[NodeState, NodeState]:
+    warns = True
+
+    def apply(self, partition: Partition) -> NodeMovedUndo:
         before = partition.nodes.state[partition.nodes.rows[self.node_id]]
         lost_from = partition.nodes.lost_from.get(self.node_id, "up")
         NODE.check(before, self.state)
         partition.nodes.set_state(self.node_id, self.state, before)
         partition.touched.nodes.add(self.node_id)
-        return before, lost_from
+        return NodeMovedUndo(before, lost_from)
 
-    def undo(self, partition: Partition, kept: tuple[NodeState, NodeState]) -> None:
-        partition.nodes.set_state(self.node_id, *kept)
+    def undo(self, partition: Partition, before: NodeMovedUndo) -> None:
+        partition.nodes.set_state(self.node_id, before.state, before.lost_from)
+
+    def news(self, partition: Partition, before: NodeMovedUndo) -> Iterable[NodeNews]:
+        row = partition.nodes.rows.get(self.node_id)
+        return (NodeNews("" if row is None else partition.nodes.name[row], self.state),)
+
+    def heard_by(self, partition: Partition, before: NodeMovedUndo) -> str:
+        row = partition.nodes.rows.get(self.node_id)
+        return "" if row is None else partition.nodes.manager[row]
+
+    def lines(self, names: Names, before: NodeMovedUndo) -> Iterator[Line]:
+        fields = {"node": names.node(self.node_id), "before": before.state, "state": self.state}
+        yield Line("warning" if self.state == "lost" else "info", "node moved", fields)
 
 
-class NodeAvoided(Change, frozen=True, tag="node avoided"):
+class Avoidance(msgspec.Struct, frozen=True, gc=False):
+    """How far a node is avoided."""
+
+    failures: int
+    pauses: int
+    until: Micros
+
+
+class NodeAvoided(Change[Avoidance], frozen=True, tag="node avoided"):
     """Launches went wrong on a node: it gets no new work until a time (0: it does again)."""
 
     node_id: int
@@ -97,40 +147,65 @@ class NodeAvoided(Change, frozen=True, tag="node avoided"):
     pauses: int
     until: int
 
-    def apply(self, partition: Partition) -> tuple[int, int, int]:
-        before = _avoided(partition, self.node_id)
+    warns = True
+
+    def apply(self, partition: Partition) -> Avoidance:
+        before = _avoidance(partition, self.node_id)
         partition.nodes.avoid(self.node_id, self.failures, self.pauses, self.until)
         return before
 
-    def undo(self, partition: Partition, kept: tuple[int, int, int]) -> None:
-        partition.nodes.avoid(self.node_id, *kept)
+    def undo(self, partition: Partition, before: Avoidance) -> None:
+        partition.nodes.avoid(self.node_id, before.failures, before.pauses, before.until)
+
+    def lines(self, names: Names, before: Avoidance) -> Iterator[Line]:
+        if self.until not in (0, before.until):  # else the pause ends, or goes on
+            fields = {"failures": self.failures, "pause_seconds": (self.until - names.now) / SECOND}
+            yield Line("warning", "node avoided", {"node": names.node(self.node_id), **fields})
 
 
-def _avoided(partition: Partition, node_id: int) -> tuple[int, int, int]:
+def _avoidance(partition: Partition, node_id: int) -> Avoidance:
     row = partition.nodes.rows[node_id]
-    return partition.nodes.failures[row], partition.nodes.pauses[row], partition.nodes.avoided.get(node_id, 0)
+    return Avoidance(
+        partition.nodes.failures[row], partition.nodes.pauses[row], partition.nodes.avoided.get(node_id, 0)
+    )
 
 
-class NodeRemoved(Change, frozen=True, tag="node removed"):
+class NodeRemovedUndo(msgspec.Struct, frozen=True, gc=False):
+    node: NodeAdded
+    """The node as it was."""
+    avoidance: Avoidance
+    idle: Micros | None
+    unwanted: Micros | None
+
+
+class NodeRemoved(Change[NodeRemovedUndo], frozen=True, tag="node removed"):
     """The node has no allocations left: they were released first."""
 
     node_id: int
 
-    def apply(self, partition: Partition) -> tuple[NodeAdded, tuple[int, int, int], int | None, int | None]:
-        avoided = _avoided(partition, self.node_id)
-        before = as_added(partition, self.node_id)
+    def apply(self, partition: Partition) -> NodeRemovedUndo:
+        avoidance = _avoidance(partition, self.node_id)
+        node = as_added(partition, self.node_id)
         partition.nodes.remove(self.node_id)
         partition.touched.nodes.discard(self.node_id)
-        return before, avoided, partition.idle.pop(self.node_id, None), partition.unwanted.pop(self.node_id, None)
+        return NodeRemovedUndo(
+            node, avoidance, partition.idle.pop(self.node_id, None), partition.unwanted.pop(self.node_id, None)
+        )
 
-    def undo(self, partition: Partition, kept: tuple[NodeAdded, tuple[int, int, int], int | None, int | None]) -> None:
-        before, avoided, idle, unwanted = kept
-        before.apply(partition)
-        partition.nodes.avoid(self.node_id, *avoided)
-        if idle is not None:
-            partition.idle[self.node_id] = idle
-        if unwanted is not None:
-            partition.unwanted[self.node_id] = unwanted
+    def undo(self, partition: Partition, before: NodeRemovedUndo) -> None:
+        before.node.apply(partition)
+        avoidance = before.avoidance
+        partition.nodes.avoid(self.node_id, avoidance.failures, avoidance.pauses, avoidance.until)
+        if before.idle is not None:
+            partition.idle[self.node_id] = before.idle
+        if before.unwanted is not None:
+            partition.unwanted[self.node_id] = before.unwanted
+
+    def news(self, partition: Partition, before: NodeRemovedUndo) -> Iterable[NodeNews]:
+        return (NodeNews(before.node.name, "removed"),)
+
+    def heard_by(self, partition: Partition, before: NodeRemovedUndo) -> str:
+        return before.node.manager
 
 
 def as_added(partition: Partition, node_id: int) -> NodeAdded:
@@ -157,6 +232,3 @@ def spec_of(partition: Partition, node_id: int) -> NodeSpec:
         nodes.pool[row],
         nodes.users[row],
     )
-
-
-CHANGES: tuple[type[Any], ...] = (NodeAdded, NodeSet, NodeMoved, NodeAvoided, NodeRemoved)

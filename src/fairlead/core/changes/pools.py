@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Iterator
+
+import msgspec
 
 from fairlead.core.changes.base import Change
+from fairlead.core.changes.lines import NAMED, Line, Names
 from fairlead.core.model import Ask, Meant, Micros, NodeOrder, OrderCause
 from fairlead.core.state import Partition
+
+__all__ = [
+    "Arrived",
+    "ArrivedUndo",
+    "GivenBack",
+    "Idled",
+    "OrderFailed",
+    "OrderFailedUndo",
+    "Ordered",
+    "OrderedUndo",
+    "PoolMoved",
+    "PoolMovedUndo",
+]
 
 
 def name_of(pool: str, order: int, at: int) -> str:
@@ -14,7 +30,14 @@ def name_of(pool: str, order: int, at: int) -> str:
     return f"{pool}-{order}-{at}"
 
 
-class Ordered(Change, frozen=True, tag="ordered"):
+class OrderedUndo(msgspec.Struct, frozen=True, gc=False):
+    counter: int
+    """The next number of an order."""
+    grew: Micros | None
+    """When the pool was last asked for nodes."""
+
+
+class Ordered(Change[OrderedUndo], frozen=True, tag="ordered"):
     """A pool is asked for nodes. `nodes` says, for so many of them each, what they are meant for."""
 
     number: int
@@ -22,52 +45,87 @@ class Ordered(Change, frozen=True, tag="ordered"):
     nodes: tuple[tuple[int, tuple[Meant, ...]], ...]
     cause: OrderCause
 
-    def apply(self, partition: Partition) -> tuple[int, Micros | None]:
+    def apply(self, partition: Partition) -> OrderedUndo:
         each = [meant for count, meant in self.nodes for _ in range(count)]
         coming = {name_of(self.pool, self.number, at): meant for at, meant in enumerate(each)}
         order = NodeOrder(self.number, self.pool, partition.now, self.cause, coming)
         pool = partition.pools[self.pool]
-        before = (partition.counters.order, pool.grew)
+        before = OrderedUndo(partition.counters.order, pool.grew)
         partition.orders[self.number] = order
         partition.order_of.update(dict.fromkeys(order.coming, self.number))
         partition.counters.order = max(partition.counters.order, self.number + 1)
         pool.grew = partition.now
         return before
 
-    def undo(self, partition: Partition, kept: tuple[int, Micros | None]) -> None:
+    def undo(self, partition: Partition, before: OrderedUndo) -> None:
         for name in partition.orders.pop(self.number).coming:
             del partition.order_of[name]
-        partition.counters.order, partition.pools[self.pool].grew = kept
+        partition.counters.order, partition.pools[self.pool].grew = before.counter, before.grew
+
+    def counts(self, partition: Partition, before: OrderedUndo) -> Iterable[tuple[str, int]]:
+        return ((f"ordered by {self.cause}", self._size),)
+
+    def lines(self, names: Names, before: OrderedUndo) -> Iterator[Line]:
+        jobs = list(dict.fromkeys(job for _, meant in self.nodes for job, *_ in meant))
+        fields = {"pool": self.pool, "order": self.number, "nodes": self._size, "cause": self.cause}
+        yield Line("info", "nodes ordered", {**fields, "jobs": len(jobs), "for": jobs[:NAMED]})
+
+    @property
+    def _size(self) -> int:
+        return sum(count for count, _ in self.nodes)
 
 
-class Arrived(Change, frozen=True, tag="arrived"):
+class ArrivedUndo(msgspec.Struct, frozen=True, gc=False):
+    order: NodeOrder
+    coming: dict[str, tuple[Meant, ...]]
+    problem: str
+    """The pool's."""
+
+
+class Arrived(Change[ArrivedUndo], frozen=True, tag="arrived"):
     """An ordered node has joined."""
 
     number: int
     name: str
 
-    def apply(self, partition: Partition) -> tuple[NodeOrder, dict[str, tuple[Meant, ...]], str]:
+    def apply(self, partition: Partition) -> ArrivedUndo:
         order = partition.orders[self.number]
         pool = partition.pools[order.pool]
-        before = (order, dict(order.coming), pool.problem)
+        before = ArrivedUndo(order, dict(order.coming), pool.problem)
         _no_more(partition, order, (self.name,))
         pool.problem = ""
         return before
 
-    def undo(self, partition: Partition, kept: tuple[NodeOrder, dict[str, tuple[Meant, ...]], str]) -> None:
-        order, coming, problem = kept
-        _expect(partition, order, coming)
-        partition.pools[order.pool].problem = problem
+    def undo(self, partition: Partition, before: ArrivedUndo) -> None:
+        _expect(partition, before.order, before.coming)
+        partition.pools[before.order.pool].problem = before.problem
+
+    def counts(self, partition: Partition, before: ArrivedUndo) -> Iterable[tuple[str, int]]:
+        return (("arrived", 1),)
+
+    def lines(self, names: Names, before: ArrivedUndo) -> Iterator[Line]:
+        order = before.order
+        fields = {"pool": order.pool, "order": self.number, "node": self.name}
+        yield Line("info", "ordered node came", {**fields, "after": names.seconds_since(order.since)})
 
 
 AskRow = tuple[str, int, int]
 """A job, a stage of it by position, and the kind."""
 
-FailedBefore = tuple[NodeOrder, dict[str, tuple[Meant, ...]], tuple[AskRow, ...], list[Ask], Micros, str]
-"""An order, what was coming and which asks counted it as failed, the asks that do now, and the pool's old pause."""
+
+class OrderFailedUndo(msgspec.Struct, frozen=True, gc=False):
+    order: NodeOrder
+    coming: dict[str, tuple[Meant, ...]]
+    failed: tuple[AskRow, ...]
+    """The asks that counted the order as failed already."""
+    waiting: list[Ask]
+    """Those that do now."""
+    paused_until: Micros
+    problem: str
+    """The pool's."""
 
 
-class OrderFailed(Change, frozen=True, tag="order failed"):
+class OrderFailed(Change[OrderFailedUndo], frozen=True, tag="order failed"):
     """Ordered nodes are not expected any more. Above 0, `until` is when the pool is asked again.
 
     The asks they were meant for then count the order as failed, once for all its nodes. With 0 no ask counts it.
@@ -78,11 +136,13 @@ class OrderFailed(Change, frozen=True, tag="order failed"):
     reason: str
     until: Micros = 0
 
-    def apply(self, partition: Partition) -> FailedBefore:
+    warns = True
+
+    def apply(self, partition: Partition) -> OrderFailedUndo:
         order = partition.orders[self.number]
         pool = partition.pools[order.pool]
         waiting = _newly_failed(partition, order, self.names) if self.until else []
-        before = (order, dict(order.coming), order.failed, waiting, pool.paused_until, pool.problem)
+        before = OrderFailedUndo(order, dict(order.coming), order.failed, waiting, pool.paused_until, pool.problem)
         for ask in waiting:
             ask.orders += 1
         order.failed += tuple(_ask_of(ask) for ask in waiting)
@@ -91,44 +151,61 @@ class OrderFailed(Change, frozen=True, tag="order failed"):
             pool.paused_until, pool.problem = self.until, self.reason
         return before
 
-    def undo(self, partition: Partition, kept: FailedBefore) -> None:
-        order, coming, failed, waiting, until, problem = kept
-        for ask in waiting:
+    def undo(self, partition: Partition, before: OrderFailedUndo) -> None:
+        order = before.order
+        for ask in before.waiting:
             ask.orders -= 1
-        order.failed = failed
-        _expect(partition, order, coming)
+        order.failed = before.failed
+        _expect(partition, order, before.coming)
         pool = partition.pools[order.pool]
-        pool.paused_until, pool.problem = until, problem
+        pool.paused_until, pool.problem = before.paused_until, before.problem
+
+    def counts(self, partition: Partition, before: OrderFailedUndo) -> Iterable[tuple[str, int]]:
+        return (("order failed", len(self.names)),)
+
+    def lines(self, names: Names, before: OrderFailedUndo) -> Iterator[Line]:
+        fields = {"pool": before.order.pool, "order": self.number, "nodes": len(self.names), "reason": self.reason}
+        yield Line("warning", "ordered nodes not expected any more", fields)
 
 
-class PoolMoved(Change, frozen=True, tag="pool moved"):
+class PoolMovedUndo(msgspec.Struct, frozen=True, gc=False):
+    paused: bool
+    paused_until: Micros
+    problem: str
+    failed: list[tuple[Ask, int]]
+    """The asks for which orders had failed, with how many."""
+
+
+class PoolMoved(Change[PoolMovedUndo], frozen=True, tag="pool moved"):
     """Somebody paused a pool, or let it go on: then failed orders are forgotten, and all who wait may order anew."""
 
     pool: str
     paused: bool
 
-    def apply(self, partition: Partition) -> tuple[bool, Micros, str, list[tuple[Ask, int]]]:
+    def apply(self, partition: Partition) -> PoolMovedUndo:
         pool = partition.pools[self.pool]
-        vain: list[tuple[Ask, int]] = []
-        before = (pool.paused, pool.paused_until, pool.problem, vain)
+        before = PoolMovedUndo(pool.paused, pool.paused_until, pool.problem, [])
         pool.paused = self.paused
         if not self.paused:
             pool.paused_until, pool.problem = 0, ""
             for lane in partition.lanes.values():
                 for each in lane:
                     if each.orders:
-                        vain.append((each, each.orders))
+                        before.failed.append((each, each.orders))
                         each.orders = 0
         return before
 
-    def undo(self, partition: Partition, kept: tuple[bool, Micros, str, list[tuple[Ask, int]]]) -> None:
+    def undo(self, partition: Partition, before: PoolMovedUndo) -> None:
         pool = partition.pools[self.pool]
-        pool.paused, pool.paused_until, pool.problem, vain = kept
-        for ask, orders in vain:
+        pool.paused, pool.paused_until, pool.problem = before.paused, before.paused_until, before.problem
+        for ask, orders in before.failed:
             ask.orders = orders
 
+    def lines(self, names: Names, before: PoolMovedUndo) -> Iterator[Line]:
+        yield Line("info", "pool paused" if self.paused else "pool resumed", {"pool": self.pool})
 
-class Idled(Change, frozen=True, tag="idled"):
+
+class Idled(Change[dict[int, Micros]], frozen=True, tag="idled"):
     """Nodes of pools have nothing to do from now on, and others have."""
 
     idle: tuple[int, ...]
@@ -139,13 +216,13 @@ class Idled(Change, frozen=True, tag="idled"):
         partition.idle.update(dict.fromkeys(self.idle, partition.now))
         return before
 
-    def undo(self, partition: Partition, kept: dict[int, Micros]) -> None:
+    def undo(self, partition: Partition, before: dict[int, Micros]) -> None:
         for node_id in self.idle:
             del partition.idle[node_id]
-        partition.idle.update(kept)
+        partition.idle.update(before)
 
 
-class GivenBack(Change, frozen=True, tag="given back"):
+class GivenBack(Change[Micros | None], frozen=True, tag="given back"):
     """Nodes of a pool are not wanted any more: they drain already, and are taken away."""
 
     pool: str
@@ -157,10 +234,17 @@ class GivenBack(Change, frozen=True, tag="given back"):
         partition.unwanted.update(dict.fromkeys(self.nodes, partition.now))
         return before
 
-    def undo(self, partition: Partition, kept: Micros | None) -> None:
-        partition.pools[self.pool].shrank = kept
+    def undo(self, partition: Partition, before: Micros | None) -> None:
+        partition.pools[self.pool].shrank = before
         for node_id in self.nodes:
             del partition.unwanted[node_id]
+
+    def counts(self, partition: Partition, before: Micros | None) -> Iterable[tuple[str, int]]:
+        return (("given back", len(self.nodes)),)
+
+    def lines(self, names: Names, before: Micros | None) -> Iterator[Line]:
+        fields = {"pool": self.pool, "nodes": len(self.nodes), "on": names.nodes(self.nodes)}
+        yield Line("info", "nodes given back", fields)
 
 
 def _no_more(partition: Partition, order: NodeOrder, names: tuple[str, ...]) -> None:
@@ -190,6 +274,3 @@ def _newly_failed(partition: Partition, order: NodeOrder, names: tuple[str, ...]
 
 def _ask_of(ask: Ask) -> AskRow:
     return ask.stage.job.id, ask.stage.position, ask.kind
-
-
-CHANGES: tuple[type[Any], ...] = (Ordered, Arrived, OrderFailed, PoolMoved, Idled, GivenBack)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fairlead.core.changes.base import Change
 from fairlead.core.model import Micros
 from fairlead.core.state import Partition
 
+__all__ = ["SpreadSeen"]
 
-class SpreadSeen(Change, frozen=True, tag="spread seen"):
+
+class SpreadSeen(Change[Micros | None], frozen=True, tag="spread seen"):
     """The children of a queue are further apart from their shares than they should be, since then; or no longer."""
 
     queue: str
@@ -20,8 +20,5 @@ class SpreadSeen(Change, frozen=True, tag="spread seen"):
         partition.mark_uneven(partition.queues[self.queue], self.since)
         return before
 
-    def undo(self, partition: Partition, kept: Micros | None) -> None:
-        partition.mark_uneven(partition.queues[self.queue], kept)
-
-
-CHANGES: tuple[type[Any], ...] = (SpreadSeen,)
+    def undo(self, partition: Partition, before: Micros | None) -> None:
+        partition.mark_uneven(partition.queues[self.queue], before)

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Iterator
+
+import msgspec
 
 from fairlead.core.changes.base import Change
+from fairlead.core.changes.jobs import job_over
+from fairlead.core.changes.lines import Line, Names
+from fairlead.core.changes.news import JobNews, News, TaskNews
+from fairlead.core.changes.tasks import placement
 from fairlead.core.lifecycle import JOB, TASK
 from fairlead.core.model import (
     NEW,
@@ -13,10 +19,13 @@ from fairlead.core.model import (
     Allocation,
     Ask,
     JobState,
+    Stage,
     all_pending,
 )
 from fairlead.core.ranges import Ranges, SharedRanges
 from fairlead.core.state import Partition
+
+__all__ = ["SinglesEnded", "SinglesPlaced", "SinglesPlacedUndo"]
 
 ONLY = (0, 1)
 """The block of the only task of a stage."""
@@ -25,7 +34,16 @@ ALL_WELL: dict[str, Ranges] = {"succeeded": SharedRanges(ONLY)}
 """What became of the tasks of a stage whose only one succeeded: one object for all of them, never altered."""
 
 
-class SinglesPlaced(Change, frozen=True, tag="singles placed"):
+class SinglesPlacedUndo(msgspec.Struct, frozen=True, gc=False):
+    asks: list[Ask]
+    """What the tasks waited in, in their order."""
+    states: list[JobState]
+    """Of their jobs."""
+    counter: int
+    """The next number of an allocation."""
+
+
+class SinglesPlaced(Change[SinglesPlacedUndo], frozen=True, tag="singles placed"):
     """The only tasks of stages that never started, all of one lane, are assigned to one node: a change for many jobs.
 
     Allocations are numbered from `first`; the attempts are the first ones.
@@ -37,8 +55,9 @@ class SinglesPlaced(Change, frozen=True, tag="singles placed"):
     """Job and position of the stage."""
     devices: tuple[int, ...] = ()
 
-    def apply(self, partition: Partition) -> tuple[list[tuple[Ask, JobState]], int]:
-        kept: list[tuple[Ask, JobState]] = []
+    def apply(self, partition: Partition) -> SinglesPlacedUndo:
+        asks: list[Ask] = []
+        states: list[JobState] = []
         allocations: list[Allocation] = []
         number, now, node, jobs = self.first, partition.now, self.node, partition.jobs
         devices: tuple[int, ...] = ()
@@ -48,7 +67,8 @@ class SinglesPlaced(Change, frozen=True, tag="singles placed"):
             stage = job.stages[position]
             ask = stage.asks[NEW]
             assert ask is not None
-            kept.append((ask, job.state))
+            asks.append(ask)
+            states.append(job.state)
             stage.asks = NO_ASKS
             stage.pending = NOTHING_PENDING
             stage.started = True
@@ -59,25 +79,47 @@ class SinglesPlaced(Change, frozen=True, tag="singles placed"):
                 devices = self.devices[at : at + per_task]
             allocations.append(Allocation(number, stage, node, ONLY, 1, devices, "assigned", now))
             number += 1
-        partition.drop_new(job.queue, stage.shape, len(kept))
+        partition.drop_new(job.queue, stage.shape, len(asks))
         partition.book_singles(allocations, self.devices)
         before = partition.counters.allocation
         partition.counters.allocation = max(before, number)
-        return kept, before
+        return SinglesPlacedUndo(asks, states, before)
 
-    def undo(self, partition: Partition, kept: tuple[list[tuple[Ask, JobState]], int]) -> None:
-        placed, partition.counters.allocation = kept
+    def undo(self, partition: Partition, before: SinglesPlacedUndo) -> None:
+        partition.counters.allocation = before.counter
         for offset in reversed(range(len(self.tasks))):
-            ask, state = placed[offset]
+            ask = before.asks[offset]
             stage = ask.stage
             partition.unbook(partition.allocations[self.first + offset])
-            stage.job.state = state
+            stage.job.state = before.states[offset]
             stage.started, stage.top = False, 0
             stage.pending = all_pending(1)
             partition.add_ask(ask)
 
+    def fresh(self) -> Iterable[int]:
+        return range(self.first, self.first + len(self.tasks))
 
-class SinglesEnded(Change, frozen=True, tag="singles ended"):
+    def news(self, partition: Partition, before: SinglesPlacedUndo) -> Iterator[TaskNews]:
+        per_task = len(self.devices) // len(self.tasks)
+        for offset, ask in enumerate(before.asks):
+            devices = self.devices[offset * per_task : (offset + 1) * per_task]
+            yield TaskNews("placed", ask.stage, ONLY, 1, self.node, devices=devices)
+
+    def demand(self, before: SinglesPlacedUndo) -> Iterable[tuple[Stage, int]]:
+        return [(ask.stage, -1) for ask in before.asks]
+
+    def counts(self, partition: Partition, before: SinglesPlacedUndo) -> Iterable[tuple[str, int]]:
+        return (("placed", len(self.tasks)),)
+
+    def completed(self, before: SinglesPlacedUndo) -> Iterable[Ask]:
+        return before.asks
+
+    def lines(self, names: Names, before: SinglesPlacedUndo) -> Iterator[Line]:
+        for ask in before.asks:
+            yield placement(names, ask.stage, ask.kind, 1, 1, False, [self.node], ask)
+
+
+class SinglesEnded(Change[list[Allocation]], frozen=True, tag="singles ended"):
     """The only tasks of jobs succeed at their first attempt, and so do their jobs."""
 
     allocations: tuple[int, ...]
@@ -97,13 +139,23 @@ class SinglesEnded(Change, frozen=True, tag="singles ended"):
             partition.list_or_unlist(job)
         return ended
 
-    def undo(self, partition: Partition, kept: list[Allocation]) -> None:
-        for allocation in reversed(kept):
+    def undo(self, partition: Partition, before: list[Allocation]) -> None:
+        for allocation in reversed(before):
             stage = allocation.stage
             stage.ended = None
             stage.job.state = "running"
             stage.job.ended_at = None
             partition.book(allocation)
 
+    def news(self, partition: Partition, before: list[Allocation]) -> Iterator[News]:
+        for of in before:
+            stage = of.stage
+            yield TaskNews("ended", stage, of.indices, of.attempt, of.node, "succeeded", "", 0, of.started)
+            yield JobNews("state", stage.job, "succeeded")
 
-CHANGES: tuple[type[Any], ...] = (SinglesPlaced, SinglesEnded)
+    def counts(self, partition: Partition, before: list[Allocation]) -> Iterable[tuple[str, int]]:
+        return (("succeeded", len(self.allocations)),)
+
+    def lines(self, names: Names, before: list[Allocation]) -> Iterator[Line]:
+        for allocation in before:
+            yield job_over(names, allocation.stage.job, "succeeded", "")

@@ -6,33 +6,22 @@ get a new one (`into`).
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from copy import copy
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from fairlead.core.changes.base import Change
-from fairlead.core.changes.jobs import give_back, grow, take
-from fairlead.core.lifecycle import JOB, TASK
-from fairlead.core.model import (
-    NOTHING_PENDING,
-    Allocation,
-    Ask,
-    History,
-    JobState,
-    Micros,
-    Outcome,
-    Stage,
-    StopCause,
-)
-from fairlead.core.ranges import Ranges, count, difference, indices, split
+from fairlead.core.changes.lines import NAMED, Line, Names
+from fairlead.core.changes.news import TaskNews
+from fairlead.core.changes.pending import give_back, take
+from fairlead.core.lifecycle import TASK
+from fairlead.core.model import KINDS, Allocation, Ask, JobState, Micros, Stage, StopCause
+from fairlead.core.ranges import count, difference, indices
 from fairlead.core.state import Partition
 
-Moved = tuple[Allocation, int, Micros | None]
-"""What was before tasks moved on: their allocation, the next number of one, and since when the stage was short."""
-
-NOT_AGAIN = -1
-"""In place of a kind: the task is not asked for again."""
+__all__ = ["Acknowledged", "MovedUndo", "Part", "Placed", "PlacedUndo", "StopOverdue", "Stopped"]
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -43,7 +32,19 @@ class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
     devices: tuple[int, ...] = ()
 
 
-class Placed(Change, frozen=True, tag="placed"):
+class PlacedUndo(msgspec.Struct, frozen=True, gc=False):
+    stage: Stage
+    completed: Ask | None
+    """The ask whose last tasks these were."""
+    job_state: JobState
+    started: bool
+    top: int
+    short_since: Micros | None
+    counter: int
+    """The next number of an allocation."""
+
+
+class Placed(Change[PlacedUndo], frozen=True, tag="placed"):
     """A block of pending tasks is assigned to nodes, under one new attempt; allocations are numbered from `first`.
 
     A resource manager's tasks run as soon as they are placed: it is told, not asked.
@@ -60,16 +61,17 @@ class Placed(Change, frozen=True, tag="placed"):
     with it. A whole job is one gang, with a placement for each of its stages."""
     safe_until: Micros = 0
 
-    def apply(self, partition: Partition) -> tuple[Any, ...]:
+    def apply(self, partition: Partition) -> PlacedUndo:
         job = partition.jobs[self.job]
         stage = job.stages[self.stage]
-        kept_state = (job.state, stage.started, stage.top, stage.short_since, partition.counters.allocation)
+        job_state, started, top = job.state, stage.started, stage.top
+        short_since, counter = stage.short_since, partition.counters.allocation
         managed = bool(job.manager)
-        dropped: Ask | None = None
+        completed: Ask | None = None
         number = self.first
         for part in self.parts:
             # The last part to empty the pending set is the one that completes the ask.
-            dropped = take(partition, stage, self.kind, part.indices) or dropped
+            completed = take(partition, stage, self.kind, part.indices) or completed
             partition.book(
                 Allocation(
                     number,
@@ -90,26 +92,69 @@ class Placed(Change, frozen=True, tag="placed"):
             number += 1
         if stage.ran is not None:
             partition.touched.quick += range(self.first, number)
-        if job.state == "pending":
+        if job_state == "pending":
             job.state = "running"
         stage.started = True
-        stage.top = max(stage.top, self.attempt)
+        stage.top = max(top, self.attempt)
         partition.update_short(stage)
-        partition.counters.allocation = max(partition.counters.allocation, number)
-        return (dropped, *kept_state)
+        partition.counters.allocation = max(counter, number)
+        return PlacedUndo(stage, completed, job_state, started, top, short_since, counter)
 
-    def undo(self, partition: Partition, kept: tuple[Any, ...]) -> None:
-        job = partition.jobs[self.job]
-        stage = job.stages[self.stage]
-        dropped, job.state, stage.started, stage.top, short_since, partition.counters.allocation = kept
+    def undo(self, partition: Partition, before: PlacedUndo) -> None:
+        stage = before.stage
+        stage.job.state, stage.started, stage.top = before.job_state, before.started, before.top
+        partition.counters.allocation = before.counter
+        ask = before.completed
         for offset, part in reversed(list(enumerate(self.parts))):
             partition.unbook(partition.allocations[self.first + offset])
-            give_back(partition, stage, self.kind, part.indices, dropped)
-            dropped = None
-        partition.mark_short(stage, short_since)
+            give_back(partition, stage, self.kind, part.indices, ask)
+            ask = None
+        partition.mark_short(stage, before.short_since)
+
+    @property
+    def tasks(self) -> int:
+        """The number of tasks of the block."""
+        parts = self.parts
+        return count(parts[0].indices) if len(parts) == 1 else sum(count(part.indices) for part in parts)
+
+    def fresh(self) -> Iterable[int]:
+        return range(self.first, self.first + len(self.parts))
+
+    def news(self, partition: Partition, before: PlacedUndo) -> Iterable[TaskNews]:
+        return [
+            TaskNews("placed", before.stage, part.indices, self.attempt, part.node, devices=part.devices)
+            for part in self.parts
+        ]
+
+    def heard_by(self, partition: Partition, before: PlacedUndo) -> str:
+        return before.stage.job.manager
+
+    def demand(self, before: PlacedUndo) -> Iterable[tuple[Stage, int]]:
+        return ((before.stage, -self.tasks),)
+
+    def counts(self, partition: Partition, before: PlacedUndo) -> Iterable[tuple[str, int]]:
+        return (("placed", self.tasks),)
+
+    def completed(self, before: PlacedUndo) -> Iterable[Ask]:
+        return () if before.completed is None else (before.completed,)
+
+    def lines(self, names: Names, before: PlacedUndo) -> Iterator[Line]:
+        nodes = list(dict.fromkeys(part.node for part in self.parts))
+        gang = self.group > 0
+        yield placement(names, before.stage, self.kind, self.attempt, self.tasks, gang, nodes, before.completed)
 
 
-class Acknowledged(Change, frozen=True, tag="acknowledged"):
+class MovedUndo(msgspec.Struct, frozen=True, gc=False):
+    """What was before tasks moved on."""
+
+    allocation: Allocation
+    """The allocation that the tasks were in."""
+    counter: int
+    """The next number of an allocation."""
+    short_since: Micros | None
+
+
+class Acknowledged(Change[MovedUndo], frozen=True, tag="acknowledged"):
     """The agent has started these tasks, some time ago."""
 
     allocation: int
@@ -117,18 +162,25 @@ class Acknowledged(Change, frozen=True, tag="acknowledged"):
     into: int = 0
     ran: Micros = 0
 
-    def apply(self, partition: Partition) -> Moved:
+    def apply(self, partition: Partition) -> MovedUndo:
         before = partition.allocations[self.allocation]
         TASK.check(before.state, "running")
         # Whatever a clock elsewhere says, nothing runs before it was placed.
         began = max(before.since, partition.now - self.ran)
         return _move(partition, before, self.indices, self.into, "running", "", began)
 
-    def undo(self, partition: Partition, kept: Moved) -> None:
-        _move_back(partition, self.allocation, self.into, kept)
+    def undo(self, partition: Partition, before: MovedUndo) -> None:
+        _move_back(partition, self.allocation, self.into, before)
+
+    def news(self, partition: Partition, before: MovedUndo) -> Iterable[TaskNews]:
+        of = before.allocation
+        return (TaskNews("running", of.stage, self.indices, of.attempt, of.node),)
+
+    def counts(self, partition: Partition, before: MovedUndo) -> Iterable[tuple[str, int]]:
+        return (("acknowledged", count(self.indices)),)
 
 
-class Stopped(Change, frozen=True, tag="stopped"):
+class Stopped(Change[MovedUndo], frozen=True, tag="stopped"):
     """These tasks are told to stop; they keep their room until their agent confirms."""
 
     allocation: int
@@ -136,20 +188,32 @@ class Stopped(Change, frozen=True, tag="stopped"):
     cause: StopCause
     into: int = 0
 
-    def apply(self, partition: Partition) -> Moved:
+    def apply(self, partition: Partition) -> MovedUndo:
         before = partition.allocations[self.allocation]
         TASK.check(before.state, "stopping")
         partition.stops += 1
         return _move(partition, before, self.indices, self.into, "stopping", self.cause, partition.now)
 
-    def undo(self, partition: Partition, kept: Moved) -> None:
-        _move_back(partition, self.allocation, self.into, kept)
+    def undo(self, partition: Partition, before: MovedUndo) -> None:
+        _move_back(partition, self.allocation, self.into, before)
+
+    def fresh(self) -> Iterable[int]:
+        return (self.into or self.allocation,)
+
+    def news(self, partition: Partition, before: MovedUndo) -> Iterable[TaskNews]:
+        of = before.allocation
+        return (TaskNews("stopping", of.stage, self.indices, of.attempt, of.node, reason=self.cause),)
+
+    def heard_by(self, partition: Partition, before: MovedUndo) -> str:
+        return before.allocation.stage.job.manager
 
 
-class StopOverdue(Change, frozen=True, tag="stop overdue"):
+class StopOverdue(Change[Allocation], frozen=True, tag="stop overdue"):
     """Tasks that were told to stop have not stopped in time: their room is not expected any more."""
 
     allocation: int
+
+    warns = True
 
     def apply(self, partition: Partition) -> Allocation:
         before = partition.allocations[self.allocation]
@@ -161,140 +225,47 @@ class StopOverdue(Change, frozen=True, tag="stop overdue"):
         partition.exchange(after)
         return before
 
-    def undo(self, partition: Partition, kept: Allocation) -> None:
-        partition.exchange(kept)
+    def undo(self, partition: Partition, before: Allocation) -> None:
+        partition.exchange(before)
 
-
-class Ended(Change, frozen=True, tag="ended"):
-    """Attempts end and free their room. `again` is the kind under which the tasks are pending once more.
-
-    The outcome `pending` takes back a launch that was refused, never acknowledged, or part of a gang that was.
-    """
-
-    allocation: int
-    indices: tuple[int, ...]
-    outcome: Outcome | Literal["pending"]
-    again: int = NOT_AGAIN
-    tried: bool = False
-    launch_failed: bool = False
-    reason: str = ""
-    exit_code: int | None = None
-
-    def apply(self, partition: Partition) -> tuple[Allocation, dict[int, History | None], JobState, Micros | None]:
-        before = partition.allocations[self.allocation]
-        stage = before.stage
-        kept = (stage.job.state, stage.short_since)
-        TASK.check(before.state, self.outcome)
-        if self.again != NOT_AGAIN and self.outcome != "pending":
-            TASK.check(self.outcome, "pending")
-        rest = difference(before.indices, self.indices)
-        partition.unbook(before)
-        if rest:
-            left = _part(before, rest, before.id, before.state, before.since, before.started, before.cause)
-            left.overdue = before.overdue
-            partition.book(left)
-        past = _write_history(stage, self._histories(stage, before))
-        # A removed task (see StageScaled) leaves no trace but the floor of the stage's attempts.
-        known = _below(self.indices, stage.count)
-        if known and self.again != NOT_AGAIN:
-            grow(stage, self.again, known)
-        elif known:
-            _end(stage, self.outcome, known)
-        partition.update_short(stage)
-        _return_job(stage)
-        return (before, past, *kept)
-
-    def undo(
-        self, partition: Partition, kept: tuple[Allocation, dict[int, History | None], JobState, Micros | None]
-    ) -> None:
-        before, past, state, short_since = kept
-        stage = before.stage
-        stage.job.state = state
-        known = _below(self.indices, stage.count)
-        if known and self.again != NOT_AGAIN:
-            _ungrow(stage, self.again, known)
-        elif known:
-            _unend(stage, self.outcome, known)
-        _write_history(stage, past)
-        if before.id in partition.allocations:
-            partition.unbook(partition.allocations[before.id])
-        partition.book(before)
-        partition.mark_short(stage, short_since)
-
-    def _histories(self, stage: Stage, before: Allocation) -> dict[int, History | None]:
-        # Most tasks succeed at their first attempt, and of those nothing needs to be kept.
-        known = stage.history or {}
-        plain = self.outcome == "succeeded" and before.attempt == 1
-        if plain and not known:
-            return {}
-        return {
-            index: self._history(stage, index, before) for index in indices(self.indices) if not plain or index in known
+    def lines(self, names: Names, before: Allocation) -> Iterator[Line]:
+        fields = {
+            **names.where(before),
+            "attempt": before.attempt,
+            "tasks": count(before.indices),
+            "indices": list(indices(before.indices))[:NAMED],
+            "cause": before.cause,
+            "after": names.seconds_since(before.since),
         }
-
-    def _history(self, stage: Stage, index: int, before: Allocation) -> History | None:
-        if index >= stage.count:
-            return None
-        past = stage.past(index)
-        # Only an acknowledgement shows that the task can be launched.
-        launches = past.launches_failed if before.started is None else 0
-        return History(
-            before.attempt,
-            past.tries_used + self.tried,
-            launches + self.launch_failed,
-            self.reason,
-            self.exit_code,
-        )
+        yield Line("warning", "tasks did not stop", fields)
 
 
-class PendingEnded(Change, frozen=True, tag="pending ended"):
-    """Tasks that were never (or not again) assigned end: killed, withdrawn, or failed for good."""
-
-    job: str
-    stage: int
-    kind: int
-    indices: tuple[int, ...]
-    outcome: Outcome
-
-    def apply(self, partition: Partition) -> tuple[Ask | None, Micros | None]:
-        stage = partition.jobs[self.job].stages[self.stage]
-        short_since = stage.short_since
-        TASK.check("pending", self.outcome)
-        dropped = take(partition, stage, self.kind, self.indices)
-        _end(stage, self.outcome, self.indices)
-        partition.update_short(stage)
-        partition.touched.jobs[self.job] = None
-        return dropped, short_since
-
-    def undo(self, partition: Partition, kept: tuple[Ask | None, Micros | None]) -> None:
-        stage = partition.jobs[self.job].stages[self.stage]
-        dropped, short_since = kept
-        _unend(stage, self.outcome, self.indices)
-        give_back(partition, stage, self.kind, self.indices, dropped)
-        partition.mark_short(stage, short_since)
+def placement(
+    names: Names,
+    stage: Stage,
+    kind: int,
+    attempt: int,
+    tasks: int,
+    gang: bool,
+    nodes: list[int],
+    completed: Ask | None,
+) -> Line:
+    """Return what logs say of tasks that were placed."""
+    fields = {
+        "job": stage.job.id,
+        "stage": stage.name,
+        "kind": KINDS[kind],
+        "attempt": attempt,
+        "tasks": tasks,
+        "gang": gang,
+        "nodes": len(nodes),
+        "on": names.nodes(nodes),
+        "waited_seconds": None if completed is None else names.seconds_since(completed.waiting_since),
+    }
+    return Line("info", "tasks placed", fields)
 
 
-class Revived(Change, frozen=True, tag="revived"):
-    """Tasks that were withdrawn are wanted again."""
-
-    job: str
-    stage: int
-    kind: int
-    indices: tuple[int, ...]
-
-    def apply(self, partition: Partition) -> None:
-        stage = partition.jobs[self.job].stages[self.stage]
-        _unend(stage, "killed", self.indices)
-        grow(stage, self.kind, self.indices)
-        partition.wake()
-        partition.touched.jobs[self.job] = None
-
-    def undo(self, partition: Partition, kept: None) -> None:
-        stage = partition.jobs[self.job].stages[self.stage]
-        _ungrow(stage, self.kind, self.indices)
-        _end(stage, "killed", self.indices)
-
-
-def _part(
+def part_of(
     of: Allocation,
     block: tuple[int, ...],
     number: int,
@@ -338,7 +309,7 @@ def _move(
     state: Any,
     cause: StopCause,
     since: Micros,
-) -> Moved:
+) -> MovedUndo:
     counter, short_since = partition.counters.allocation, before.stage.short_since
     started = since if state == "running" else before.started
     if block == before.indices:
@@ -348,83 +319,20 @@ def _move(
     else:
         partition.unbook(before, moves=True)
         rest = difference(before.indices, block)
-        partition.book(_part(before, rest, before.id, before.state, before.since, before.started, before.cause))
-        partition.book(_part(before, block, into, state, since, started, cause))
+        partition.book(part_of(before, rest, before.id, before.state, before.since, before.started, before.cause))
+        partition.book(part_of(before, block, into, state, since, started, cause))
         partition.counters.allocation = max(counter, into + 1)
     partition.update_short(before.stage)
-    return before, counter, short_since
+    return MovedUndo(before, counter, short_since)
 
 
-def _move_back(partition: Partition, number: int, into: int, kept: Moved) -> None:
-    before, partition.counters.allocation, short_since = kept
+def _move_back(partition: Partition, number: int, into: int, before: MovedUndo) -> None:
+    partition.counters.allocation = before.counter
+    allocation = before.allocation
     if into:
         partition.unbook(partition.allocations[into], moves=True)
         partition.unbook(partition.allocations[number], moves=True)
-        partition.book(before)
+        partition.book(allocation)
     else:
-        partition.exchange(before)
-    partition.mark_short(before.stage, short_since)
-
-
-def _write_history(stage: Stage, entries: dict[int, History | None]) -> dict[int, History | None]:
-    """Set what is known of tasks' pasts, and return what was known before."""
-    if not entries:
-        return {}
-    history = stage.history or {}
-    before = {index: history.get(index) for index in entries}
-    for index, entry in entries.items():
-        if entry is None:
-            history.pop(index, None)
-        else:
-            history[index] = entry
-    stage.history = history or None
-    return before
-
-
-def _return_job(stage: Stage) -> None:
-    """A job whose last live task went back to waiting waits again itself. A manager's runs until it is removed."""
-    job = stage.job
-    if job.manager:
-        return
-    if job.state != "running" or job.allocations:
-        return
-    if any(each.pending != NOTHING_PENDING for each in job.stages):
-        JOB.check(job.state, "pending")
-        job.state = "pending"
-
-
-def _below(block: tuple[int, ...], limit: int) -> tuple[int, ...]:
-    """The indices of a block below a limit."""
-    if not block or block[-1] <= limit:
-        return block
-    return split(block, sum(1 for index in indices(block) if index < limit))[0]
-
-
-def _end(stage: Stage, outcome: str, block: tuple[int, ...]) -> None:
-    if stage.ended is None:
-        stage.ended = {}
-    ranges = stage.ended.get(outcome)
-    if ranges is None:
-        stage.ended[outcome] = Ranges(block)
-    else:
-        ranges.add(block)
-
-
-def _unend(stage: Stage, outcome: str, block: tuple[int, ...]) -> None:
-    assert stage.ended is not None
-    stage.ended[outcome].remove(block)
-    if not stage.ended[outcome]:
-        del stage.ended[outcome]
-    if not stage.ended:
-        stage.ended = None
-
-
-def _ungrow(stage: Stage, kind: int, block: tuple[int, ...]) -> None:
-    wanted = stage.alter_pending(kind)
-    assert wanted is not None
-    wanted.remove(block)
-    if not wanted:
-        stage.set_pending(kind, None)
-
-
-CHANGES: tuple[type[Any], ...] = (Placed, Acknowledged, Stopped, StopOverdue, Ended, PendingEnded, Revived)
+        partition.exchange(allocation)
+    partition.mark_short(allocation.stage, before.short_since)

@@ -16,34 +16,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from fairlead.core.changes import (
-    Acknowledged,
-    Arrived,
-    Asked,
-    Began,
-    Chained,
-    Change,
-    Ended,
-    GivenBack,
-    JobAdded,
-    KeyKept,
-    Ordered,
-    OrderFailed,
-    PendingEnded,
-    Placed,
-    Promised,
-    Regrouped,
-    SinglesEnded,
-    SinglesPlaced,
-    StageScaled,
-)
+from fairlead.core.changes import Placed
 from fairlead.core.cycle import Cycle
 from fairlead.core.model import Micros
-from fairlead.core.ranges import count
 from fairlead.core.resources import SECOND
 from fairlead.core.state import Partition
 from fairlead.views.metrics.holds import Rooms
-from fairlead.views.metrics.lanes import LaneFigures, placed_tasks
+from fairlead.views.metrics.lanes import LaneFigures
 from fairlead.views.metrics.shares import ShareFigures, Shares
 
 LANES = 50
@@ -54,9 +33,6 @@ TAKEN = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0
 WAITED = (0.01, 0.1, 1, 5, 15, 60, 300, 900, 3_600, 14_400, 43_200, 86_400, 172_800, 604_800)
 LATE = (-86_400, -3_600, -600, -60, -1, 0, 1, 60, 600, 3_600, 86_400)
 SIZES = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000)
-
-QUIET = frozenset((JobAdded, KeyKept))
-"""The commonest changes that say nothing of what became of asks and tasks."""
 
 PHASES = "intake expiry match holds preempt demand seal encode"
 
@@ -241,7 +217,7 @@ class Metrics:
             "unknown attempt": (self._unknown, ""),
             "foreign report": (self._foreign, ""),
         }
-        """What a cycle counts, by its name in the tally or in the notes → the metric and the value of its label."""
+        """What changes count (see `Change.counts`) and plans note, by name → the metric and the value of its label."""
         self._often: dict[str, Often] = {}
         """Partition → its series."""
         self._planned: dict[str, tuple[str, int, int]] = {}
@@ -355,64 +331,15 @@ class Metrics:
 
 def _tally(decided: Cycle) -> tuple[Tally[str], list[int]]:
     """What became of asks and tasks in a cycle, and how long each ask that it completed had waited."""
-    now = decided.plan.now
+    now, partition = decided.plan.now, decided.plan.partition
     tally: Tally[str] = Tally()
     waits: list[int] = []
-    for change, kept in decided.plan.done:
-        if type(change) in QUIET:
-            continue
-        if isinstance(change, Asked):
-            before = kept[0]
-            if before is None:
-                tally["inserted"] += 1
-            elif change.round <= before.round:
-                tally["replaced"] += 1
-        elif isinstance(change, SinglesPlaced):
-            tally["placed"] += len(change.tasks)
-            waits += [now - ask.waiting_since for ask, _ in kept[0]]
-        elif isinstance(change, SinglesEnded):
-            tally["succeeded"] += len(change.allocations)
-        elif isinstance(change, Placed | Chained | Began):
-            if isinstance(change, Placed):
-                tally["placed"] += placed_tasks(change)
-            elif isinstance(change, Chained):
-                tally["placed"] += count(change.indices)
-            if kept[0] is not None:
-                waits.append(now - kept[0].waiting_since)
-        elif isinstance(change, Promised):
-            if change.cause == "order":
-                continue  # nobody stops for it
-            known = decided.plan.partition.allocations
-            tally[f"claim by {change.cause}"] += 1
-            stopping = [known[number] for number in change.victims if number in known]
-            tally[f"victims by {change.cause}"] += sum(count(each.indices) for each in stopping)
-        elif isinstance(change, Ordered):
-            tally[f"ordered by {change.cause}"] += sum(nodes for nodes, _ in change.nodes)
-        elif isinstance(change, Arrived):
-            tally["arrived"] += 1
-        elif isinstance(change, OrderFailed):
-            tally["order failed"] += len(change.names)
-        elif isinstance(change, GivenBack):
-            tally["given back"] += len(change.nodes)
-        elif isinstance(change, Acknowledged):
-            tally["acknowledged"] += count(change.indices)
-        elif isinstance(change, Ended):
-            tally[change.outcome] += count(change.indices)
-            if change.outcome == "lost" and kept[0].state == "assigned":
-                tally["lost launch"] += count(change.indices)
-        else:
-            tally["cancelled"] += _cancelled(change, kept)
+    for change, before in decided.plan.done:
+        for what, number in change.counts(partition, before):
+            tally[what] += number
+        waits += [now - ask.waiting_since for ask in change.completed(before)]
     tally["completed"] = len(waits)
     return tally, waits
-
-
-def _cancelled(change: Change, kept: Any) -> int:
-    """How many asks a change took away without placing their tasks."""
-    if isinstance(change, PendingEnded):
-        return int(kept[0] is not None)
-    if isinstance(change, StageScaled | Regrouped):
-        return int(kept[0])
-    return 0
 
 
 # -- series that are made when somebody asks ---------------------------------------------------------------------
