@@ -316,7 +316,7 @@ def alike(monkeypatch: pytest.MonkeyPatch) -> None:
         assert cycle.run(loaded, commands, now).changes == done.changes
         return done
 
-    monkeypatch.setattr(Writer, "turn", both)
+    monkeypatch.setattr(Writer, "cycle", both)
 
 
 @pytest.mark.usefixtures("alike")
