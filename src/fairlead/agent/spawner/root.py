@@ -97,7 +97,7 @@ class Helper:
             os._exit(code)
 
     def _end(self, user: str) -> None:
-        """Kill the spawner of a user and its guard: the processes with its lock open. The keeper lives and cleans up."""
+        """Kill the spawner of a user and its guard: all processes with its lock open, except the keeper."""
         if user not in os.listdir(self._users):
             raise NotAllowed("the user has no spawner here")
         path = f"{self._users}/{user}/lock"
