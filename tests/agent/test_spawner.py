@@ -263,7 +263,7 @@ def test_a_task_that_proc_hides_is_stopped(tmp_path: Path, monkeypatch: pytest.M
     spec = (("/bin/sh", "-c", script), {}, "/", "0", 0, 0)
     tasks.launch([(("job1", 1, "main", 1), spec, [0], 0, False, None)], {})
     tasks.start(1)
-    (task,) = tasks.known.values()
+    (task,) = tasks.by_key.values()
     sleep(0.2)  # the shell has come to its command
     try:
         tasks.stop([(task.key, 0.5)])

@@ -1,5 +1,7 @@
-"""The interface of observers of a writer, such as metrics and logs. They read sealed plans; the core does not call
-them."""
+"""The interface of observers of a writer, such as metrics and logs.
+
+They read sealed plans. The core does not know them.
+"""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class AskedRoom:
 
 
 class AskedLimits:
-    """The limits of a spawner whose keeper sets them."""
+    """Limits that the spawner's keeper sets."""
 
     def __init__(self, keeper: _socket.socket, limits: Limits, guards: bool) -> None:
         """`limits` are the keeper's at the fork of this process. `guards` is True if the keeper also guards GPUs."""

@@ -101,10 +101,10 @@ class Keeping:
                 self._deny(room.path, self._devices)
             self.limits.put(room, [pid for pid in pids if self.limits.holds(pid) and _uid(pid) == self._uid])
 
-    def _enter(self, number: int, cpu: int, memory: int, *given: int) -> None:
+    def _enter(self, number: int, cpu: int, memory: int, *gpu_numbers: int) -> None:
         if not self._tree:
             raise OSError("GPUs are not guarded here")
-        allowed = {self._devices[gpu] for gpu in given}
+        allowed = {self._devices[gpu] for gpu in gpu_numbers}
         room = self._room(number, cpu, memory)
         path = room.path if room is not None and self.limits.tree else f"{self._tree}/{number}"
         os.makedirs(path, 0o755, exist_ok=True)

@@ -1,5 +1,6 @@
-"""The ledger: a file of the tasks that a spawner has taken and of their results. The successor of a killed spawner
-starts from it.
+"""The ledger: a file of the tasks that a spawner has taken, and their results.
+
+The successor of a killed spawner starts from it.
 
 Records are appended by one write per pass. They are safe as soon as the kernel has them, since tasks do not survive a
 machine that goes down. A task is recorded before it can start. So a task that was taken and has no result may have run,

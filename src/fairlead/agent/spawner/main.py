@@ -119,7 +119,7 @@ class Spawner:
                 break
         self._guard.end()
         self._limits.close()
-        return not tasks.known
+        return not tasks.by_key
 
     def _despite_faults(self, work: Callable[[], None]) -> None:
         """Call `work`. If the machine is out of descriptors or memory, log it and go on: a later pass tries again."""
@@ -137,14 +137,14 @@ class Spawner:
             return 0
         now = monotonic()
         due = min(self._tasks.next_due, self._lease_due)
-        if self._agent is None or (self._for_user and not self._tasks.known):
+        if self._agent is None or (self._for_user and not self._tasks.by_key):
             due = min(due, now + 1.0)
         elif self._tasks.started or self._tasks.ended or self._unsent:
             due = min(due, now + self._pace.wait(now, self._tasks.running, self._tasks.waiting))
         return max(0, min(60_000, int((due - now) * 1000) + 1)) if due != NEVER else 60_000
 
     def _is_idle(self) -> bool:
-        used = self._tasks.known if self._for_user else True
+        used = self._tasks.by_key if self._for_user else True
         if (self._agent is not None and used) or self._tasks.at_work:
             self._idle_since = monotonic()
             return False
@@ -189,7 +189,7 @@ class Spawner:
         tasks.record()  # the state sent here includes all results, so none is sent again as an event
         tasks.started.clear()
         tasks.ended.clear()
-        state = [(task.meta, task.index, task.chain, task.state, task.result) for task in tasks.known.values()]
+        state = [(task.meta, task.index, task.chain, task.state, task.result) for task in tasks.by_key.values()]
         self._unsent = pack(("state", state, self._limits.note, self._limits.kind))
         self._send()
 

@@ -45,7 +45,7 @@ class Tasks:
 
     def __init__(self, ledger: Ledger, limits: AnyLimits, starter: Starter, logs: str, guard: int = 0) -> None:
         """`guard` is the pid of the guard, a child of this process that is not a task."""
-        self.known: dict[Key, Task] = {}
+        self.by_key: dict[Key, Task] = {}
         self.started: list[Key] = []
         """Tasks that have started since the last report to the agent."""
         self.ended: list[tuple[Key, Result]] = []
@@ -70,7 +70,7 @@ class Tasks:
         self._orphans = True
         """True if ended tasks may have left processes behind."""
         for key, (meta, chain) in ledger.tasks.items():
-            task = self.known[key] = Task(key, meta, chain, None, None)
+            task = self.by_key[key] = Task(key, meta, chain, None, None)
             if key in ledger.ended:
                 task.state, task.result = ENDED, ledger.ended[key]
             else:
@@ -91,7 +91,7 @@ class Tasks:
 
     @property
     def at_work(self) -> bool:
-        return any(task.state != ENDED for task in self.known.values())
+        return any(task.state != ENDED for task in self.by_key.values())
 
     @property
     def next_due(self) -> float:
@@ -117,9 +117,9 @@ class Tasks:
             taken: list[int] = []
             for at, index in enumerate(indices):
                 key = (number, stage, attempt, index)
-                if key not in self.known:
+                if key not in self.by_key:
                     taken.append(index)
-                    task = self.known[key] = Task(key, meta, chain, spec, own[at] if own else None)
+                    task = self.by_key[key] = Task(key, meta, chain, spec, own[at] if own else None)
                     new_tasks.append(task)
                     if waiting:
                         waits.add(key)
@@ -150,7 +150,7 @@ class Tasks:
         now = monotonic()
         asked_pids: list[int] = []
         for key, grace in keys:
-            task = self.known.get(key)
+            task = self.by_key.get(key)
             if task is None:
                 continue
             if task.state == WAITING:
@@ -174,18 +174,18 @@ class Tasks:
     def give_back(self, keys: Iterable[Key]) -> None:
         """Return the tasks that have not started; the others keep running."""
         for key in keys:
-            task = self.known.get(key)
+            task = self.by_key.get(key)
             if task is not None and task.state == WAITING:
                 self._give_back(task)
 
     def stop_all(self, grace: float, cause: str) -> None:
-        self.stop([(key, grace) for key, task in self.known.items() if task.state != ENDED], cause)
+        self.stop([(key, grace) for key, task in self.by_key.items() if task.state != ENDED], cause)
 
     def confirm(self, keys: Iterable[Key]) -> None:
         """Forget ended tasks: the agent has their results."""
-        gone = {key for key in keys if key in self.known and self.known[key].state == ENDED}
+        gone = {key for key in keys if key in self.by_key and self.by_key[key].state == ENDED}
         for key in gone:
-            del self.known[key]
+            del self.by_key[key]
         self._ledger.forget(gone)
 
     def _give_back(self, task: Task) -> None:
