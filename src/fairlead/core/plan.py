@@ -30,7 +30,7 @@ Note = Literal[
 ]
 """Events for metrics that the changes do not show, or do not distinguish.
 
-"asked for again" is a command that repeats an earlier one and altered nothing.
+"asked for again" counts submissions and scalings that repeat an earlier command and alter nothing.
 """
 
 

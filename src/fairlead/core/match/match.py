@@ -138,7 +138,7 @@ def _awake(plan: Plan, look_at_all: bool, claims: Claims | None) -> Awake:
             asleep_at = None
         if asleep_at is not None and lane.new_while_asleep and not partition.settings.backfill and lane.all_behind():
             lane.new_while_asleep.clear()
-        claim = asleep_at is not None and claims is not None and claims.may_make(lane, unknown=True)
+        claim = asleep_at is not None and claims is not None and claims.may_make(lane, untried=True)
         if asleep_at == (openings, version) and not look_at_all and not lane.new_while_asleep and not claim:
             asleep.append((key, lane))
             continue

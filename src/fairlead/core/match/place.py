@@ -213,7 +213,7 @@ class Starter:
         joins = [choice.node_id for choice in yielded]
         for seq in sorted({seq for node_id in joins for seq in partition.nodes.held.get(node_id, ())}):
             rest = tuple(place for place in partition.promises[seq].places if place[0] not in joins)
-            self._release(seq, rest, "an ask with a better right uses a node of it")
+            self._release(seq, rest, "an ask with a better right uses one of its nodes")
 
     def _release(self, seq: int, rest: tuple[Place, ...], why: str) -> None:
         """Release the nodes kept for an ask, except for `rest`."""
