@@ -62,7 +62,7 @@ class Plan:
         self.placed_from = partition.counters.allocation
         """The number of the first allocation of this cycle. Tasks placed in it are not stopped in it."""
         self.unclaimed: dict[int, tuple[tuple[int, ...], Micros]] = {}
-        """Asks whose claims found too little to stop → the state versions, without starts, and when to look again."""
+        """Asks that found too little to stop → the state versions, without starts, and when to look again."""
         self.unsettled = False
         """True if match stopped tasks or released nodes after other asks had had their turn."""
         self.more = False

@@ -163,7 +163,7 @@ def _highest_placed(plan: Plan) -> int | None:
 
 
 def _find(partition: Partition, ask: Ask, candidates: Candidates, percent: int | None) -> tuple[Place, ...] | None:
-    """Find nodes whose capacity, beside existing claims, takes all tasks that have to start at once; or None.
+    """Find nodes with capacity, beside existing claims, for all tasks that have to start at once; or None.
 
     `percent` limits the nodes to that part of those that could take a task, and all holds to that part of all nodes.
     """

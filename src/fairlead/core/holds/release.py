@@ -94,7 +94,7 @@ def _will_pass(kept: Hold | Promise, reason: Reason) -> bool:
 
 
 def end_promises(plan: Plan) -> None:
-    """Release promises whose ask did not start though all tasks whose capacity it counted on are gone."""
+    """Release promises that did not help: all stopping tasks that they counted on are gone, or one is overdue."""
     partition = plan.partition
     for _, promise in sorted(partition.promises.items()) if partition.promises and partition.reign.ready else ():
         if not promise.ordered and not is_coming(partition, promise):

@@ -297,7 +297,7 @@ def may_take(nodes: NodeTable, row: int, shape: Shape) -> bool:
 
 
 def standing(partition: Partition, kept: Earmark) -> tuple[Place, ...]:
-    """Return the places of an earmark whose nodes can still serve it. A short back-off does no harm."""
+    """Return the places of an earmark on nodes that can still serve it. A short back-off does no harm."""
     nodes = partition.nodes
     stages = partition.jobs[kept.job].stages
     places: list[Place] = []

@@ -183,7 +183,7 @@ class NodeIndex(Generic[K]):
         self._place(node_id, row, kind)
 
     def _move(self, node_id: int) -> None:
-        """Move a node whose use changed. Its kind is the same as before."""
+        """Move a node after its use changed. Its kind is the same as before."""
         where = self._at.get(node_id)
         if where is None:
             self._enter(node_id)

@@ -210,9 +210,9 @@ class Starter:
             waits = ask.stage.asks[ask.kind] is ask and gang_size(ask) == 1
             rest = _without(partition.promises[ask.seq], held) if waits and ask.seq in partition.promises else ()
             self._release(ask.seq, rest, STARTED)
-        joins = [choice.node_id for choice in yielded]
-        for seq in sorted({seq for node_id in joins for seq in partition.nodes.held.get(node_id, ())}):
-            rest = tuple(place for place in partition.promises[seq].places if place[0] not in joins)
+        node_ids = [choice.node_id for choice in yielded]
+        for seq in sorted({seq for node_id in node_ids for seq in partition.nodes.held.get(node_id, ())}):
+            rest = tuple(place for place in partition.promises[seq].places if place[0] not in node_ids)
             self._release(seq, rest, "an ask with a better right uses one of its nodes")
 
     def _release(self, seq: int, rest: tuple[Place, ...], why: str) -> None:

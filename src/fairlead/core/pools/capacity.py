@@ -126,7 +126,7 @@ class Packing:
         self._left = {pool.name: nodes_left(partition, pool) if bounded else None for pool in pools}
         self._fits: dict[Shape, list[Pool]] = {}
         self._taking: dict[Shape, set[str]] = {}
-        """Shape → the names of pools whose nodes take it."""
+        """Shape → the names of pools with nodes that take it."""
         self._steps: list[Step] = []
         self._without_room: set[int] = set()
         """The numbers of gangs' asks that were left out."""
@@ -281,7 +281,7 @@ class Packing:
         return pool_names
 
     def _choose(self, shape: Shape) -> Pool | None:
-        """Return the cheapest pool whose nodes take a shape and that may have one more node."""
+        """Return the cheapest pool with nodes that take a shape, and with room for one more node."""
         fitting = self._fits.get(shape)
         if fitting is None:
             fitting = self._fits[shape] = [pool for pool in self._pools if pool.name in self._takers(shape)]

@@ -61,7 +61,7 @@ def demand_due(partition: Partition) -> Iterator[Micros]:
 
 
 def give_up_late(plan: Plan) -> None:
-    """Fail orders whose nodes did not arrive in time."""
+    """Fail orders with nodes that did not arrive in time."""
     partition = plan.partition
     for number in sorted(partition.orders):
         order = partition.orders[number]

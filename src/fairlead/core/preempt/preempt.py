@@ -308,12 +308,12 @@ class _Claim:
         if self._open is None:
             whatif = self.whatif()  # a copy: this reads every node, which would make later copies slow
             shapes = [stage.shape for stage, _ in self.needs]
-            joins = sorted(self.partition.nodes.rows)
-            self._open = [node_id for node_id in joins if any(whatif.room(node_id, shape, 1) for shape in shapes)]
+            node_ids = sorted(self.partition.nodes.rows)
+            self._open = [node_id for node_id in node_ids if any(whatif.room(node_id, shape, 1) for shape in shapes)]
         return self._open
 
     def _binding(self, ask: Ask) -> list[tuple[Account, Vector, Vector]]:
-        """Return the accounts whose limits keep the ask back, with limit and use.
+        """Return the accounts with limits that keep the ask back, with limit and use.
 
         Only stopping tasks that are booked on them can help.
         """

@@ -1,7 +1,7 @@
 """Clearing: find the tasks to stop so that an ask can start. Used by preemption and rebalance.
 
 Capacity that is free or coming is used first. Then, node by node, the cheapest set of tasks is stopped that frees
-capacity for one more task of the ask. A task whose stop does not help is not considered.
+capacity for one more task of the ask. A task that would not help by stopping is not considered.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class Clearing:
         return tasks
 
     def _is_near(self, node_id: int, stage: Stage) -> bool:
-        """True if a node has, or would have, a task of a stage whose tasks stay apart."""
+        """True if a node has, or would have, a task of a stage with `apart`."""
         return (node_id, stage.position) in self.places or any(
             allocation.node == node_id for allocation in (stage.live or {}).values()
         )
