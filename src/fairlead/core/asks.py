@@ -1,4 +1,4 @@
-"""What an ask needs to start: its stages, the number of tasks of each that start at once, and their resources."""
+"""The needs of an ask: its stages, the number of tasks of each that start at once, and their resources."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class Lane:
         self.unclaimed: dict[int, tuple[tuple[int, ...], int]] = {}
         """Ask number → state versions when no tasks were found to stop for it, and when to look again anyway."""
         self.claims_at: int | None = None
-        """When an ask of the lane may claim that could not at the last look: after a pause or a protection."""
+        """The time when a pause or a protection ends that kept an ask of the lane from claiming at the last look."""
         self._runs: list[Run] = []
         self._entries = 0
 

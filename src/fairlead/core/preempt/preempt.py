@@ -225,7 +225,7 @@ class Coming:
 
 
 class _Claim:
-    """What an ask needs, and the tasks that could be stopped for it."""
+    """One claim: the needs of an ask, and the tasks that could be stopped for it."""
 
     def __init__(self, plan: Plan, ask: Ask, coming: Coming) -> None:
         self.plan = plan
@@ -239,7 +239,7 @@ class _Claim:
         self.is_coming = False
         """True if the claim failed because the capacity that the ask needs is coming anyway."""
         self.again_at: Micros = FAR
-        """When the first protection ends of tasks that were left out because of it."""
+        """The time when the first protection ends that kept tasks from being victims."""
         self.job = ask.stage.job
         self.needs = minimum_by_stage(ask)
         self.asked = asked_by(ask)
