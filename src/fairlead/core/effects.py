@@ -114,10 +114,10 @@ def effects_of(partition: Partition, done: Done, strays: Sequence[tuple[str, Sto
     events: dict[str, list[Event]] = {}
     scaled: list[Any] = []
     for change, before in done:
-        fresh.update(change.fresh())
+        fresh.update(change.allocations_to_send())
         if type(change) in SCALED:
             scaled.append(change)
-        if partition.managers and (manager := change.heard_by(partition, before)):
+        if partition.managers and (manager := change.manager_to_notify(partition, before)):
             events.setdefault(manager, []).extend(_told(partition, change.news(partition, before)))
     for_pools = _for_pools(partition, scaled) if scaled else []
     if not fresh and not events and not strays:
