@@ -123,7 +123,7 @@ class Asked(Change[AskedUndo], frozen=True, tag="asked"):
     front: int = 0
     whole: bool = False
     tie: int = 0
-    """If above 0, the number of the earlier ask to whose place the tasks come back."""
+    """If above 0, the number of an earlier ask: the tasks come back to its place."""
 
     def apply(self, partition: Partition) -> AskedUndo:
         stage = partition.jobs[self.job].stages[self.stage]

@@ -73,7 +73,7 @@ class StageScaled(Change[StageScaledUndo], frozen=True, tag="stage scaled"):
         history = None if stage.history is None else dict(stage.history)
         waiting = stage.waiting()
         if self.count > tasks:
-            # An index whose old attempt an earlier scale-down is still stopping is asked for when that attempt ends.
+            # An earlier scale-down may still be stopping some of these: each is asked for when its attempt ends.
             stopping = Ranges.from_indices(index for index in stage.live or () if index >= tasks)
             added = difference((tasks, self.count), stopping.flat())
             if added:
