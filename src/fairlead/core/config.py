@@ -251,7 +251,7 @@ def _checks(read: Reader, key: str) -> tuple[str, ...]:
         if name in names[:at]:
             problem = f"{shown(name)} is there already; write it once"
         elif name in CHECKS and name not in options:
-            problem = f"{shown(name)} is obeyed always; leave it out"
+            problem = f"{shown(name)} is always checked; leave it out"
         elif name not in CHECKS:
             listed = f"only {', '.join(options)}" if options else "and no package brings one"
             problem = f"there is no check {shown(name)}, {listed}; leave it out or install its package"
