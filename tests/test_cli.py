@@ -22,7 +22,7 @@ from typer.testing import CliRunner, Result
 from fairlead import __version__
 from fairlead.app import understood
 from fairlead.cli.documents import MAX_BYTES, Unreadable, read_document
-from fairlead.cli.main import app, narrowed
+from fairlead.cli.main import app, narrow_app
 from fairlead.core.changes import NodeMoved
 from fairlead.core.config import parse_config
 from fairlead.core.dump import dump, load
@@ -70,9 +70,9 @@ def test_a_call_builds_only_its_command() -> None:
     every = commands_of(app)
     assert len(every) > 20
     for name in every:
-        assert commands_of(narrowed([name, "--json"])) == [name]
+        assert commands_of(narrow_app([name, "--json"])) == [name]
     for words in ([], ["--help"], ["sbmit"]):
-        assert commands_of(narrowed(words)) == every
+        assert commands_of(narrow_app(words)) == every
 
 
 def test_help_is_fast() -> None:
