@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fairlead.cli.options import AsJson, Partition, open_client
-from fairlead.cli.output import ago, ahead, amounts, calls_server, print_json, print_list, print_table, say
+from fairlead.cli.output import ago, ahead, amounts, calls_server, print_json, print_list, print_table, print_text
 from fairlead.cli.serving import rotate_key
 
 node = typer.Typer(
@@ -44,7 +44,7 @@ def _do(method: str, path: str, as_json: bool, default: str, document: Any = Non
     if as_json:
         print_json(done)
     else:
-        say(done.note or default)
+        print_text(done.note or default)
 
 
 # -- nodes -------------------------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ def show_node(name: NodeName, partition: Partition = "", as_json: AsJson = False
     if as_json:
         print_json(view)
         return
-    say(f"node {view.name}: {view.state}, {view.tasks} tasks{', avoided' if view.avoided else ''}")
+    print_text(f"node {view.name}: {view.state}, {view.tasks} tasks{', avoided' if view.avoided else ''}")
     for what, value in (
         ("has", amounts(view.resources)),
         ("used", amounts(view.used)),
@@ -98,7 +98,7 @@ def show_node(name: NodeName, partition: Partition = "", as_json: AsJson = False
         ("users", " ".join(view.users)),
     ):
         if value:
-            say(f"  {what:<8}{value}")
+            print_text(f"  {what:<8}{value}")
 
 
 @node.command()
@@ -359,7 +359,7 @@ def list_shares(partition: Partition = "", as_json: AsJson = False) -> None:
     ]
     print_table(("QUEUE", "SHARE", "ENTITLED", "USES", "ON LOAN"), rows)
     for rule in shares.requestors:
-        say(f"users that match {rule.match!r} go to {rule.queue}")
+        print_text(f"users that match {rule.match!r} go to {rule.queue}")
     if shares.rebalance_threshold:
         typer.echo(f"rebalance when {shares.rebalance_threshold}% apart for {shares.rebalance_after:g} s")
 
@@ -402,7 +402,7 @@ def rebalance(
     threshold: Annotated[
         int | None, typer.Option(help="Spread between queues above which loans are taken back, in percent; 0 is never.")
     ] = None,
-    after: Annotated[str | None, typer.Option(help="For how long, such as 4min.")] = None,
+    after: Annotated[str | None, typer.Option(help="How long the spread must last before that, such as 4min.")] = None,
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
@@ -505,7 +505,7 @@ def create_token(
 
 
 def _separation(user: str) -> list[str]:
-    """Return lines that say on which nodes tasks of the user are separated from those of other users.
+    """Return a description of the nodes where tasks of the user are, or are not, separated from those of other users.
 
     Empty if there is no other user or no node.
     """

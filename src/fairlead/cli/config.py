@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fairlead.cli.options import AsJson, open_client
-from fairlead.cli.output import calls_server, fail, need_file, print_json, say
+from fairlead.cli.output import calls_server, fail, need_file, print_json, print_text
 
 if TYPE_CHECKING:
     from fairlead.wire import api as wire
@@ -32,13 +32,13 @@ def check(
     need_file(file)
     import yaml
 
-    from fairlead.app import Failed, understood
+    from fairlead.app import Failed, checked_config
     from fairlead.cli.documents import Unreadable, read_document
 
     problem: dict[str, Any] = {"ok": False, "file": str(file)}
     try:
         document = read_document(file)
-        shown = understood({} if document is None else document, defaults=as_json)
+        shown = checked_config({} if document is None else document, defaults=as_json)
     except Unreadable as wrong:
         place = f"{file}:{wrong.line}" if wrong.line else str(file)
         fail(f"{place}: {wrong.problem}", as_json and {**problem, "line": wrong.line, "problem": wrong.problem})
@@ -116,7 +116,7 @@ def show_differences(applied: wire.Applied, as_json: bool) -> None:
         print_json(applied)
         return
     for difference in applied.differences:
-        say(f"{difference.key}: {_text(difference.before)} -> {_text(difference.after)}")
+        print_text(f"{difference.key}: {_text(difference.before)} -> {_text(difference.after)}")
     if not applied.differences:
         typer.echo("no difference")
 

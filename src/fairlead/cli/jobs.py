@@ -23,9 +23,9 @@ from fairlead.cli.output import (
     lasted,
     print_json,
     print_table,
+    print_text,
     problem_document,
     progress,
-    say,
 )
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from fairlead.wire import api as wire
 
 FOLLOWED = 32
-"""Tasks of a job whose output is followed at once."""
+"""Number of tasks of a job that are followed at once."""
 LOG_TIMEOUT = 5.0
 """Seconds after which a command that waits for a job prints why the job waits."""
 SHOWN = 1_000
@@ -66,7 +66,7 @@ Selector = Annotated[
 ]
 Pool = Annotated[str | None, typer.Option(help="Run only on nodes of this pool.")]
 TimeLimit = Annotated[str | None, typer.Option(help="Longest run time of a task, such as 2h.")]
-Tries = Annotated[int | None, typer.Option(help="Number of times a task is tried.", min=1)]
+Tries = Annotated[int | None, typer.Option(help="Number of times a task may be tried.", min=1)]
 Directory = Annotated[
     str | None, typer.Option(help="Working directory. By default this one, if the server is on this machine.")
 ]
@@ -258,7 +258,7 @@ def ps(
     queue: Annotated[str, typer.Option("--queue", "-q", help="Only jobs in this queue and the queues below it.")] = "",
     state: Annotated[list[str] | None, typer.Option(help="Only jobs in this state; may be repeated.")] = None,
     label: Annotated[str, typer.Option(help="Only jobs with this label, as key=value.")] = "",
-    limit: Annotated[int, typer.Option(help="Number of jobs to list.", min=1)] = 100,
+    limit: Annotated[int, typer.Option(help="Largest number of jobs to list.", min=1)] = 100,
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
@@ -302,16 +302,16 @@ def show(job: JobName, partition: Partition = "", as_json: AsJson = False) -> No
     if as_json:
         print_json({"job": view, "tasks": tasks})
         return
-    say(f"job {view.id} ({view.name}) of {view.user} in {view.queue}: {view.state}", nl=False)
-    say(f", {view.reason}" if view.reason else "")
+    print_text(f"job {view.id} ({view.name}) of {view.user} in {view.queue}: {view.state}", nl=False)
+    print_text(f", {view.reason}" if view.reason else "")
     lasted_for = (view.ended or time.time()) - view.submitted
     if view.matched is not None:
-        say(f"in that queue because its user matches {view.matched!r}")
+        print_text(f"in that queue because its user matches {view.matched!r}")
     typer.echo(f"submitted {ago(view.submitted)} ago, {'lasted' if view.over else 'for'} {lasted(lasted_for)}")
     for stage in view.stages:
         asked = amounts(stage.resources)
-        say(f"stage {stage.name}: {stage.count} tasks (at least {stage.min} at once), {asked}")
-        say(f"  {' '.join(stage.command)[:200]}")
+        print_text(f"stage {stage.name}: {stage.count} tasks (at least {stage.min} at once), {asked}")
+        print_text(f"  {' '.join(stage.command)[:200]}")
     rows = [
         (
             f"{task.stage}[{task.index}]",
@@ -377,18 +377,18 @@ def explain(job: JobName, partition: Partition = "", as_json: AsJson = False) ->
         print_json(explanation)
         return
     if not explanation.waiting:
-        say(f"job {explanation.job} is {explanation.state}; none of its tasks wait")
+        print_text(f"job {explanation.job} is {explanation.state}; none of its tasks wait")
     for ask in explanation.waiting:
         place = "" if ask.position is None else f", number {ask.position + 1} in its lane"
         reason = f": {ask.reason}" if ask.reason else ""
-        say(f"{ask.stage}: {ask.count} {ask.kind} waiting{place}{reason}")
+        print_text(f"{ask.stage}: {ask.count} {ask.kind} waiting{place}{reason}")
 
 
 @calls_server
 def history(
     user: Annotated[str, typer.Option(help="Only jobs of this user.")] = "",
-    state: Annotated[str, typer.Option(help="succeeded, failed or killed.")] = "",
-    limit: Annotated[int, typer.Option(help="Number of jobs to list.", min=1)] = 50,
+    state: Annotated[str, typer.Option(help="Only jobs in this state: succeeded, failed or killed.")] = "",
+    limit: Annotated[int, typer.Option(help="Largest number of jobs to list.", min=1)] = 50,
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
@@ -442,10 +442,10 @@ def kill(
                 failed = True
                 answers[job] = problem_document(problem)
                 if not as_json:
-                    say(f"fairlead: error: {job}: {problem}", err=True)
+                    print_text(f"fairlead: error: {job}: {problem}", err=True)
             else:
                 if not as_json:
-                    say(f"{job}: {note or 'killed'}")
+                    print_text(f"{job}: {note or 'killed'}")
     if as_json:
         print_json(answers)
     if failed:
@@ -466,7 +466,7 @@ def scale(
     if as_json:
         print_json({"note": note})
     else:
-        say(f"{job}: {note or f'{count} tasks'}")
+        print_text(f"{job}: {note or f'{count} tasks'}")
 
 
 @calls_server
@@ -491,7 +491,7 @@ def wait(
         print_json(results)
     else:
         for result in results:
-            say(f"{result.id}: {result.state}{f', {result.reason}' if result.reason else ''}")
+            print_text(f"{result.id}: {result.state}{f', {result.reason}' if result.reason else ''}")
     if any(result.state != "succeeded" for result in results):
         raise typer.Exit(1)
 
@@ -569,7 +569,7 @@ def _end_as(client: Client, job: wire.Job, quiet: bool) -> None:
     if job.state == "succeeded":
         return
     if not quiet:
-        say(f"fairlead: job {job.id} {job.state}{f': {job.reason}' if job.reason else ''}", err=True)
+        print_text(f"fairlead: job {job.id} {job.state}{f': {job.reason}' if job.reason else ''}", err=True)
     codes = (task.exit_code for task in client.tasks(job.id) if task.exit_code)
     code = next(codes, 1)
     raise typer.Exit(code if 0 < code < 256 else 1)

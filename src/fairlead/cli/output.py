@@ -42,12 +42,12 @@ def plain(text: str) -> str:
     return "".join(char if char.isprintable() or char == "\n" else "?" for char in text)
 
 
-def say(text: str, err: bool = False, nl: bool = True) -> None:
+def print_text(text: str, err: bool = False, nl: bool = True) -> None:
     """Print a line that may contain text of other users."""
     typer.echo(plain(text), err=err, nl=nl)
 
 
-def say_json(document: str) -> None:
+def print_safe_json(document: str) -> None:
     """Print a JSON document with its control characters escaped, so that it is safe for a terminal."""
     typer.echo(CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", document))
 
@@ -55,9 +55,9 @@ def say_json(document: str) -> None:
 def fail(text: str, document: dict[str, Any] | Literal[False] = False, code: int = 1) -> NoReturn:
     """Print the document on stdout if there is one, else the text on stderr, and exit with the code."""
     if document:
-        say_json(json.dumps(document, ensure_ascii=False))
+        print_safe_json(json.dumps(document, ensure_ascii=False))
     else:
-        say(f"fairlead: error: {text}", err=True)
+        print_text(f"fairlead: error: {text}", err=True)
     raise typer.Exit(code)
 
 
@@ -104,7 +104,7 @@ def is_unreachable(problem: Problem) -> bool:
 def print_json(value: Any) -> None:
     import msgspec
 
-    say_json(msgspec.json.encode(value).decode())
+    print_safe_json(msgspec.json.encode(value).decode())
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

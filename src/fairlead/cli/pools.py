@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fairlead.cli.options import AsJson, Partition, open_client
-from fairlead.cli.output import ago, amounts, calls_server, print_json, print_table, say
+from fairlead.cli.output import ago, amounts, calls_server, print_json, print_table, print_text
 
 if TYPE_CHECKING:
     from fairlead.wire import api as wire
@@ -44,14 +44,14 @@ def list_pools(partition: Partition = "", as_json: AsJson = False) -> None:
 @pool.command("show")
 @calls_server
 def show_pool(name: PoolName, partition: Partition = "", as_json: AsJson = False) -> None:
-    """Show a pool: its size, its orders with their jobs, and its orphans (machines that no node or order explains)."""
+    """Show a pool: its size, its orders with their jobs, and its orphans (machines without a node or an order)."""
     with open_client(partition) as client:
         pool = client.pool(name)
     if as_json:
         print_json(pool)
         return
     for line in _lines(pool):
-        say(line)
+        print_text(line)
 
 
 @pool.command()
@@ -90,7 +90,7 @@ def _print_note(note: str, default: str, as_json: bool) -> None:
     if as_json:
         print_json({"note": note})
     else:
-        say(note or default)
+        print_text(note or default)
 
 
 def _state(pool: wire.Pool) -> str:

@@ -32,12 +32,16 @@ STOPPING = 20.0
 GRACE = 10.0
 """Seconds that tasks have to stop when no server runs that could set their grace period."""
 
-Data = Annotated[Path | None, typer.Option("--data", help="Data directory. By default FAIRLEAD_DATA, else the user's.")]
+Data = Annotated[
+    Path | None, typer.Option("--data", help="Data directory. By default FAIRLEAD_DATA, else ~/.local/share/fairlead.")
+]
 Port = Annotated[int, typer.Option(help="Port to listen on; 0 for any free port.", min=0, max=65_535)]
 Config = Annotated[Path | None, typer.Option(help="Configuration file, for a data directory that has none yet.")]
 SecretsKey = Annotated[
     Path | None,
-    typer.Option(help="File with the key of the secrets. By default systemd's credential, else beside the data."),
+    typer.Option(
+        help="File with the key of the secrets. By default systemd's credential, else beside the data directory."
+    ),
 ]
 LogSize = Annotated[str, typer.Option(help="Largest size of the server's log; older lines are dropped.")]
 HistorySize = Annotated[str, typer.Option(help="Largest size of the history; jobs that ended first are dropped.")]
@@ -71,7 +75,7 @@ def up(
 def server(
     data: Data = None,
     host: Annotated[
-        str, typer.Option(help="Address to listen on. TLS is required unless it is local to this machine.")
+        str, typer.Option(help="Address to listen on. TLS is required if other machines can reach it.")
     ] = "127.0.0.1",
     port: Port = PORT,
     config: Config = None,
@@ -325,14 +329,14 @@ def _directory(data: Path | None) -> Path:
 def _document(config: Path | None) -> object:
     if config is None:
         return None
-    from fairlead.app import Failed, understood
+    from fairlead.app import Failed, checked_config
     from fairlead.cli.documents import Unreadable, read_document
     from fairlead.cli.output import need_file
 
     need_file(config)
     try:
         document = read_document(config)
-        understood({} if document is None else document, defaults=False)
+        checked_config({} if document is None else document, defaults=False)
     except Unreadable as problem:
         fail(f"{config}: {problem.problem}")
     except Failed as problem:

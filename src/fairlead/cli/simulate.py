@@ -44,7 +44,7 @@ def simulate(
     until: Annotated[str, typer.Option(help="Stop at this simulated time, such as 30d.")] = "",
     overrun: Annotated[
         Overrun,
-        typer.Option(help="For jobs that run longer than their estimate: extend the estimate, or end the job at it."),
+        typer.Option(help="For jobs that run longer than their estimate: extend the estimate, or kill the job then."),
     ] = "extend",
     seed: Annotated[int | None, typer.Option(min=0, help="Seed for generated values and random orders.")] = None,
     faults: Annotated[str, typer.Option(metavar="PROFILE", help="Let nodes fail and come back: light or heavy.")] = "",
@@ -76,13 +76,13 @@ def simulate(
     for name in (json_file, starts, report):
         if name and not Path(name).parent.is_dir():
             fail(f"there is no folder {Path(name).parent} to write {name} in; make it first")
-    from fairlead.app import Failed, load_policies, told
+    from fairlead.app import Failed, load_policies, refusals_as_failed
     from fairlead.cli.documents import Unreadable
     from fairlead.sim.traces import parse_nodes, read_traces
 
     try:
         load_policies()
-        with told(), _interrupts() as interrupted:
+        with refusals_as_failed(), _interrupts() as interrupted:
             fleet = parse_nodes(nodes, _load) if nodes else None
             trace = read_traces(traces, _load, overrun, fleet, jobs, seed)
             names = [name.strip() for name in compare.split(",") if name.strip()] or [policy] * bool(policy)
