@@ -102,7 +102,7 @@ class Executor(Base):
         """As in `concurrent.futures`; each chunk of `chunksize` calls is one task."""
         calls = list(zip(*iterables, strict=False))
         chunks = [calls[at : at + chunksize] for at in range(0, len(calls), max(1, chunksize))]
-        futures = [self.submit(_call_all, fn, chunk) for chunk in chunks]
+        futures = [self.submit(_each, fn, chunk) for chunk in chunks]
         deadline = None if timeout is None else monotonic() + timeout
 
         def results() -> Iterator[Result]:
@@ -127,7 +127,8 @@ def _settle(future: Future[Any], result: Any = None, error: BaseException | None
             future.set_result(result)
 
 
-def _call_all(fn: Callable[..., Result], calls: list[tuple[Any, ...]]) -> list[Result]:
+def _each(fn: Callable[..., Result], calls: list[tuple[Any, ...]]) -> list[Result]:
+    """Call a function with each tuple of arguments. It is pickled by name, so nodes must know it by this name."""
     return [fn(*arguments) for arguments in calls]
 
 
