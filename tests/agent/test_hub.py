@@ -182,6 +182,19 @@ def test_the_silent_are_lost_after_their_lease(tmp_path: Path) -> None:
     tell(tmp_path, story, lease="200ms")
 
 
+@pytest.mark.parametrize("action", ["enable", "drain"])
+def test_a_lost_node_that_an_operator_expects_again_is_lost_again(tmp_path: Path, action: Any) -> None:
+    async def story(plant: Plant) -> None:
+        async with puppet(plant) as one:
+            await one.wait_for(wire.Welcome)
+        await plant.until(lambda partition: partition.nodes.state == ["lost"])
+        await plant.inbox.offer(MoveNode(name="n1", action=action, operator=True))
+        await plant.until(lambda partition: partition.nodes.state != ["lost"])
+        await plant.until(lambda partition: partition.nodes.state == ["lost"])
+
+    tell(tmp_path, story, lease="200ms")
+
+
 def test_who_never_comes_back_after_a_restart_is_lost_too(tmp_path: Path) -> None:
     async def story(plant: Plant) -> None:
         async with puppet(plant) as one:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from fairlead.agent import session
+from fairlead.agent.joining import Epoch, Joining
 from fairlead.agent.logs import PART, log_path, read_log
 from fairlead.agent.main import Agent, Settings
 from fairlead.agent.session import KeyRenewed, Refused, Session
@@ -101,6 +102,51 @@ def test_a_lease_counts_from_when_the_server_was_asked() -> None:
     tell(story)
 
 
+def test_an_order_that_is_read_when_the_lease_is_over_is_not_taken() -> None:
+    async def story(talk: Talk) -> None:
+        talk.line.say(Welcome(3, 10_000_000, 50_000, 10_000))
+        running = asyncio.create_task(talk.run())
+        while not talk.leases:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.06)  # as if the agent had been stopped: the server may have called the node lost
+        talk.line.say(wire.Work(3, (wire.Spec(("true",)),), (wire.Launch(Tasks("j", 1, "s", 1, (0, 1)), 0),)))
+        with pytest.raises(ConnectionError, match="the lease was over"):
+            await running
+        assert len(talk.book) == 0
+
+    tell(story)
+
+
+def test_a_new_agent_leaves_the_lease_as_its_spawners_know_it() -> None:
+    told: list[Any] = []
+
+    class Outside:
+        server = "nowhere"
+
+        def open_link(self, at: int, user: str) -> Any:
+            return self
+
+        def send(self, *frames: Any) -> bool:
+            told.extend(frames)
+            return True
+
+        def wake(self) -> None:
+            pass
+
+    async def story() -> None:
+        log = lambda event, fields: None  # noqa: E731
+        outside: Any = Outside()
+        joining = Joining(TaskTable(AROUND, 1), outside, outside, Epoch(0, lambda epoch: None, "", log), log)
+        joining.begin()
+        joining.hear(0, "state", [], "", "none")
+        assert joining.all_found.is_set() and not told
+        joining._lease(1.0, 2.0, 3.0, "")
+        joining.hear(0, "state", [], "", "none")  # another spawner in its place
+        assert told == [("lease", 1.0, 2.0, 3.0, "")] * 2
+
+    asyncio.run(story())
+
+
 def test_without_a_fence_there_is_no_lease() -> None:
     async def story(talk: Talk) -> None:
         talk.line.say(Welcome(1, 20_000, 0, 100_000))
@@ -138,15 +184,15 @@ def test_orders_of_a_reign_that_is_over_are_not_taken(tmp_path: Path) -> None:
         token = join_token("secret", Key().public)
         settings = Settings(join="http://127.0.0.1:1", directory=tmp_path, token=token)
         first = Agent(settings, lambda event, fields: None)
-        first._check_epoch(3)
-        first._check_epoch(3)
-        first._check_epoch(5)
+        first.epoch.check(3)
+        first.epoch.check(3)
+        first.epoch.check(5)
         with pytest.raises(Refused, match="the server's epoch 4 is over, since 5 was seen"):
-            first._check_epoch(4)
+            first.epoch.check(4)
         os.close(first._lock)
         again = Agent(settings, lambda event, fields: None)
         with pytest.raises(Refused):
-            again._check_epoch(4)
+            again.epoch.check(4)
         os.close(again._lock)
 
     asyncio.run(story())

@@ -739,6 +739,22 @@ def test_a_report_of_which_a_part_is_stale_says_so() -> None:
         assert isinstance(answer, Accepted) and answer.note == note
 
 
+def test_members_of_a_gang_that_are_lost_together_before_all_have_started_wait_together() -> None:
+    w = world(cpu=2)
+    for node in ("n0", "n1"):
+        w.hold_acks(node)
+    job = w.submit(stages=stage(4, tries=5))
+    w.cycle()
+    assert w.placements(job) == {("w", 0): "n0", ("w", 1): "n0", ("w", 2): "n1", ("w", 3): "n1"}
+    # Two reports make two allocations of what was one, and one report then speaks of both.
+    for index in (0, 1):
+        w.report(job, "w", index, attempt=1, state="running")
+        w.cycle()
+    w._send("default", Report(node="n0", job=job, stage="w", indices=(0, 2), attempt=1, state="lost"))
+    w.cycle()
+    assert states(w, job, 4)[:2] == ["pending", "pending"]
+
+
 def test_an_agent_that_knows_jobs_this_journal_never_had_is_an_alarm() -> None:
     w = world()
     w._send("default", Report(node="n0", job="x", stage="w", indices=(0, 1), attempt=3, state="running", number=4711))

@@ -83,6 +83,11 @@ class Reporting:
     def has_news(self) -> bool:
         return bool(self._news or self._answers) and self._unconfirmed < MOST_UNCONFIRMED
 
+    @property
+    def is_settled(self) -> bool:
+        """True if all that happened was reported, and the server has confirmed it."""
+        return not (self._news or self._young or self._answers or self._batches)
+
     def reconnected(self, known: Iterable[Entry]) -> None:
         """A new connection: nothing that was sent before counts. What runs is told by the greeting."""
         self._batches.clear()

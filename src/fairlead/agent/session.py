@@ -91,6 +91,7 @@ class Session:
         deliver: Callable[[], None],
         check_epoch: Callable[[int], None],
         keys: Keys,
+        steady: Callable[[], float] = monotonic,
     ) -> None:
         """`logs` returns where the logs of a user are; `lease` hears by when tasks are to be asked and made to end, how
         long a lease is, and the server's lock if that is on this machine; `deliver` hands the book's outbox to
@@ -102,9 +103,11 @@ class Session:
         self._deliver = deliver
         self._check_epoch = check_epoch
         self._keys = keys
+        self._steady = steady
         self._news = asyncio.Event()
         self._stirred = asyncio.Event()
         self._beats: dict[int, float] = {}
+        self._leased_until = float("inf")
         self._welcome = Welcome(0, MICRO, 0, 0)
         self._readers: dict[int, Reader] = {}
         self._credits: dict[int, asyncio.Semaphore] = {}
@@ -116,7 +119,7 @@ class Session:
 
     async def run(self, hello: Hello, joined: Callable[[], None]) -> None:
         """Until the connection ends, which raises. `joined` is called when the server has taken the agent."""
-        greeted = monotonic()
+        greeted = self._steady()
         await self._channel.send(encode(hello))
         first = decode_from_server(await self._channel.recv())
         if isinstance(first, Refusal):
@@ -155,6 +158,9 @@ class Session:
     def _heed(self, message: FromServer) -> None:
         match message:
             case Work():
+                if message.launches and self._steady() >= self._leased_until:
+                    # The server may have called this node lost, and have these tasks run elsewhere.
+                    raise ConnectionError("the lease was over when the order was read")
                 self._check_epoch(message.epoch)
                 for number in message.confirmed:
                     self._book.confirmed(number)
@@ -191,6 +197,7 @@ class Session:
         if not lease:
             self._lease(float("inf"), float("inf"), 0.0, "")
         else:
+            self._leased_until = sent + lease
             grace = min(self._welcome.grace / MICRO, lease / 4)
             self._lease(sent + lease - grace, sent + lease, lease, self._welcome.lock)
 
@@ -201,10 +208,10 @@ class Session:
         while True:
             await self._news.wait()
             while self._book.reporting.has_news:
-                await asyncio.sleep(pace.wait(monotonic(), self._book.at_work, self._book.queued > 0))
+                await asyncio.sleep(pace.wait(self._steady(), self._book.at_work, self._book.queued > 0))
                 number, reports = self._book.reporting.batch()
                 if reports:
-                    pace.sent(monotonic())
+                    pace.sent(self._steady())
                     await self._channel.send(encode(Reports(number, reports)))
                 else:
                     self._book.confirmed(number)
@@ -230,7 +237,7 @@ class Session:
             self._book.tell_confirmed()
             self._deliver()
             number += 1
-            self._beats[number] = monotonic()
+            self._beats[number] = self._steady()
             await self._channel.send(encode(Beat(number, self._book.started("running", "ended"))))
 
     # -- logs ----------------------------------------------------------------------------------------------------

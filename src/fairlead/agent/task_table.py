@@ -216,11 +216,12 @@ class TaskTable:
         """A spawner says all that it knows: at first, and when it was started again."""
         self.missing.pop(spawner, None)
         self._unsent.pop(spawner, None)
-        before = {key for key, entry in self._entries.items() if entry.at == spawner and not self._is_held(entry)}
+        before = [key for key, entry in self._entries.items() if entry.at == spawner and not self._is_held(entry)]
+        named: set[Key] = set()
         confirmed = set(self._gone[spawner])
         for meta, index, chain, state, result in known:
             key = (meta[1], meta[2], meta[3], index)
-            before.discard(key)
+            named.add(key)
             if key in confirmed:
                 continue  # the spawner has not heard of it yet
             entry = self._entries.get(key)
@@ -236,7 +237,8 @@ class TaskTable:
             elif state != "waiting" and entry.state == "sent":
                 self._begin(entry)
         for key in before:
-            self._settle_unknown(self._entries[key])
+            if key not in named:
+                self._settle_unknown(self._entries[key])
         self.tell_confirmed()
 
     def miss(self, spawner: int, why: str) -> None:

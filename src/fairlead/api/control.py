@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
+from time import monotonic
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
@@ -33,7 +34,7 @@ from fairlead.journal.room import NoRoom
 from fairlead.pools.service import PoolService
 from fairlead.views.events import events_of
 from fairlead.wire.api import ManagerEvent
-from fairlead.writer.clock import Clock, cycle_clock
+from fairlead.writer.clock import Clock, Steady, cycle_clock
 from fairlead.writer.cluster import Cluster
 from fairlead.writer.inbox import Full, Inbox, Slot, Unavailable
 from fairlead.writer.loop import LiveWriter, WriterThread
@@ -63,6 +64,7 @@ class PartitionService:
         self,
         writer: Writer,
         clock: Clock,
+        steady: Steady,
         thread: WriterThread,
         engine: Engine,
         pools: PoolService,
@@ -72,7 +74,7 @@ class PartitionService:
         self.writer = writer
         self.feed = Feed(writer.seq)
         self.managers: dict[str, Feed] = {}
-        self.live = LiveWriter(writer, Inbox(), self.dispatch, self.publish, clock, thread)
+        self.live = LiveWriter(writer, Inbox(steady=steady), self.dispatch, self.publish, clock, thread)
         self._clock = clock
         self._engine = engine
         self._pools = pools
@@ -192,11 +194,15 @@ class Control:
         note: Callable[[str], None] = lambda text: None,
         pools: PoolService | None = None,
         wall: Callable[[], int] | None = None,
+        steady: Steady = monotonic,
+        thread: Callable[[], WriterThread] = WriterThread,
     ) -> None:
         """`first` is the configuration of a journal that has none yet; `note` is called with texts for operators."""
         self.problem = "starting"
         """Why requests are not served now; empty when they are. Every caller may read it, so it names no file."""
         self._wall = wall or steady_wall()
+        self._steady = steady
+        self._new_thread = thread
         self._open = open_journal
         self._engine = engine
         self._observers = observers
@@ -267,12 +273,12 @@ class Control:
         cluster, thread = self._cluster, self._thread
         assert cluster is not None and thread is not None
         try:
-            cycles = await thread.alone(lambda: cluster.configure(configs, self._clock()))
+            cycles = await thread.alone(lambda: cluster.configure(configs, self._clock()), self._send)
         except Stopped as stopped:
             self._break(str(stopped))
             raise Unserved("unavailable", f"{stopped}; ask again in a moment", 1) from None
         for name in [name for name in self._served if name not in cluster.writers]:
-            await self._drop(name, cycles.get(name))
+            await self._drop(name)
         try:
             await thread.alone(cluster.drop_removed)
         except Stopped as stopped:
@@ -280,11 +286,8 @@ class Control:
         for name in cluster.writers:
             if name not in self._served:
                 self._serve(cluster.writers[name])
-            service = self._served[name]
-            if name in cycles:
-                service.publish(cycles[name])
-                service.dispatch(cycles[name].effects)
-            service.live.look()
+                self._send({name: cycles[name]})
+            self._served[name].live.look()
 
     # -- reigns --------------------------------------------------------------------------------------------------
 
@@ -319,14 +322,16 @@ class Control:
 
     async def _begin(self) -> None:
         self._broken.clear()
-        thread = self._thread = WriterThread()
+        thread = self._thread = self._new_thread()
 
         def take_over() -> tuple[Journal, Cluster, Clock]:
             journal = self._open()
             try:
                 cluster = Cluster(journal, self._observers)
                 clock = cycle_clock(
-                    max((writer.partition.now for writer in cluster.writers.values()), default=0), self._wall
+                    max((writer.partition.now for writer in cluster.writers.values()), default=0),
+                    self._wall,
+                    lambda: int(self._steady() * 1e9),
                 )
                 # No agent is connected yet: agents of removed partitions are dismissed on connecting; see `removed`.
                 cluster.begin(clock())
@@ -351,7 +356,9 @@ class Control:
 
     def _serve(self, writer: Writer) -> None:
         assert self._thread is not None
-        service = PartitionService(writer, self._clock, self._thread, self._engine, self.pools, self._after_cycle)
+        service = PartitionService(
+            writer, self._clock, self._steady, self._thread, self._engine, self.pools, self._after_cycle
+        )
         self._served[service.name] = service
         self._engine.begin(service.name, service)
         self.pools.begin(service.name, service)
@@ -374,12 +381,17 @@ class Control:
         self.problem = NO_ROOM if no_room else STOPPED
         self._broken.set()
 
-    async def _drop(self, name: str, last: Cycle | None) -> None:
-        """End the service of a removed partition. Its agents still get the effects of its last cycle."""
+    def _send(self, cycles: Mapping[str, Cycle]) -> None:
+        """Publish and dispatch cycles that were decided outside of the live loops, before the next ones."""
+        for name, decided in cycles.items():
+            service = self._served.get(name)
+            if service is not None:
+                service.publish(decided)
+                service.dispatch(decided.effects)
+
+    async def _drop(self, name: str) -> None:
+        """End the service of a removed partition. Its agents have the effects of its last cycle."""
         service = self._served.pop(name)
-        if last is not None:
-            service.publish(last)
-            service.dispatch(last.effects)
         await service.live.close()
         await self._tasks.pop(name)
         service.close()

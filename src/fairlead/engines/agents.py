@@ -62,6 +62,7 @@ class Agents:
         ended: Callable[[list[Ended]], None] = lambda tasks: None,
         gang_seed: bytes = b"",
         lock: str = "",
+        steady: Callable[[], float] = monotonic,
     ) -> None:
         """`ended` hears of all tasks that ended, after that is durable.
 
@@ -74,6 +75,7 @@ class Agents:
         self._gang_seed = gang_seed or token_bytes(32)
         self._ended = ended
         self._lock = lock
+        self._steady = steady
         self._reigns: dict[str, LedPartition] = {}
         self._watchers: dict[str, asyncio.Task[None]] = {}
         self._requests = numbers(1)
@@ -85,7 +87,7 @@ class Agents:
         reign = self._reigns[partition] = LedPartition(handle, self._secrets, self._gang_seed)
         # Who is known and does not come back is lost too, after the same time.
         for node in own_nodes(handle.partition):
-            reign.nodes[node] = Seen(monotonic())
+            reign.nodes[node] = Seen(self._steady())
         self._watchers[partition] = asyncio.create_task(self._watch(partition, reign))
 
     def dispatch(self, partition: str, messages: Sequence[ForNode]) -> None:
@@ -215,7 +217,7 @@ class Agents:
         if before is not None:
             first = before.peer.instance
         if first not in ("", peer.instance):
-            ago = "" if seen is None else f", heard {monotonic() - seen.heard:.0f} s ago"
+            ago = "" if seen is None else f", heard {self._steady() - seen.heard:.0f} s ago"
             raise Refused(
                 "node",
                 f"another agent has the identity of node {peer.node}{ago}: the directory of one is a copy, or the "
@@ -226,8 +228,8 @@ class Agents:
     async def _join(self, reign: LedPartition, attached: Attached, hello: wire.Hello) -> None:
         """The node is there again. First the state hears what runs, then the agent what stands."""
         name, spec = node_of(hello)
-        seen = reign.nodes.setdefault(name, Seen(monotonic()))
-        seen.heard, seen.address, seen.instance = monotonic(), hello.address, attached.peer.instance
+        seen = reign.nodes.setdefault(name, Seen(self._steady()))
+        seen.heard, seen.address, seen.instance = self._steady(), hello.address, attached.peer.instance
         known = Blocks((*hello.running, *hello.ended))
         commands: list[AnyCommand] = [AddNode(name=name, spec=spec, operator=True)]
         commands += [command_of(name, wire.Report(tasks, "running")) for tasks in hello.running]
@@ -263,7 +265,7 @@ class Agents:
         try:
             while reign.attached.get(attached.node) is attached and attached.refusal is None:
                 message = decode_from_agent(await attached.connection.recv())
-                reign.nodes[attached.node].heard = monotonic()
+                reign.nodes[attached.node].heard = self._steady()
                 match message:
                     case wire.Reports():
                         slots = await self._take(reign, [command_of(attached.node, each) for each in message.reports])
@@ -376,7 +378,7 @@ class Agents:
             if not ready:
                 continue
             if reign.ready_since is None:
-                reign.ready_since = monotonic()
+                reign.ready_since = self._steady()
             known = set(own)
             for each in reign.attached.values():
                 if each.open and each.node not in known:
@@ -385,16 +387,21 @@ class Agents:
             for node, seen in reign.nodes.items():
                 if node not in known:
                     seen.lost = True  # it was removed, or called lost by somebody else
+            silent: list[AnyCommand] = []
             for node in own:
-                seen = reign.nodes.setdefault(node, Seen(monotonic()))
+                seen = reign.nodes.setdefault(node, Seen(self._steady()))
+                if seen.lost and node not in reign.attached:
+                    seen.lost, seen.heard = False, self._steady()  # an operator expects it again, for as long
                 late = max(seen.heard, reign.ready_since) + (settings.lease + settings.heartbeat) / SECOND
-                if not seen.lost and monotonic() > late:
+                if not seen.lost and self._steady() > late:
                     seen.lost = True
                     self._log("agent silent", {"partition": partition, "node": node})
                     attached = reign.attached.get(node)
                     if attached is not None:
                         attached.cut()
-                    await self._take(reign, [MoveNode(name=node, action="lose", operator=True)])
+                    silent.append(MoveNode(name=node, action="lose", operator=True))
+            for slot in await self._take(reign, silent):
+                await slot  # the state has it before the next look
 
     def _check_credential(self, partition: str, attached: Attached) -> None:
         """End the connection of a node whose key does not count any more; ask for a new key before that."""
@@ -402,10 +409,10 @@ class Agents:
         if standing == "valid" or attached.refusal is not None:
             return
         if standing != "revoked" and attached.renewal is None:
-            attached.renewal = monotonic()
+            attached.renewal = self._steady()
             attached.put(wire.Renew())
         elif standing == "revoked" or (
-            standing == "expired" and attached.renewal is not None and monotonic() > attached.renewal + RENEWAL_TIME
+            standing == "expired" and attached.renewal is not None and self._steady() > attached.renewal + RENEWAL_TIME
         ):
             self._log("agent cut off", {"partition": partition, "node": attached.node, "credential": standing})
             attached.refuse(
@@ -420,7 +427,7 @@ class Agents:
         reign = self._reigns.get(partition)
         if reign is None:
             return {}
-        return {name: monotonic() - reign.nodes[name].heard for name in sorted(reign.attached)}
+        return {name: self._steady() - reign.nodes[name].heard for name in sorted(reign.attached)}
 
     async def log(self, partition: str, node: str, asked: wire.LogRequest) -> AsyncIterator[wire.LogPart]:
         """A task's log from its node. The last part says so, and why if something is wrong."""

@@ -64,7 +64,7 @@ class Seen(msgspec.Struct):
     """What is known of a node in this reign, connected or not."""
 
     heard: float
-    """When it was heard last, by `time.monotonic`."""
+    """When it was heard last, by the clock of the hub."""
     address: str = ""
     instance: str = ""
     """Where its key is used, by the agent that spoke for it last; empty if none has in this reign."""
@@ -87,7 +87,7 @@ class Attached:
         """`None` is the end."""
         self.readers: dict[int, asyncio.Queue[wire.LogPart]] = {}
         self.renewal: float | None = None
-        """When a new key was asked for, by `time.monotonic`."""
+        """When a new key was asked for, by the clock of the hub."""
         self.refusal: wire.Refusal | None = None
         """The last message, if it says why the connection ends."""
 

@@ -39,6 +39,10 @@ class MemoryJournal:
             raise ValueError('break_next("failed"): a failed append is never written; use "unknown"')
         self._fault = (fault, written)
 
+    def mend(self) -> None:
+        """Take back a fault that no append has met."""
+        self._fault = None
+
     def reign(self, stream: str) -> int:
         entry = self._streams.setdefault(stream, _Stream())
         entry.epoch += 1

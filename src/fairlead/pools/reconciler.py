@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from time import monotonic
 from typing import Any, TypeVar
 
 import msgspec
@@ -73,7 +72,14 @@ class Standing(msgspec.Struct, frozen=True):
 
 class PoolReconciler:
     def __init__(
-        self, kind: PoolKind, provider: Provider, handle: PartitionHandle, line: CallQueue, figures: Figures, log: Log
+        self,
+        kind: PoolKind,
+        provider: Provider,
+        handle: PartitionHandle,
+        line: CallQueue,
+        figures: Figures,
+        log: Log,
+        steady: Callable[[], float],
     ) -> None:
         self.kind = kind
         self.problem = ""
@@ -84,6 +90,7 @@ class PoolReconciler:
         self._line = line
         self._figures = figures
         self._log = log
+        self._steady = steady
         self._wake = asyncio.Event()
         self._tried = {each.order for each in _orders(handle.partition, kind.pool)}
         """Orders that the provider may have had, from an earlier server or from us."""
@@ -196,7 +203,7 @@ class PoolReconciler:
     async def _destroy(self, standing: Standing, listed: Mapping[str, Machine]) -> None:
         there = [name for name in standing.unwanted if name in listed]
         self._destroyed.intersection_update(standing.unwanted)
-        if [name for name in there if name not in self._destroyed] and monotonic() >= self._not_before:
+        if [name for name in there if name not in self._destroyed] and self._steady() >= self._not_before:
             self._say("info", "machines to destroy", names=there)
             try:
                 await self._call("destroy", partial(self._provider.destroy, there))
@@ -204,7 +211,7 @@ class PoolReconciler:
                 self._destroyed.update(there)
             except ProviderError as problem:
                 self._pause = min(LONGEST_PAUSE, 2 * self._pause or FIRST_PAUSE)
-                self._not_before = monotonic() + self._pause
+                self._not_before = self._steady() + self._pause
                 if not problem.unknown and problem.names:
                     self._destroyed.update(set(there).difference(problem.names))
             listed = await self._list() or listed
@@ -230,7 +237,7 @@ class PoolReconciler:
         for name in names:
             if name in listed:
                 self._missing.pop(name, None)
-            elif monotonic() - self._missing.setdefault(name, monotonic()) >= GONE:
+            elif self._steady() - self._missing.setdefault(name, self._steady()) >= GONE:
                 gone.append(name)
         return gone
 
@@ -255,7 +262,7 @@ class PoolReconciler:
     # -- calls and commands --------------------------------------------------------------------------------------
 
     async def _call(self, what: str, work: Callable[[], Awaitable[Result]]) -> Result:
-        began = monotonic()
+        began = self._steady()
         try:
             done = await self._line.do(work)
             self.problem = ""
@@ -267,7 +274,7 @@ class PoolReconciler:
             self._figures.errors.labels(*self._where, what).inc()
             raise
         finally:
-            self._figures.calls.labels(*self._where, what).observe(monotonic() - began)
+            self._figures.calls.labels(*self._where, what).observe(self._steady() - began)
 
     async def _tell(self, command: AnyCommand) -> None:
         answer = await self._desk.settle(command)

@@ -7,7 +7,8 @@ tender, and what it finds goes to the writer's inbox as commands. Whoever closes
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from time import monotonic
 
 from fairlead.core.effects import ForPool
 from fairlead.core.errors import Refused
@@ -67,7 +68,7 @@ class PartitionPools:
         except Refused as refusal:
             provider = UnavailableProvider(str(refusal))
         line = pools.lines.setdefault((kind.partition, kind.pool), CallQueue())
-        tender = PoolReconciler(kind, provider, self._desk, line, pools.figures, pools.log)
+        tender = PoolReconciler(kind, provider, self._desk, line, pools.figures, pools.log, pools.steady)
         task = asyncio.create_task(tender.run())
         self._tended[kind.pool] = (tender, provider, task)
 
@@ -87,11 +88,13 @@ class PoolService:
         join: Join | None = None,
         figures: Figures | None = None,
         log: Log = lambda level, event, fields: None,
+        steady: Callable[[], float] = monotonic,
     ) -> None:
         self.make = make or nobody
         self.join = join or Join("", lambda partition, pool, names: {}, lambda partition, names: None)
         self.figures = figures or Figures()
         self.log = log
+        self.steady = steady
         self.lines: dict[tuple[str, str], CallQueue] = {}
         self._keepers: dict[str, PartitionPools] = {}
         self._retiring: set[asyncio.Task[None]] = set()

@@ -1,267 +1,265 @@
-"""Agents with a link that breaks: what a real one would do with launches and stops, lost connections and leases.
+"""Machines of a trial: on each the agent as it ships, with virtual spawners below it and a network that breaks.
 
-An agent knows (task, attempt) and starts it once. What it reports is sent again until it is confirmed. Without an
-answer for as long as the lease it stops what it runs. A machine that crashed comes back knowing what it had, and says
-that it is lost. Tasks are taken one by one: this is the other side of the wire, and shares no arithmetic with the core.
+Virtual is what an agent reaches: its spawners, its connections, its disk, its key and its clock. An agent can be
+stopped, killed and started again, and its machine can lose its power, or vanish.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any, Protocol
 
-import msgspec
+from fairlead.agent.joining import Epoch, Joining
+from fairlead.agent.launching import Surroundings
+from fairlead.agent.session import Channel, Refused
+from fairlead.agent.task_table import TaskTable
+from fairlead.sim.loop import Process, VirtualLoop
+from fairlead.sim.network import Line, Wire
+from fairlead.sim.spawner import Spawner, SpawnerLink, Wires
+from fairlead.sim.tasks import Live, Task
+from fairlead.wire.agent import VERSION, Challenge, Hello, Knock, NewKey, Proof, Refusal, decode_from_server, encode
+from fairlead.wire.identity import NONCE_BYTES
 
-from fairlead.core.commands import Report, ReportState
-from fairlead.core.effects import ForNode, Launch, Stop
-
-Micros = int
-SECOND = 1_000_000
-QUICK, SLOW = SECOND // 50, 8 * SECOND
-"""The longest a message takes, usually and in bad times. The server gives launches more time than that."""
-
-
-class Task(msgspec.Struct, frozen=True):
-    """A task of a job, whatever its attempt. The number tells jobs apart that had one id after another."""
-
-    job: str
-    number: int
-    stage: str
-    index: int
+RESTART = 0.5
+"""Seconds until an agent that was killed is started again."""
+NO_SPAWNER = 20.0
+"""The most seconds without a spawner."""
 
 
-class Live(msgspec.Struct):
-    """A process."""
+class Around(Wires, Protocol):
+    """What a machine is connected to."""
 
-    task: Task
-    attempt: int
-    devices: tuple[int, ...]
-
-
-class Wires(Protocol):
-    """What an agent is connected to: time, the server, and those who watch."""
-
-    now: Micros
+    loop: VirtualLoop
     rng: Random
-    lease: Micros
-    heartbeat: Micros
 
-    def at(self, when: Micros, what: Callable[[], None]) -> None: ...
-    def to_server(self, agent: Agent, what: str, body: Any, when: Micros, link: int) -> None: ...
-    def duration(self, task: Task) -> Micros: ...
-    def exit_code(self, task: Task, attempt: int) -> int: ...
-    def started(self, agent: Agent, live: Live) -> None: ...
-    def ended(self, agent: Agent, live: Live, how: str) -> None: ...
+    def connect(self, line: Line, agent: Process) -> Wire | None:
+        """A connection to the server, if it listens."""
+
+    def new_process(self, name: str) -> Process: ...
     def log(self, text: str) -> None: ...
 
 
-class Agent:
-    def __init__(self, name: str, wires: Wires, links: int = 0) -> None:
-        self.name = name
-        self.wires = wires
-        self.link = 0
-        """The number of its connection; 0 for none."""
-        self.links = links
-        """The highest such number. Machines that have one name after another have other numbers."""
-        self.gone = False
-        self.running: dict[Task, Live] = {}
-        self.known: set[tuple[Task, int]] = set()
-        """Every attempt that it was told to start."""
-        self.outbox: dict[int, Report] = {}
-        """Reports that are not confirmed, by number."""
-        self.until: dict[str, Micros] = {}
+class Machine:
+    def __init__(self, world: Around, hello: Hello, boots: int = 0) -> None:
+        """`boots` tells machines apart that have one name after another."""
+        self.name = hello.node
+        self.until: dict[str, float] = {}
         """Trouble → when it is over."""
-        self._answered: Micros = -1
-        """When the last heartbeat was sent that was answered."""
-        self._reports = 0
-        self._old = 0
-        """The reports up to this one were there at the last beat: if they are still, they are sent again."""
-        self._last_sent: Micros = 0
-        wires.at(wires.now, self._beat)
+        self.gone = False
+        self._wires: list[Wire] = []
+        self.server = ""
+        self.book: TaskTable
+        self.process: Process
+        self._world = world
+        self._loop = world.loop
+        self._hello = hello
+        self._boots = boots
+        self._epoch = 0
+        """What is on its disk."""
+        self._line = Line()
+        self._line.has = self.has
+        self._spawners = [
+            Spawner(world.loop, world.rng, world, self.name, partial(self.has, "refuse"))
+            for _ in range(world.rng.randint(1, 2))
+        ]
+        self._links: list[SpawnerLink] = []
+        self._joining: Joining
+        self._boot()
 
     def has(self, trouble: str) -> bool:
-        return self.until.get(trouble, -1) > self.wires.now
+        return self.until.get(trouble, -1.0) > self._loop.time()
 
     @property
-    def is_off(self) -> bool:
-        """Nothing goes in or out."""
-        return self.gone or self.has("crash") or self.has("hang")
+    def running(self) -> dict[Task, Live]:
+        return {live.task: live for spawner in self._spawners for live in spawner.running}
+
+    @property
+    def in_touch(self) -> bool:
+        """True if the server knows it, and nothing is wrong with it."""
+        return self.process.alive and self._joining.joined.is_set() and not any(map(self.has, self.until))
+
+    @property
+    def has_news(self) -> bool:
+        """True if the server has yet to hear what happened here."""
+        return not self.book.reporting.is_settled or any(self.book.outbox)
+
+    @property
+    def is_quiet(self) -> bool:
+        """True if it is connected, and nothing is under way in it or between it and the server."""
+        if not self.process.alive or self.process.frozen or not self._joining.joined.is_set() or self.has_news:
+            return False
+        spawners = all(each.is_quiet for each in self._spawners) and not any(each.under_way for each in self._links)
+        return spawners and self._wires[-1].is_quiet
 
     # -- trouble -------------------------------------------------------------------------------------------------
 
-    def trouble(self, what: str, lasts: Micros) -> None:
-        self.until[what] = max(self.until.get(what, 0), self.wires.now + lasts)
-        if what in ("break", "crash"):
-            self.drop_link("trouble")
-        if what == "crash":
-            self._lose_all("the machine crashed")
+    def trouble(self, what: str, seconds: float) -> None:
+        now = self._loop.time()
+        over = self.until[what] = max(self.until.get(what, 0.0), now + seconds)
+        if what == "break":
+            self._break(over)
+        elif what == "hang":
+            self.process.freeze()
+            self._loop.world_at(over, self._thaw)
+        elif what == "crash":
+            self._lose_power()
+            self._loop.world_at(over, self._start_anew)
+        elif what == "restart" and self.process.alive:
+            self._kill_agent()
+            self._loop.world_at(now + RESTART, self._restart)
+        elif what == "spawner":
+            spawner = self._world.rng.choice(self._spawners)
+            if spawner.up:
+                spawner.die()
+                self._loop.world_at(now + min(seconds, NO_SPAWNER), self._start_spawner, spawner)
 
     def vanish(self) -> None:
         """The machine is gone for good, and nobody hears what became of its tasks."""
         self.gone = True
-        self.drop_link("the machine is gone")
-        self._lose_all("the machine is gone")
-        self.outbox.clear()
+        self._lose_power()
 
-    def drop_link(self, why: str) -> None:
-        if self.link:
-            self.wires.log(f"{self.name}: link {self.link} is down ({why})")
-        self.link = 0
+    def hung_up(self) -> None:
+        """The server has died."""
+        for wire in self._open_wires():
+            wire.server.hang_up()
 
-    def _lose_all(self, why: str) -> None:
-        for live in list(self.running.values()):
-            self._end(live, "lost")
-            self._report(live.task, live.attempt, "lost", reason=why)
-
-    # -- the link ------------------------------------------------------------------------------------------------
-
-    def _beat(self) -> None:
-        """Every now and then: connect, or say that it is alive."""
-        wires = self.wires
-        if self.gone:
-            return
-        wires.at(wires.now + wires.heartbeat, self._beat)
-        if self.is_off or self.has("break"):
-            return
-        if not self.link:
-            self.links += 1
-            self._send("register", None, self.links)
-            return
-        self._send("heartbeat", wires.now, self.link)
-        for number in [each for each in self.outbox if each <= self._old]:
-            self._send_report(number)
-        self._old = self._reports
-
-    def welcomed(self, link: int, sent: Micros) -> None:
-        """The server has taken it in, and hears what it has not heard."""
-        if self.is_off or self.has("break") or link != self.links:
-            return
-        self.link = link
-        self.answered(sent)
-        for number in list(self.outbox):
-            self._send_report(number)
-
-    def answered(self, sent: Micros) -> None:
-        """The server heard what was sent then: from then on the lease counts anew."""
-        if sent > self._answered:
-            self._answered = sent
-            self.wires.at(sent + self.wires.lease, self._look_at_lease)
-
-    def _look_at_lease(self) -> None:
-        """A watchdog beside the agent: it works also while the agent hangs."""
-        if self.wires.now >= self._answered + self.wires.lease:
-            self._lose_all("the lease is over")
-            self.drop_link("the lease is over")
-
-    def confirmed(self, numbers: list[int]) -> None:
-        for number in numbers:
-            self.outbox.pop(number, None)
-
-    def _send(self, what: str, body: Any, link: int, loose: bool = False) -> None:
-        """One after another, unless they may overtake each other."""
-        wires = self.wires
-        when = wires.now + wires.rng.randrange(SLOW if self.has("slow") or loose else QUICK)
-        if not loose:
-            when = self._last_sent = max(when, self._last_sent + 1)
-        wires.to_server(self, what, body, when, link)
-
-    # -- work ----------------------------------------------------------------------------------------------------
-
-    def receive(self, message: ForNode) -> None:
-        for stop in message.stops:
-            self._stop(stop)
-        for launch in message.launches:
-            self._launch(launch)
-
-    def _launch(self, launch: Launch) -> None:
-        each = indices(launch.indices)
-        per_task = len(launch.devices) // len(each)
-        begun: list[int] = []
-        for at, index in enumerate(each):
-            task = Task(launch.job, launch.number, launch.stage, index)
-            if (task, launch.attempt) in self.known:
-                continue
-            self.known.add((task, launch.attempt))
-            if self.has("refuse"):
-                # For good: if it is sent again before the server has heard of it, it must not be started either.
-                self._report(task, launch.attempt, "refused", reason="not now")
-                continue
-            live = Live(task, launch.attempt, launch.devices[at * per_task : (at + 1) * per_task])
-            begun.append(index)
-            self.wires.started(self, live)
-            self.running[task] = live
-            self.wires.at(self.wires.now + self.wires.duration(task), lambda live=live: self._run_out(live))  # type: ignore[misc]
-        if begun:
-            self._report_block(launch.job, launch.number, launch.stage, begun, launch.attempt, "running")
-
-    def _run_out(self, live: Live) -> None:
-        """A process ends by itself, also while nobody can hear of it."""
-        if self.running.get(live.task) is live:
-            code = self.wires.exit_code(live.task, live.attempt)
-            self._end(live, "failed" if code else "succeeded")
-            self._report(live.task, live.attempt, "failed" if code else "succeeded", code)
-
-    def _stop(self, stop: Stop) -> None:
-        """What it does not run has stopped as well."""
-        for index in indices(stop.indices):
-            task = Task(stop.job, stop.number, stop.stage, index)
-            live = self.running.get(task)
-            if live is not None and live.attempt == stop.attempt:
-                self._end(live, "stopped")
-            self.known.add((task, stop.attempt))
-        self._report_block(stop.job, stop.number, stop.stage, indices(stop.indices), stop.attempt, "stopped")
-
-    def _end(self, live: Live, how: str) -> None:
-        del self.running[live.task]
-        self.wires.ended(self, live, how)
-
-    def _report(self, task: Task, attempt: int, state: ReportState, code: int | None = None, reason: str = "") -> None:
-        self._report_block(task.job, task.number, task.stage, [task.index], attempt, state, code, reason)
-
-    def _report_block(
-        self,
-        job: str,
-        number: int,
-        stage: str,
-        block: list[int],
-        attempt: int,
-        state: ReportState,
-        code: int | None = None,
-        reason: str = "",
-    ) -> None:
-        self._reports += 1
-        self.outbox[self._reports] = Report(
-            node=self.name,
-            job=job,
-            stage=stage,
-            indices=flat(block),
-            attempt=attempt,
-            state=state,
-            exit_code=code,
-            reason=reason,
-            number=number,
-            operator=True,
-        )
-        if self.link and not self.is_off:
-            self._send_report(self._reports)
-
-    def _send_report(self, number: int) -> None:
-        for _ in range(2 if self.has("double") else 1):
-            self._send("report", (number, self.outbox[number]), self.link, loose=self.has("reorder"))
-
-
-def indices(block: tuple[int, ...]) -> list[int]:
-    """The numbers of half-open spans."""
-    return [index for start, end in zip(block[::2], block[1::2], strict=True) for index in range(start, end)]
-
-
-def flat(numbers: list[int]) -> tuple[int, ...]:
-    """The reverse."""
-    spans: list[int] = []
-    for number in sorted(numbers):
-        if spans and spans[-1] == number:
-            spans[-1] += 1
+    def _break(self, over: float) -> None:
+        """Connections end, or stand still: what is under way then arrives later, if both ends wait for it."""
+        if self._world.rng.random() < 0.5:
+            for wire in self._open_wires():
+                wire.reset()
         else:
-            spans += (number, number + 1)
-    return tuple(spans)
+            self._line.stands_still_until = over
+
+    def _thaw(self) -> None:
+        if not self.has("hang"):
+            self.process.thaw()
+
+    def _lose_power(self) -> None:
+        self.process.kill()
+        for spawner in self._spawners:
+            spawner.die()
+        for wire in self._open_wires():
+            wire.cut()
+
+    def _start_anew(self) -> None:
+        """The machine is up again. Its key is used in another place now, as the server sees it."""
+        if not self.gone and not self.has("crash") and not self.process.alive:
+            self._boots += 1
+            for spawner in self._spawners:
+                spawner.rise()
+            self._boot()
+
+    def _kill_agent(self) -> None:
+        self.process.kill()
+        for wire in self._open_wires():
+            wire.agent.hang_up()
+
+    def _restart(self) -> None:
+        if not self.gone and not self.has("crash") and not self.process.alive:
+            self._boot()
+
+    def _start_spawner(self, spawner: Spawner) -> None:
+        if not self.gone and not self.has("crash"):
+            spawner.rise()
+
+    def _open_wires(self) -> list[Wire]:
+        self._wires = [each for each in self._wires if not each.is_over]
+        return self._wires
+
+    # -- the agent -----------------------------------------------------------------------------------------------
+
+    def _boot(self) -> None:
+        world = self._world
+        self.process = world.new_process(f"agent {self.name}")
+        if self.has("hang"):
+            self.process.freeze()
+        self.book = TaskTable(Surroundings(self.name, "/", {}), len(self._spawners))
+        self._links = []
+        key = Identity(self.name, f"{self.name} {self._boots}")
+        epoch = Epoch(self._epoch, self._store_epoch, "its file", self._log)
+        self._joining = Joining(self.book, self, key, epoch, self._log, self._loop.time, world.rng.uniform)
+        self.process.start(self._serve(self._joining))
+
+    async def _serve(self, joining: Joining) -> None:
+        joining.begin()
+        await joining.all_found.wait()
+        await joining.stay()
+
+    def connect(self) -> Connecting:
+        return Connecting(self)
+
+    async def open(self) -> Wire:
+        if self.has("break"):
+            raise OSError("the network is unreachable")
+        wire = self._world.connect(self._line, self.process)
+        if wire is None:
+            raise ConnectionRefusedError("the server does not listen")
+        self._open_wires().append(wire)
+        return wire
+
+    def describe(self, address: str) -> Hello:
+        return self._hello
+
+    def open_link(self, at: int, user: str) -> SpawnerLink:
+        link = SpawnerLink(
+            self._loop,
+            self._world.rng,
+            self.process,
+            self._spawners[at],
+            partial(self._joining.hear, at),
+            partial(self._joining.miss, at),
+        )
+        self._links.append(link)
+        return link
+
+    def logs_of(self, user: str) -> str:
+        raise AssertionError("nobody reads logs in a trial")
+
+    def _store_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def _log(self, event: str, fields: dict[str, Any]) -> None:
+        self._world.log(f"{self.name}: {event} {fields.get('problem', '')}".rstrip())
+
+
+class Connecting:
+    """An agent's connection to the server, from its beginning to its end."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._wire: Wire | None = None
+
+    async def __aenter__(self) -> tuple[Channel, str]:
+        self._wire = await self._machine.open()
+        return self._wire.agent, self._machine.name
+
+    async def __aexit__(self, *problem: object) -> None:
+        assert self._wire is not None
+        self._wire.agent.hang_up()
+
+
+class Identity:
+    """A key that proves itself: `instance` says where it is used."""
+
+    def __init__(self, node: str, instance: str) -> None:
+        self._node = node
+        self._instance = instance
+
+    async def prove(self, channel: Channel) -> None:
+        await channel.send(encode(Knock(VERSION, self._node, bytes(NONCE_BYTES))))
+        challenge = decode_from_server(await channel.recv())
+        if isinstance(challenge, Refusal):
+            raise Refused(challenge.problem, challenge.final)
+        assert isinstance(challenge, Challenge)
+        await channel.send(encode(Proof(b"", b"", self._instance)))
+
+    def joined(self) -> None:
+        """It is known already."""
+
+    def new_key(self) -> NewKey:
+        raise AssertionError("keys do not end in a trial")
+
+    def renewed(self) -> None:
+        raise AssertionError("keys do not end in a trial")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Protocol
 
 from fairlead.core.commands import Accepted, Answer
 from fairlead.core.model import SCALE, Allocation, Job, Stage
 from fairlead.core.resources import GPU
 from fairlead.core.shape import WHOLE_DEVICE
 from fairlead.core.state import Partition
-from fairlead.sim.agents import Agent, Live, Micros, Task, indices
+from fairlead.sim.tasks import Live, Micros, Task, indices
 
 
 class CheckFailed(AssertionError):
@@ -21,6 +22,16 @@ def need(holds: bool, text: str) -> None:
         raise CheckFailed(text)
 
 
+class Runs(Protocol):
+    """As much of a machine as is judged."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def running(self) -> Mapping[Task, Live]: ...
+
+
 class AttemptChecker:
     """No task runs twice at once, no attempt runs twice at all, and nothing that succeeded starts again."""
 
@@ -30,13 +41,13 @@ class AttemptChecker:
         self._begun: dict[Task, int] = {}
         """The highest attempt that ever ran."""
 
-    def started(self, agent: Agent, live: Live) -> None:
+    def started(self, node: str, live: Live) -> None:
         task, attempt = live.task, live.attempt
         other = self.live.get(task)
-        need(other is None, f"{task} runs as attempt {other} and starts as attempt {attempt} on {agent.name}")
+        need(other is None, f"{task} runs as attempt {other} and starts as attempt {attempt} on {node}")
         need(attempt > self._begun.get(task, 0), f"{task} starts as attempt {attempt}, which is not a new one")
         self._begun[task] = attempt
-        self.live[task] = (attempt, agent.name)
+        self.live[task] = (attempt, node)
 
     def ended(self, live: Live, how: str) -> None:
         del self.live[live.task]
@@ -54,7 +65,7 @@ class RoomChecker:
         self.asked = asked
         """(Job, stage) → what each task asks for, in milli-units."""
 
-    def check(self, agent: Agent) -> None:
+    def check(self, agent: Runs) -> None:
         cpu = 0
         devices: dict[int, int] = {}
         for live in agent.running.values():
@@ -69,7 +80,7 @@ class RoomChecker:
             need(used <= WHOLE_DEVICE, f"{agent.name} runs {used} milli-GPU on device {device}")
 
 
-def check_agreement(partition: Partition, agent: Agent) -> None:
+def check_agreement(partition: Partition, agent: Runs) -> None:
     """Where nothing is under way between them, the server and an agent believe the same."""
     node_id = partition.nodes.find(agent.name)
     known: dict[int, Allocation] = {} if node_id is None else partition.nodes.allocations[partition.nodes.rows[node_id]]
@@ -80,6 +91,55 @@ def check_agreement(partition: Partition, agent: Agent) -> None:
     }
     real = {task: live.attempt for task, live in agent.running.items()}
     need(believed == real, f"{agent.name} runs {real}, and the server believes {believed}")
+
+
+class StopChecker:
+    """What was told to stop stops: between two looks at which nothing is under way, tasks have the time to."""
+
+    def __init__(self) -> None:
+        self._stopping: set[int] = set()
+        """Allocations that were told to stop, at the last look."""
+
+    def look(self, partition: Partition, quiet: Iterable[str]) -> None:
+        """`quiet` are the nodes with nothing under way, which have been told everything."""
+        found: set[int] = set()
+        for name in quiet:
+            node_id = partition.nodes.find(name)
+            for each in [] if node_id is None else partition.nodes.allocations[partition.nodes.rows[node_id]].values():
+                if each.state == "stopping":
+                    found.add(each.id)
+                    text = (
+                        f"{each.stage.job.id} {each.stage.name} {each.indices} on {name} was told to stop and has not"
+                    )
+                    need(each.id not in self._stopping, text)
+        self._stopping = found
+
+
+class SilenceChecker:
+    """A node that is silent is lost, in time. What counts is the time for which the server is ready.
+
+    An operator that enables a lost node has it expected for as long again.
+    """
+
+    def __init__(self, allowed: Micros) -> None:
+        self.allowed = allowed
+        self._silent: dict[str, Micros] = {}
+        self._ready_at: Micros = 0
+
+    def look(self, partition: Partition, down: Iterable[str], passed: Micros) -> None:
+        """`down` are the nodes whose machines have no power."""
+        if not partition.reign.ready or partition.reign.ready_at != self._ready_at:
+            self._ready_at = partition.reign.ready_at
+            self._silent = {}
+            return
+        self._silent = {
+            name: self._silent.get(name, 0) + passed
+            for name in down
+            if (node_id := partition.nodes.find(name)) is not None
+            and partition.nodes.state[partition.nodes.rows[node_id]] != "lost"
+        }
+        for name, silent in self._silent.items():
+            need(silent <= self.allowed, f"{name} has been silent for {silent} us and is not lost")
 
 
 class AnswerChecker:

@@ -28,7 +28,6 @@ from fairlead.core.entitlement import Entitlements
 from fairlead.core.lanes import Lane
 from fairlead.core.model import NEW, Ask, Queue, Stage
 from fairlead.core.state import Partition, Touched
-from fairlead.sim.agents import Micros, indices
 from fairlead.sim.checkers import need
 from fairlead.sim.rules import (
     More,
@@ -40,6 +39,7 @@ from fairlead.sim.rules import (
     refusal_to_wait_behind,
     waits_whole,
 )
+from fairlead.sim.tasks import Micros, indices
 
 Ordering = tuple[Ask | None, list[tuple[Stage, int]]]
 """An ask that nodes are ordered for, and the tasks."""

@@ -15,11 +15,19 @@ from fairlead.core.resources import SECOND
 Micros = int
 
 Point = Literal["before", "failed", "unknown, written", "unknown, not written", "committed", "half told"]
-"""Where in a turn the server is killed."""
+"""Where in a turn the server is killed, or what becomes of its write."""
 POINTS: tuple[Point, ...] = ("before", "failed", "unknown, written", "unknown, not written", "committed", "half told")
 
-AgentFault = Literal["break", "hang", "crash", "refuse", "slow", "double", "reorder"]
-AGENT_FAULTS: tuple[AgentFault, ...] = ("break", "hang", "crash", "refuse", "slow", "double", "reorder")
+AgentFault = Literal["break", "hang", "crash", "refuse", "slow", "resend", "overtake", "restart", "spawner"]
+"""What goes wrong with an agent and its machine.
+
+Its connections break or stand still; it stops; its machine loses its power; it cannot start tasks; its network is slow;
+its connections end when reports have arrived and are not confirmed; they end while reports are under way, which arrive
+when it connects again; it is killed; one of its spawners is.
+"""
+AGENT_FAULTS: tuple[AgentFault, ...] = (
+    "break", "hang", "crash", "refuse", "slow", "resend", "overtake", "restart", "spawner",
+)  # fmt: skip
 
 CloudFault = Literal["late", "stuck", "fail", "unknown", "unlisted", "twice"]
 CLOUD_FAULTS: tuple[CloudFault, ...] = ("late", "late", "stuck", "fail", "fail", "unknown", "unlisted", "twice")
@@ -64,7 +72,10 @@ class AgentTrouble(msgspec.Struct, frozen=True, tag="agent"):
 
 
 class ServerTrouble(msgspec.Struct, frozen=True, tag="server"):
-    """The server is killed in its next turn, and started again after a while, by a wall clock that may have moved."""
+    """The server is killed in its next turn, and started again after a while, by a wall clock that may have moved.
+
+    If it is the journal that fails, the server goes on and begins anew when it can be opened, after as long.
+    """
 
     at: Micros
     point: Point

@@ -1,224 +1,345 @@
-"""A server that can be killed between any two steps: the real writer and journal, its links, and its clocks of silence.
+"""The server of a trial: the control plane, hub and pools as they ship, in a process that can be killed at any step.
 
-It does what the live loop does: batches become turns, what is committed is answered and sent out, and whoever connects
-is told all that it should be doing.
+Virtual is what they reach: the journal's disk, the network, the cloud, the clocks, and the thread in which turns are
+made. A turn is made at once, and its outcome is there a little later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from random import Random
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
-import msgspec
-
+from fairlead.api.control import Control, offered
+from fairlead.api.problems import Unserved
 from fairlead.core import cycle
-from fairlead.core.commands import AddNode, Answer, AnyCommand, MoveNode, Report
-from fairlead.core.cycle import Cycle, due
+from fairlead.core.commands import Accepted, Answer, AnyCommand, Configure, Rejected
+from fairlead.core.cycle import Cycle
 from fairlead.core.dump import dump
-from fairlead.core.effects import ForNode, ForPool, standing_effects
+from fairlead.core.errors import Refused
 from fairlead.core.model import Micros
+from fairlead.core.resources import SECOND
+from fairlead.core.settings import PartitionConfig
 from fairlead.core.state import Partition
+from fairlead.engines.agents import Agents
+from fairlead.engines.base import Peer
 from fairlead.journal.memory import MemoryJournal
-from fairlead.sim.checkers import need
+from fairlead.pools.base import Join, MakeProvider
+from fairlead.pools.figures import Figures
+from fairlead.pools.service import PoolService
+from fairlead.sim.checkers import CheckFailed, need
 from fairlead.sim.faults import ServerTrouble
-from fairlead.writer.clock import Clock, cycle_clock
+from fairlead.sim.loop import Process, VirtualLoop
+from fairlead.sim.network import End
+from fairlead.wire.agent import Challenge, Knock, NewKey, Proof
+from fairlead.wire.identity import Exchange
+from fairlead.writer.inbox import Inbox, Message, Unavailable
+from fairlead.writer.loop import Given, LiveWriter, WriterThread
 from fairlead.writer.observer import Observer
 from fairlead.writer.writer import Stopped, Writer
 
-SOON = 20_000
+PARTITION = "default"
+TURN = 0.04
+"""The most seconds that a turn takes, or the way of an answer to its client."""
+UNANSWERED = 60.0
+"""Seconds in which a server that works has answered, whatever it was asked."""
+STEPS = 60
+"""The most steps that a server takes which is killed while it tells what it has decided."""
 REHEARSED = 0.2
-"""So many of the turns are tried and taken back first: nothing may be left of them."""
-
+"""The part of the turns that is tried and taken back first: nothing may be left of them."""
 MOST_IDLE = 50
+AWAY = "the disk is away"
 
 Reply = Callable[[Answer], None]
 
 
-class Item(msgspec.Struct):
-    """What waits for a turn. `link` is the connection of a node that registers."""
-
-    command: AnyCommand
-    reply: Reply
-    link: int = 0
-    sent: Micros = 0
-
-
 class Outside(Protocol):
-    """What the server is connected to."""
+    """What the server is connected to, and those who watch."""
 
-    now: Micros
+    loop: VirtualLoop
     rng: Random
-    lease: Micros
-    heartbeat: Micros
 
-    def at(self, when: Micros, what: Callable[[], None]) -> None: ...
-    def to_agent(self, node: str, what: str, body: Any) -> None: ...
-    def to_pool(self, pool: str) -> None: ...
-    def turned(self, partition: Partition, now: Micros) -> None: ...
+    def new_process(self, name: str) -> Process: ...
+    def hung_up(self) -> None: ...
+    def turned(self, writer: Writer, inbox: Inbox, now: Micros, changed: bool) -> None: ...
+    def failed(self, names: Sequence[str]) -> None: ...
     def log(self, text: str) -> None: ...
 
 
 class Server:
-    def __init__(self, outside: Outside, observer: Observer) -> None:
-        self.outside = outside
+    def __init__(self, outside: Outside, config: PartitionConfig, observer: Observer, providers: MakeProvider) -> None:
         self.journal = MemoryJournal()
-        self.writer: Writer | None = None
-        self.links: dict[str, int] = {}
-        self.inbox: list[Item] = []
         self.trouble: ServerTrouble | None = None
-        """It is to be killed in the next turn."""
+        """It is to be killed in the next turn, or its disk is to fail."""
+        self._outside = outside
+        self._loop = outside.loop
+        self._config = config
         self._observer = observer
-        self._clock: Clock = lambda: 0
+        self._providers = providers
+        self._credentials = Keys()
+        self._figures = Figures()
+        self._process: Process | None = None
+        self._control: Control
+        self._hub: Agents
+        self._partition: Partition | None = None
+        """The state of the last reign."""
+        self._before: bytes | None = None
+        """The state that the journal has, if that is not the one in memory."""
         self._offset: Micros = 0
         """By how much the wall clock is wrong."""
-        self._heard: dict[str, Micros] = {}
-        self._expected: bytes | None = None
-        self._planned: Micros | None = None
-        """When the next turn is to be."""
-        self._reign = 0
+        self._closed_until = 0.0
+        """Until then the journal cannot be opened."""
+        self._dying = False
+        self._at_work = 0
+        """Turns that are not over."""
+        self._changed = False
         self._idle = 0
         """How many turns in a row altered nothing."""
+        self._undelivered: list[asyncio.Future[Any]] = []
+
+    def start(self) -> None:
+        """Start the process. The state that it recovers must be the one that was left, to the byte."""
+        loop = self._loop
+        self._process = self._outside.new_process("server")
+        self._dying, self._at_work = False, 0
+        self._hub = Agents(self._credentials, self._hear_hub, gang_seed=b"gangs", steady=loop.time)
+        join = Join("", lambda partition, pool, names: {}, self._credentials.forget)
+        self._control = Control(
+            self._open_journal,
+            self._hub,
+            [self],
+            {PARTITION: self._config},
+            note=self._note,
+            pools=PoolService(self._providers, join, self._figures, self._hear_pools, loop.time),
+            wall=lambda: round(loop.time() * 1e9) + self._offset * 1000,
+            steady=loop.time,
+            thread=lambda: WriterThread(self._give),
+        )
+        self._process.start(self._control.start())
 
     @property
     def partition(self) -> Partition:
-        assert self.writer is not None
-        return self.writer.partition
+        assert self._partition is not None
+        return self._partition
 
-    def start(self) -> None:
-        """Recover from the journal, whose state must be the one that was left, to the byte."""
-        outside = self.outside
-        self.writer = Writer(self.journal, "default", [self._observer])
-        if self._expected is not None:
-            need(dump(self.partition) == self._expected, "the journal gives back another state than there was")
-        self._clock = cycle_clock(
-            self.partition.now,
-            lambda: (outside.now + self._offset) * 1000,
-            lambda: outside.now * 1000,
-        )
-        self._heard, self._planned = {}, None
-        self._reign += 1
-        reign = self._reign
-        outside.log("the server is up")
-        self._plan(0)
-        outside.at(outside.now + outside.heartbeat, lambda: self._look_for_silence(reign))
+    @property
+    def is_up(self) -> bool:
+        """True if it serves."""
+        if self._process is None or self._control.problem:
+            return False
+        return self._control.find(PARTITION).reigns
 
-    def offer(self, item: Item) -> None:
-        """What reaches a server that is down is lost."""
-        if self.writer is not None:
-            self.inbox.append(item)
-            self._plan(self.outside.rng.randrange(SOON))
+    @property
+    def is_settled(self) -> bool:
+        """True if it serves, nothing waits for a turn, and none is being made."""
+        return self.is_up and not self._at_work and not self._control.find(PARTITION).live.inbox.waiting
 
-    def hear(self, node: str) -> None:
-        self._heard[node] = self._clock()
+    def listen(self) -> Process | None:
+        """The process that agents connect to, if there is one."""
+        return self._process
+
+    def serve(self, end: End) -> None:
+        """An agent has connected."""
+        assert self._process is not None
+        self._process.start(self._hub.serve(PARTITION, end))
+
+    def ask(self, command: AnyCommand, reply: Reply) -> None:
+        """Have a command carried out. What reaches a server that is down is lost."""
+        if self._process is not None:
+            self._process.start(self._ask(command, reply))
+
+    async def _ask(self, command: AnyCommand, reply: Reply) -> None:
+        control = self._control
+        answer: object
+        try:
+            if isinstance(command, Configure):
+                await control.configure({PARTITION: command.config})
+                answer = Accepted()
+            else:
+                async with asyncio.timeout(UNANSWERED):
+                    answer = await offered(control.find(PARTITION), command)
+        except Refused as refusal:
+            answer = Rejected(refusal.field, refusal.problem)
+        except Unserved:
+            return
+        except TimeoutError:
+            raise CheckFailed(f"{type(command).__name__} has no answer after {UNANSWERED} seconds") from None
+        if not isinstance(answer, Unavailable):
+            assert isinstance(answer, Accepted | Rejected)
+            self._loop.world_at(self._loop.time() + self._outside.rng.random() * TURN, reply, answer)
+
+    def end(self) -> None:
+        """Let all that waits for turns which were never over end."""
+        for future in self._undelivered:
+            if not future.done():
+                future.set_exception(Stopped("the trial is over"))
 
     # -- turns ---------------------------------------------------------------------------------------------------
 
-    def _plan(self, wait: Micros) -> None:
-        when = self.outside.now + wait
-        if self._planned is None or when < self._planned:
-            self._planned = when
-            self.outside.at(when, lambda: self._turn(when))
-
-    def _turn(self, planned: Micros) -> None:
-        if self.writer is None or self._planned != planned or planned != self.outside.now:
+    def _give(self, given: Given | None) -> None:
+        """Do what the writer's thread does."""
+        if given is None:
             return
-        self._planned = None
-        most = self.partition.settings.max_batch
-        batch, self.inbox = self.inbox[:most], self.inbox[most:]
-        commands = [item.command for item in batch]
-        before = dump(self.partition)
-        point = self.trouble.point if self.trouble is not None else None
+        work, future = given
+        self._undelivered = [each for each in self._undelivered if not each.done()] + [future]
+        trouble = self.trouble if self.is_up and not self._dying else None
+        point = None if trouble is None else trouble.point
         if point == "before":
-            self._die(before)
+            self._die()
             return
-        if self.outside.rng.random() < REHEARSED:
-            self._rehearse(commands, before)
-        if point is not None and point not in ("committed", "half told"):
+        live, batch = _turn_of(work)
+        before = dump(self.partition) if point is not None else b""
+        if live is not None and self._outside.rng.random() < REHEARSED:
+            self._judge(lambda: self._rehearse(live.writer.partition, [message.command for message in batch]))
+        if point in ("failed", "unknown, written", "unknown, not written"):
             self.journal.break_next("failed" if point == "failed" else "unknown", written=point == "unknown, written")
         try:
-            done = self.writer.cycle(commands, self._clock())
-        except Stopped:
-            after = dump(self.partition)
-            need(point != "failed" or after == before, "a turn that was not written left something behind")
-            self._die(after if point == "unknown, written" else before)
-            return
-        if point in ("committed", "half told"):
-            if point == "half told":
-                self._tell(batch, done, self.outside.rng.random())
-            self._die(dump(self.partition))
-            return
-        self._tell(batch, done, 1.0)
-        self.outside.turned(self.partition, self._clock())
-        self._idle = 0 if batch or done.changes else self._idle + 1
-        need(self._idle < MOST_IDLE, "time alone starts turns that alter nothing, again and again")
-        if self.writer.more or self.inbox:
-            self._plan(SOON // 2)
+            settle = partial(future.set_result, work())
+        except (Stopped, Refused, OSError) as problem:
+            settle = partial(future.set_exception, problem)
+            if isinstance(problem, Stopped) and trouble is not None:
+                self._fail(trouble, before if live is not None else None)
+        except Exception as fault:
+            self._loop.fail(fault)
+            raise
         else:
-            when = due(self.partition)
-            if when is not None:
-                self._plan(max(SOON // 2, when - self._clock()))
+            if live is not None:
+                self._judge(lambda: self._look(live, bool(batch)))
+            if point == "committed":
+                self._die()
+                return
+            if point == "half told" and self._process is not None:
+                self._dying = True
+                self._process.kill_after(self._outside.rng.randrange(STEPS), self._die)
+        self.journal.mend()
+        self._at_work += 1
+        self._loop.call_later(self._outside.rng.random() * TURN, self._deliver, future, settle)
 
-    def _rehearse(self, commands: list[AnyCommand], before: bytes) -> None:
-        cycle.run(self.partition, commands, self._clock()).plan.abandon()
-        need(dump(self.partition) == before, "a turn that was taken back left something behind")
+    def _deliver(self, future: asyncio.Future[Any], settle: Callable[[], None]) -> None:
+        self._at_work -= 1
+        if not future.done():
+            settle()
 
-    def _tell(self, batch: list[Item], done: Cycle, part: float) -> None:
-        """Answer and send, as far as it comes."""
-        confirmed: dict[str, None] = {}
-        todo: list[Callable[[], None]] = []
-        for item, answer in zip(batch, done.answers, strict=True):
-            todo.append(lambda item=item, answer=answer: item.reply(answer))  # type: ignore[misc]
-            if isinstance(item.command, AddNode):
-                todo.append(lambda item=item: self._welcome(item))  # type: ignore[misc]
-            elif isinstance(item.command, Report):
-                confirmed[item.command.node] = None
-        for effect in done.effects:
-            if isinstance(effect, ForNode):
-                todo.append(lambda effect=effect: self.outside.to_agent(effect.node, "work", effect))  # type: ignore[misc]
-            elif isinstance(effect, ForPool):
-                todo.append(lambda effect=effect: self.outside.to_pool(effect.pool))  # type: ignore[misc]
-        for each in todo[: round(len(todo) * part)]:
-            each()
+    def _rehearse(self, partition: Partition, commands: list[AnyCommand]) -> None:
+        before = dump(partition)
+        cycle.run(partition, commands, self._control.now).plan.abandon()
+        need(dump(partition) == before, "a turn that was taken back left something behind")
 
-    def _welcome(self, item: Item) -> None:
-        assert isinstance(item.command, AddNode)
-        node = item.command.name
-        node_id = self.partition.nodes.find(node)
-        # It may have been declared lost in the same turn, after it had registered: then it has to register again.
-        if node_id is None or not item.link or self.partition.nodes.state[self.partition.nodes.rows[node_id]] == "lost":
-            return
-        self.links[node] = item.link
-        self.hear(node)
-        self.outside.to_agent(node, "welcome", (item.link, item.sent))
-        for effect in standing_effects(self.partition, node_id):
-            self.outside.to_agent(node, "work", effect)
+    def _look(self, live: LiveWriter, some: bool) -> None:
+        """A turn is over."""
+        self._idle = 0 if some or self._changed else self._idle + 1
+        need(self._idle < MOST_IDLE, "time alone starts turns that alter nothing, again and again")
+        self._outside.turned(live.writer, live.inbox, self._control.now, self._changed)
 
-    def _die(self, expected: bytes) -> None:
-        trouble = self.trouble
-        assert trouble is not None
-        self.outside.log(f"the server is killed: {trouble.point}")
-        self.writer, self.trouble, self._expected = None, None, expected
-        self.links, self.inbox = {}, []
+    # -- trouble -------------------------------------------------------------------------------------------------
+
+    def _die(self) -> None:
+        """The process is killed, and another one is started after a while."""
+        trouble, process = self.trouble, self._process
+        assert trouble is not None and process is not None
+        self._outside.log(f"the server is killed: {trouble.point}")
+        process.kill()
+        self.trouble = self._process = None
         self._offset += trouble.step
-        self.outside.at(self.outside.now + trouble.down, self.start)
+        self._outside.hung_up()
+        self._loop.world_at(self._loop.time() + trouble.down / SECOND, self.start)
 
-    # -- silence -------------------------------------------------------------------------------------------------
+    def _fail(self, trouble: ServerTrouble, before: bytes | None) -> None:
+        """The journal has failed, and cannot be opened for a while. The process goes on.
 
-    def _look_for_silence(self, reign: int) -> None:
-        """Who has not been heard for longer than it may run without an answer is lost."""
-        outside = self.outside
-        if self.writer is None or reign != self._reign:
-            return
-        outside.at(outside.now + outside.heartbeat, lambda: self._look_for_silence(reign))
-        partition = self.partition
-        if not partition.reign.ready:
-            return
-        for name, node_id in sorted(partition.nodes.joins.items()):
-            since = max(self._heard.get(name, 0), partition.reign.ready_at)
-            if (
-                partition.nodes.state[partition.nodes.rows[node_id]] != "lost"
-                and self._clock() > since + outside.lease + outside.heartbeat
-            ):
-                self.links.pop(name, None)
-                self.offer(Item(MoveNode(name=name, action="lose", operator=True), lambda answer: None))
+        `before` is the state before the turn, if it was one that was not written.
+        """
+        self._outside.log(f"the journal fails: {trouble.point}")
+        self._before = before if trouble.point == "unknown, not written" else None
+        self.trouble = None
+        self._offset += trouble.step
+        self._closed_until = self._loop.time() + trouble.down / SECOND
+
+    def _open_journal(self) -> MemoryJournal:
+        if self._loop.time() < self._closed_until:
+            raise OSError(AWAY)
+        return self.journal
+
+    def _note(self, text: str) -> None:
+        self._outside.log(f"server: {text}")
+        meant = "a fault was injected" in text or AWAY in text or "works again" in text
+        if not meant:
+            self._loop.fail(CheckFailed(text))
+
+    # -- watching ------------------------------------------------------------------------------------------------
+
+    def began(self, partition: Partition) -> None:
+        if self._partition is not None:
+            expected = self._before if self._before is not None else dump(self._partition)
+            same = dump(partition) == expected
+            self._judge(lambda: need(same, "the journal gives back another state than there was"))
+        self._partition, self._before = partition, None
+        self._outside.log("the server is up")
+        self._judge(lambda: self._observer.began(partition))
+
+    def cycle(self, decided: Cycle, seconds: Mapping[str, float]) -> None:
+        self._changed = bool(decided.changes)
+        self._judge(lambda: self._observer.cycle(decided, seconds))
+
+    def stopped(self, partition: Partition, why: str) -> None:
+        """What is recovered then is checked."""
+
+    def _hear_hub(self, event: str, fields: dict[str, Any]) -> None:
+        problem = fields.get("problem", "")
+        self._outside.log(f"hub: {event} {fields.get('node', '')} {problem}".rstrip())
+        if event == "tasks missing":  # agents write down what they take, and no disk of theirs is lost
+            self._loop.fail(CheckFailed(f"{fields['node']} does not know what it was told to run: {fields['job']}"))
+        if event == "report refused" and "newer than the journal's" in problem:
+            self._loop.fail(CheckFailed(f"a node runs what was never written: {problem}"))
+
+    def _hear_pools(self, level: str, event: str, fields: dict[str, Any]) -> None:
+        names, reason = fields.get("names", fields.get("node", "")), fields.get("reason", "")
+        self._outside.log(f"pool {fields['pool']}: {event} {names} {reason}".rstrip())
+        if event == "pool not tended":
+            self._loop.fail(CheckFailed(reason))
+        if event == "machines failed":
+            self._judge(lambda: self._outside.failed(names))
+
+    def _judge(self, look: Callable[[], None]) -> None:
+        """What a judge objects to is a fault, whatever becomes of its exception."""
+        try:
+            look()
+        except Exception as problem:
+            self._loop.fail(problem)
+            raise
+
+
+def _turn_of(work: Callable[[], Any]) -> tuple[LiveWriter | None, Sequence[Message]]:
+    """The live writer whose turn it is, and the messages of the turn."""
+    live = getattr(work.func, "__self__", None) if isinstance(work, partial) else None
+    if isinstance(work, partial) and isinstance(live, LiveWriter):
+        return live, work.args[0]
+    return None, ()
+
+
+class Keys:
+    """Keys that prove themselves, and where each is used. All of it outlives a server."""
+
+    def __init__(self) -> None:
+        self._instances: dict[str, str] = {}
+
+    def challenge(self, partition: str, knock: Knock) -> tuple[Exchange, Challenge]:
+        return Exchange(b"", partition, knock.node, knock.nonce, b""), Challenge(partition, b"", b"", b"")
+
+    async def admit(self, exchange: Exchange, proof: Proof) -> Peer:
+        return Peer(exchange, "", "", (), proof.instance, self._instances.get(exchange.node, ""))
+
+    def standing(self, peer: Peer) -> Literal["valid", "due", "expired", "revoked"]:
+        return "valid"
+
+    async def renew(self, peer: Peer, new: NewKey) -> None:
+        raise AssertionError("keys do not end in a trial")
+
+    async def settle(self, peer: Peer) -> None:
+        self._instances[peer.node] = peer.instance
+
+    def forget(self, partition: str, names: Sequence[str]) -> None:
+        for name in names:
+            self._instances.pop(name, None)

@@ -1,23 +1,21 @@
-"""A trial: a scenario played out on a virtual clock, with everybody watching. `Broken` says what does not hold.
+"""A trial: a scenario played out on a virtual clock, with judges watching. `Broken` says what does not hold.
 
-Here are the wires between the server and the agents, the clients, and the end: when all trouble is over, every job that
-can run must have ended, and nobody may run anything that the other side does not know of.
+What runs is what ships: the control plane with its live writer, hub and pools, and the agents with their tables of
+tasks. Here are what they are connected to, the clients, and the end: when all trouble is over, every job that can run
+must have ended, and no machine may run anything that the server does not know of.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
-from heapq import heappop, heappush
 from random import Random
 from typing import Any
 
 import msgspec
 
-from fairlead.core.changes import NodeSpec
+from fairlead.agent.session import KeyRenewed, Refused
 from fairlead.core.commands import (
-    AddNode,
     Answer,
     AnyCommand,
     BringToFront,
@@ -34,18 +32,22 @@ from fairlead.core.commands import (
 )
 from fairlead.core.config import parse_partition
 from fairlead.core.cycle import Cycle
-from fairlead.core.documents import parse_job, parse_node
+from fairlead.core.documents import parse_job
 from fairlead.core.invariants import check_all
-from fairlead.core.model import JobSpec
+from fairlead.core.model import JobSpec, Micros
 from fairlead.core.resources import SECOND
 from fairlead.core.state import Partition
-from fairlead.sim.agents import QUICK, Agent, Live, Micros, Task
+from fairlead.engines.base import Closed
+from fairlead.pools.base import ProviderError
+from fairlead.sim.agents import Machine
 from fairlead.sim.checkers import (
     AnswerChecker,
     AttemptChecker,
     GangChecker,
     KeepingChecker,
     RoomChecker,
+    SilenceChecker,
+    StopChecker,
     check_agreement,
     check_conserving,
     need,
@@ -64,158 +66,125 @@ from fairlead.sim.faults import (
 )
 from fairlead.sim.feasible import Need, could_run
 from fairlead.sim.loanchecker import LoanChecker
+from fairlead.sim.loop import Process, VirtualLoop
+from fairlead.sim.network import QUICK, Line, Wire
 from fairlead.sim.poolchecker import PoolChecker
-from fairlead.sim.server import Item, Server
+from fairlead.sim.server import Server
+from fairlead.sim.tasks import Live, Task
+from fairlead.wire.agent import Hello
+from fairlead.writer.inbox import Inbox
+from fairlead.writer.writer import Writer
 
 QUIET_TIME = 10 * SECOND
 """A client without an answer asks again after this."""
 REPEATED = 0.1
-"""So many of the requests are made once more although they were answered."""
+"""The part of the requests that is made once more although they were answered."""
 LONGEST = 20_000 * SECOND
 """By then everything must be over."""
 SETTLING = 1_000 * SECOND
+LOOKING = 3_700_000
+"""How often machines are compared with what the server believes: not in step with what happens at regular times."""
+EXPECTED = (Closed, OSError, ProviderError, Refused, KeyRenewed)
+"""What parts of a server and of an agent may end with."""
 
 
 class Trial:
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
-        self.now: Micros = 0
+        self.loop = VirtualLoop(EXPECTED)  # type: ignore[abstract]
         self.rng = Random(scenario.seed + 1)
         self.lines: list[str] = []
-        self._heap: list[tuple[Micros, int, Callable[[], None]]] = []
-        self._count = 0
-        self._under_way: dict[str, int] = defaultdict(int)
-        """Messages between the server and each agent."""
-        self._received: dict[str, Micros] = {}
-        """When the last message from the server arrives, so that they stay in order."""
+        self._processes: list[Process] = []
         self._done = False
         self._version = 1
         self._limit: int = scenario.config["queues"]["root"]["a"].get("limit", {}).get("cpu", 0)
         self._most: dict[str, int] = {}
         """Pool → how many nodes it may have, where that is not what it was; 0 if it is not configured."""
-        self.config = parse_partition(scenario.config, "scenario")
-        self.lease, self.heartbeat = self.config.settings.lease, self.config.settings.heartbeat
+        config = parse_partition(scenario.config, "scenario")
+        lease, heartbeat = config.settings.lease, config.settings.heartbeat
         self._jobs = {event.job: event for event in scenario.events if isinstance(event, Submission)}
         self._specs: dict[str, JobSpec] = {job: parse_job(event.document) for job, event in self._jobs.items()}
-        self._nodes: dict[str, NodeSpec] = dict(
-            parse_node({"name": name, "resources": resources}) for name, resources in scenario.nodes.items()
-        )
         self.attempts = AttemptChecker()
         self.answers = AnswerChecker()
         asked = {(job, stage.name): dict(stage.resources) for job, spec in self._specs.items() for stage in spec.stages}
         self._capacity = dict(scenario.nodes)
         """What each machine has, those of pools too."""
         self.rooms = RoomChecker(self._capacity, asked)
-        self.gangs = GangChecker(self.config.settings.replace_within + self.lease + self.heartbeat + 30 * SECOND)
+        self.gangs = GangChecker(config.settings.replace_within + lease + heartbeat + 30 * SECOND)
         self.keeping = KeepingChecker()
+        self.stops = StopChecker()
+        self.silence = SilenceChecker(lease + heartbeat + 10 * SECOND)
         self.pools = PoolChecker()
         self.door = DoorChecker()
         self.loans = LoanChecker()
         self.cloud = Cloud(self, scenario.seed, scenario.config.get("pools", {}))
-        self.server = Server(self, self)
-        self.agents: dict[str, Agent] = {}
+        self.server = Server(self, config, self, self.cloud.provider)
+        self.machines: dict[str, Machine] = {}
         self._booted = 0
+
+    @property
+    def now(self) -> Micros:
+        return round(self.loop.time() * SECOND)
 
     def run(self) -> None:
         """Play it out; `Broken` and any other error says that something is wrong with us."""
+        try:
+            self.at(0, self._begin)
+            self.loop.run(lambda: self._done)
+            self._check_end()
+        finally:
+            self.server.end()
+            self.loop.end(self._processes)
+
+    def _begin(self) -> None:
         self.server.start()
-        self._request(Configure(config=self.config, version=1, operator=True), "")
         self._request(MarkReady(operator=True), "")
-        self.agents = {name: Agent(name, self) for name in self.scenario.nodes}
+        for name, resources in self.scenario.nodes.items():
+            self.machines[name] = Machine(self, Hello(name, dict(resources)))
         for event in self.scenario.events:
             self.at(event.at, lambda event=event: self._happen(event))  # type: ignore[misc]
         over = max((_over(event) for event in self.scenario.events), default=0)
         quiet = over + SETTLING
         self.at(over + SETTLING // 10, self._put_right)  # when also what was asked while the server was down is done
         self.at(quiet, self._kill_what_cannot_run)
-        self.at(quiet + SECOND, self._look_for_end)
-        while not self._done:
-            self.now, _, what = heappop(self._heap)
-            need(self.now < LONGEST, f"it does not end: {self._unended()} {self._unsettled()}")
-            what()
-        self._check_end()
+        self.at(over + SETTLING // 5, self._look_for_end)
+        self.at(LOOKING, self._compare)
 
-    # -- the wires -----------------------------------------------------------------------------------------------
+    # -- what they are connected to ------------------------------------------------------------------------------
 
     def at(self, when: Micros, what: Callable[[], None]) -> None:
-        self._count += 1
-        heappush(self._heap, (max(when, self.now), self._count, what))
+        self.loop.world_at(max(when / SECOND, self.loop.time()), what)
 
-    def to_server(self, agent: Agent, what: str, body: Any, when: Micros, link: int) -> None:
-        sent = self.now
-        self._under_way[agent.name] += 1
+    def new_process(self, name: str) -> Process:
+        process = Process(self.loop, name)
+        self._processes.append(process)
+        return process
 
-        def arrive() -> None:
-            self._under_way[agent.name] -= 1
-            if self.server.writer is None:
-                agent.drop_link("the server is down")
-            elif what == "register":
-                command = AddNode(name=agent.name, spec=self._nodes[agent.name], operator=True)
-                self.server.offer(Item(command, lambda answer: None, link, sent))
-            elif agent.link != link or self.server.links.get(agent.name) != link:
-                if agent.link == link:
-                    agent.drop_link("the server does not know it")
-            else:
-                self.server.hear(agent.name)
-                self._hear(agent, what, body)
+    def connect(self, line: Line, agent: Process) -> Wire | None:
+        server = self.server.listen()
+        if server is None:
+            return None
+        wire = Wire(self.loop, self.rng, line, agent, server, ConnectionError, Closed)
+        self.server.serve(wire.server)
+        return wire
 
-        self.at(when, arrive)
+    def hung_up(self) -> None:
+        for machine in self.machines.values():
+            machine.hung_up()
 
-    def _hear(self, agent: Agent, what: str, body: Any) -> None:
-        if what == "heartbeat":
-            self.to_agent(agent.name, "alive", body)
-        else:
-            number, report = body
-            self.server.offer(Item(report, lambda answer: self.to_agent(agent.name, "confirm", [number])))
-
-    def to_agent(self, node: str, what: str, body: Any) -> None:
-        """In order, while the link stands. An agent that hangs takes it when it is back."""
-        agent, link = self.agents.get(node), self.server.links.get(node)
-        if agent is None or link is None:
-            return
-        when = max(self.now + self.rng.randrange(QUICK), self._received.get(node, 0) + 1)
-        self._received[node] = when
-        self._under_way[node] += 1
-
-        def arrive() -> None:
-            if agent.has("hang") and agent.link == link:
-                self.at(agent.until["hang"], arrive)
-                return
-            self._under_way[node] -= 1
-            if what == "welcome":
-                agent.welcomed(*body)
-            elif agent.link != link:
-                return
-            elif what == "work":
-                agent.receive(body)
-            elif what == "alive":
-                agent.answered(body)
-            else:
-                agent.confirmed(body)
-
-        self.at(when, arrive)
-
-    def to_pool(self, pool: str) -> None:
-        self.cloud.wake(pool)
-
-    def tell(self, command: AnyCommand) -> None:
-        """What the cloud has to say. What is lost it says again, if it is still so."""
-        self.server.offer(Item(command, lambda answer: self.log(f"{type(command).__name__}: {answer}")))
-
-    def reigning(self) -> Partition | None:
-        return None if self.server.writer is None else self.server.partition
-
-    def boot(self, name: str, pool: str) -> Agent:
+    def boot(self, name: str, pool: str) -> Machine:
         """A machine of a pool is up."""
         resources = self.scenario.config["pools"][pool]["node"]
         self._capacity[name] = resources
-        _, self._nodes[name] = parse_node({"name": name, "resources": resources, "pool": pool})
         self._booted += 1
-        self.agents[name] = Agent(name, self, 10_000 * self._booted)
-        return self.agents[name]
+        self.machines[name] = Machine(self, Hello(name, dict(resources), pool=pool), 1_000 * self._booted)
+        return self.machines[name]
 
     def unplug(self, name: str) -> None:
-        self.agents.pop(name).vanish()
+        self.machines.pop(name).vanish()
+
+    def failed(self, names: Sequence[str]) -> None:
+        self.cloud.check_failed(names)
 
     def duration(self, task: Task) -> Micros:
         at = [stage.name for stage in self._specs[task.job].stages].index(task.stage)
@@ -227,7 +196,7 @@ class Trial:
         return 1 if drawn < self._jobs[task.job].failing else 0
 
     def log(self, text: str) -> None:
-        self.lines.append(f"{self.now / SECOND:10.3f}  {text}")
+        self.lines.append(f"{self.loop.time():10.3f}  {text}")
 
     # -- what happens --------------------------------------------------------------------------------------------
 
@@ -242,15 +211,15 @@ class Trial:
             )
         elif isinstance(event, AgentTrouble):
             self.log(f"{event.node}: {event.what} for {event.lasts / SECOND:.1f} s")
-            self.agents[event.node].trouble(event.what, event.lasts)
+            self.machines[event.node].trouble(event.what, event.lasts / SECOND)
         elif isinstance(event, ServerTrouble):
-            if self.server.writer is not None and self.server.trouble is None:
+            if self.server.is_up and self.server.trouble is None:
                 self.server.trouble = event
         elif isinstance(event, CloudTrouble):
             self.log(f"the cloud: {event.what} for {event.lasts / SECOND:.1f} s")
-            self.cloud.trouble(event.what, event.lasts)
+            self.cloud.trouble(event.what, event.lasts / SECOND)
         elif isinstance(event, MachineTrouble):
-            names = sorted(self.cloud.agents)
+            names = sorted(self.cloud.booted)
             if names:
                 self._trouble_machine(names[event.which % len(names)], event)
         elif event.what == "remove":
@@ -274,8 +243,8 @@ class Trial:
     def _remove(self, node: str, back_after: Micros) -> None:
         """Only once: by the time of a second try the machine may be back at work."""
         self.log(f"{node} is switched off and removed")
-        self.agents[node].trouble("crash", back_after)
-        self.server.offer(Item(RemoveNode(name=node, operator=True), lambda answer: None))
+        self.machines[node].trouble("crash", back_after / SECOND)
+        self.server.ask(RemoveNode(name=node, operator=True), lambda answer: None)
 
     def _command(self, event: Asking) -> AnyCommand:
         target, value = event.target, event.value
@@ -330,7 +299,7 @@ class Trial:
 
         def send() -> None:
             if not done or (len(done) == 1 and key and self.rng.random() < REPEATED):
-                self.at(self.now + self.rng.randrange(QUICK), lambda: self.server.offer(Item(command, reply)))
+                self.loop.world_at(self.loop.time() + self.rng.random() * QUICK, self.server.ask, command, reply)
                 self.at(self.now + QUIET_TIME, send)
 
         send()
@@ -343,7 +312,6 @@ class Trial:
         self.pools.began(partition)
         self.door.began(partition)
         self.loans.began(partition)
-        self.at(self.now, self.cloud.begin)
 
     def cycle(self, decided: Cycle, seconds: Mapping[str, float]) -> None:
         self.answers.seen(decided.plan.partition, decided.plan.partition.touched.jobs)
@@ -353,43 +321,49 @@ class Trial:
     def stopped(self, partition: Partition, why: str) -> None:
         """Whoever starts next is checked."""
 
-    def turned(self, partition: Partition, now: Micros) -> None:
-        """A turn is over; `now` is the time by the server's clock."""
-        assert self.server.writer is not None
-        check_all(partition, settled=not self.server.writer.more)
+    def turned(self, writer: Writer, inbox: Inbox, now: Micros, changed: bool) -> None:
+        """A turn is over; `now` is the time by the server's clock, `changed` says if the turn altered anything."""
+        partition = writer.partition
+        if changed:
+            check_all(partition, settled=not writer.more)
         self.answers.check(partition)
         self.answers.check_ends(partition, self.attempts.succeeded)
-        settled = not self.server.writer.more and not self.server.inbox
+        settled = not writer.more and not inbox.waiting
         if settled:
             check_conserving(partition)
         self.loans.look(partition, now, settled)
         self.keeping.check(partition, now)
         self.pools.check(partition, now)
         self._watch_gangs()
-        waiting = {getattr(item.command, "node", "") for item in self.server.inbox}
-        for agent in self.agents.values():
-            known = self.server.links.get(agent.name) == agent.link != 0
-            if known and not self._under_way[agent.name] and not agent.outbox and agent.name not in waiting:
-                check_agreement(partition, agent)
+
+    def _compare(self) -> None:
+        """Where nothing is under way, a machine runs what the server believes."""
+        need(self.now < LONGEST, f"it does not end: {self._unended()} {self._unsettled()}")
+        self.at(self.now + LOOKING, self._compare)
+        if self.loop.is_idle and self.server.is_settled:
+            quiet = [machine for machine in self.machines.values() if machine.is_quiet]
+            for machine in quiet:
+                check_agreement(self.server.partition, machine)
+            self.stops.look(self.server.partition, [machine.name for machine in quiet])
+        if self.server.is_up:
+            down = [machine.name for machine in self.machines.values() if machine.has("crash")]
+            self.silence.look(self.server.partition, down, LOOKING)
 
     def _watch_gangs(self) -> None:
         """Whenever tasks start or end: in between they are as many as they were."""
-        if self.server.writer is not None:
+        if self.server.is_up:
             partition = self.server.partition
-            in_touch = partition.reign.ready and all(self._in_touch(agent) for agent in self.agents.values())
+            in_touch = partition.reign.ready and all(machine.in_touch for machine in self.machines.values())
             self.gangs.check(partition, self.attempts.live, self.now, in_touch)
 
-    def _in_touch(self, agent: Agent) -> bool:
-        return bool(agent.link) and not any(agent.has(trouble) for trouble in agent.until)
-
-    def started(self, agent: Agent, live: Live) -> None:
-        self.log(f"{agent.name} starts {live.task.job} {live.task.stage}[{live.task.index}] attempt {live.attempt}")
-        self.attempts.started(agent, live)
+    def started(self, node: str, live: Live) -> None:
+        self.log(f"{node} starts {live.task.job} {live.task.stage}[{live.task.index}] attempt {live.attempt}")
+        self.attempts.started(node, live)
         self._watch_gangs()
-        self.at(self.now, lambda: self.rooms.check(agent))
+        self.rooms.check(self.machines[node])
 
-    def ended(self, agent: Agent, live: Live, how: str) -> None:
-        self.log(f"{agent.name}: {live.task.job} {live.task.stage}[{live.task.index}] attempt {live.attempt} {how}")
+    def ended(self, node: str, live: Live, how: str) -> None:
+        self.log(f"{node}: {live.task.job} {live.task.stage}[{live.task.index}] attempt {live.attempt} {how}")
         self.attempts.ended(live, how)
         self._watch_gangs()
 
@@ -399,11 +373,11 @@ class Trial:
         return sorted(self.answers.accepted.keys() - self.answers.over)
 
     def _unsettled(self) -> str:
-        return "" if self.server.writer is None else self.pools.unsettled(self.server.partition)
+        return self.pools.unsettled(self.server.partition) if self.server.is_up else ""
 
     def _is_over(self) -> bool:
-        busy = any(agent.running or agent.outbox for agent in self.agents.values())
-        if busy or self._unended() or self.server.writer is None or self.server.inbox:
+        busy = any(machine.running or not machine.is_quiet for machine in self.machines.values())
+        if busy or self._unended() or not self.server.is_settled:
             return False
         return not self.pools.unsettled(self.server.partition)
 
@@ -411,11 +385,11 @@ class Trial:
         if self._is_over():
             self._done = True
         else:
-            self.at(self.now + QUIET_TIME, self._look_for_end)
+            self.at(self.now + LOOKING, self._look_for_end)
 
     def _put_right(self) -> None:
         """Whatever was switched off or limited is not any more, so that every job can end."""
-        for node in self.agents:
+        for node in self.machines:
             self._happen(Asking(self.now, "enable", node))
         for pool in self.cloud.pools:
             self._happen(Asking(self.now, "resume pool", pool))
@@ -423,7 +397,7 @@ class Trial:
         self._happen(Asking(self.now, "configure", "", 0))
 
     def _kill_what_cannot_run(self) -> None:
-        if self.server.writer is None:
+        if not self.server.is_up:
             self.at(self.now + QUIET_TIME, self._kill_what_cannot_run)
             return
         for job_id in self._unended():
@@ -440,8 +414,8 @@ class Trial:
             not partition.allocations and not partition.lanes, "something is allocated or asked for, and no job is left"
         )
         need(not self.attempts.live, f"somebody still runs {self.attempts.live}")
-        for agent in self.agents.values():
-            check_agreement(partition, agent)
+        for machine in self.machines.values():
+            check_agreement(partition, machine)
 
 
 def _over(event: Event) -> Micros:

@@ -16,6 +16,7 @@ from time import monotonic
 import msgspec
 
 from fairlead.core.commands import Answer, AnyCommand, Report
+from fairlead.writer.clock import Steady
 
 
 class Full(Exception):
@@ -44,7 +45,7 @@ class Message(msgspec.Struct, frozen=True):
     command: AnyCommand
     slot: Slot
     arrived: float
-    """When, by `time.monotonic`."""
+    """When, by the clock of the inbox."""
 
     def reply(self, reply: Reply) -> None:
         # Who asked may have gone; the command was taken all the same.
@@ -59,12 +60,17 @@ class Inbox:
         max_reports: int = 10_000,
         report_credit: int = 1_000,
         command_credit: int = 5_000,
+        steady: Steady = monotonic,
     ) -> None:
-        """How many commands and reports may wait; how many reports of one node, and how many commands of one user."""
+        """How many commands and reports may wait; how many reports of one node, and how many commands of one user.
+
+        `steady` says when messages arrive; whoever drains the inbox goes by the same clock.
+        """
         self.max_commands = max_commands
         self.max_reports = max_reports
         self.report_credit = report_credit
         self.command_credit = command_credit
+        self.steady = steady
         self.refused_commands = 0
         self.refused_reports = 0
         self._commands: dict[str, deque[Message]] = {}
@@ -104,7 +110,7 @@ class Inbox:
         if self._closed:
             slot.set_result(Unavailable(self._closed))
             return slot
-        message = Message(command, slot, monotonic())
+        message = Message(command, slot, self.steady())
         if isinstance(command, Report):
             self._take_report(message, command.node)
         else:

@@ -11,7 +11,6 @@ from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 from threading import Thread
-from time import monotonic
 from typing import Any, TypeVar
 
 import msgspec
@@ -52,35 +51,48 @@ class Phase(msgspec.Struct):
         self.most = max(self.most, seconds)
 
 
+Given = tuple[Callable[[], Any], asyncio.Future[Any]]
+Give = Callable[[Given | None], None]
+
+
 class WriterThread:
     """The thread in which a journal is used, and whose turn it is. Writers on one journal object share one."""
 
-    def __init__(self) -> None:
+    def __init__(self, give: Give | None = None) -> None:
+        """`give` takes work and does it, one after the other; without it a thread does."""
         self.lock = asyncio.Lock()
-        self._given: SimpleQueue[Given | None] = SimpleQueue()
-        Thread(target=_work_off, args=(self._given,), name="writer", daemon=True).start()
+        self._give = give or start_thread()
 
     def start(self, work: Callable[[], Result]) -> asyncio.Future[Result]:
         # Through an executor the way there and back takes three times as long.
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        self._given.put((work, future))
+        self._give((work, future))
         return future
 
-    async def alone(self, work: Callable[[], Result]) -> Result:
-        """Do something while no writer has its turn, such as following a configuration; `look()` comes after it."""
+    async def alone(self, work: Callable[[], Result], then: Callable[[Result], None] = lambda result: None) -> Result:
+        """Do something while no writer has its turn, such as following a configuration; `look()` comes after it.
+
+        `then` is called with what came of it before any other turn begins.
+        """
         async with self.lock:
             future = self.start(work)
             cancelled = await _ended(future)
+            if future.exception() is None:
+                then(future.result())
         if cancelled is not None:
             raise cancelled
         return future.result()
 
     def close(self) -> None:
         """What was started is still done."""
-        self._given.put(None)
+        self._give(None)
 
 
-Given = tuple[Callable[[], Any], asyncio.Future[Any]]
+def start_thread() -> Give:
+    """Start a thread, and return what gives it work; `None` ends it."""
+    given: SimpleQueue[Given | None] = SimpleQueue()
+    Thread(target=_work_off, args=(given,), name="writer", daemon=True).start()
+    return given.put
 
 
 def _work_off(given: SimpleQueue[Given | None]) -> None:
@@ -135,6 +147,7 @@ class LiveWriter:
         """Publishing, answering and dispatching."""
         self._dispatch = dispatch
         self._publish = publish
+        self._steady = inbox.steady
         self._clock = clock or cycle_clock(writer.partition.now)
         self._thread = thread or WriterThread()
         self._own_thread = thread is None
@@ -221,7 +234,7 @@ class LiveWriter:
             enough = self._settings.max_batch
             if self.writer.more or self._looked_for or self.inbox.waiting >= enough:
                 return True
-            rest = self._not_before - monotonic()
+            rest = self._not_before - self._steady()
             timer = self._until_timer()
             if self.inbox.waiting or (timer is not None and timer <= 0):
                 if rest <= 0:
@@ -234,7 +247,7 @@ class LiveWriter:
     def _until_timer(self) -> float | None:
         if self._due is None:
             return None
-        return max((self._due - self._clock()) / SECOND, self._timers_not_before - monotonic())
+        return max((self._due - self._clock()) / SECOND, self._timers_not_before - self._steady())
 
     async def _sleep(self, seconds: float | None, enough: int) -> None:
         """Until so many messages wait, the time is over, or somebody calls."""
@@ -259,12 +272,12 @@ class LiveWriter:
     async def _pass(self) -> None:
         self._looked_for = False
         batch = self.inbox.drain(self._settings.max_batch)
-        began = monotonic()
+        began = self._steady()
         if batch:
             self.intake_wait.add(began - min(message.arrived for message in batch))
         try:
-            decided, self._due = await self._in_thread(lambda: self._cycle(batch))
-            turned = monotonic()
+            decided, self._due = await self._in_thread(partial(self._cycle, batch))
+            turned = self._steady()
             # Views first: who has an answer and then reads finds what was answered.
             self._publish(decided)
             # Then agents: what confirms their reports travels with their work, and that waits for nobody's answer.
@@ -280,7 +293,7 @@ class LiveWriter:
         except BaseException as problem:
             _refuse(batch, problem)
             raise
-        ended = monotonic()
+        ended = self._steady()
         # One turn may stall; two in a row are slow.
         slow = min(self.cycle.last, turned - began)
         self.cycle.add(turned - began)

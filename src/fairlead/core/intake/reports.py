@@ -50,7 +50,8 @@ def _handle(plan: Plan, command: Report) -> Accepted:
     blocks = _live(plan, stage, command)
     _stop_stray(plan, command, difference(command.indices, Ranges.from_indices(_indices_of(blocks)).flat()))
     for allocation, block in blocks:
-        _take(plan, allocation, block, command, reason)
+        # What an earlier one has brought about may have stopped this one.
+        _take(plan, plan.partition.allocations[allocation.id], block, command, reason)
     live = sum(count(block) for _, block in blocks)
     if not live:
         return Accepted(note="stale: none of these attempts is live")

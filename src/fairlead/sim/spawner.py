@@ -1,0 +1,280 @@
+"""A spawner of a trial: processes that are only names and times, told of in the words that the real one uses.
+
+It knows (task, attempt) and starts it once. What it has taken is written down, so that it says what became of it also
+when it, or its machine, has been down. When the lease is over it stops what it runs, whatever its agent does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from random import Random
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from fairlead.agent.entries import Frame, Key, Meta, Result
+from fairlead.sim.loop import Process, VirtualLoop
+from fairlead.sim.tasks import Live, Micros, Task
+
+NEVER = float("inf")
+PROMPT = 0.005
+"""The most seconds that a message between agent and spawner takes."""
+BUSY = 1.0
+"""The most seconds that the start of a process takes; it rarely takes long."""
+LEASE_PAUSE = 0.5
+"""Seconds between two looks at a lease that is over."""
+STOPPING = 1.0
+"""The most seconds that a task takes to end when it is told to, if it has as long."""
+
+
+class Taken(msgspec.Struct):
+    """What a spawner knows of a task."""
+
+    live: Live
+    meta: Meta
+    state: Literal["waiting", "running", "ended"] = "waiting"
+    result: Result | None = None
+    stopped_at: float = NEVER
+    """When it will have ended, since it was told to."""
+    cause: str = ""
+
+
+class Wires(Protocol):
+    """What decides how tasks go, and those who watch."""
+
+    def duration(self, task: Task) -> Micros: ...
+    def exit_code(self, task: Task, attempt: int) -> int: ...
+    def started(self, node: str, live: Live) -> None: ...
+    def ended(self, node: str, live: Live, how: str) -> None: ...
+
+
+class Spawner:
+    def __init__(self, loop: VirtualLoop, rng: Random, wires: Wires, node: str, refuses: Callable[[], bool]) -> None:
+        self.known: dict[Key, Taken] = {}
+        self.link: SpawnerLink | None = None
+        self.up = True
+        self._loop = loop
+        self._rng = rng
+        self._wires = wires
+        self._node = node
+        self._refuses = refuses
+        self._ask_at = self._end_at = NEVER
+
+    @property
+    def running(self) -> Iterable[Live]:
+        return (each.live for each in self.known.values() if each.state == "running")
+
+    @property
+    def is_quiet(self) -> bool:
+        """True if its agent knows all of it, but for what is under way."""
+        return (
+            self.link is not None and self.link.spoken and all(each.state != "waiting" for each in self.known.values())
+        )
+
+    # -- the agent -----------------------------------------------------------------------------------------------
+
+    def accept(self, link: SpawnerLink) -> None:
+        """An agent has connected: it hears all that is known here."""
+        self.link = link
+        known = [(each.meta, each.live.task.index, 0, each.state, each.result) for each in self.known.values()]
+        link.tell("state", known, "", "none")
+
+    def handle(self, what: str, *rest: Any) -> None:
+        if what == "launch":
+            groups, rooms = rest
+            assert not rooms, "a trial has no chains"
+            for meta, _, indices, _, _, own in groups:
+                self._take(meta, indices, own)
+        elif what == "stop":
+            self._stop(rest[0], "stop")
+        elif what == "return":
+            for key in rest[0]:
+                taken = self.known.get(key)
+                if taken is not None and taken.state == "waiting":
+                    self._end(key, taken, ("returned", 0, "", 0, 0, 0))
+        elif what == "confirm":
+            for key in rest[0]:
+                if key in self.known and self.known[key].state == "ended":
+                    del self.known[key]
+        else:
+            assert what == "lease"
+            self._ask_at, self._end_at = rest[0], rest[1]
+            for when in (self._ask_at, self._end_at):
+                if when != NEVER:
+                    self._loop.world_at(when, self._look_at_lease)
+
+    def die(self) -> None:
+        """It is killed, and its guard ends all that it runs."""
+        self.up = False
+        for taken in self.known.values():
+            if taken.state != "ended":
+                if taken.state == "running":
+                    self._over(taken, "lost")
+                taken.state, taken.result = "ended", ("lost", 0, "its spawner ended without a word", 0, 0, 0)
+        if self.link is not None:
+            self.link.lose()
+        self.link = None
+        self._ask_at = self._end_at = NEVER
+
+    def rise(self) -> None:
+        self.up = True
+
+    # -- tasks ---------------------------------------------------------------------------------------------------
+
+    def _take(self, meta: Meta, indices: Sequence[int], own: Sequence[dict[str, str]] | None) -> None:
+        job, number, stage, attempt = meta
+        fresh: dict[Key, Taken] = {}
+        for at, index in enumerate(indices):
+            key = (number, stage, attempt, index)
+            if key in self.known:
+                continue
+            named = own[at].get("CUDA_VISIBLE_DEVICES", "") if own else ""
+            devices = tuple(map(int, named.split(","))) if named else ()
+            fresh[key] = self.known[key] = Taken(Live(Task(job, number, stage, index), attempt, devices), meta)
+        if fresh:
+            self._loop.world_at(self._loop.time() + self._rng.random() ** 8 * BUSY, self._start, fresh)
+        if self._loop.time() >= self._ask_at:
+            self._loop.world_at(self._loop.time() + LEASE_PAUSE, self._look_at_lease)
+
+    def _start(self, fresh: dict[Key, Taken]) -> None:
+        started: list[Key] = []
+        ended: list[tuple[Key, Result]] = []
+        for key, taken in fresh.items():
+            if taken.state != "waiting" or not self.up:
+                continue
+            if self._refuses():
+                taken.state, taken.result = "ended", ("refused", 0, "not now", 0, 0, 0)
+                ended.append((key, taken.result))
+                continue
+            taken.state = "running"
+            started.append(key)
+            self._wires.started(self._node, taken.live)
+            duration = self._wires.duration(taken.live.task) / 1e6
+            self._loop.world_at(self._loop.time() + duration, self._run_out, key, taken)
+        if started or ended:
+            self._say(started, ended)
+
+    def _run_out(self, key: Key, taken: Taken) -> None:
+        """A process ends by itself, also while nobody can hear of it."""
+        if taken.state == "running":
+            code = self._wires.exit_code(taken.live.task, taken.live.attempt)
+            self._over(taken, "failed" if code else "succeeded")
+            self._end(key, taken, ("exit", code, "", 1, 0, 0))
+
+    def _stop(self, keys: Iterable[tuple[Key, float]], cause: str) -> None:
+        now = self._loop.time()
+        for key, grace in keys:
+            taken = self.known.get(key)
+            if taken is None or taken.state == "ended":
+                continue
+            if taken.state == "waiting":
+                self._end(key, taken, ("returned", 0, "", 0, 0, 0))
+                continue
+            when = now + min(grace, self._rng.random() * STOPPING)
+            if when < taken.stopped_at:
+                taken.stopped_at, taken.cause = when, taken.cause or cause
+                self._loop.world_at(when, self._stopped, key, taken)
+
+    def _stopped(self, key: Key, taken: Taken) -> None:
+        if taken.state == "running":
+            lease = taken.cause == "lease"
+            self._over(taken, "lost" if lease else "stopped")
+            self._end(
+                key, taken, ("lost", 0, "its lease was over", 1, 0, 0) if lease else ("stopped", 143, "", 1, 0, 0)
+            )
+
+    def _look_at_lease(self) -> None:
+        now = self._loop.time()
+        if self.up and now >= self._ask_at:
+            live = [key for key, taken in self.known.items() if taken.state != "ended"]
+            self._stop([(key, max(0.0, self._end_at - now)) for key in live], "lease")
+
+    def _over(self, taken: Taken, how: str) -> None:
+        taken.state = "ended"
+        self._wires.ended(self._node, taken.live, how)
+
+    def _end(self, key: Key, taken: Taken, result: Result) -> None:
+        taken.state, taken.result = "ended", result
+        self._say([], [(key, result)])
+
+    def _say(self, started: list[Key], ended: list[tuple[Key, Result]]) -> None:
+        if self.link is not None:
+            self.link.tell("events", started, ended)
+
+
+class SpawnerLink:
+    """The agent's end of a spawner, for as long as the agent lives."""
+
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        rng: Random,
+        process: Process,
+        spawner: Spawner,
+        heard: Callable[..., None],
+        missed: Callable[[str, bool], None],
+    ) -> None:
+        self._loop = loop
+        self._rng = rng
+        self._process = process
+        self._spawner = spawner
+        self._heard = heard
+        self._missed = missed
+        self.spoken = False
+        self._tries = 0
+        self._last = 0.0
+        self.under_way = 0
+        self._connect()
+
+    def send(self, *frames: Frame) -> bool:
+        if not self.spoken:
+            return False
+        for frame in frames:
+            self._later(self._deliver, frame)
+        return True
+
+    def wake(self) -> None:
+        """It is always wanted."""
+
+    def tell(self, *message: Any) -> None:
+        """The spawner says something; what it says first is what it knows."""
+        self._later(self._arrive, message)
+
+    def lose(self) -> None:
+        """The spawner has ended; another one is looked for."""
+        self.spoken, self._tries = False, 0
+        self._later(self._connect)
+
+    def _connect(self) -> None:
+        if not self._process.alive:
+            return
+        if self._spawner.up:
+            self._spawner.accept(self)
+            return
+        self._tries += 1
+        self._process.post(lambda: self._missed("no spawner could be started", self._tries > 1))
+        self._loop.world_at(self._loop.time() + 1.0, self._connect)
+
+    def _deliver(self, frame: Frame) -> None:
+        if self._spawner.link is self:  # also what an agent said before it was killed
+            self._spawner.handle(*frame)
+
+    def _arrive(self, message: Sequence[Any]) -> None:
+        if self._spawner.link is self:
+            self._process.post(lambda: self._hear(message))
+
+    def _hear(self, message: Sequence[Any]) -> None:
+        if self._spawner.link is self:
+            self.spoken = True
+            self._heard(*message)
+
+    def _later(self, call: Callable[..., None], *args: Any) -> None:
+        """In order."""
+        self._last = max(self._loop.time() + self._rng.random() * PROMPT, self._last + 1e-6)
+        self.under_way += 1
+
+        def happen() -> None:
+            self.under_way -= 1
+            call(*args)
+
+        self._loop.world_at(self._last, happen)

@@ -1,0 +1,193 @@
+"""Faults that are planted in the shipped parts around the core on purpose, to see that the fault simulation finds them.
+
+From the top: the live loop, the pools, the agents' tables of tasks, the hub.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from fairlead.agent.launching import each_of
+from fairlead.agent.reporting import Reporting
+from fairlead.agent.task_table import TaskTable
+from fairlead.core.commands import Accepted
+from fairlead.engines.agents import Agents
+from fairlead.engines.launches import Orders
+from fairlead.pools import reconciler
+from fairlead.pools.reconciler import PoolReconciler
+from fairlead.wire import agent as wire
+from fairlead.writer import loop
+from fairlead.writer.inbox import Inbox
+from fairlead.writer.loop import LiveWriter
+from fairlead.writer.writer import Stopped, Writer
+
+# -- the live loop -----------------------------------------------------------------------------------------------
+
+
+def dispatch_before_the_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes are told what was decided, also if it is not written then."""
+    commit, turn = Writer._commit, LiveWriter._cycle
+    decisions: list[Any] = []
+
+    def remember(self: Writer, decided: Any, *rest: Any) -> None:
+        decisions[:] = [decided]
+        commit(self, decided, *rest)
+
+    def planted(self: LiveWriter, batch: Any) -> Any:
+        try:
+            return turn(self, batch)
+        except Stopped:
+            self._dispatch(decisions[0].effects)
+            raise
+
+    monkeypatch.setattr(Writer, "_commit", remember)
+    monkeypatch.setattr(LiveWriter, "_cycle", planted)
+
+
+def answer_what_was_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    def planted(batch: Any, problem: BaseException) -> None:
+        for message in batch:
+            message.reply(Accepted(job=getattr(message.command, "id", "")))
+
+    monkeypatch.setattr(loop, "_refuse", planted)
+
+
+def drop_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many messages the last is in no turn."""
+    drain = Inbox.drain
+
+    def planted(self: Inbox, max_batch: int) -> Any:
+        batch = drain(self, max_batch)
+        return batch[:-1] if len(batch) > 2 else batch
+
+    monkeypatch.setattr(Inbox, "drain", planted)
+
+
+def forget_timers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without messages there are no turns."""
+    monkeypatch.setattr(LiveWriter, "_until_timer", lambda self: None)
+
+
+# -- pools -------------------------------------------------------------------------------------------------------
+
+
+def create_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was asked for, or seen, is asked for in each pass."""
+    create = PoolReconciler._create
+
+    async def planted(self: PoolReconciler, standing: Any) -> None:
+        self._asked.clear()
+        await create(self, standing)
+
+    monkeypatch.setattr(PoolReconciler, "_create", planted)
+
+
+def fail_what_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An order fails when its machine is listed, before its node has come."""
+
+    async def planted(self: PoolReconciler, standing: Any, listed: Any) -> None:
+        for order, names in standing.orders.items():
+            await self._fail(order, [name for name in names if name in listed], "planted")
+
+    monkeypatch.setattr(PoolReconciler, "_fail_vanished", planted)
+
+
+def destroy_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All nodes of a pool are taken to be unwanted, once one of them is."""
+    standing_of = reconciler._standing
+
+    def planted(partition: Any, pool: str, listed: Any) -> Any:
+        standing = standing_of(partition, pool, listed)
+        return (
+            msgspec.structs.replace(standing, unwanted=tuple(sorted(standing.known))) if standing.unwanted else standing
+        )
+
+    monkeypatch.setattr(reconciler, "_standing", planted)
+
+
+# -- tables of tasks ---------------------------------------------------------------------------------------------
+
+
+def start_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one spawner is to start, the others start too."""
+    launch = TaskTable._launch
+
+    def planted(self: TaskTable, order: wire.Launch, work: Any, groups: Any) -> None:
+        launch(self, order, work, groups)
+        for other in groups[1:]:
+            other += [group for group in groups[0] if group not in other]
+
+    monkeypatch.setattr(TaskTable, "_launch", planted)
+
+
+def forget_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An end is forgotten when it is reported, whether or not that is confirmed."""
+    batch = Reporting.batch
+
+    def planted(self: Reporting) -> Any:
+        ended = [entry for entry in self._news.values() if entry.state == "ended"]
+        number, reports = batch(self)
+        for entry in ended:
+            entry.state = "sent"  # neither in the next greeting nor in the next sign of life
+        return number, reports
+
+    monkeypatch.setattr(Reporting, "batch", planted)
+
+
+def ignore_early_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task that has not started is not told to stop."""
+    stop = TaskTable._stop
+
+    def planted(self: TaskTable, order: wire.Stop) -> None:
+        tasks = order.tasks
+        keys = [(tasks.number, tasks.stage, tasks.attempt, index) for index in each_of(tasks.indices)]
+        if not any(key in self._entries and self._entries[key].state == "sent" for key in keys):
+            stop(self, order)
+
+    monkeypatch.setattr(TaskTable, "_stop", planted)
+
+
+# -- the hub -----------------------------------------------------------------------------------------------------
+
+
+def lose_standing_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent that connects again is not told what it should be doing."""
+    work = Orders.work
+
+    def planted(self: Orders, partition: Any, message: Any, gangs: Any, standing: bool = False) -> wire.Work:
+        told = work(self, partition, message, gangs, standing)
+        return msgspec.structs.replace(told, launches=(), specs=()) if standing else told
+
+    monkeypatch.setattr(Orders, "work", planted)
+
+
+def confirm_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports are confirmed before they are durable."""
+    confirm = Agents._confirm
+
+    async def planted(self: Agents, partition: str, attached: Any, batch: wire.Reports, slots: Any) -> None:
+        attached.put(wire.Confirmed(batch.number))
+        await confirm(self, partition, attached, batch, slots)
+
+    monkeypatch.setattr(Agents, "_confirm", planted)
+
+
+def never_call_a_node_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def planted(self: Agents, partition: str, reign: Any) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Agents, "_watch", planted)
+
+
+def keep_what_runs_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state does not hear what an agent that connects again has running."""
+    join = Agents._join
+
+    async def planted(self: Agents, reign: Any, attached: Any, hello: wire.Hello) -> None:
+        await join(self, reign, attached, msgspec.structs.replace(hello, running=()))
+
+    monkeypatch.setattr(Agents, "_join", planted)
