@@ -251,7 +251,7 @@ def test_all_is_well(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_faults_of_our_own_are_failures_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TaskTable, "heed", lambda self, work: 1 / 0)
+    monkeypatch.setattr(TaskTable, "handle", lambda self, work: 1 / 0)
     failure = try_out(draw_scenario(0, PROFILES["calm"]))
     assert isinstance(failure, Failure) and failure.problem.startswith("ZeroDivisionError")
 
