@@ -12,7 +12,7 @@ from bench.harness import HEAD, line
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description="Benchmarks of the state and its journal.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(CATALOGUE)}; without any, all")
-    parser.add_argument("--scale", type=float, default=1.0, help="multiply every size by this; goals shrink with it")
+    parser.add_argument("--scale", type=float, default=1.0, help="multiply all sizes by this; goals are scaled too")
     options = parser.parse_args()
     unknown = [name for name in options.names if name not in CATALOGUE]
     if unknown:

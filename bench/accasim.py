@@ -1,7 +1,7 @@
 """`python -m bench.accasim PYTHON LOG.swf.gz [--jobs N]`: our simulator and AccaSim, on the same log in the same run.
 
-PYTHON is the interpreter of an environment that has `accasim`; it is none of ours. Both read the log, simulate all of
-it under FCFS and then under EASY, and are compared by the CPU time that this takes.
+PYTHON is the interpreter of an environment that has `accasim`, which Fairlead does not install. Both simulators read
+the log and simulate it under FCFS and then under EASY. They are compared by the CPU time that this takes.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from fairlead.sim.traces import read_traces
 from fairlead.writer.memory import spared
 
 GOAL = 5
-"""Times as fast."""
+"""The goal: this many times as fast as AccaSim."""
 TIMES = 5
-"""Ours is short: the median of so many runs, on a machine whose speed is another one from second to second."""
+"""Runs of our simulator, of which the median counts: they are short, and the speed of the machine varies."""
 MILLI = 1000
 
 POLICIES = {"fcfs": "FirstInFirstOut", "easy": "EASYBackfilling"}
-"""Ours → theirs."""
+"""Our name of a policy → the name in AccaSim."""
 
 THEIRS = """
 import collections, collections.abc, json, os, sys
@@ -64,17 +64,17 @@ def compare(python: str, log: Path, jobs: int | None) -> Iterator[Row]:
         parts = {"groups": {"all": {"core": 1}}, "resources": {"all": processors}}
         machine.write_text(json.dumps({"start_time": 0, "equivalence": {"processor": {"core": 1}}, **parts}))
         for policy, their_name in POLICIES.items():
-            mine = sorted((ours(plain, policy) for _ in range(TIMES)), key=lambda each: each["cpu"])[TIMES // 2]
+            own = sorted((ours(plain, policy) for _ in range(TIMES)), key=lambda run: run["cpu"])[TIMES // 2]
             arguments = [str(plain), str(machine), their_name, str(Path(folder) / "results")]
             done = subprocess.run([python, "-c", THEIRS, *arguments], capture_output=True, text=True, check=False)
             if done.returncode or not done.stdout:
                 raise RuntimeError(f"{python}: AccaSim did not run; install it there\n{done.stderr}")
             theirs: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
             note = "; ".join(
-                f"{name} {found['jobs']:,.0f} jobs, {found['cpu']:.1f} s of CPU time, mean wait {found['wait']:,.0f} s"
-                for name, found in (("ours", mine), ("AccaSim", theirs))
+                f"{name} {run['jobs']:,.0f} jobs, {run['cpu']:.1f} s of CPU time, mean wait {run['wait']:,.0f} s"
+                for name, run in (("ours", own), ("AccaSim", theirs))
             )
-            times = theirs["cpu"] / theirs["jobs"] / (mine["cpu"] / mine["jobs"])
+            times = theirs["cpu"] / theirs["jobs"] / (own["cpu"] / own["jobs"])
             yield Row(f"{log.name}, {policy}", times, "times as fast as AccaSim", GOAL, more=True, note=note)
 
 
@@ -90,13 +90,13 @@ def ours(log: Path, policy: str) -> dict[str, float]:
 
 
 def _plain(log: Path, jobs: int | None, to: Path) -> Path:
-    """A copy of a log that both read alike: jobs that ran, with what they asked for filled in."""
+    """Write a copy of a log that both simulators read alike: only jobs that ran, with their requests filled in."""
     text = gzip.decompress(log.read_bytes()).decode() if log.suffix == ".gz" else log.read_text()
-    head = [each for each in text.splitlines() if each.startswith(";")]
+    head = [row for row in text.splitlines() if row.startswith(";")]
     rows: list[str] = []
-    for each in text.splitlines():
-        fields = each.split()
-        if each.startswith(";") or len(fields) != 18 or int(fields[3]) <= 0 or int(fields[4]) <= 0:
+    for row in text.splitlines():
+        fields = row.split()
+        if row.startswith(";") or len(fields) != 18 or int(fields[3]) <= 0 or int(fields[4]) <= 0:
             continue
         fields[7] = fields[4] if int(fields[7]) <= 0 else fields[7]
         fields[8] = fields[3] if int(fields[8]) <= 0 else fields[8]
@@ -109,7 +109,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.accasim", description="Our simulator and AccaSim.")
     parser.add_argument("python", metavar="PYTHON", help="the interpreter of an environment with accasim")
     parser.add_argument("log", metavar="LOG", type=Path, help="a log in the Standard Workload Format")
-    parser.add_argument("--jobs", type=int, default=None, help="only the first so many")
+    parser.add_argument("--jobs", type=int, default=None, help="simulate only the first N jobs")
     options = parser.parse_args()
     print(HEAD, flush=True)
     for row in compare(options.python, options.log, options.jobs):

@@ -1,10 +1,10 @@
-"""Bursts on pools: how many nodes are ordered for a burst of work, against the fewest that could take it.
+"""Bursts on pools: compare the nodes that are ordered for a burst of work with the fewest that could take it.
 
     python -m bench.bursts [WORLDS]
 
-Each world, from a seed, has workers that are partly used, and a burst of tasks and gangs of mixed sizes. What finds no
-room is ordered; then nodes come late, twice or not at all. It prints the mean ratio, and stops at the first world in
-which a node was ordered for work that fits, or twice for the same.
+Each world comes from a seed, and has partly used nodes and a burst of tasks and gangs of mixed sizes. Nodes are ordered
+for tasks without capacity; then nodes arrive late, twice or not at all. The benchmark prints the mean ratio, and stops
+at the first world in which a node was ordered for tasks that fit, or twice for the same tasks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fairlead.testing import World
 
 GI = 2**30
 PROMISE = 60
-"""Seconds after which a node that did not come is late."""
+"""Seconds after which an ordered node is late."""
 
 
 Task = tuple[int, int]
@@ -28,17 +28,17 @@ Task = tuple[int, int]
 
 class Burst(NamedTuple):
     ordered: int
-    """Nodes that were ordered at once."""
+    """Nodes ordered at once."""
     fewest: int
-    """No fewer could take what found no room."""
+    """A lower bound of the nodes that can take the tasks without capacity."""
     orders: int
-    """How many orders it took in all, with those for nodes that did not come."""
+    """All orders, with those that replace nodes that did not arrive."""
     came: int
     """Nodes that joined in the end."""
 
 
 def burst(seed: int, mixed: bool = False) -> Burst:
-    """Play one world to its end, and look after each step that nothing is ordered in vain."""
+    """Run one world to its end, and check after each step that no needless node is ordered."""
     random = Random(seed)
     cpus = random.choice([8, 16, 32, 64])
     node = {"cpu": cpus, "memory": cpus * random.choice([2, 4]) * GI}
@@ -58,19 +58,19 @@ def burst(seed: int, mixed: bool = False) -> Burst:
     orders, more = 1, 0
     while w.partition().orders or any(_waiting(w, jobs)):
         more += _trouble(w, random)
-        fresh = _ordered(w)
-        orders += bool(fresh)
+        newly_ordered = _ordered(w)
+        orders += bool(newly_ordered)
         partition = w.partition()
-        there = sum(name.startswith("p-") for name in partition.nodes.joins)
-        assert there + len(partition.order_of) <= first + more, (
+        present = sum(name.startswith("p-") for name in partition.nodes.joins)
+        assert present + len(partition.order_of) <= first + more, (
             f"seed {seed}: nodes were ordered twice for the same work"
         )
         assert orders < 500, f"seed {seed}: it does not come to an end"
-    return Burst(first, fewest, orders, there if first else 0)
+    return Burst(first, fewest, orders, present if first else 0)
 
 
 def _flavours(random: Random, node: dict[str, int], mixed: bool) -> list[Task]:
-    """The sizes of tasks. Mostly a burst has a few, such as people name them; mixed, each task has its own."""
+    """Return the sizes of tasks: a few round ones; with `mixed`, a different one for each task."""
     if not mixed:
         cpus = [cpus for cpus in (1, 2, 3, 4, 6, 8, 12, 16) if 2 * cpus <= node["cpu"]]
         per_cpu = node["memory"] // node["cpu"] // GI
@@ -85,17 +85,17 @@ def _flavours(random: Random, node: dict[str, int], mixed: bool) -> list[Task]:
 
 
 def _submit(w: World, random: Random, flavours: list[Task], gangs: bool) -> str:
-    """A task, or now and then a gang."""
+    """Submit a task or, with `gangs`, now and then a gang."""
     cpu, memory = random.choice(flavours)
     count = random.choice([2, 3, 5]) if gangs and random.random() < 0.1 else 1
     return w.submit(stages=[{"name": "w", "count": count, "resources": {"cpu": cpu, "memory": memory}}])
 
 
 def _trouble(w: World, random: Random) -> int:
-    """Some nodes come, some twice, some orders fail, some are late.
+    """Let nodes arrive, sometimes twice, or let an order fail or be late.
 
-    Returns how many nodes more there may be: those that came although they were given up, and one for each order that
-    failed, because what its nodes were shared by goes apart, and may need one more.
+    Returns the number of additional nodes that are allowed: nodes that arrive although they were given up, and one for
+    each failed order, because tasks that would have shared a node are packed again and may need one more.
     """
     more = 0
     what = random.random()
@@ -124,12 +124,12 @@ def _join(w: World, name: str) -> None:
 
 
 def _ordered(w: World) -> int:
-    heard = [effect for effect in w.effects() if isinstance(effect, ForPool)]
-    return sum(len(order.names) for effect in heard for order in effect.orders)
+    effects = [effect for effect in w.effects() if isinstance(effect, ForPool)]
+    return sum(len(order.names) for effect in effects for order in effect.orders)
 
 
 def _waiting(w: World, jobs: Sequence[str]) -> tuple[list[Task], list[Task]]:
-    """What each task asks for that found no room: those for themselves, and those of gangs."""
+    """Return the sizes of waiting tasks: single tasks, and members of gangs."""
     singles: list[Task] = []
     gangs: list[Task] = []
     for name in jobs:
@@ -142,13 +142,13 @@ def _waiting(w: World, jobs: Sequence[str]) -> tuple[list[Task], list[Task]]:
 def _free(w: World) -> Task:
     nodes = w.partition().nodes
     free = [nodes.free(row) for row in nodes.rows.values()]
-    return sum(each.get("cpu", 0) for each in free) // 1000, sum(each.get("memory", 0) for each in free)
+    return sum(amounts.get("cpu", 0) for amounts in free) // 1000, sum(amounts.get("memory", 0) for amounts in free)
 
 
 def _fewest(singles: Sequence[Task], gangs: Sequence[Task], node: dict[str, int], free: Task) -> int:
-    """A number of nodes below which it is impossible: by sums, and by tasks too large to share a node.
+    """Return a lower bound of the nodes needed: by sums, and by tasks too large to share a node.
 
-    Only gangs can use what is free on nodes that are there: a single task that waits fits none of them.
+    Only gangs can use free capacity of existing nodes: a waiting single task fits none of them.
     """
     fewest = 0
     for at, name in enumerate(("cpu", "memory")):
@@ -159,7 +159,7 @@ def _fewest(singles: Sequence[Task], gangs: Sequence[Task], node: dict[str, int]
 
 
 def _by_size(sizes: Sequence[int], most: int) -> int:
-    """The bound of Martello and Toth: large tasks have a node each, and small ones fill what these leave."""
+    """Return the bound of Martello and Toth: large tasks have a node each, and small ones fill what these leave."""
     best = 0
     for least in sorted({size for size in sizes if 2 * size <= most} | {0}):
         huge = sum(size > most - least for size in sizes)
@@ -173,14 +173,14 @@ def _by_size(sizes: Sequence[int], most: int) -> int:
 def main(worlds: int) -> None:
     for mixed in (False, True):
         played = [burst(seed, mixed) for seed in range(worlds)]
-        ordered, fewest = sum(each.ordered for each in played), sum(each.fewest for each in played)
-        grew = [each for each in played if each.fewest]
-        mean = sum(each.ordered / each.fewest for each in grew) / len(grew)
-        exact = sum(each.ordered == each.fewest for each in grew)
+        ordered, fewest = sum(world.ordered for world in played), sum(world.fewest for world in played)
+        grew = [world for world in played if world.fewest]
+        mean = sum(world.ordered / world.fewest for world in grew) / len(grew)
+        exact = sum(world.ordered == world.fewest for world in grew)
         print(f"{worlds} worlds, {'every task of its own size' if mixed else 'a few sizes in each'}:")
         print(f"  {len(grew)} had too few nodes: {ordered} ordered, {fewest} is the bound, met by {exact}")
         print(f"  {ordered / fewest:.3f} times the bound over all, {mean:.3f} on the average of the worlds")
-        orders, came = sum(each.orders for each in played), sum(each.came for each in played)
+        orders, came = sum(world.orders for world in played), sum(world.came for world in played)
         print(f"  with nodes that come late, twice or not at all: {orders} orders, {came} nodes came", flush=True)
 
 

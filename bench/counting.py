@@ -1,8 +1,8 @@
-"""Instructions of decisions, here and in another tree: what a noisy machine cannot blur.
+"""Instructions of decisions, here and in another tree: a measure that noise of the machine does not change.
 
 `python -m bench.counting TREE [CASE …]` runs the same small cases in both trees under valgrind, which has to be
-installed, and prints how many instructions a case takes here for each that it takes there. What sets a case up is
-counted apart and left out.
+installed, and prints the ratio of the instructions here to those there. The setup of a case is counted separately and
+subtracted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COUNT = ("valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-fi
 
 
 def run(case: str, decide: bool) -> None:
-    """Set a case up, and decide it or not."""
+    """Set a case up and, with `decide`, run its decisions."""
     from bench import deciding
     from fairlead.sim.policies import NAMED
     from fairlead.sim.simulation import Simulation
@@ -56,18 +56,20 @@ def count(tree: Path, case: str, decide: bool) -> int:
     done = subprocess.run(
         [*COUNT, sys.executable, "-c", script], cwd=tree, env=environment, capture_output=True, text=True, check=True
     )
-    found = re.search(r"I\s+refs:\s+([\d,]+)", done.stderr)
-    assert found is not None, done.stderr
-    return int(found[1].replace(",", ""))
+    match = re.search(r"I\s+refs:\s+([\d,]+)", done.stderr)
+    assert match is not None, done.stderr
+    return int(match[1].replace(",", ""))
 
 
-def compare(tree: Path, cases: tuple[str, ...], say: Callable[[str], None] = print) -> None:
-    asked = [(each, case, decide) for case in cases for each in (tree, ROOT) for decide in (False, True)]
+def compare(tree: Path, cases: tuple[str, ...], report: Callable[[str], None] = print) -> None:
+    runs = [(checkout, case, decide) for case in cases for checkout in (tree, ROOT) for decide in (False, True)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        counted = dict(zip(asked, pool.map(lambda each: count(*each), asked), strict=True))
+        counted = dict(zip(runs, pool.map(lambda checkout: count(*checkout), runs), strict=True))
     for case in cases:
-        there, here = (counted[each, case, True] - counted[each, case, False] for each in (tree, ROOT))
-        say(f"{case}: {here / 1e6:,.1f} million instructions, {here / there:.3f} of {there / 1e6:,.1f} million there")
+        there, here = (counted[checkout, case, True] - counted[checkout, case, False] for checkout in (tree, ROOT))
+        report(
+            f"{case}: {here / 1e6:,.1f} million instructions, {here / there:.3f} of {there / 1e6:,.1f} million there"
+        )
 
 
 if __name__ == "__main__":

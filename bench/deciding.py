@@ -1,6 +1,6 @@
-"""How fast cycles decide: gangs, single tasks and a mix from a backlog, steady state, nothing to do, and growth.
+"""The speed of cycles: gangs, single tasks and a mix from a backlog, steady state, idle cycles, and growth.
 
-Everything goes through the writer: commands, plan, checks, effects, and a durable record a cycle.
+Everything goes through the writer: commands, plan, checks, effects, and one durable record a cycle.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fairlead.writer.memory import spare_the_collector
 from fairlead.writer.writer import Writer
 
 ENDS = 1_000
-"""How many tasks end, and are replaced, in one cycle of the steady state."""
+"""The number of tasks that end, and are replaced, in one cycle of the steady state."""
 
 GANG = [parse_job({"stages": [{"count": 64, "resources": {"cpu": 1}}]})]
 SINGLES = [
@@ -60,7 +60,7 @@ def _backlog(what: str, nodes: int, specs: list[JobSpec], jobs: int, goal: float
 
 
 def _steady(nodes: int, jobs: int, loop: float) -> Row:
-    """A full machine: every task that ends makes room for one that waits."""
+    """Measure a full partition: every task that ends frees capacity for a waiting one."""
     with _waiting(max(1, nodes // 10), SINGLES, jobs) as writer:
         ends = list(ends_of(_decide(writer)))[: 20 * ENDS]
         batches = [ends[at : at + ENDS] for at in range(0, len(ends), ENDS)]
@@ -71,7 +71,7 @@ def _steady(nodes: int, jobs: int, loop: float) -> Row:
 
 
 def _idle(nodes: int, jobs: int, loop: float) -> Row:
-    """Nothing changes while very much waits for room."""
+    """Measure cycles without changes while very many tasks wait."""
     large = [parse_job({"stages": [{"count": 1_000, "min": 1, "resources": {"cpu": 40}}]})]
     with _waiting(max(1, nodes // 100), large, jobs) as writer:
         _decide(writer)
@@ -83,7 +83,7 @@ def _idle(nodes: int, jobs: int, loop: float) -> Row:
 
 
 def _growth(what: str, specs: list[JobSpec], jobs: int, nodes: int) -> Row:
-    """The same work on a hundred times as many nodes."""
+    """Compare the same work on some nodes and on a hundred times as many."""
     times = []
     for factor in (1, 100):
         with _waiting(nodes * factor, specs, jobs) as writer:
@@ -100,7 +100,7 @@ def _growth(what: str, specs: list[JobSpec], jobs: int, nodes: int) -> Row:
 
 @contextmanager
 def _waiting(nodes: int, specs: list[JobSpec], jobs: int) -> Iterator[Writer]:
-    """A writer that is not ready yet, with nodes in four zones and jobs that wait."""
+    """Yield a writer that is not ready yet, with nodes in four zones and waiting jobs."""
     with tempfile.TemporaryDirectory() as folder:
         writer = open_writer(Path(folder))
         commands: list[AnyCommand] = [AddNode(name=f"n{at}", spec=_node(at % 4), operator=True) for at in range(nodes)]
@@ -129,17 +129,17 @@ def _decide(writer: Writer) -> list[Effect]:
 
 
 def ends_of(effects: list[Effect]) -> Iterator[Report]:
-    """What agents say when everything that was launched has ended well."""
+    """Yield the reports of agents when all launched tasks have succeeded."""
     for effect in effects:
         if isinstance(effect, ForNode):
-            for each in effect.launches:
+            for launch in effect.launches:
                 yield Report(
                     node=effect.node,
-                    job=each.job,
-                    number=each.number,
-                    stage=each.stage,
-                    indices=each.indices,
-                    attempt=each.attempt,
+                    job=launch.job,
+                    number=launch.number,
+                    stage=launch.stage,
+                    indices=launch.indices,
+                    attempt=launch.attempt,
                     state="succeeded",
                     exit_code=0,
                 )

@@ -1,4 +1,4 @@
-"""Changes a second that are durable, 100 a cycle: by a plan and the journal alone, and through the whole writer."""
+"""Durable changes a second, 100 a cycle: by a plan and the journal alone, and through the whole writer."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def durable(scale: float) -> Iterator[Row]:
         submitted = list(submits(cycles * BATCH, 1))
         yield _through(large, "submits", submitted, Path(folder))
         for batch in batches(submitted):
-            large.write(change for each in batch for change in large.place(each.id, (0, 1)))
-        jobs = [each.id for each in submitted]
+            large.write(change for command in batch for change in large.place(command.id, (0, 1)))
+        jobs = [command.id for command in submitted]
         yield _through(large, "acknowledgements", list(reports(large.partition, jobs, "running")), Path(folder))
         yield _through(large, "ends", list(reports(large.partition, jobs, "succeeded")), Path(folder))
         writer.journal.close()
@@ -53,7 +53,7 @@ def _through(large: Large, what: str, commands: Sequence[AnyCommand], folder: Pa
 
 
 def _row(what: str, work: Callable[[], None], records: Sequence[bytes], folder: Path) -> Row:
-    """Do the work, which leaves its records, then write the same records with nothing around them."""
+    """Do the work, which fills `records`, then write the same records by plain commits."""
     took, busy = timed(work)
     raw = raw_commit_seconds(folder / "raw", records)
     size = sum(map(len, records)) / len(records)

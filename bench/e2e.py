@@ -1,7 +1,7 @@
-"""The whole way, with the real program: from submit to the end of processes, and from submit to the start of one.
+"""End to end, with the real program: from submit to the end of processes, and from submit to the start of one.
 
 `fairlead up` runs on a data directory of its own. Every task is a process that is supervised, limited and logged. The
-floor is what two plain processes can start and await in the same minute.
+floor is the rate at which two plain processes can start and await others in the same minute.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TRUE = {"command": ["/bin/true"], "resources": {"cpu": 1}}
 
 def e2e(scale: float) -> Generator[Row, None, None]:
     tasks, lone = max(20, round(TASKS * scale)), max(5, round(LONE * scale))
-    # It stays until the end of the process: where many files were deleted, new ones are slow to make for minutes.
+    # Deleted only when the process ends: after many files are deleted, creating new ones is slow for minutes.
     folder = tempfile.mkdtemp(prefix="e2e-")
     atexit.register(shutil.rmtree, folder)
     began = perf_counter()
@@ -67,8 +67,8 @@ def e2e(scale: float) -> Generator[Row, None, None]:
         jobs, before = max(20, round(QUEUED * scale)), _memory(server)
         client.submit_many({"name": "one", "stages": [large]} for _ in range(jobs))
         memory = _memory(server)
-        each = f"{(memory - before) * 2**20 / jobs:,.0f} bytes each"
-        yield Row(f"memory of the server, {jobs:,} jobs of one task queued", memory, "MiB", note=each)
+        per_job = f"{(memory - before) * 2**20 / jobs:,.0f} bytes each"
+        yield Row(f"memory of the server, {jobs:,} jobs of one task queued", memory, "MiB", note=per_job)
     finally:
         client.close()
         subprocess.run([*FAIRLEAD, "down", "--data", folder], check=True, stdout=subprocess.DEVNULL)
@@ -89,7 +89,7 @@ def _up(folder: Path) -> tuple[subprocess.Popen[str], Client]:
 
 
 def _lone(client: Client) -> float:
-    """Seconds from before a submit to when its process looks at the clock. The answer to the submit was awaited."""
+    """Return the seconds from before a submit until its process has read the clock and the submit was answered."""
     before = time()
     job = client.submit(["/bin/date", "+%s.%N"], resources={"cpu": 1})
     answered = time()
@@ -108,7 +108,7 @@ def _jobs(client: Client, tasks: int) -> float:
     began = time()
     items = client.submit_many([{"name": "one", "stages": [TRUE]} for _ in range(tasks)])
     assert all(item.job for item in items)
-    client.wait(items[-1].job)  # nearly all have ended with it; what is left is asked for
+    client.wait(items[-1].job)  # nearly all have ended by then; poll for the rest
     while any(True for _ in client.jobs(state=["pending", "running"], limit=1)):
         sleep(0.02)
     return time() - began
@@ -117,6 +117,6 @@ def _jobs(client: Client, tasks: int) -> float:
 def _floor(tasks: int) -> float:
     began = perf_counter()
     plain = [subprocess.Popen([sys.executable, "-S", "-E", "-c", PLAIN, str(tasks // 2)]) for _ in range(2)]
-    for each in plain:
-        each.wait()
+    for process in plain:
+        process.wait()
     return tasks / (perf_counter() - began)

@@ -1,9 +1,9 @@
-"""A week of work on a pool that follows it, against fleets that stay as they are.
+"""A week of work on a pool that grows and shrinks, against fleets of fixed size.
 
     python -m bench.elastic docs/pools.svg
 
-It prints node-hours, waits and orders, and draws how many nodes there were and how many the work that was there would
-have filled. It simulates, so that the figures do not depend on the machine it runs on.
+The benchmark prints node-hours, waits and orders, and draws the number of nodes and the number that the running tasks
+would fill. It simulates, so the figures do not depend on the machine it runs on.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fairlead.sim.traces.generate import Workload, generate
 
 CPUS = 16
 PEAK = 60
-"""Nodes of the largest fleet."""
+"""The number of nodes of the largest fleet."""
 WORK = Workload(jobs=21_500, seed=8, load=34, largest=64, longest=4 * HOUR, users=12)
 
 
@@ -37,21 +37,21 @@ class Week(NamedTuple):
     name: str
     node_hours: float
     used: float
-    """Percent of the node-hours that tasks used."""
+    """The used part of the node-hours, in percent."""
     mean: float
-    """Minutes, over all jobs."""
+    """The mean wait of all jobs, in minutes."""
     p95: float
     orders: int
     ordered: int
     most: int
     nodes: list[tuple[int, int]]
-    """At which times there were how many nodes."""
+    """Times, and the number of nodes from then on."""
     busy: list[tuple[int, int]]
-    """Likewise, how many CPUs were used."""
+    """Times, and the thousandths of CPUs in use from then on."""
 
 
 class Watch:
-    """An observer of the writer: how many nodes there are, and what was ordered."""
+    """An observer of the writer that records the number of nodes, and counts orders."""
 
     def __init__(self) -> None:
         self.nodes: list[tuple[int, int]] = []
@@ -61,9 +61,9 @@ class Watch:
         pass
 
     def cycle(self, decided: Cycle, seconds: Mapping[str, float]) -> None:
-        many = len(decided.plan.partition.nodes)
-        if not self.nodes or self.nodes[-1][1] != many:
-            self.nodes.append((decided.plan.now, many))
+        nodes_up = len(decided.plan.partition.nodes)
+        if not self.nodes or self.nodes[-1][1] != nodes_up:
+            self.nodes.append((decided.plan.now, nodes_up))
         for change in decided.changes:
             if isinstance(change, Ordered):
                 self.orders += 1
@@ -74,7 +74,7 @@ class Watch:
 
 
 def week(trace: Trace, nodes: int, name: str, **pool: Any) -> Week:
-    """Run the trace on so many nodes that stay, or on a pool."""
+    """Run the trace on a fixed number of nodes, or on a pool."""
     fixed = [(f"n{at}", cpu_node(CPUS)) for at in range(nodes)]
     document: dict[str, Any] = {"chain": 0, "max_placed": 100_000}
     if pool:
@@ -87,9 +87,9 @@ def week(trace: Trace, nodes: int, name: str, **pool: Any) -> Week:
     ends = [ended for at in range(len(trace.arrivals)) if (ended := record.job(at).ended) is not None]
     assert len(ends) == len(trace.arrivals), f"{name}: {len(trace.arrivals) - len(ends)} jobs did not end"
     end = max(ends)
-    waits = sorted((record.job(at).started or 0) - each.at for at, each in enumerate(trace.arrivals))
-    there = [*watch.nodes, (end, 0)]
-    hours = sum(many * (until - since) for (since, many), (until, _) in pairwise(there)) / HOUR
+    waits = sorted((record.job(at).started or 0) - arrival.at for at, arrival in enumerate(trace.arrivals))
+    steps = [*watch.nodes, (end, 0)]
+    hours = sum(nodes_up * (until - since) for (since, nodes_up), (until, _) in pairwise(steps)) / HOUR
     busy = list(zip(record.times, record.used, strict=True))
     used = sum(cpus * (until - since) for (since, cpus), (until, _) in pairwise([*busy, (end, 0)])) / HOUR
     return Week(
@@ -100,7 +100,7 @@ def week(trace: Trace, nodes: int, name: str, **pool: Any) -> Week:
         waits[len(waits) * 95 // 100] / MINUTE,
         watch.orders,
         watch.ordered,
-        max(many for _, many in watch.nodes),
+        max(nodes_up for _, nodes_up in watch.nodes),
         watch.nodes,
         busy,
     )
@@ -112,7 +112,7 @@ def work() -> Trace:
 
 
 def draw(elastic: Week) -> str:
-    """Nodes that there were, and nodes that the running work would have filled, by the hour."""
+    """Draw the number of nodes, and the number that the running tasks would fill, by the hour."""
     hours = max(at for at, _ in elastic.nodes) // HOUR + 1
     lines = [
         Line("nodes", _by_hour(elastic.nodes, hours, 1)),
@@ -126,7 +126,7 @@ def draw(elastic: Week) -> str:
 
 
 def _by_hour(steps: Sequence[tuple[int, int]], hours: int, unit: int) -> list[tuple[float, float]]:
-    """The mean of each hour."""
+    """Return the mean of each hour."""
     sums = [0.0] * hours
     for (since, value), (until, _) in pairwise([*steps, (hours * HOUR, 0)]):
         for hour in range(since // HOUR, min(hours, until // HOUR + 1)):
@@ -144,10 +144,10 @@ def main(arguments: list[str]) -> None:
     elastic = week(trace, 0, "pool, idle_for 10 min", max=PEAK)
     rows = [elastic, week(trace, 0, "pool, 4 nodes in store", max=PEAK, min_idle=4, max_idle=4)]
     rows += [week(trace, nodes, f"{nodes} nodes that stay") for nodes in (PEAK, PEAK // 2)]
-    for each in rows:
+    for row in rows:
         print(
-            f"{each.name:>28} {each.node_hours:>11.0f} {each.used:>5.1f} % {each.mean:>6.1f} min {each.p95:>6.1f} min "
-            f"{each.orders:>7} {each.ordered:>7} {each.most:>5}"
+            f"{row.name:>28} {row.node_hours:>11.0f} {row.used:>5.1f} % {row.mean:>6.1f} min {row.p95:>6.1f} min "
+            f"{row.orders:>7} {row.ordered:>7} {row.most:>5}"
         )
     if arguments:
         Path(arguments[0]).write_text(draw(elastic), encoding="utf-8")

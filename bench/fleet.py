@@ -1,7 +1,7 @@
-"""A real server with many agents and a long queue: how soon the API answers, and how much memory the server takes.
+"""A real server with many agents and a long queue: the latency of the API, and the memory of the server.
 
-The agents are coroutines of one process (`python -m bench.fleet URL TOKEN COUNT`): each has a connection, gives signs
-of life, and says of whatever it is sent that it runs. So the fleet is full, and all else waits.
+The agents are coroutines of one process (`python -m bench.fleet URL TOKEN COUNT`). Each has a connection, sends
+heartbeats, and reports all launched tasks as running. So the fleet is full, and all other tasks wait.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ async def agent(url: str, token: str, name: str, joined: asyncio.Semaphore) -> N
     async with connect(url.replace("http", "ws", 1) + wire.PATH, compression=None) as link:
         await prove(link, name, Key(), server, "", secret)  # type: ignore[arg-type]
         await link.send(encode(Hello(name, {"cpu": CPUS, "memory": "8Gi"})))
-        known: list[Tasks] = []
+        running: list[Tasks] = []
         number = beats = 0
         heartbeat = 5.0
         while True:
@@ -50,7 +50,7 @@ async def agent(url: str, token: str, name: str, joined: asyncio.Semaphore) -> N
                     data = await link.recv()
             except TimeoutError:
                 beats += 1
-                await link.send(encode(Beat(beats, tuple(known))))
+                await link.send(encode(Beat(beats, tuple(running))))
                 continue
             assert isinstance(data, bytes)
             message = decode_from_server(data)
@@ -58,19 +58,19 @@ async def agent(url: str, token: str, name: str, joined: asyncio.Semaphore) -> N
                 heartbeat = message.heartbeat / 1e6
                 joined.release()
             elif isinstance(message, Work) and message.launches:
-                known += [each.tasks for each in message.launches]
+                running += [launch.tasks for launch in message.launches]
                 number += 1
                 await link.send(
-                    encode(Reports(number, tuple(Report(each.tasks, "running") for each in message.launches)))
+                    encode(Reports(number, tuple(Report(launch.tasks, "running") for launch in message.launches)))
                 )
 
 
-async def agents(url: str, token: str, many: int) -> None:
+async def agents(url: str, token: str, count: int) -> None:
     joined = asyncio.Semaphore(0)
     async with asyncio.TaskGroup() as group:
-        for number in range(many):
+        for number in range(count):
             group.create_task(agent(url, token, f"n{number}", joined))
-        for _ in range(many):
+        for _ in range(count):
             await joined.acquire()
         print("joined", flush=True)
 
@@ -79,7 +79,7 @@ async def agents(url: str, token: str, many: int) -> None:
 
 
 def resident(pid: int) -> float:
-    """Megabytes."""
+    """Return the resident memory of a process in megabytes."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024 / 1e6
@@ -87,26 +87,26 @@ def resident(pid: int) -> float:
 
 
 def answers(client: Client, requests: int) -> dict[str, list[float]]:
-    """The seconds of each request, by what is asked."""
+    """Return the kind of request → the seconds of each one."""
     stage = {"name": "main", "count": 1, "command": ["true"], "resources": {"cpu": 1}}
     job = client.submit(document={"stages": [stage]})
-    asked = {
+    senders = {
         "a submit": lambda: client.submit(document={"stages": [stage]}),
         "a job": lambda: client.job(job),
         "100 jobs": lambda: client.ask(calls.jobs(client.partition, limit=100)),
         "100 nodes": lambda: client.ask(calls.nodes(client.partition, limit=100)),
     }
-    taken: dict[str, list[float]] = {what: [] for what in asked}
+    seconds: dict[str, list[float]] = {what: [] for what in senders}
     for at in range(requests):
-        what = list(asked)[at % len(asked)]
+        what = list(senders)[at % len(senders)]
         began = perf_counter()
-        asked[what]()
-        taken[what].append(perf_counter() - began)
-    return taken
+        senders[what]()
+        seconds[what].append(perf_counter() - began)
+    return seconds
 
 
 def fleet(scale: float) -> Iterator[Row]:
-    many, jobs, requests = (max(4, int(each * scale)) for each in (AGENTS, JOBS, REQUESTS))
+    agent_count, jobs, requests = (max(4, int(size * scale)) for size in (AGENTS, JOBS, REQUESTS))
     with tempfile.TemporaryDirectory() as folder:
         server = subprocess.Popen(
             [*FAIRLEAD, "server", "--data", folder, "--port", "0", "--json"],
@@ -114,32 +114,34 @@ def fleet(scale: float) -> Iterator[Row]:
             text=True,
             cwd=ROOT,
         )
-        fleet_of = None
+        agents_process = None
         try:
             assert server.stdout is not None
             url = json.loads(server.stdout.readline())["url"]
             with Client(url, (Path(folder) / "token").read_text().strip()) as client:
-                invited = {"role": "join", "uses": many}
+                invited = {"role": "join", "uses": agent_count}
                 token = client.ask(calls.Call(NewToken, "POST", f"{calls.API}/tokens", invited)).secret
                 began = perf_counter()
-                fleet_of = subprocess.Popen(
-                    [sys.executable, "-m", "bench.fleet", url, token, str(many)],
+                agents_process = subprocess.Popen(
+                    [sys.executable, "-m", "bench.fleet", url, token, str(agent_count)],
                     stdout=subprocess.PIPE,
                     text=True,
                     cwd=ROOT,
                 )
-                assert fleet_of.stdout is not None and fleet_of.stdout.readline() == "joined\n"
-                yield Row(f"{many:,} agents join", perf_counter() - began, "s", note="with the start of their process")
+                assert agents_process.stdout is not None and agents_process.stdout.readline() == "joined\n"
+                yield Row(
+                    f"{agent_count:,} agents join", perf_counter() - began, "s", note="with the start of their process"
+                )
                 array = {"name": "main", "count": TASKS, "min": 1, "command": ["true"], "resources": {"cpu": 1}}
                 client.submit_many({"stages": [array]} for _ in range(jobs))
-                taken = answers(client, requests)
-                for what, times in taken.items():
+                seconds = answers(client, requests)
+                for what, times in seconds.items():
                     worst = sorted(times)[int(0.99 * len(times))] * 1000
-                    note = f"median {median(times) * 1000:.1f} ms; {many:,} agents, {jobs * TASKS:,} tasks"
+                    note = f"median {median(times) * 1000:.1f} ms; {agent_count:,} agents, {jobs * TASKS:,} tasks"
                     yield Row(f"an answer to {what}, slowest of 100", worst, "ms", goal=100, note=note)
                 yield Row("memory of that server", resident(server.pid), "MB", note=f"{jobs:,} jobs of {TASKS} tasks")
         finally:
-            for process in (fleet_of, server):
+            for process in (agents_process, server):
                 if process is not None:
                     process.terminate()
                     process.wait()

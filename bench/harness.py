@@ -1,6 +1,7 @@
-"""What every benchmark stands on: rows and their table, clocks, memory, fresh processes, and baselines.
+"""Common parts of the benchmarks: rows and their table, clocks, memory, fresh processes, and baselines.
 
-Machines are noisy, so a figure is shown with its ratio to a baseline of the same run; ratios compare across machines.
+Machines are noisy, so a figure is shown with its ratio to a baseline of the same run. Ratios can be compared between
+machines.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ MICRO = 1_000_000
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One figure. With a goal, `more` says whether it should be above or below it."""
+    """One figure. It should be above the goal if `more` is set, otherwise below."""
 
     what: str
     figure: float
@@ -47,7 +48,7 @@ HEAD = "| what | figure | goal | | ratio | against | note |\n|---|---|---|---|--
 
 
 def line(row: Row) -> str:
-    """A row of a Markdown table under `HEAD`, so that a run can be pasted into RESULTS.md."""
+    """Return a row of a Markdown table under `HEAD`, so that a run can be pasted into RESULTS.md."""
     goal = "" if row.goal is None else f"{'>' if row.more else '<'} {number(row.goal)} {row.unit}"
     ratio = "" if row.ratio is None else number(row.ratio)
     figure = f"{number(row.figure)} {row.unit}"
@@ -62,7 +63,7 @@ def number(value: float) -> str:
 
 
 def timed(work: Callable[[], object]) -> tuple[float, float]:
-    """How long the work takes by the clock and in CPU time, in seconds. Earlier garbage does not count."""
+    """Return the wall time and the CPU time of the work, in seconds. Collects garbage before."""
     gc.collect()
     began, busy = perf_counter(), process_time()
     work()
@@ -78,13 +79,13 @@ def best(work: Callable[[], object], times: int = 3) -> float:
 
 
 def resident() -> int:
-    """The resident memory of this process in bytes, after a collection."""
+    """Return the resident memory of this process in bytes, after a collection."""
     gc.collect()
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def peak() -> int:
-    """The most memory this process has had resident, in bytes."""
+    """Return the peak resident memory of this process in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
@@ -95,7 +96,7 @@ def peak() -> int:
 
 
 def loop_seconds() -> float:
-    """A fixed loop of plain Python: what this machine makes of a million small steps right now."""
+    """Return the time of a fixed loop of plain Python: a million small steps at the present speed of the machine."""
 
     def loop() -> None:
         table: dict[int, int] = {}
@@ -106,7 +107,7 @@ def loop_seconds() -> float:
 
 
 def raw_commit_seconds(path: Path, payloads: Sequence[bytes]) -> float:
-    """Plain sqlite3: each payload is one row and one durable commit, as the journal's settings have it."""
+    """Return the time of plain sqlite3: one row and one durable commit a payload, with the settings of the journal."""
     db = sqlite3.connect(path, isolation_level=None)
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = FULL")

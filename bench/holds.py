@@ -1,11 +1,11 @@
-"""What holds cost: large gangs among an endless stream of small tasks, for every share of nodes that may be held.
+"""The cost of holds: large gangs in an endless stream of small tasks, for several values of `held_nodes_percent`.
 
     python -m bench.holds docs/holds.svg
     python -m bench.holds heads
 
-It prints a table, and draws how long the gangs wait against how much of the machine is used. It simulates, so that
-the figures do not depend on the machine it runs on. With `heads` it measures what cycles cost in which many heads of
-lanes starve in a large partition.
+The benchmark prints a table, and draws the wait of the gangs against the use of the nodes. It simulates, so the figures
+do not depend on the machine it runs on. With `heads` it measures cycles in which many heads of lanes starve in a large
+partition.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from fairlead.testing import World
 NODES, CPUS = 20, 4
 HOURS = 6
 GANGS, GANG_RUNS, GANG_EVERY = (2, 12, 6, 16, 8), 600, 1800
-"""Nodes of a gang, one after another, and seconds: how long it runs, and how often one comes."""
+"""The nodes of successive gangs; and in seconds, the run time of a gang and the time between two gangs."""
 SHORT, LONG = 60, 540
-"""Seconds: how long small tasks run."""
+"""The shortest and the longest run time of small tasks, in seconds."""
 STARVING = 600
 NAMESPACE = 'xmlns="http://www.w3.org/2000/svg"'
 STYLE = (
@@ -48,16 +48,16 @@ SETTINGS = {"chain": 0, "max_placed": 10_000, "starving_after": STARVING, "hold_
 class Cost(NamedTuple):
     percent: int
     waited: float
-    """Minutes, the mean of all gangs; one that did not start has waited until the end."""
+    """The mean wait of all gangs, in minutes. A gang that did not start has waited until the end."""
     longest: float
     started: int
     gangs: int
     used: float
-    """Percent of the machine, from the first gang on."""
+    """The used part of all nodes, in percent, from the first gang on."""
 
 
 def work(seed: int) -> Trace:
-    """Small tasks for a little more than the machine can do beside the gangs."""
+    """Return a trace of gangs, and of small tasks that need a little more than the rest of the nodes."""
     random = Random(seed)
     arrivals: list[Arrival] = []
     now = 0.0
@@ -68,7 +68,7 @@ def work(seed: int) -> Trace:
         now += random.expovariate(NODES * CPUS / (4 / 3 * (SHORT + LONG) / 2))
     for number, at in enumerate(range(GANG_EVERY, HOURS * 3600 - GANG_EVERY, GANG_EVERY)):
         arrivals.append(_arrival(at, f"g{number}", GANGS[number % len(GANGS)], CPUS, GANG_RUNS))
-    arrivals.sort(key=lambda each: each.at)
+    arrivals.sort(key=lambda arrival: arrival.at)
     return Trace("stream", arrivals, [(f"n{at}", cpu_node(CPUS)) for at in range(NODES)], LeftOut())
 
 
@@ -105,9 +105,9 @@ def _used(simulation: Simulation, end: int) -> float:
 
 
 def draw(costs: Sequence[Cost]) -> str:
-    longest = max(each.waited for each in costs)
-    low = min(each.used for each in costs)
-    points = [(each.used, each.waited) for each in costs]
+    longest = max(point.waited for point in costs)
+    low = min(point.used for point in costs)
+    points = [(point.used, point.waited) for point in costs]
     chart = line_chart(
         [Line("waits", points)],
         linear(100, lambda value: f"{value:g} % used", low=low - 1),
@@ -119,7 +119,7 @@ def draw(costs: Sequence[Cost]) -> str:
 
 
 def heads(nodes: int, lanes: int) -> None:
-    """CPU time of cycles: when heads of so many shapes begin to starve, when nothing happens, when a task ends."""
+    """Print the CPU time of cycles: when heads of many shapes begin to starve, without changes, when a task ends."""
     w = World({**SETTINGS, "hold_large": False, "queues": {"root": {"full": {}, "waiting": {}}}})
     w.nodes(nodes, cpu=8, memory="64Gi")
     task = {"name": "s", "count": 2 * nodes, "min": 1, "resources": {"cpu": 4}}
@@ -155,10 +155,10 @@ def main(arguments: list[str]) -> None:
     costs_large = cost(trace, 0, hold_large=True)
     off = cost(trace, 0, hold_for=0)
     print(f"{'held_nodes_percent':>24} {'mean wait':>10} {'longest':>10} {'started':>9} {'used':>7}")
-    rows = [("no holds", off), *((str(each.percent), each) for each in costs), ("0, hold_large", costs_large)]
-    for name, each in rows:
-        started = f"{each.started}/{each.gangs}"
-        print(f"{name:>24} {each.waited:>6.1f} min {each.longest:>6.1f} min {started:>9} {each.used:>5.1f} %")
+    rows = [("no holds", off), *((str(row.percent), row) for row in costs), ("0, hold_large", costs_large)]
+    for name, row in rows:
+        started = f"{row.started}/{row.gangs}"
+        print(f"{name:>24} {row.waited:>6.1f} min {row.longest:>6.1f} min {started:>9} {row.used:>5.1f} %")
     if arguments:
         Path(arguments[0]).write_text(draw(costs), encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""How long it takes until many nodes have joined, through commands, the writer and SQLite."""
+"""The time until many nodes have joined, through commands, the writer and SQLite."""
 
 from __future__ import annotations
 

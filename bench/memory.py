@@ -1,4 +1,4 @@
-"""How much memory waiting work takes: resident, above the same process with an empty partition."""
+"""The memory of waiting jobs: resident, above the same process with an empty partition."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def memory(scale: float) -> Iterator[Row]:
 def _rows(what: str, jobs: int, tasks: int, goal: float) -> Iterator[Row]:
     documents = sum(len(job_text(at, tasks)) for at in range(jobs))
     with tempfile.TemporaryDirectory() as folder:
-        found = [
+        results = [
             ("memory", in_child(submitted, folder, jobs, tasks), goal),
             ("memory after recovery", in_child(recovered, folder), None),
         ]
-    for which, result, most in found:
+    for which, result, most in results:
         used = result["used"]
         note = f"{used / jobs:,.0f} bytes a job, highest on the way {result['peak'] / MEGABYTE:,.0f} MB"
         yield Row(
@@ -36,7 +36,7 @@ def _rows(what: str, jobs: int, tasks: int, goal: float) -> Iterator[Row]:
 
 
 def submitted(folder: str, jobs: int, tasks: int) -> dict[str, float]:
-    """Submit through the writer, in batches, and leave a snapshot behind."""
+    """Submit through the writer, in batches, and save a snapshot."""
     writer = open_writer(Path(folder))
     empty = resident()
     for at, batch in enumerate(batches(submits(jobs, tasks))):

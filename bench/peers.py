@@ -1,8 +1,8 @@
-"""Ours and what people would pick instead, in the same minutes: `python -m bench.peers DIRECTORY --python PYTHON`.
+"""Fairlead and comparable systems, measured in the same minutes: `python -m bench.peers DIRECTORY --python PYTHON`.
 
-The directory has a script for each of the others, which prints a line of JSON; the interpreter is one that has them
-installed. They need root, since each runs in a network of its own. Everything is run in turn, several times over, and
-the table has the medians. Only a quiet machine gives figures that mean something.
+The directory has a script for each of the other systems, which prints a line of JSON; the interpreter is one that has
+them installed. The scripts need root, since each runs in a network of its own. Everything runs in turn, several times,
+and the table has the medians. Use a quiet machine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bench.e2e import e2e
 from bench.harness import number
 
 SECONDS = 300.0
-"""No script may take longer."""
+"""The time limit of a script."""
 
 RATE, HALF, MOST = "tasks/s", "ms p50", "ms p99"
 SCRIPTS = (
@@ -35,7 +35,7 @@ SCRIPTS = (
     ("Slurm", "slurm_bench.py --n {few} --cpus 64 --tuned", {"tasks_per_s": RATE}),
     ("Slurm", "slurm_bench.py --mode latency --n 20 --via srun", {"p50_ms": HALF, "p99_ms": MOST}),
 )
-"""Whose figures, from which script, and what is called how there."""
+"""The name of a system, the command of its script, and key of the script's output → unit."""
 OURS = {
     "processes from submit to all ended, one array": ("Fairlead, one array", RATE),
     "processes from submit to all ended, as many jobs": ("Fairlead, as many jobs", RATE),
@@ -44,25 +44,25 @@ OURS = {
 }
 
 Figure = tuple[str, str, float]
-"""Whose it is, its unit, and the figure."""
+"""The name of a system, the unit, and the figure."""
 
 
 def theirs(directory: Path, python: str, scale: float) -> Iterator[Figure]:
     sizes = {"tasks": max(20, round(10_000 * scale)), "few": max(20, round(1_000 * scale)), "lone": 100}
     for name, words, wanted in SCRIPTS:
         script, *options = words.format(**sizes).split()
-        said = _ask([python, str(directory / script), *options])
+        answer = _ask([python, str(directory / script), *options])
         for key, unit in wanted.items():
-            found: Any = said
+            value: Any = answer
             for part in key.split("."):
-                found = found.get(part) if isinstance(found, dict) else None
-            if found is not None:
-                yield name, unit, float(found)
+                value = value.get(part) if isinstance(value, dict) else None
+            if value is not None:
+                yield name, unit, float(value)
 
 
 def ours(scale: float) -> Iterator[Figure]:
     rows, left = e2e(scale), dict(OURS)
-    while left:  # the rest is about memory, and takes long
+    while left:  # the remaining rows are about memory, and take long
         row = next(rows)
         if row.what in left:
             name, unit = left.pop(row.what)
@@ -71,7 +71,7 @@ def ours(scale: float) -> Iterator[Figure]:
 
 
 def _ask(command: list[str]) -> Any:
-    """What a script says; nothing if it cannot run here, such as for want of the program it measures."""
+    """Return the output of a script; empty if it cannot run here, for example without the program it measures."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=True)
         return json.loads(done.stdout.splitlines()[-1])
@@ -81,31 +81,31 @@ def _ask(command: list[str]) -> Any:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.peers", description="Ours and others, in the same minutes.")
-    parser.add_argument("directory", type=Path, help="where the others' scripts are")
-    parser.add_argument("--python", default=sys.executable, help="an interpreter that has the others installed")
-    parser.add_argument("--passes", type=int, default=3, help="how often everything is run")
+    parser = argparse.ArgumentParser(prog="python -m bench.peers", description="Fairlead and comparable systems.")
+    parser.add_argument("directory", type=Path, help="the directory with the scripts")
+    parser.add_argument("--python", default=sys.executable, help="an interpreter that has the other systems installed")
+    parser.add_argument("--passes", type=int, default=3, help="run everything this many times")
     parser.add_argument("--scale", type=float, default=1.0, help="multiply numbers of tasks by this")
     options = parser.parse_args()
-    found: dict[str, dict[str, list[float]]] = {}
+    results: dict[str, dict[str, list[float]]] = {}
     for _ in range(options.passes):
         for figures in (theirs(options.directory, options.python, options.scale), ours(options.scale)):
             for name, unit, figure in figures:
-                found.setdefault(name, {}).setdefault(unit, []).append(figure)
+                results.setdefault(name, {}).setdefault(unit, []).append(figure)
                 print(f"{name}: {number(figure)} {unit}", file=sys.stderr, flush=True)
-    print(table(found))
+    print(table(results))
     return 0
 
 
-def table(found: dict[str, dict[str, list[float]]]) -> str:
-    """Medians, and what part of the first floor and how many times the best of the others each rate is."""
-    rates = {name: median(figures[RATE]) for name, figures in found.items() if RATE in figures}
+def table(results: dict[str, dict[str, list[float]]]) -> str:
+    """Return a table of medians, and of each rate as a part of the first floor and of the best other system."""
+    rates = {name: median(figures[RATE]) for name, figures in results.items() if RATE in figures}
     floor = next((rate for name, rate in rates.items() if name.startswith("floor")), None)
     best = max((rate for name, rate in rates.items() if not name.startswith(("floor", "Fairlead"))), default=None)
     lines = [f"| | {RATE} | of the floor | of the best other | {HALF} / {MOST} |", "|---|---|---|---|---|"]
-    for name, figures in found.items():
+    for name, figures in results.items():
         rate = rates.get(name)
-        parts = [number(rate / each) if rate and each else "" for each in (floor, best)]
+        parts = [number(rate / base) if rate and base else "" for base in (floor, best)]
         waits = " / ".join(number(median(figures[unit])) for unit in (HALF, MOST) if unit in figures)
         lines.append(f"| {name} | {number(rate) if rate else ''} | {parts[0]} | {parts[1]} | {waits} |")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""How long a restart takes: from a snapshot and the records behind it to the state, in a fresh process."""
+"""The time of a restart: from a snapshot and the records behind it to the state, in a fresh process."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ def recovery(scale: float) -> Iterator[Row]:
     pending = max(1_000, round(1_000_000 * scale))
     changes = max(RECORD, round(10_000 * scale))
     with tempfile.TemporaryDirectory() as folder:
-        made = in_child(prepare, folder, nodes, running, pending, changes)
-        found = in_child(recover, folder)
-    whole = sum(found[part] for part in ("read", "load", "replay"))
-    size = f"{nodes:,} nodes, {made['running']:,} running, {made['pending']:,} pending"
+        state = in_child(prepare, folder, nodes, running, pending, changes)
+        times = in_child(recover, folder)
+    whole = sum(times[part] for part in ("read", "load", "replay"))
+    size = f"{nodes:,} nodes, {state['running']:,} running, {state['pending']:,} pending"
     yield Row(
         f"recovery: {size}, {changes:,} changes",
         whole,
         "s",
         max(5 * scale, 0.05),
-        ratio=whole / found["loop"],
+        ratio=whole / times["loop"],
         against="plain loop",
-        note=f"snapshot {made['snapshot'] / MEGABYTE:.1f} MB, highest {found['peak'] / MEGABYTE:,.0f} MB resident",
+        note=f"snapshot {state['snapshot'] / MEGABYTE:.1f} MB, highest {times['peak'] / MEGABYTE:,.0f} MB resident",
     )
     for part, what in (("read", "reading the snapshot"), ("load", "loading it"), ("replay", "replaying the changes")):
-        yield Row(f"— {what}", found[part], "s", ratio=found[part] / found["loop"], against="plain loop")
+        yield Row(f"— {what}", times[part], "s", ratio=times[part] / times["loop"], against="plain loop")
 
 
 def prepare(folder: str, nodes: int, running: int, pending: int, changes: int) -> dict[str, float]:
-    """Half of what runs runs as allocations of one task, the other half in gangs."""
+    """Write a snapshot and more records. Half of the running tasks have an allocation each, the others are in gangs."""
     writer = open_writer(Path(folder), "off")
     large = Large(writer, nodes)
     large.fill(running, running, pending)
@@ -62,7 +62,7 @@ def prepare(folder: str, nodes: int, running: int, pending: int, changes: int) -
 
 
 def recover(folder: str) -> dict[str, float]:
-    """Time the real `restore`; a journal that notes when it is asked tells its parts apart."""
+    """Measure the real `restore`. The journal notes when it is read, to measure the parts."""
     loop = loop_seconds()
     with _Watched(Path(folder) / "journal") as journal:
         began = perf_counter()

@@ -1,4 +1,4 @@
-"""What shares cost: 10,000 leaf queues in which a million tasks wait."""
+"""The cost of shares: 10,000 leaf queues in which a million tasks wait."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def shares(scale: float) -> Iterator[Row]:
 
 
 def _turns(writer: Writer, loop: float) -> Row:
-    """Whose turn it is, over and over, when every leaf has work: the whole choice, down the tree and up again."""
+    """Measure the choice of the next leaf, down the tree and up again, when every leaf has waiting tasks."""
     partition = writer.partition
     leaves = [partition.queues[path] for path in sorted({lane.queue.path for lane in partition.lanes.values()})]
     tree = Tree(leaves, partition.entitlements(), {})
@@ -51,13 +51,13 @@ def _turns(writer: Writer, loop: float) -> Row:
             tree.after(branch, False, shape.resources, 1, 1)
 
     took, _ = timed(choose)
-    each = took / TURNS
+    per_turn = took / TURNS
     note = f"{len(leaves):,} leaves with work"
-    return Row("choosing whose turn it is", each * 1e6, "µs", 100, False, took / loop, "plain loop", note)
+    return Row("choosing the next queue", per_turn * 1e6, "µs", 100, False, took / loop, "plain loop", note)
 
 
 def _cycle(writer: Writer, loop: float) -> Row:
-    """A full machine, one task ends and another starts: entitlements made anew, a tree of all leaves, one turn."""
+    """Measure a full partition in which one task ends and another starts: new entitlements, a tree, one turn."""
     partition = writer.partition
     effects = writer.cycle([MarkReady(operator=True)], 2).effects
     while writer.more:
@@ -80,7 +80,7 @@ def _cycle(writer: Writer, loop: float) -> Row:
 
 
 def _waiting(folder: Path, parents: int, children: int, tasks: int) -> Writer:
-    """A writer that is not ready, with queues on two levels and an array that waits in each leaf."""
+    """Return a writer that is not ready, with queues on two levels and a waiting array in each leaf."""
     tree = {
         f"p{at}": {"share": at % 7 + 1} | {f"q{leaf}": {"share": leaf % 5 + 1} for leaf in range(children)}
         for at in range(parents)

@@ -1,7 +1,7 @@
-"""Processes a second through an agent and its spawners alone, against what two plain processes can start and await.
+"""Processes a second through an agent and its spawners alone, against the rate of two plain processes.
 
-The server is a stand-in that sends tasks ahead, as chains do, and confirms what it is told. Every task has a session,
-two log files, a limit and a ledger, as always.
+A stand-in for the server sends tasks ahead, as chains do, and confirms all reports. Every task has a session, two log
+files, a limit and a ledger, as always.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ TASKS = 4_000
 LONE = 100
 ROUNDS = 3
 AHEAD = 300
-"""So many tasks are sent before their time, about a tenth of a second of them."""
+"""The number of tasks that are sent ahead: enough for about a tenth of a second."""
 USER, AGENT_AS, TASKS_AS = "bench", "daemon", "nobody"
 """The user of the tasks, and the system users of the agent and of the tasks."""
 OWN = (f"--for={USER}", *["--user=root"] * (os.geteuid() == 0))
@@ -67,7 +67,7 @@ class Times(NamedTuple):
 
 
 class Stand:
-    """What stands in for the server: one agent, one job."""
+    """A stand-in for the server, for one agent."""
 
     def __init__(self, connection: ServerConnection, identities: Identities) -> None:
         self._connection = connection
@@ -87,7 +87,7 @@ class Stand:
         await self._send(Work(1, standing=True))
 
     async def array(self, number: int, tasks: int, rooms: int) -> float:
-        """Run an array in a chain; how many seconds it took."""
+        """Run an array in a chain. Returns the seconds it took."""
         began = perf_counter()
         sent = ended = 0
         while ended < tasks:
@@ -95,17 +95,17 @@ class Stand:
                 more = min(tasks, ended + AHEAD)
                 await self._launch(number, (sent, more), number, rooms)
                 sent = more
-            ended += await self._hear()
+            ended += await self._receive()
         return perf_counter() - began
 
     async def lone(self, number: int) -> float:
-        """One task on an idle agent: the seconds until it is known here to run, or to have ended already."""
+        """Run one task on an idle agent. Returns the seconds until it is reported as running or ended."""
         began = perf_counter()
         await self._launch(number, (0, 1), 0, 0)
-        ended = await self._hear()
+        ended = await self._receive()
         seconds = perf_counter() - began
         while not ended:
-            ended = await self._hear()
+            ended = await self._receive()
         return seconds
 
     async def _launch(self, number: int, indices: tuple[int, int], chain: int, rooms: int) -> None:
@@ -114,15 +114,15 @@ class Stand:
             Work(1, (Spec(("/bin/true",), cpu=1000, directory="/", user=USER),), (Launch(tasks, 0, (), chain, rooms),))
         )
 
-    async def _hear(self) -> int:
+    async def _receive(self) -> int:
         message = await self._read()
         if isinstance(message, Beat):
             await self._send(Beaten(message.number))
         if not isinstance(message, Reports):
             return 0
         await self._send(Confirmed(message.number))
-        assert all(each.state in ("running", "succeeded") for each in message.reports), message.reports
-        return sum(len(each.ran) for each in message.reports)
+        assert all(report.state in ("running", "succeeded") for report in message.reports), message.reports
+        return sum(len(report.ran) for report in message.reports)
 
     async def _read(self) -> FromAgent:
         data = await self._connection.recv()
@@ -171,7 +171,7 @@ async def _measure(folder: Path, tasks: int, rooms: int, lone: int, options: tup
 
 
 def _floor(tasks: int) -> float:
-    """Two plain processes that start `/bin/true` and wait for it, again and again: seconds for all tasks."""
+    """Return the seconds that two plain processes need to start `/bin/true` and wait for it, for all tasks."""
     began = perf_counter()
     children = [subprocess.Popen([sys.executable, "-S", "-E", "-c", PLAIN, str(tasks // 2)]) for _ in range(2)]
     for child in children:
@@ -208,24 +208,24 @@ def spawning(scale: float) -> Iterator[Row]:
 
 
 def _as_another(tasks: int, rooms: int, lone: int, own: Times) -> Iterator[Row]:
-    """The same by a root agent, where tasks run as another system user: one spawner instead of two.
+    """Measure a root agent with tasks that run as another system user: one spawner instead of two.
 
-    Both are measured in turn, and the best of each counts: noise makes neither faster.
+    Both agents are measured in turn, and the best run of each counts, because noise makes neither faster.
     """
-    others = [_other(tasks, rooms, lone)]
-    owns = [own]
+    as_other = [_other(tasks, rooms, lone)]
+    as_own = [own]
     for _ in range(ROUNDS - 1):
-        owns.append(_own(tasks, rooms, lone))
-        others.append(_other(tasks, rooms, lone))
-    flood, own_flood = min(each.flood for each in others), min(each.flood for each in owns)
-    more = min(median(each.lone) for each in others) - min(median(each.lone) for each in owns)
+        as_own.append(_own(tasks, rooms, lone))
+        as_other.append(_other(tasks, rooms, lone))
+    flood, own_flood = min(times.flood for times in as_other), min(times.flood for times in as_own)
+    more = min(median(times.lone) for times in as_other) - min(median(times.lone) for times in as_own)
     yield Row(
         "tasks as another user through agent and its spawner",
         tasks / flood,
         "/s",
         ratio=own_flood / flood,
         against="tasks as the agent's user",
-        note=f"the first task of a user {others[0].first * 1000:.0f} ms, with the start of its spawner",
+        note=f"the first task of a user {as_other[0].first * 1000:.0f} ms, with the start of its spawner",
     )
     yield Row(
         "cost of another user a task",
@@ -237,13 +237,13 @@ def _as_another(tasks: int, rooms: int, lone: int, own: Times) -> Iterator[Row]:
 
 
 def _own(tasks: int, rooms: int, lone: int) -> Times:
-    """By an agent whose tasks run as its own user."""
+    """Measure an agent with tasks that run as its own user."""
     with tempfile.TemporaryDirectory() as folder:
         return asyncio.run(_measure(Path(folder), tasks, rooms, lone))
 
 
 def _other(tasks: int, rooms: int, lone: int) -> Times:
-    """By a root agent."""
+    """Measure a root agent."""
     with tempfile.TemporaryDirectory(dir="/var/lib", prefix="fairlead-bench-") as name:
         folder = Path(name)
         folder.chmod(0o711)

@@ -42,7 +42,7 @@ def _dumping(large: Large, loop: float) -> Iterator[Row]:
 
 
 def _undoing(large: Large, loop: float, times: int) -> Iterator[Row]:
-    """Make and undo, each the same change again and again."""
+    """Measure making and undoing the same change again and again."""
     gang = large.next_job()
     large.write(large.submit(GANG))
     number = next(iter(large.partition.allocations))
@@ -67,7 +67,7 @@ def _undoing(large: Large, loop: float, times: int) -> Iterator[Row]:
 
 
 def _drawn(plan: Plan, changes: Iterable[Change]) -> list[Change]:
-    """Changes are worked out on the state that the earlier ones left: make them once, and take them back."""
+    """Draw changes, each on the state that the earlier ones left, and undo them."""
     drawn: list[Change] = []
     for change in changes:
         plan.do(change)

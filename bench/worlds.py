@@ -1,7 +1,7 @@
-"""What the benchmarks are fed with: commands as they arrive from outside, and a large state made of changes.
+"""The input of the benchmarks: commands as they arrive from outside, and a large state made of changes.
 
 Job documents pass through JSON, so that no two jobs share a string that real submissions would not share.
-Partitions are not ready, so nothing is matched: placements are made here. They wait for a resource manager, which
+Partitions are not ready, so nothing is matched and placements are made here. They wait for a resource manager that
 registered and sends nothing.
 """
 
@@ -51,7 +51,7 @@ def batches(items: Iterable[Item], size: int = BATCH) -> Iterator[list[Item]]:
 
 
 def open_writer(folder: Path, synchronous: Synchronous = "full") -> Writer:
-    """A writer on SQLite, its partition with the default queues and nothing else; not ready until it is marked so."""
+    """Return a writer on SQLite. Its partition has only the default queues, and is not ready until marked so."""
     writer = Writer(SqliteJournal(folder / "journal", synchronous), PARTITION)
     waits = RegisterManager(name="never-heard", operator=True)
     writer.cycle([Configure(config=DEFAULT_CONFIG, operator=True), waits], 1)
@@ -62,7 +62,7 @@ def open_writer(folder: Path, synchronous: Synchronous = "full") -> Writer:
 
 
 def job_text(at: int, tasks: int) -> str:
-    """A job as a client would write it."""
+    """Return a job as a client would write it."""
     stage = {
         "name": "main",
         "count": tasks,
@@ -101,7 +101,7 @@ def node_commands(count: int) -> list[AddNode]:
 
 
 class Large:
-    """A writer's partition filled by changes, cycle by cycle, each cycle a record.
+    """A writer's partition that is filled by changes, with one record a cycle.
 
     `write` makes changes as they are drawn, so a generator of changes sees the state that the earlier ones left.
     """
@@ -114,7 +114,7 @@ class Large:
             writer.cycle(batch, self.partition.now + 1_000)
 
     def write(self, changes: Iterable[Change]) -> bytes:
-        """One cycle without its phases: a plan and a record, which is returned."""
+        """Write one cycle without its phases, only a plan and a record. Returns the record."""
         plan = Plan(self.partition, self.partition.now + 1_000)
         for change in changes:
             plan.do(change)
@@ -125,7 +125,7 @@ class Large:
         return record
 
     def fill(self, singles: int, blocks: int, pending: int) -> None:
-        """Tasks that run alone (of jobs of 100), tasks that run in gangs of 64, and pending ones (of jobs of 1,000)."""
+        """Add tasks that run alone (in jobs of 100), in gangs of 64, and pending tasks (in jobs of 1,000)."""
         for _ in range(singles // 100):
             job = self.next_job()
             self.write(self.submit(100))
@@ -139,7 +139,7 @@ class Large:
         for batch in batches(range(pending // 1_000), 10):
             self.write(change for _ in batch for change in self.submit(1_000))
 
-    # Each of these gives the changes of one event, worked out from the state of the moment.
+    # Each of these yields the changes of one event in the present state.
 
     def next_job(self) -> str:
         return f"made-{self.partition.counters.job}.main"
@@ -151,7 +151,7 @@ class Large:
         yield Asked(job, 0, NEW, partition.now, partition.now, partition.counters.ask)
 
     def place(self, job: str, block: tuple[int, int]) -> Iterator[Change]:
-        """Up to 8 tasks of the block a node, the nodes in turn."""
+        """Place up to 8 tasks of the block on each node, the nodes in turn."""
         start, end = block
         parts: list[Part] = []
         while start < end:
@@ -166,11 +166,11 @@ class Large:
         yield Acknowledged(number, self.partition.allocations[number].indices)
 
     def end(self, number: int) -> Iterator[Change]:
-        """An allocation's tasks succeed. The job is left as it is: what becomes of jobs is not measured here."""
+        """Let the tasks of an allocation succeed. The job stays as it is: ends of jobs are not measured here."""
         yield Ended(number, self.partition.allocations[number].indices, "succeeded", exit_code=0)
 
     def mix(self, changes: int) -> Iterator[Change]:
-        """So many changes: jobs of one task arrive, are placed and acknowledged, and the oldest work ends."""
+        """Yield a number of changes: jobs of one task arrive, are placed and acknowledged, and the oldest task ends."""
         left = changes
         while left > 0:
             job = self.next_job()
@@ -188,7 +188,7 @@ def _made_spec(tasks: int) -> JobSpec:
 
 
 def reports(partition: Partition, jobs: Iterable[str], state: ReportState) -> Iterator[Report]:
-    """What agents say of the live tasks of these jobs, a report an allocation."""
+    """Yield reports of agents about the live tasks of these jobs, one an allocation."""
     for job in jobs:
         for stage in partition.jobs[job].stages:
             for allocation in (stage.live or {}).values():

@@ -104,13 +104,13 @@ accepted = 0
 while True:
     before, seq = dump(driver.state), driver.writer.seq
     try:
-        driver.turn([submission(f"s{accepted}", 3_000)])
+        driver.cycle([submission(f"s{accepted}", 3_000)])
         accepted += 1
     except Stopped as stopped:
         said = [str(stopped), type(stopped.__cause__).__name__]
         break
 try:
-    driver.turn([])
+    driver.cycle([])
     said.append("went on")
 except Stopped as stopped:
     said.append(str(stopped))

@@ -189,8 +189,8 @@ def test_rooms_of_a_chain_are_spread_over_the_spawners(spawners: int, rooms: int
     for groups, given in told.values():
         at_once = sum(len(group[2]) for group in groups if not group[4])
         waiting = sum(len(group[2]) for group in groups if group[4])
-        assert at_once == given, "who starts at once has a room where it is"
-        assert (waiting > 0) == (given > 0), "nobody waits where there are no rooms"
+        assert at_once == given, "a task that starts at once has a room at its spawner"
+        assert (waiting > 0) == (given > 0), "no task waits at a spawner without rooms"
 
 
 def test_many_small_chains_are_spread_too() -> None:
@@ -232,7 +232,7 @@ def test_in_a_flood_most_begins_can_wait_for_the_end() -> None:
     book.hear([key(12)], [])
     assert reported(book) == {"running": (12, 13)}, "now and then a few more are told at once"
     book.reporting.grow_up()
-    assert reported(book) == {"running": (4, 5, 6, 12)}, "who goes on running is told of"
+    assert reported(book) == {"running": (4, 5, 6, 12)}, "tasks that keep running are reported"
 
 
 def test_one_after_the_other_every_begin_is_told_at_once() -> None:
@@ -274,7 +274,7 @@ def test_a_task_has_the_variables_of_its_stage_and_its_secrets() -> None:
     command, variables, directory, logs, cpu, memory = spawner_spec(AROUND, Launch(tasks(0, 1), 0), spec)
     assert (command, directory, logs, cpu, memory) == (("true",), "/home/ann", "0", 500, 1 << 20)
     assert (variables["A"], variables["KEY"], variables["PATH"]) == ("1", "hush", "/bin")
-    assert variables["CUDA_VISIBLE_DEVICES"] == "", "nobody gives himself a GPU"
+    assert variables["CUDA_VISIBLE_DEVICES"] == "", "a job cannot give itself a GPU"
 
 
 def test_gpus_are_given_by_the_environment() -> None:

@@ -23,7 +23,7 @@ HELLO = wire.Hello("n1", {"cpu": 4, "memory": "4Gi"}, address="10.0.0.1")
 
 
 class Puppet:
-    """An agent whose every word is a test's."""
+    """An agent that is scripted by the test."""
 
     exchange: Exchange
 

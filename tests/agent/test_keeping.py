@@ -81,7 +81,7 @@ def test_a_keeper_does_not_end_with_a_spawner_that_was_killed_around_a_question(
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         its.send(b"leave 1")
         its.close()
-        keeping.serve(ours)  # nobody is there to be answered
+        keeping.serve(ours)  # the spawner is gone, so the answer cannot be sent
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.send(b"ok")
         its.close()

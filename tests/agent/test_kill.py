@@ -41,7 +41,7 @@ VICTIMS = {
 
 
 class Scene:
-    """A plant whose server can be replaced by another on the same journal and port."""
+    """A plant; its server can be replaced by another on the same journal and port."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""The agent's end of a spawner, with a spawner whose every word is a test's."""
+"""The agent's end of a spawner; the spawner is scripted by the test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A session with a server whose every word is a test's."""
+"""A session with a server that is scripted by the test."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ def test_a_reader_that_is_pushed_out_is_told(monkeypatch: pytest.MonkeyPatch) ->
         for request, user in enumerate(("ann", "bob", "bob", "carl", "dora", "bob"), 1):
             talk.line.say(LogRequest(request, 1, "main", 0, 1, follow=True, user=user))
         assert await talk.line.to_server.get() == HELLO
-        # First the older one of bob, who has two; then, of one each, the oldest.
+        # First the older request of bob, because bob has two; then the oldest among users with one each.
         for request in (2, 1, 3):
             part = await talk.line.to_server.get()
             assert isinstance(part, wire.LogPart) and (part.request, part.last) == (request, True)

@@ -263,7 +263,7 @@ def test_a_task_that_proc_hides_is_stopped(tmp_path: Path, monkeypatch: pytest.M
     spec = (("/bin/sh", "-c", script), {}, "/", "0", 0, 0)
     tasks.launch([(("job1", 1, "main", 1), spec, [0], 0, False, None)], {})
     tasks.start(1)
-    (task,) = tasks.known.values()
+    (task,) = tasks.by_key.values()
     sleep(0.2)  # the shell has come to its command
     try:
         tasks.stop([(task.key, 0.5)])
@@ -529,7 +529,7 @@ def test_what_was_refused_is_not_started_later(spawner: Spawner, tmp_path: Path)
     spawner.launch(script, count=2)
     (third,) = spawner.launch(write, number=2)
     spawner.until(lambda: third in spawner.ended)
-    assert first not in spawner.ended, "who was taken before is not refused when it is sent again"
+    assert first not in spawner.ended, "a task that was taken before is not refused when it is sent again"
     assert second not in spawner.started
     assert ran.read_text().split() == ["0", "0"], "the first of each job, once"
 
@@ -607,7 +607,7 @@ def test_a_damaged_ledger_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
         assert set(Ledger(open_files(str(path))).tasks) >= {(1, "main", 1, 0)}
 
 
-def test_a_ledger_written_anew_says_the_same(tmp_path: Path) -> None:
+def test_a_rewritten_ledger_has_the_same_content(tmp_path: Path) -> None:
     path = str(tmp_path / "ledger")
     ledger = Ledger(open_files(path))
     for number in range(50):

@@ -194,7 +194,7 @@ def test_a_log_is_followed_while_it_grows(tmp_path: Path) -> None:
     go = tmp_path / "go"
 
     async def story() -> None:
-        # An agent whose signs of life are not answered in time connects anew, which ends what is being read.
+        # An agent reconnects if its heartbeats are not answered in time, which ends requests in progress.
         async with plant_with_agent(tmp_path, heartbeat="10s") as (plant, _):
             job = await plant.submit(["sh", "-c", f"echo one; while ! [ -e {go} ]; do sleep 0.01; done; echo two"])
             await plant.until(lambda partition: [each.state for each in partition.allocations.values()] == ["running"])
@@ -348,7 +348,7 @@ def test_a_gang_adds_up_in_a_ring(tmp_path: Path) -> None:
 
 
 def test_members_of_a_gang_wait_for_each_other(tmp_path: Path) -> None:
-    """Each notes that it is there, waits for all, and then looks who is."""
+    """Each member leaves a file, waits for all members, and then lists the files."""
     there = f"touch {tmp_path}/member.$RANK; sleep 0.$RANK"
     script = f"{there}; {shlex.quote(sys.executable)} -m fairlead.gang 30 && ls {tmp_path} | grep -c member"
 

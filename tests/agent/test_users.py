@@ -75,12 +75,12 @@ async def log_of(plant: Plant, user: str, job: str) -> str:
 
 async def runs_as_its_user(plant: Plant, one: Machine, two: People) -> None:
     for user, name in two.names.items():
-        who = pwd.getpwnam(name)
+        person = pwd.getpwnam(name)
         state, said = await run(plant, user, "id -u; id -g; id -G; pwd; echo $HOME $USER; umask")
         assert state == "succeeded"
         uid, gid, groups, folder, names, mask = said.splitlines()
-        assert (int(uid), int(gid), groups.split()) == (who.pw_uid, who.pw_gid, [str(who.pw_gid)])
-        assert (folder, names, mask) == (who.pw_dir, f"{who.pw_dir} {name}", "0022")
+        assert (int(uid), int(gid), groups.split()) == (person.pw_uid, person.pw_gid, [str(person.pw_gid)])
+        assert (folder, names, mask) == (person.pw_dir, f"{person.pw_dir} {name}", "0022")
     labels = await labels_of(plant)
     assert labels["users"] == "separate" and labels["tmp"] in ("private", "shared")
 

@@ -53,6 +53,16 @@ def test_users_share_a_lane_while_every_node_takes_all() -> None:
     assert len(w.partition().shapes) == 1
 
 
+def test_lanes_of_two_users_are_shown_apart() -> None:
+    """A shape of a user has a text of its own: views and metrics name lanes by it."""
+    w = World()
+    w.node("desk", cpu=1, users=["cem"])
+    for user in ("ann", "bob"):
+        _submit(w, user)
+    w.cycle()
+    assert list(w.lanes()) == [("root.default", "cpu=1; user ann"), ("root.default", "cpu=1; user bob")]
+
+
 def test_a_node_that_opens_takes_all_users() -> None:
     w = World()
     w.node("desk", cpu=2, users=["ann"])

@@ -388,7 +388,7 @@ for seed in range(3):
     driver = Driver(MemoryJournal(), seed)
     driver.begin()
     for _ in range(100):
-        driver.turn()
+        driver.cycle()
     say(f"seed {seed}", dump(driver.state), [each.payload for each in driver.writer.journal.read(stream_of(PARTITION))])
 """
 

@@ -306,17 +306,17 @@ def test_an_ask_claims_when_another_took_what_was_coming() -> None:
 @pytest.fixture
 def alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each cycle is decided by a state that remembers nothing too."""
-    turn = Writer.cycle
+    decide = Writer.cycle
 
     def both(writer: Writer, commands: Sequence[AnyCommand], now: int) -> cycle.Cycle:
-        loaded = load(dump(writer.state))
-        loaded.reign = copy(writer.state.reign)
+        loaded = load(dump(writer.partition))
+        loaded.reign = copy(writer.partition.reign)
         loaded.retime()
-        done = turn(writer, commands, now)
+        done = decide(writer, commands, now)
         assert cycle.run(loaded, commands, now).changes == done.changes
         return done
 
-    monkeypatch.setattr(Writer, "turn", both)
+    monkeypatch.setattr(Writer, "cycle", both)
 
 
 @pytest.mark.usefixtures("alike")

@@ -272,7 +272,7 @@ def test_a_full_disk(small_disk: Path, tmp_path: Path, child: Child) -> None:
 
 
 def test_a_failed_sync_has_an_unknown_outcome(tmp_path: Path, child: Child) -> None:
-    # A log whose descriptor is /dev/null takes every write and refuses to be synced.
+    # A log on /dev/null takes every write and refuses to be synced.
     script = """
         import os, sys
         from fairlead.journal import JournalError, SqliteJournal

@@ -88,7 +88,7 @@ def accept_stale_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def keep_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hold is not released when its time is over, or when its nodes are not what they were."""
-    monkeypatch.setattr(release, "_over", lambda partition, each: None)
+    monkeypatch.setattr(release, "_expired", lambda partition, kept: None)
 
 
 def order_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,1 +1,1 @@
-"""The agent: our process on a node. It runs what the server sends, under a spawner that outlives it, and reports."""
+"""The agent: our process on a node. It runs the server's tasks under spawners that outlive it, and reports on them."""

@@ -1,4 +1,4 @@
-"""What an agent knows of one task."""
+"""The agent's record of one task, and the types that its messages are made of."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any, Literal
 from fairlead.agent.launching import SpawnerSpec
 
 Key = tuple[int, str, int, int]
-"""The number of the job, the stage, the attempt, the index."""
+"""Job number, stage, attempt, index."""
 Meta = tuple[str, int, str, int]
-"""The job's id and number, the stage, the attempt."""
+"""Job id, job number, stage, attempt."""
 Result = tuple[str, int, str, int, int, int]
-"""How it ended, exit code or signal, why, microseconds it ran and computed, most bytes of memory."""
+"""Kind of end, exit code or signal, reason, microseconds of run time and of CPU time, peak memory in bytes."""
 Task = tuple[int, str, int]
-"""The number of the job, the stage, the index: a task whatever its attempt."""
+"""Job number, stage, index: a task, whatever its attempt."""
 Frame = tuple[Any, ...]
 """A message for a spawner."""
 
@@ -21,19 +21,21 @@ NOT_STARTED: Result = ("returned", 0, "", 0, 0, 0)
 
 
 class Entry:
+    """One attempt of a task, from its launch until the server has confirmed its end."""
+
     __slots__ = ("at", "chain", "key", "meta", "own", "result", "spec", "state", "told", "waits")
 
     def __init__(self, key: Key, meta: Meta, at: int, chain: int) -> None:
         self.key = key
         self.meta = meta
         self.at = at
-        """Which spawner has it."""
+        """The number of the spawner that runs the task."""
         self.chain = chain
         self.waits = False
-        """Whether it waits for a room of its chain."""
+        """True if the task waits for a free room of its chain."""
         self.state: Literal["sent", "running", "ended"] = "sent"
         self.told = False
-        """Whether its present state was reported."""
+        """True if the current state has been reported to the server."""
         self.result: Result | None = None
         self.spec: SpawnerSpec | None = None
         self.own: dict[str, str] | None = None

@@ -1,6 +1,6 @@
 """The agent's identity: the key of its node, and the public key of the server that admitted it.
 
-Both are in one file of the agent's directory, which the agent's user alone may read.
+Both are in one file in the agent's directory. Only the agent's user may read it.
 """
 
 from __future__ import annotations
@@ -20,69 +20,71 @@ FILE = "identity"
 
 
 class StoredKey(msgspec.Struct, frozen=True):
-    """What the file has."""
+    """The content of the identity file."""
 
     key: str
     server: str = ""
 
 
 class Identity:
-    """Opens connections for a node. `token` is a join token, or empty if the node has joined before."""
+    """Proves to the server which node connects. `token` is a join token, or empty if the node has joined before."""
 
     def __init__(self, directory: Path, node: str, token: str) -> None:
         self._file = directory / FILE
         self._node = node
-        kept = _read(self._file)
-        self._key = Key(kept.key if kept is not None else "")
+        stored = _read(self._file)
+        self._key = Key(stored.key if stored is not None else "")
         try:
-            self._secret, self._server = split_token(token) if token else ("", decoded(kept.server) if kept else b"")
+            self._secret, self._server = (
+                split_token(token) if token else ("", decoded(stored.server) if stored else b"")
+            )
         except ValueError as problem:
-            raise Refused(f"the join token is damaged ({problem}); copy it anew", True) from None
+            raise Refused(f"the join token is damaged ({problem}); copy it again", True) from None
         if not self._server:
             raise Refused(
                 "this machine has not joined yet, and there is no join token; "
                 f"give one with --token-file: fairlead token create --role join --node {node}",
                 True,
             )
-        if kept is None:
+        if stored is None:
             self._write(self._key)
         self._instance = _instance(directory)
         self._exchange: Exchange | None = None
         self._new: Key | None = None
 
     async def prove(self, channel: Channel) -> None:
-        """Have the server prove that it is the one that admitted this node, and prove to it which node this is."""
+        """Check that the server is the one that admitted this node, and prove to it which node this is."""
         self._exchange = await prove(channel, self._node, self._key, self._server, self._instance, self._secret)
 
     def joined(self) -> None:
-        """Keep the server's key: it has admitted this node."""
-        kept = _read(self._file)
-        if kept is None or kept.server != encoded(self._server):
+        """Store the key of the server, which has admitted this node."""
+        stored = _read(self._file)
+        if stored is None or stored.server != encoded(self._server):
             self._write(self._key)
 
     def new_key(self) -> NewKey:
-        """Make a key for later connections, and sign this one with it."""
+        """Make a key for later connections, signed for this connection."""
         assert self._exchange is not None
         self._new = Key()
         return NewKey(self._new.public, self._new.sign(self._exchange.for_new_key(self._new.public)))
 
     def renewed(self) -> None:
-        """Use the new key from now on. If it cannot be written, the old one stays, which still counts."""
+        """Use the new key from now on. If it cannot be written, the old key stays; the server still accepts it."""
         if self._new is not None:
             self._write(self._new)
             self._key, self._new = self._new, None
 
     def _write(self, key: Key) -> None:
-        fresh = self._file.with_suffix(".new")
-        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        new_file = self._file.with_suffix(".new")
+        with open(os.open(new_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             file.write(msgspec.json.encode(StoredKey(key.text, encoded(self._server))))
             file.flush()
             os.fsync(file.fileno())
-        fresh.replace(self._file)
+        new_file.replace(self._file)
 
 
 async def prove(channel: Channel, node: str, key: Key, server: bytes, instance: str = "", secret: str = "") -> Exchange:
-    """Open a connection for a node, with a server whose public key is known. `secret` is that of a join token."""
+    """Prove both ends of a new connection. `server` is the server's public key, `secret` that of a join token."""
     ours = nonce()
     await channel.send(encode(Knock(VERSION, node, ours)))
     challenge = decode_from_server(await channel.recv())
@@ -94,7 +96,7 @@ async def prove(channel: Channel, node: str, key: Key, server: bytes, instance: 
     if challenge.key != server or not is_signed(server, challenge.signature, exchange.for_server()):
         raise Refused(
             "the server has another key than the one that this machine is to join; "
-            "if it was set up anew, start the agent with a new join token (--token-file)",
+            "if the server was installed again, start the agent with a new join token (--token-file)",
             False,
         )
     signature = key.sign(exchange.for_node(key.public, instance))
@@ -104,9 +106,9 @@ async def prove(channel: Channel, node: str, key: Key, server: bytes, instance: 
 
 def _read(file: Path) -> StoredKey | None:
     try:
-        kept = msgspec.json.decode(file.read_bytes(), type=StoredKey)
-        Key(kept.key)
-        return kept
+        stored = msgspec.json.decode(file.read_bytes(), type=StoredKey)
+        Key(stored.key)
+        return stored
     except FileNotFoundError:
         return None
     except (msgspec.DecodeError, ValueError):
@@ -114,6 +116,6 @@ def _read(file: Path) -> StoredKey | None:
 
 
 def _instance(directory: Path) -> str:
-    """The same for one directory until its machine starts anew; another one for a copy of it."""
-    found = directory.stat()
-    return hashlib.sha256(f"{boot_of_this_machine()} {found.st_dev} {found.st_ino}".encode()).hexdigest()[:32]
+    """Return an id of this directory on this boot of the machine. A copy of the directory has another id."""
+    status = directory.stat()
+    return hashlib.sha256(f"{boot_of_this_machine()} {status.st_dev} {status.st_ino}".encode()).hexdigest()[:32]

@@ -1,4 +1,4 @@
-"""What this machine has: CPUs, memory and GPUs, as far as this process may use them."""
+"""The CPUs, memory and GPUs of this machine that this process may use."""
 
 from __future__ import annotations
 
@@ -12,37 +12,40 @@ import msgspec
 CGROUPS = Path("/sys/fs/cgroup")
 NVIDIA = Path("/proc/driver/nvidia/gpus")
 UNLIMITED = 1 << 60
-"""Version 1 of cgroups writes a number like this for no limit."""
+"""Cgroups v1 report a number above this if there is no limit."""
 
 
 class Machine(msgspec.Struct, frozen=True):
+    """The resources and labels of a machine."""
+
     cpus: float
     memory: int
     gpus: tuple[str, ...] = ()
-    """How each GPU is named in the environment of a task that gets it."""
+    """The name of each GPU, as written to the environment of a task that gets it."""
     labels: tuple[tuple[str, str], ...] = ()
 
     @property
     def resources(self) -> dict[str, int | float | str]:
-        found: dict[str, int | float | str] = {"cpu": self.cpus, "memory": self.memory}
-        return found | {"gpu": len(self.gpus)} if self.gpus else found
+        resources: dict[str, int | float | str] = {"cpu": self.cpus, "memory": self.memory}
+        return resources | {"gpu": len(self.gpus)} if self.gpus else resources
 
 
 def this_machine() -> Machine:
+    """Return the resources of this machine, within the limits of this process."""
     gpus, model = _gpus()
     return Machine(_cpus(), _memory(), gpus, (("gpu_model", model),) if model else ())
 
 
 def host_name() -> str:
-    """The machine's name as the name of a node."""
+    """Return the host name, changed to a valid node name."""
     name = re.sub(r"[^A-Za-z0-9._@+-]", "-", socket.gethostname().split(".")[0])[:63].lstrip("._@+-")
     return name or "node"
 
 
 def _cpus() -> float:
     cpus: float = len(os.sched_getaffinity(0))
-    older = f"{_read(CGROUPS / 'cpu/cpu.cfs_quota_us')} {_read(CGROUPS / 'cpu/cpu.cfs_period_us')}"
-    for limit in (_read(CGROUPS / "cpu.max"), older):
+    version_1 = f"{_read(CGROUPS / 'cpu/cpu.cfs_quota_us')} {_read(CGROUPS / 'cpu/cpu.cfs_period_us')}"
+    for limit in (_read(CGROUPS / "cpu.max"), version_1):
         quota, _, period = limit.partition(" ")
         if quota.isdigit() and period.isdigit():
             cpus = min(cpus, int(quota) / int(period))
@@ -59,15 +62,15 @@ def _memory() -> int:
 
 
 def _gpus() -> tuple[tuple[str, ...], str]:
-    """The GPUs in the order of their places on the bus, and the model of the first."""
-    found, model = _by_nvml()
-    if not found and NVIDIA.is_dir():
-        found = tuple(str(at) for at in range(len(list(NVIDIA.iterdir()))))
+    """Return the names of the GPUs, in the order of their bus addresses, and the model of the first."""
+    names, model = _by_nvml()
+    if not names and NVIDIA.is_dir():
+        names = tuple(str(number) for number in range(len(list(NVIDIA.iterdir()))))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if found and visible is not None:
-        # Somebody has given us some of them only; we pass on what they are called by that.
-        found = tuple(name.strip() for name in visible.split(",") if name.strip() and name.strip() != "-1")
-    return found, model
+    if names and visible is not None:
+        # This process was given only these GPUs: pass on the names that it was given.
+        names = tuple(name.strip() for name in visible.split(",") if name.strip() and name.strip() != "-1")
+    return names, model
 
 
 def _by_nvml() -> tuple[tuple[str, ...], str]:

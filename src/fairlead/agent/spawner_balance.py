@@ -1,4 +1,7 @@
-"""Which spawner gets which task. A chain is spread over the spawners of its user: each has some of its rooms."""
+"""Spreads tasks over spawners. The rooms of a chain are divided among the spawners of its user.
+
+A room lets one task of the chain run at a time.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Collection, Sequence
 
 
 class Chain:
-    """How the rooms of one chain, and its tasks that have not ended, are spread."""
+    """The rooms of one chain, and its tasks that have not ended (`left`), by spawner."""
 
     __slots__ = ("left", "rooms")
 
@@ -17,57 +20,68 @@ class Chain:
 
 
 class Rooms:
+    """Chooses a spawner for each task, and counts the tasks and rooms of each spawner."""
+
     def __init__(self, missing: Collection[int] = ()) -> None:
-        """`missing` has the spawners that get no tasks now; when it has all of a user, it is not looked at."""
+        """`missing` has the spawners that get no tasks now. It is ignored for a user with no other spawners."""
         self._load: defaultdict[int, int] = defaultdict(int)
         self._missing = missing
         self._chains: dict[int, Chain] = {}
 
     def restore(self, spawner: int, chain: int) -> None:
-        """A task was found at a spawner."""
+        """Count a task that a spawner already has."""
         self._load[spawner] += 1
         if chain:
             self._chain(chain).left[spawner] += 1
 
     def place(self, chain: int, among: range) -> int:
-        """The spawner, among those of a user, for a task that starts at once."""
+        """Choose and return a spawner for a task that starts at once; `among` are the spawners of its user."""
         if chain:
             left = self._chain(chain).left
-            spawner = min(self._present(among), key=lambda each: (left[each], self._load[each]))
+            spawner = min(self._present(among), key=lambda spawner_id: (left[spawner_id], self._load[spawner_id]))
         else:
             spawner = min(self._present(among), key=self._load.__getitem__)
         self.restore(spawner, chain)
         return spawner
 
     def queue(self, number: int) -> int:
-        """The spawner for a task that waits in a chain whose rooms are set."""
+        """Choose and return a spawner for a task that waits in a chain. `set_rooms` must have been called before."""
         chain = self._chains[number]
         spawner = min(
-            (each for each, rooms in chain.rooms.items() if rooms),
-            key=lambda each: (chain.left[each] / chain.rooms[each], each),
+            (spawner_id for spawner_id, rooms in chain.rooms.items() if rooms),
+            key=lambda spawner_id: (chain.left[spawner_id] / chain.rooms[spawner_id], spawner_id),
         )
         self.restore(spawner, number)
         return spawner
 
     def set_rooms(self, number: int, rooms: int, among: range) -> None:
-        """Let N tasks of a chain run at a time, spread evenly, first over spawners that have been given some of it."""
+        """Let at most `rooms` tasks of a chain run at a time, spread evenly over `among`.
+
+        Spawners that already have tasks of the chain come first.
+        """
         chain = self._chain(number)
         while sum(chain.rooms.values()) < rooms:
             present = self._present(among)
-            chain.rooms[min(present, key=lambda each: (chain.rooms[each], -chain.left[each], self._load[each]))] += 1
+            chain.rooms[
+                min(
+                    present,
+                    key=lambda spawner_id: (chain.rooms[spawner_id], -chain.left[spawner_id], self._load[spawner_id]),
+                )
+            ] += 1
         while sum(chain.rooms.values()) > rooms:
-            chain.rooms[max(among, key=lambda each: (chain.rooms[each], -chain.left[each]))] -= 1
+            chain.rooms[max(among, key=lambda spawner_id: (chain.rooms[spawner_id], -chain.left[spawner_id]))] -= 1
 
     def rooms_at(self, number: int, spawner: int) -> int:
+        """Return the number of rooms that a chain has at a spawner."""
         return self._chain(number).rooms[spawner]
 
     def stranded(self, number: int, spawner: int) -> bool:
-        """Whether tasks of a chain wait where it has no rooms any more."""
+        """True if tasks of a chain are at a spawner where the chain has no rooms left."""
         chain = self._chain(number)
         return not chain.rooms[spawner] and chain.left[spawner] > 0
 
     def over(self, spawner: int, number: int) -> None:
-        """A task has ended, or will never start."""
+        """Stop counting a task that has ended or will never start."""
         self._load[spawner] -= 1
         if number:
             chain = self._chains[number]
@@ -76,7 +90,9 @@ class Rooms:
                 del self._chains[number]
 
     def _present(self, among: range) -> Sequence[int]:
-        return [each for each in among if each not in self._missing] or among if self._missing else among
+        return (
+            [spawner_id for spawner_id in among if spawner_id not in self._missing] or among if self._missing else among
+        )
 
     def _chain(self, number: int) -> Chain:
         chain = self._chains.get(number)

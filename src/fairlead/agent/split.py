@@ -1,13 +1,13 @@
-"""An agent that was started as root: a root helper that starts spawners, and the agent itself, which is root no more.
+"""Splits an agent that was started as root: a root helper starts spawners, and the agent itself drops root.
 
-From the top: what is configured, the split, and the agent's end of the helper.
+From the top: the configuration, the agent's end of the helper, the split.
 """
 
 from __future__ import annotations
 
 import asyncio
 
-# What asyncio and sockets import when they are first used: the agent's user may be unable to read Python's folder.
+# asyncio and sockets import these on first use, when the agent's user may no longer be able to read Python's folder.
 import concurrent.futures.thread  # noqa: F401
 import ctypes
 import encodings.idna  # noqa: F401
@@ -28,18 +28,18 @@ NO_NEW_PRIVILEGES = 38
 
 
 class CannotSplit(Exception):
-    """The agent cannot run as it was started; the text says why and what to do."""
+    """Raised if the agent cannot split; the text says why and what to do."""
 
 
 class Users(msgspec.Struct, frozen=True, kw_only=True):
-    """How users are told apart on a node."""
+    """Settings that separate the users of a node."""
 
     agent: str = "fairlead"
     """The system user that the agent runs as."""
     map_file: Path | None = None
-    """Lines of `fairlead-user=system-user`; a user that is not in it has the same name on the node."""
+    """Lines of `fairlead-user=system-user`. A user without a line has the same name on the node."""
     uids: tuple[int, int] | None = None
-    """The first and last uid that tasks may run as; else those of people by `login.defs`."""
+    """The first and last uid that tasks may run as. Default: `UID_MIN` and `UID_MAX` of `login.defs`."""
 
 
 class Helper:
@@ -48,19 +48,22 @@ class Helper:
     def __init__(self, link: socket.socket, users: Path) -> None:
         self._link = link
         self.users = users
-        """Where each user that ran tasks here has a folder."""
+        """The directory with a folder for each user that has run tasks here."""
         self._asking = asyncio.Lock()
-        self._said = b""
-        self.facts = dict(each.split("=", 1) for each in self._read_line().split()[1:])
-        """What separates users here: `cgroup` (v2, v1, none) and `tmp` (private, shared)."""
+        self._received = b""
+        self.facts = dict(fact.split("=", 1) for fact in self._read_line().split()[1:])
+        """What separates users here: `cgroup` (v2, v1, none), `tmp` (private, shared), `gpus` (separate, shared)."""
         link.setblocking(False)
 
     async def start(self, user: str) -> str:
-        """Start the spawner of a user. Returns why it could not be, for now; raises `Forbidden` if it never can."""
+        """Start the spawner of a user. Returns the problem if a retry may succeed, else an empty text.
+
+        Raises `Forbidden` if the user may not run tasks here.
+        """
         return await self._ask(f"start {user}")
 
     async def end(self, user: str) -> str:
-        """Kill a spawner that does not answer; its tasks end with it. Returns why it could not be, if so."""
+        """Kill a spawner that does not answer, with its tasks. Returns the problem, or an empty text."""
         try:
             return await self._ask(f"end {user}")
         except Forbidden as problem:
@@ -70,39 +73,40 @@ class Helper:
         async with self._asking:
             loop = asyncio.get_running_loop()
             await loop.sock_sendall(self._link, f"{request}\n".encode())
-            while b"\n" not in self._said:
+            while b"\n" not in self._received:
                 data = await loop.sock_recv(self._link, 4096)
                 if not data:
                     raise CannotSplit("the root helper ended; start the agent again")
-                self._said += data
-            line, _, self._said = self._said.partition(b"\n")
+                self._received += data
+            line, _, self._received = self._received.partition(b"\n")
         answer, _, problem = line.decode(errors="replace").partition(" ")
         if answer == "no":
             raise Forbidden(problem)
         return problem
 
     def known(self) -> list[str]:
-        """The users of whose tasks there may be something to tell."""
-        return [each.name for each in self.folders() if _is_there(each / "socket")]
+        """Return the users that have a spawner, or had one with results that were not confirmed."""
+        return [folder.name for folder in self.folders() if _is_there(folder / "socket")]
 
     def folders(self) -> list[Path]:
-        """The folders of all users. The agent can pass through one without a right to list it."""
+        """Return the folders of all users. The agent may enter a folder but not list it."""
         return sorted(self.users.iterdir())
 
     def _read_line(self) -> str:
-        while b"\n" not in self._said:
+        while b"\n" not in self._received:
             data = self._link.recv(4096)
             if not data:
                 raise CannotSplit("the root helper ended at its start; its message is above")
-            self._said += data
-        line, _, self._said = self._said.partition(b"\n")
+            self._received += data
+        line, _, self._received = self._received.partition(b"\n")
         return line.decode()
 
 
 def _is_there(path: Path) -> bool:
-    """True if a file is there; False also if its folder cannot be entered, which must not end the agent of all users.
+    """True if a file exists and its folder can be entered.
 
-    The root helper sets the rights of a folder anew when the user has tasks.
+    A folder with wrong permissions of one user must not end the agent of all users. The root helper sets the
+    permissions again when the user has tasks.
     """
     try:
         return path.exists()
@@ -111,7 +115,7 @@ def _is_there(path: Path) -> bool:
 
 
 def split(directory: Path, users: Users) -> Helper:
-    """Start the root helper, and become the agent's user for good. The agent's own folder is `directory`/agent."""
+    """Start the root helper, then become the agent's user for good. The agent's own folder is `directory`/agent."""
     try:
         person = pwd.getpwnam(users.agent)
     except KeyError:
@@ -122,7 +126,7 @@ def split(directory: Path, users: Users) -> Helper:
     if person.pw_uid == 0:
         raise CannotSplit("--user: the agent must not be root; name a system user without rights")
     real = os.path.realpath(directory)
-    if any(real == each or real.startswith(each + "/") for each in SHARED):
+    if any(real == path or real.startswith(path + "/") for path in SHARED):
         raise CannotSplit(f"--directory: tasks have their own /tmp, so {directory} must be elsewhere, as in /var/lib")
     map_path = "" if users.map_file is None else str(users.map_file.absolute())
     try:

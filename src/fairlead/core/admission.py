@@ -2,8 +2,8 @@
 
 Single turns, floods of single tasks, gangs, chains, holds, claims and orders of nodes all ask here. A check is a
 function from an ask, and the tasks of it that would start, to a reason or None. The first reason counts. A new check
-is one function and one row of `CHECKS`. The rows that are `always` obeyed come first; the others follow as the setting
-`checks` of the partition names them.
+is one function and one row of `CHECKS`. Rows with `always` apply everywhere and come first; the others follow in the
+order of the partition's setting `checks`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from fairlead.core.state import Partition
 
 
 class Admission:
-    """Answers for asks of one partition. Starts that a caller has decided and not booked are counted with `count`."""
+    """Checks asks of one partition. `count` adds starts that the caller has decided but not booked."""
 
     def __init__(self, partition: Partition, rights: Entitlements | None = None) -> None:
-        """`rights` are what queues will be entitled to when the first node has come."""
+        """`rights` are the entitlements to use while there are no nodes."""
         self.partition = partition
         self._rights = rights
         self._used: dict[int, Vector] = {}
@@ -33,29 +33,32 @@ class Admission:
         self._tasks: dict[int, int] = {}
         """Account → tasks of counted starts."""
         self._running: dict[int, int] = {}
-        """Account → jobs that run only by counted starts."""
+        """Account → jobs that run only because of counted starts."""
         self._begun: dict[str, None] = {}
         """The jobs that have counted starts."""
         self._bounded: dict[int, bool] = {}
         self._all_count: bool | None = None
-        """True if a check may look at accounts that are not bounded."""
+        """True if a check may depend on accounts that have no limit."""
         self._checks = partition.facts().checks
 
     def checks_for(self, job: Job) -> tuple[Check, ...]:
-        """The checks that can refuse asks of a job, in their order."""
-        key: object = id(job.accounts)  # of a job that has not started, can be preempted and follows no other
+        """Return the checks that can refuse asks of a job, in their order."""
+        key: object = id(job.accounts)  # enough for a job that has not started, is preemptible and follows no other
         if job.allocations or job.after or not job.preemptible:
             key = (key, job.preemptible, job.allocations > 0, bool(job.after))
-        found = self._checks.get(key)
-        if found is None:
-            those = [check for check in CHECKS.values() if check.always]
-            those += [CHECKS[name] for name in self.partition.settings.checks]
-            checks = tuple([check for check in those if check.matters(self.partition, job)])
-            found = self._checks[key] = (checks, job.accounts)  # these stay, so that their id is not given anew
-        return found[0]
+        entry = self._checks.get(key)
+        if entry is None:
+            candidates = [check for check in CHECKS.values() if check.always]
+            candidates += [CHECKS[name] for name in self.partition.settings.checks]
+            checks = tuple([check for check in candidates if check.matters(self.partition, job)])
+            entry = self._checks[key] = (
+                checks,
+                job.accounts,
+            )  # keeps the accounts alive, so that their id is not reused
+        return entry[0]
 
     def refusal(self, ask: Ask, needs: Needs, ignoring: Collection[Check] = ()) -> Reason | None:
-        """Why some tasks of an ask may not start together; None if they may. Checks in `ignoring` are left out."""
+        """Return why some tasks of an ask may not start together; None if they may. Leaves out checks in `ignoring`."""
         for check in self.checks_for(ask.stage.job):
             if check not in ignoring:
                 reason = check.refuses(self, ask, needs)
@@ -64,7 +67,7 @@ class Admission:
         return None
 
     def most(self, ask: Ask, stage: Stage, least: int, most: int) -> tuple[int, Reason | None]:
-        """The number of tasks of a stage, from `least` up to `most`, that may start; or 0, and why not `least`."""
+        """Return the number of tasks of a stage, from `least` to `most`, that may start; or 0, and why not `least`."""
         reason = self.refusal(ask, ((stage, least),))
         if reason is not None:
             return 0, reason
@@ -80,7 +83,7 @@ class Admission:
         return most, None
 
     def count(self, ask: Ask, needs: Needs) -> None:
-        """Count tasks as started, though they are not booked."""
+        """Count tasks as started before they are booked."""
         job = ask.stage.job
         if not self._counts(job):
             return
@@ -96,25 +99,25 @@ class Admission:
                 self._running[key] = self._running.get(key, 0) + 1
 
     def _counts(self, job: Job) -> bool:
-        """True if starts of the job can make a check refuse another ask: some account of it is bounded."""
+        """True if starts of the job can make a check refuse another ask: one of its accounts has a limit."""
         if self._all_count is None:
             partition = self.partition
             self._all_count = bool(partition.settings.checks) or partition.facts().firm
             self._all_count |= any(not job.preemptible for job in partition.jobs.values() if not job.over)
-        known = self._bounded.get(id(job.accounts))
-        if known is None:
-            bounds = any(each.limit is not None or each.max_jobs is not None for each in job.accounts)
-            known = self._bounded[id(job.accounts)] = self._all_count or bounds
-        return known
+        bounded = self._bounded.get(id(job.accounts))
+        if bounded is None:
+            bounds = any(account.limit is not None or account.max_jobs is not None for account in job.accounts)
+            bounded = self._bounded[id(job.accounts)] = self._all_count or bounds
+        return bounded
 
     # -- what checks look at
 
     def rights(self) -> Entitlements | None:
-        """What queues are entitled to; None if there are no nodes to share."""
+        """Return the entitlements of queues; None if there are no nodes to share."""
         return self.partition.entitlements() if self.partition.nodes.up_count else self._rights
 
     def used(self, account: Account) -> Vector:
-        """What an account uses, with counted starts."""
+        """Return the use of an account, with counted starts."""
         more = self._used.get(id(account))
         if not more:
             return account.used
@@ -132,7 +135,7 @@ class Admission:
         return account.running + self._running.get(id(account), 0)
 
     def claims(self, ask: Ask) -> list[Ask]:
-        """The other asks for which tasks stop. They will start, so their part is not free."""
+        """Return the other asks for which tasks stop. They will start, so their part is not free."""
         partition = self.partition
         if not partition.promises:
             return []
@@ -140,10 +143,10 @@ class Admission:
         return [claim for claim in claims if claim is not None and claim is not ask]
 
     def limits(self, ask: Ask) -> list[tuple[Account, Vector, Vector]]:
-        """The accounts of an ask that have limits, with the limit, and what is used or claimed."""
+        """Return the accounts of an ask that have limits, each with its limit and the amounts used or claimed."""
         job = ask.stage.job
         claims = self.claims(ask)
-        found: list[tuple[Account, Vector, Vector]] = []
+        limits: list[tuple[Account, Vector, Vector]] = []
         for account in job.accounts:
             if account.limit is not None:
                 used = self.used(account)
@@ -151,13 +154,13 @@ class Admission:
                     if account in claim.stage.job.accounts:
                         used = dict(used)
                         add(used, asked_by(claim))
-                found.append((account, account.limit, used))
-        return found
+                limits.append((account, account.limit, used))
+        return limits
 
 
 class Check(NamedTuple):
     refuses: Callable[[Admission, Ask, Needs], Reason | None]
-    """Why tasks of an ask may not start together. 0 tasks stand for some that take over rooms of tasks that end."""
+    """Return why tasks of an ask may not start together. 0 tasks mean tasks that take over the rooms of ended ones."""
     matters: Callable[[Partition, Job], bool] = lambda partition, job: True
     """False if the check cannot refuse a job now.
 
@@ -165,24 +168,24 @@ class Check(NamedTuple):
     preemptible, have allocations or none, and come after other jobs or not.
     """
     wakes: bool = False
-    """True if every change of its answer wakes the lane of the ask, so that the answer need not be asked for again."""
+    """True if every change of its answer wakes the lane of the ask, so that a sleeping lane need not check again."""
     always: bool = False
-    """True if partitions obey it that do not name it."""
+    """True if the check applies to partitions that do not name it."""
 
 
 # -- the checks, in their order ----------------------------------------------------------------------------------
 
 
 def members_stopping(admission: Admission, ask: Ask, needs: Needs) -> Reason | None:
-    """A gang starts again when all its members are back."""
+    """Refuse a gang while members of it still stop."""
     kind, started = ask.kind, ask.stage.started
     if any(len(stage.wanted(kind)) < tasks for stage, tasks in needs):
         return StillStopping()
     if started and kind != SCALE:
         return None
-    # Of a started stage, tasks beyond what it needs may be stopped for others.
+    # Of a started stage, tasks beyond `min` may stop for other asks without keeping it back.
     causes = ("gang",) if started else ("gang", "preempt")
-    if any(each.cause in causes for stage in ask.stages for each in (stage.live or {}).values()):
+    if any(allocation.cause in causes for stage in ask.stages for allocation in (stage.live or {}).values()):
         return StillStopping()
     return None
 
@@ -207,7 +210,11 @@ def running_jobs(admission: Admission, ask: Ask, needs: Needs) -> Reason | None:
     coming = [other for other in claimants.values() if other is not job and not admission.runs(other)]
     return may_run(
         [
-            (account.name, account.max_jobs, admission.running(account) + sum(account in o.accounts for o in coming))
+            (
+                account.name,
+                account.max_jobs,
+                admission.running(account) + sum(account in other_job.accounts for other_job in coming),
+            )
             for account in job.accounts
             if account.max_jobs is not None
         ]
@@ -215,9 +222,10 @@ def running_jobs(admission: Admission, ask: Ask, needs: Needs) -> Reason | None:
 
 
 def share(admission: Admission, ask: Ask, needs: Needs) -> Reason | None:
-    """What cannot be taken back is not lent: before each start its queues have something of their own left.
+    """Refuse tasks that cannot be preempted unless their queues have some of their own share left.
 
-    A claim was within its share when tasks were stopped for it, and a replacement when its stage started.
+    Loans must be preemptible. A claim was within its share when tasks were stopped for it, and a replacement when its
+    stage started.
     """
     rights = admission.rights()
     if ask.kind == REPLACE or rights is None or has_claimed(admission.partition, ask):
@@ -239,12 +247,12 @@ def share(admission: Admission, ask: Ask, needs: Needs) -> Reason | None:
 
 
 def limits(admission: Admission, ask: Ask, needs: Needs) -> Reason | None:
-    """Limits of queues, users and groups."""
+    """Refuse tasks beyond a limit of a queue, user or group."""
     return allowed([(account.name, limit, used) for account, limit, used in admission.limits(ask)], asked_for(needs))
 
 
 def is_unpreemptible(partition: Partition, job: Job) -> bool:
-    """True if what the job uses cannot be taken back."""
+    """True if tasks of the job cannot be preempted."""
     return not job.preemptible or (
         partition.facts().firm and not all(queue.settings.preemptible for queue in job.queue.line())
     )
@@ -284,7 +292,7 @@ def checks_to_add() -> list[str]:
 
 
 def refusal(partition: Partition, ask: Ask) -> Reason | None:
-    """Why all that has to start at once may not; None if only capacity can keep it back."""
+    """Return why the tasks that have to start at once may not; None if only missing capacity can keep them waiting."""
     return Admission(partition).refusal(ask, minimum_by_stage(ask))
 
 

@@ -1,4 +1,4 @@
-"""What an ask needs to start: the stages it speaks for, how many of their tasks at once, and what these use."""
+"""The needs of an ask: its stages, the number of tasks of each that start at once, and their resources."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Needs = Sequence[tuple[Stage, int]]
 
 
 def gang_size(ask: Ask) -> int:
-    """The number of tasks that have to start at once."""
+    """Return the number of tasks that have to start at once."""
     if ask.whole:
         return sum(stage.needed for stage in ask.stages)
     stage = ask.stage
@@ -26,9 +26,9 @@ def gang_size(ask: Ask) -> int:
 
 
 def minimum_by_stage(ask: Ask) -> list[tuple[Stage, int]]:
-    """The tasks of each stage that have to start at once; the stages that are hardest to place come first.
+    """Return the number of tasks of each stage that have to start at once, the stages hardest to place first.
 
-    Small tasks that fit any node would otherwise take the only nodes that fit the large ones.
+    Otherwise small tasks that fit any node would take the only nodes that fit the large ones.
     """
 
     def ease(stage: Stage) -> tuple[int, ...]:
@@ -43,12 +43,12 @@ def minimum_by_stage(ask: Ask) -> list[tuple[Stage, int]]:
 
 
 def asked_by(ask: Ask) -> Vector:
-    """The resources of all tasks that have to start at once."""
+    """Return the resources of all tasks that have to start at once."""
     return asked_for(minimum_by_stage(ask))
 
 
 def asked_for(needs: Needs) -> Vector:
-    """The resources of some tasks of some stages. A resource of 0 tasks is there, as 0."""
+    """Return the resources of the given tasks. A resource that only 0 tasks ask for is included, as 0."""
     asked: Vector = {}
     for stage, tasks in needs:
         for name, amount in stage.shape.amounts:

@@ -1,4 +1,4 @@
-"""One cycle: the order of the phases, on one screen. The writer calls this, commits what comes out, and acts on it."""
+"""One cycle: the order of the phases, on one screen. The writer calls `run`, commits the changes, then acts on them."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from fairlead.core.state import Partition
 __all__ = ["Cycle", "Watch", "due", "run"]
 
 Watch = Callable[[str], None]
-"""Called at the end of each phase with its name: the core has no clock, so whoever wants to know has to look at one."""
+"""Called with the name of each phase at its end. The core has no clock, so the caller measures the time."""
 
 
 class Cycle(msgspec.Struct):
-    """What a cycle decided. Nothing of it may leave before its changes are durable."""
+    """The decisions of a cycle. None of them may leave before the changes are durable."""
 
     plan: Plan
     changes: list[Change[Any]]
@@ -41,11 +41,11 @@ class Cycle(msgspec.Struct):
     reasons: dict[tuple[str, str, int], Reason]
     notes: dict[Note, int]
     more: bool
-    """Whether it reached its bounds, or altered what it had looked at: the next cycle should follow at once."""
+    """True if the next cycle should follow at once: this one reached a bound, or changed what earlier phases saw."""
 
 
 def run(partition: Partition, commands: Sequence[AnyCommand], now: Micros, watch: Watch = lambda phase: None) -> Cycle:
-    """Take the commands, let time pass, place what can be placed, make room for those who need it, order what lacks."""
+    """Take commands, expire, place waiting tasks, hold nodes and stop tasks for asks without capacity, order nodes."""
     plan = Plan(partition, now)
     try:
         answers = intake(plan, commands)
@@ -65,15 +65,15 @@ def run(partition: Partition, commands: Sequence[AnyCommand], now: Micros, watch
             watch("holds")
             shares(plan)
             preempt(plan)
-            release_obsolete(plan)  # who was stopped whole does not want what was held for a part of it
-            # What was kept, let go or stopped since is another world to all who were tried before.
+            release_obsolete(plan)  # a gang that was stopped whole needs no hold for a part of it
+            # If phases after match changed holds or stopped tasks, asks already tried may get another answer.
             plan.more = plan.more or plan.unsettled or plan.mark() > matched
             watch("preempt")
             demand(plan)
             watch("demand")
         invariants.check_touched(partition)
     except BaseException:
-        # A fault of ours: the state is as it was, and the writer says so instead of writing half a truth.
+        # A bug: take everything back, so that the writer reports the error and writes nothing.
         plan.abandon()
         raise
     done: list[tuple[Change[Any], Any]] = plan.done

@@ -1,4 +1,7 @@
-"""Expiry: what time alone brings about. Ended jobs are forgotten, keys expire, pauses end, drained queues go."""
+"""Expiry: changes driven by time. Ended jobs are forgotten, keys expire, pauses end, deadlines are enforced.
+
+Drained queues are removed here too.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ from fairlead.core.resources import format_duration
 from fairlead.core.state import FAR, Partition
 
 MAX_EXPIRED = 1_000
-"""How many records one cycle forgets at most; the next one goes on."""
+"""The number of records that one cycle forgets at most; the next cycle continues."""
 
 
 def expiry(plan: Plan) -> None:
@@ -54,7 +57,10 @@ def expiry(plan: Plan) -> None:
 
 
 def due(partition: Partition, forgetting: bool = True) -> Micros | None:
-    """When the next of these falls due, if any does. What is only forgotten has time, for who can wait with it."""
+    """Return the time of the next change driven by time, or None.
+
+    Without `forgetting`, records that are only to be forgotten do not count: that can wait for the next cycle.
+    """
     times: list[Micros] = []
     if partition.forgetting and forgetting:
         times.append(partition.forgetting[0][0] + partition.settings.keep_ended)
@@ -83,7 +89,7 @@ def due(partition: Partition, forgetting: bool = True) -> Micros | None:
 
 
 def _drop_old_timers(partition: Partition) -> None:
-    """What was acknowledged or has ended since needs no look: nobody should be woken for it."""
+    """Drop timers of allocations that were acknowledged or have ended, so that no cycle runs for them."""
     while partition.timers:
         when, number = partition.timers[0]
         allocation = partition.allocations.get(number)
@@ -97,7 +103,7 @@ def _drop_old_timers(partition: Partition) -> None:
 
 
 def _become_ready(plan: Plan) -> None:
-    """When everybody who is known has reported; whoever has not by `ready_after` is not waited for any longer."""
+    """Make the partition ready once all nodes and managers have reported, or after `ready_after`."""
     partition = plan.partition
     if partition.reign.began is None:
         partition.reign.began, partition.reign.left_at = plan.now, plan.before
@@ -119,9 +125,9 @@ def _end_pauses(plan: Plan) -> None:
 
 
 def _meet_deadlines(plan: Plan) -> None:
-    """Launches that were not acknowledged are taken back; tasks over their time limit are told to stop.
+    """Take back launches that were not acknowledged in time, and stop tasks over their time limit.
 
-    A stop that was not confirmed in time is noted: its room is not counted on any more.
+    A stop that was not confirmed in time is marked overdue: nothing counts on its capacity any more.
     """
     partition = plan.partition
     while partition.reign.ready and partition.timers and partition.timers[0][0] <= plan.now:
@@ -141,7 +147,7 @@ def _meet_deadlines(plan: Plan) -> None:
 
 
 def _give_up_waiting(plan: Plan, allocation: Allocation) -> None:
-    """Tasks were not started in time: somebody before them is slow, or their agent says nothing."""
+    """Take back tasks that did not start in time: a task before them in the chain is slow, or the agent is silent."""
     partition = plan.partition
     stage = allocation.stage
     if allocation.rooms and not allocation.cause:
@@ -150,16 +156,16 @@ def _give_up_waiting(plan: Plan, allocation: Allocation) -> None:
         call_back(plan, [allocation])
         return
     reason = f"the launch was not acknowledged within {format_duration(partition.settings.launch_timeout)}"
-    for each in [allocation] if allocation.cause else partition.waiting_in(allocation.chain):
-        if each.state == "assigned":
-            _leave(plan, each, reason)
+    for waiting in [allocation] if allocation.cause else partition.waiting_in(allocation.chain):
+        if waiting.state == "assigned":
+            _give_up_chained(plan, waiting, reason)
     if not allocation.cause:
         plan.note("launch not acknowledged", count(allocation.indices))
         take_back(plan, allocation, allocation.indices, reason)
 
 
-def _leave(plan: Plan, waiting: Allocation, reason: str) -> None:
-    """Tasks of a chain are given up without their agent's word; it is told to forget them."""
+def _give_up_chained(plan: Plan, waiting: Allocation, reason: str) -> None:
+    """Take tasks of a chain back without a confirmation of the agent, and send it a stop for them."""
     stage = waiting.stage
     nodes = plan.partition.nodes
     stop = Stop(stage.job.id, stage.job.number, stage.name, waiting.indices, waiting.attempt, "stale")
@@ -172,13 +178,13 @@ def _short_until(partition: Partition, since: Micros) -> Micros:
 
 
 def _give_up_short_stages(plan: Plan) -> None:
-    """A stage that had too few workers for too long is taken back with its gang, and asks again with its old age."""
+    """Take back stages that had too few tasks for too long, each with its gang. They wait again with their old age."""
     partition = plan.partition
     if not partition.reign.ready:
         return
     late = [key for key, since in partition.short.items() if _short_until(partition, since) <= plan.now]
     for job_id, position in sorted(late, key=lambda key: (partition.jobs[key[0]].number, key[1])):
-        if (job_id, position) in partition.short:  # else it was taken back with another stage of its job
+        if (job_id, position) in partition.short:  # otherwise it was taken back with another stage of its job
             restart(plan, partition.jobs[job_id].stages[position])
 
 
@@ -189,12 +195,12 @@ def _forget_jobs(plan: Plan) -> None:
             return
         _, number, job_id = heappop(partition.forgetting)
         job = partition.jobs.get(job_id)
-        # One that still stops somewhere, or that somebody still comes after, is entered again when that is over.
-        if job is not None and job.ended_at is not None and job.number == number and _is_free(partition, job):
+        # A job with stopping tasks or with waiting followers is entered again when it has none.
+        if job is not None and job.ended_at is not None and job.number == number and _may_forget(partition, job):
             _forget(plan, job, job.ended_at)
 
 
-def _is_free(partition: Partition, job: Job) -> bool:
+def _may_forget(partition: Partition, job: Job) -> bool:
     return not job.allocations and job.id not in partition.followers
 
 
@@ -203,9 +209,9 @@ def _forget(plan: Plan, job: Job, ended_at: Micros) -> None:
     key = partition.key_of.get(job.id)
     if key is not None:
         entry = partition.keys[key]
-        said = entry.answer or encode_answer(Accepted(job=job.id))
+        answer = entry.answer or encode_answer(Accepted(job=job.id))
         expires = ended_at + partition.settings.keep_keys
-        plan.do(KeyKept(*key, msgspec.structs.replace(entry, answer=said, job="", expires=expires)))
+        plan.do(KeyKept(*key, msgspec.structs.replace(entry, answer=answer, job="", expires=expires)))
     plan.do(JobForgotten(job.id))
 
 
@@ -222,7 +228,7 @@ def _forget_keys(plan: Plan) -> None:
 
 
 def _remove_drained(plan: Plan) -> None:
-    """Queues that left the configuration go when they are empty, children first."""
+    """Remove queues that left the configuration once they are empty, children first."""
     partition = plan.partition
     going: list[str] = []
     for path in sorted(partition.draining, reverse=True):

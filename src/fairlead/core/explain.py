@@ -1,7 +1,7 @@
-"""Why not here: what each node lacks for a shape, counted; and whether it could ever fit at all.
+"""Why not here: count the nodes by what they lack for a shape, and find out whether it could ever fit.
 
-Matching only notes that there was no room. The detail is worked out when somebody asks, from the same state; whether
-a shape could ever fit is counted once and again only after nodes or pools changed.
+Match only notes that there was no capacity. The details are worked out when a user asks for them, from the same state.
+Whether a shape could ever fit is cached until nodes or pools change.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from fairlead.core.shape import WHOLE_DEVICE, Shape
 from fairlead.core.state import Partition
 
 MANY = 2**40
-"""More tasks than there can be: what asks for nothing fits that often."""
+"""More tasks than can exist: the number of tasks that fit if they ask for nothing."""
 
 NAMED = 5
-"""How many holds, and how many overdue stops, an explanation names."""
+"""An explanation names at most this number of holds, and of overdue stops."""
 
 
-def why_no_room(partition: Partition, stage: Stage, found: NoRoom, now: Micros) -> NoRoom:
-    """The same reason with what failed on how many nodes, most frequent first, and the node that misses least.
+def why_no_room(partition: Partition, stage: Stage, reason: NoRoom, now: Micros) -> NoRoom:
+    """Return the reason with details: counts of nodes by what they lack, and the node that misses least.
 
-    `now` is the time of the look: the state knows only that of its last change.
+    `now` is the time of the question; the state knows only the time of its last change.
     """
-    if found.failed:
-        return found
-    if found.stages:
-        stage = stage.job.stage(found.stages[-1][0]) or stage  # the one that keeps the others back
-    own = [each.seq for each in stage.asks if each is not None and partition.kept(each.seq) is not None]
+    if reason.failed:
+        return reason
+    if reason.stages:
+        stage = stage.job.stage(reason.stages[-1][0]) or stage  # the stage for which the others wait
+    own = [ask.seq for ask in stage.asks if ask is not None and partition.kept(ask.seq) is not None]
     failed: dict[str, int] = {}
     nearest: tuple[int, int, str] | None = None
     for row in partition.nodes.in_order():
@@ -56,10 +56,10 @@ def why_no_room(partition: Partition, stage: Stage, found: NoRoom, now: Micros) 
         if seq in partition.promises
         for number in partition.promises[seq].victims
     )
-    orders = max((each.orders for each in stage.asks if each is not None), default=0)
+    orders = max((ask.orders for ask in stage.asks if ask is not None), default=0)
     pools = [pool for _, pool in sorted(partition.pools.items()) if pool.elastic and takes(pool, stage.shape)]
     return msgspec.structs.replace(
-        found,
+        reason,
         failed=counted,
         nearest=nearest[2] if nearest else "",
         held=held,
@@ -81,47 +81,47 @@ def _accepts(partition: Partition, stage: Stage, node_id: int) -> bool:
 
 
 def _held_for_others(partition: Partition, stage: Stage, own: Collection[int], now: Micros) -> tuple[HeldFor, ...]:
-    """The holds that keep tasks of a stage out, the largest first."""
-    found: list[HeldFor] = []
+    """Return the holds that keep tasks of a stage out, the largest first."""
+    holds: list[HeldFor] = []
     for seq, hold in sorted(partition.holds.items()) if stage.shape.amounts else ():
         nodes = sum(
-            _accepts(partition, stage, node_id) and not any(each in partition.nodes.held[node_id] for each in own)
+            _accepts(partition, stage, node_id) and not any(own_seq in partition.nodes.held[node_id] for own_seq in own)
             for node_id in hold.nodes
         )
         if nodes and seq not in own:
             name = partition.jobs[hold.job].stages[hold.stage].name
-            found.append(HeldFor(hold.job, name, nodes, ends_at(partition, hold, now)))
-    return tuple(sorted(found, key=lambda each: -each.nodes)[:NAMED])
+            holds.append(HeldFor(hold.job, name, nodes, ends_at(partition, hold, now)))
+    return tuple(sorted(holds, key=lambda hold: -hold.nodes)[:NAMED])
 
 
 def _not_stopping(partition: Partition, stage: Stage) -> tuple[NotStopping, ...]:
-    """The overdue stops on nodes that accept tasks of a stage, the oldest first."""
-    late = [each for each in partition.overdue.values() if _accepts(partition, stage, each.node)]
-    late.sort(key=lambda each: (each.since, each.id))
+    """Return the overdue stops on nodes that accept tasks of a stage, the oldest first."""
+    late = [allocation for allocation in partition.overdue.values() if _accepts(partition, stage, allocation.node)]
+    late.sort(key=lambda allocation: (allocation.since, allocation.id))
     return tuple(
         NotStopping(
-            each.stage.job.id,
-            each.stage.name,
-            count(each.indices),
-            partition.nodes.name[partition.nodes.rows[each.node]],
-            each.since,
+            allocation.stage.job.id,
+            allocation.stage.name,
+            count(allocation.indices),
+            partition.nodes.name[partition.nodes.rows[allocation.node]],
+            allocation.since,
         )
-        for each in late[:NAMED]
+        for allocation in late[:NAMED]
     )
 
 
 def _ordered_for(partition: Partition, stage: Stage) -> int:
-    """How many nodes that are coming are meant for tasks of a stage, among others."""
-    whom = (stage.job.id, stage.position)
+    """Return the number of ordered nodes that are meant for tasks of a stage, perhaps among other tasks."""
+    wanted = (stage.job.id, stage.position)
     return sum(
-        any(each[:2] == whom for each in meant)
+        any(asked[:2] == wanted for asked in meant)
         for order in partition.orders.values()
         for meant in order.coming.values()
     )
 
 
 def _lacks(partition: Partition, shape: Shape, row: int, own: Collection[int]) -> tuple[str, int]:
-    """What a node lacks first for one task, and how much of what is asked for it misses, in thousandths."""
+    """Return the first thing that a node lacks for one task, and the missing part of that request in thousandths."""
     nodes = partition.nodes
     if nodes.state[row] != "up":
         return nodes.state[row], 0
@@ -154,7 +154,7 @@ def _devices(partition: Partition, shape: Shape, row: int) -> tuple[int, ...]:
 
 
 def closed_to(partition: Partition, shape: Shape) -> str:
-    """The user of a shape, if there are nodes that would take it if they were not for other users; empty otherwise."""
+    """Return the user of a shape if nodes would accept it but are reserved for other users; else an empty string."""
     nodes = partition.nodes
     closed = nodes.restricted and any(
         shape.key.user not in nodes.users[row] and shape.accepts(nodes.labels[row], nodes.taints[row], nodes.pool[row])
@@ -165,37 +165,37 @@ def closed_to(partition: Partition, shape: Shape) -> str:
 
 
 def most_ever(partition: Partition, shape: Shape, manager: str, enough: int) -> int:
-    """How many tasks of a shape all nodes and pools could take if they were empty; counted up to `enough`."""
+    """Return the number of tasks of a shape that fit on all nodes and pools if they were empty, up to `enough`."""
     nodes = partition.nodes
-    known = shape.ever
+    cached = shape.ever
     if (
-        known is not None
-        and known[0] == (nodes.version, partition.pools_version, manager)
-        and (known[1] >= enough or known[2])
+        cached is not None
+        and cached[0] == (nodes.version, partition.pools_version, manager)
+        and (cached[1] >= enough or cached[2])
     ):
-        return known[1]
-    most, whole = 0, True
+        return cached[1]
+    most, counted_all = 0, True
     for row in nodes.rows.values():
         if most >= enough:
-            whole = False
+            counted_all = False
             break
         if may_take(nodes, row, shape):
             most += _slots({name: column[row] for name, column in nodes.capacity.items()}, shape)
     for pool in partition.pools.values() if not manager else ():
         settings = pool.settings
         if shape.accepts(dict(settings.labels), settings.taints, pool.name):
-            each = _slots(dict(settings.node), shape)
-            most += each * (enough if settings.max is None else settings.max)
-    shape.ever = ((nodes.version, partition.pools_version, manager), most, whole)
+            per_node = _slots(dict(settings.node), shape)
+            most += per_node * (enough if settings.max is None else settings.max)
+    shape.ever = ((nodes.version, partition.pools_version, manager), most, counted_all)
     return most
 
 
 def never_whole(partition: Partition, needs: Sequence[tuple[Stage, int]]) -> NeverFits | None:
-    """Why stages can never start together, as far as sums tell: by shape, and by resource over all of them."""
+    """Return why stages can never start together, judged by sums: per shape, and per resource over all stages."""
     by_shape: dict[tuple[Shape, int | None], list[tuple[Stage, int]]] = {}
     asked: Vector = {}
     for stage, needed in needs:
-        # Tasks that stay apart do so within their stage; those of another may share a node with them.
+        # `apart` separates tasks of one stage only: tasks of another stage may share their nodes.
         alone = stage.position if stage.shape.key.apart else None
         by_shape.setdefault((stage.shape, alone), []).append((stage, needed))
         add(asked, stage.shape.resources, needed)
@@ -210,23 +210,23 @@ def never_whole(partition: Partition, needs: Sequence[tuple[Stage, int]]) -> Nev
         could += min(most, wanted)
     if short:
         return NeverFits(total, could, tuple(short))
-    there = capacity_ever(partition)
-    missing = next((name for name in sorted(asked) if asked[name] > there.get(name, 0)), "")
+    capacity = capacity_ever(partition)
+    missing = next((name for name in sorted(asked) if asked[name] > capacity.get(name, 0)), "")
     return NeverFits(total, could, missing=missing) if missing else None
 
 
 def capacity_ever(partition: Partition) -> Vector:
-    """What our own nodes and pools have together if all of them were there; counted anew after one changed."""
+    """Return the total capacity of our own nodes and of pools at full size. Cached until a node or pool changes."""
     version = (partition.nodes.version, partition.pools_version)
     if partition.ever is None or partition.ever[0] != version:
-        there: Vector = {}
+        total: Vector = {}
         for row in partition.nodes.rows.values():
             if not partition.nodes.manager[row]:
-                add(there, partition.nodes.capacity_of(row))
+                add(total, partition.nodes.capacity_of(row))
         for pool in partition.pools.values():
             most = pool.settings.max
-            add(there, dict(pool.settings.node), MANY if most is None else most)
-        partition.ever = (version, there)
+            add(total, dict(pool.settings.node), MANY if most is None else most)
+        partition.ever = (version, total)
     return partition.ever[1]
 
 

@@ -1,7 +1,7 @@
-"""When what runs is expected to end, in order: kept up as tasks come and go, so that nobody has to look at all of them.
+"""The expected ends of running tasks, in order, updated as tasks start and end.
 
-It is derived, and only there while somebody asks for it. What has no estimate and no time limit never ends, for all
-that is known.
+A forecast is derived from the state, and exists only while backfill needs it. Tasks without an estimate and a time
+limit are not in it: their end is unknown.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from fairlead.core.policy.estimates import expected_end
 
 
 def guess(terms: Terms) -> Micros | None:
-    """About how long a task of a stage takes."""
+    """Return the expected run time of a task of a stage; None if it is unknown."""
     return terms.estimate if terms.estimate is not None else terms.time_limit
 
 
 def end_of(allocation: Allocation, now: Micros) -> Micros | None:
+    """Return the expected end of an allocation; None if it is unknown."""
     began = allocation.since if allocation.started is None else allocation.started
     return expected_end(began, guess(allocation.stage.terms), now)
 
@@ -28,7 +29,7 @@ class Forecast:
         self._ends: list[tuple[Micros, int]] = []
         self._known: dict[int, tuple[Micros, Allocation]] = {}
         self.version = 0
-        """Grows when something else is expected."""
+        """Grows with every change of the forecast."""
         for allocation in allocations:
             self.add(allocation, now)
 
@@ -40,17 +41,17 @@ class Forecast:
             self.version += 1
 
     def drop(self, allocation: Allocation) -> None:
-        known = self._known.pop(allocation.id, None)
-        if known is not None:
-            del self._ends[bisect_left(self._ends, (known[0], allocation.id))]
+        entry = self._known.pop(allocation.id, None)
+        if entry is not None:
+            del self._ends[bisect_left(self._ends, (entry[0], allocation.id))]
             self.version += 1
 
     def is_late(self, now: Micros) -> bool:
-        """Whether something should have ended already."""
+        """True if an allocation should have ended already."""
         return bool(self._ends) and self._ends[0][0] <= now
 
     def move(self, allocation: Allocation, now: Micros) -> bool:
-        """What runs is in another state. Returns whether it ends at another time than was thought."""
+        """Update an allocation that has another state. Returns True if its expected end has changed."""
         before = self._known.get(allocation.id)
         if before is not None and before[0] == end_of(allocation, now) and not allocation.rooms:
             self._known[allocation.id] = (before[0], allocation)
@@ -61,18 +62,18 @@ class Forecast:
         return (before and before[0]) != (after and after[0])
 
     def first(self, now: Micros) -> Micros | None:
-        """When the next one is expected to end. If it does not, all that was worked out with it is wrong."""
+        """Return the next expected end. If the task runs on after it, results based on the forecast are wrong."""
         self._put_off_late(now)
         return self._ends[0][0] if self._ends else None
 
     def in_order(self, now: Micros) -> Iterator[tuple[Micros, Allocation]]:
-        """What runs, the first to end first."""
+        """Yield the allocations with their expected ends, the earliest first."""
         self._put_off_late(now)
         for end, number in self._ends:
             yield end, self._known[number][1]
 
     def _put_off_late(self, now: Micros) -> None:
-        """What should have ended already gets another estimate."""
+        """Give allocations that should have ended already a later expected end."""
         if not self.is_late(now):
             return
         late = [self._known[number][1] for _, number in self._ends[: bisect_left(self._ends, (now + 1, 0))]]

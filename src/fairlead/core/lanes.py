@@ -2,11 +2,11 @@
 
 A job that starts whole stands in the lane of its set of shapes.
 
-A lane is derived from the asks of the stages. It is kept in runs: asks that differ only in the last
-part of their key (mostly when they were asked for) stand in one list, and since they arrive in that order, adding one
-is an append and costs eight bytes. An ask that left its stage, or has another place now, stays in its run until
-the run is passed over or cleared out. Two kinds of places change: under an order `by_running` (`fair`) all, with what a
-job runs, and those of replacements, when their stage falls below `min` or reaches it.
+A lane is derived from the asks of the stages. It is kept in runs: asks that differ only in the last part of their key
+(mostly the time they were asked for) stand in one list. They mostly arrive in that order, so adding one is an append
+and costs eight bytes. An ask that left its stage, or has another place now, stays in its run until the run is passed
+over or cleared out. Places change in two cases: under an order `by_running` (`fair`), with the number of tasks that a
+job runs; and for replacements, when their stage falls below `min` or reaches it.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from fairlead.core.model import NEW, REPLACE, SCALE, Ask, Job, Queue
 from fairlead.core.policy.order import Key
 from fairlead.core.shape import Shape
 
-# A lane is cleared of dead entries when they are more than half of it, and at least so many.
 _SLACK = 32
+"""A lane is cleared of dead entries when they outnumber the others by more than this."""
 
 _STIRRED = (-1, -1)
-"""What no lane has seen when it fell asleep."""
+"""Versions that never occur: a lane that fell asleep at these is looked at again."""
 
 
 LaneKey = tuple[str, Shape | tuple[Shape, ...]]
-"""The queue and the shape; or the shapes in their order, if there are several."""
+"""The queue path, and the shape or, if there are several, the sorted shapes."""
 
 
 def lane_key(ask: Ask) -> LaneKey:
@@ -36,18 +36,18 @@ def lane_key(ask: Ask) -> LaneKey:
 
 
 def whole_key(job: Job) -> LaneKey:
-    """Where a job that starts whole waits. If its stages have one shape, that is among all others of that shape."""
+    """Return the lane of a job that starts whole. If all its stages have one shape, it is the lane of that shape."""
     shapes = tuple(sorted({stage.shape for stage in job.stages}, key=lambda shape: shape.key))
     return job.queue.path, shapes[0] if len(shapes) == 1 else shapes
 
 
 def text_of(shapes: Shape | tuple[Shape, ...]) -> str:
-    """What a lane is of, for people."""
+    """Return the shapes of a lane as text for users."""
     return shapes.text if isinstance(shapes, Shape) else " + ".join(shape.text for shape in shapes)
 
 
 class Run:
-    """Asks that share all of their key but its last part, in the order of that and of their numbers."""
+    """Asks that share all of their key but its last part, in the order of this part and of their numbers."""
 
     __slots__ = ("items", "last", "prefix", "start")
 
@@ -55,9 +55,9 @@ class Run:
         self.prefix = prefix
         self.items: list[Ask] = []
         self.start = 0
-        """What stands before this has left or moved."""
+        """Asks before this position have left or moved."""
         self.last: Key = ()
-        """The rest of the key of the last one that was appended: whoever is beyond it can be appended too."""
+        """The last part of the key of the last appended ask. A greater key can be appended too."""
 
 
 class Lane:
@@ -86,25 +86,25 @@ class Lane:
         self.text = text_of(shapes)
         self.size = 0
         self.asleep_at: tuple[int, int] | None = None
-        """What the lane saw when nothing of it could be placed: it sleeps while that stands."""
+        """Versions of capacity and nodes when nothing of the lane could be placed. It sleeps while they stay."""
         self.new_while_asleep: list[Ask] = []
-        """Who came while it slept; to those who were there before, that makes no difference."""
+        """Asks that joined while the lane slept. They change nothing for the asks that were there before."""
         self.woken_by_room = False
-        """Whether nothing but room may have woken it: what was said of its first one is still right, without room."""
+        """True if only freed capacity can have woken the lane: without it, the reason of its head still holds."""
         self.blocked: Ask | None = None
-        """Who found no room, and holds up those behind it only for as long as its limits would let it start."""
+        """The head without capacity; it blocks the lane while it is within its limits."""
         self.no_room: Ask | None = None
-        """Who found no room when the lane was last looked at: the first one that is allowed to start."""
+        """The first ask that was allowed to start and found no capacity at the last look."""
         self.limited: Ask | None = None
-        """Likewise, who would have been beyond a limit: the first one."""
+        """The first ask that was refused for a limit at the last look."""
         self.unheld: tuple[object, bool] | None = None
-        """What there was when nodes were last looked for, and whether nobody else may have any meanwhile."""
+        """State versions at the last hold attempt, and True if no other ask may get a hold before this one."""
         self.moved = False
-        """True if asks may have got other places since the turns of a match began: walks through the lane are void."""
+        """True if asks may have other places than when the turns of a match began: walks of the lane are invalid."""
         self.unclaimed: dict[int, tuple[tuple[int, ...], int]] = {}
-        """By the numbers of asks: the state when no tasks were found to stop, and when to look again anyway."""
+        """Ask number → state versions when no tasks were found to stop for it, and when to look again anyway."""
         self.claims_at: int | None = None
-        """When an ask of the lane may claim that could not when it was looked at: after a pause, or protection."""
+        """The time when a pause or a protection ends that kept an ask of the lane from claiming at the last look."""
         self._runs: list[Run] = []
         self._entries = 0
 
@@ -118,20 +118,20 @@ class Lane:
         self.queue.asks += 1
 
     def all_behind(self) -> bool:
-        """Whether all who came while it slept stand behind who found no room, and so are not tried before that is."""
+        """True if all asks that joined while the lane slept are behind its ask without capacity."""
         if self.no_room is None or not _stands(self.no_room):
             return False
         first = self.key(self.no_room)
-        return all(self.key(each) > first for each in self.new_while_asleep)
+        return all(self.key(ask) > first for ask in self.new_while_asleep)
 
     def drop(self, asks: int = 1) -> None:
-        """Say that so many asks have left their stages; their entries go when they are passed over."""
+        """Count asks that have left their stages. Their entries are removed when they are passed over."""
         self.size -= asks
         self.queue.asks -= asks
         self.asleep_at = None
 
     def touch(self, ask: Ask) -> None:
-        """Give an ask the place it has now. Under some orders that changes with what its job runs."""
+        """Give an ask the place it has now. Under some orders it changes with the running tasks of its job."""
         self.asleep_at = None
         if self._entries > 2 * self.size + _SLACK:
             self._clear_out()
@@ -145,8 +145,8 @@ class Lane:
             return
         at = bisect_left(items, within, key=self._within)
         run.start = min(run.start, at)
-        # One that was dropped and is back, as after a rollback, never lost its entry; and one that was rolled back for
-        # good leaves its number, and its entry, to the next.
+        # An ask that was dropped and is back, as after a rollback, still has its entry. If the creation of an ask was
+        # rolled back, the next one takes its number and its entry.
         while at < len(items) and self._within(items[at]) == within:
             if items[at] is ask or not _stands(items[at]):
                 items[at] = ask
@@ -156,7 +156,7 @@ class Lane:
         self._entries += 1
 
     def stir(self) -> None:
-        """Have the next match look at the lane. Until then, what was found out about its asks stands."""
+        """Have the next match look at the lane. Until then, the results of the last look stay."""
         if self.asleep_at is not None:
             self.asleep_at = _STIRRED
 
@@ -171,7 +171,7 @@ class Lane:
             run = runs[0]
             items, start = run.items, run.start
             while start < len(items):
-                if self._counts(run, items[start]):
+                if self._is_current(run, items[start]):
                     run.start = start
                     return items[start]
                 start += 1
@@ -180,7 +180,7 @@ class Lane:
         return None
 
     def after(self, passed: Collection[int]) -> tuple[Key, Ask] | None:
-        """The first ask that is not among those passed over, and its place."""
+        """Return the place of the first ask that was not passed over, and the ask."""
         if not passed:
             head = self.head()
             return None if head is None else (self.key(head), head)
@@ -190,35 +190,35 @@ class Lane:
         return None
 
     def resort(self) -> None:
-        """Take up a new order of the queue, or a new priority of a job."""
-        standing = {id(each): each for run in self._runs for each in run.items if _stands(each)}
+        """Sort again after the order of the queue or the priority of a job has changed."""
+        standing = {id(ask): ask for run in self._runs for ask in run.items if _stands(ask)}
         self._runs, self._entries = [], 0
-        for each in sorted(standing.values(), key=self.key):
-            self.touch(each)
+        for ask in sorted(standing.values(), key=self.key):
+            self.touch(ask)
         self.asleep_at = None
 
     def __iter__(self) -> Iterator[Ask]:
-        """The asks in order."""
+        """Yield the asks in order."""
         moves = self.queue.order.by_running
         for run in self._runs:
-            for each in islice(run.items, run.start, None):
-                if each.stage.asks[each.kind] is each and (
-                    (each.kind != REPLACE and not moves) or self._counts(run, each)
+            for ask in islice(run.items, run.start, None):
+                if ask.stage.asks[ask.kind] is ask and (
+                    (ask.kind != REPLACE and not moves) or self._is_current(run, ask)
                 ):
-                    yield each
+                    yield ask
 
     def _clear_out(self) -> None:
-        """Drop what left or moved but was never passed over, so that a lane grows with what waits and not with time."""
+        """Remove entries that left or moved and were never passed over. Otherwise a lane would grow with time."""
         for run in self._runs:
-            run.items = [each for each in run.items if self._counts(run, each)]
+            run.items = [ask for ask in run.items if self._is_current(run, ask)]
             run.start = 0
         self._runs = [run for run in self._runs if run.items]
         self._entries = sum(len(run.items) for run in self._runs)
 
     def key(self, ask: Ask, more: int = 0) -> Key:
-        """The place of an ask, to compare with others of the same queue; the lowest goes first.
+        """Return the place of an ask, comparable within its queue; the lowest goes first.
 
-        With `more`, as if this number of tasks of its job ran beside those that do.
+        `more` counts that number of further tasks of its job as running.
         """
         stage, kind, seq = ask.stage, ask.kind, ask.seq
         job, queue = stage.job, self.queue
@@ -228,7 +228,7 @@ class Lane:
         below_min = kind == REPLACE and order.by_min and stage.below_min
         running = job.live + more if order.by_running else 0
         place = order.key(kind, job.priority, running, ask.asked, below_min)
-        # Who was brought to the front goes first in its round, the last one brought before the others.
+        # An ask that was brought to the front goes first in its round, the latest one before earlier ones.
         return (ask.round, -ask.front, *place, ask.tie or seq, seq)
 
     def _within(self, ask: Ask) -> Key:
@@ -243,8 +243,8 @@ class Lane:
             runs.insert(at, Run(prefix))
         return runs[at]
 
-    def _counts(self, run: Run, ask: Ask) -> bool:
-        """Whether an entry is of an ask that stands, and at the place it has now."""
+    def _is_current(self, run: Run, ask: Ask) -> bool:
+        """True if the ask of an entry still belongs to its stage and has this place now."""
         if not _stands(ask):
             return False
         if ask.kind != REPLACE and not self.queue.order.by_running:

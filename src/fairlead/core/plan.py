@@ -1,7 +1,7 @@
 """The plan: the open decisions of a cycle, and the only handle that may alter state.
 
-Changes take effect as they are done, so that later decisions see earlier ones; a mark and a rollback take a whole
-gang, or a refused command, back. Sealing ends the plan: its changes are what the journal gets.
+Changes take effect as they are done, so that later decisions see earlier ones. A rollback to a mark takes back a whole
+gang or a refused command. Sealing ends the plan: its changes go to the journal.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ Note = Literal[
     "rebalanced",
     "rebalance victims",
 ]
-"""What changes do not tell, or do not tell apart. What is asked for again was known already and altered nothing."""
+"""Events for metrics that the changes do not show, or do not distinguish.
+
+"asked for again" counts submissions and scalings that repeat an earlier command and alter nothing.
+"""
 
 
 class Plan:
@@ -43,46 +46,46 @@ class Plan:
         self._sealed = False
         self._news: list[News] | None = None
         self.notes: dict[Note, int] = {}
-        """What happened beside the changes, counted: for metrics, never for decisions."""
+        """Counts of events: for metrics, never for decisions."""
         self.reasons: dict[tuple[str, str, int], Reason] = {}
-        """Why the head of a lane was not placed, by job, stage and kind."""
+        """Job, stage and kind → why the head of a lane was not placed."""
         self.strays: list[tuple[str, Stop]] = []
-        """Attempts that run on a node though they were given up: its agent is told to stop them."""
+        """Node name and stop order for attempts that run on a node though they were given up."""
         self.looked: set[LaneKey] = set()
-        """The lanes that were looked at: what was said of them before does not hold any more."""
+        """The lanes that were looked at: their earlier reasons no longer hold."""
         self.lent: dict[int, Micros] = {}
-        """With backfill, the held nodes that take others' tasks too, if these will be over by some time."""
+        """With backfill, held nodes that also take other tasks → the time by which these have to end."""
         self.planned: tuple[str, int, Micros | None] | None = None
-        """With backfill, the job and kind of the first ask without room, and when it is planned to start."""
+        """With backfill, the job and kind of the first ask without capacity, and its planned start."""
         self.spreads: dict[str, int] = {}
-        """Queue → how far those below it are from their shares, where that was looked at."""
+        """Queue → the spread of its children, where it was measured: how far they are from their shares."""
         self.placed_from = partition.counters.allocation
-        """What this cycle places is numbered from here: it is not stopped in it."""
+        """The number of the first allocation of this cycle. Tasks placed in it are not stopped in it."""
         self.unclaimed: dict[int, tuple[tuple[int, ...], Micros]] = {}
-        """The asks for which too little could be stopped: the state then, but for starts, and when to look again."""
+        """Asks that found too little to stop → the state versions, without starts, and when to look again."""
         self.unsettled = False
         """True if match stopped tasks or released nodes after other asks had had their turn."""
         self.more = False
-        """Whether work was left that another cycle at the same time can do."""
+        """True if another cycle at the same time can do more."""
         partition.now = now
         partition.touched = Touched()
 
     @property
     def done(self) -> list[tuple[Change[Any], Any]]:
-        """The changes in order, each with what its `apply` returned."""
+        """The changes in order, each with the undo data that `apply` returned."""
         return self._done
 
     def __len__(self) -> int:
         return len(self._done)
 
     def do(self, change: Change[Any]) -> None:
-        """Make a change. It may refuse by raising; then it has altered nothing."""
+        """Apply a change. A change that raises has altered nothing."""
         if self._sealed:
             raise RuntimeError("the plan is sealed")
         self._done.append((change, change.apply(self.partition)))
 
-    def say(self, ask: Ask, reason: Reason) -> None:
-        """Why an ask was not placed."""
+    def note_reason(self, ask: Ask, reason: Reason) -> None:
+        """Record why an ask was not placed."""
         for stage in ask.stages:
             self.reasons[stage.job.id, stage.terms.name, ask.kind] = reason
 
@@ -101,7 +104,7 @@ class Plan:
             change.undo(self.partition, before)
 
     def seal(self) -> list[Change[Any]]:
-        """End the plan. The state keeps what was done."""
+        """End the plan and return its changes. The state keeps them."""
         self._sealed = True
         return [change for change, _ in self._done]
 
@@ -112,10 +115,10 @@ class Plan:
         return self._news
 
     def abandon(self) -> None:
-        """Take the whole plan back, sealed or not: it certainly did not reach the journal."""
+        """Undo the whole plan, sealed or not. Only for a plan that certainly did not reach the journal."""
         self._sealed = False
         if self._done:
-            # It was looked at with what is taken back now.
+            # These were worked out from the changes that are taken back now.
             self.partition.scaling.dirty = True
             self.partition.backfilled = None
         self.rollback(0)

@@ -1,4 +1,4 @@
-"""What will be free at some time, by the estimates of what runs: on any node, or on those that are held."""
+"""Free capacity at a later time, by the estimates of running tasks: on any node, or on held nodes."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from fairlead.core.state import Partition
 
 
 class WhatIf:
-    """What will be free on nodes at some time. Nodes are looked at when somebody asks for them."""
+    """Free capacity of nodes in a supposed state. A node is read from the partition when it is first needed."""
 
     def __init__(self, partition: Partition) -> None:
         self.partition = partition
         self._nodes: dict[int, tuple[Vector, list[int]]] = {}
         self._shared: dict[int, None] = {}
-        """Nodes that are kept for some, whose part is taken already; the rest is for everybody."""
+        """Earmarked nodes on which the owners' part is already taken; all asks may use the rest."""
         self._back: dict[int, None] = {}
-        """Nodes that are backed off and counted on all the same."""
+        """Backed-off nodes that count as usable."""
         self.own: Collection[int] = ()
-        """The nodes that are held for the ask that the question is about."""
+        """The nodes that are held for the ask in question."""
 
     def count_on(self, node_id: int) -> None:
-        """A node that is backed off takes tasks again before long."""
+        """Count a backed-off node as usable, because it takes tasks again soon."""
         self._back[node_id] = None
 
     def set_aside(self, promise: Promise) -> None:
-        """Take the room on nodes that were ordered for some who wait for more."""
+        """Take the capacity that arrived for an ask which still waits for more nodes."""
         for node_id, position, tasks in promise.places:
             shape = self.partition.jobs[promise.job].stages[position].shape
             if self.slots(node_id, shape, tasks) >= tasks:
@@ -42,10 +42,11 @@ class WhatIf:
                 self._shared[node_id] = None
 
     def room(self, node_id: int, shape: Shape, most: int = MANY) -> int:
+        """Return the number of tasks of a shape that fit on a node, up to `most`; 0 if they may not use it."""
         return self.slots(node_id, shape, 1 if shape.key.apart else most) if self.takes(node_id, shape) else 0
 
     def takes(self, node_id: int, shape: Shape) -> bool:
-        """Whether a node takes tasks of a shape, if there is room."""
+        """True if tasks of a shape may use a node, whatever its free capacity."""
         nodes = self.partition.nodes
         row = nodes.rows[node_id]
         if node_id in nodes.held and node_id not in self._shared and node_id not in self.own:
@@ -54,14 +55,14 @@ class WhatIf:
         return usable and may_take(nodes, row, shape)
 
     def slots(self, node_id: int, shape: Shape, most: int) -> int:
-        """The same for those who may use the node, whoever else may not."""
+        """Return the number of tasks that fit on a node, whether or not they may use it."""
         return room_for(*self._node(node_id), shape, most)[0]
 
     def end(self, allocation: Allocation) -> None:
         self.take(allocation.node, allocation.stage.shape, -count(allocation.indices), allocation.devices)
 
     def take(self, node_id: int, shape: Shape, tasks: int, devices: tuple[int, ...]) -> None:
-        """Tasks will be there; below 0, they will have gone."""
+        """Add tasks to a node, or remove them if `tasks` is negative."""
         free, used = self._node(node_id)
         add(free, shape.resources, -tasks)
         for device in devices:
@@ -69,36 +70,36 @@ class WhatIf:
                 used[device] += shape.device_milli if tasks > 0 else -shape.device_milli
 
     def without(self, placed: list[tuple[Shape, Part]]) -> None:
-        """Learn of nodes as they were before something was placed there, just now."""
+        """Read nodes as they were before some tasks were placed there."""
         new = [(shape, part) for shape, part in placed if part.node not in self._nodes]
         for shape, part in new:
             self.take(part.node, shape, -count(part.indices), part.devices)
 
     def pack(self, node_id: int, shape: Shape, most: int) -> int:
-        """Set down as many tasks as there is room for, up to a number. Returns how many."""
+        """Put up to `most` tasks on a node, as far as they fit. Returns their number."""
         tasks = self.room(node_id, shape, most)
         if tasks:
             self.put(node_id, shape, tasks)
         return tasks
 
     def put(self, node_id: int, shape: Shape, tasks: int) -> tuple[int, ...]:
-        """Set down tasks for which there is room. Returns the devices they get."""
+        """Put tasks that fit on a node. Returns the devices they get."""
         devices = room_for(*self._node(node_id), shape, tasks)[1]
         self.take(node_id, shape, tasks, devices)
         return devices
 
     def end_some(self, allocation: Allocation, block: tuple[int, ...]) -> None:
-        """Only some tasks of an allocation will have gone."""
+        """End some tasks of an allocation."""
         self.take(allocation.node, allocation.stage.shape, -count(block), _devices_of(allocation, block))
 
     def free_on(self, node_id: int) -> Vector:
-        """What will be free on a node, but for devices; not to be altered."""
+        """Return the free resources of a node, without devices. Do not alter the result."""
         return self._node(node_id)[0]
 
     def without_some(
         self, node_id: int, gone: Iterable[tuple[Allocation, tuple[int, ...]]]
     ) -> tuple[Vector, list[int]]:
-        """What would be free on a node, and used of its devices, if some tasks there were gone too."""
+        """Return the free resources of a node, and the use of its devices, without some tasks there."""
         free, used = self._node(node_id)
         free, used = dict(free), list(used)
         for allocation, block in gone:
@@ -117,17 +118,17 @@ class WhatIf:
         return other
 
     def _node(self, node_id: int) -> tuple[Vector, list[int]]:
-        known = self._nodes.get(node_id)
-        if known is None:
+        free_and_used = self._nodes.get(node_id)
+        if free_and_used is None:
             nodes = self.partition.nodes
             row = nodes.rows[node_id]
             free = {name: column[row] - nodes.used[name][row] for name, column in nodes.capacity.items()}
-            known = self._nodes[node_id] = (free, nodes.devices[row][: nodes.gpus[row]])
-        return known
+            free_and_used = self._nodes[node_id] = (free, nodes.devices[row][: nodes.gpus[row]])
+        return free_and_used
 
 
 def _devices_of(allocation: Allocation, block: tuple[int, ...]) -> tuple[int, ...]:
-    """The devices of some tasks of an allocation."""
+    """Return the devices of some tasks of an allocation."""
     if not allocation.devices or block == allocation.indices:
         return allocation.devices
     per_task = len(allocation.devices) // max(1, count(allocation.indices))
@@ -140,14 +141,14 @@ def _devices_of(allocation: Allocation, block: tuple[int, ...]) -> tuple[int, ..
 
 
 def lent_nodes(partition: Partition) -> dict[int, Micros]:
-    """The held nodes that none of those they are held for can use before some time."""
+    """Return held nodes → the time before which none of their holders can use them."""
     lent: dict[int, Micros] = {}
     for hold in partition.holds.values():
         when = partition.now
         for node_id, position, tasks in hold.places:
-            free = _free_at(partition, node_id, partition.jobs[hold.job].stages[position].shape, tasks)
+            free = _fits_at(partition, node_id, partition.jobs[hold.job].stages[position].shape, tasks)
             if free is None:
-                when = partition.now  # it may start at any time
+                when = partition.now  # the holder may start at any time
                 break
             when = max(when, free)
         for node_id in hold.nodes:
@@ -155,8 +156,8 @@ def lent_nodes(partition: Partition) -> dict[int, Micros]:
     return {node_id: until for node_id, until in lent.items() if until > partition.now}
 
 
-def _free_at(partition: Partition, node_id: int, shape: Shape, tasks: int) -> Micros | None:
-    """When there will be room for so many tasks on a node; None if that is not known."""
+def _fits_at(partition: Partition, node_id: int, shape: Shape, tasks: int) -> Micros | None:
+    """Return the time from which a number of tasks fits on a node; None if it is unknown."""
     whatif = WhatIf(partition)
     ends: list[tuple[Micros, int, Allocation]] = []
     for allocation in partition.nodes.allocations[partition.nodes.rows[node_id]].values():
@@ -164,7 +165,7 @@ def _free_at(partition: Partition, node_id: int, shape: Shape, tasks: int) -> Mi
         if end is not None and not allocation.rooms:
             ends.append((end, allocation.id, allocation))
     when = partition.now
-    for end, _, allocation in sorted(ends, key=lambda each: each[:2]):
+    for end, _, allocation in sorted(ends, key=lambda entry: entry[:2]):
         if whatif.slots(node_id, shape, tasks) >= tasks:
             break
         whatif.end(allocation)

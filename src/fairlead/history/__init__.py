@@ -1,1 +1,1 @@
-"""History: finished jobs and attempts, written beside the journal for queries."""
+"""The history: finished jobs and attempts, written beside the journal for queries."""

@@ -1,7 +1,7 @@
-"""What ended, for reports: rows of jobs and attempts, made of sealed plans. An observer hands them to a store.
+"""Makes history rows of ended jobs and attempts from sealed plans. An observer of writers passes them to a store.
 
-The journal is the truth, and forgets; the history is written behind it. Should a crash come between the two, the next
-start makes up for it from what the state still knows.
+The journal is the source of truth, but ended jobs leave the state; the history keeps them. It is written after the
+journal. If a crash comes between the two, the next start adds the missing rows from the state.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fairlead.core.state import Partition
 
 
 class JobRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A job that is over. `tasks` counts its tasks by how they ended."""
+    """A finished job. `tasks` counts its tasks by outcome."""
 
     partition: str
     number: int
@@ -35,7 +35,7 @@ class JobRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class AttemptRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An attempt of some tasks that ended."""
+    """An attempt of some tasks that has ended."""
 
     partition: str
     number: int
@@ -51,16 +51,16 @@ class AttemptRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Store(Protocol):
-    """Where rows are kept. One of a job replaces an earlier one of it."""
+    """The store of rows. A row of a job replaces an earlier row of that job."""
 
     def put(self, jobs: list[JobRow], attempts: list[AttemptRow]) -> None:
-        """Take rows, and write them soon. Quick, and never raises."""
+        """Take rows and write them soon. This is quick and never raises."""
 
     def counted(self, partition: str) -> dict[int, dict[str, int]]:
-        """The jobs that were written, by number, with their tasks by how they ended."""
+        """Return, by job number, the task counts by outcome of the jobs that were written."""
 
     def known(self, partition: str, number: int) -> list[AttemptRow]:
-        """The attempts of a job that were written."""
+        """Return the attempts of a job that were written."""
 
 
 class HistoryRecorder:
@@ -146,22 +146,22 @@ def _attempt_row(partition: Partition, news: TaskNews) -> AttemptRow:
     )
 
 
-def _missing(partition: Partition, job: Job, known: Iterable[AttemptRow]) -> Iterator[AttemptRow]:
-    """What a crash kept from being written: ends that the state knows and the store does not."""
-    told: dict[tuple[str, str], Ranges] = {}
-    for row in known:
-        told.setdefault((row.stage, row.outcome), Ranges()).add(
-            difference(row.indices, told.get((row.stage, row.outcome), Ranges()).overlap(row.indices))
+def _missing(partition: Partition, job: Job, stored_rows: Iterable[AttemptRow]) -> Iterator[AttemptRow]:
+    """Yield rows for ends that are in the state and not in the store: a crash came before they were written."""
+    stored: dict[tuple[str, str], Ranges] = {}
+    for row in stored_rows:
+        stored.setdefault((row.stage, row.outcome), Ranges()).add(
+            difference(row.indices, stored.get((row.stage, row.outcome), Ranges()).overlap(row.indices))
         )
     for stage in job.stages:
         for outcome, ended in (stage.ended or {}).items():
             flat = ended.flat()
-            lacking = difference(flat, told.get((stage.name, outcome), Ranges()).overlap(flat))
-            for index in Ranges(lacking):
+            missing = difference(flat, stored.get((stage.name, outcome), Ranges()).overlap(flat))
+            for index in Ranges(missing):
                 past = stage.past(index)
                 attempt = past.attempt or int(outcome == "succeeded")
                 if not attempt:
-                    continue  # it never had one: it was withdrawn while it waited
+                    continue  # the task had no attempt: it was withdrawn while it waited
                 code = past.exit_code if past.attempt else 0
                 yield AttemptRow(
                     partition.name,

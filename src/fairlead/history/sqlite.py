@@ -1,7 +1,7 @@
-"""The history on SQLite: ended jobs and attempts, and what tasks used. A thread of its own writes, in large batches.
+"""The history on SQLite: ended jobs and attempts, and what tasks used. Its own thread writes rows in large batches.
 
-Its size is bounded: the jobs that ended first go first. A write that fails is tried again, and a row that SQLite
-cannot take is left out; `failing` says whether rows wait for a write to succeed.
+Its size is limited: the jobs that ended first are deleted first. A failed write is tried again, and a row that SQLite
+cannot store is left out. `failing` is True while rows cannot be written.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ CREATE TABLE IF NOT EXISTS used (
     memory INTEGER NOT NULL, PRIMARY KEY (partition, number, stage, place, attempt)) WITHOUT ROWID;
 """
 PAUSE = 0.2
-"""Seconds that rows gather before they are written."""
+"""Seconds that rows are collected before they are written."""
 RETRY = 1.0
 """Seconds between two attempts to write."""
 WAITING = 500_000
-"""Rows that may wait for a write to succeed; further ones are left out."""
+"""Rows that may wait for a write to succeed. Further rows are left out."""
 DROPPED_AT_ONCE = 200
-"""Jobs that are deleted in one transaction when the history is too large."""
+"""Jobs that are deleted per transaction when the history is too large."""
 
 JOB_COLUMNS = ", ".join(JobRow.__struct_fields__)
 ATTEMPT_COLUMNS = ", ".join(AttemptRow.__struct_fields__)
-# Quick tasks are over before it is told that they run, and then how long they did says when they began.
+# A quick task may end before its start is reported. Then its start is its end minus its run time.
 BEGAN = """coalesce(started, ended - (
     SELECT max(ran) FROM used WHERE used.partition = attempts.partition AND used.number = attempts.number
     AND used.stage = attempts.stage AND used.attempt = attempts.attempt AND place BETWEEN first AND last))"""
@@ -54,7 +54,7 @@ ATTEMPTS_FOUND = ", ".join(BEGAN if name == "started" else name for name in Atte
 
 
 class Used(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What one attempt of one task used. Times are in microseconds, memory is in bytes."""
+    """The resources that one attempt of one task used. Times are in microseconds, memory is in bytes."""
 
     partition: str
     number: int
@@ -68,22 +68,22 @@ class Used(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class History:
-    """May be used by several threads. What was put is written by another one; `flush` waits for that."""
+    """Stores and finds rows. It may be used by several threads. Its own thread writes; `flush` waits for that."""
 
     def __init__(
         self, path: str | os.PathLike[str], size: int = 2**62, note: Callable[[str], None] = lambda text: None
     ) -> None:
-        """`note` hears what an operator should know."""
+        """Open or create the file. `size` is its limit in bytes. `note` receives messages for the operator."""
         self._path = os.fspath(path)
         self._size = size
         self._note = note
         self.failure = ""
-        """Why the last batch was not written; it is tried again."""
+        """Why the last batch was not written; empty if it was."""
         self._jobs: list[JobRow] = []
         self._attempts: list[AttemptRow] = []
         self._used: list[Used] = []
         self._left_out = 0
-        """Rows that were left out since the last batch that was written."""
+        """Rows that were left out since the last written batch."""
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._hurry = threading.Event()
@@ -116,7 +116,7 @@ class History:
         self._rouse()
 
     def flush(self, seconds: float = 10.0) -> None:
-        """Have what was put written at once, and wait for that, for `seconds` at most."""
+        """Write all rows now, and wait for that for at most `seconds`."""
         self._hurry.set()
         with self._written:
             self._written.wait_for(
@@ -135,10 +135,10 @@ class History:
         return fits
 
     def _rouse(self) -> None:
-        """Have the thread write, and start another one should it have ended."""
+        """Wake the thread, and start a new one if it has ended."""
         self._wake.set()
         if not self._thread.is_alive() and not self._closing.is_set():
-            self._note("the thread of the history had ended, and is started again")
+            self._note("the thread of the history had ended and was started again")
             self._thread = self._started()
 
     def _started(self) -> threading.Thread:
@@ -147,7 +147,7 @@ class History:
         return thread
 
     def _work(self) -> None:
-        """Write until closed. A failure is noted once, and the write is tried again with the file opened anew."""
+        """Write until closed. After a failure, which is noted once, the file is opened again for the next try."""
         while True:
             try:
                 with closing(self._open()) as db:
@@ -203,7 +203,7 @@ class History:
     def _insert_singly(
         self, db: sqlite3.Connection, jobs: list[JobRow], attempts: list[AttemptRow], used: list[Used]
     ) -> None:
-        """Write all rows that SQLite can take. What it refuses, it refuses before it alters anything."""
+        """Write all rows that SQLite can store. A refused row leaves the file unchanged."""
         single: list[tuple[list[JobRow], list[AttemptRow], list[Used]]] = []
         single += (([row], [], []) for row in jobs)
         single += (([], [row], []) for row in attempts)
@@ -218,10 +218,10 @@ class History:
                     self._left_out += 1
 
     def _shrink(self, db: sqlite3.Connection) -> None:
-        """Delete the jobs that ended first, with all that is known of them, while the file is too large."""
+        """Delete the jobs that ended first, with their attempts, while the file is too large."""
         while self._in_use(db) > self._size:
-            found = "SELECT partition, number FROM jobs ORDER BY ended, partition, number LIMIT ?"
-            oldest = db.execute(found, (DROPPED_AT_ONCE,)).fetchall()
+            query = "SELECT partition, number FROM jobs ORDER BY ended, partition, number LIMIT ?"
+            oldest = db.execute(query, (DROPPED_AT_ONCE,)).fetchall()
             if not oldest:
                 return
             with db:
@@ -229,7 +229,7 @@ class History:
                     db.executemany(f"DELETE FROM {table} WHERE partition = ? AND number = ?", oldest)
 
     def _in_use(self, db: sqlite3.Connection) -> int:
-        """The bytes that rows take: pages that deleted rows left are used again."""
+        """Return the bytes in use, without the free pages that deleted rows left: SQLite uses those again."""
         pages, free, size = (
             db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
         )
@@ -238,21 +238,21 @@ class History:
     # -- reading -------------------------------------------------------------------------------------------------
 
     def counted(self, partition: str) -> dict[int, dict[str, int]]:
-        found = self._ask("SELECT number, tasks FROM jobs WHERE partition = ?", partition)
-        return {number: msgspec.json.decode(tasks) for number, tasks in found}
+        rows = self._ask("SELECT number, tasks FROM jobs WHERE partition = ?", partition)
+        return {number: msgspec.json.decode(tasks) for number, tasks in rows}
 
     def known(self, partition: str, number: int) -> list[AttemptRow]:
         return self.attempts(partition, number)
 
     def job(self, partition: str, id: str) -> JobRow | None:
-        """A job by its id, the newest if there were several."""
+        """Return a job by its id, the newest if there were several."""
         sql = f"SELECT {JOB_COLUMNS} FROM jobs WHERE partition = ? AND id = ? ORDER BY number DESC LIMIT 1"
         return next(map(_job, self._ask(sql, partition, id)), None)
 
     def jobs(
         self, partition: str, user: str = "", state: str = "", before: int | None = None, limit: int = 100
     ) -> list[JobRow]:
-        """Jobs that are over, the newest first."""
+        """Return finished jobs, the newest first."""
         where, values = ["partition = ?"], [partition]
         for column, value in (("user", user), ("state", state)):
             if value:
@@ -264,7 +264,7 @@ class History:
         return list(map(_job, self._ask(sql, *values)))
 
     def attempts(self, partition: str, number: int, skip: int = 0, limit: int = -1) -> list[AttemptRow]:
-        """The attempts of a job, in the order in which they ended."""
+        """Return the attempts of a job, in the order in which they ended."""
         sql = (
             f"SELECT {ATTEMPTS_FOUND} FROM attempts WHERE partition = ? AND number = ? "
             f"ORDER BY rowid LIMIT {limit:d} OFFSET {skip:d}"
@@ -272,7 +272,7 @@ class History:
         return list(map(_attempt, self._ask(sql, partition, number)))
 
     def attempt(self, partition: str, number: int, stage: str, index: int) -> AttemptRow | None:
-        """The last attempt of a task that ended."""
+        """Return the last attempt of a task that has ended."""
         sql = (
             f"SELECT {ATTEMPTS_FOUND} FROM attempts WHERE partition = ? AND number = ? AND stage = ? "
             "AND first <= ? AND last >= ? ORDER BY attempt DESC, rowid DESC"
@@ -281,8 +281,8 @@ class History:
         return next((row for row in rows if _holds(row.indices, index)), None)
 
     def used(self, partition: str, number: int) -> dict[str, tuple[int, int, int]]:
-        """Stage → how long its tasks computed in all, the most memory that one had, and how many told."""
-        # `sum` fails where the result has more than 64 bits.
+        """Return by stage: the total CPU time of its tasks, the most memory of one, and the number of reports."""
+        # `total`, because `sum` fails if the result has more than 64 bits.
         sql = (
             "SELECT stage, total(cpu), max(memory), count(*) FROM used WHERE partition = ? AND number = ? "
             "GROUP BY stage"
@@ -325,7 +325,7 @@ def _execute(db: sqlite3.Connection, jobs: list[JobRow], attempts: list[AttemptR
 
 
 def _is_of_the_file(problem: Exception) -> bool:
-    """True if the file or its disk is the problem, and not one of the rows."""
+    """True if the problem is the file or its disk, not one of the rows."""
     return isinstance(problem, sqlite3.OperationalError | sqlite3.InternalError | OSError | MemoryError) or (
         type(problem) is sqlite3.DatabaseError
     )
@@ -345,12 +345,12 @@ def _flat(row: AttemptRow) -> tuple[Any, ...]:
     return (*values, row.indices[0] if row.indices else 0, row.indices[-1] - 1 if row.indices else -1)
 
 
-def _job(found: tuple[Any, ...]) -> JobRow:
-    return msgspec.convert([*found[:-1], msgspec.json.decode(found[-1])], JobRow)
+def _job(row: tuple[Any, ...]) -> JobRow:
+    return msgspec.convert([*row[:-1], msgspec.json.decode(row[-1])], JobRow)
 
 
-def _attempt(found: tuple[Any, ...]) -> AttemptRow:
-    values = list(found)
+def _attempt(row: tuple[Any, ...]) -> AttemptRow:
+    values = list(row)
     at = AttemptRow.__struct_fields__.index("indices")
     values[at] = msgspec.json.decode(values[at])
     return msgspec.convert(values, AttemptRow)

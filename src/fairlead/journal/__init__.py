@@ -1,6 +1,6 @@
-"""Durable streams of changes: the contract, one in memory for tests, one on SQLite.
+"""Durable streams of changes: the interface, a journal in memory for tests, and one on SQLite.
 
-The journal stores opaque bytes and knows nothing of what they mean.
+A journal stores opaque bytes; `codec` gives them their meaning.
 """
 
 from fairlead.journal.base import (

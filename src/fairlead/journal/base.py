@@ -1,6 +1,7 @@
-"""The journal's contract: numbered streams of opaque records, written by one reign at a time, with snapshots.
+"""The journal interface: numbered streams of opaque records with snapshots, each written by one reign at a time.
 
-Here are the values it hands out, the errors it raises and the protocol; `memory` and `sql` implement it.
+A reign is the time in which one writer owns a stream. It is numbered by its epoch.
+This module has the values, the errors and the protocol; `memory` and `sql` implement it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,7 +27,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 class JournalError(Exception):
-    """Any trouble with a journal; the message says what, where and what to do."""
+    """Base class of errors of a journal. The message says what is wrong, where, and what to do."""
 
 
 class Fenced(JournalError):
@@ -43,19 +44,19 @@ class Fenced(JournalError):
 
 
 class NotWritten(JournalError):
-    """What was asked certainly did not happen; the journal is as it was."""
+    """The write certainly did not happen; the journal is unchanged."""
 
 
 class Locked(NotWritten):
-    """The store is in use by another process for longer than the busy timeout. Nothing was written."""
+    """Another process used the store for longer than the busy timeout. Nothing was written."""
 
 
 class UnknownOutcome(JournalError):
-    """The record may or may not be there. The writer must stop and recover from the journal."""
+    """The record may or may not have been written. The writer must stop and recover from the journal."""
 
 
 class Damaged(JournalError):
-    """Something stored is missing or altered. Nothing is guessed and nothing is repaired."""
+    """Stored data is missing or altered. Nothing is guessed and nothing is repaired."""
 
     def __init__(self, file: str, what: str, remedy: str = "restore the journal from a copy") -> None:
         super().__init__(f"{file}: {what}; {remedy} (`fairlead journal verify PATH` checks all of it)")
@@ -71,7 +72,7 @@ class TooNew(JournalError):
 
 
 class PolicyMissing(JournalError):
-    """The configuration in the journal names policies that are not installed here. Nothing was decided."""
+    """The configuration in the journal names policies that are not installed here. No cycle was run."""
 
     def __init__(self, partition: str, missing: Sequence[str]) -> None:
         super().__init__(
@@ -81,37 +82,40 @@ class PolicyMissing(JournalError):
 
 
 class Journal(Protocol):
-    """Durable streams. One thread at a time uses an object; every method may raise `JournalError`."""
+    """Durable streams. Only one thread at a time may use an object. Every method may raise `JournalError`."""
 
     def reign(self, stream: str) -> int:
-        """Begin a new reign and return its epoch: durable, greater than any before; older ones are fenced."""
+        """Begin a new reign and return its epoch, which is durable and greater than any before.
+
+        Appends of older epochs are refused with `Fenced`.
+        """
 
     def append(self, stream: str, epoch: int, seq: int, payload: bytes) -> None:
-        """Write one record durably if `epoch`, begun by this object, still reigns and `seq` is `last` + 1."""
+        """Write one record durably. `epoch` must be the current one, begun by this object, and `seq` `last` + 1."""
 
     def read(self, stream: str, after: int = 0) -> Iterator[Record]:
-        """The records behind `after`, in order, each verified. `Pruned` if some of them are gone."""
+        """Yield the records after number `after`, in order and verified. Raises `Pruned` if some were deleted."""
 
     def last(self, stream: str) -> int:
-        """The number of the last record, 0 if there was none."""
+        """Return the number of the last record, 0 if there was none."""
 
     def epoch(self, stream: str) -> int:
-        """The highest epoch of a stream, also of one that was dropped; 0 if no reign of it ever began."""
+        """Return the highest epoch of a stream, even if it was dropped; 0 if no reign of it ever began."""
 
     def streams(self) -> list[str]:
-        """The names of the streams that have, or had before pruning, records; sorted."""
+        """Return the sorted names of the streams that have records, or had some before pruning."""
 
     def drop(self, stream: str) -> None:
-        """Remove a stream with its snapshots and fence its writer. Its epochs go on growing if it returns."""
+        """Remove a stream with its snapshots and fence its writer. If the stream is used again, its epochs continue."""
 
     def snapshot(self, stream: str) -> Snapshot | None:
-        """The newest intact snapshot that the records at hand continue; None means replay from record 1."""
+        """Return the newest intact snapshot that the records at hand continue. None means replay from record 1."""
 
     def save_snapshot(self, stream: str, seq: int, payload: bytes) -> None:
-        """Keep `payload` as the state after record `seq`; the two newest snapshots of a stream are kept."""
+        """Save `payload` as the state after record `seq`. The two newest snapshots of a stream are kept."""
 
     def prune(self, stream: str, upto: int) -> None:
-        """Delete the records up to `upto`; refused without an intact snapshot at or beyond it."""
+        """Delete the records up to `upto`. Raises `NotWritten` without an intact snapshot at or beyond it."""
 
     def close(self) -> None: ...
 

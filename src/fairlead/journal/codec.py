@@ -1,4 +1,4 @@
-"""What a record holds: the changes of one cycle with its time; and how a state comes back from records.
+"""Encodes the changes and the time of one cycle as a record, and restores a state from records.
 
 Recovery replays changes, never policy, so that an upgrade cannot rewrite history.
 """
@@ -38,14 +38,14 @@ _decode_cluster = msgspec.msgpack.Decoder(_ClusterRecord).decode
 
 
 @cache
-def _record_decoder(known: int) -> msgspec.msgpack.Decoder[Any]:
-    """Return a decoder of records that may have the first `known` changes."""
-    fields = [("format", int), ("now", Micros), ("changes", list[reduce(or_, DEFINED[:known])])]  # type: ignore[misc]
+def _record_decoder(count: int) -> msgspec.msgpack.Decoder[Any]:
+    """Return a decoder of records for the first `count` kinds of changes. Cached by `count`: more may be defined."""
+    fields = [("format", int), ("now", Micros), ("changes", list[reduce(or_, DEFINED[:count])])]  # type: ignore[misc]
     return msgspec.msgpack.Decoder(msgspec.defstruct("Record", fields, frozen=True, array_like=True))
 
 
 def stream_of(partition: str) -> str:
-    """The stream that holds a partition's log."""
+    """Return the name of the stream with a partition's log."""
     return f"partition/{partition}"
 
 
@@ -67,7 +67,7 @@ def encode_cluster(configured: ClusterConfigured) -> bytes:
 
 
 def restore(journal: Journal, partition: str) -> tuple[Partition, int]:
-    """A partition as its log left it, and the number of its last record."""
+    """Return a partition as of its last record, and the number of that record."""
     stream = stream_of(partition)
     snapshot = journal.snapshot(stream)
     state, seq = Partition(partition), 0
@@ -86,7 +86,7 @@ def restore(journal: Journal, partition: str) -> tuple[Partition, int]:
 
 
 def replay(partition: Partition, payload: bytes, where: str) -> None:
-    """Apply one record to the state it was written after."""
+    """Apply one record to the state before it."""
     partition.now, changes = decode(payload, where)
     try:
         for change in changes:
@@ -96,7 +96,7 @@ def replay(partition: Partition, payload: bytes, where: str) -> None:
 
 
 def restore_cluster(journal: Journal) -> tuple[ClusterConfigured, int]:
-    """The newest configuration of the cluster, and the number of its record."""
+    """Return the newest configuration of the cluster, and the number of its record."""
     configured, seq = NOTHING, 0
     for record in journal.read(CLUSTER_STREAM):
         where = f"record {record.seq} of {CLUSTER_STREAM}"

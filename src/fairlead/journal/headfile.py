@@ -1,6 +1,6 @@
-"""The head file beside a journal: how far each stream was written, so that a cut is told from an end.
+"""The head file beside a journal: the last record of each stream, by which a truncated journal is detected.
 
-It is written after each commit and never waits for the disk: it may lag behind the journal, never lead it.
+It is written after each commit and never waits for the disk: it may be behind the journal, never ahead of it.
 """
 
 import contextlib
@@ -14,16 +14,18 @@ from fairlead.journal.base import Damaged, JournalError, NotWritten
 
 
 class Mark(NamedTuple):
+    """The last record of a stream."""
+
     seq: int
     epoch: int
     digest: bytes
 
 
 class HeadFile:
-    """What was committed last, a slot a stream, written behind each commit and never synced.
+    """The last committed record of each stream, one slot per stream, written after each commit and never synced.
 
-    SQLite silently ends a damaged write-ahead log early; a head beyond the last record tells. It may lag
-    (a crash of the machine) and may be missing, but it never leads, except where `synchronous` is not full.
+    SQLite silently truncates a damaged write-ahead log; a head beyond the last record shows that. The head may be
+    behind (after a crash of the machine) or missing. It is never ahead, except where `synchronous` is not full.
     """
 
     _SLOT = struct.Struct(">4s16sQQ16s12s")  # stays inside one sector, so that a crash does not tear it
@@ -44,7 +46,7 @@ class HeadFile:
         return hashlib.blake2b(body, digest_size=12, person=b"fairlead-head").digest()
 
     def marks(self) -> dict[bytes, Mark]:
-        """All marks by stream key. Read it before the file it speaks of, for that may move on meanwhile."""
+        """Return all marks by stream key. Call it before reading the journal, which may grow meanwhile."""
         before = None
         while True:
             try:
@@ -56,7 +58,7 @@ class HeadFile:
             marks, wrong = self._parse(content)
             if not wrong:
                 return marks
-            if content == before:  # what was merely read in the middle of a write is another the next time
+            if content == before:  # a read in the middle of a write gives another content the next time
                 raise Damaged(self.path, wrong, "if the journal itself verifies, delete this file to go on without it")
             before = content
 
@@ -74,7 +76,7 @@ class HeadFile:
         return marks, ""
 
     def reserve(self, slot: int) -> None:
-        """Open the file with room for `slot`, so that a mark written later is never cut short."""
+        """Open the file and allocate space for `slot`, so that a later write of a mark is never truncated."""
         try:
             if self._fd < 0:
                 self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -82,13 +84,13 @@ class HeadFile:
             wanted = -(-(slot + 1) * self._SLOT.size // self._PAGE) * self._PAGE
             if wanted > size and os.pwrite(self._fd, bytes(wanted - size), size) != wanted - size:
                 os.ftruncate(self._fd, size)
-                raise NotWritten(f"{self.path}: no room for the mark of a stream; free some disk")
+                raise NotWritten(f"{self.path}: no space for the mark of a stream; free some disk space")
         except OSError as error:
             raise NotWritten(f"{self.path}: {error.strerror}; check the disk and the rights on the file") from error
 
     def write(self, slot: int, stream: str, mark: Mark) -> None:
         body = self._SLOT.pack(b"FLH1", self.key(stream), mark.seq, mark.epoch, mark.digest, bytes(12))[:-12]
-        with contextlib.suppress(OSError):  # the commit stands: a head that lags is allowed, a false error is not
+        with contextlib.suppress(OSError):  # the record is committed: the head may be behind, an error would be false
             os.pwrite(self._fd, body + self._check(body), slot * self._SLOT.size)
 
     def close(self) -> None:

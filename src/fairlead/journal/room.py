@@ -1,4 +1,4 @@
-"""Room on the disk of a journal: a control plane that stopped on a full disk begins anew when there is enough."""
+"""Free space on the disk of a journal: a control plane that stopped on a full disk restarts when there is enough."""
 
 import os
 
@@ -9,11 +9,11 @@ ROOM = 16 * 2**20
 
 
 class NoRoom(NotWritten):
-    """The disk has less than `ROOM` bytes left."""
+    """The disk has less than `ROOM` bytes of free space."""
 
 
 def need_room(folder: str | os.PathLike[str]) -> None:
-    """Raise `NoRoom` unless the disk of a folder can take `ROOM` bytes more, quotas and reserves counted."""
+    """Raise `NoRoom` unless `ROOM` more bytes can be allocated in a folder, within quotas and reserves."""
     path = os.path.join(folder, ".room")
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)

@@ -1,4 +1,4 @@
-"""Snapshots from a second process: it replays the old snapshot and the log into a new one, and the writer goes on.
+"""Makes snapshots in a second process, from the old snapshot and the log, while the writer keeps running.
 
     python -m fairlead.journal.snapshot PATH PARTITION
 
@@ -20,7 +20,7 @@ from fairlead.journal.codec import restore, stream_of
 from fairlead.journal.sql import SqliteJournal
 
 EVERY = 10_000
-_PATIENCE = 5.0  # seconds for a process that was asked to end
+_PATIENCE = 5.0  # seconds from SIGTERM to SIGKILL
 
 
 def make_snapshot(path: str | os.PathLike[str], partition: str) -> int:
@@ -34,7 +34,7 @@ def make_snapshot(path: str | os.PathLike[str], partition: str) -> int:
 
 
 def renew(path: str | os.PathLike[str], partition: str) -> int:
-    """Make a snapshot, then delete the records that only the one before the last would need."""
+    """Make a snapshot, then delete the records that only snapshots before the previous one need."""
     stream = stream_of(partition)
     with SqliteJournal(path, read_only=True) as journal:
         before = journal.snapshot(stream)
@@ -42,17 +42,17 @@ def renew(path: str | os.PathLike[str], partition: str) -> int:
             return before.seq
     seq = make_snapshot(path, partition)
     if before is not None:
-        # Not further: should the new snapshot turn out damaged, the old one and the log behind it still tell all.
-        with suppress(Locked), SqliteJournal(path) as journal:  # a busy writer goes first, the next time prunes more
+        # Not further: if the new snapshot is damaged, recovery needs the old one and the records after it.
+        with suppress(Locked), SqliteJournal(path) as journal:  # a busy writer has precedence; the next call prunes
             journal.prune(stream, before.seq)
     return seq
 
 
 class Snapshots:
-    """Sees to the snapshots of one partition; its writer's owner calls `poll` after a turn, which never waits."""
+    """Makes the snapshots of one partition. The owner of its writer calls `poll` after a cycle; it never blocks."""
 
     def __init__(self, path: str | os.PathLike[str], partition: str, last: int = 0, every: int = EVERY) -> None:
-        """`last` is the number of the newest snapshot, as far as it is known."""
+        """`last` is the number of the newest snapshot, or 0. A snapshot is due after `every` records."""
         self.last = last
         self.failure = ""
         """Why the latest attempt failed; empty after a success."""
@@ -60,23 +60,23 @@ class Snapshots:
         self._wait_until = 0
         self._command = [sys.executable, "-P", "-m", "fairlead.journal.snapshot", os.fspath(path), partition]
         self._child: subprocess.Popen[bytes] | None = None
-        self._said: IO[bytes] | None = None
+        self._output: IO[bytes] | None = None
         self._began_at = 0
 
     @property
     def pid(self) -> int | None:
-        """The process at work, if there is one."""
+        """The pid of the running process, if there is one."""
         return None if self._child is None else self._child.pid
 
     def poll(self, seq: int) -> None:
-        """Notice the end of the process, and start one if the log has grown enough. `seq` is the last record."""
+        """Collect a process that has exited, and start one if a snapshot is due. `seq` is the last record."""
         if self._child is not None and self._child.poll() is not None:
             self._collect()
         if self._child is None and seq - self.last >= self._every and seq >= self._wait_until:
             self._start(seq)
 
     def close(self) -> None:
-        """End the process, should there be one. What it had not saved is lost, and nothing else."""
+        """End the process, if one is running. Only its unfinished snapshot is lost."""
         if self._child is None:
             return
         self._child.terminate()
@@ -90,33 +90,33 @@ class Snapshots:
     def _start(self, seq: int) -> None:
         self._began_at = seq
         try:
-            # Not a pipe: the process would block once it is full.
-            self._said = tempfile.TemporaryFile()  # noqa: SIM115
+            # Not a pipe: the process would block on a full pipe.
+            self._output = tempfile.TemporaryFile()  # noqa: SIM115
             self._child = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._said
+                self._command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._output
             )
         except OSError as problem:
             self._fail(f"the process cannot be started: {problem}")
             self._forget()
 
     def _collect(self) -> None:
-        assert self._child is not None and self._said is not None
+        assert self._child is not None and self._output is not None
         if self._child.returncode:
-            self._said.seek(0)
-            text = self._said.read(10_000).decode(errors="replace").strip()
-            self._fail(text or f"the process ended with {self._child.returncode} and said nothing")
+            self._output.seek(0)
+            text = self._output.read(10_000).decode(errors="replace").strip()
+            self._fail(text or f"the process ended with {self._child.returncode} and no message")
         else:
             self.last, self.failure = self._began_at, ""
         self._forget()
 
     def _fail(self, why: str) -> None:
         self.failure = f"no snapshot at record {self._began_at}: {why}"
-        self._wait_until = self._began_at + max(1, self._every // 10)  # what failed now would fail at once again
+        self._wait_until = self._began_at + max(1, self._every // 10)  # an immediate retry would likely fail too
 
     def _forget(self) -> None:
-        if self._said is not None:
-            self._said.close()
-        self._child = self._said = None
+        if self._output is not None:
+            self._output.close()
+        self._child = self._output = None
 
 
 def main(arguments: list[str]) -> int:

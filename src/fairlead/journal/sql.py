@@ -1,7 +1,7 @@
-"""The journal on SQLite: PATH (records, reigns), PATH-snapshots and PATH-head, which tells a cut from an end.
+"""The journal on SQLite: PATH (records, reigns), PATH-snapshots, and PATH-head, which reveals a truncated journal.
 
 `sqlitefile` has one SQLite file with its transactions, `headfile` the head; here is the journal on top of them.
-Every record's digest covers the one before it, so what is missing, moved or altered is found when it is read.
+The digest of a record covers the digest before it, so a missing, moved or altered record is detected when it is read.
 """
 
 import hashlib
@@ -27,9 +27,9 @@ Synchronous = Literal["full", "normal", "off"]
 
 _RECORDS_ID = 0x464C4A31  # PRAGMA application_id of the two files: "FLJ1", "FLS1"
 _SNAPSHOTS_ID = 0x464C5331
-# The payload comes last, so that the digest is read without walking through a large record.
-# `born`: what carries a lower epoch belongs to an earlier stream of this name, which was dropped.
-# `base`: the last pruned record, whose digest the first kept one continues.
+# The payload is the last column, so that the digest is read without reading through a large payload.
+# `born`: the first epoch of the stream. Lower epochs belong to an earlier stream of this name, which was dropped.
+# `base`: the last pruned record. The digest of the next record covers `base_digest`.
 _RECORDS_SCHEMA = {
     "records": "CREATE TABLE records (stream TEXT NOT NULL, seq INTEGER NOT NULL, epoch INTEGER NOT NULL, "
     "digest BLOB NOT NULL, payload BLOB NOT NULL, PRIMARY KEY (stream, seq)) WITHOUT ROWID",
@@ -46,19 +46,19 @@ _APPEND = "INSERT INTO records SELECT ?, ?, ?, ?, ? WHERE EXISTS (SELECT 1 FROM 
 
 _GENESIS = bytes(16)
 _KEPT_SNAPSHOTS = 2
-_READ_BYTES = 4 << 20  # a read transaction ends after about so much, so that it never holds up a checkpoint
+_READ_BYTES = 4 << 20  # about the most that one transaction reads, so that it does not delay checkpoints
 _PRUNED_AT_ONCE = 256
 _PRUNE_PAUSE = 0.003  # seconds, at least
 
 
 def _digest(kind: bytes, before: bytes, stream: str, numbers: tuple[object, ...], payload: bytes = b"") -> bytes:
-    # Written out as text, numbers that damage turned into another type still give a digest, and another one.
+    # As text, so that numbers which damage turned into another type still give a digest, and a different one.
     head = f"{len(stream)} {stream} {numbers!r} {len(payload)}\n".encode(errors="surrogatepass")
     return hashlib.blake2b(b"".join((before, head, payload)), digest_size=16, person=kind).digest()
 
 
 class _Reign(NamedTuple):
-    """A row of `reigns`, without its seal; as it is by default, a stream that never was."""
+    """A row of `reigns`, without its seal. The default stands for a stream that never existed."""
 
     slot: int = -1
     epoch: int = 0
@@ -71,7 +71,7 @@ class _Reign(NamedTuple):
 
 
 class SqliteJournal:
-    """The journal in the file `path`. `read_only` reads records and writes nothing but snapshots."""
+    """The journal in the file `path`. With `read_only` it can write snapshots and nothing else."""
 
     def __init__(
         self,
@@ -91,13 +91,13 @@ class SqliteJournal:
         if not os.path.exists(self.path) or not os.path.getsize(self.path):
             self._check_beginning(read_only)
         elif not read_only:
-            # Closing a writable connection deletes the log, damaged or not: look through another one first.
+            # Closing a writable connection deletes the write-ahead log, even a damaged one: check read-only first.
             try:
                 SqliteJournal(path, read_only=True, busy_timeout=busy_timeout).close()
             except Damaged:
                 raise
             except JournalError:
-                pass  # whatever else it is, opening for writing mends it or says it better
+                pass  # opening for writing either repairs any other problem or gives a better message
         marks = self._head.marks()
         pragmas = {"journal_mode": "WAL", "synchronous": synchronous}
         self._file = File(self.path, _RECORDS_ID, _RECORDS_SCHEMA, pragmas, self._busy_ms, read_only, fresh=not marks)
@@ -107,18 +107,18 @@ class SqliteJournal:
             if not marks.keys() <= {self._head.key(name) for name in names}:
                 raise Damaged(self.path, f"a stream is missing that {self._head.path} knows: the file was cut")
             for name in names:
-                self.last(name)  # a cut is found here, while nothing was written and the log is as it was
+                self.last(name)  # detects truncation here, before anything is written
         except JournalError:
             self.close()
             raise
 
     def _check_beginning(self, read_only: bool) -> None:
-        for beside in ("-wal", "-head", "-snapshots"):
-            if os.path.exists(self.path + beside) and os.path.getsize(self.path + beside):
+        for suffix in ("-wal", "-head", "-snapshots"):
+            if os.path.exists(self.path + suffix) and os.path.getsize(self.path + suffix):
                 raise Damaged(
                     self.path,
-                    f"missing or empty, though {self.path + beside} is not",
-                    "restore it from a copy, or move what is left away to begin anew",
+                    f"missing or empty, though {self.path + suffix} is not",
+                    "restore it from a copy, or move the remaining files away to begin a new journal",
                 )
         if read_only:
             raise JournalError(f"{self.path}: no such journal; check the name")
@@ -169,18 +169,21 @@ class SqliteJournal:
     # Reading
 
     def _standing(self, stream: str) -> tuple[_Reign, Mark]:
-        """The reign of a stream and its last record, agreeing with the head; read first in a transaction."""
+        """Return the reign of a stream and its last record, checked against the head. Must come first in a transaction.
+
+        The head is read before the records, because it may not be ahead of them.
+        """
         head = self._head.marks().get(self._head.key(stream))
-        found = self._file.run(
+        reign = self._file.run(
             "SELECT slot, epoch, born, base, base_digest, seal FROM reigns WHERE stream = ?", (stream,)
         ).fetchone()
         last = self._file.run(
             "SELECT seq, epoch, digest FROM records WHERE stream = ? ORDER BY seq DESC LIMIT 1", (stream,)
         ).fetchone()
-        row = _Reign(*found[:5]) if found else _Reign()
-        if not found and (last or head):
+        row = _Reign(*reign[:5]) if reign else _Reign()
+        if not reign and (last or head):
             raise self._damage(stream, "its reign is missing")
-        if found and (type(row.base_digest) is not bytes or found[5] != row.seal(stream)):
+        if reign and (type(row.base_digest) is not bytes or reign[5] != row.seal(stream)):
             raise self._damage(stream, "its reign does not match its digest")
         tail = Mark(*last) if last else Mark(row.base, row.epoch, row.base_digest)
         if head and head.epoch >= row.born:
@@ -195,8 +198,8 @@ class SqliteJournal:
     def _digest_at(self, stream: str, row: _Reign, seq: int) -> bytes | None:
         if seq == row.base:
             return row.base_digest
-        found = self._file.run("SELECT digest FROM records WHERE stream = ? AND seq = ?", (stream, seq)).fetchone()
-        return found[0] if found and type(found[0]) is bytes else None
+        record = self._file.run("SELECT digest FROM records WHERE stream = ? AND seq = ?", (stream, seq)).fetchone()
+        return record[0] if record and type(record[0]) is bytes else None
 
     def _damage(self, stream: str, what: str) -> Damaged:
         return Damaged(self.path, f"stream {stream!r}: {what}")
@@ -217,14 +220,14 @@ class SqliteJournal:
         with self._file.reading("listing the streams"):
             names = [name for (name,) in self._file.run("SELECT stream FROM reigns")]
             unseen, at = set(names), ""
-            while True:  # from one stream to the next, not over every record
-                [(found,)] = self._file.run("SELECT min(stream) FROM records WHERE stream > ?", (at,))
-                if found is None:
+            while True:  # seeks from one stream to the next, without reading every record
+                [(stream,)] = self._file.run("SELECT min(stream) FROM records WHERE stream > ?", (at,))
+                if stream is None:
                     break
-                if found not in unseen:  # or seen before: damage can lead in a circle
-                    raise self._damage(found, "its reign is missing or its records are out of order")
-                unseen.remove(found)
-                at = found
+                if stream not in unseen:  # or seen before: a damaged index can lead in a circle
+                    raise self._damage(stream, "its reign is missing or its records are out of order")
+                unseen.remove(stream)
+                at = stream
         return sorted(name for name in names if self.last(name))
 
     def read(self, stream: str, after: int = 0) -> Iterator[Record]:
@@ -274,10 +277,10 @@ class SqliteJournal:
     # Snapshots, pruning, dropping
 
     def _snapshot_file(self) -> File:
-        """Opened when first needed: most journals are read and written long before there is one."""
+        """Return the file with snapshots, opened on first use: a new journal has none for a long time."""
         if not self._snapshots:
-            # Not a WAL: a snapshot is written once, and what a damaged log silently drops cannot be told from
-            # what never was. `extra` syncs the directory too, for records are deleted in trust of the commit.
+            # Not a WAL: SQLite silently drops the end of a damaged log, and there is no head to show that.
+            # `extra` also syncs the directory, because records are deleted once a snapshot is committed.
             pragmas = {
                 "journal_mode": "DELETE",
                 "synchronous": "off" if self._synchronous == "off" else "extra",
@@ -291,14 +294,14 @@ class SqliteJournal:
         while True:
             numbers = self._saved(stream)
             for seq in numbers:
-                found = self._load(stream, seq)
-                if found:
-                    return found
+                snapshot = self._load(stream, seq)
+                if snapshot:
+                    return snapshot
             with self._file.reading(f"stream {stream!r}: reading its base"):
                 row, _ = self._standing(stream)
             if not row.base:
                 return None
-            if numbers == tried:  # else another process saved a newer one and pruned, while we looked
+            if numbers == tried:  # else another process saved a newer snapshot and pruned meanwhile
                 raise Damaged(
                     self.path + "-snapshots",
                     f"stream {stream!r}: no intact snapshot at or beyond record {row.base}, "
@@ -315,7 +318,7 @@ class SqliteJournal:
         return [seq for (seq,) in rows]
 
     def _load(self, stream: str, seq: int) -> Snapshot | None:
-        """The snapshot, None if it is broken or of no use; one that contradicts the records raises."""
+        """Return a snapshot; None if it is damaged or obsolete. Raises `Damaged` if it contradicts the records."""
         file = self._snapshot_file()
         with file.reading(f"stream {stream!r}: reading snapshot {seq}"):
             row = file.run(
@@ -363,17 +366,17 @@ class SqliteJournal:
 
     def prune(self, stream: str, upto: int) -> None:
         newest = self.snapshot(stream)
-        at = newest.seq if newest else 0
-        if upto > at:
+        newest_seq = newest.seq if newest else 0
+        if upto > newest_seq:
             raise NotWritten(
                 f"{self.path}: stream {stream!r}: pruning to {upto} refused, "
-                f"the newest intact snapshot is at {at}; save one first"
+                f"the newest intact snapshot is at {newest_seq}; save one first"
             )
         more = True
         while more:
             began = time.monotonic()
             more = self._prune_some(stream, upto)
-            if more:  # SQLite's locks are not fair: a waiting writer must find it free every other time it looks
+            if more:  # SQLite's locks are not fair: leave the file unlocked half of the time for a waiting writer
                 time.sleep(max(_PRUNE_PAUSE, time.monotonic() - began))
 
     def _prune_some(self, stream: str, upto: int) -> bool:
@@ -400,7 +403,7 @@ class SqliteJournal:
             self._put(stream, row)
         self._tails.pop(stream, None)
         self._head.write(row.slot, stream, Mark(0, row.epoch, _GENESIS))
-        if self._saved(stream):  # a crash before this leaves snapshots of an earlier birth, which nobody reads
+        if self._saved(stream):  # a crash before this leaves snapshots with a lower `born`, which are never read
             file = self._snapshot_file()
             with file.writing(f"stream {stream!r}: dropping its snapshots"):
                 file.run("DELETE FROM snapshots WHERE stream = ? AND born < ?", (stream, row.born))

@@ -1,4 +1,4 @@
-"""One SQLite file: opened, checked, and used in explicit transactions whose errors say what happened."""
+"""One SQLite file: opened, checked, and used in explicit transactions with typed errors."""
 
 import contextlib
 import sqlite3
@@ -11,7 +11,7 @@ _VERSION = 1
 
 
 class File:
-    """One SQLite file: opened, checked, and used in explicit transactions whose errors say what happened."""
+    """One SQLite file. Errors of SQLite become `JournalError`s, which say if something was written."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class File:
             raise self._explain(error, "opening", writing=False) from error
         try:
             self.run(f"PRAGMA busy_timeout = {busy_ms}")
-            self.run("PRAGMA secure_delete = off")  # some builds overwrite, and so log, all that is deleted
+            self.run("PRAGMA secure_delete = off")  # else some builds overwrite, and so log, all deleted data
             new = self._check(application, schema)
             if new and not fresh:
                 raise Damaged(path, "the file holds nothing, though its head does")
@@ -53,14 +53,16 @@ class File:
             raise
 
     def _check(self, application: int, schema: dict[str, str]) -> bool:
-        """Whether the file is new; what is neither new nor ours raises."""
-        [(found,)] = self.run("PRAGMA application_id")
+        """True if the file is new. Raises if it is neither new nor a file of this kind and version."""
+        [(file_application,)] = self.run("PRAGMA application_id")
         [(version,)] = self.run("PRAGMA user_version")
         tables = dict(self.run("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall())
-        if not found and not version and not tables:
+        if not file_application and not version and not tables:
             return True
-        if found != application:
-            raise Damaged(self.path, f"not a file of a Fairlead journal (application id {found:#x})", "name another")
+        if file_application != application:
+            raise Damaged(
+                self.path, f"not a file of a Fairlead journal (application id {file_application:#x})", "name another"
+            )
         if version > _VERSION:
             raise TooNew(f"{self.path}: schema {version} is newer than this program's {_VERSION}; upgrade Fairlead")
         if version != _VERSION or any(tables.get(name) != sql for name, sql in schema.items()):
@@ -80,7 +82,7 @@ class File:
 
     @contextlib.contextmanager
     def reading(self, doing: str) -> Iterator[None]:
-        """One unchanging view of the file."""
+        """Read within one transaction, which sees one state of the file."""
         try:
             self.run("BEGIN")
             yield
@@ -91,7 +93,7 @@ class File:
 
     @contextlib.contextmanager
     def writing(self, doing: str) -> Iterator[None]:
-        """One durable transaction: on return it is committed, on NotWritten it left no trace."""
+        """Write within one durable transaction. On exit it is committed; after `NotWritten` it left no trace."""
         if self._in_doubt:
             raise UnknownOutcome(
                 f"{self.path}: {doing}: refused after a write of unknown outcome; open the journal again"
@@ -117,7 +119,7 @@ class File:
 
     def _roll_back(self) -> bool:
         with contextlib.suppress(sqlite3.Error):
-            if self._db.in_transaction:  # SQLite itself ends it after some errors
+            if self._db.in_transaction:  # SQLite itself ends the transaction after some errors
                 self.run("ROLLBACK")
             return True
         return False
@@ -127,10 +129,10 @@ class File:
             return self._roll_back()
         code = getattr(error, "sqlite_errorcode", 0)
         if code == sqlite3.SQLITE_FULL:
-            return True  # no room for a frame, and the last frame is the one that commits
+            return True  # no space for a frame, and the last frame is the one that commits
         if code != sqlite3.SQLITE_IOERR_WRITE:
-            return False  # above all a failed sync: the frames may survive it or not
-        # A failed write may have left its bytes all the same: another commit takes their place in the log.
+            return False  # mostly a failed sync: the frames may or may not be on disk
+        # A failed write may still have left its bytes: another commit overwrites them in the log.
         with contextlib.suppress(sqlite3.Error):
             self.run("BEGIN IMMEDIATE")
             self.run(f"PRAGMA user_version = {_VERSION}")

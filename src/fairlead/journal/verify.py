@@ -1,6 +1,6 @@
-"""Checks a journal from end to end: every record's digest and form, every snapshot, the replay and what it leads to.
+"""Checks a whole journal: the digest and form of every record, every snapshot, the replay and the resulting state.
 
-Nothing is written. What is wrong with one stream does not keep the others from being checked.
+Nothing is written. A problem in one stream does not prevent the check of the others.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from fairlead.journal.codec import CLUSTER_STREAM, decode, encode_cluster, repla
 from fairlead.journal.sql import SqliteJournal
 
 Progress = Callable[[str, int, int], None]
-"""Hears of a stream, how many of its records were checked and how many there are."""
+"""Called with a stream, the number of its records that were checked, and the number of all its records."""
 
 _STEP = 200
 
 
 class StreamReport(msgspec.Struct):
-    """What was found in one stream. It is sound if there is no `problem`."""
+    """The result of checking one stream. It is sound if `problem` is empty."""
 
     stream: str
     records: int = 0
-    """How many were checked: those that are not pruned."""
+    """The number of records that were checked: all that are not pruned."""
     last: int = 0
     time: Micros | None = None
-    """When the last cycle was, in microseconds since 1970."""
+    """The time of the last cycle, in microseconds since 1970."""
     digest: str = ""
-    """Of the state that all records together lead to."""
+    """The digest of the state after the last record."""
     snapshots: tuple[int, ...] = ()
     problem: str = ""
 
 
 def verify(journal: SqliteJournal, progress: Progress) -> Iterator[StreamReport]:
-    """Check all streams, one after the other."""
+    """Check all streams, and yield the report of each."""
     for stream in journal.streams():
         report = StreamReport(stream)
         try:
@@ -49,7 +49,7 @@ def verify(journal: SqliteJournal, progress: Progress) -> Iterator[StreamReport]
             elif stream.startswith(stream_of("")):
                 _partition(journal, report, progress)
             else:
-                report.problem = "no stream of this program; a newer one may know it"
+                report.problem = "not a stream of this program; a newer version may know it"
         except JournalError as problem:
             report.problem = str(problem)
         except (msgspec.MsgspecError, InvariantBroken) as problem:
@@ -64,7 +64,7 @@ def _cluster(journal: Journal, report: StreamReport) -> None:
 
 
 def _partition(journal: SqliteJournal, report: StreamReport, progress: Progress) -> None:
-    """Replay from as far back as possible, and see that every later snapshot is what the replay comes to."""
+    """Replay all records at hand, and check that every snapshot equals the replayed state at its record."""
     stream = report.stream
     name = stream.removeprefix(stream_of(""))
     report.last = journal.last(stream)
@@ -101,14 +101,14 @@ def _partition(journal: SqliteJournal, report: StreamReport, progress: Progress)
 
 
 def _meet(state: Partition | None, snapshot: bytes | None, stream: str, seq: int) -> Partition | None:
-    """The replay, if there is one, meets a snapshot: they must be the same. Else it begins there."""
+    """Compare the replayed state with a snapshot, or start the replay from it. Returns the state to go on with."""
     if snapshot is None:
         return state
     where = f"snapshot {seq} of {stream}"
     try:
         loaded = load(snapshot)
         check_all(loaded)
-    except Exception as problem:  # a damaged one may fail in any way
+    except Exception as problem:  # a damaged snapshot may fail in any way
         raise Damaged(where, f"it does not load ({problem!r})") from problem
     if dump(loaded) != (snapshot if state is None else dump(state)):
         raise Damaged(where, "it is not the state that the records lead to")
@@ -116,7 +116,7 @@ def _meet(state: Partition | None, snapshot: bytes | None, stream: str, seq: int
 
 
 def _base(journal: Journal, stream: str, last: int) -> int:
-    """Up to where the records are pruned."""
+    """Return the number of the last pruned record, 0 if none is pruned."""
     low, high = 0, last
     while low < high:
         middle = (low + high) // 2
@@ -126,13 +126,13 @@ def _base(journal: Journal, stream: str, last: int) -> int:
         except Pruned:
             low = middle + 1
         except JournalError:
-            high = middle  # it is there; what is wrong with it is found when its turn comes
+            high = middle  # the record is there; its problem is reported when it is read
     return low
 
 
 def _snapshots(journal: SqliteJournal, stream: str) -> dict[int, bytes]:
-    """All snapshots, not only the newest intact one that a recovery would begin with."""
-    found: dict[int, bytes] = {}
+    """Return all snapshots by number, not only the newest intact one that recovery would use."""
+    payloads: dict[int, bytes] = {}
     for seq in journal._saved(stream):
         snapshot = journal._load(stream, seq)
         if snapshot is None:
@@ -141,8 +141,8 @@ def _snapshots(journal: SqliteJournal, stream: str) -> dict[int, bytes]:
                 f"snapshot {seq} of {stream} is altered, or left over from a stream of this name that was removed",
                 "the next snapshots replace it; until then recovery takes the other one",
             )
-        found[seq] = snapshot.payload
-    return found
+        payloads[seq] = snapshot.payload
+    return payloads
 
 
 def _digest(content: bytes) -> str:

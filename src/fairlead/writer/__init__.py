@@ -1,1 +1,1 @@
-"""The writer: the only caller of the core. One a partition, one durable write a cycle."""
+"""The writer: the only caller of the core. Each partition has one writer, and each cycle is one durable write."""

@@ -1,4 +1,4 @@
-"""The time of cycles, which never steps back and never leaps, whatever the wall clock does; and how long they take."""
+"""The clock of cycles, which never steps back or jumps, even if the wall clock does, and a stopwatch for cycles."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Clock = Callable[[], Micros]
 def cycle_clock(
     last_journaled: Micros, wall_ns: Callable[[], int] = time_ns, steady_ns: Callable[[], int] = monotonic_ns
 ) -> Clock:
-    """A clock that starts at the later of the journal's and the wall's time, and then runs steadily."""
+    """Return a clock that starts at the later of the journal's and the wall clock's time, then runs steadily."""
     start = max(last_journaled, wall_ns() // 1000)
     began = steady_ns()
 
@@ -24,7 +24,7 @@ def cycle_clock(
 
 
 class Stopwatch:
-    """How long each part of a turn took. Called with the name of the part that has just ended."""
+    """Measures the parts of a cycle, in seconds. Call it with the name of the part that has just ended."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}

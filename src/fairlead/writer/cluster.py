@@ -1,7 +1,7 @@
-"""The cluster's control: its configuration, and a writer for each partition.
+"""The control of the cluster: its configuration, and a writer for each partition.
 
-A configuration is tried on every partition before any of it is kept, then written to the cluster's own log, then
-followed by the partitions. Adding and removing partitions happens only here.
+A new configuration is tried on every partition, then written to the cluster's own log, then applied to the partitions.
+Partitions are added and removed only here.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class Cluster:
                 raise PolicyMissing(name, missing)
         self.writers: dict[str, Writer] = {name: self._writer(name) for name, _ in self.configured.partitions}
         self._removed: list[str] = []
-        """Partitions that were removed and whose streams are still there."""
+        """Removed partitions with streams that are not dropped yet."""
 
     def begin(self, now: Micros) -> dict[str, Cycle]:
-        """Have the partitions follow the configuration where a crash prevented it. Returns the cycles of those."""
+        """Apply the configuration to partitions where a crash prevented it. Returns the cycles of these partitions."""
         cycles: dict[str, Cycle] = {}
         for name in self._left_over():
             cycles[name] = self._remove(self._writer(name), now)
@@ -53,9 +53,9 @@ class Cluster:
         return cycles
 
     def configure(self, configs: dict[str, PartitionConfig], now: Micros) -> dict[str, Cycle]:
-        """Follow a configuration: all of it, or none. Returns the cycles of the partitions that changed.
+        """Apply a configuration, all of it or nothing. Returns the cycles of the partitions that changed.
 
-        When their effects have left, `drop_removed` is to be called.
+        The caller must call `drop_removed` when the effects of these cycles have been sent.
         """
         wanted = tuple(sorted(configs.items()))
         if wanted == self.configured.partitions:
@@ -75,7 +75,7 @@ class Cluster:
         return Writer(self.journal, name, self._observers)
 
     def _try(self, name: str, config: PartitionConfig, now: Micros) -> None:
-        """Configure and take it back, whatever comes of it: the partition is as it was."""
+        """Try a configuration on a partition without changing it. Raises `Refused` if it is rejected."""
         partition = self.writers[name].partition if name in self.writers else Partition(name)
         plan = Plan(partition, max(now, partition.now))
         try:
@@ -97,7 +97,7 @@ class Cluster:
         return cycles
 
     def drop_removed(self) -> None:
-        """Drop the streams of removed partitions. Until then a crash has the next server remove them again."""
+        """Drop the streams of removed partitions. After a crash before that, the next server removes them again."""
         while self._removed:
             name = self._removed[0]
             try:

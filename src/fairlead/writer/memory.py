@@ -1,4 +1,4 @@
-"""How a process that holds a large state should treat Python's cycle collector."""
+"""Garbage collector tuning for large states."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ YOUNG, MIDDLE, OLD = 50_000, 20, 100
 
 
 def spare_the_collector() -> None:
-    """Keep the collector from walking through the state over and over; to be called once all of it is there.
+    """Exclude all current objects from garbage collection, and collect later ones less often. Call it after loading.
 
-    The state refers to itself, so each full collection visits all of it, half a second for a million jobs, and finds
-    nothing: changes untie what leaves. What is there now is never visited again, and what comes later less often.
+    The state has reference cycles, so each full collection visits all of it, in half a second for a million jobs. It
+    finds nothing, because changes break the cycles of objects that leave the state.
     """
     gc.collect()
     gc.freeze()
@@ -22,7 +22,7 @@ def spare_the_collector() -> None:
 
 @contextmanager
 def spared() -> Iterator[None]:
-    """The same for as long as something lasts."""
+    """Do the same for the duration of a block."""
     before = gc.get_threshold()
     spare_the_collector()
     try:

@@ -1,4 +1,7 @@
-"""Who watches a writer: metrics and logs. They are fed from sealed plans, and nothing in a cycle knows of them."""
+"""The interface of observers of a writer, such as metrics and logs.
+
+They read sealed plans. The core does not know them.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,17 @@ from fairlead.core.state import Partition
 
 
 class Observer(Protocol):
-    """Called in the writer's thread between turns, so it may read the state. It must be quick and must not raise.
+    """Called in the writer's thread between cycles, so it may read the state. It must be quick and must not raise.
 
-    A change says what may be known of it by the methods of `core.changes.Change`, and `Plan.news` gathers what moved.
+    Changes describe themselves by the methods of `core.changes.Change`. `Plan.news` lists the tasks, jobs and nodes
+    that changed.
     """
 
     def began(self, partition: Partition) -> None:
-        """A writer has taken the partition over and recovered it."""
+        """Handle that a writer has taken over and recovered a partition."""
 
     def cycle(self, decided: Cycle, seconds: Mapping[str, float]) -> None:
-        """A cycle is durable. How long it took, by part: the phases, `encode` and, if it wrote anything, `journal`."""
+        """Handle a durable cycle. `seconds` has its phases and, if it wrote changes, `encode` and `journal`."""
 
     def stopped(self, partition: Partition, why: str) -> None:
-        """The writer stopped; the cycle that it was writing is not reported. The next one begins."""
+        """Handle that the writer has stopped. The cycle that it was writing is not passed to `cycle`."""

@@ -1,7 +1,7 @@
-"""One partition's writer: a cycle is one call of the core and one durable write; answers and effects come after.
+"""The writer of a partition: a cycle is one call of the core and one durable write; answers and effects come after.
 
-If the write certainly failed the plan is taken back; if its outcome is unknown nothing is guessed. Either way the
-writer stops, and a new one recovers from the journal.
+If the write certainly failed, the plan is undone. If its outcome is unknown, the state is left as it is. Either way
+the writer stops, and a new one recovers from the journal.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from fairlead.writer.clock import Stopwatch
 from fairlead.writer.observer import Observer
 
 FEW = 100
-"""Lanes that are gone are forgotten when there are so many more than there should be."""
+"""Removed lanes are forgotten when more than twice the current number of lanes, plus this, are remembered."""
 
 
 class Stopped(Exception):
-    """The writer has stopped: what it was asked in this cycle has no answer. Start anew from the journal."""
+    """The writer has stopped, and the commands of this cycle have no answer. Recover from the journal."""
 
 
 class Writer:
-    """Holds the state of a partition and is alone in altering it."""
+    """Owns the state of a partition. Nothing else changes it."""
 
     def __init__(self, journal: Journal, partition: str, observers: Sequence[Observer] = ()) -> None:
-        """Take over the partition: from here on any earlier writer's appends are refused."""
+        """Take over the partition and recover it. From now on appends of earlier writers are refused."""
         self.journal = journal
         self.stream = stream_of(partition)
         self.epoch = journal.reign(self.stream)
@@ -42,11 +42,11 @@ class Writer:
         if missing:
             raise PolicyMissing(partition, missing)
         self.reasons: dict[tuple[str, str, int], Reason] = {}
-        """Why heads of lanes wait, as the last cycle that looked at them found."""
-        self._said: dict[LaneKey, list[tuple[str, str, int]]] = {}
-        """Lane → of whom in it something was said."""
+        """Why asks wait, as of the last cycle that tried them: (job, stage, kind of ask) → reason."""
+        self._keys_by_lane: dict[LaneKey, list[tuple[str, str, int]]] = {}
+        """Lane → the keys of its asks that have a reason."""
         self.more = False
-        """Whether the last cycle reached its bounds, so that the next should follow at once."""
+        """True if the last cycle left work, as at a limit, so that the next should follow at once."""
         self._stopped: str = ""
         self._observers = observers
         for observer in observers:
@@ -59,11 +59,11 @@ class Writer:
 
     @property
     def stopped(self) -> str:
-        """Why it has stopped, if it has. Then the state may have what never was written."""
+        """Why the writer has stopped; empty if it has not. Once stopped, the state may have unwritten changes."""
         return self._stopped
 
     def cycle(self, commands: Sequence[AnyCommand], now: Micros) -> Cycle:
-        """One cycle. When it returns, everything in it is durable."""
+        """Run one cycle. When it returns, all its changes are durable."""
         if self._stopped:
             raise Stopped(self._stopped)
         watch = Stopwatch()
@@ -78,7 +78,7 @@ class Writer:
         return decided
 
     def remove(self, now: Micros) -> Cycle:
-        """The last cycle of a partition that left the configuration: everything in it is released.
+        """Run the last cycle of a partition that left the configuration: release everything in it.
 
         Nothing is written: the configuration without the partition is the record of its removal. A server that ends
         before the stream is dropped finds the state as it was, removes the partition again and derives the same stops.
@@ -91,31 +91,31 @@ class Writer:
         return decided
 
     def take_over(self, other: Writer) -> None:
-        """Say what another one said of the same state: a lane that slept there sleeps here until something changes."""
-        self.reasons, self._said = dict(other.reasons), {}
-        for key in self.reasons:  # lanes are known by their shapes, and those are others here
+        """Copy the reasons of another writer of the same state: lanes that sleep are not tried, so they give none."""
+        self.reasons, self._keys_by_lane = dict(other.reasons), {}
+        for key in self.reasons:  # lane keys contain shapes, which are other objects in this state
             lane = self._lane_of(*key)
             if lane is not None:
-                self._said.setdefault(lane, []).append(key)
+                self._keys_by_lane.setdefault(lane, []).append(key)
 
     def _remember(self, decided: Cycle) -> None:
-        """Keep what was said. A lane that sleeps is not looked at, and what was said of its head still holds."""
+        """Keep the reasons of a cycle. A sleeping lane is not tried, and the reason of its head still holds."""
         self.more = decided.more
         for lane in decided.plan.looked:
-            for key in self._said.pop(lane, ()):
+            for key in self._keys_by_lane.pop(lane, ()):
                 self.reasons.pop(key, None)
         for key, reason in decided.reasons.items():
             lane_of = self._lane_of(*key)
             if lane_of is not None:
                 self.reasons[key] = reason
-                self._said.setdefault(lane_of, []).append(key)
-        if len(self._said) > 2 * len(self.state.lanes) + FEW:
+                self._keys_by_lane.setdefault(lane_of, []).append(key)
+        if len(self._keys_by_lane) > 2 * len(self.state.lanes) + FEW:
             self._forget_lanes()
 
     def _forget_lanes(self) -> None:
-        """Lanes that are gone are not looked at again."""
-        for lane in [lane for lane in self._said if lane not in self.state.lanes]:
-            for key in self._said.pop(lane):
+        """Forget the reasons of removed lanes, which are never tried again."""
+        for lane in [lane for lane in self._keys_by_lane if lane not in self.state.lanes]:
+            for key in self._keys_by_lane.pop(lane):
                 if self._lane_of(*key) in (None, lane):
                     self.reasons.pop(key, None)
 
@@ -141,7 +141,7 @@ class Writer:
             decided.plan.abandon()
             raise self._stop(f"cycle {self.seq + 1} was not written: {problem}") from problem
         except BaseException as problem:
-            # Interrupted in the middle: nobody can say what was written.
+            # Interrupted in the middle: it is unknown if the record was written.
             self._stop(f"writing cycle {self.seq + 1} was interrupted: {problem!r}")
             raise
         watch("journal")

@@ -1,6 +1,6 @@
-"""Limits of a spawner that is not root: it asks its keeper, which is, to put tasks into cgroups.
+"""Limits of a spawner that is not root: it asks its keeper, which is root, to put tasks into cgroups.
 
-`keeping.py` has the requests.
+`keeping.py` documents the requests.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fairlead.agent.spawner.limits import Limits
 
     class AnyLimits(Protocol):
-        """What a spawner needs of limits, its own or its keeper's."""
+        """The interface of limits: those of the spawner itself (`Limits`) or of its keeper (`AskedLimits`)."""
 
         note: str
         kind: str
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 
 KEEPER_TIMEOUT = 10.0
-"""Seconds for an answer of the keeper."""
+"""Seconds to wait for an answer of the keeper."""
 
 
 class AskedRoom:
-    """A cgroup that the keeper has for one task at a time."""
+    """A cgroup of the keeper, for one task at a time."""
 
     __slots__ = ("cpu", "gpus", "limit", "memory", "number")
 
@@ -47,33 +47,38 @@ class AskedRoom:
         self.cpu = 0
         self.limit = 0
         self.memory = memory
-        """True if it limits memory."""
+        """True if the cgroup limits memory."""
         self.gpus = False
-        """True if the task there was given GPUs."""
+        """True if the task in it was given GPUs."""
 
 
 class AskedLimits:
+    """Limits that the spawner's keeper sets."""
+
     def __init__(self, keeper: _socket.socket, limits: Limits, guards: bool) -> None:
-        """`limits` are those of the keeper, as they were when this process was made from it. `guards`: of GPUs too."""
+        """`limits` are the keeper's at the fork of this process. `guards` is True if the keeper also guards GPUs."""
         self.guards = guards
         self.note = limits.note
         self.kind = limits.kind
         self._keeper = keeper
-        self._some = limits.kind != "none"
+        self._has_cgroups = limits.kind != "none"
         self._memory = limits.at_once(1)
         self._free: list[AskedRoom] = []
         self._made = 0
-        self._asked = 0
-        """How many questions there were: each has its number."""
+        self._requests = 0
+        """The number of the last request."""
 
     def at_once(self, memory: int) -> bool:
         return self._memory and memory > 0
 
     def take(self, cpu: int, memory: int) -> AskedRoom | None:
-        return self._take(cpu, memory) if self._some and (cpu or memory) else None
+        return self._take(cpu, memory) if self._has_cgroups and (cpu or memory) else None
 
     def enter(self, cpu: int, memory: int, gpus: str) -> AskedRoom:
-        """Be where what is started next has these GPUs, by their numbers with commas, until `leave`. May raise."""
+        """Enter a room with these GPUs (numbers with commas): processes started before `leave` have only these.
+
+        Raises `OSError` if the room cannot be entered.
+        """
         room = self._take(cpu, memory)
         try:
             self._ask("enter", f"{room.number} {cpu} {memory} {gpus.replace(',', ' ')}")
@@ -95,17 +100,17 @@ class AskedLimits:
         try:
             self._ask("over", str(room.number))
         except OSError:
-            return False  # or the keeper is gone, and it is not known
+            return False  # also if the keeper is gone: then it is unknown
         return True
 
-    def _ask(self, what: str, about: str = "") -> None:
-        """Ask for one thing and wait for its answer, not for that to an earlier question that came too late."""
-        self._asked += 1
+    def _ask(self, request: str, arguments: str = "") -> None:
+        """Send a request and wait for its answer. Late answers to earlier requests are skipped."""
+        self._requests += 1
         self._keeper.settimeout(KEEPER_TIMEOUT)
         try:
-            self._keeper.send(f"{what} {self._asked} {about}".encode())
+            self._keeper.send(f"{request} {self._requests} {arguments}".encode())
             number, answer = "", ""
-            while number != str(self._asked):
+            while number != str(self._requests):
                 data = self._keeper.recv(4096).decode()
                 if not data:
                     raise OSError("the keeper is gone")
@@ -125,22 +130,22 @@ class AskedLimits:
         return room
 
     def put(self, room: AskedRoom, pids: Iterable[int]) -> None:
-        told = " ".join(map(str, pids))
+        numbers = " ".join(map(str, pids))
         try:
-            self._keeper.send(f"{room.number} {room.cpu} {room.limit} {int(room.gpus)} {told}".encode())
+            self._keeper.send(f"{room.number} {room.cpu} {room.limit} {int(room.gpus)} {numbers}".encode())
         except OSError:
-            room.memory = False  # the keeper is gone: without a limit rather than not at all
+            room.memory = False  # the keeper is gone: the task runs without a limit
 
     def give(self, room: AskedRoom) -> None:
         self._free.append(room)
 
     def close(self) -> None:
-        """The keeper removes the cgroups when this process has ended."""
+        """Do nothing: the keeper removes the cgroups when this process has exited."""
 
 
-def _end(what: str) -> NoReturn:
-    """End the spawner, which may stand in a wrong group: what it started there could have GPUs of others, or none."""
+def _end(action: str) -> NoReturn:
+    """Exit: the spawner may be in a wrong cgroup, and tasks started there could have GPUs of other tasks, or none."""
     try:
-        os.write(2, f"it is not known if the spawner has {what}; it ends\n".encode())
+        os.write(2, f"it is unknown if the spawner has {action}; the spawner exits\n".encode())
     finally:
         os._exit(5)

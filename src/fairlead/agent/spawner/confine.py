@@ -1,6 +1,6 @@
-"""Confining a process before it becomes a user's spawner: its own /tmp, no new privileges, limits, and the user's ids.
+"""Confines a process before it becomes a user's spawner: its own /tmp, no new privileges, limits, and the user's ids.
 
-What is set here holds for every task of the user, since tasks inherit it.
+Every task of the user inherits these settings.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ NEW_MOUNTS = 0x00020000
 BIND, RECURSIVE, SLAVE, NO_SUID, NO_DEVICES = 0x1000, 0x4000, 0x80000, 0x2, 0x4
 SUBREAPER, NO_NEW_PRIVILEGES, DUMPABLE, END_WITH_PARENT = 36, 38, 4, 1
 SHARED = ("/tmp", "/var/tmp")
-"""The folders that every user can write to, and that a user's tasks have for themselves."""
+"""Folders that every user can write to. Each user's tasks get a private copy."""
 OPEN_FILES = 65536
 KEY_CALL = {"x86_64": 250, "aarch64": 219}.get(platform.machine(), -1)
-"""The number of the call for the kernel's keys; with -1 the kernel says that it has none."""
+"""The number of the `keyctl` system call. With -1 the kernel reports an error, which is ignored."""
 JOIN_SESSION = 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def own_tmp(folder: str) -> None:
-    """Put a folder in the place of /tmp and /var/tmp, for this process and what it starts."""
+    """Mount a folder on /tmp and /var/tmp, for this process and its children."""
     _check(_libc.unshare(NEW_MOUNTS), "unshare")
-    # Mounts of the machine still arrive here; those made here stay here.
+    # Later mounts of the machine still show up here; mounts made here do not show up elsewhere.
     _check(_libc.mount(b"none", b"/", None, RECURSIVE | SLAVE, None), "mount /")
     for place in SHARED:
         if os.path.isdir(place):
@@ -39,39 +39,41 @@ def own_tmp(folder: str) -> None:
 
 def limit(processes: int) -> None:
     """Limit the processes of the user and the open files of each of them."""
-    for which, most in ((resource.RLIMIT_NPROC, processes), (resource.RLIMIT_NOFILE, OPEN_FILES)):
-        soft, hard = (most if each == resource.RLIM_INFINITY else min(each, most) for each in resource.getrlimit(which))
-        resource.setrlimit(which, (soft, hard))
+    for kind, most in ((resource.RLIMIT_NPROC, processes), (resource.RLIMIT_NOFILE, OPEN_FILES)):
+        soft, hard = (
+            most if current == resource.RLIM_INFINITY else min(current, most) for current in resource.getrlimit(kind)
+        )
+        resource.setrlimit(kind, (soft, hard))
 
 
 def become(person: Person) -> None:
-    """Take the ids and groups of a user for good, with no way to gain privileges and no way for the user to look in."""
+    """Take the ids and groups of a user for good. The process cannot gain privileges, and the user cannot trace it."""
     adopt_orphans()
     _check(_libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0), "no new privileges")
     os.setgroups(person.groups)
     os.setresgid(person.gid, person.gid, person.gid)
     os.setresuid(person.uid, person.uid, person.uid)
-    # The user's own tasks have the same uid: they may not trace this process or take its sockets.
+    # The user's own tasks have the same uid. They must not trace this process or take its sockets.
     _check(_libc.prctl(DUMPABLE, 0, 0, 0, 0), "not dumpable")
-    # The agent's session has keys of the kernel that all its processes share. Where there are no keys, none leak.
+    # All processes of the agent's session share its kernel keyring. If this fails, the kernel has no keyrings.
     _libc.syscall(ctypes.c_long(KEY_CALL), ctypes.c_long(JOIN_SESSION), None)
 
 
 def adopt_orphans() -> None:
-    """Become the parent of what children leave behind."""
+    """Become the parent of orphaned descendants."""
     _check(_libc.prctl(SUBREAPER, 1, 0, 0, 0), "adopt orphans")
 
 
 def most_processes() -> int:
-    """Half of the processes that the machine can have: no user can take all of them."""
-    found = []
+    """Return half of the machine's limit on processes, so that no single user can take all of them."""
+    limits = []
     for path in ("/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max"):
         with open(path) as file:
-            found.append(int(file.read()))
-    return max(64, min(found) // 2)
+            limits.append(int(file.read()))
+    return max(64, min(limits) // 2)
 
 
-def _check(result: int, what: str) -> None:
+def _check(result: int, action: str) -> None:
     if result != 0:
         number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}")
+        raise OSError(number, f"{action}: {os.strerror(number)}")

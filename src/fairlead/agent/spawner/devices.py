@@ -1,7 +1,7 @@
-"""GPUs that only the tasks they were given to can open.
+"""Denies tasks the GPUs that they were not given.
 
-A cgroup of version 2 has a small program in the kernel that is asked for every device file that a process in it opens.
-Ours denies the GPUs that the task was not given, and nothing else.
+A cgroup v2 can have a BPF program that the kernel runs for every device file that a process in the cgroup opens. Ours
+denies the GPUs that the task was not given, and nothing else.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 DRIVER = "/proc/driver/nvidia/gpus"
 MAJOR = 195
-"""That of the files /dev/nvidia0 and so on; the files that all of them share are at the end of its minor numbers."""
+"""The major number of /dev/nvidia0 and so on. The files that all GPUs share have the highest minor numbers."""
 CALL = {"x86_64": 321, "aarch64": 280}.get(platform.machine(), 0)
 LOAD, ATTACH, DETACH = 5, 8, 9
 DEVICE_PROGRAM, DEVICE_HOOK, ALLOW_MULTI = 15, 6, 2
@@ -30,17 +30,17 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def gpus() -> tuple[Numbers, ...]:
-    """The device files of the GPUs, in the order of their places on the bus, by which tasks are given them."""
-    found: list[Numbers] = []
+    """Return the device files of the GPUs in the order of their bus addresses, by which tasks are given GPUs."""
+    devices: list[Numbers] = []
     try:
         for place in sorted(os.listdir(DRIVER)):
             with open(f"{DRIVER}/{place}/information") as file:
-                about = dict(line.split(":", 1) for line in file if ":" in line)
-            found.append((MAJOR, int(about["Device Minor"])))
+                fields = dict(line.split(":", 1) for line in file if ":" in line)
+            devices.append((MAJOR, int(fields["Device Minor"])))
     except (OSError, KeyError, ValueError):
         names = [name[6:] for name in os.listdir("/dev") if name.startswith("nvidia") and name[6:].isdigit()]
         return tuple((MAJOR, number) for number in sorted(map(int, names)))
-    return tuple(found)
+    return tuple(devices)
 
 
 class Guard:
@@ -51,7 +51,7 @@ class Guard:
         self._program = -1
 
     def deny(self, devices: Iterable[Numbers]) -> None:
-        """Deny these devices, and no longer those of before."""
+        """Deny these devices, instead of those of the last call."""
         program = _load(_code(devices))
         _bpf(ATTACH, struct.pack("<IIII", self._folder, program, DEVICE_HOOK, ALLOW_MULTI))
         if self._program >= 0:
@@ -66,7 +66,10 @@ class Guard:
 
 
 def _code(denied: Iterable[Numbers]) -> bytes:
-    """Returns 0 for a device that is denied, and 1 for any other. The kernel gives the numbers at 4 and 8."""
+    """Return a program that gives 0 for a denied device, and 1 for any other.
+
+    The kernel passes the major and minor numbers at offsets 4 and 8.
+    """
     code = _step(READ_WORD, 2, 1, 4) + _step(READ_WORD, 3, 1, 8)
     for major, minor in denied:
         code += _step(SKIP_UNLESS, 2, 0, 3, major) + _step(SKIP_UNLESS, 3, 0, 2, minor) + _step(SET) + _step(END)
@@ -86,11 +89,11 @@ def _load(code: bytes) -> int:
     )
 
 
-def _bpf(what: int, about: bytes) -> int:
+def _bpf(command: int, attributes: bytes) -> int:
     if not CALL:
-        raise OSError(f"programs for cgroups are not known for {platform.machine()}")
-    given = ctypes.create_string_buffer(about.ljust(128, b"\0"), 128)
-    result = int(_libc.syscall(CALL, what, given, 128))
+        raise OSError(f"BPF programs are not supported on {platform.machine()}")
+    buffer = ctypes.create_string_buffer(attributes.ljust(128, b"\0"), 128)
+    result = int(_libc.syscall(CALL, command, buffer, 128))
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"bpf: {os.strerror(number)}")

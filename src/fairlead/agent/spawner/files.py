@@ -1,7 +1,7 @@
-"""The files that tasks write to. They are cut in place, since the tasks keep them open.
+"""The log files that tasks write to. They are truncated in place, since the tasks keep them open.
 
-A task may have put anything in their place. So they are opened without following links and without waiting, used only
-if they are plain files with one name, and copied up to a bound.
+A task may have replaced them by anything. So they are opened without following links and without blocking, used only if
+they are plain files with one name, and copied up to a limit.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ import os
 import stat
 
 LARGE = 16 << 20
-"""A file of output beyond this is moved to an older one, which it replaces."""
+"""Bytes from which a log is moved to an older file, which it replaces."""
 MOST_COPIED = 2 * LARGE
-"""Bytes that are moved at most: of a larger file the end is kept."""
+"""Bytes that are moved at most. Of a larger file only the end is kept."""
 SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
-def is_plain(found: os.stat_result) -> bool:
-    """True if it is a regular file with one name, so not one of another folder."""
-    return stat.S_ISREG(found.st_mode) and found.st_nlink == 1
+def is_plain(status: os.stat_result) -> bool:
+    """True if it is a regular file with one name, so that it cannot be a file of another folder."""
+    return stat.S_ISREG(status.st_mode) and status.st_nlink == 1
 
 
 def open_plain(path: str, flags: int, folder: int | None = None) -> int:
-    """Open an existing log, in an open folder if one is given. Raises `OSError` if it is not there as a plain file."""
+    """Open an existing log, relative to an open folder if one is given. Raises `OSError` if it is not a plain file."""
     fd = os.open(path, flags | SAFELY, dir_fd=folder)
     if not is_plain(os.fstat(fd)):
         os.close(fd)
@@ -31,29 +31,32 @@ def open_plain(path: str, flags: int, folder: int | None = None) -> int:
 
 
 def rotate(path: str) -> None:
-    """What a task writes between the last copied byte and the cut, a few microseconds, is lost."""
+    """Move a log to its older file if it is too large.
+
+    What a task writes between the last copied byte and the truncation, a few microseconds, is lost.
+    """
     try:
-        found = os.lstat(path)
-        if found.st_size < LARGE or not is_plain(found):
+        status = os.lstat(path)
+        if status.st_size < LARGE or not is_plain(status):
             return
         source = open_plain(path, os.O_RDWR)
     except OSError:
         return
     try:
-        _copy(source, path + ".1", found)
+        _copy(source, path + ".1", status)
         os.ftruncate(source, 0)
     except OSError:
-        return  # the disk is full, or a folder is in the way: the log stays as it is, and is looked at again
+        return  # the disk is full, or a folder has that name: the log stays as it is until the next call
     finally:
         os.close(source)
 
 
-def _copy(source: int, path: str, found: os.stat_result) -> None:
-    """Copy the end of a file to another, which is made anew."""
+def _copy(source: int, path: str, status: os.stat_result) -> None:
+    """Copy the end of a file to a new file."""
     if os.path.lexists(path):
         os.unlink(path)
-    target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | SAFELY, found.st_mode & 0o777)
-    at = max(0, found.st_size - MOST_COPIED)
+    target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | SAFELY, status.st_mode & 0o777)
+    at = max(0, status.st_size - MOST_COPIED)
     end = at + MOST_COPIED + LARGE
     try:
         while at < end and (copied := os.sendfile(target, source, at, 1 << 20)):

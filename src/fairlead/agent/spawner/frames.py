@@ -1,7 +1,7 @@
-"""Messages between agent and spawner: frames of marshalled values behind their length.
+"""Messages between agent and spawner: marshalled values, each behind its length.
 
-Both ends are ours, run the same Python and share a directory that only their user can enter. Format 4 is what every
-Python since 3.4 reads, so that a spawner from before an upgrade still understands its agent.
+Both ends are ours, run the same Python and share a directory that only their user can enter. Every Python since 3.4
+reads format 4, so a spawner from before an upgrade still understands its agent.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def pack(message: Any) -> bytes:
 
 
 class Unpacker:
-    """Bytes in, as they come; whole messages out."""
+    """Splits a stream of bytes into messages."""
 
     __slots__ = ("_rest",)
 
@@ -32,10 +32,11 @@ class Unpacker:
 
     @property
     def unread(self) -> int:
-        """The bytes of a message that has not come whole."""
+        """The number of bytes of an incomplete message at the end."""
         return len(self._rest)
 
     def feed(self, data: bytes) -> Iterator[Any]:
+        """Yield the messages that are complete with these bytes."""
         data = self._rest + data if self._rest else data
         at, end = 0, len(data)
         while end - at >= HEAD:

@@ -1,8 +1,8 @@
 """The guard of a spawner: a process that ends the tasks when the spawner cannot.
 
-It is forked from the spawner and shares the lease with it. Should the spawner die, or be stopped while the lease of its
-tasks ends, the guard kills all processes of the tasks. It has the spawner's lock until it is done, so that no successor
-starts before.
+It is forked from the spawner and shares the lease with it. If the spawner dies, or is suspended when the lease of its
+tasks ends, the guard kills all processes of the tasks. It keeps the spawner's lock until then, so that no successor
+starts earlier.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from fairlead.agent.spawner.records import NEVER
 
 LOOK_PAUSE = 0.2
 LATE = 0.2
-"""Seconds after the end of the lease in which a spawner that works has ended its tasks."""
+"""Seconds after the end of the lease within which a running spawner has ended its tasks."""
 SILENT = 2.0
-"""Seconds without a sign of life after which a spawner counts as stopped, if it cannot be seen. While a lease is over,
-a spawner that works gives one twice a second."""
+"""Seconds without a heartbeat after which a spawner that /proc hides counts as suspended. After the end of a lease a
+running spawner sends two heartbeats per second."""
 
 
 class Lease:
-    """By when tasks are asked and made to end. It is memory that spawner and guard share."""
+    """When tasks are asked to stop, and when they are killed. The spawner and its guard share this memory."""
 
     def __init__(self) -> None:
         memory = mmap.mmap(-1, mmap.PAGESIZE)
@@ -44,12 +44,12 @@ class Lease:
         self._times[0], self._times[1], self._times[2] = ask_at, end_at, length
 
     def beat(self, now: float) -> None:
-        """The spawner is at work."""
+        """Note a heartbeat of the spawner."""
         self._seen[0] = now
 
     @property
     def seen(self) -> float:
-        """When the spawner last gave a sign of life."""
+        """The time of the spawner's last heartbeat."""
         return self._seen[0]
 
     @property
@@ -62,11 +62,11 @@ class Lease:
 
     @property
     def look_at(self) -> float:
-        """When to look for the server: never if it is on another machine."""
+        """When to check for the server: halfway through the lease; never if the server is on another machine."""
         return self._times[1] - self._times[2] / 2 if self._lock[0] else NEVER
 
     def renew(self, now: float) -> None:
-        """Begin the lease anew if no server runs on this machine: then none can call the node lost meanwhile.
+        """Renew the lease if no server runs on this machine: then no server can declare the node lost meanwhile.
 
         A server that starts later waits for longer than a lease.
         """
@@ -76,9 +76,9 @@ class Lease:
 
 
 def end_left_over(ledger: Ledger, mark: str) -> None:
-    """Kill all processes of the tasks that a spawner before this one has started.
+    """Kill all processes of the tasks that an earlier spawner has started, and wait until they are gone.
 
-    How they end is not known any more. They must be gone before others start.
+    Their results are unknown. They must be gone before other tasks start.
     """
     while pids := left_over(mark, ledger.pids.values(), ledger.written, time()):
         signal_all(pids, signal.SIGKILL)
@@ -86,8 +86,10 @@ def end_left_over(ledger: Ledger, mark: str) -> None:
 
 
 class Guard:
+    """The spawner's handle on its guard process."""
+
     def __init__(self, files: tuple[int, int], mark: str, lock: int, lease: Lease) -> None:
-        """`files` are those of the ledger. The guard keeps them open, and the spawner's lock."""
+        """Fork the guard. It keeps `files`, those of the ledger, and the spawner's lock open."""
         self._files = files
         self._mark = mark
         self._lock = lock
@@ -97,7 +99,7 @@ class Guard:
         self.keep()
 
     def keep(self) -> None:
-        """Fork a guard if there is none."""
+        """Fork a guard if none is alive."""
         if self.pid:
             try:
                 os.kill(self.pid, 0)
@@ -108,7 +110,7 @@ class Guard:
         spawner = os.getpid()
         self.pid = os.fork()
         if self.pid:
-            os.close(reader)  # the other end stays open for as long as this process lives
+            os.close(reader)  # the other end stays open until this process exits
             return
         try:
             os.setsid()
@@ -124,7 +126,7 @@ class Guard:
             os._exit(0)
 
     def end(self) -> None:
-        """End the guard of a spawner that has no task any more."""
+        """Kill the guard. The spawner must have no tasks left."""
         try:
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
@@ -136,11 +138,11 @@ def _close(fd: int) -> None:
     try:
         os.close(fd)
     except OSError:
-        return  # that of the listing
+        return  # the descriptor of the listing itself
 
 
 def _watch(reader: int, spawner: int, lease: Lease) -> None:
-    """Return when the spawner is gone."""
+    """Return when the spawner is gone. Kill it if it is suspended after the end of the lease."""
     poll = select.poll()
     poll.register(reader)
     while not poll.poll(int(LOOK_PAUSE * 1000)):
@@ -150,7 +152,7 @@ def _watch(reader: int, spawner: int, lease: Lease) -> None:
 
 
 def _is_stopped(pid: int, lease: Lease) -> bool:
-    """True if a spawner whose lease is over does not work. Where /proc hides it, its silence shows that."""
+    """True if a spawner is suspended after the end of its lease. Where /proc hides it, missing heartbeats show that."""
     process = process_of(pid)
     if process is not None:
         return process.stopped

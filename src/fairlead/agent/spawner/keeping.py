@@ -1,10 +1,15 @@
 """The keeper's side of a user's limits: it puts the spawner's tasks into cgroups, and gives them their GPUs.
 
-Requests are packets of the spawner. `ROOM MILLI-CPUS BYTES GPUS PID…` puts processes into a room and has no answer;
-GPUS is 1 for a task that has entered it with GPUs, and 0 for one without, which finds none of an earlier task there.
-`enter NUMBER ROOM MILLI-CPUS BYTES GPU…` puts the spawner itself there, so that what it starts next begins with these
-GPUs and no others; `leave NUMBER` takes it out again. `over NUMBER ROOM` asks if the kernel ended processes there for
-their memory. Each of these three is answered by its number and `ok`, or its number and what is wrong.
+The spawner sends requests as packets:
+
+- `ROOM MILLI-CPUS BYTES GPUS PID…` moves processes into a room. There is no answer. GPUS is 1 for a task that was
+  started in the room with GPUs, and 0 for a task without: then the room denies the GPUs of an earlier task.
+- `enter NUMBER ROOM MILLI-CPUS BYTES GPU…` moves the spawner itself into a room, so that the processes it starts next
+  have these GPUs and no others.
+- `leave NUMBER` moves the spawner out again.
+- `over NUMBER ROOM` asks if the kernel has killed processes in a room for their memory.
+
+The last three are answered by their number and `ok`, or their number and the problem.
 """
 
 from __future__ import annotations
@@ -25,8 +30,10 @@ MOST_ROOMS = 100_000
 
 
 class Keeping:
+    """The cgroups and GPU guards of one user's spawner and tasks."""
+
     def __init__(self, name: str, uid: int, devices: tuple[Numbers, ...]) -> None:
-        """`devices` are the GPUs that tasks are kept from unless they are given to them."""
+        """`devices` are the GPUs that are denied to tasks that were not given them."""
         end_left_over(name)
         self.limits = Limits(name)
         self._name = name
@@ -36,10 +43,10 @@ class Keeping:
         self._rooms: dict[int, Room] = {}
         self._guards: dict[str, Guard] = {}
         self._tree = ""
-        """Where the groups with guards are: `main`, and one for each room."""
+        """The cgroup above those with guards: `main`, and one for each room."""
 
     def begin(self, spawner: int, processes: int) -> None:
-        """Put the spawner, which has not done anything yet, under its limits and away from GPUs."""
+        """Limit the spawner's processes and deny it all GPUs. It must not have started anything yet."""
         self._spawner = spawner
         self.limits.confine(spawner, processes)
         if not self._devices:
@@ -52,31 +59,31 @@ class Keeping:
         self._move("main")
 
     def serve(self, link: _socket.socket) -> None:
-        """Do what the spawner asks for, until it ends."""
+        """Serve the spawner's requests until it exits."""
         while data := _receive(link):
-            what, *rest = data.decode("ascii", "replace").split() or [""]
+            request, *rest = data.decode("ascii", "replace").split() or [""]
             try:
-                if what == "enter":
+                if request == "enter":
                     self._enter(*map(int, rest[1:]))
-                elif what == "leave":
+                elif request == "leave":
                     self._move("main")
-                elif what == "over":
+                elif request == "over":
                     if not self.limits.ran_over(self._rooms[int(rest[1])]):
                         raise ValueError("no task there was over its limit")
                 else:
-                    self._put(*map(int, (what, *rest)))
+                    self._put(*map(int, (request, *rest)))
                     continue
                 answer = "ok"
             except (OSError, TypeError, ValueError, LookupError) as problem:
                 answer = str(problem)
-            if what in ("enter", "leave", "over"):
+            if request in ("enter", "leave", "over"):
                 try:
                     link.send(f"{rest[0] if rest else 0} {answer}".encode()[:PACKET])
                 except OSError:
-                    return  # it was killed meanwhile
+                    return  # the spawner was killed meanwhile
 
     def end(self) -> None:
-        """Kill what is left of the tasks, and remove the cgroups."""
+        """Kill the remaining processes of tasks, and remove the cgroups."""
         self.limits.kill()
         for room in self._rooms.values():
             self.limits.give(room)
@@ -94,14 +101,14 @@ class Keeping:
                 self._deny(room.path, self._devices)
             self.limits.put(room, [pid for pid in pids if self.limits.holds(pid) and _uid(pid) == self._uid])
 
-    def _enter(self, number: int, cpu: int, memory: int, *given: int) -> None:
+    def _enter(self, number: int, cpu: int, memory: int, *gpu_numbers: int) -> None:
         if not self._tree:
-            raise OSError("GPUs cannot be told apart here")
-        allowed = {self._devices[each] for each in given}
+            raise OSError("GPUs are not guarded here")
+        allowed = {self._devices[gpu] for gpu in gpu_numbers}
         room = self._room(number, cpu, memory)
         path = room.path if room is not None and self.limits.tree else f"{self._tree}/{number}"
         os.makedirs(path, 0o755, exist_ok=True)
-        self._deny(path, [each for each in self._devices if each not in allowed])
+        self._deny(path, [device for device in self._devices if device not in allowed])
         self._move(os.path.relpath(path, self._tree))
 
     def _room(self, number: int, cpu: int, memory: int) -> Room | None:
@@ -127,7 +134,7 @@ class Keeping:
 
 
 def can_guard() -> bool:
-    """True if devices can be kept from tasks here."""
+    """True if tasks can be denied devices here."""
     tree = unified_group()
     probe = f"{tree}/fairlead-probe-{os.getpid()}"
     try:
@@ -149,7 +156,7 @@ def _receive(link: _socket.socket) -> bytes:
     try:
         return link.recv(PACKET)
     except OSError:
-        return b""  # it was killed before it took an answer
+        return b""  # the spawner was killed before it received an answer
 
 
 def _uid(pid: int) -> int:
@@ -163,4 +170,4 @@ def _remove(path: str) -> None:
     try:
         os.rmdir(path)
     except OSError:
-        return  # the limits have removed it
+        return  # `Limits` has removed it

@@ -1,12 +1,14 @@
-"""What the spawner has taken and what became of it, in files: a killed spawner's successor starts from here.
+"""The ledger: a file of the tasks that a spawner has taken, and their results.
 
-Records are appended by one write each pass. They are safe as soon as the kernel has them, since a machine that goes
-down takes its tasks along. A task is written down before it can start. So one that is taken and not ended may have
-run, and one that the file does not know has not.
+The successor of a killed spawner starts from it.
 
-There are two files, of which one is in use: to write the ledger anew, the other is filled and then the first is cut to
-nothing. So a spawner that is not root needs no more than the two open files, and the user's tasks, which have the same
-uid, cannot open them: a forged ledger could tell of tasks of other users.
+Records are appended by one write per pass. They are safe as soon as the kernel has them, since tasks do not survive a
+machine that goes down. A task is recorded before it can start. So a task that was taken and has no result may have run,
+and a task that is not in the file has not.
+
+There are two files, and one is in use. A rewrite fills the other file, then truncates the first. So a spawner that is
+not root needs only the two open descriptors. The user's tasks, which have the same uid, cannot open the files: a forged
+ledger could report tasks of other users.
 """
 
 from __future__ import annotations
@@ -22,26 +24,28 @@ if TYPE_CHECKING:
 
     from fairlead.agent.spawner.records import Key, Meta, Result
 
-TAKEN, PIDS, ENDED, FORGOTTEN, ANEW = 0, 1, 2, 3, 4
+TAKEN, PIDS, ENDED, FORGOTTEN, REWRITTEN = 0, 1, 2, 3, 4
 LARGE = 1 << 18
-"""A file beyond this is written anew when most of it is of no use any more."""
+"""A file beyond this many bytes is rewritten when most of its records are obsolete."""
 
 
 class Ledger:
+    """The tasks of a spawner, their processes and results, in memory and in the files."""
+
     def __init__(self, files: tuple[int, int]) -> None:
         """`files` are those of `open_files`."""
         self.tasks: dict[Key, tuple[Meta, int]] = {}
-        """What is known: task → what it is of, and its chain."""
+        """All tasks that were taken and not forgotten: task → its job, stage and attempt, and its chain."""
         self.ended: dict[Key, Result] = {}
-        """Those of them that have ended and were not confirmed."""
+        """The results that the agent has not confirmed."""
         self.pids: dict[Key, int] = {}
-        """Who was started and not seen ending, by us or by an earlier spawner."""
+        """The processes of tasks that were started, by this or an earlier spawner, and have no result."""
         self.written = 0.0
-        """When the earlier spawner wrote last, by the wall clock."""
+        """The wall-clock time of the last write of the earlier spawner."""
         self._buffer: list[bytes] = []
         self._size = 0
         self._number = 0
-        """How often the ledger was written anew."""
+        """The number of rewrites."""
         self._rewrite_at = LARGE
         self._boot = _boot()
         self._fd, self._spare = files
@@ -71,7 +75,7 @@ class Ledger:
             self._buffer.append(pack((FORGOTTEN, gone)))
 
     def write(self) -> None:
-        """What was noted so far is safe from here on. If it cannot be written, it stays noted."""
+        """Write the buffered records. If that fails, they stay in the buffer."""
         if not self._buffer:
             return
         data = b"".join(self._buffer)
@@ -86,21 +90,21 @@ class Ledger:
             self.rewrite()
 
     def rewrite(self) -> None:
-        """Write the same in as few records as it takes. Without the disk space for that, the file stays as it is."""
+        """Write the current content in as few records as possible. If the disk is full, the file stays as it is."""
         try:
             self._rewrite()
             self._rewrite_at = LARGE
         except OSError:
-            os.ftruncate(self._fd, self._size)  # a record that was cut short would hide those behind it
+            os.ftruncate(self._fd, self._size)  # a truncated record would hide the records after it
             self._rewrite_at = max(LARGE, 2 * self._size)
 
     def _rewrite(self) -> None:
         groups: dict[tuple[Meta, int], list[int]] = {}
-        for key, of in self.tasks.items():
-            groups.setdefault(of, []).append(key[3])
+        for key, group in self.tasks.items():
+            groups.setdefault(group, []).append(key[3])
         data = b"".join(pack((TAKEN, meta, indices, chain)) for (meta, chain), indices in groups.items())
         data += pack((PIDS, self._boot, list(self.pids.items()))) + pack((ENDED, list(self.ended.items())))
-        data = pack((ANEW, self._number + 1, len(data))) + data
+        data = pack((REWRITTEN, self._number + 1, len(data))) + data
         try:
             os.ftruncate(self._spare, 0)
             _write(self._spare, data)
@@ -121,54 +125,54 @@ class Ledger:
         self.written = os.fstat(self._fd).st_mtime
         unpacker = Unpacker()
         try:
-            for record in unpacker.feed(data):  # a last one that was cut short is not there
+            for record in unpacker.feed(data):  # a truncated last record is skipped
                 self._replay(*record)
         except (EOFError, IndexError, TypeError, ValueError):
-            # Damaged. What that hides was started or not: its processes are ended by their mark, and the server finds
-            # that it is missing.
+            # Damaged. The tasks in the lost records may have run: their processes are found by their mark and ended,
+            # and the server notices that the tasks are missing.
             pass
         self._size = len(data) - unpacker.unread
         self.pids = {key: pid for key, pid in self.pids.items() if key in self.tasks and key not in self.ended}
 
-    def _replay(self, what: int, *rest: Any) -> None:
-        if what == TAKEN:
+    def _replay(self, kind: int, *rest: Any) -> None:
+        if kind == TAKEN:
             meta, indices, chain = rest
             for index in indices:
                 self.tasks[meta[1], meta[2], meta[3], index] = (meta, chain)
-        elif what == PIDS:
+        elif kind == PIDS:
             boot, pids = rest
-            if boot == self._boot:  # else the machine has started since, and the numbers are those of others
+            if boot == self._boot:  # else the machine has booted since, and other processes have these pids
                 self.pids.update(pids)
-        elif what == ENDED:
+        elif kind == ENDED:
             self.ended.update(rest[0])
-        elif what == FORGOTTEN:
+        elif kind == FORGOTTEN:
             for key in rest[0]:
                 self.tasks.pop(key, None)
                 self.ended.pop(key, None)
 
 
 def open_files(path: str) -> tuple[int, int]:
-    """The two files of a ledger, open."""
+    """Open the two files of a ledger, and create them if they are missing."""
     first, second = (os.open(path + end, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600) for end in ("", ".1"))
     return first, second
 
 
 def _boot() -> str:
-    """What tells this start of the machine from all others."""
+    """Return the id of this boot of the machine."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip()
 
 
 def _whole(fd: int) -> tuple[int, bytes]:
-    """How often the ledger had been written anew when a file was begun, and what is in it; -1 if it is not whole."""
+    """Return the rewrite number of a file and its content; -1 if the file is empty or its rewrite is not complete."""
     data = _read_all(fd)
     try:
-        what, number, size = next(Unpacker().feed(data))
+        kind, number, size = next(Unpacker().feed(data))
     except (EOFError, StopIteration, TypeError, ValueError):
-        what = TAKEN
-    if what != ANEW:
+        kind = TAKEN
+    if kind != REWRITTEN:
         return (0, data) if data else (-1, b"")
-    return (number, data) if len(data) >= len(pack((ANEW, number, size))) + size else (-1, b"")
+    return (number, data) if len(data) >= len(pack((REWRITTEN, number, size))) + size else (-1, b"")
 
 
 def _read_all(fd: int) -> bytes:

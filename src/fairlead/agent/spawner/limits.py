@@ -1,9 +1,8 @@
-"""Limits on what a task uses: cgroups where we can have them. Else CPU is not limited, and memory is watched.
+"""Limits the CPU and memory of tasks with cgroups. Without cgroups CPU is not limited, and memory is watched.
 
-A cgroup is made once for each task that runs at a time, and taken over by the next one: that is cheaper than making
-one for each. To move a process into one costs as much as to start it. CPU time is counted by the tenth of a second, so
-a task that takes less needs no limit on it, and gets its cgroup only when it has run for that long. Memory is another
-matter: what was taken before would not count.
+A cgroup (a room) is reused by the next task, which is cheaper than making one per task. Moving a process into a cgroup
+costs as much as starting it. CPU time is limited per 0.1 s, so a task gets its cgroup only after it has run for that
+long. With a memory limit it gets the cgroup at once: memory allocated before the move would not count.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 PERIOD = 100_000
-"""Microseconds over which the CPU time of a task is counted."""
+"""Microseconds of the period over which CPU time is limited."""
 LIMITED_AFTER = 0.1
-"""Seconds after which a task is limited, unless that has to be at once."""
+"""Seconds after which a task gets its cgroup, unless it needs it at once."""
 WANTED = ("cpu", "memory", "pids")
-"""Controllers of version 2."""
+"""Controllers of cgroups v2."""
 LEAST_QUOTA = 1_000
-"""The kernel takes no smaller one."""
+"""The smallest quota that the kernel accepts, in microseconds."""
 
 
 class Room:
-    """A cgroup that one task at a time is in."""
+    """A cgroup for one task at a time."""
 
     __slots__ = ("cpu", "killed", "limit", "memory", "path")
 
@@ -36,18 +35,20 @@ class Room:
         self.path = path
         self.cpu = 0
         self.memory = memory
-        """Whether it limits memory."""
+        """True if the cgroup limits memory."""
         self.limit = 0
         self.killed = 0
-        """How many processes the kernel has ended here because they were over the limit, when that was last asked."""
+        """The number of processes that the kernel had killed here for their memory, at the last check."""
 
 
 class Limits:
+    """The cgroups of one spawner."""
+
     def __init__(self, name: str) -> None:
-        """`name` is that of the spawner. What an earlier one of that name left behind is removed."""
+        """`name` is the spawner's. Cgroups that an earlier spawner of that name left behind are removed."""
         self.kind = "none"
         """The version of cgroups that limits tasks: `v2`, `v1` or `none`."""
-        self.note = "CPU is not limited, since no cgroup can be had here; memory is watched twice a second"
+        self.note = "CPU is not limited, since no cgroup can be made here; memory is watched twice a second"
         self._base = ""
         self._version = 0
         self._memory = False
@@ -56,7 +57,7 @@ class Limits:
         self._name = name
         self.guards = False
         self._processes = ""
-        """The cgroup of all processes, if there is one: with version 1 it is apart from those of the tasks."""
+        """The cgroup of the spawner, empty if there is none. With cgroups v1 it is in another tree than the rooms."""
         for version, path, memory in _candidates():
             base = f"{path}/fairlead-{name}"
             if self._prepare(version, base, memory):
@@ -67,21 +68,22 @@ class Limits:
                 break
 
     def at_once(self, memory: int) -> bool:
+        """True if a task with this memory limit needs a room from its start."""
         return self._memory and memory > 0
 
     def take(self, cpu: int, memory: int) -> Room | None:
-        """A room with these limits, of milli-CPUs and bytes; 0 is no limit."""
+        """Take a room with these limits, in milli-CPUs and bytes; 0 is no limit. None if no room can be made."""
         if not self._base or not (cpu or memory):
             return None
         try:
             room = self._free.pop() if self._free else self._make()
             self.set(room, cpu, memory)
         except OSError:
-            return None  # without a limit rather than not at all; memory is then watched
+            return None  # the task runs without a cgroup, and its memory is watched
         return room
 
     def set(self, room: Room, cpu: int, memory: int) -> None:
-        """Give a room other limits."""
+        """Set the limits of a room."""
         if room.cpu != cpu:
             self._set_cpu(room, cpu)
         if self._memory and room.limit != memory:
@@ -95,8 +97,9 @@ class Limits:
         raise OSError("GPUs are not guarded on a single-user node")
 
     def put(self, room: Room, pids: Iterable[int]) -> None:
+        """Move processes into a room."""
         if room.limit:
-            self.ran_over(room)  # what an earlier task did there does not count
+            self.ran_over(room)  # resets the count: kills of an earlier task there do not matter
         for pid in pids:
             try:
                 _put(room.path + "/cgroup.procs", str(pid))
@@ -104,7 +107,7 @@ class Limits:
                 continue  # it has ended already
 
     def ran_over(self, room: Room) -> bool:
-        """True if the kernel has ended processes in a room for their memory, since this was last asked."""
+        """True if the kernel has killed processes in a room for their memory since the last call."""
         before = room.killed
         try:
             with open(room.path + "/memory.events") as file:
@@ -114,34 +117,35 @@ class Limits:
         return room.killed > before
 
     def give(self, room: Room) -> None:
+        """Make a room free for the next task."""
         self._free.append(room)
 
     def confine(self, pid: int, processes: int) -> None:
-        """Put a spawner, with all that it will start, where it can have that many processes, if a cgroup can say so."""
+        """Move a spawner, with all that it will start, into a cgroup for at most N processes, if one can be made."""
         if self._version == 2:
             self._processes = f"{self._base}/main"
-            limit = f"{self._base}/pids.max"
+            limit_file = f"{self._base}/pids.max"
         else:
-            found = _pids_group()
-            if not found:
+            group = _pids_group()
+            if not group:
                 return
-            self._processes = f"{found}/fairlead-{self._name}"
-            limit = f"{self._processes}/pids.max"
+            self._processes = f"{group}/fairlead-{self._name}"
+            limit_file = f"{self._processes}/pids.max"
         try:
             os.makedirs(self._processes, 0o755, exist_ok=True)
-            if os.path.exists(limit):
-                _put(limit, str(processes))
+            if os.path.exists(limit_file):
+                _put(limit_file, str(processes))
             _put(f"{self._processes}/cgroup.procs", str(pid))
         except OSError:
             self._processes = ""
 
     @property
     def tree(self) -> str:
-        """The folder of version 2 that `main` and the rooms are in; empty if they are of version 1, or missing."""
+        """The cgroup v2 above `main` and the rooms; empty if they are v1 or missing."""
         return self._base if self._version == 2 and self._processes else ""
 
     def holds(self, pid: int) -> bool:
-        """True if a process is in one of these cgroups, as far as there are any that a process cannot leave."""
+        """True if a process is in one of these cgroups, or if the spawner is in no cgroup that it could not leave."""
         try:
             with open(f"/proc/{pid}/cgroup") as file:
                 return not self._processes or f"/fairlead-{self._name}" in file.read()
@@ -149,11 +153,11 @@ class Limits:
             return False
 
     def kill(self) -> None:
-        """End every process in these cgroups."""
+        """Kill every process in these cgroups."""
         _kill([folder for folder in (self._base, self._processes) if folder])
 
     def close(self) -> None:
-        """Remove the cgroups; no process is in them any more."""
+        """Remove the cgroups. They must be empty."""
         self._free.clear()
         for base in (self._base, self._processes):
             if base:
@@ -178,8 +182,8 @@ class Limits:
             if version == 2:
                 above = os.path.dirname(base)
                 with open(above + "/cgroup.controllers") as file:
-                    there = file.read().split()
-                _put(above + "/cgroup.subtree_control", " ".join(f"+{each}" for each in WANTED if each in there))
+                    available = file.read().split()
+                _put(above + "/cgroup.subtree_control", " ".join(f"+{name}" for name in WANTED if name in available))
                 wanted = "+cpu +memory" if memory else "+cpu"
                 _put(base + "/cgroup.subtree_control", wanted)
             room = Room(f"{base}/0", memory)
@@ -194,11 +198,11 @@ class Limits:
 
 
 def _candidates() -> Iterator[tuple[int, str, bool]]:
-    """Where cgroups of ours could be: the version, the directory, and whether they would limit memory too."""
+    """Yield where cgroups could be made: the version, the directory, and True if they would limit memory too."""
     mounts, own = _hierarchies()
     if "" in mounts and "" in own:
         here = mounts[""] + own[""].rstrip("/")
-        # A unit whose processes stand in a group of their own leaves the one above it to us.
+        # If the unit's processes are in a group of their own, the group above may be delegated to us.
         for path in (here, os.path.dirname(here)):
             try:
                 with open(path + "/cgroup.controllers") as file:
@@ -208,13 +212,13 @@ def _candidates() -> Iterator[tuple[int, str, bool]]:
             if "cpu" in controllers:
                 yield 2, path, "memory" in controllers
     for names, path in own.items():
-        # Memory stays watched: to move a process between its groups there is slow and goes wrong easily.
+        # No memory limits with v1: moving a process between memory groups is slow and error-prone.
         if "cpu" in names.split(",") and "cpu" in mounts:
             yield 1, mounts["cpu"] + path.rstrip("/"), False
 
 
 def end_left_over(name: str) -> None:
-    """End every process in the cgroups of an earlier spawner of that name, and remove them."""
+    """Kill every process in the cgroups of an earlier spawner of that name, and remove these cgroups."""
     above = {path for _, path, _ in _candidates()} | {_pids_group(), unified_group()}
     folders = [f"{path}/fairlead-{name}" for path in above if path]
     _kill(folders)
@@ -235,25 +239,25 @@ def _kill(folders: list[str]) -> None:
 
 
 def _members(folders: list[str]) -> list[int]:
-    found: list[int] = []
+    pids: list[int] = []
     for folder in folders:
         for path, _, _ in os.walk(folder):
             try:
                 with open(path + "/cgroup.procs") as file:
-                    found += map(int, file.read().split())
+                    pids += map(int, file.read().split())
             except OSError:
                 continue
-    return found
+    return pids
 
 
 def unified_group() -> str:
-    """The cgroup of version 2 that this process is in, if there is that version here; empty otherwise."""
+    """Return the cgroup v2 of this process; empty if v2 is not mounted."""
     mounts, own = _hierarchies()
     return mounts[""] + own[""].rstrip("/") if "" in mounts and "" in own else ""
 
 
 def _pids_group() -> str:
-    """Where a cgroup of version 1 that counts processes can be made; empty if nowhere."""
+    """Return the cgroup v1 of this process that counts processes; empty if there is none."""
     mounts, own = _hierarchies()
     for names, path in own.items():
         if "pids" in names.split(",") and "pids" in mounts:
@@ -262,7 +266,7 @@ def _pids_group() -> str:
 
 
 def _hierarchies() -> tuple[dict[str, str], dict[str, str]]:
-    """Where cgroups are mounted, by controller, and the group of this process in each; version 2 is the empty name."""
+    """Return where cgroups are mounted, by controller, and the group of this process by controllers. v2 has no name."""
     mounts: dict[str, str] = {}
     with open("/proc/self/mountinfo") as file:
         for line in file:
@@ -292,4 +296,4 @@ def _remove(base: str) -> None:
                 os.rmdir(f"{base}/{name}")
         os.rmdir(base)
     except OSError:
-        return  # there is none, or somebody is still in it
+        return  # it does not exist, or processes are still in it

@@ -1,7 +1,7 @@
 """The spawner's loop: one socket for the agent, one pipe for signals, a few timers.
 
 A single-user node starts it with `python -I -S -c '…main(DIRECTORY, MARK, LOGS)'`: the directory has the lock, the
-socket, the ledger and the id of the spawner. Where tasks run as their users, `root.py` makes one for each of them.
+socket, the ledger and the id of the spawner. Where tasks run as their users, `root.py` starts one spawner per user.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import _socket
 import fcntl
 import gc
 import os
-import resource  # also for os.wait4, which must not look for it later, without descriptors or in the folder of a task
+import resource  # os.wait4 imports it on first use, which could fail later or find a file in the folder of a task
 import select
 import signal
 import sys
@@ -34,21 +34,23 @@ if TYPE_CHECKING:
     from fairlead.agent.spawner.asking import AnyLimits
 
 STARTS = 8
-"""So many tasks are started before the spawner looks whether anything else is to be done."""
+"""Tasks that are started per pass of the loop, before the spawner handles other events."""
 IDLE = 10.0
-"""Seconds after which a spawner without an agent and without tasks ends. The ledger keeps the ends of tasks."""
+"""Seconds after which a spawner without an agent and without tasks exits. The ledger keeps the results of tasks."""
 READ = 1 << 18
 MOST_UNSENT = 64 << 20
 LEAST_DESCRIPTORS = 64
-"""A spawner uses less than 20 itself, whatever runs; a task has the same limit."""
+"""A spawner uses fewer than 20 descriptors, however many tasks run. A task has the same limit."""
 LEASE_PAUSE = 0.5
 LOCK_TIME = 10.0
-"""Seconds to wait for the guard of an earlier spawner to end what that one started."""
+"""Seconds to wait until the guard of an earlier spawner has ended the tasks of that spawner."""
 FAULT_PAUSE = 0.1
-"""Seconds to wait when the machine is out of something, as descriptors."""
+"""Seconds to wait when the machine is out of descriptors or memory."""
 
 
 class Spawner:
+    """Runs the tasks that an agent sends, and reports their starts and results."""
+
     def __init__(
         self,
         files: tuple[int, int],
@@ -61,11 +63,12 @@ class Spawner:
         home: str = "/",
         person: dict[str, str] | None = None,
     ) -> None:
-        """`files` are those of the ledger, `agent` is the uid of the agent.
+        """Take over from an earlier spawner: end the processes that it left behind, then start the guard.
 
-        `person` has variables for tasks; with it the spawner ends when it is idle.
+        No connection is accepted before that is done.
 
-        The listener is not looked at before all that an earlier spawner left behind is gone.
+        `files` are those of the ledger, `agent` is the uid of the agent. `person` has environment variables for
+        tasks; if it is given, the spawner serves one user, and exits when it is idle even if the agent is connected.
         """
         ledger = Ledger(files)
         end_left_over(ledger, mark)
@@ -75,7 +78,7 @@ class Spawner:
         self._limits = limits
         starter = Starter(limits, mark, logs, home, person or {})
         self._tasks = Tasks(ledger, limits, starter, logs, self._guard.pid)
-        self._tasks.note()
+        self._tasks.record()
         self._uid = agent
         self._for_user = person is not None
         self._poll = select.poll()
@@ -91,10 +94,10 @@ class Spawner:
         self._quits = False
         self._lease_seen = 0.0
         self._fault = ""
-        """The last one that was told, so that one that stays is told once."""
+        """The last fault that was logged, so that a lasting fault is logged once."""
 
     def run(self) -> bool:
-        """Work until the agent ends it or it is idle. True if nothing is left that an agent has to hear of."""
+        """Run until the agent ends the spawner or it is idle. Returns True if no results wait for an agent."""
         tasks = self._tasks
         while not self._quits or tasks.at_work:
             for fd, _ in self._poll.poll(self._timeout()):
@@ -110,45 +113,45 @@ class Spawner:
             tasks.start(STARTS)
             self._keep_lease()
             self._despite_faults(tasks.tick)
-            tasks.note()
-            self._tell()
+            tasks.record()
+            self._send_events()
             if self._is_idle():
                 break
         self._guard.end()
         self._limits.close()
-        return not tasks.known
+        return not tasks.by_key
 
     def _despite_faults(self, work: Callable[[], None]) -> None:
-        """Do something that a later pass can do as well, should the machine be out of descriptors or memory now."""
+        """Call `work`. If the machine is out of descriptors or memory, log it and go on: a later pass tries again."""
         try:
             work()
         except OSError as problem:
             if str(problem) != self._fault:
                 self._fault = str(problem)
-                _say(f"{problem}; it is tried again")
+                _log(f"{problem}; it is tried again")
             select.select((), (), (), FAULT_PAUSE)
 
     def _timeout(self) -> int:
-        """How many milliseconds to sleep; poll rounds down, so one more."""
+        """Return the milliseconds until the next timer. One is added because `poll` rounds down."""
         if self._tasks.starting:
             return 0
         now = monotonic()
         due = min(self._tasks.next_due, self._lease_due)
-        if self._agent is None or (self._for_user and not self._tasks.known):
+        if self._agent is None or (self._for_user and not self._tasks.by_key):
             due = min(due, now + 1.0)
         elif self._tasks.started or self._tasks.ended or self._unsent:
             due = min(due, now + self._pace.wait(now, self._tasks.running, self._tasks.waiting))
         return max(0, min(60_000, int((due - now) * 1000) + 1)) if due != NEVER else 60_000
 
     def _is_idle(self) -> bool:
-        used = self._tasks.known if self._for_user else True
+        used = self._tasks.by_key if self._for_user else True
         if (self._agent is not None and used) or self._tasks.at_work:
             self._idle_since = monotonic()
             return False
         return monotonic() - self._idle_since > IDLE
 
     def _keep_lease(self) -> None:
-        """Without an answer from the server tasks are stopped in time, also when the agent is gone."""
+        """Stop all tasks in time if the lease is not renewed, even if the agent is gone."""
         now = monotonic()
         lease = self._lease
         lease.beat(now)
@@ -163,31 +166,31 @@ class Spawner:
 
     @property
     def _lease_due(self) -> float:
-        """When to look at the lease next: at each of its times, and again and again when it is nearly over."""
+        """When to check the lease next: at each of its times, and every `LEASE_PAUSE` once the first has passed."""
         lease, seen = self._lease, self._lease_seen
-        times = [each for each in (lease.look_at, lease.ask_at, lease.end_at) if each > seen]
+        times = [time for time in (lease.look_at, lease.ask_at, lease.end_at) if time > seen]
         return min(times) if len(times) == 3 else min([seen + LEASE_PAUSE, *times])
 
     # -- the agent -----------------------------------------------------------------------------------------------
 
     def _accept(self) -> None:
-        fd, _ = self._listener._accept()  # type: ignore[attr-defined]  # what socket.accept is made of
+        fd, _ = self._listener._accept()  # type: ignore[attr-defined]  # used by socket.accept
         if _uid_of(fd) not in (self._uid, 0):
             os.close(fd)
             return
         while self._receive():
-            pass  # what an agent said before it was killed still counts
+            pass  # handle what the earlier agent sent before it was killed
         self._drop()
         self._agent = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, fd)
         self._agent.setblocking(False)
         self._poll.register(fd, select.POLLIN)
         self._incoming = Unpacker()
         tasks = self._tasks
-        tasks.note()  # an end that is told here is not told again as news
+        tasks.record()  # the state sent here includes all results, so none is sent again as an event
         tasks.started.clear()
         tasks.ended.clear()
-        known = [(each.meta, each.index, each.chain, each.state, each.result) for each in tasks.known.values()]
-        self._unsent = pack(("state", known, self._limits.note, self._limits.kind))
+        state = [(task.meta, task.index, task.chain, task.state, task.result) for task in tasks.by_key.values()]
+        self._unsent = pack(("state", state, self._limits.note, self._limits.kind))
         self._send()
 
     def _drop(self) -> None:
@@ -198,7 +201,7 @@ class Spawner:
         self._unsent = b""
 
     def _receive(self) -> bool:
-        """Take what the agent has sent; whether there may be more."""
+        """Receive and handle messages of the agent. Returns True if there may be more."""
         agent = self._agent
         if agent is None:
             return False
@@ -214,29 +217,29 @@ class Spawner:
             self._drop()
             return False
         for message in self._incoming.feed(data):
-            self._heed(*message)
+            self._handle(*message)
         if self._unsent:
             self._send()
         return True
 
-    def _heed(self, what: str, *rest: Any) -> None:
+    def _handle(self, kind: str, *rest: Any) -> None:
         tasks = self._tasks
-        if what == "launch":
+        if kind == "launch":
             tasks.launch(*rest)
-        elif what == "stop":
+        elif kind == "stop":
             tasks.stop(*rest)
-        elif what == "return":
+        elif kind == "return":
             tasks.give_back(*rest)
-        elif what == "confirm":
+        elif kind == "confirm":
             tasks.confirm(*rest)
-        elif what == "lease":
+        elif kind == "lease":
             self._lease.set(*rest)
-        elif what == "end":
+        elif kind == "end":
             tasks.stop_all(rest[0], "stop")
             self._quits = True
 
-    def _tell(self) -> None:
-        """What is new, at most once in a while."""
+    def _send_events(self) -> None:
+        """Send new events to the agent, as often as the pace allows."""
         tasks = self._tasks
         if self._agent is None or not (tasks.started or tasks.ended or self._unsent):
             return
@@ -260,11 +263,11 @@ class Spawner:
             self._drop()
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     try:
         os.write(2, text.encode() + b"\n")
     except OSError:
-        return  # the disk of the log is full
+        return  # the disk with the log is full
 
 
 def _wake_on_signals() -> int:
@@ -272,22 +275,22 @@ def _wake_on_signals() -> int:
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # tasks go on; what ends the agent does not end them
+        signal.signal(number, signal.SIG_IGN)  # a signal that ends the agent must not end its tasks
     return reader
 
 
 def _uid_of(fd: int) -> int:
-    """The user at the other end of a local socket."""
+    """Return the uid of the process at the other end of a local socket."""
     peer = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, fd)
-    found = peer.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12)
+    credentials = peer.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12)
     peer.detach()
-    return int.from_bytes(found[4:8], sys.byteorder)
+    return int.from_bytes(credentials[4:8], sys.byteorder)
 
 
 def listen(directory: str) -> _socket.socket:
-    """Listen on `socket` in a directory, for the owner only."""
+    """Return a socket that listens at `directory`/socket and that only its owner can connect to."""
     listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
-    # The path of a socket must be short, and that of a directory may be long.
+    # The path of a socket is limited to about 100 bytes, and the directory's may be longer.
     folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     before = os.umask(0o177)
     listener.bind(f"/proc/self/fd/{folder}/socket")
@@ -305,15 +308,15 @@ def enough_descriptors() -> bool:
         resource.setrlimit(resource.RLIMIT_NOFILE, (LEAST_DESCRIPTORS, hard))
     if hard < LEAST_DESCRIPTORS:
         least = f"the limit on open files must be {LEAST_DESCRIPTORS} or more"
-        _say(f"{least}; raise it with `ulimit -n` or LimitNOFILE= of the agent's unit")
+        _log(f"{least}; raise it with `ulimit -n` or LimitNOFILE= of the agent's unit")
     return hard >= LEAST_DESCRIPTORS
 
 
 def take_lock(directory: str, seconds: float) -> int | None:
-    """Have the directory for this process and its children, until all of them have ended.
+    """Lock the directory for this process and its children, until all of them have exited.
 
-    None if another spawner lives, or others have it for that many seconds. The guard of a spawner that is gone has the
-    lock until it has ended the tasks. That is waited for.
+    Returns None if another spawner is alive, or if the lock is not free within `seconds`. The guard of a dead spawner
+    keeps the lock until it has ended the tasks, so the lock is waited for.
     """
     lock = os.open(directory + "/lock", os.O_RDWR | os.O_CREAT, 0o600)
     until = monotonic() + seconds
@@ -323,8 +326,8 @@ def take_lock(directory: str, seconds: float) -> int | None:
             break
         except BlockingIOError:
             owner = os.pread(lock, 20, 0)
-            lives = owner.isdigit() and process_of(int(owner)) is not None
-            if lives or monotonic() >= until:
+            alive = owner.isdigit() and process_of(int(owner)) is not None
+            if alive or monotonic() >= until:
                 os.close(lock)
                 return None
             select.select((), (), (), 0.01)
@@ -332,7 +335,7 @@ def take_lock(directory: str, seconds: float) -> int | None:
     try:
         os.pwrite(lock, b"%d" % os.getpid(), 0)
     except OSError:
-        return lock  # the disk is full: another spawner waits for a while before it gives up
+        return lock  # the disk is full; without the pid another spawner waits `seconds` before it gives up
     return lock
 
 
@@ -341,15 +344,15 @@ def main(directory: str, mark: str, logs: str) -> int:
         return 4
     lock = take_lock(directory, LOCK_TIME)
     if lock is None:
-        _say(f"another spawner has {directory}")
+        _log(f"another spawner has {directory}")
         return 3
     gc.disable()
     os.umask(0o022)
-    ended = directory + "/socket"
-    if os.path.lexists(ended):
-        os.unlink(ended)
+    path = directory + "/socket"
+    if os.path.lexists(path):
+        os.unlink(path)
     files = open_files(directory + "/ledger")
     spawner = Spawner(files, mark, lock, logs, Limits(mark.rstrip(":")), listen(directory), os.getuid())
     spawner.run()
-    os.unlink(ended)
-    os._exit(0)  # lock and sockets go at one time, so that who sees the one gone may take the other
+    os.unlink(path)
+    os._exit(0)  # releases the lock and the sockets together, so that a successor sees either both or neither

@@ -1,32 +1,34 @@
-"""How often to speak. Who is told late has rooms that stand empty, and who is told often has no time for anything else.
+"""How often a spawner reports to the agent. Late reports leave rooms empty; frequent reports take time from tasks.
 
-So all is said at once while little is going on, after a pause that is the shorter the fewer tasks keep the machine busy
-meanwhile, and in large batches while more tasks wait here for their rooms already.
+A quiet spawner reports at once. Otherwise it pauses between two reports. The pause is shorter the fewer tasks run, and
+longest while tasks of a chain wait here: they fill free rooms without the agent.
 """
 
 from __future__ import annotations
 
 SHORT, MIDDLE, LONG = 0.002, 0.010, 0.015
-"""Seconds between two messages: while somebody may wait to fill rooms at least and at most, and while tasks wait here
-for them."""
+"""Seconds between two reports: the shortest and the longest pause while no tasks wait here, and the pause while tasks
+wait here."""
 MANY = 20
-"""So many tasks at work have enough to do for the middle pause."""
+"""Running tasks from which the middle pause applies."""
 BURST = 4
-"""So many may follow each other at once after a longer time."""
+"""Burst allowance: reports that may follow each other without a pause after a quiet period."""
 
 
 class Pace:
+    """Limits the rate of reports."""
+
     __slots__ = ("_credit", "_last")
 
     def __init__(self) -> None:
         self._credit = float(BURST)
         self._last = 0.0
 
-    def wait(self, now: float, at_work: int, waiting: bool) -> float:
-        """The seconds until the next message may be sent, while so many tasks run and some wait here or not."""
-        if (at_work <= 1 and not waiting) or self._credit_at(now) >= 1:
+    def wait(self, now: float, running: int, waiting: bool) -> float:
+        """Return the seconds until the next report may be sent. `waiting` is True if tasks of a chain wait here."""
+        if (running <= 1 and not waiting) or self._credit_at(now) >= 1:
             return 0.0
-        pause = LONG if waiting else max(SHORT, min(at_work, MANY) * MIDDLE / MANY)
+        pause = LONG if waiting else max(SHORT, min(running, MANY) * MIDDLE / MANY)
         return max(0.0, self._last + pause - now)
 
     def sent(self, now: float) -> None:

@@ -1,6 +1,6 @@
-"""Which processes belong to a task: those of its session, their children, and whoever carries its mark.
+"""Finds the processes of a task: those of its session, their children, and processes with its mark.
 
-Every task is started with its name in the environment, which its children inherit, wherever they go.
+Every task is started with its mark in the environment, which its children inherit.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ TICKS = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
 NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 SLACK = 0.1
-"""Seconds by which two of the clocks of a machine may differ."""
+"""Seconds by which the wall clock and the boot clock may differ."""
 
 
 class Process:
+    """A process, as `/proc/PID/stat` describes it."""
+
     __slots__ = ("alive", "parent", "pid", "resident", "session", "started", "stopped")
 
     def __init__(self, pid: int, stat: bytes) -> None:
-        # The name in parentheses may hold anything, parentheses too.
+        # The name in parentheses may contain any character, including parentheses.
         fields = stat[stat.rindex(b")") + 2 :].split()
         self.pid = pid
         self.alive = fields[0] not in (b"Z", b"X")
@@ -32,37 +34,37 @@ class Process:
         self.parent = int(fields[1])
         self.session = int(fields[3])
         self.started = int(fields[19]) / TICKS
-        """In seconds since the machine started."""
+        """Seconds from the boot of the machine to the start of the process."""
         self.resident = int(fields[21]) * PAGE
 
 
 def process_of(pid: int) -> Process | None:
-    """A process that lives, or None."""
+    """Return a process if it is alive, else None."""
     try:
         with open(f"/proc/{pid}/stat", "rb", 0) as file:
-            found = Process(pid, file.read(2048))
+            process = Process(pid, file.read(2048))
     except OSError:
         return None
-    return found if found.alive else None
+    return process if process.alive else None
 
 
 def all_processes() -> dict[int, Process]:
-    """The processes of the machine by number. Raises `OSError` where they cannot all be seen."""
-    found: dict[int, Process] = {}
+    """Return all processes of the machine by pid. Raises `OSError` if some cannot be read for lack of descriptors."""
+    processes: dict[int, Process] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
                 with open(f"/proc/{name}/stat", "rb", 0) as file:
-                    found[int(name)] = Process(int(name), file.read(2048))
+                    processes[int(name)] = Process(int(name), file.read(2048))
             except OSError as problem:
                 if problem.errno in NO_DESCRIPTOR:
-                    raise  # it may live
-                continue  # it has ended meanwhile
-    return found
+                    raise  # the process may be alive
+                continue  # the process has exited meanwhile
+    return processes
 
 
 def mark_of(pid: int) -> str:
-    """The task that a process says it belongs to, or nothing."""
+    """Return the mark in the environment of a process; empty if it has none."""
     try:
         with open(f"/proc/{pid}/environ", "rb", 0) as file:
             data = file.read()
@@ -78,67 +80,71 @@ def mark_of(pid: int) -> str:
 
 
 def with_children(pid: int) -> list[int]:
-    """A process and all that it and its children have started, as far as they still hang on it."""
-    found = [pid]
-    for each in found:
+    """Return a process and its descendants, without those that were orphaned."""
+    pids = [pid]
+    for parent in pids:
         try:
-            with open(f"/proc/{each}/task/{each}/children", "rb", 0) as file:
-                found += map(int, file.read().split())
+            with open(f"/proc/{parent}/task/{parent}/children", "rb", 0) as file:
+                pids += map(int, file.read().split())
         except OSError:
             continue
-    return found
+    return pids
 
 
 def owners(tasks: dict[int, str], processes: dict[int, Process], root: int) -> dict[int, int]:
-    """Process → the task it belongs to, for all below `root`; tasks are given as their first process → their mark.
+    """Return process → the first process of its task, for all descendants of `root`.
 
-    A task that has ended may be among them: the number of its session is taken as long as a process is in it.
+    `tasks` has the first process of each task → the task's mark. It may include ended tasks: the number of a session
+    is not used again while a process is in it.
     """
     children: dict[int, list[int]] = {}
-    for each in processes.values():
-        children.setdefault(each.parent, []).append(each.pid)
+    for process in processes.values():
+        children.setdefault(process.parent, []).append(process.pid)
     by_mark = {mark: pid for pid, mark in tasks.items()}
-    found: dict[int, int] = {}
+    owners: dict[int, int] = {}
     stack = [(pid, 0) for pid in children.get(root, ())]
     while stack:
         pid, above = stack.pop()
         session = processes[pid].session
         owner = session if session in tasks else above or by_mark.get(mark_of(pid), 0)
         if owner:
-            found[pid] = owner
+            owners[pid] = owner
         stack += [(child, owner) for child in children.get(pid, ())]
-    return found
+    return owners
 
 
 def left_over(mark: str, sessions: Iterable[int], written: float, now: float) -> list[int]:
-    """The processes that an earlier spawner left behind: those with its mark, and those of the sessions that it made.
+    """Return the processes that an earlier spawner left behind: those with its mark, and those of its sessions.
 
-    The number of a session may have been given to another one since `written`, when the spawner noted it last: then
-    none of its processes is older than that. A spawner itself, with the mark and a session of its own, is not meant.
+    The number of a session may have been used again since `written`, the last write to the ledger: then none of its
+    processes is older than that. A spawner, which has the mark and leads a session, is not included.
     """
     processes = all_processes()
     del processes[os.getpid()]
     with open("/proc/uptime", "rb") as file:
         booted = now - float(file.read().split()[0])
-    known = set(sessions)
+    recorded = set(sessions)
     ours = {
-        each.session
-        for each in processes.values()
-        if each.session in known and booted + each.started <= written + SLACK
+        process.session
+        for process in processes.values()
+        if process.session in recorded and booted + process.started <= written + SLACK
     }
-    found = [each.pid for each in processes.values() if each.alive and (each.session in ours or _is_marked(each, mark))]
-    return found
+    return [
+        process.pid
+        for process in processes.values()
+        if process.alive and (process.session in ours or _is_marked(process, mark))
+    ]
 
 
-def _is_marked(process: Process, mark: str) -> bool:
-    found = mark_of(process.pid)
-    return found.startswith(mark) and not (found == mark and _is_spawner(process.pid))
+def _is_marked(process: Process, prefix: str) -> bool:
+    mark = mark_of(process.pid)
+    return mark.startswith(prefix) and not (mark == prefix and _is_spawner(process.pid))
 
 
 def _is_spawner(pid: int) -> bool:
-    """True if a process that has the mark of a spawner leads a session, or is gone.
+    """True if a process with the mark of a spawner leads a session, or is gone.
 
-    It has its session before its mark. The list of processes may be older than both.
+    A spawner starts its session before it has its mark. The list of processes may be older than both.
     """
     process = process_of(pid)
     return process is None or process.session == pid
@@ -151,4 +157,4 @@ def signal_all(pids: Iterable[int], number: int) -> None:
         except ProcessLookupError:
             continue
         except PermissionError:
-            continue  # it took another identity; only its own user or root may end it
+            continue  # it runs as another user; only that user or root may signal it

@@ -1,4 +1,4 @@
-"""What a spawner knows of one task."""
+"""The spawner's record of one task, and the types that its messages are made of."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ if TYPE_CHECKING:
     from fairlead.agent.spawner.limits import Room
 
     Key = tuple[int, str, int, int]
-    """The number of the job, the stage, the attempt, the index."""
+    """Job number, stage, attempt, index."""
     Meta = tuple[str, int, str, int]
-    """The job's id and number, the stage, the attempt."""
+    """Job id, job number, stage, attempt."""
     Result = tuple[str, int, str, int, int, int]
-    """How it ended, exit code or signal, why, microseconds it ran and computed, most bytes of memory.
+    """Kind of end, exit code or signal, reason, microseconds of run time and of CPU time, peak memory in bytes.
 
-    How: `exit`, `signal`, `stopped` (as it was told to), `failed` (it could not be started, by its own fault),
-    `refused` (by the machine's), `lost`, or `returned` (it was never started).
+    Kinds: `exit`, `signal`, `stopped` (on request), `failed` (the task cannot be started), `refused` (the machine
+    could not start it), `lost`, `returned` (it was never started).
     """
     Spec = tuple[tuple[str, ...], dict[str, str], str, str, int, int]
     """Arguments, environment, working directory (empty: the user's home), folder of logs, milli-CPUs, bytes of memory.
 
-    A limit of 0 is none.
+    0 milli-CPUs or 0 bytes mean no limit.
     """
 
 WAITING, RUNNING, LEAVING, ENDED = "waiting", "running", "leaving", "ended"
@@ -28,6 +28,8 @@ NEVER = float("inf")
 
 
 class Task:
+    """One attempt of a task, from its launch until the agent has confirmed its end."""
+
     __slots__ = (
         "began", "cause", "chain", "index", "key", "kill_at", "meta", "own", "pid", "result", "room", "spec", "state",
     )  # fmt: skip
@@ -44,12 +46,12 @@ class Task:
         self.began = 0.0
         self.room: Room | AskedRoom | None = None
         self.cause = ""
-        """Why it was told to stop; empty if it was not."""
+        """Why the task was asked to stop; empty if it was not."""
         self.kill_at = NEVER
         self.result: Result | None = None
 
     @property
     def name(self) -> str:
-        """What its logs are called."""
+        """The name of the task's logs, without the ending."""
         number, stage, attempt, index = self.key
         return f"{number}.{stage}.{index}.{attempt}"

@@ -1,11 +1,12 @@
-"""The root helper: it starts a spawner for each user that has tasks here. The agent, which is not root, asks it to.
+"""The root helper: it starts a spawner for each user that has tasks here, on request of the agent, which is not root.
 
-`python -I -S -c '…main(DIRECTORY, …)'`, with a socket to the agent as its standard input. It understands two requests:
-`start USER`, and `end USER` for a spawner that does not answer. It answers `ok`, or `no` or `later` with the reason. It
-has no network. What a user may run is decided by the map and the uids that it was started with, never by the agent.
+It is started with `python -I -S -c '…main(DIRECTORY, …)'` and has a socket to the agent as its standard input. There
+are two requests: `start USER`, and `end USER` for a spawner that does not answer. The answer is `ok`, or `no` or
+`later` with the reason. The helper does not use the network. The map and the uids that it was started with decide
+which system user runs the tasks of a user, never the agent.
 
-For each user there are two processes: a keeper, root, which sets cgroups up and cleans up at the end, and the spawner,
-which is made from it and has become that user. Both outlive the helper and the agent.
+Each user has two processes: a keeper, which stays root, sets up the cgroups and cleans up at the end, and the spawner,
+which is forked from the keeper and becomes that user. Both outlive the helper and the agent.
 """
 
 from __future__ import annotations
@@ -26,13 +27,15 @@ from fairlead.agent.spawner.main import Spawner, enough_descriptors, listen, tak
 from fairlead.agent.spawner.users import NotAllowed, Person, find_person, read_map
 
 MAX_USERS = 200
-"""Users that can have a spawner at a time."""
+"""Users that can have a spawner at the same time."""
 LONGEST = 200
-"""Bytes of a request."""
+"""The most bytes of a request."""
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Helper:
+    """Serves the requests of the agent."""
+
     def __init__(self, directory: str, agent: tuple[int, int], uids: tuple[int, int], map_path: str) -> None:
         self._users = directory + "/users"
         self._agent = agent
@@ -44,22 +47,22 @@ class Helper:
         self.guards = bool(gpus()) and can_guard()
 
     def run(self) -> None:
-        """Serve the agent until it is gone. Keepers and spawners stay."""
+        """Serve the agent until it exits. Keepers and spawners stay."""
         limits = Limits(f"probe-{os.getpid()}")
         limits.close()
         facts = f"facts cgroup={limits.kind} tmp={'private' if self.private_tmp else 'shared'}"
-        self._say(facts + (f" gpus={'separate' if self.guards else 'shared'}" if gpus() else ""))
+        self._send(facts + (f" gpus={'separate' if self.guards else 'shared'}" if gpus() else ""))
         rest = b""
         while data := self._link.recv(4096):
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
-                self._say(self._answer(line))
+                self._send(self._answer(line))
             if len(rest) > LONGEST:
                 return
 
     def _answer(self, line: bytes) -> str:
-        what, _, user = line[:LONGEST].decode("ascii", "replace").partition(" ")
-        work = {"start": self._start, "end": self._end}.get(what)
+        request, _, user = line[:LONGEST].decode("ascii", "replace").partition(" ")
+        work = {"start": self._start, "end": self._end}.get(request)
         if work is None:
             return "no unknown request"
         try:
@@ -70,7 +73,7 @@ class Helper:
             return f"later {problem}"
         return "ok"
 
-    def _say(self, text: str) -> None:
+    def _send(self, text: str) -> None:
         self._link.sendall(text.replace("\n", " ").encode() + b"\n")
 
     def _start(self, user: str) -> None:
@@ -79,7 +82,7 @@ class Helper:
             if os.waitpid(pid, os.WNOHANG)[0]:
                 self._keepers.discard(pid)
         if len(self._keepers) >= MAX_USERS:
-            raise OSError(f"{MAX_USERS} users have tasks here already")
+            raise OSError(f"{MAX_USERS} users already have tasks here")
         folder = self._prepare(user, person)
         pid = os.fork()
         if pid:
@@ -94,7 +97,7 @@ class Helper:
             os._exit(code)
 
     def _end(self, user: str) -> None:
-        """Kill the spawner of a user, and its guard: those that have its lock. The keeper lives, and cleans up."""
+        """Kill the spawner of a user and its guard: all processes with its lock open, except the keeper."""
         if user not in os.listdir(self._users):
             raise NotAllowed("the user has no spawner here")
         path = f"{self._users}/{user}/lock"
@@ -105,7 +108,10 @@ class Helper:
                 os.kill(int(name), signal.SIGKILL)
 
     def _prepare(self, user: str, person: Person) -> str:
-        """The folders of a user. Only root can write to the first, so that the user cannot replace the others."""
+        """Make the folders of a user, and return the outer one.
+
+        Only root can write to the outer folder, so that the user cannot replace the others.
+        """
         folder = f"{self._users}/{user}"
         gid = self._agent[1]
         for path, owner, group, mode in (
@@ -125,7 +131,10 @@ class Helper:
 
 
 def keep(folder: str, person: Person, agent: tuple[int, int], private_tmp: bool, guards: bool) -> int:
-    """Make the spawner of a user, keep its limits until it ends, and end what it leaves behind."""
+    """Run as the keeper: start the spawner of a user, serve its limits until it exits, and kill what it leaves behind.
+
+    Returns the exit code.
+    """
     os.setsid()
     log = os.open(folder + "/log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
     os.fchown(log, 0, agent[1])
@@ -136,7 +145,7 @@ def keep(folder: str, person: Person, agent: tuple[int, int], private_tmp: bool,
         signal.signal(number, signal.SIG_IGN)
     lock = take_lock(folder, 0.0)
     if lock is None or not enough_descriptors():
-        return 0  # there is a spawner, or one that ends just now; the agent asks again
+        return 0  # another spawner is running or about to exit; the agent asks again
     mark = _mark(folder)
     keeping = Keeping(mark.rstrip(":"), person.uid, gpus() if guards else ())
     path = folder + "/socket"
@@ -145,7 +154,7 @@ def keep(folder: str, person: Person, agent: tuple[int, int], private_tmp: bool,
     listener = listen(folder)
     os.chown(path, 0, agent[1])
     os.chmod(path, 0o660)
-    ours, its = _socketpair()
+    ours, theirs = _socketpair()
     files = open_files(folder + "/ledger")
     processes = confine.most_processes()
     gc.disable()
@@ -155,9 +164,9 @@ def keep(folder: str, person: Person, agent: tuple[int, int], private_tmp: bool,
         code = 1
         try:
             os.close(ready[1])
-            if not os.read(ready[0], 1):  # until the cgroups are around it
-                os._exit(1)  # they never will be: the keeper is gone
-            _close_but(0, 1, 2, listener.fileno(), its.fileno(), lock, *files)
+            if not os.read(ready[0], 1):  # wait until the keeper has put this process into its cgroups
+                os._exit(1)  # the keeper is gone
+            _close_but(0, 1, 2, listener.fileno(), theirs.fileno(), lock, *files)
             code = _become(
                 folder,
                 person,
@@ -165,7 +174,7 @@ def keep(folder: str, person: Person, agent: tuple[int, int], private_tmp: bool,
                 mark,
                 lock,
                 files,
-                AskedLimits(its, keeping.limits, guards),
+                AskedLimits(theirs, keeping.limits, guards),
                 listener,
                 private_tmp,
                 processes,
@@ -175,7 +184,7 @@ def keep(folder: str, person: Person, agent: tuple[int, int], private_tmp: bool,
         finally:
             os._exit(code)
     listener.close()
-    its.close()
+    theirs.close()
     try:
         keeping.begin(pid, processes)
         os.write(ready[1], b".")
@@ -188,7 +197,7 @@ def keep(folder: str, person: Person, agent: tuple[int, int], private_tmp: bool,
         _, status = os.waitpid(pid, 0)
         keeping.end()
     if status == 0:
-        os.unlink(path)  # nothing is left to tell: the next agent need not look here
+        os.unlink(path)  # no results wait for an agent, so the next agent need not connect
     return 0
 
 
@@ -218,7 +227,7 @@ def _become(
 
 
 def _mark(folder: str) -> str:
-    """The mark of every process below this user's spawners, in a file that only root can write."""
+    """Return the mark of the processes of this user's spawners, from a file that only root can write."""
     try:
         with open(folder + "/id") as file:
             return file.read()
@@ -231,40 +240,40 @@ def _mark(folder: str) -> str:
 
 
 def _socketpair() -> tuple[_socket.socket, _socket.socket]:
-    one, other = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
-    other.setblocking(False)
-    return one, other
+    keeper, spawner = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+    spawner.setblocking(False)
+    return keeper, spawner
 
 
 def _close_but(*kept: int) -> None:
-    """Close what root has opened: cgroups, and the other end of the sockets."""
+    """Close all other descriptors: those of cgroups, and the other ends of sockets, were opened by root."""
     for name in os.listdir("/proc/self/fd"):
         if int(name) not in kept:
             try:
                 os.close(int(name))
             except OSError:
-                continue  # that of the listing itself
+                continue  # the descriptor of the listing itself
 
 
 def _has_open(pid: str, path: str) -> bool:
-    """True if a process has opened a file, which only root can."""
+    """True if a process has a file open."""
     try:
-        return any(_is_at(f"/proc/{pid}/fd/{each}", path) for each in os.listdir(f"/proc/{pid}/fd"))
+        return any(_is_at(f"/proc/{pid}/fd/{fd}", path) for fd in os.listdir(f"/proc/{pid}/fd"))
     except OSError:
-        return False  # it has ended
+        return False  # the process has exited
 
 
 def _is_at(link: str, path: str) -> bool:
     try:
         return os.path.samefile(link, path)
     except OSError:
-        return False  # it was closed, or is no file
+        return False  # the descriptor was closed, or is not a file
 
 
 def _clear(folder: str) -> None:
-    """Remove what the tasks of a user left in their /tmp, as that user.
+    """Remove what the tasks of a user left in their /tmp. This process runs as that user.
 
-    Folders in folders are moved to the top and removed from there, so that it does not matter how deep they are.
+    Nested folders are moved to the top and removed from there, so that their depth does not matter.
     """
     top = os.open(folder, FOLDER)
     moved = True
@@ -274,26 +283,26 @@ def _clear(folder: str) -> None:
             if _remove(name, top):
                 continue
             try:
-                at = os.open(name, FOLDER, dir_fd=top)
+                inner = os.open(name, FOLDER, dir_fd=top)
             except OSError:
                 continue
-            for each in os.listdir(at):
-                if not _remove(each, at):
+            for child in os.listdir(inner):
+                if not _remove(child, inner):
                     try:
-                        os.rename(each, os.urandom(16).hex(), src_dir_fd=at, dst_dir_fd=top)
+                        os.rename(child, os.urandom(16).hex(), src_dir_fd=inner, dst_dir_fd=top)
                         moved = True
                     except OSError:
                         continue
-            os.close(at)
+            os.close(inner)
             _remove(name, top)
     os.close(top)
 
 
-def _remove(name: str, at: int) -> bool:
-    """Remove a file or an empty folder; False if that cannot be."""
-    for way in (os.unlink, os.rmdir):
+def _remove(name: str, folder: int) -> bool:
+    """Remove a file or an empty folder. Returns False if that fails."""
+    for remove in (os.unlink, os.rmdir):
         try:
-            way(name, dir_fd=at)
+            remove(name, dir_fd=folder)
             return True
         except OSError:
             continue
@@ -314,7 +323,7 @@ def _can_mount(folder: str) -> bool:
 
 def main(directory: str, agent_uid: str, agent_gid: str, first: str, last: str, map_path: str) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # it ends with the agent
+        signal.signal(number, signal.SIG_IGN)  # the helper exits when the agent does
     os.umask(0o077)
     os.chdir("/")
     agent = (int(agent_uid), int(agent_gid))

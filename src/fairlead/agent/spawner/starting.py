@@ -1,6 +1,6 @@
-"""Starting a task: one call, with everything that the new process inherits set before it.
+"""Starts a task with one call of `posix_spawn`. Everything that the new process inherits is set before the call.
 
-The spawner has one thread, so that its own working directory can be that of the task for a moment.
+The spawner has one thread, so it can change its own working directory to that of the task.
 """
 
 from __future__ import annotations
@@ -19,23 +19,25 @@ if TYPE_CHECKING:
     from fairlead.agent.spawner.records import Result, Task
 
 GPUS = "NVIDIA_VISIBLE_DEVICES"
-"""The variable by which the agent says which GPUs a task was given."""
+"""The variable in which the agent passes the GPUs of a task."""
 LOG_MODE = 0o640
-"""The agent reads logs as a member of their group; in a folder that only one user can enter that changes nothing."""
+"""The agent reads logs as a member of their group. On a single-user node no other user can enter the folder."""
 OPEN = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
-"""Logs are made anew. A FIFO or link that another task has put there is not opened."""
+"""Logs are new files. A FIFO or link that another task has put there is not opened."""
 DEFAULT_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""What Python or the spawner ignores, and tasks should not."""
+"""Signals that Python or the spawner ignores, and tasks should not."""
 MACHINE_FAULTS = (
     errno.EAGAIN, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO,
     errno.EMFILE, errno.ENFILE, errno.EBADF,
 )  # fmt: skip
-"""Without a descriptor for the output of a task, `posix_spawn` says `EBADF`."""
+"""Errors of the machine, not of the task. `posix_spawn` fails with `EBADF` if no descriptor is left for the output."""
 
 
 class Starter:
+    """Starts tasks, with their environment, logs and limits."""
+
     def __init__(self, limits: AnyLimits, mark: str, logs: str, home: str, person: dict[str, str]) -> None:
-        """`person` has variables of the user that tasks run as, which a job may set otherwise."""
+        """`person` has environment variables of the user that tasks run as; a job may override them."""
         self._limits = limits
         self._mark = mark
         self._logs = logs
@@ -48,7 +50,7 @@ class Starter:
         return self._mark + task.name
 
     def start(self, task: Task) -> Result | None:
-        """Start it, or say why that cannot be."""
+        """Start a task. Returns its result if it cannot be started, else None."""
         assert task.spec is not None
         command, environment, directory, folder, cpu, memory = task.spec
         environment = self._person | environment
@@ -70,10 +72,10 @@ class Starter:
             own = "; every user has a /tmp of its own on this node" if shared else ""
             return ("failed", 126, f"its working directory {directory}: {problem}{own}", 0, 0, 0)
         path = self._path(command[0] if command else "", environment.get("PATH", os.defpath))
-        given = task.own.get(GPUS, "") if task.own and self._limits.guards else ""
+        gpus = task.own.get(GPUS, "") if task.own and self._limits.guards else ""
         try:
-            if given:
-                room = self._limits.enter(cpu, memory, given)
+            if gpus:
+                room = self._limits.enter(cpu, memory, gpus)
             else:
                 room = self._limits.take(cpu, memory) if self._limits.at_once(memory) else None
         except OSError as problem:
@@ -87,7 +89,7 @@ class Starter:
             self._paths.clear()
             return _why(problem, command)
         finally:
-            if given:
+            if gpus:
                 self._limits.leave()
         if room is not None:
             self._limits.put(room, (pid,))
@@ -113,8 +115,8 @@ class Starter:
                 return spawn()
             except FileNotFoundError:
                 if os.path.lexists(actions[0][2]):
-                    raise  # its log was made, so it is the program that is missing
-                # It may be the folder of the logs that is missing, and another spawner may be making it.
+                    raise  # the log was created, so the program is missing
+                # The folder of the logs may be missing, and another spawner may be making it.
                 # The agent removes old logs as a member of the folder's group, which is that of the folder above.
                 mask = os.umask(0o007)
                 try:
@@ -130,21 +132,21 @@ class Starter:
     def _path(self, name: str, search: str) -> str:
         if "/" in name or not name:
             return name
-        found = self._paths.get((name, search))
-        if found is None:
-            found = name
+        path = self._paths.get((name, search))
+        if path is None:
+            path = name
             for folder in search.split(os.pathsep):
                 candidate = f"{folder or '.'}/{name}"
                 if os.path.isfile(candidate) and os.access(candidate, os.X_OK):
-                    found = candidate
+                    path = candidate
                     break
-            if found.startswith("/"):
-                self._paths[name, search] = found
-        return found
+            if path.startswith("/"):
+                self._paths[name, search] = path
+        return path
 
 
 def _why(problem: OSError | ValueError, command: tuple[str, ...]) -> Result:
-    """A command that cannot be started is its own fault, unless the machine is out of something."""
+    """Return the result of a task that cannot be started: `refused` for a machine error, otherwise `failed`."""
     if isinstance(problem, ValueError):
         return ("failed", 126, f"it cannot be started: {problem}", 0, 0, 0)
     if problem.errno in MACHINE_FAULTS:

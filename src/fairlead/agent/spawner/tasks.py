@@ -1,6 +1,6 @@
-"""The tasks of a spawner: taken, started when there is a room for them, watched, stopped, and kept until confirmed.
+"""The tasks of a spawner: taken, started when their chain has a free room, watched, stopped, and kept until confirmed.
 
-From the top: taking and stopping, starting, chains, ending, what happens from time to time.
+From the top: taking and stopping, starting, chains, ending, periodic work.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ WATCH_PAUSE = 0.5
 
 
 class Chain:
+    """Tasks that run one after another: at most `rooms` of them at a time."""
+
     __slots__ = ("rooms", "running", "waiting")
 
     def __init__(self) -> None:
@@ -39,12 +41,15 @@ class Chain:
 
 
 class Tasks:
+    """All tasks of a spawner that the agent has not confirmed as ended."""
+
     def __init__(self, ledger: Ledger, limits: AnyLimits, starter: Starter, logs: str, guard: int = 0) -> None:
-        """`guard` is a child of this process that is no task."""
-        self.known: dict[Key, Task] = {}
+        """`guard` is the pid of the guard, a child of this process that is not a task."""
+        self.by_key: dict[Key, Task] = {}
         self.started: list[Key] = []
-        """Since the agent was last told."""
+        """Tasks that have started since the last report to the agent."""
         self.ended: list[tuple[Key, Result]] = []
+        """Results that were recorded since the last report to the agent."""
         self._ledger = ledger
         self._limits = limits
         self._starter = starter
@@ -53,23 +58,23 @@ class Tasks:
         self._by_pid: dict[int, Task] = {}
         self._chains: dict[int, Chain] = {}
         self._ready: deque[Task] = deque()
-        """Those that start now. They have their rooms already."""
+        """Tasks to start now. They already count as running in their chains."""
         self._leaving: dict[Key, Task] = {}
-        """Told to stop, or ended with children left."""
+        """Tasks that were asked to stop, or that ended and have processes left."""
         self._unlimited: deque[Task] = deque()
-        """Those that have no cgroup yet, in the order in which they began."""
+        """Running tasks that have no cgroup yet, oldest first."""
         self._pids: list[tuple[Key, int]] = []
         self._results: list[tuple[Key, Result]] = []
         self._scan_at = NEVER
         self._watch_at = monotonic()
         self._orphans = True
-        """Whether there may be processes of tasks that are over."""
+        """True if ended tasks may have left processes behind."""
         for key, (meta, chain) in ledger.tasks.items():
-            task = self.known[key] = Task(key, meta, chain, None, None)
+            task = self.by_key[key] = Task(key, meta, chain, None, None)
             if key in ledger.ended:
                 task.state, task.result = ENDED, ledger.ended[key]
             else:
-                self._settle(task, ("lost", 0, "its spawner ended without a word", 0, 0, 0))
+                self._settle(task, ("lost", 0, "its spawner died", 0, 0, 0))
 
     @property
     def starting(self) -> bool:
@@ -81,12 +86,12 @@ class Tasks:
 
     @property
     def waiting(self) -> bool:
-        """Whether tasks wait here for a room."""
+        """True if tasks wait here for a room of their chain."""
         return any(chain.waiting for chain in self._chains.values())
 
     @property
     def at_work(self) -> bool:
-        return any(task.state != ENDED for task in self.known.values())
+        return any(task.state != ENDED for task in self.by_key.values())
 
     @property
     def next_due(self) -> float:
@@ -101,31 +106,34 @@ class Tasks:
         groups: Iterable[tuple[Meta, Spec, list[int], int, bool, list[dict[str, str]] | None]],
         rooms: dict[int, int],
     ) -> None:
-        """Take tasks, by groups that have a specification in common. Some wait for a room of their chain."""
-        fresh: list[Task] = []
+        """Take groups of tasks that share a specification, and set the `rooms` of chains.
+
+        A group says if its tasks wait for a free room of their chain.
+        """
+        new_tasks: list[Task] = []
         waits: set[Key] = set()
         for meta, spec, indices, chain, waiting, own in groups:
             _, number, stage, attempt = meta
             taken: list[int] = []
             for at, index in enumerate(indices):
                 key = (number, stage, attempt, index)
-                if key not in self.known:
+                if key not in self.by_key:
                     taken.append(index)
-                    task = self.known[key] = Task(key, meta, chain, spec, own[at] if own else None)
-                    fresh.append(task)
+                    task = self.by_key[key] = Task(key, meta, chain, spec, own[at] if own else None)
+                    new_tasks.append(task)
                     if waiting:
                         waits.add(key)
             if taken:
                 self._ledger.take(meta, taken, chain)
-        for number, many in rooms.items():
-            self._chains.setdefault(number, Chain()).rooms = many
+        for number, count in rooms.items():
+            self._chains.setdefault(number, Chain()).rooms = count
         try:
-            self._ledger.write()  # before anything starts
+            self._ledger.write()  # before any of them starts
         except OSError as problem:
-            for task in fresh:
+            for task in new_tasks:
                 self._settle(task, ("refused", 0, f"the ledger cannot be written: {problem}", 0, 0, 0))
             return
-        for task in fresh:
+        for task in new_tasks:
             if task.key in waits:
                 chain_of = self._chains.setdefault(task.chain, Chain())
                 heappush(chain_of.waiting, (task.index, task.key[2], task))
@@ -137,47 +145,47 @@ class Tasks:
             self._go_on(self._chains[number], number)
 
     def stop(self, keys: Iterable[tuple[Key, float]], cause: str = "stop") -> None:
-        """End tasks: ask them, and after so many seconds make them. Those that have not started are returned."""
-        self.reap()  # what has ended by itself was not stopped
+        """Ask tasks to stop, and kill them after their grace in seconds. Tasks that have not started are returned."""
+        self.reap()  # a task that has already ended by itself is not reported as stopped
         now = monotonic()
-        asked: list[int] = []
+        asked_pids: list[int] = []
         for key, grace in keys:
-            task = self.known.get(key)
+            task = self.by_key.get(key)
             if task is None:
                 continue
             if task.state == WAITING:
                 self._give_back(task)
             elif task.state == RUNNING and (not task.cause or now + grace < task.kill_at):
                 if not task.cause:
-                    asked.append(task.pid)
+                    asked_pids.append(task.pid)
                 task.cause = cause
                 task.kill_at = now + grace
                 self._leaving[key] = task
-        if asked:
+        if asked_pids:
             try:
-                found = members(asked, self._marks())
+                processes = members(asked_pids, self._marks())
             except OSError:
-                found = {pid: [pid] for pid in asked}  # their children are found when they are killed
-            for pid, pids in found.items():
+                processes = {pid: [pid] for pid in asked_pids}  # their other processes are found when they are killed
+            for pid, pids in processes.items():
                 if pid not in pids:
-                    _signal_group(pid, signal.SIGTERM)  # it hides from /proc
+                    _signal_group(pid, signal.SIGTERM)  # /proc hides it
                 signal_all(pids, signal.SIGTERM)
 
     def give_back(self, keys: Iterable[Key]) -> None:
-        """Return those that have not started; the others go on."""
+        """Return the tasks that have not started; the others keep running."""
         for key in keys:
-            task = self.known.get(key)
+            task = self.by_key.get(key)
             if task is not None and task.state == WAITING:
                 self._give_back(task)
 
     def stop_all(self, grace: float, cause: str) -> None:
-        self.stop([(key, grace) for key, task in self.known.items() if task.state != ENDED], cause)
+        self.stop([(key, grace) for key, task in self.by_key.items() if task.state != ENDED], cause)
 
     def confirm(self, keys: Iterable[Key]) -> None:
-        """The agent has no more need of these."""
-        gone = {key for key in keys if key in self.known and self.known[key].state == ENDED}
+        """Forget ended tasks: the agent has their results."""
+        gone = {key for key in keys if key in self.by_key and self.by_key[key].state == ENDED}
         for key in gone:
-            del self.known[key]
+            del self.by_key[key]
         self._ledger.forget(gone)
 
     def _give_back(self, task: Task) -> None:
@@ -186,7 +194,7 @@ class Tasks:
     # -- starting ------------------------------------------------------------------------------------------------
 
     def start(self, most: int) -> None:
-        """Start what is ready, up to so many."""
+        """Start at most N of the tasks that are ready."""
         for _ in range(min(most, len(self._ready))):
             task = self._ready.popleft()
             problem = self._starter.start(task) if task.state == WAITING else None
@@ -212,7 +220,7 @@ class Tasks:
     def _go_on(self, chain: Chain, number: int) -> None:
         while chain.waiting and chain.running < chain.rooms:
             task = heappop(chain.waiting)[2]
-            if task.state == WAITING:  # else it was returned
+            if task.state == WAITING:  # else the task was returned
                 chain.running += 1
                 self._ready.append(task)
         if not chain.waiting and not chain.running:
@@ -221,18 +229,18 @@ class Tasks:
     # -- ending --------------------------------------------------------------------------------------------------
 
     def reap(self) -> None:
-        """Take note of every child that has ended."""
+        """Process every child that has exited."""
         while True:
             try:
-                news = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                child = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
-            if news is None:
+            if child is None:
                 return
-            pid = news.si_pid
+            pid = child.si_pid
             task = self._by_pid.pop(pid, None)
             if task is not None:
-                # Its number is still taken, so that this cannot reach a stranger.
+                # The child was not waited for yet, so no other process can have its number.
                 _signal_group(pid, signal.SIGKILL)
             self._orphans = True
             _, status, usage = os.wait4(pid, 0)
@@ -251,7 +259,7 @@ class Tasks:
                 usage.ru_maxrss * 1024,
             )
             if task.cause:
-                # What it has left behind goes first: its room is free only then.
+                # Its room is free only when its remaining processes are gone.
                 task.state = LEAVING
                 self._leaving[task.key] = task
                 self._scan_at = min(self._scan_at, monotonic())
@@ -259,7 +267,7 @@ class Tasks:
                 self._over(task)
 
     def _ran_over(self, task: Task) -> str:
-        """Says so if the kernel ended a task, or a part of it, for its memory."""
+        """Return a reason if the kernel killed a process of the task for its memory; else an empty text."""
         room, spec = task.room, task.spec
         if room is None or spec is None or not room.memory or not spec[5] or not self._limits.ran_over(room):
             return ""
@@ -287,8 +295,8 @@ class Tasks:
         self._leaving.pop(task.key, None)
         self._results.append((task.key, result))
 
-    def note(self) -> None:
-        """Write down what has begun and ended; only then may anybody hear of it."""
+    def record(self) -> None:
+        """Write starts and results to the ledger. Results are reported to the agent only after that."""
         if self._pids:
             self._ledger.began(self._pids)
             self._pids = []
@@ -299,11 +307,12 @@ class Tasks:
         try:
             self._ledger.write()
         except OSError:
-            return  # the disk is full, it seems; it stays noted, and is lost only if this process ends before
+            return  # probably a full disk; the records stay in the buffer and are lost only if this process dies
 
-    # -- from time to time ---------------------------------------------------------------------------------------
+    # -- periodic work -------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
+        """Do the work that is due: kill tasks that do not stop, limit new tasks, watch running ones."""
         now = monotonic()
         if self._leaving and (now >= self._scan_at or any(now >= task.kill_at for task in self._leaving.values())):
             self._clear(now)
@@ -319,24 +328,24 @@ class Tasks:
                 self._orphans = end_orphans(self._marks(), self.guard) or bool(self._by_pid)
 
     def _clear(self, now: float) -> None:
-        """Kill what is left of tasks whose time to stop is over, and see which of them are gone."""
+        """Kill the processes of tasks that had their grace, and settle the tasks that have none left."""
         left = {task.pid: task for task in self._leaving.values()}
-        found = members(left, self._marks())
+        processes = members(left, self._marks())
         self._scan_at = NEVER
         for pid, task in left.items():
             if task.state == RUNNING:
                 if now >= task.kill_at:
-                    _signal_group(pid, signal.SIGKILL)  # also where /proc hides it
-                    signal_all(found[pid], signal.SIGKILL)
+                    _signal_group(pid, signal.SIGKILL)  # reaches it even if /proc hides it
+                    signal_all(processes[pid], signal.SIGKILL)
                     task.kill_at = now + SCAN_PAUSE
-            elif found[pid]:
-                signal_all(found[pid], signal.SIGKILL)
+            elif processes[pid]:
+                signal_all(processes[pid], signal.SIGKILL)
                 self._scan_at = now + SCAN_PAUSE
             else:
                 self._over(task)
 
     def _limit(self, now: float) -> None:
-        """Put those that have run for a while into cgroups, with all the processes they have by now."""
+        """Move tasks that have run for `LIMITED_AFTER` seconds into cgroups, with all their processes."""
         due: dict[int, Task] = {}
         while self._unlimited and now >= self._unlimited[0].began + LIMITED_AFTER:
             task = self._unlimited.popleft()
@@ -344,24 +353,24 @@ class Tasks:
                 due[task.pid] = task
         if not due:
             return
-        # What a task has left to the spawner is found among all processes only, which takes longer.
+        # Orphans of a task are children of the spawner. Finding them takes a slower scan of all processes.
         marks = self._marks()
-        found = members(due, marks) if orphans(marks, self.guard) else {pid: with_children(pid) for pid in due}
+        processes = members(due, marks) if orphans(marks, self.guard) else {pid: with_children(pid) for pid in due}
         for pid, task in due.items():
             assert task.spec is not None
             task.room = self._limits.take(task.spec[4], task.spec[5])
             if task.room is not None:
-                self._limits.put(task.room, found[pid])
+                self._limits.put(task.room, processes[pid])
 
     def _marks(self) -> dict[int, str]:
-        """The tasks that have processes, or may have some left."""
+        """Return first process → mark of the tasks that have or may have processes."""
         tasks = [*self._by_pid.values(), *self._leaving.values()]
         return {task.pid: self._starter.mark_of(task) for task in tasks}
 
 
-def _signal_group(number: int, what: int) -> None:
-    """Signal the first process of a task that was not waited for yet, and all that stayed in its group."""
+def _signal_group(number: int, signal_number: int) -> None:
+    """Signal the process group of a task. Its first process must not have been waited for yet."""
     try:
-        os.killpg(number, what)
+        os.killpg(number, signal_number)
     except (ProcessLookupError, PermissionError):
         return

@@ -1,6 +1,6 @@
-"""Which system user runs the tasks of a Fairlead user: the map, the allowed uids, and the user's groups.
+"""Maps a Fairlead user to the system user that runs its tasks: the map file, the allowed uids, the user's groups.
 
-Root reads this from its own files and from the user database. The agent names the Fairlead user and nothing else.
+Root reads these from its own files and from the user database. The agent passes only the name of the Fairlead user.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 LOGIN = "/etc/login.defs"
 FIRST, LAST = 1000, 60000
-"""The uids of people where `login.defs` does not say."""
+"""Default range of uids, if `login.defs` does not set it."""
 LONGEST = 63
 
 
 class NotAllowed(Exception):
-    """The tasks of a user cannot run here; the text says why and what to do."""
+    """Raised if the tasks of a user cannot run here; the text says why and what to do."""
 
 
 class Person:
-    """A system user as a task runs: its ids, groups and home."""
+    """A system user: the ids, groups, home and shell that tasks run with."""
 
     __slots__ = ("gid", "groups", "home", "name", "shell", "uid")
 
@@ -42,41 +42,47 @@ class Person:
 
 
 def find_person(user: str, names: dict[str, str], uids: tuple[int, int], agent: tuple[int, int]) -> Person:
-    """The system user that runs the tasks of a Fairlead user. `agent` has the uid and gid of the agent."""
+    """Return the system user that runs the tasks of a Fairlead user. `agent` has the uid and gid of the agent.
+
+    Raises `NotAllowed`.
+    """
     if (
         not user
         or len(user) > LONGEST
-        or not all(each.isascii() and (each.isalnum() or each in "._@+-") for each in user)
+        or not all(char.isascii() and (char.isalnum() or char in "._@+-") for char in user)
     ):
-        raise NotAllowed("the name of the user is not one of Fairlead's")
+        raise NotAllowed("the name of the user is not valid in Fairlead")
     name = names.get(user, user)
     try:
-        found = pwd.getpwnam(name)
+        account = pwd.getpwnam(name)
     except KeyError:
         raise NotAllowed(f"user {user}: this node has no system user {name}; create it, or map {user} to one") from None
-    if not uids[0] <= found.pw_uid <= uids[1] or found.pw_uid == 0:
+    if not uids[0] <= account.pw_uid <= uids[1] or account.pw_uid == 0:
         raise NotAllowed(
-            f"user {user}: system user {name} has uid {found.pw_uid}, and this node allows {uids[0]} to {uids[1]}"
+            f"user {user}: system user {name} has uid {account.pw_uid}, and this node allows {uids[0]} to {uids[1]}"
         )
-    if found.pw_gid == 0 or found.pw_uid == agent[0]:
+    if account.pw_gid == 0 or account.pw_uid == agent[0]:
         raise NotAllowed(f"user {user}: system user {name} is the agent's or in group root; map {user} to another")
-    if found.pw_gid == agent[1]:
+    if account.pw_gid == agent[1]:
         raise NotAllowed(
             f"user {user}: the primary group of system user {name} is the agent's, which reads the logs of all users; "
             f"give {name} another one with `usermod -g`"
         )
-    groups = [each for each in os.getgrouplist(name, found.pw_gid) if each != agent[1]]
-    home = found.pw_dir if os.path.isabs(found.pw_dir) else "/"
-    return Person(name, found.pw_uid, found.pw_gid, groups, home, found.pw_shell or "/bin/sh")
+    groups = [group for group in os.getgrouplist(name, account.pw_gid) if group != agent[1]]
+    home = account.pw_dir if os.path.isabs(account.pw_dir) else "/"
+    return Person(name, account.pw_uid, account.pw_gid, groups, home, account.pw_shell or "/bin/sh")
 
 
 def read_map(path: str) -> dict[str, str]:
-    """Lines of `fairlead-user=system-user`; `#` starts a comment. Only root may be able to write the file."""
+    """Read lines of `fairlead-user=system-user`; `#` starts a comment. Raises `NotAllowed` if not only root can write.
+
+    Returns system users by Fairlead user.
+    """
     if not path:
         return {}
     with open(path) as file:
-        about = os.fstat(file.fileno())
-        if about.st_uid != 0 or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        status = os.fstat(file.fileno())
+        if status.st_uid != 0 or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise NotAllowed(f"{path}: not only root can write it; `chown root` and `chmod 644` it")
         return parse_map(file, path)
 
@@ -94,7 +100,7 @@ def parse_map(lines: Iterable[str], path: str) -> dict[str, str]:
 
 
 def allowed_uids(path: str = LOGIN) -> tuple[int, int]:
-    """The uids of people on this machine, from `UID_MIN` and `UID_MAX`."""
+    """Return the first and last uid of regular users on this machine: `UID_MIN` and `UID_MAX`."""
     first, last = FIRST, LAST
     try:
         with open(path) as file:

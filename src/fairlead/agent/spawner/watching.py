@@ -1,4 +1,4 @@
-"""Looking after tasks that run: the size of their logs, their memory, and what they leave behind."""
+"""Watches running tasks: the size of their logs, their memory, and the processes that they leave behind."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ if TYPE_CHECKING:
     from fairlead.agent.spawner.records import Task
 
 SETTLED = 0.5
-"""Seconds. Tasks that have run for less are not looked after yet."""
+"""Seconds after which a running task is watched."""
 
 Marks = dict[int, str]
 """The first process of a task → the task's mark."""
 
 
 def members(tasks: Iterable[int], marks: Marks) -> dict[int, list[int]]:
-    """The living processes of tasks, by the first process of each. `marks` has all tasks that there are."""
+    """Return the living processes of tasks, by the first process of each task. `marks` has all tasks."""
     processes = all_processes()
-    found: dict[int, list[int]] = {pid: [] for pid in tasks}
+    processes_of: dict[int, list[int]] = {pid: [] for pid in tasks}
     for pid, owner in owners(marks, processes, os.getpid()).items():
-        if owner in found and processes[pid].alive:
-            found[owner].append(pid)
-    return found
+        if owner in processes_of and processes[pid].alive:
+            processes_of[owner].append(pid)
+    return processes_of
 
 
 def cut_logs(tasks: Iterable[Task], logs: str, now: float) -> None:
+    """Rotate the logs that are too large."""
     for task in tasks:
         if now - task.began >= SETTLED and task.spec is not None:
             rotate(f"{logs}/{task.spec[3]}/{task.name}.out")
@@ -39,7 +40,7 @@ def cut_logs(tasks: Iterable[Task], logs: str, now: float) -> None:
 
 
 def too_large(tasks: Iterable[Task], marks: Marks, now: float) -> Iterator[tuple[Task, str]]:
-    """Tasks that use more memory than they asked for, where no cgroup sees to it, with what to tell about it."""
+    """Yield the tasks that use more memory than they asked for and that no cgroup limits, each with the reason."""
     limits = {
         task.pid: task
         for task in tasks
@@ -59,7 +60,7 @@ def too_large(tasks: Iterable[Task], marks: Marks, now: float) -> Iterator[tuple
 
 
 def orphans(marks: Marks, guard: int) -> list[int]:
-    """The children of the spawner that are the first process of no task: tasks have left them behind.
+    """Return the children of the spawner that are not the first process of a task: tasks have left them behind.
 
     `guard` is a child of the spawner that belongs to no task.
     """
@@ -68,11 +69,11 @@ def orphans(marks: Marks, guard: int) -> list[int]:
 
 
 def end_orphans(marks: Marks, guard: int) -> bool:
-    """Kill what tasks that are over left behind in sessions of their own; True if there was something."""
-    found = orphans(marks, guard)
-    if not found:
+    """Kill the processes that ended tasks left behind in other sessions. Returns True if there are orphans."""
+    pids = orphans(marks, guard)
+    if not pids:
         return False
     processes = all_processes()
     owned = owners(marks, processes, os.getpid())
-    signal_all([pid for pid in found if pid not in owned], signal.SIGKILL)
+    signal_all([pid for pid in pids if pid not in owned], signal.SIGKILL)
     return True

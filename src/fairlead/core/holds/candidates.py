@@ -1,7 +1,7 @@
-"""What could be held: the nodes gathered by what they are and by what claims them, so that one answers for all alike.
+"""Nodes that can be held: group identical nodes and evaluate one per group.
 
-A head that starves may be one of many, and nodes are thousands. Whether there is enough for it is a question to each
-kind of node; only who gets nodes has them ranked one by one.
+There may be many starving heads and thousands of nodes. Whether there are enough nodes for a head is evaluated per
+group. Only for a head that gets nodes are they ranked one by one.
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ from fairlead.core.shape import Shape
 from fairlead.core.state import Partition
 
 Claims = dict[int, list[tuple[Shape, int]]]
-"""A node by its join number → the shapes, and how many tasks of each, that claim room there."""
+"""Node id → the shapes that claim capacity there, and the number of tasks of each."""
 
 
 class NodeGroup:
-    """Nodes that are alike: what the job itself uses there, what all claim, and whether somebody holds them."""
+    """Identical nodes: `own` is the use of the job itself there, `claims` that of all asks, `held` if they are held."""
 
-    __slots__ = ("claims", "held", "joins", "own")
+    __slots__ = ("claims", "held", "node_ids", "own")
 
     def __init__(self, own: list[tuple[Shape, int]], claims: list[tuple[Shape, int]], held: bool) -> None:
         self.own = own
         self.claims = claims
         self.held = held
-        self.joins: list[int] = []
+        self.node_ids: list[int] = []
 
 
 class Offer:
-    """How many tasks fit each node of a kind: if nobody else were there, and beside what others claim."""
+    """The number of tasks that fit each node of a group: `alone` without claims of other asks, `beside` with them."""
 
-    __slots__ = ("alone", "beside", "kind")
+    __slots__ = ("alone", "beside", "group")
 
-    def __init__(self, kind: NodeGroup, alone: int, beside: int) -> None:
-        self.kind = kind
+    def __init__(self, group: NodeGroup, alone: int, beside: int) -> None:
+        self.group = group
         self.alone = alone
         self.beside = beside
 
 
 class Candidates:
-    """The nodes as they are claimed now; or, for who is to be alone, as if nobody claimed any."""
+    """The nodes with their present claims; or, with `alone`, as if there were no claims."""
 
     def __init__(self, partition: Partition, alone: bool = False) -> None:
         self.partition = partition
@@ -49,22 +49,22 @@ class Candidates:
         self.claims: Claims = (
             {} if alone else {node_id: claimed_on(partition, node_id) for node_id in held_nodes(partition)}
         )
-        self._kinds: list[NodeGroup] | None = None
+        self._groups: list[NodeGroup] | None = None
 
-    def kinds(self) -> list[NodeGroup]:
-        """Without anything of a job's own. Worked out once."""
-        if self._kinds is None:
-            self._kinds = gather(self.partition, self.claims, {})
-        return self._kinds
+    def groups(self) -> list[NodeGroup]:
+        """Return the groups for an ask without running tasks of its own. Cached."""
+        if self._groups is None:
+            self._groups = gather(self.partition, self.claims, {})
+        return self._groups
 
 
 def gather(partition: Partition, claims: Claims, own: Claims, without: Collection[int] = ()) -> list[NodeGroup]:
-    """The nodes that may be held: up, not backed off, and not promised to anybody. The first ones first."""
+    """Group the nodes that may be held: up, not backed off and not promised. Groups and nodes are in join order."""
     nodes = partition.nodes
-    # Labels that no shape asks for tell nobody apart.
+    # Labels that no shape selects by make no difference.
     labels = sorted({label for shape in partition.shapes.values() for label, _ in shape.key.selectors})
     columns = list(nodes.capacity.values())
-    kinds: dict[object, NodeGroup] = {}
+    groups: dict[object, NodeGroup] = {}
     for node_id in sorted(nodes.rows):
         row = nodes.rows[node_id]
         if nodes.state[row] != "up" or node_id in nodes.avoided or node_id in without:
@@ -82,39 +82,39 @@ def gather(partition: Partition, claims: Claims, own: Claims, without: Collectio
             tuple(claims[node_id]) if node_id in claims else None,
             tuple(own[node_id]) if node_id in own else None,
         )
-        kind = kinds.get(key)
-        if kind is None:
-            mine = own.get(node_id, [])
-            kind = kinds[key] = NodeGroup(mine, claims.get(node_id, []) + mine, node_id in claims)
-        kind.joins.append(node_id)
-    return list(kinds.values())
+        group = groups.get(key)
+        if group is None:
+            own_use = own.get(node_id, [])
+            group = groups[key] = NodeGroup(own_use, claims.get(node_id, []) + own_use, node_id in claims)
+        group.node_ids.append(node_id)
+    return list(groups.values())
 
 
-def offers(partition: Partition, shape: Shape, kinds: list[NodeGroup], most: int) -> list[Offer]:
-    """What each kind has for tasks of a shape, up to so many on a node; only those that have anything."""
+def offers(partition: Partition, shape: Shape, groups: list[NodeGroup], most: int) -> list[Offer]:
+    """Return the offers of groups that fit at least one task of a shape, counting at most `most` tasks a node."""
     nodes = partition.nodes
     if shape.key.apart:
         most = 1
-    found: list[Offer] = []
-    for kind in kinds:
-        node_id = kind.joins[0]
+    node_offers: list[Offer] = []
+    for group in groups:
+        node_id = group.node_ids[0]
         if may_take(nodes, nodes.rows[node_id], shape):
-            alone = room_beside(nodes, node_id, kind.own, shape, most)
+            alone = room_beside(nodes, node_id, group.own, shape, most)
             if alone > 0:
-                found.append(Offer(kind, alone, max(0, room_beside(nodes, node_id, kind.claims, shape, most))))
-    return found
+                node_offers.append(Offer(group, alone, max(0, room_beside(nodes, node_id, group.claims, shape, most))))
+    return node_offers
 
 
-def suffice(found: list[Offer], needed: int, many: int, new: int) -> bool:
-    """Whether so many nodes, of which so many nobody holds yet, can take all tasks: those with most room."""
-    for offer in sorted(found, key=lambda each: -each.beside):
+def suffice(node_offers: list[Offer], needed: int, most_nodes: int, most_new: int) -> bool:
+    """True if at most `most_nodes` nodes, at most `most_new` of them not held yet, can take all tasks."""
+    for offer in sorted(node_offers, key=lambda offer: -offer.beside):
         if not offer.beside:
             return False
-        nodes = min(len(offer.kind.joins), many, -(-needed // offer.beside))
-        if not offer.kind.held:
-            nodes = min(nodes, max(0, new))
-            new -= nodes
-        many -= nodes
+        nodes = min(len(offer.group.node_ids), most_nodes, -(-needed // offer.beside))
+        if not offer.group.held:
+            nodes = min(nodes, max(0, most_new))
+            most_new -= nodes
+        most_nodes -= nodes
         needed -= nodes * offer.beside
         if needed <= 0:
             return True

@@ -1,7 +1,7 @@
-"""Holds: nodes are kept free of new work for a gang that small tasks keep walking past, until it can start.
+"""Holds: keep nodes free of new work for a starving gang, which small tasks would otherwise overtake for ever.
 
-After match, those that starve are taken by priority. A gang gets enough nodes to start whole, by their capacity, or
-none. What becomes of them is in `core/holds/release.py`.
+After match, starving asks are taken by priority. A gang gets enough nodes to start whole, by their capacity, or none.
+`core/holds/release.py` ends holds.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from fairlead.core.shape import Shape
 from fairlead.core.state import FAR, Partition
 
 MAX_HEADS = 10
-"""So many get nodes in one cycle, for which all nodes are ranked; the next cycle goes on."""
+"""At most this number of asks get holds in one cycle, since each one ranks all nodes. The next cycle continues."""
 
-# -- those who starve --------------------------------------------------------------------------------------------
+# -- starving asks -----------------------------------------------------------------------------------------------
 
 
 def hold_nodes(plan: Plan) -> None:
-    """Hold nodes for those who starve, by priority. Nobody gets any in a cycle in which higher priority was placed."""
+    """Hold nodes for starving asks, by priority. An ask gets none in a cycle that placed tasks of a higher priority."""
     partition = plan.partition
     release_obsolete(plan)
     if (
@@ -49,52 +49,52 @@ def hold_nodes(plan: Plan) -> None:
             starving.append((lane, ask))
         else:
             partition.next_starving_at = min(partition.next_starving_at, when)
-    _hold_in_order(plan, sorted(starving, key=lambda each: _place_of(each[1])))
+    _hold_in_order(plan, sorted(starving, key=lambda pair: _place_of(pair[1])))
     partition.unheld_starving = any(ask.seq not in partition.holds for _, ask in starving)
 
 
 def _hold_in_order(plan: Plan, starving: list[tuple[Lane, Ask]]) -> None:
     partition = plan.partition
     placed = _highest_placed(plan) if starving else None
-    grounds: Candidates | None = None
+    candidates: Candidates | None = None
     before = len(partition.holds)
     for lane, ask in starving:
         if len(partition.holds) >= before + MAX_HEADS:
             plan.more = True
             return
-        if any(each.large for each in partition.holds.values()):
+        if any(hold.large for hold in partition.holds.values()):
             return
         if placed is not None and placed > ask.stage.job.priority:
             plan.more = True
             return
         if refusal(partition, ask) is not None:
             continue
-        seen = _seen(partition, ask)
-        if lane.unheld is None or lane.unheld[0] != seen:
-            if grounds is None or grounds.version != partition.holds_version:
-                grounds = Candidates(partition)
-            lane.unheld = (seen, _waits_alone(plan, ask, grounds))
+        versions = _versions(partition, ask)
+        if lane.unheld is None or lane.unheld[0] != versions:
+            if candidates is None or candidates.version != partition.holds_version:
+                candidates = Candidates(partition)
+            lane.unheld = (versions, _waits_alone(plan, ask, candidates))
         if lane.unheld[1]:
             return
 
 
-def _seen(partition: Partition, ask: Ask) -> object:
-    """All that decides whether there are nodes for an ask: while it is the same, there is no use in looking."""
+def _versions(partition: Partition, ask: Ask) -> object:
+    """Return the state that decides whether there are nodes for an ask. While it is the same, the answer is too."""
     needs = minimum_by_stage(ask)
     wanted = tuple([needed for _, needed in needs])
-    # Of several shapes the first ones take what is best by now, and the others what they leave.
-    use = (partition.now, partition.openings, partition.counters.allocation) if len(needs) > 1 else None
+    # With several shapes, the first ones take the nodes that score best now, which depends on what runs there.
+    starts = (partition.now, partition.openings, partition.counters.allocation) if len(needs) > 1 else None
     own = _own_room(ask)
-    return (ask.seq, wanted, own, use, partition.nodes.version, partition.holds_version, partition.settings)
+    return (ask.seq, wanted, own, starts, partition.nodes.version, partition.holds_version, partition.settings)
 
 
-def _waits_alone(plan: Plan, ask: Ask, grounds: Candidates) -> bool:
-    """Hold nodes for an ask. Returns whether it needs so many that nobody else may have any new ones before."""
+def _waits_alone(plan: Plan, ask: Ask, candidates: Candidates) -> bool:
+    """Hold nodes for an ask if there are enough. True if it waits for a large hold: no other ask may get one before."""
     partition = plan.partition
-    places = _find(partition, ask, grounds, partition.settings.held_nodes_percent)
+    places = _find(partition, ask, candidates, partition.settings.held_nodes_percent)
     large = places is None and partition.settings.hold_large
     if large:
-        places = _find(partition, ask, Candidates(partition, alone=True) if partition.holds else grounds, None)
+        places = _find(partition, ask, Candidates(partition, alone=True) if partition.holds else candidates, None)
     if places is None:
         return False
     if large and partition.holds:
@@ -107,19 +107,19 @@ def _hold(plan: Plan, ask: Ask, places: tuple[Place, ...], large: bool) -> None:
     partition, stage = plan.partition, ask.stage
     plan.do(Held(stage.job.id, stage.position, ask.kind, places, large))
     for node_id in sorted({node_id: None for node_id, _, _ in places}):
-        # What was sent there ahead and has not begun is new work.
-        known = partition.nodes.allocations[partition.nodes.rows[node_id]]
-        call_back(plan, [known[number] for number in sorted(known) if known[number].rooms])
+        # Tasks sent ahead in a chain that have not begun count as new work.
+        allocations = partition.nodes.allocations[partition.nodes.rows[node_id]]
+        call_back(plan, [allocations[number] for number in sorted(allocations) if allocations[number].rooms])
 
 
 def starves_at(partition: Partition, ask: Ask) -> Micros:
-    """From when on an ask that finds no room starves: it has waited for longer than it should."""
+    """Return the time from which an ask without capacity counts as starving."""
     pause = partition.reign.pause_ends(ask.unheld_until, partition.settings.starving_after)
     return max(ask.waiting_since + partition.settings.starving_after + 1, pause)
 
 
 def starving_due(partition: Partition) -> Micros:
-    """When somebody may begin to starve, if nothing happens before. After a start that is not known yet."""
+    """Return the time when an ask may begin to starve, if nothing happens before; now if it is not known yet."""
     return max(partition.next_starving_at, partition.now) if partition.settings.hold_for else FAR
 
 
@@ -131,13 +131,13 @@ def _waiting(partition: Partition) -> Iterator[tuple[Lane, Ask]]:
 
 
 def _may_starve(partition: Partition, lane: Lane, ask: Ask) -> bool:
-    """Whether it found no room, has not got nodes, and its job cannot do its work without it."""
+    """True if an ask found no capacity, has no nodes of its own, and its job cannot work without it."""
     stage, kind = ask.stage, ask.kind
     if lane.asleep_at is None or partition.kept(ask.seq) or stage.asks[kind] is not ask:
         return False
     if kind == NEW:
         return not stage.started
-    # What a stage that has enough grows by one by one may take its time.
+    # Single tasks that a stage with enough workers grows by are not urgent.
     return stage.short_since is not None or gang_size(ask) > 1
 
 
@@ -146,7 +146,7 @@ def _place_of(ask: Ask) -> tuple[int, int, int]:
 
 
 def _highest_placed(plan: Plan) -> int | None:
-    """The highest priority of what this cycle has placed."""
+    """Return the highest priority of the tasks placed in this cycle."""
     jobs = plan.partition.jobs
     highest: int | None = None
     for change, _ in plan.done:
@@ -162,65 +162,70 @@ def _highest_placed(plan: Plan) -> int | None:
 # -- which nodes -------------------------------------------------------------------------------------------------
 
 
-def _find(partition: Partition, ask: Ask, grounds: Candidates, percent: int | None) -> tuple[Place, ...] | None:
-    """Nodes whose capacity, beside what others claim there already, takes all that has to start at once; or None.
+def _find(partition: Partition, ask: Ask, candidates: Candidates, percent: int | None) -> tuple[Place, ...] | None:
+    """Find nodes with capacity, beside existing claims, for all tasks that have to start at once; or None.
 
-    With a percentage, only so many of those that could take a task are used, and so many of all may be held.
+    `percent` limits the nodes to that part of those that could take a task, and all holds to that part of all nodes.
     """
     own = _own_room(ask)
-    most = len(partition.nodes) if percent is None else most_held(partition)
-    claims = dict(grounds.claims)
+    most_held_nodes = len(partition.nodes) if percent is None else most_held(partition)
+    claims = dict(candidates.claims)
     places: list[Place] = []
     for stage, needed in minimum_by_stage(ask):
-        apart = {each.node: None for each in (stage.live or {}).values()} if stage.shape.key.apart else {}
+        apart = {allocation.node: None for allocation in (stage.live or {}).values()} if stage.shape.key.apart else {}
         first = not (own or places or apart)
-        kinds = grounds.kinds() if first else gather(partition, claims, own, apart)
-        found = offers(partition, stage.shape, kinds, stage.count)
-        if sum(min(each.alone, needed) * len(each.kind.joins) for each in found) < needed:
+        groups = candidates.groups() if first else gather(partition, claims, own, apart)
+        node_offers = offers(partition, stage.shape, groups, stage.count)
+        if sum(min(offer.alone, needed) * len(offer.group.node_ids) for offer in node_offers) < needed:
             return None
-        many = sum(len(each.kind.joins) for each in found)
+        most_nodes = sum(len(offer.group.node_ids) for offer in node_offers)
         if percent is not None:
-            many = may_be_held(percent, many)
-        if not suffice(found, needed, many, most - len(claims)):
+            most_nodes = may_be_held(percent, most_nodes)
+        if not suffice(node_offers, needed, most_nodes, most_held_nodes - len(claims)):
             return None
-        for node_id, tasks in _take(partition, stage.shape, needed, found, many, most - len(claims)):
+        for node_id, tasks in _take(
+            partition, stage.shape, needed, node_offers, most_nodes, most_held_nodes - len(claims)
+        ):
             claims[node_id] = [*claims.get(node_id, []), (stage.shape, tasks)]
             places.append((node_id, stage.position, tasks))
     return tuple(places)
 
 
 def _take(
-    partition: Partition, shape: Shape, needed: int, found: list[Offer], many: int, new: int
+    partition: Partition, shape: Shape, needed: int, node_offers: list[Offer], most_nodes: int, most_new: int
 ) -> list[tuple[int, int]]:
-    """Nodes, and how many tasks each is kept for: the best so many, or those with most room if these do not do."""
-    rooms = {node_id: (each.beside, each.kind.held) for each in found for node_id in each.kind.joins}
+    """Return nodes and the number of tasks that each is held for.
+
+    These are among the best `most_nodes` nodes, or those with most capacity if the best do not suffice.
+    """
+    rooms = {node_id: (offer.beside, offer.group.held) for offer in node_offers for node_id in offer.group.node_ids}
     ranked = _ranked(partition, shape, list(rooms))
-    return _keep(needed, ranked[:many], rooms, many, new) or _keep(
-        needed, sorted(ranked, key=lambda node_id: -rooms[node_id][0]), rooms, many, new
+    return _keep(needed, ranked[:most_nodes], rooms, most_nodes, most_new) or _keep(
+        needed, sorted(ranked, key=lambda node_id: -rooms[node_id][0]), rooms, most_nodes, most_new
     )
 
 
 def _keep(
-    needed: int, order: list[int], rooms: dict[int, tuple[int, bool]], many: int, new: int
+    needed: int, order: list[int], rooms: dict[int, tuple[int, bool]], most_nodes: int, most_new: int
 ) -> list[tuple[int, int]]:
-    """Keep as much as there is of each node in turn, until all tasks have a place; nothing if they do not get one."""
+    """Fill the nodes in order until all tasks have a place. Returns an empty list if they do not fit."""
     kept: list[tuple[int, int]] = []
     for node_id in order:
         room, held = rooms[node_id]
-        if not room or (not held and new <= 0):
+        if not room or (not held and most_new <= 0):
             continue
-        new -= not held
+        most_new -= not held
         kept.append((node_id, min(room, needed)))
         needed -= min(room, needed)
         if not needed:
             return kept
-        if len(kept) == many:
+        if len(kept) == most_nodes:
             break
     return []
 
 
 def _own_room(ask: Ask) -> Claims:
-    """What the gang of an ask uses already, by node: these tasks go on beside those that it asks for.
+    """Return the running tasks of the ask's gang by node: they run on beside the tasks that it asks for.
 
     Tasks of other stages end by themselves, as those of other jobs do.
     """
@@ -232,8 +237,8 @@ def _own_room(ask: Ask) -> Claims:
     return own
 
 
-def _ranked(partition: Partition, shape: Shape, joins: list[int]) -> list[int]:
-    """The best nodes first: by their score, then who is expected to be free first, then who joined first."""
+def _ranked(partition: Partition, shape: Shape, node_ids: list[int]) -> list[int]:
+    """Sort nodes, the best first: by score. Ties: the node expected to be free soonest, then the first to join."""
     nodes, asked = partition.nodes, shape.resources
     columns = [(nodes.capacity[name], nodes.used[name]) for name in asked if name in nodes.capacity]
     names = [name for name in asked if name in nodes.capacity]
@@ -246,14 +251,14 @@ def _ranked(partition: Partition, shape: Shape, joins: list[int]) -> list[int]:
         if score is None:
             free = dict(zip(names, left, strict=True))
             score = scores[left] = (not is_exact(asked, free), -node_score(asked, free))
-        known, when = _expected_free(partition, row)
-        return (*score, not known, when, node_id)
+        is_known, when = _expected_free(partition, row)
+        return (*score, not is_known, when, node_id)
 
-    return sorted(joins, key=rank)
+    return sorted(node_ids, key=rank)
 
 
 def _expected_free(partition: Partition, row: int) -> tuple[bool, Micros]:
-    """Whether it is known when all that runs on a node will have ended, and when that is."""
+    """Return True and the time when all tasks on a node will have ended, or False if it is unknown."""
     latest = partition.now
     for allocation in partition.nodes.allocations[row].values():
         end = end_of(allocation, partition.now)

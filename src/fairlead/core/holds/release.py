@@ -1,9 +1,9 @@
-"""Nodes that are held or promised are released when they do not serve their ask any more.
+"""Release held and promised nodes that no longer serve their ask.
 
-That is when the ask is not wanted as it was, when admission refuses it for a reason that does not pass by itself, and
-when it takes too long. When one of the nodes is no longer what it was, the others stay kept: what is missing of an
-order is ordered again, and for a hold or a claim nodes are looked for anew after match, so that no other ask takes them
-meanwhile. An ask that starts releases its nodes itself.
+An earmark ends when its ask changed or was withdrawn, when admission refuses the ask for a reason that does not pass by
+itself, and after a time. When one of its nodes leaves or changes, the others stay earmarked, so that no other ask takes
+them: missing nodes of an order are ordered again, and for a hold or a claim nodes are chosen again after match. An ask
+that starts releases its nodes itself.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from fairlead.core.policy.score import may_be_held
 from fairlead.core.reasons import OverLimit, Reason, ShareSpent
 from fairlead.core.state import Partition
 
-NOT_AS_IT_WAS = "a node of it is not what it was"
+NODE_UNUSABLE = "one of its nodes can no longer be used"
 
 
 def release_obsolete(plan: Plan) -> None:
-    """Let go what does not serve any more, and the last holds if there are more than there may be."""
+    """Release obsolete holds and promises; trim the remaining holds to the limit, the last ones first."""
     partition = plan.partition
     if not partition.nodes.held:
         return
     for _, kept in (*sorted(partition.holds.items()), *sorted(partition.promises.items())):
         ask = partition.kept_for(kept)
-        if ask is None or not _same(kept, ask):
-            plan.do(Released(kept.seq, "it is not wanted as it was"))
+        if ask is None or not _needs_all(kept, ask):
+            plan.do(Released(kept.seq, "its ask has changed or was withdrawn"))
             _pass_on(plan, kept)
     for kept in in_order(partition):
-        over = _over(partition, kept)
-        if over is not None:
-            plan.do(Released(kept.seq, *over))
+        expired = _expired(partition, kept)
+        if expired is not None:
+            plan.do(Released(kept.seq, *expired))
         elif kept.checked != partition.nodes.version:
             _trim(plan, kept)
     if partition.reign.ready:
         _end_refused(plan)
     counted = [kept for kept in in_order(partition) if isinstance(kept, Hold) and not kept.large]
     while len({node_id: None for hold in counted for node_id in hold.nodes}) > most_held(partition):
-        plan.do(Released(counted.pop().seq, "more nodes were held than may be"))
+        plan.do(Released(counted.pop().seq, "more nodes were held than held_nodes_percent allows"))
 
 
 def _pass_on(plan: Plan, kept: Earmark) -> None:
-    """Keep nodes that came for an ask of another size, or in another place, for what is asked for instead of it."""
+    """Keep nodes that arrived for an ask for the ask that replaces it, with another size or place."""
     ask = plan.partition.waits(kept.job, kept.stage, kept.kind)
     if ask is not None and isinstance(kept, Promise) and kept.ordered:
         for place in standing(plan.partition, kept):
@@ -55,13 +55,13 @@ def _pass_on(plan: Plan, kept: Earmark) -> None:
 
 
 def keep_arrived(plan: Plan, ask: Ask, place: Place) -> None:
-    """Keep a node that was ordered for an ask, with those that came before, and no more of it than the ask lacks.
+    """Keep an ordered node for its ask, in addition to nodes that arrived before, as far as the ask needs it.
 
-    A gang lacks what has to start together; an ask of single tasks, all that is pending.
+    A gang needs capacity for the tasks that start together; an ask of single tasks, for all that are pending.
     """
     kept = plan.partition.kept(ask.seq)
     if isinstance(kept, Hold) or (kept is not None and not kept.ordered):
-        return  # it is served already
+        return  # it has a hold or a claim already
     node_id, position, tasks = place
     places = () if kept is None else kept.places
     needed = sum(needed for stage, needed in minimum_by_stage(ask) if stage.position == position)
@@ -69,7 +69,7 @@ def keep_arrived(plan: Plan, ask: Ask, place: Place) -> None:
         needed = ask.count
     lacking = needed - sum(tasks for _, at, tasks in places if at == position)
     if lacking <= 0:
-        return  # it was ordered for those who follow when the gang has started
+        return  # it was ordered for tasks that follow when the gang has started
     places = (*places, (node_id, position, min(tasks, lacking)))
     if kept is not None:
         plan.do(Released(kept.seq, "more of its nodes have come"))
@@ -78,36 +78,36 @@ def keep_arrived(plan: Plan, ask: Ask, place: Place) -> None:
 
 
 def _end_refused(plan: Plan) -> None:
-    """Release nodes of asks that may not start, unless what stops or ends will let them."""
+    """Release nodes of asks that may not start, unless tasks that stop or end will allow it."""
     partition = plan.partition
     admission = Admission(partition)
     for kept in in_order(partition):
         ask = partition.kept_for(kept)
         reason = admission.refusal(ask, minimum_by_stage(ask)) if ask is not None else None
-        if reason is not None and not _passes(kept, reason):
+        if reason is not None and not _will_pass(kept, reason):
             plan.do(Released(kept.seq, f"it may not start: {reason}"))
 
 
-def _passes(kept: Hold | Promise, reason: Reason) -> bool:
+def _will_pass(kept: Hold | Promise, reason: Reason) -> bool:
     """True if a reason ends when tasks end: a share that is spent, or, for a promise, a limit."""
     return isinstance(reason, ShareSpent) or (isinstance(reason, OverLimit) and isinstance(kept, Promise))
 
 
 def end_promises(plan: Plan) -> None:
-    """Let go what is promised to somebody who did not start though all whose room it counted on are gone."""
+    """Release promises that did not help: all stopping tasks that they counted on are gone, or one is overdue."""
     partition = plan.partition
     for _, promise in sorted(partition.promises.items()) if partition.promises and partition.reign.ready else ():
         if not promise.ordered and not is_coming(partition, promise):
             if is_stuck(partition, promise):
                 plan.do(Released(promise.seq, "a task did not stop in time"))
             else:
-                # Where a node went, that is why it did not help: the claim may be made anew at once.
+                # If a node has left, that is why it did not help: the ask may claim again at once.
                 pause = 0 if _lacks_some(partition, promise) else partition.now + partition.settings.promise_for
                 plan.do(Released(promise.seq, "it did not help", pause))
 
 
 def end_short_holds(plan: Plan) -> None:
-    """Let holds go that have too few nodes by now: after match, when nodes are looked for anew."""
+    """Release holds that have too few nodes by now. Called after match, when nodes are chosen again."""
     partition = plan.partition
     for _, hold in sorted(partition.holds.items()):
         if _lacks_some(partition, hold):
@@ -115,13 +115,13 @@ def end_short_holds(plan: Plan) -> None:
 
 
 def in_order(partition: Partition) -> list[Hold | Promise]:
-    """All that is kept, by the priority of those it is kept for, then by age."""
+    """Return all holds and promises by the priority of their jobs, then by age."""
     kept: list[Hold | Promise] = [*partition.holds.values(), *partition.promises.values()]
-    return sorted(kept, key=lambda each: (-partition.jobs[each.job].priority, each.since, each.seq))
+    return sorted(kept, key=lambda earmark: (-partition.jobs[earmark.job].priority, earmark.since, earmark.seq))
 
 
 def kept_due(partition: Partition) -> Iterator[Micros]:
-    """When holds and promises end, if nothing happens before."""
+    """Yield the times when holds and promises end, if nothing happens before."""
     if partition.nodes.held:
         for kept in in_order(partition):
             yield ends_at(partition, kept, partition.now)
@@ -132,12 +132,12 @@ def held_nodes(partition: Partition) -> dict[int, None]:
 
 
 def most_held(partition: Partition) -> int:
-    """How many nodes may be held at once."""
+    """Return the number of nodes that may be held at once."""
     return may_be_held(partition.settings.held_nodes_percent, len(partition.nodes))
 
 
-def _over(partition: Partition, kept: Hold | Promise) -> tuple[str, Micros] | None:
-    """Why it is over, and until when there is no other."""
+def _expired(partition: Partition, kept: Hold | Promise) -> tuple[str, Micros] | None:
+    """Return why a hold or promise ends now, and until when its ask gets no other; None if it does not end."""
     if partition.reign.ready and partition.now >= ends_at(partition, kept, partition.now):
         if isinstance(kept, Promise) and kept.ordered:
             return "the rest of its nodes did not come in time", 0
@@ -147,29 +147,29 @@ def _over(partition: Partition, kept: Hold | Promise) -> tuple[str, Micros] | No
 
 
 def _trim(plan: Plan, kept: Hold | Promise) -> None:
-    """Let those of its nodes go that are not what they were."""
+    """Release the nodes of a hold or promise that can no longer be used."""
     partition = plan.partition
     places = standing(partition, kept)
     if not places:
-        plan.do(Released(kept.seq, NOT_AS_IT_WAS))
+        plan.do(Released(kept.seq, NODE_UNUSABLE))
         return
     if places != kept.places:
-        plan.do(Trimmed(kept.seq, places, NOT_AS_IT_WAS))
+        plan.do(Trimmed(kept.seq, places, NODE_UNUSABLE))
     kept.checked = partition.nodes.version
 
 
-def _same(kept: Earmark, ask: Ask) -> bool:
-    """Whether an ask needs all that is kept for it. It may need more."""
-    there: dict[int, int] = {}
+def _needs_all(kept: Earmark, ask: Ask) -> bool:
+    """True if an ask needs all that is kept for it. It may need more."""
+    reserved: dict[int, int] = {}
     for _, position, tasks in kept.places:
-        there[position] = there.get(position, 0) + tasks
+        reserved[position] = reserved.get(position, 0) + tasks
     needs = {stage.position: needed for stage, needed in minimum_by_stage(ask)}
     if isinstance(kept, Promise) and kept.ordered and not ask.whole:  # single tasks may have nodes for all
-        return there.get(ask.stage.position, 0) <= max(gang_size(ask), ask.count)
-    return all(tasks <= needs.get(position, 0) for position, tasks in there.items())
+        return reserved.get(ask.stage.position, 0) <= max(gang_size(ask), ask.count)
+    return all(tasks <= needs.get(position, 0) for position, tasks in reserved.items())
 
 
 def _lacks_some(partition: Partition, kept: Earmark) -> bool:
-    """Whether an ask needs more than what is kept for it."""
+    """True if an ask needs more than is kept for it."""
     ask = partition.kept_for(kept)
     return ask is not None and kept.tasks < gang_size(ask)

@@ -1,4 +1,4 @@
-"""Nodes that are held or promised: how much of a node is kept for whom, by its capacity, and who may use it now."""
+"""Earmarked nodes: how much of a node is held for or promised to which ask, and which asks may use it now."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from fairlead.core.shape import WHOLE_DEVICE, Shape
 from fairlead.core.state import STOP_MARGIN, Partition
 
 FEW_FAILURES = 3
-"""A node where no more launches than this have gone wrong in a row is counted on to be back: it pauses for seconds."""
+"""A backed-off node counts as coming back if at most this number of launches failed in a row: it pauses for seconds."""
 
 Wanted = Iterable[tuple[Shape, int]]
-"""Shapes and how many tasks of each."""
+"""Shapes, and the number of tasks of each."""
 
 
 def kept_on(partition: Partition, node_id: int, without: int | None = None) -> list[tuple[Shape, int]]:
-    """What a node is kept for, in the order of the asks; but for one of them."""
-    found: list[tuple[Shape, int]] = []
+    """Return the tasks that a node is kept for, in the order of the asks, leaving out the ask `without`."""
+    wanted: list[tuple[Shape, int]] = []
     for seq, places in sorted(partition.nodes.held.get(node_id, {}).items()):
         kept = partition.kept(seq)
         if kept is not None and seq != without:
-            found += [(partition.jobs[kept.job].stages[position].shape, tasks) for _, position, tasks in places]
-    return found
+            wanted += [(partition.jobs[kept.job].stages[position].shape, tasks) for _, position, tasks in places]
+    return wanted
 
 
 def claimed_on(partition: Partition, node_id: int) -> list[tuple[Shape, int]]:
-    """The same, and what has landed there since: it is in the way of those that hold the node still."""
+    """Return the tasks that a node is kept for, and those that started there since: they take the holders' capacity."""
     claimed = kept_on(partition, node_id)
     since = min(
         (partition.holds[seq].since for seq in partition.nodes.held.get(node_id, ()) if seq in partition.holds),
@@ -47,7 +47,7 @@ def claimed_on(partition: Partition, node_id: int) -> list[tuple[Shape, int]]:
 
 
 def room_beside(nodes: NodeTable, node_id: int, others: Wanted, shape: Shape, most: int) -> int:
-    """How many tasks of a shape would fit a node if it were empty but for some others; -1 if these do not fit."""
+    """Return the number of tasks of a shape that fit a node with only `others` on it; -1 if these do not fit."""
     row = nodes.rows[node_id]
     taken: Vector = {}
     devices = [0] * nodes.gpus[row]
@@ -66,14 +66,17 @@ def room_beside(nodes: NodeTable, node_id: int, others: Wanted, shape: Shape, mo
 
 
 def room_now(nodes: NodeTable, node_id: int, shape: Shape, most: int) -> tuple[int, tuple[int, ...]]:
-    """How many tasks of a shape a node has room for, up to a number, and the devices they get."""
+    """Return the number of tasks of a shape that fit a node now, up to `most`, and the devices they get."""
     row = nodes.rows[node_id]
     free = {name: column[row] - nodes.used[name][row] for name, column in nodes.capacity.items()}
     return room_for(free, nodes.devices[row][: nodes.gpus[row]], shape, most)
 
 
 def room_for(free: Vector, devices: list[int], shape: Shape, most: int) -> tuple[int, tuple[int, ...]]:
-    """How many tasks fit what is free, where so much of each device is used, and the devices they get."""
+    """Return the number of tasks that fit free resources and devices, up to `most`, and the devices they get.
+
+    `devices` has the used part of each device.
+    """
     most = room([(free.get(name, 0), amount) for name, amount in shape.amounts if name != GPU], most)
     if not shape.devices or not most:
         return most, ()
@@ -82,10 +85,10 @@ def room_for(free: Vector, devices: list[int], shape: Shape, most: int) -> tuple
 
 
 def choose_held(partition: Partition, stage: Stage, kind: int, most: int) -> list[Choice]:
-    """The nodes where tasks of a stage may start now because they are kept for it.
+    """Choose nodes where tasks of a stage may start now because they are kept for it.
 
-    A node that others hold too gives it no more than its part, so that it delays none of them. So does one that was
-    ordered: the rest of it is for others.
+    On a node with several owners it gets no more than its part, so that it delays none of them. The same holds on an
+    ordered node, because other asks may use the rest.
     """
     ask = stage.asks[kind]
     chosen: list[Choice] = []
@@ -109,14 +112,16 @@ def choose_held(partition: Partition, stage: Stage, kind: int, most: int) -> lis
 def _part_of_devices(
     partition: Partition, node_id: int, seq: int, shape: Shape, most: int
 ) -> tuple[int, tuple[int, ...]]:
-    """How many tasks a node that others hold too has room for, on devices that leave the others theirs.
+    """Return the number of tasks that fit a node with several owners, and devices that leave the others theirs.
 
-    What was there before the holds will have gone; what has started from a hold since then stays.
+    Tasks that were there before the holds will end; tasks that started from a hold since then stay.
     """
     nodes = partition.nodes
     row = nodes.rows[node_id]
     others = kept_on(partition, node_id, without=seq)
-    since = min([partition.holds[each].since for each in nodes.held[node_id] if each in partition.holds], default=0)
+    since = min(
+        [partition.holds[holder].since for holder in nodes.held[node_id] if holder in partition.holds], default=0
+    )
     taken = [0] * nodes.gpus[row]
     for allocation in nodes.allocations[row].values():
         if allocation.safe_until > since + partition.settings.hold_for:
@@ -127,14 +132,15 @@ def _part_of_devices(
     most = room_now(nodes, node_id, shape, most)[0]
     chosen = _devices_beside(used, taken, others, shape, most)
     if len(chosen) < most * shape.devices:
-        # One task in the gap beside an older task, and the next one may find only the device of another owner.
-        empty = [there if there == kept else WHOLE_DEVICE for there, kept in zip(used, taken, strict=True)]
+        # A task that fills the gap beside an older one may leave the next one only the device of another owner. Try
+        # without such gaps, too.
+        empty = [in_use if in_use == kept else WHOLE_DEVICE for in_use, kept in zip(used, taken, strict=True)]
         chosen = max(chosen, _devices_beside(empty, taken, others, shape, most), key=len)
     return len(chosen) // shape.devices, chosen
 
 
 def _devices_beside(used: list[int], taken: list[int], others: Wanted, shape: Shape, most: int) -> tuple[int, ...]:
-    """The devices of up to `most` tasks, chosen one by one so that the others fit beside them and what is taken."""
+    """Choose devices for up to `most` tasks, one by one, so that `others` still fit beside them and what is taken."""
     used, taken = list(used), list(taken)
     chosen: tuple[int, ...] = ()
     for _ in range(most):
@@ -158,7 +164,7 @@ def _devices_beside(used: list[int], taken: list[int], others: Wanted, shape: Sh
 
 
 def _fit_devices(used: list[int], wanted: Wanted) -> bool:
-    """True if tasks find devices where these parts of each are used."""
+    """True if tasks find devices, given the used part of each device."""
     used = list(used)
     for shape, tasks in wanted:
         chosen = choose_devices(used, len(used), shape.devices, shape.device_milli, tasks) if shape.devices else ()
@@ -170,13 +176,13 @@ def _fit_devices(used: list[int], wanted: Wanted) -> bool:
 
 
 def choose_on(partition: Partition, stage: Stage, node_id: int, most: int) -> list[Choice]:
-    """Room for tasks of a stage on one node, beside what is promised there."""
+    """Choose capacity for tasks of a stage on one node, beside what is promised there."""
     nodes, shape = partition.nodes, stage.shape
     row = nodes.rows[node_id]
     if not nodes.placeable(row) or not may_take(nodes, row, shape):
         return []
     if shape.key.apart:
-        most = 0 if any(each.node == node_id for each in (stage.live or {}).values()) else min(most, 1)
+        most = 0 if any(allocation.node == node_id for allocation in (stage.live or {}).values()) else min(most, 1)
     tasks, devices = (
         room_now(nodes, node_id, shape, most) if node_id not in nodes.held else _beside(partition, node_id, shape, most)
     )
@@ -184,32 +190,34 @@ def choose_on(partition: Partition, stage: Stage, node_id: int, most: int) -> li
 
 
 def came_for_some(partition: Partition, node_id: int) -> bool:
-    """Whether a node is kept only because it was ordered: then what is beyond the promises is for everybody."""
+    """True if a node is kept only because it was ordered: all asks may use what is beyond the promises."""
     return all(
         seq in partition.promises and partition.promises[seq].ordered for seq in partition.nodes.held.get(node_id, ())
     )
 
 
 def _beside(partition: Partition, node_id: int, shape: Shape, most: int) -> tuple[int, tuple[int, ...]]:
-    """How many tasks of anybody fit an ordered node beside those that it is promised to, and their devices."""
+    """Return the number of tasks of any ask that fit an ordered node beside its promises, and their devices."""
     if not came_for_some(partition, node_id):
         return 0, ()
-    there = partition.nodes.allocations[partition.nodes.rows[node_id]].values()
-    others = kept_on(partition, node_id) + [(each.stage.shape, count(each.indices)) for each in there if not each.rooms]
+    allocations = partition.nodes.allocations[partition.nodes.rows[node_id]].values()
+    others = kept_on(partition, node_id) + [
+        (allocation.stage.shape, count(allocation.indices)) for allocation in allocations if not allocation.rooms
+    ]
     tasks = room_beside(partition.nodes, node_id, others, shape, most)
     return room_now(partition.nodes, node_id, shape, tasks) if tasks > 0 else (0, ())
 
 
 def choose_lent(partition: Partition, stage: Stage, most: int, lent: Mapping[int, Micros]) -> list[Choice]:
-    """The held nodes for tasks of anybody that are in nobody's way.
+    """Choose earmarked nodes of other asks for tasks that do not delay the owners.
 
-    Those ask for nothing, or are expected to be over before the nodes' holders can start, as `lent` says. Or they fit
-    beside what an ordered node is promised to.
+    Such tasks ask for nothing, or are expected to end before the holders can start (`lent`), or fit beside the promises
+    of an ordered node.
     """
     shape, nodes = stage.shape, partition.nodes
-    lasts = guess(stage.terms)
-    own = [each.seq for each in stage.asks if each is not None]
-    near = {each.node for each in (stage.live or {}).values()} if shape.key.apart else ()
+    run_time = guess(stage.terms)
+    own = [ask.seq for ask in stage.asks if ask is not None]
+    near = {allocation.node for allocation in (stage.live or {}).values()} if shape.key.apart else ()
     chosen: list[Choice] = []
     ordered = any(promise.ordered for promise in partition.promises.values())
     for node_id in sorted(nodes.held) if lent or ordered or not shape.amounts else ():
@@ -217,13 +225,13 @@ def choose_lent(partition: Partition, stage: Stage, most: int, lent: Mapping[int
         if most <= 0 or node_id in near or not nodes.placeable(row) or not may_take(nodes, row, shape):
             continue
         if ordered and came_for_some(partition, node_id):
-            found = (
+            choices = (
                 choose_on(partition, stage, node_id, most) if not any(seq in nodes.held[node_id] for seq in own) else []
             )
-            chosen += found
-            most -= sum(each.tasks for each in found)
+            chosen += choices
+            most -= sum(choice.tasks for choice in choices)
             continue
-        if shape.amounts and (lasts is None or partition.now + lasts > lent.get(node_id, 0)):
+        if shape.amounts and (run_time is None or partition.now + run_time > lent.get(node_id, 0)):
             continue
         if not any(seq in nodes.held[node_id] for seq in own):
             tasks, devices = room_now(nodes, node_id, shape, 1 if shape.key.apart else most)
@@ -234,9 +242,9 @@ def choose_lent(partition: Partition, stage: Stage, most: int, lent: Mapping[int
 
 
 def choose_yielded(partition: Partition, ask: Ask, stage: Stage, most: int, without: Collection[int]) -> list[Choice]:
-    """Nodes that arrived for single tasks, and that yield to an ask with an earlier turn and a better right.
+    """Choose nodes that arrived for single tasks and yield to an ask with an earlier turn and a better right.
 
-    Otherwise these tasks would start there, and be stopped for that ask at once. Gangs keep their nodes.
+    Otherwise these tasks would start there and be stopped for that ask at once. Gangs keep their nodes.
     """
     nodes, shape = partition.nodes, stage.shape
     yielding: dict[int, None] = {}
@@ -246,7 +254,7 @@ def choose_yielded(partition: Partition, ask: Ask, stage: Stage, most: int, with
             continue
         if _has_better_right(partition, ask, owner):
             yielding[promise.seq] = None
-    near = {each.node for each in (stage.live or {}).values()} if shape.key.apart else ()
+    near = {allocation.node for allocation in (stage.live or {}).values()} if shape.key.apart else ()
     chosen: list[Choice] = []
     for node_id in sorted({node_id: None for seq in yielding for node_id in partition.promises[seq].nodes}):
         row = nodes.rows[node_id]
@@ -275,22 +283,24 @@ def _has_better_right(partition: Partition, ask: Ask, owner: Ask) -> bool:
             and not is_unpreemptible(partition, other)
         )
     rights = partition.entitlements()
-    mine, its = next(pair for pair in zip(job.queue.line(), other.queue.line(), strict=False) if pair[0] is not pair[1])
-    return rights.used(mine) < rights.of(mine) and rights.used(its) >= rights.of(its)
+    own_queue, other_queue = next(
+        pair for pair in zip(job.queue.line(), other.queue.line(), strict=False) if pair[0] is not pair[1]
+    )
+    return rights.used(own_queue) < rights.of(own_queue) and rights.used(other_queue) >= rights.of(other_queue)
 
 
 def may_take(nodes: NodeTable, row: int, shape: Shape) -> bool:
-    """Whether a node takes tasks of a shape, whatever room it has."""
+    """True if a node takes tasks of a shape, whatever its free capacity."""
     return nodes.manager[row] == shape.key.manager and shape.accepts(
         nodes.labels[row], nodes.taints[row], nodes.pool[row], nodes.users[row]
     )
 
 
 def standing(partition: Partition, kept: Earmark) -> tuple[Place, ...]:
-    """Those of its places whose nodes can still be what they are kept for. A short back-off does no harm."""
+    """Return the places of an earmark on nodes that can still serve it. A short back-off does no harm."""
     nodes = partition.nodes
     stages = partition.jobs[kept.job].stages
-    found: list[Place] = []
+    places: list[Place] = []
     for place in kept.places:
         node_id, position, _ = place
         row = nodes.rows.get(node_id)
@@ -298,12 +308,12 @@ def standing(partition: Partition, kept: Earmark) -> tuple[Place, ...]:
             continue
         shape = stages[position].shape
         if may_take(nodes, row, shape) and room_beside(nodes, node_id, kept_on(partition, node_id), shape, 0) >= 0:
-            found.append(place)
-    return tuple(found)
+            places.append(place)
+    return tuple(places)
 
 
 def ends_at(partition: Partition, kept: Hold | Promise, now: Micros) -> Micros:
-    """When a hold or a promise ends, if its ask has not started before. Its time begins anew at ready."""
+    """Return the time when a hold or promise ends if its ask has not started. It counts from ready at the earliest."""
     settings = partition.settings
     since = partition.reign.counts_from(kept.since) if partition.reign.ready else now
     if isinstance(kept, Hold):
@@ -312,9 +322,9 @@ def ends_at(partition: Partition, kept: Hold | Promise, now: Micros) -> Micros:
 
 
 def is_back_soon(partition: Partition, node_id: int) -> bool:
-    """Whether a node that is backed off will be tried again before an ordered one would have to be there.
+    """True if a backed-off node will be tried again within `promise_for`, the time that an ordered node may take.
 
-    A node where one launch after the other goes wrong is not counted on.
+    A node where launches keep failing does not count.
     """
     nodes = partition.nodes
     until = nodes.avoided[node_id]
@@ -324,25 +334,26 @@ def is_back_soon(partition: Partition, node_id: int) -> bool:
 
 
 def is_coming(partition: Partition, promise: Promise) -> bool:
-    """True if tasks still stop on the nodes of a promise: for it, or for another cause, which it counts on too.
+    """True if tasks still stop on the nodes of a promise, for it or for another cause.
 
-    If one of its victims is overdue the promise does not wait for the others: other victims have to be found.
+    False if one of its victims is overdue: then other victims have to be found.
     """
     victims = [partition.allocations[number] for number in promise.victims if number in partition.allocations]
-    if any(each.overdue for each in victims):
+    if any(allocation.overdue for allocation in victims):
         return False
-    there = [
-        each
+    on_nodes = [
+        allocation
         for node_id in promise.nodes
-        for each in partition.nodes.allocations[partition.nodes.rows[node_id]].values()
+        for allocation in partition.nodes.allocations[partition.nodes.rows[node_id]].values()
     ]
-    return bool(victims) or any(each.leaving for each in there)
+    return bool(victims) or any(allocation.leaving for allocation in on_nodes)
 
 
 def is_stuck(partition: Partition, promise: Promise) -> bool:
     """True if a promise counts on a task that does not stop: one that was not overdue when it was made."""
     patience = partition.settings.preempt_grace + STOP_MARGIN
     return any(
-        each.id in promise.victims or (each.node in promise.nodes and each.since + patience > promise.since)
-        for each in partition.overdue.values()
+        allocation.id in promise.victims
+        or (allocation.node in promise.nodes and allocation.since + patience > promise.since)
+        for allocation in partition.overdue.values()
     )

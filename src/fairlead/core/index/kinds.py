@@ -1,7 +1,7 @@
-"""What every index of nodes has in common: kinds of nodes, and following what changed in the table.
+"""The common part of all node indexes: kinds of nodes, and following changes of the node table.
 
-Nodes of one kind (manager, pool, taints, users, the labels that a shape selects or gathers by, GPUs or none) are all
-the same to a shape but for their room. An index is derived and rebuilt at will; nothing about it is ever written down.
+Nodes of one kind (manager, pool, taints, users, the labels that a shape selects or gathers by, GPUs or none) differ for
+a shape only in their free capacity. An index is derived from the table, can be rebuilt at any time and is not stored.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class KindKey(NamedTuple):
     taints: tuple[str, ...]
     users: tuple[str, ...]
     labels: tuple[str | None, ...]
-    """The values of the labels that matter, in the order of their names."""
+    """The values of the labels that known shapes use, in the order of their names."""
     gpus: bool
 
 
@@ -31,7 +31,7 @@ class NodeKind:
 
 
 class Choice(NamedTuple):
-    """Tasks of a turn that go to one node, with the devices of each in turn."""
+    """Tasks of a turn that go to one node, with their devices, task by task."""
 
     node_id: int
     tasks: int
@@ -42,61 +42,61 @@ K = TypeVar("K", bound=NodeKind)
 
 
 class NodeIndex(Generic[K]):
-    """A subclass keeps the nodes of a kind in its own way: see `_kind`, `_place` and `choose`."""
+    """Base class of the indexes. A subclass stores the nodes of a kind in its own way: `_kind`, `_place`, `choose`."""
 
     def __init__(self, nodes: NodeTable) -> None:
         self.nodes = nodes
         self._shapes: dict[Shape, Any] = {}
-        """The shapes that some stage has."""
+        """The shapes of existing stages, each with data of the subclass."""
         self._labels: list[str] = []
         self._kinds: dict[KindKey, K] = {}
         self._accepted: dict[tuple[Shape, str | None], list[K]] = {}
         self._at: dict[int, tuple[K, Any, Any]] = {}
-        """Join number → the kind of the node, and where it stands now."""
+        """Node id → the kind of the node, and its present place."""
         self._out: dict[int, None] = {}
         """The nodes that were taken out and not put back yet."""
         self._pushes = 0
         self._stale = True
         self.tight = False
-        """Whether the tightest node is to be chosen, whatever the placement says."""
+        """True to choose the tightest node, whatever the placement is."""
 
     # -- for the state
 
     def add(self, shape: Shape) -> None:
-        """A stage has this shape. The index depends on all shapes that are known, and on nothing that was before."""
+        """Add the shape of a stage. The index depends only on the shapes known now, not on earlier ones."""
         self._shapes[shape] = ()
         self._stale = True
 
     def forget(self, shape: Shape) -> None:
-        """No stage has this shape any more."""
+        """Remove a shape that no stage has any more."""
         del self._shapes[shape]
         self._stale = True
 
     # -- for matching
 
     def choose(self, shape: Shape, most: int, number: int, near: str | None = None) -> list[Choice]:
-        """Nodes for up to that many tasks; with `near`, only those with this value of the label the shape gathers by.
+        """Choose nodes for up to `most` tasks; with `near`, only with this value of the label the shape gathers by.
 
-        They are as if used, or out of the index, until they are put back. `number` is another one each time, and the
-        same after a restart: for placements that draw.
+        The nodes count as used, or are out of the index, until they are put back. `number` differs for each call and is
+        the same after a restart: placements that draw need it.
         """
         raise NotImplementedError
 
     def fits(self, shape: Shape) -> bool:
-        """Whether some node has room for one task."""
+        """True if a node has capacity for one task."""
         raise NotImplementedError
 
-    def withdraw(self, joins: Iterable[int]) -> list[int]:
-        """Take nodes out of the index until they are put back. Returns those that were not out already."""
-        gone = [node_id for node_id in joins if node_id not in self._out]
-        for node_id in gone:
+    def withdraw(self, node_ids: Iterable[int]) -> list[int]:
+        """Take nodes out of the index until they are put back. Returns those that were still in it."""
+        withdrawn = [node_id for node_id in node_ids if node_id not in self._out]
+        for node_id in withdrawn:
             self._out[node_id] = None
             self._leave(node_id)
-        return gone
+        return withdrawn
 
-    def put_back(self, joins: Iterable[int]) -> None:
-        """Nodes stand in the index again, where they belong by now."""
-        for node_id in joins:
+    def put_back(self, node_ids: Iterable[int]) -> None:
+        """Put nodes back into the index, at their present places."""
+        for node_id in node_ids:
             self._out.pop(node_id, None)
             self.nodes.used_since[node_id] = None
         self.refresh()
@@ -108,8 +108,8 @@ class NodeIndex(Generic[K]):
             self.refresh()
 
     def refresh(self) -> None:
-        """Take in what changed on the nodes since the last look, and new shapes."""
-        # Entries of nodes that moved on may never come up; now and then all of them are cleared away.
+        """Take in changes of nodes since the last call, and new shapes."""
+        # Old entries of nodes that moved may never come up. Rebuild now and then to remove them.
         if self._stale or self._pushes > 16 * len(self._at) + 1_000:
             self._rebuild()
             return
@@ -127,22 +127,22 @@ class NodeIndex(Generic[K]):
             nodes.used_since.clear()
 
     def values(self, shape: Shape) -> list[str]:
-        """The values of the label that a shape gathers by, on nodes that may take it; empty for those without it."""
+        """Return the values of the label that a shape gathers by, on nodes that accept it; "" for nodes without it."""
         at = self._labels.index(shape.key.near)
         return sorted({kind.key.labels[at] or "" for kind in self._kinds_for(shape, None)})
 
     # -- inside
 
     def _is_outgrown(self) -> bool:
-        """Whether the nodes have something by now that the index was not made for."""
+        """True if nodes have something now that the index was not built for."""
         return False
 
     def _kind(self, key: KindKey) -> K:
-        """A new kind."""
+        """Return a new, empty kind."""
         raise NotImplementedError
 
     def _place(self, node_id: int, row: int, kind: K) -> None:
-        """Put a node where it belongs now, unless it is out."""
+        """Put a node at its present place, unless it is out of the index."""
         raise NotImplementedError
 
     def _leave(self, node_id: int) -> None:
@@ -162,7 +162,7 @@ class NodeIndex(Generic[K]):
         return key.manager == shape.key.manager and shape.accepts(labels, key.taints, key.pool, key.users)
 
     def _enter(self, node_id: int) -> None:
-        """Look at a node anew: of which kind it is, and where it belongs."""
+        """Find the kind of a node again, and put the node at its place."""
         nodes = self.nodes
         row = nodes.rows.get(node_id)
         if row is None or not nodes.placeable(row) or node_id in nodes.held:
@@ -183,7 +183,7 @@ class NodeIndex(Generic[K]):
         self._place(node_id, row, kind)
 
     def _move(self, node_id: int) -> None:
-        """Follow a node whose use changed; its kind is the same as before."""
+        """Move a node after its use changed. Its kind is the same as before."""
         where = self._at.get(node_id)
         if where is None:
             self._enter(node_id)
@@ -208,7 +208,7 @@ class NodeIndex(Generic[K]):
             self._enter(node_id)
 
     def _learn_shapes(self) -> None:
-        """Make ready for the shapes that are known now."""
+        """Prepare the index for the shapes known now."""
         raise NotImplementedError
 
 

@@ -1,14 +1,13 @@
-"""The index behind `pack`: which is the fullest node that fits? One for all shapes, touched where nodes changed.
+"""The index of placement `pack`: find the fullest node that fits. One index for all shapes; only changed nodes move.
 
 The fullest node is the one with the fewest wholly free GPUs, then the least CPU, then the least of the other resources
-by name, then the least on its best split GPU. That is a fact about the nodes alone: neither other shapes nor what was
-there before have a say.
+by name, then the least on its best split GPU. This depends on the nodes alone, not on other shapes or on the past.
 
-A node stands in a bucket: the same figures, counted in the thresholds that the shapes ask for, so that a bucket fits
-or does not, exactly. Nodes of one kind share a row of buckets, ordered from the fullest to the emptiest. The buckets
-that hold nodes are the bits of one integer, and so are those that fit a shape: where the lowest common bit leads, and
-in the buckets after it with as much of GPUs and CPU, is the fullest node that fits. Buckets come into being when they
-are first needed, so that there are as many as there are different nodes, not as many as could be thought of.
+A node is in a bucket: the same figures, counted in the thresholds that the shapes ask for. So all nodes of a bucket fit
+a shape, or none does. Nodes of one kind share a row of buckets, ordered from the fullest to the emptiest. The buckets
+that hold nodes are the bits of one integer, and so are the buckets that fit a shape. The fullest node that fits is in
+the bucket of the lowest common bit, or in one after it with the same GPUs and CPU. A bucket is made when it is first
+needed, so there are at most as many buckets as different nodes.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ Bucket = tuple[int, ...]
 """Wholly free GPUs, the level of CPU, of each other resource by name, and of the best split GPU."""
 
 Entry = tuple[tuple[int, ...], int]
-"""What is free on a node, exactly, and its join number. It counts if it is the very one that the index names."""
+"""The exact free amounts of a node, and its id. An entry is valid only if `_at` has this very object for the node."""
 
 
 class Buckets(NodeKind):
@@ -40,20 +39,20 @@ class Buckets(NodeKind):
         self.gpus = key.gpus
         self.buckets: list[Bucket] = []
         self.at: dict[Bucket, int] = {}
-        """Bucket → where it stands."""
+        """Bucket → its position in `buckets`."""
         self.heaps: list[list[Entry]] = []
-        """The nodes of each bucket, the fullest first; those that moved on are dropped when they come up."""
+        """The nodes of each bucket, the fullest first. Entries of nodes that moved are dropped when they come up."""
         self.filled = 0
         """The buckets that may hold nodes, as bits."""
         self.masks: dict[Shape, int] = {}
         """The buckets that fit a shape, as bits."""
 
     def open(self, bucket: Bucket, index: FitIndex) -> int:
-        """Make a new bucket; those behind it move up by one."""
+        """Add a bucket and return its position. The buckets behind it move up by one."""
         at = bisect_left(self.buckets, bucket)
         self.buckets.insert(at, bucket)
         self.heaps.insert(at, [])
-        self.at = {each: position for position, each in enumerate(self.buckets)}
+        self.at = {other: position for position, other in enumerate(self.buckets)}
         below = (1 << at) - 1
         self.filled = (self.filled & below) | ((self.filled & ~below) << 1)
         for shape, mask in self.masks.items():
@@ -72,20 +71,20 @@ class Buckets(NodeKind):
 class FitIndex(NodeIndex[Buckets]):
     def __init__(self, nodes: NodeTable) -> None:
         super().__init__(nodes)
-        self._known: set[tuple[str, int]] = set()
-        """The thresholds by resource that the index tells apart, and the labels with 0; some that nobody needs now."""
+        self._thresholds: set[tuple[str, int]] = set()
+        """The thresholds by resource that the index distinguishes, and labels with 0. Some may no longer be needed."""
         self._names: list[str] = []
         self._columns: list[tuple[list[int], list[int], list[int]]] = []
-        """Of each resource by name: thresholds, capacities, and what is used."""
+        """For each resource of `_names`: thresholds, capacities and use."""
         self._parts: list[int] = []
         """Thresholds of parts of a GPU."""
 
     def add(self, shape: Shape) -> None:
-        self._stale |= not self._known.issuperset(_thresholds(shape))
+        self._stale |= not self._thresholds.issuperset(_thresholds(shape))
         self._shapes[shape] = () if self._stale else self._need(shape)
 
     def forget(self, shape: Shape) -> None:
-        # Thresholds that are not needed do no harm; they go when the index is built anew.
+        # Thresholds that are not needed do no harm. The next rebuild removes them.
         del self._shapes[shape]
         self._accepted.clear()
         for kind in self._kinds.values():
@@ -93,23 +92,23 @@ class FitIndex(NodeIndex[Buckets]):
 
     def choose(self, shape: Shape, most: int, number: int, near: str | None = None) -> list[Choice]:
         chosen: list[Choice] = []
-        each = 1 if shape.key.apart else most
+        per_node = 1 if shape.key.apart else most
         while most:
-            found = self._first(shape, near)
-            if found is None:
+            first = self._first(shape, near)
+            if first is None:
                 break
-            (_, node_id), heap = found
-            tasks, devices = self.room_on(node_id, shape, min(most, each))
+            (_, node_id), heap = first
+            tasks, devices = self.room_on(node_id, shape, min(most, per_node))
             chosen.append(Choice(node_id, tasks, devices))
             most -= tasks
             if not most or len(self._at) == 1:
-                break  # nobody looks for another: this one may stay where it is
+                break  # no other node is looked for, so this one may stay in its heap
             heappop(heap)
             self._out[node_id] = None
         return chosen
 
     def room_on(self, node_id: int, shape: Shape, most: int) -> tuple[int, tuple[int, ...]]:
-        """How many tasks of a shape fit a node that fits one, up to a number, and the devices they get."""
+        """Return the number of tasks of a shape that fit a node which fits one, up to `most`, and their devices."""
         nodes, row = self.nodes, self.nodes.rows[node_id]
         if most > 1:
             free = [
@@ -127,11 +126,11 @@ class FitIndex(NodeIndex[Buckets]):
         return self._first(shape, None) is not None
 
     def take(self, shape: Shape) -> int | None:
-        """The join number of the fullest node that fits one task of a shape. It is out of the index until put back."""
-        found = self._first(shape, None)
-        if found is None:
+        """Return the id of the fullest node that fits one task, and take it out of the index until it is put back."""
+        first = self._first(shape, None)
+        if first is None:
             return None
-        (_, node_id), heap = found
+        (_, node_id), heap = first
         heappop(heap)
         self._out[node_id] = None
         return node_id
@@ -147,18 +146,18 @@ class FitIndex(NodeIndex[Buckets]):
     # -- inside
 
     def _is_outgrown(self) -> bool:
-        # A node that brings a resource nobody had before makes a column more.
+        # A node with a resource that no node had before needs one more column.
         capacity = self.nodes.capacity
         return len(self._names) < len(capacity) - (GPU in capacity)
 
     def _first(self, shape: Shape, near: str | None) -> tuple[Entry, list[Entry]] | None:
-        """The entry of the fullest node that fits, and the heap at whose top it stands."""
+        """Return the entry of the fullest node that fits, and the heap that has it at its top."""
         best: Entry | None = None
         heap: list[Entry] = []
         sparing = False
-        stands = self._at
+        places = self._at
         for kind in self._accepted.get((shape, near)) or self._kinds_for(shape, near):
-            # Work that asks for no GPU goes where there are none, if it can.
+            # Tasks without GPUs go to nodes without GPUs if they can.
             spares = bool(shape.devices) or not kind.gpus
             if sparing and not spares:
                 continue
@@ -166,23 +165,23 @@ class FitIndex(NodeIndex[Buckets]):
             if mask is None:
                 mask = kind.mask_of(shape, self)
             fitting = kind.filled & mask
-            alike: Bucket | None = None
+            gpus_and_cpu: Bucket | None = None
             while fitting:
                 lowest = fitting & -fitting
                 fitting ^= lowest
                 at = lowest.bit_length() - 1
-                if alike is not None and kind.buckets[at][:2] != alike:
+                if gpus_and_cpu is not None and kind.buckets[at][:2] != gpus_and_cpu:
                     break
                 entries = kind.heaps[at]
                 while entries:
-                    where = stands.get(entries[0][1])
-                    if where is not None and where[2] is entries[0]:
+                    place = places.get(entries[0][1])
+                    if place is not None and place[2] is entries[0]:
                         break
                     heappop(entries)
                 else:
                     kind.filled ^= lowest
                     continue
-                alike = kind.buckets[at][:2]
+                gpus_and_cpu = kind.buckets[at][:2]
                 if best is None or (spares and not sparing) or entries[0] < best:
                     best, heap, sparing = entries[0], entries, spares
         return None if best is None else (best, heap)
@@ -213,7 +212,7 @@ class FitIndex(NodeIndex[Buckets]):
         kind.filled |= 1 << at
 
     def _need(self, shape: Shape) -> Bucket:
-        """The bucket that a shape needs at least."""
+        """Return the smallest bucket that fits a shape."""
         amounts = dict(shape.amounts)
         gpu = amounts.pop(GPU, 0)
         part = 0 if not gpu or shape.device_milli == WHOLE_DEVICE else bisect_right(self._parts, gpu)
@@ -223,9 +222,9 @@ class FitIndex(NodeIndex[Buckets]):
         return (*levels, part)
 
     def _learn_shapes(self) -> None:
-        self._known = {threshold for shape in self._shapes for threshold in _thresholds(shape)}
+        self._thresholds = {threshold for shape in self._shapes for threshold in _thresholds(shape)}
         amounts: dict[str, list[int]] = {CPU: [], GPU: [], **{name: [] for name in self.nodes.capacity}}
-        for name, amount in sorted(self._known):
+        for name, amount in sorted(self._thresholds):
             if not name.startswith(LABEL):
                 amounts.setdefault(name, []).append(amount)
         self._parts = amounts.pop(GPU)
@@ -236,11 +235,11 @@ class FitIndex(NodeIndex[Buckets]):
 
 
 LABEL = "="
-"""Stands before a label's name, so that it is never taken for a resource's."""
+"""The prefix of a label's name, to distinguish it from the name of a resource."""
 
 
 def _thresholds(shape: Shape) -> Iterator[tuple[str, int]]:
-    """What a shape makes the index tell apart: amounts, parts of a GPU, and labels."""
+    """Yield what the index has to distinguish for a shape: amounts, parts of a GPU, and labels."""
     for name, amount in shape.amounts:
         if name != GPU or shape.device_milli < WHOLE_DEVICE:
             yield name, amount

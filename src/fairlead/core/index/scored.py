@@ -1,7 +1,7 @@
-"""The index behind the placements that score nodes: nodes in an equal state stand together and are scored once.
+"""The index of placements that score nodes: nodes in an equal state form a group and are scored once.
 
-A task costs as much as there are different states among the nodes of the kinds that accept it, not as many nodes as
-there are. Within a turn a chosen node moves on to the state it will have, so that the next task sees it.
+The cost of a task grows with the number of different states among the nodes that accept it, not with the number of
+nodes. Within a turn a chosen node moves to the state it will have, so that the next task sees it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Group:
         self.state = state
         self.size = 0
         self.heap: list[int] = []
-        """Join numbers; those of nodes that moved on are dropped when they come up."""
+        """Node ids. Those of nodes that moved are dropped when they come up."""
 
 
 class Groups(NodeKind):
@@ -47,7 +47,7 @@ class ScoreIndex(NodeIndex[Groups]):
         """Capacities and use of each resource but GPUs: CPU, then the others by name."""
         self._weights: dict[Shape, int] = {}
         self._largest: tuple[int, int, int] = (-1, 0, 0)
-        """For which version of the nodes: the most CPU and the most devices that one has."""
+        """Version of the nodes, and the most CPU and the most devices that one node has in it."""
 
     def forget(self, shape: Shape) -> None:
         super().forget(shape)
@@ -57,10 +57,10 @@ class ScoreIndex(NodeIndex[Groups]):
         task, placement = self._shapes[shape], self._placement()
         chosen: dict[int, tuple[int, tuple[int, ...]]] = {}
         for at in range(most):
-            found = self._best(shape, task, near, number + at)
-            if found is None:
+            best = self._best(shape, task, near, number + at)
+            if best is None:
                 break
-            kind, group, node_id = found
+            kind, group, node_id = best
             devices = placement.devices(group.state, task, self._fleet(kind))
             tasks, before = chosen.get(node_id, (0, ()))
             chosen[node_id] = (tasks + 1, before + devices)
@@ -75,7 +75,7 @@ class ScoreIndex(NodeIndex[Groups]):
         return any(_fits(state, task) for kind in self._kinds_for(shape, None) for state in kind.groups)
 
     def put_all_back(self) -> None:
-        # What usually runs is what the jobs that are known ask for: that changes between cycles only.
+        # The usual workload is the demand of all known jobs. It changes only between cycles.
         weights = {shape: shape.stages for shape in self._shapes} if self.placement.weighs else {}
         if weights != self._weights:
             self._weights = weights
@@ -89,7 +89,7 @@ class ScoreIndex(NodeIndex[Groups]):
         return PLACEMENTS["bestfit"] if self.tight else self.placement
 
     def _best(self, shape: Shape, task: Task, near: str | None, number: int) -> tuple[Groups, Group, int] | None:
-        """The first node, by its join number, of those in the best state; or one that is drawn of those."""
+        """Return the node with the lowest id of those in the best state, or one drawn from them."""
         best: list[tuple[int, Groups, Group]] = []
         score: Key | None = None
         placement = self._placement()
@@ -105,7 +105,7 @@ class ScoreIndex(NodeIndex[Groups]):
                     best.append((self._first(group), kind, group))
         if not best:
             return None
-        best.sort(key=lambda each: each[0])
+        best.sort(key=lambda entry: entry[0])
         at = 0
         if placement.drawn:
             at = draw(self.seed, number, [group.size for _, _, group in best])
@@ -186,7 +186,7 @@ def _fits(state: Node, task: Task) -> bool:
 
 
 def _after(state: Node, task: Task, devices: tuple[int, ...]) -> Node:
-    """The state of a node when it has taken a task."""
+    """Return the state of a node after it has taken a task."""
     used = list(state.used)
     for device in devices:
         used[device] += task.milli

@@ -1,8 +1,8 @@
-"""Backfill across lanes: the first head without room has a planned time, and others start only if they do not delay it.
+"""Backfill across lanes: later asks start only if they do not delay the first head without capacity.
 
-It is at work within one match. The planned time is the earliest at which, by the estimates of what runs, the head fits
-whole; whoever comes after it in turn order may start if it is expected to be over by then, or if the head still fits
-at that time beside it.
+Used during one match phase. The head gets a planned time: the earliest at which all of it fits, by the estimates of
+running tasks. An ask after it in turn order may start if it is expected to end by then, or if the head still fits
+beside it at that time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Prospect = Literal[0, 1, 2]
 TRY: Prospect = 0
 NO_ROOM: Prospect = 1
 LATE: Prospect = 2
-"""What may come of trying: that is not known; there is no room; it would delay the head."""
+"""The outcome of trying an ask, as far as it can be predicted: unknown; no capacity; it would delay the head."""
 
 
 class Backfill:
@@ -38,24 +38,24 @@ class Backfill:
         self.plan = plan
         self.head: Ask | None = None
         self.when: Micros | None = None
-        """When the head is planned to start; None if that is not known, and then nobody can delay it."""
+        """The planned start of the head. None if it is unknown; then no ask counts as delaying the head."""
         self.spare = 0
-        """For how many more of its tasks there is room then; of a head of several shapes that is not known."""
+        """The number of further tasks of the head's shape that fit at the planned time. Unused if it has several."""
         self._future: WhatIf | None = None
-        """What will be free then, as far as somebody had to look."""
+        """Free capacity at the planned time; None until it is needed."""
         self._shape: Shape | None = None
-        """Of the head, if it has one."""
+        """The shape of the head; None if it has several."""
         self._delays: WouldDelay | None = None
-        """What is said to those who would delay it."""
+        """The reason of an ask that would delay the head."""
         self._full: dict[Lane, tuple[int, int]] = {}
-        """So many tasks at once were too many, and for how many there was room."""
+        """Lane → a number of tasks that did not fit at once, and the number that did."""
         self._unbounded: dict[tuple[int, bool, Shape], bool] = {}
-        """Of those with the same accounts and shape: whether nothing but the room there is can keep them back."""
-        self._seen: tuple[int, ...] = ()
+        """Accounts, preemptibility and shape → True if only missing capacity can keep such an ask waiting."""
+        self._versions: tuple[int, ...] = ()
         self._began: Micros = plan.now
 
     def block(self, ask: Ask, reason: NoRoom) -> None:
-        """Somebody found no room. The first one is the head, and gets a planned time."""
+        """Report an ask without capacity. The first one becomes the head and gets a planned time."""
         if self.head is not None:
             return
         self.head = ask
@@ -77,7 +77,7 @@ class Backfill:
         if self.head is None or ask is self.head:
             placed, reason = starter.start(lane, ask, together, most)
         else:
-            placed, reason = self._beside(starter, lane, ask, together, most)
+            placed, reason = self._start_beside(starter, lane, ask, together, most)
             self.plan.note("backfilled", placed)
         if isinstance(reason, NoRoom) and not ask.whole:
             self._full[lane] = (reason.wanted, reason.room)
@@ -87,7 +87,7 @@ class Backfill:
         return placed, reason
 
     def prospect(self, lane: Lane, ask: Ask) -> Prospect:
-        """Whether somebody may be able to start in this cycle, as far as that is known without trying."""
+        """Predict without trying whether an ask can start in this cycle."""
         stage, partition = ask.stage, self.plan.partition
         if ask.whole or ask is self.head or (partition.nodes.held and partition.kept(ask.seq) is not None):
             return TRY
@@ -98,73 +98,73 @@ class Backfill:
             return NO_ROOM
         if self._delays is None or stage.shape is not self._shape or together <= self.spare:
             return TRY
-        # Each of its tasks would be in the way of one of the head's, unless it is over by then.
+        # Each of its tasks takes the place of a task of the head, unless it ends by the planned time.
         return TRY if self._in_time(ask) else LATE
 
-    def skip_hopeless(self, lane: Lane, first: Ask, others: Iterator[Ask]) -> tuple[Ask | None, Ask | None]:
-        """The first of a lane who may be able to start, and the first before it who has no room."""
+    def skip_hopeless(self, lane: Lane, first: Ask, following: Iterator[Ask]) -> tuple[Ask | None, Ask | None]:
+        """Return the first ask of a lane that may be able to start, and the first ask before it without capacity."""
         no_room: Ask | None = None
         wanted, room = self._full.get(lane, (FAR, FAR))
         spare = self.spare if self._delays is not None and lane.shapes == (self._shape,) else FAR
         accounts, lendable, only_room, head = None, False, False, self.head
         now, when = self.plan.now, self.when if self.when is not None else 0
-        held = bool(self.plan.partition.nodes.held)  # then some may have nodes of their own
-        for each in chain((first,), others):
-            stage = each.stage
-            if each.kind != NEW or stage.started or stage.ended or each.whole or each is head or held:
-                prospect = self.prospect(lane, each)
-            else:  # `prospect` without what is the same for all of them: in a long queue these are nearly all
+        held = bool(self.plan.partition.nodes.held)  # then some asks may have nodes of their own
+        for ask in chain((first,), following):
+            stage = ask.stage
+            if ask.kind != NEW or stage.started or stage.ended or ask.whole or ask is head or held:
+                prospect = self.prospect(lane, ask)
+            else:  # `prospect` without the parts that are equal for these asks, which are nearly all of a long lane
                 together, least = stage.count, stage.terms.min
                 if 0 < least < together:
                     together = least
                 if together > room:
                     job = stage.job
                     if job.accounts is not accounts or job.preemptible != lendable:
-                        accounts, lendable, only_room = job.accounts, job.preemptible, self._only_room(each)
+                        accounts, lendable, only_room = job.accounts, job.preemptible, self._only_room(ask)
                     if only_room or together >= wanted:
-                        no_room = no_room or each
+                        no_room = no_room or ask
                         continue
                 prospect = LATE if together > spare and not ends_in_time(now, guess(stage.terms), when) else TRY
             if prospect == TRY:
-                return each, no_room
+                return ask, no_room
             if prospect == NO_ROOM and no_room is None:
-                no_room = each
+                no_room = ask
         return None, no_room
 
     def why_passed(self, lane: Lane, ask: Ask) -> Reason | None:
-        """Why somebody was not tried."""
+        """Return the reason why an ask was not tried."""
         prospect = self.prospect(lane, ask)
         if prospect == NO_ROOM:
             return NoRoom(gang_size(ask), max(self._full[lane][1], 0))
         return self._delays if prospect == LATE else None
 
     def _only_room(self, ask: Ask) -> bool:
-        """Whether there is the same room for it as for all others of its lane, and nothing else can keep it back."""
+        """True if an ask can use no other nodes than the rest of its lane, and only missing capacity makes it wait."""
         partition, job, shape = self.plan.partition, ask.stage.job, ask.stage.shape
-        alike = (id(job.accounts), job.preemptible, shape)
-        known = self._unbounded.get(alike)
-        if known is None:
-            known = not (partition.nodes.held or shape.key.apart or shape.key.near or is_bounded(partition, job))
-            self._unbounded[alike] = known
-        return known
+        key = (id(job.accounts), job.preemptible, shape)
+        unbounded = self._unbounded.get(key)
+        if unbounded is None:
+            unbounded = not (partition.nodes.held or shape.key.apart or shape.key.near or is_bounded(partition, job))
+            self._unbounded[key] = unbounded
+        return unbounded
 
     def remember(self, unfinished: bool) -> None:
-        """Keep what was found out for the next cycle, unless there were some who were not looked at."""
+        """Keep the results for the next cycle, unless some asks were not looked at."""
         partition = self.plan.partition
-        self._seen = _seen(partition)
+        self._versions = _versions(partition)
         partition.backfilled = self if self.head is not None and not unfinished else None
 
     def resume(self, plan: Plan) -> bool:
-        """Whether what was found out holds in another cycle; then it goes on from there.
+        """True if the results of an earlier cycle still hold; the new plan then continues from them.
 
-        That is if nothing has changed but that others joined, behind the head. Who was waiting still cannot start:
-        there is no more room, the head has the same planned time, and to be over by then has become harder.
+        They hold if the only change is that asks joined behind the head. The asks that waited before still cannot
+        start: there is no more capacity, the planned time is the same, and less time is left to end by then.
         """
         partition, head = plan.partition, self.head
         if (
             head is None
             or partition.nodes.held
-            or self._seen != _seen(partition)
+            or self._versions != _versions(partition)
             or partition.forecast is None
             or partition.forecast.is_late(plan.now)
         ):
@@ -174,19 +174,19 @@ class Backfill:
             if lane.queue.path != path or lane.asleep_at != asleep or lane.blocked is not None:
                 return False
             if lane.new_while_asleep:
-                # Whom match knows of each lane are the first of it; who joins before one would be that instead.
-                known = {id(each): each for each in (head, lane.no_room, lane.limited) if each is not None}
-                last = max([lane.key(each) for each in known.values()])
-                if min([lane.key(each) for each in lane.new_while_asleep]) < last:
+                # Match remembers the first ask of each sort. An ask that joined before one of these would replace it.
+                firsts = {id(ask): ask for ask in (head, lane.no_room, lane.limited) if ask is not None}
+                last = max([lane.key(ask) for ask in firsts.values()])
+                if min([lane.key(ask) for ask in lane.new_while_asleep]) < last:
                     return False
         self.plan = plan
         plan.planned = self._planned()
         return True
 
     def has_turned_late(self, now: Micros) -> bool:
-        """True if the first of a lane without room could not be over in time by now, so that it is not tried.
+        """True if the first ask without capacity of some lane can no longer end by the planned time.
 
-        Then another one may be the first without room.
+        It is then not tried any more, and another ask may be the first without capacity.
         """
         when = self.when
         if when is None or self._shape is None:
@@ -195,8 +195,8 @@ class Backfill:
             ask = lane.no_room
             if ask is None or lane.asleep_at is None or ask is self.head or ask.whole or lane.shapes != (self._shape,):
                 continue
-            lasts = _lasts(ask)
-            was, is_now = ends_in_time(self._began, lasts, when), ends_in_time(now, lasts, when)
+            run_time = _run_time(ask)
+            was, is_now = ends_in_time(self._began, run_time, when), ends_in_time(now, run_time, when)
             if was and not is_now and gang_size(ask) > self.spare:
                 return True
         return False
@@ -206,23 +206,25 @@ class Backfill:
         return None if head is None else (head.stage.job.id, head.kind, self.when)
 
     def _in_time(self, ask: Ask) -> bool:
-        return self.when is not None and ends_in_time(self.plan.now, _lasts(ask), self.when)
+        return self.when is not None and ends_in_time(self.plan.now, _run_time(ask), self.when)
 
-    def _beside(self, starter: Starter, lane: Lane, ask: Ask, together: int, most: int) -> tuple[int, Reason | None]:
+    def _start_beside(
+        self, starter: Starter, lane: Lane, ask: Ask, together: int, most: int
+    ) -> tuple[int, Reason | None]:
         partition, head, before = self.plan.partition, self.head, starter.before()
         assert head is not None
         mark = before[0]
         kept = partition.kept(ask.seq)
-        own = kept.nodes if kept is not None else ()  # where the head could not start: it is not planned for there
+        own = kept.nodes if kept is not None else ()  # the head cannot start there, so its plan does not count on them
         if self._delays is None or self._in_time(ask):
             placed, reason = starter.start(lane, ask, together, most)
             if self._future is not None:
                 self._future.without(self._placed(mark))
             return placed, reason
-        alike = not ask.whole and ask.stage.shape is self._shape
-        most = max(together, min(most, self.spare)) if alike else together
-        if not alike or ask.stage.shape.key.apart or partition.nodes.held:
-            self._then()  # else each of its tasks is in the way of one of the head's
+        same_shape = not ask.whole and ask.stage.shape is self._shape
+        most = max(together, min(most, self.spare)) if same_shape else together
+        if not same_shape or ask.stage.shape.key.apart or partition.nodes.held:
+            self._look_ahead()  # otherwise each of its tasks takes the place of exactly one task of the head
         placed, reason = starter.start(lane, ask, together, most)
         if reason is None and not self._still_fits(mark, head, own):
             starter.take_back(before)
@@ -230,21 +232,22 @@ class Backfill:
         return placed, reason
 
     def _still_fits(self, mark: int, head: Ask, own: Collection[int]) -> bool:
-        """Whether the head fits at its time beside what was placed since a mark; if so, that counts from here on.
+        """True if the head still fits at its planned time beside the tasks placed since a mark.
 
-        What was placed on nodes that were kept for it takes nothing from the head.
+        If so, these tasks are counted from now on. Tasks on `own`, the nodes kept for their ask, take nothing from
+        the head.
         """
-        placed, known = self._placed(mark), self._future
-        if known is None:
+        placed, future = self._placed(mark), self._future
+        if future is None:
             lost = sum([count(part.indices) for _, part in placed if part.node not in own])
             if lost > self.spare:
                 return False
             self.spare -= lost
             return True
         needs = minimum_by_stage(head)
-        known.without(placed)
-        alike = not head.whole and all(shape is head.stage.shape for shape, _ in placed)
-        whatif = known if alike else known.copy()
+        future.without(placed)
+        same_shape = not head.whole and all(shape is head.stage.shape for shape, _ in placed)
+        whatif = future if same_shape else future.copy()
         lost = 0
         for shape, part in placed:
             before = whatif.room(part.node, needs[0][0].shape)
@@ -257,7 +260,7 @@ class Backfill:
         return True
 
     def _placed(self, mark: int) -> list[tuple[Shape, Part]]:
-        """What was placed since a mark, node by node."""
+        """Return the tasks placed since a mark, node by node."""
         jobs = self.plan.partition.jobs
         return [
             (jobs[change.job].stages[change.stage].shape, part)
@@ -267,23 +270,23 @@ class Backfill:
         ]
 
     def _ends(self) -> Iterable[tuple[Micros, Allocation]]:
-        """When what runs is expected to end, in order."""
+        """Return the running allocations with their expected ends, in order of these."""
         forecast = self.plan.partition.forecast
         return forecast.in_order(self.plan.now) if forecast is not None else ()
 
     def _gain(self, shape: Shape) -> Callable[[Allocation], int]:
-        """For how many more tasks there is room after this one has ended too."""
+        """Return a function that ends one more allocation and gives the number of further tasks that then fit."""
         partition, whatif = self.plan.partition, WhatIf(self.plan.partition)
         rooms: dict[int, int] = {}
         if len(partition.shapes) == 1 and not shape.key.apart and not partition.nodes.over_rows:
-            # Where all tasks are equal, each that ends makes room for one.
-            def alike(allocation: Allocation) -> int:
+            # All tasks are equal, so each one that ends frees capacity for one.
+            def gain_if_equal(allocation: Allocation) -> int:
                 usable = rooms.get(allocation.node)
                 if usable is None:
                     usable = rooms[allocation.node] = whatif.takes(allocation.node, shape)
                 return count(allocation.indices) if usable else 0
 
-            return alike
+            return gain_if_equal
 
         self._future = whatif
 
@@ -298,28 +301,28 @@ class Backfill:
 
         return gain
 
-    def _then(self) -> WhatIf:
-        """What will be free at the planned time: what is now, without all that will have ended."""
+    def _look_ahead(self) -> WhatIf:
+        """Return the free capacity at the planned time, when allocations expected to end by then are gone."""
         if self._future is None:
             assert self.when is not None
-            self._future = self._at(self.when, self._ends())
+            self._future = self._free_at(self.when, self._ends())
         return self._future
 
     def _plan_several(self, head: Ask) -> None:
-        """The same for a head of several shapes: it is tried how much has to end before all of them fit."""
+        """Plan a head of several shapes: search for the earliest end after which all of them fit."""
         ends = list(self._ends())
         times = sorted({end for end, _ in ends})
         low, high = 0, len(times)
         while low < high:
             middle = (low + high) // 2
-            if _packs(self._at(times[middle], ends), head):
+            if _packs(self._free_at(times[middle], ends), head):
                 high = middle
             else:
                 low = middle + 1
         if low < len(times):
             self.when = times[low]
 
-    def _at(self, when: Micros, ends: Iterable[tuple[Micros, Allocation]]) -> WhatIf:
+    def _free_at(self, when: Micros, ends: Iterable[tuple[Micros, Allocation]]) -> WhatIf:
         whatif = WhatIf(self.plan.partition)
         for end, allocation in ends:
             if end > when:
@@ -329,24 +332,24 @@ class Backfill:
 
 
 def resume(plan: Plan) -> Backfill | None:
-    """What an earlier cycle found out, if it still holds."""
-    known = plan.partition.backfilled
-    return known if isinstance(known, Backfill) and plan.partition.reign.ready and known.resume(plan) else None
+    """Return the results of an earlier cycle, if they still hold."""
+    backfill = plan.partition.backfilled
+    return backfill if isinstance(backfill, Backfill) and plan.partition.reign.ready and backfill.resume(plan) else None
 
 
 def has_turned_late(partition: Partition) -> bool:
-    """True if time alone has changed what an earlier cycle found out of those without room."""
+    """True if the passing of time changed which ask is the first without capacity."""
     return isinstance(partition.backfilled, Backfill) and partition.backfilled.has_turned_late(partition.now)
 
 
 def why_passed(partition: Partition, ask: Ask) -> Reason | None:
-    """Why somebody who waits was not even tried when it was last looked."""
-    known, lane = partition.backfilled, partition.lanes.get(lane_key(ask))
-    return known.why_passed(lane, ask) if isinstance(known, Backfill) and lane is not None else None
+    """Return the reason why the last match did not try a waiting ask."""
+    backfill, lane = partition.backfilled, partition.lanes.get(lane_key(ask))
+    return backfill.why_passed(lane, ask) if isinstance(backfill, Backfill) and lane is not None else None
 
 
-def _seen(partition: Partition) -> tuple[int, ...]:
-    """What all that was found out depends on, but for who waits."""
+def _versions(partition: Partition) -> tuple[int, ...]:
+    """Return the versions of the state that the results depend on, apart from the waiting asks."""
     return (
         partition.openings,
         partition.nodes.version,
@@ -357,7 +360,7 @@ def _seen(partition: Partition) -> tuple[int, ...]:
 
 
 def _packs(whatif: WhatIf, head: Ask) -> bool:
-    """Whether all that a head needs can be set down, node by node."""
+    """True if all tasks that a head needs to start fit, node by node."""
     for stage, needed in minimum_by_stage(head):
         left = needed
         for node_id in sorted(whatif.partition.nodes.rows):
@@ -369,14 +372,14 @@ def _packs(whatif: WhatIf, head: Ask) -> bool:
     return True
 
 
-def _lasts(ask: Ask) -> Micros | None:
-    """How long all of it is expected to take."""
+def _run_time(ask: Ask) -> Micros | None:
+    """Return the expected run time of an ask: the longest of its stages. None if one is unknown."""
     longest = 0
     if not ask.whole:
         return guess(ask.stage.terms)
     for stage in ask.stages:
-        lasts = guess(stage.terms)
-        if lasts is None:
+        run_time = guess(stage.terms)
+        if run_time is None:
             return None
-        longest = max(longest, lasts)
+        longest = max(longest, run_time)
     return longest

@@ -1,8 +1,8 @@
-"""Chains: quick tasks wait behind others of their stage for the same rooms, so that not each costs a round trip.
+"""Chains: quick tasks wait on a node behind tasks of their stage, to save a round trip per task.
 
-Their agent starts the next one by itself when one of the chain ends. `pass_rooms` follows it, before match, so that
-a room of a chain is free only when nobody waits for it. `chain` gives chains to what match has just placed, and
-lengthens those that run low. Both look only at what the cycle touched.
+When a task of the chain ends, the agent starts the next one in its room. `pass_rooms` repeats this in the state before
+match, so that a room of a chain becomes free only when no task of the chain waits for it. `chain` makes chains for
+tasks that match has just placed, and lengthens chains that run low. Both look only at what the cycle touched.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fairlead.core.state import Partition
 
 
 def pass_rooms(plan: Plan) -> None:
-    """Whoever waits in a chain takes over the rooms of those that ended."""
+    """Give the rooms of ended tasks to tasks that wait in the same chain."""
     for number in sorted(plan.partition.touched.chains):
         _fill(plan, number)
         _follow_agent(plan, number)
@@ -28,47 +28,47 @@ def pass_rooms(plan: Plan) -> None:
 def _fill(plan: Plan, number: int) -> None:
     waiting = plan.partition.waiting_in(number)
     free = waiting[0].rooms - _rooms(plan.partition, number) if waiting else 0
-    # Who runs has its room already; of the others the agent takes the lowest index first.
-    for each in sorted(waiting, key=lambda each: (each.state != "running", each.indices[0])):
+    # A running task has its room already; of the others the agent takes the lowest index first.
+    for allocation in sorted(waiting, key=lambda allocation: (allocation.state != "running", allocation.indices[0])):
         if free > 0:
-            taken = split(each.indices, free)[0]
-            _pass(plan, each, taken, 0)
+            taken = split(allocation.indices, free)[0]
+            _pass(plan, allocation, taken, 0)
             free -= count(taken)
 
 
 def _follow_agent(plan: Plan, number: int) -> None:
-    """Tasks that run have rooms before those that are not known to."""
+    """Move rooms from tasks that are not reported as running to tasks that are."""
     partition = plan.partition
-    for each in partition.waiting_in(number):
-        if each.state != "running":
+    for waiting in partition.waiting_in(number):
+        if waiting.state != "running":
             continue
-        left = count(each.indices)
-        for front in sorted(partition.chains[number].values(), key=lambda one: -one.id):
+        left = count(waiting.indices)
+        for front in sorted(partition.chains[number].values(), key=lambda allocation: -allocation.id):
             if front.state == "assigned" and not front.rooms and left:
-                # An agent goes by the order of the indices, so that the last one is the one that waits.
+                # An agent starts tasks in the order of their indices, so the last ones still wait.
                 back = split(front.indices, max(0, count(front.indices) - left))[1]
-                _pass(plan, front, back, each.rooms)
+                _pass(plan, front, back, waiting.rooms)
                 left -= count(back)
-        started = count(each.indices) - left
+        started = count(waiting.indices) - left
         if started:
-            _pass(plan, each, split(each.indices, started)[0], 0)
+            _pass(plan, waiting, split(waiting.indices, started)[0], 0)
 
 
-def _pass(plan: Plan, of: Allocation, block: tuple[int, ...], rooms: int) -> None:
-    into = 0 if block == of.indices else plan.partition.counters.allocation
-    plan.do(RoomPassed(of.id, block, rooms, into))
+def _pass(plan: Plan, allocation: Allocation, block: tuple[int, ...], rooms: int) -> None:
+    into = 0 if block == allocation.indices else plan.partition.counters.allocation
+    plan.do(RoomPassed(allocation.id, block, rooms, into))
 
 
 def _rooms(partition: Partition, number: int) -> int:
-    """How many tasks of a chain have a room."""
-    return sum(count(each.indices) for each in partition.chains[number].values() if not each.rooms)
+    """Return the number of tasks of a chain that have a room."""
+    return sum(count(allocation.indices) for allocation in partition.chains[number].values() if not allocation.rooms)
 
 
 # -- making and lengthening --------------------------------------------------------------------------------------
 
 
 def chain(plan: Plan) -> None:
-    """Send work ahead, where there is no room for it now. What match left for another cycle may still get some."""
+    """Send tasks ahead that have no room now. Does nothing if another cycle follows, which may place them."""
     partition = plan.partition
     touched = partition.touched
     if not (touched.quick or touched.chains) or not partition.reign.ready or plan.more:
@@ -80,10 +80,10 @@ def chain(plan: Plan) -> None:
 
 
 def _begin(plan: Plan, left: int) -> int:
-    """Chains for what was placed in this cycle. Returns how many tasks may still be sent ahead."""
+    """Make chains for tasks placed in this cycle. Returns the number of tasks that may still be sent ahead."""
     partition = plan.partition
     stages: dict[int, list[Allocation]] = {}
-    # What was tried for a whole job and taken back left its numbers to others.
+    # A whole job that was tried and taken back leaves its allocation numbers to later ones, so numbers can repeat.
     for number in dict.fromkeys(partition.touched.quick):
         placed = partition.allocations.get(number)
         # Members of a gang are not independent until all are acknowledged.
@@ -91,47 +91,50 @@ def _begin(plan: Plan, left: int) -> int:
             stages.setdefault(id(placed.stage), []).append(placed)
     for fronts in stages.values():
         stage = fronts[0].stage
-        rooms = sum(count(each.indices) for each in fronts)
-        # If less is left than would fill them all, they share it evenly.
-        each_room = min(ahead(stage.ran, partition.settings.chain), -(-stage.waiting() // rooms))
+        rooms = sum(count(front.indices) for front in fronts)
+        # If too few tasks are left to fill all chains, the chains share them evenly.
+        per_room = min(ahead(stage.ran, partition.settings.chain), -(-stage.waiting() // rooms))
         for front in fronts:
             taken = count(front.indices)
-            left -= _send(plan, front, min(each_room * taken, left), taken)
+            left -= _send(plan, front, min(per_room * taken, left), taken)
     return left
 
 
 def _lengthen(plan: Plan, number: int, most: int) -> int:
-    """A chain that runs low gets more, if nobody else waits: others would never see its rooms."""
+    """Lengthen a chain that runs low. Returns the number of tasks sent.
+
+    Only if no other ask waits: the rooms of a chain that is lengthened never become free for other asks.
+    """
     partition = plan.partition
-    fronts = [each for each in partition.chains.get(number, {}).values() if not each.rooms]
+    fronts = [allocation for allocation in partition.chains.get(number, {}).values() if not allocation.rooms]
     if not fronts:
         return 0
-    front = min(fronts, key=lambda each: each.id)
+    front = min(fronts, key=lambda allocation: allocation.id)
     stage = front.stage
     enough = ahead(stage.ran, partition.settings.chain)
-    # A gang that was taken back comes together, or not at all.
+    # A gang that was taken back has to start together.
     if not enough or not stage.started or not stage.waiting() or not _may_grow(partition, stage, front.node):
         return 0
     rooms = _rooms(partition, number)
-    known = sum(count(each.indices) for each in partition.waiting_in(number))
-    if 2 * known >= enough * rooms:
+    waiting = sum(count(allocation.indices) for allocation in partition.waiting_in(number))
+    if 2 * waiting >= enough * rooms:
         return 0
-    return _send(plan, front, min(enough * rooms - known, most), rooms)
+    return _send(plan, front, min(enough * rooms - waiting, most), rooms)
 
 
 def _may_grow(partition: Partition, stage: Stage, node_id: int) -> bool:
     lane = partition.lane_of(stage)
-    own = sum(each is not None for each in stage.asks)
+    own = sum(ask is not None for ask in stage.asks)
     if lane is None or len(partition.lanes) > 1 or lane.size > own:
         return False
     return partition.nodes.placeable(partition.nodes.rows[node_id]) and node_id not in partition.nodes.held
 
 
 def _send(plan: Plan, front: Allocation, most: int, rooms: int) -> int:
-    """Let up to `most` pending tasks of its stage wait behind an allocation. Returns how many do.
+    """Queue up to `most` pending tasks of a stage behind an allocation of it. Returns the number queued.
 
-    They take over rooms, so that admission is asked whether 0 tasks more may start: under a limit that was lowered,
-    rooms have to become free.
+    They take over rooms in use, so admission is asked for 0 more tasks. It refuses if a limit was lowered below the
+    use: rooms then have to become free.
     """
     partition = plan.partition
     stage, admission = front.stage, Admission(partition)
@@ -146,6 +149,6 @@ def _send(plan: Plan, front: Allocation, most: int, rooms: int) -> int:
             attempt = stage.next_attempt(block)
             plan.do(Chained(front.id, kind, block, attempt, partition.counters.allocation, rooms))
     lane = partition.lane_of(stage)
-    # Whoever stood behind an ask that is gone with this has not had its turn.
+    # Asks behind one that left the lane by this have not had their turn.
     plan.more = plan.more or (lane is not None and lane.asleep_at is None)
     return most - max(left, 0)

@@ -3,8 +3,9 @@
 A head for which there is no capacity closes its lane for this cycle: behind it, an ask may use only nodes of its own.
 A head that admission refuses (a limit, a stopped queue), or that is too large for any node, is passed over and keeps
 its place. Nodes that are held, promised or arrived give no turn: their owner is tried when its turn comes, and then
-uses them together with free ones. A lane in which nothing can be placed sleeps until capacity or a limit may have
-opened. A cycle places at most `max_placed` tasks, or one gang. A job that starts whole is one gang over all its stages.
+uses them together with free ones. A lane in which nothing can be placed sleeps until capacity may be free or a limit
+may have changed. A cycle places at most `max_placed` tasks, or one gang. A job that starts whole is one gang over all
+its stages.
 """
 
 from __future__ import annotations
@@ -38,27 +39,27 @@ def match(plan: Plan) -> None:
     if partition.replan_at <= partition.now or has_turned_late(partition):
         partition.replan_at = FAR
         partition.wake_all_lanes()
-    # With backfill claims follow match.
+    # With backfill, claims are made after match.
     claims = Claims(plan) if not partition.settings.backfill and can_claim(partition) else None
-    again = True
+    another_round = True
     backfill = resume(plan)
     if backfill is not None:
-        turns = _joined(plan, backfill)
-        if not turns:
+        cursors = _joined(plan, backfill)
+        if not cursors:
             return
-        left, again = Round(plan, {}, left, backfill, None, turns).serve()
-    # What was placed may have moved other asks up in their lanes (`fair`), or made a limit refuse a head that found no
-    # capacity, and a job that started whole asks for the rest. Nodes that were released are for the first turn.
-    while left > 0 and again:
-        anew = backfill is not None and _depend(partition)
-        awake = _awake(plan, anew, claims)
+        left, another_round = Round(plan, {}, left, backfill, None, cursors).serve()
+    # Starts may move other asks up in their lanes (`fair`) or make a limit refuse a head that found no capacity. A job
+    # that started whole asks for its remaining tasks. Nodes that were released go to the first turn.
+    while left > 0 and another_round:
+        look_at_all = backfill is not None and _starts_change_reasons(partition)
+        awake = _awake(plan, look_at_all, claims)
         if not partition.reign.ready:
-            _say_not_ready(plan, awake)
+            _report_not_ready(plan, awake)
             return
         if awake and partition.settings.backfill:
             backfill = Backfill(plan)
             plan.lent = lent_nodes(partition)
-        left, again = Round(plan, awake, left, backfill, claims, {}).serve() if awake else (left, False)
+        left, another_round = Round(plan, awake, left, backfill, claims, {}).serve() if awake else (left, False)
     plan.more = plan.more or left <= 0
     if left > 0:
         _release_arrivals(plan)
@@ -68,26 +69,26 @@ def match(plan: Plan) -> None:
 
 
 def _joined(plan: Plan, backfill: Backfill) -> dict[str, QueueCursor]:
-    """The turns of those who joined lanes that sleep, for as many of whom it is worth trying."""
+    """Return cursors over the asks that joined sleeping lanes, where at least one of them may start."""
     joined: Awake = {}
     for lane in plan.partition.lanes.values():
         if lane.new_while_asleep:
             joined.setdefault(lane.queue.path, []).append(lane)
-    turns: dict[str, QueueCursor] = {}
+    cursors: dict[str, QueueCursor] = {}
     for path, lanes in joined.items():
-        those = QueueCursor(plan.partition, plan.partition.queues[path], lanes, joined=True)
-        those.pass_hopeless(backfill)
-        if those.open:
-            turns[path] = those
-    return turns
+        cursor = QueueCursor(plan.partition, plan.partition.queues[path], lanes, joined=True)
+        cursor.pass_hopeless(backfill)
+        if cursor.open:
+            cursors[path] = cursor
+    return cursors
 
 
-def _say_not_ready(plan: Plan, awake: Awake) -> None:
+def _report_not_ready(plan: Plan, awake: Awake) -> None:
     for lanes in awake.values():
         for lane in lanes:
             head = lane.head()
             if head is not None:
-                plan.say(head, NotReady())
+                plan.note_reason(head, NotReady())
 
 
 def _release_arrivals(plan: Plan) -> None:
@@ -104,12 +105,12 @@ def _release_arrivals(plan: Plan) -> None:
 
 
 def plan_due(partition: Partition) -> Micros:
-    """When a planned time will turn out to be wrong, if nothing happens before."""
+    """Return the time at which the planned time of the head may prove wrong, if nothing happens before."""
     return partition.replan_at if partition.now < partition.replan_at else FAR
 
 
 def _overrun_at(plan: Plan, backfill: Backfill) -> Micros:
-    """When the first of those should have ended whom the planned time counts on, or for whom held nodes are lent."""
+    """Return the first expected end that the planned time, or a loan of held nodes, counts on."""
     forecast = plan.partition.forecast
     first = forecast.first(plan.now) if forecast is not None else None
     if first is None or not (plan.lent or (backfill.when is not None and first <= backfill.when)):
@@ -117,15 +118,15 @@ def _overrun_at(plan: Plan, backfill: Backfill) -> Micros:
     return first
 
 
-def _depend(partition: Partition) -> bool:
-    """Whether who is placed changes what is to be said of others: who is the first without room, and who has none."""
+def _starts_change_reasons(partition: Partition) -> bool:
+    """True if starts can change the reasons of other asks: which is the first without capacity, and which have none."""
     return len(partition.lanes) > 1 or any(lane.queue.order.by_running for lane in partition.lanes.values())
 
 
-def _awake(plan: Plan, anew: bool, claims: Claims | None) -> Awake:
-    """The lanes to look at: those for which something has changed; all of them if they are to be looked at anew."""
+def _awake(plan: Plan, look_at_all: bool, claims: Claims | None) -> Awake:
+    """Return the lanes to look at: those for which something has changed, or all with `look_at_all`."""
     partition = plan.partition
-    room, version = partition.openings, partition.nodes.version
+    openings, version = partition.openings, partition.nodes.version
     fits: dict[Shape, bool] = {}
     awake: Awake = {}
     asleep: list[tuple[LaneKey, Lane]] = []
@@ -137,11 +138,11 @@ def _awake(plan: Plan, anew: bool, claims: Claims | None) -> Awake:
             asleep_at = None
         if asleep_at is not None and lane.new_while_asleep and not partition.settings.backfill and lane.all_behind():
             lane.new_while_asleep.clear()
-        claim = asleep_at is not None and claims is not None and claims.may_make(lane, unknown=True)
-        if asleep_at == (room, version) and not anew and not lane.new_while_asleep and not claim:
+        claim = asleep_at is not None and claims is not None and claims.may_make(lane, untried=True)
+        if asleep_at == (openings, version) and not look_at_all and not lane.new_while_asleep and not claim:
             asleep.append((key, lane))
             continue
-        # Who was passed over may be allowed by now, and then it is not who found no room that is the first.
+        # Unless the ask without capacity is the head, asks before it were passed over and may be allowed by now.
         if (
             asleep_at is None
             or claim
@@ -158,45 +159,43 @@ def _awake(plan: Plan, anew: bool, claims: Claims | None) -> Awake:
             lane.woken_by_room = True
         awake.setdefault(lane.queue.path, []).append(lane)
         plan.looked.add(key)
-    # Nodes that are released, and claims of others, give an ask its chance in the middle of a match: then in its turn.
+    # Nodes released and claims made during this match can let an ask of a sleeping lane start: it needs a turn, too.
     for key, lane in asleep if awake and (partition.nodes.held or claims is not None) else ():
         if partition.nodes.held or (claims is not None and claims.may_make(lane)):
             lane.woken_by_room = False
             awake.setdefault(lane.queue.path, []).append(lane)
             plan.looked.add(key)
     if awake and partition.settings.backfill:
-        # Whoever is to be the first of all without room may be in a lane that sleeps.
+        # The first ask without capacity may be in a sleeping lane. All lanes stay awake until their turn, which may
+        # come in a later cycle.
         awake = {}
         for key, lane in partition.lanes.items():
-            lane.asleep_at, lane.woken_by_room = (
-                None,
-                False,
-            )  # if its turn does not come in this cycle, it has to in the next
+            lane.asleep_at, lane.woken_by_room = None, False
             awake.setdefault(lane.queue.path, []).append(lane)
             plan.looked.add(key)
     return awake
 
 
 def _still_full(partition: Partition, lane: Lane, fits: dict[Shape, bool]) -> bool:
-    """Whether a lane that had no room has none for a single task by now. Looked up once for all lanes of a shape."""
-    if partition.nodes.held:  # they may have room for some, and the index does not know them
+    """True if a lane without capacity still has none for a single task. `fits` caches the answer by shape."""
+    if partition.nodes.held:  # held nodes may have capacity for their owners, and are not in the index
         return False
     if not fits:
         partition.index.put_all_back()
     shapes = lane.shapes
     if lane.no_room is not None and lane.no_room.whole:
-        shapes = tuple(stage.shape for stage, _ in minimum_by_stage(lane.no_room))  # of some stages it may need nothing
+        shapes = tuple(stage.shape for stage, _ in minimum_by_stage(lane.no_room))  # some stages may need no task
     for shape in shapes:
-        known = fits.get(shape)
-        if known is None:
-            known = fits[shape] = partition.index.fits(shape)
-        if not known:
+        fits_one = fits.get(shape)
+        if fits_one is None:
+            fits_one = fits[shape] = partition.index.fits(shape)
+        if not fits_one:
             return True
     return False
 
 
 class Round:
-    """Turns until every lane that was awake is closed, or as many tasks as may be are placed."""
+    """Gives turns until every awake lane is closed or the limit of placed tasks is reached."""
 
     def __init__(
         self,
@@ -205,7 +204,7 @@ class Round:
         left: int,
         backfill: Backfill | None,
         claims: Claims | None,
-        turns: dict[str, QueueCursor],
+        cursors: dict[str, QueueCursor],
     ) -> None:
         self.plan = plan
         self.left = left
@@ -213,61 +212,61 @@ class Round:
         partition = self.partition = plan.partition
         partition.index.put_all_back()
         self._awake = awake
-        self._open = sum(map(len, awake.values())) + sum([len(each.open) for each in turns.values()])
-        """How many lanes are not closed yet."""
-        self._turns = turns
+        self._open = sum(map(len, awake.values())) + sum([len(cursor.open) for cursor in cursors.values()])
+        """The number of lanes that are not closed yet."""
+        self._cursors = cursors
         self._owed = slot_quotas(partition) if partition.settings.unit == "slots" else {}
         self._tree: Tree | None = None
-        """None when it has to be made anew."""
+        """None when it has to be built again."""
         self._starter = Starter(plan, batches=backfill is None)
         self._claims = claims
         self._begun: list[Ask] = []
 
     def serve(self) -> tuple[int, bool]:
-        """Returns how many tasks may still be placed in this cycle, and if turns have to be given anew.
+        """Return how many tasks may still be placed in this cycle, and True if another round is needed.
 
         A round ends when kept nodes are released: asks that had their turn before may use them.
         """
         before = self.left
         while self.left > 0 and self._open > 0 and not self._starter.released:
-            self._tree = self._tree or self._grow()
+            self._tree = self._tree or self._build_tree()
             branch = self._tree.next()
             if branch is None:
                 break
             path = branch.queue.path
-            turns = self._turns.get(path)
-            if turns is None:
-                turns = self._turns[path] = QueueCursor(self.partition, branch.queue, self._awake.pop(path))
-            open_before = len(turns.open)
-            self._serve(branch, turns)
-            self._open -= open_before - len(turns.open)
+            cursor = self._cursors.get(path)
+            if cursor is None:
+                cursor = self._cursors[path] = QueueCursor(self.partition, branch.queue, self._awake.pop(path))
+            open_before = len(cursor.open)
+            self._serve(branch, cursor)
+            self._open -= open_before - len(cursor.open)
         self._starter.flush()
         for whole in self._begun:
             ask_for_rest(self.plan, whole)
         return self.left, self.left < before or self._starter.released
 
-    def _serve(self, branch: ShareNode, turns: QueueCursor) -> None:
-        """Give the leaf its turn, or all of them if nobody else is there."""
-        while turns.open and self.left > 0 and not self._starter.released:
+    def _serve(self, branch: ShareNode, cursor: QueueCursor) -> None:
+        """Give the leaf its turn, or all turns if no other leaf has open lanes."""
+        while cursor.open and self.left > 0 and not self._starter.released:
             if self._backfill is not None and self._backfill.head is not None:
-                turns.pass_hopeless(self._backfill)
-                if not turns.open:
+                cursor.pass_hopeless(self._backfill)
+                if not cursor.open:
                     break
-            lane, ask = turns.current()
+            lane, ask = cursor.current()
             if self._claims is not None and ask.stage.asks[ask.kind] is not ask:
-                turns.go_on()  # its gang was stopped for another ask
+                cursor.go_on()  # its gang was stopped for another ask
                 continue
-            placed = self._take_turn(branch, turns, lane, ask)
+            placed = self._take_turn(branch, cursor, lane, ask)
             if self._tree is None:
                 return
             if branch.rivals and placed:
-                self._tree.after(branch, not turns.open, *_taken(ask, placed))
+                self._tree.after(branch, not cursor.open, *_use_of(ask, placed))
                 return
-        if not turns.open and self._tree is not None:
+        if not cursor.open and self._tree is not None:
             self._tree.after(branch, True, {}, 0, 0)
 
-    def _take_turn(self, branch: ShareNode, turns: QueueCursor, lane: Lane, ask: Ask) -> int:
-        """Try the head whose turn it is. Returns how many tasks were placed."""
+    def _take_turn(self, branch: ShareNode, cursor: QueueCursor, lane: Lane, ask: Ask) -> int:
+        """Try the head that has the turn. Returns the number of tasks placed."""
         single = ask.stage.count == 1 and not ask.whole
         together = most = 1
         if not single:
@@ -275,88 +274,89 @@ class Round:
             if together > self.left and self.left < self.partition.settings.max_placed:
                 self.left = 0  # a gang that is too large for what is left of this cycle opens the next one
                 return 0
-            most = together if together > 1 else self._most(branch, turns, ask)
-        own = bool(turns.full) and lane in turns.full
+            most = together if together > 1 else self._most(branch, cursor, ask)
+        own = bool(cursor.full) and lane in cursor.full
         if self._backfill is not None:
             placed, reason = self._backfill.start(self._starter, lane, ask, together, most)
         else:
             placed, reason = self._starter.start(lane, ask, together, most, own)
         self.left -= placed
         if lane.moved:
-            self._starter.flush()  # its lane is walked from the beginning, and what is not booked still stands there
+            self._starter.flush()  # the lane is walked from the beginning, where starts not yet booked still stand
         if reason is None:
             if not single and ask.whole:
                 self._begun.append(ask)
-            turns.go_on(None if single else ask)
+            cursor.go_on(None if single else ask)
         elif isinstance(reason, NoRoom) and self._starter.flush():
-            pass  # nodes came back into the index: the same ask is tried again
+            pass  # nodes came back into the index, so the same ask is tried again
         elif own:
-            turns.go_on()
+            cursor.go_on()
         else:
-            self.plan.say(ask, reason)
+            self.plan.note_reason(ask, reason)
             if self._claims is not None and isinstance(reason, NoRoom | OverLimit):
                 self._claim(self._claims, lane, ask)
             if isinstance(reason, NoRoom) and self._backfill is not None:
                 self._backfill.block(ask, reason)
-                turns.pass_over(no_room=True)
+                cursor.pass_over(no_room=True)
             elif isinstance(reason, NoRoom):
-                turns.block(no_room=True)
+                cursor.block(no_room=True)
                 if together == 1 and not ask.whole:
-                    self._fill(ask.stage.shape, reason)
+                    self._note_full(ask.stage.shape, reason)
             else:
                 if isinstance(reason, OverLimit):
-                    turns.note_limited()
+                    cursor.note_limited()
                 if blocks_lane(ask, reason):
-                    turns.block(no_room=False)
+                    cursor.block(no_room=False)
                 else:
-                    turns.pass_over()
+                    cursor.pass_over()
         return placed
 
     def _claim(self, claims: Claims, lane: Lane, ask: Ask) -> None:
-        """Stop tasks for an ask without capacity in its turn: what it will use is kept for it before later turns.
+        """Stop tasks for an ask without capacity, in its turn: asks with later turns cannot take what it will use.
 
-        With backfill that follows match, because starts beside the planned one do not delay it.
+        With backfill, claims are made after match instead, because backfilled starts do not delay the planned one.
         """
         kept = self.partition.kept(ask.seq)
         if claims.make(lane, ask):
             self.plan.unsettled = True
             self._starter.released = kept is not None
             self.partition.index.refresh()
-            for each in self.partition.lanes.values():
-                each.moved = True  # gangs that are stopped ask anew
+            for any_lane in self.partition.lanes.values():
+                any_lane.moved = True  # stopped gangs have new asks
 
-    def _fill(self, shape: Shape, reason: Reason) -> None:
-        """One task of a shape found no room. Lanes that nothing but room for it could have woken go on sleeping."""
+    def _note_full(self, shape: Shape, reason: Reason) -> None:
+        """Note that no task of a shape fits. Lanes of this shape that only capacity could have woken sleep on."""
         if shape.key.apart or self.partition.nodes.held or shape in self._starter.full:
             return
         self._starter.full[shape] = reason
         seen = (self.partition.openings, self.partition.nodes.version)
         for path, lanes in self._awake.items():
-            lulled = [lane for lane in lanes if lane.woken_by_room and lane.shapes == (shape,)]
-            for lane in lulled:
+            closed = [lane for lane in lanes if lane.woken_by_room and lane.shapes == (shape,)]
+            for lane in closed:
                 lane.asleep_at = seen
                 self.plan.looked.discard((path, shape))
-            if lulled:
-                self._open -= len(lulled)
+            if closed:
+                self._open -= len(closed)
                 self._awake[path] = [lane for lane in lanes if lane.asleep_at != seen]
-                self._tree = None  # those with nothing left would be asked all the same
+                self._tree = None  # it has leaves without open lanes now
 
-    def _grow(self) -> Tree:
-        """The tree of the leaves that have open lanes. All starts are booked, so what is booked is all that is used."""
+    def _build_tree(self) -> Tree:
+        """Build the tree of the leaves that have open lanes, with their booked use. All starts are booked by now."""
         left = [path for path, lanes in self._awake.items() if lanes]
-        left += [path for path, turns in self._turns.items() if turns.open]
+        left += [path for path, cursor in self._cursors.items() if cursor.open]
         return Tree([self.partition.queues[path] for path in sorted(left)], self.partition.entitlements(), self._owed)
 
-    def _most(self, branch: ShareNode, turns: QueueCursor, ask: Ask) -> int:
-        """How many single tasks it may start in one turn."""
-        most = self._most_in_turn(branch, turns, ask)
+    def _most(self, branch: ShareNode, cursor: QueueCursor, ask: Ask) -> int:
+        """Return the number of single tasks that an ask may start in one turn."""
+        most = self._most_in_turn(branch, cursor, ask)
         # Replacements beyond those that a gang needs to reach `min` have a later turn.
-        below_min = ask.kind == REPLACE and turns.leaf.order.by_min
+        below_min = ask.kind == REPLACE and cursor.leaf.order.by_min
         return min(most, ask.stage.missing() or most) if below_min else most
 
-    def _most_in_turn(self, branch: ShareNode, turns: QueueCursor, ask: Ask) -> int:
-        # Who is alone may start many at once. That others sleep does not make it alone: after a restart nobody sleeps.
-        if turns.moves and turns.leaf.asks > 1:
+    def _most_in_turn(self, branch: ShareNode, cursor: QueueCursor, ask: Ask) -> int:
+        # An ask that is alone in its leaf may start many tasks at once. Asks of sleeping lanes count too: after a
+        # restart no lane sleeps, and the decision must be the same.
+        if cursor.moves and cursor.leaf.asks > 1:
             return 1
         if not branch.rivals:
             return self.left
@@ -364,8 +364,8 @@ class Round:
         return self._tree.run(branch, ask.stage.shape.resources, min(self.left, ask.count))
 
 
-def _taken(ask: Ask, placed: int) -> tuple[Vector, int, int]:
-    """What so many tasks use that were placed: resources, how many times these, and how many tasks."""
+def _use_of(ask: Ask, placed: int) -> tuple[Vector, int, int]:
+    """Return what placed tasks use: a resource vector, its multiplier, and the number of tasks."""
     if not ask.whole:
         return ask.stage.shape.resources, placed, placed
     together: Vector = {}

@@ -1,4 +1,4 @@
-"""One turn: an ask is admitted, gets nodes and starts, a gang whole or not at all; or there is a reason why not."""
+"""One turn: admit an ask, choose nodes and start its tasks, a gang whole or not at all; or give the reason why not."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ NOTHING: list[Choice] = []
 STARTED = "it has started"
 
 Before = tuple[int, int, bool]
-"""The plan's mark, what the partition says of its room, and if kept nodes were released."""
+"""The plan's mark, the partition's `openings`, and True if kept nodes were released."""
 
 
 class Starter:
-    """Starts asks in the order in which match names them. Every start of a task goes through `start`."""
+    """Starts asks in the order in which match gives turns. Every start of a task goes through `start`."""
 
     def __init__(self, plan: Plan, batches: bool) -> None:
         """With `batches`, starts of single tasks may be booked later: see `flush`."""
@@ -41,19 +41,19 @@ class Starter:
         batches = batches and not any(promise.ordered for promise in plan.partition.promises.values())
         self._singles = Singles(plan, index) if batches and isinstance(index, FitIndex) else None
         self.full: dict[Shape, Reason] = {}
-        """The shapes of which not one task more fits in this cycle, and the reason."""
+        """Shapes of which no further task fits in this cycle → the reason."""
         self.released = False
         """True if kept nodes were released: asks that had their turn before may use them."""
 
     def start(self, lane: Lane, ask: Ask, together: int, most: int, own: bool = False) -> tuple[int, Reason | None]:
-        """Start one gang, or single tasks up to a number. Returns the tasks that start, and why no more do.
+        """Start one gang, or at most `most` single tasks. Returns the number of tasks started, and why no more did.
 
         With `own`, only nodes that are kept for the ask are used.
         """
         partition, stage, singles = self.plan.partition, ask.stage, self._singles
         checks = self.admission.checks_for(stage.job)
         if checks and singles is not None:
-            singles.flush()  # what the checks count has to be booked
+            singles.flush()  # the checks count booked use
         if ask.whole:
             return self._start_whole(ask, together, own)
         if most > 1:
@@ -82,11 +82,11 @@ class Starter:
         return self._singles is not None and self._singles.flush()
 
     def before(self) -> Before:
-        """For `take_back`: where things are now."""
+        """Return the present position, for `take_back`."""
         return self.plan.mark(), self.plan.partition.openings, self.released
 
     def take_back(self, before: Before) -> None:
-        """Undo starts that were only tried. What is free again was free before: no lane has to look."""
+        """Undo starts that were only tried. The capacity was free before, so no lane wakes up."""
         partition = self.plan.partition
         mark, room, self.released = before
         self.plan.rollback(mark)
@@ -94,7 +94,7 @@ class Starter:
         partition.index.refresh()
 
     def _start_whole(self, ask: Ask, together: int, own: bool) -> tuple[int, Reason | None]:
-        """Start what a job needs of every stage, at once or not at all."""
+        """Start the tasks that a job needs of every stage, all at once or none."""
         partition = self.plan.partition
         needs = minimum_by_stage(ask)
         reason = self.admission.refusal(ask, needs)
@@ -102,22 +102,22 @@ class Starter:
             return 0, reason
         tried = self._place_all(ask, needs, own)
         if tried and isinstance(partition.index, ScoreIndex):
-            # Where one stage was spread out, another may have found no nodes: packed tightly they may all fit.
+            # One stage may have been spread over the nodes that another needs: packed tightly they may all fit.
             partition.index.tight = True
             try:
                 tried = self._place_all(ask, needs, own)
             finally:
                 partition.index.tight = False
         if tried:
-            found = sum(placed for _, _, placed in tried)
-            return 0, never_whole(partition, needs) or NoRoom(together, found, stages=tuple(tried))
+            fitting = sum(placed for _, _, placed in tried)
+            return 0, never_whole(partition, needs) or NoRoom(together, fitting, stages=tuple(tried))
         self.plan.do(Began(ask.stage.job.id))
         if partition.kept(ask.seq) is not None:
             self._release(ask.seq, (), STARTED)
         return together, None
 
     def _place_all(self, ask: Ask, needs: Needs, own: bool) -> list[tuple[str, int, int]]:
-        """Place all stages, or none of them: then returns stage, wanted and found, as far as was tried."""
+        """Place all stages, or none. If none, return stage, tasks wanted and tasks placed for each stage tried."""
         partition, before = self.plan.partition, self.before()
         group = partition.counters.allocation if sum([needed for _, needed in needs]) > 1 else 0
         tried: list[tuple[str, int, int]] = []
@@ -130,44 +130,44 @@ class Starter:
         return []
 
     def _place(self, ask: Ask, stage: Stage, least: int, most: int, group: int, own: bool) -> int:
-        """Place up to `most` tasks, or none if fewer than `least` find nodes. Returns how many found nodes.
+        """Place up to `most` tasks, or none if fewer than `least` fit. Returns the number that fit.
 
         An ask uses its own nodes first, then free ones, then nodes that yield to it.
         """
         plan, partition, shape = self.plan, self.plan.partition, stage.shape
         held = choose_held(partition, stage, ask.kind, most) if partition.nodes.held else []
-        most = 0 if own else most - sum([each.tasks for each in held])
-        away = (
-            partition.index.withdraw({each.node: None for each in stage.live.values()})
+        most = 0 if own else most - sum([choice.tasks for choice in held])
+        withdrawn = (
+            partition.index.withdraw({choice.node: None for choice in stage.live.values()})
             if shape.key.apart and stage.live
             else []
         )
         if shape.key.near and (most > 1 or stage.live):
-            rows = [partition.nodes.rows[each.node] for each in (stage.live or {}).values()]
+            rows = [partition.nodes.rows[choice.node] for choice in (stage.live or {}).values()]
             home = {partition.nodes.labels[row].get(shape.key.near, "") for row in rows}
             free = gather(partition.index, shape, most, partition.counters.allocation, home)
         else:
             free = partition.index.choose(shape, most, partition.counters.allocation)
         chosen, yielded = free, NOTHING
         if partition.nodes.held:
-            most -= sum([each.tasks for each in free])
+            most -= sum([choice.tasks for choice in free])
             lent = choose_lent(partition, stage, most, plan.lent)
-            beside = [each.node_id for each in lent]
-            yielded = choose_yielded(partition, ask, stage, most - sum([each.tasks for each in lent]), beside)
+            beside = [choice.node_id for choice in lent]
+            yielded = choose_yielded(partition, ask, stage, most - sum([choice.tasks for choice in lent]), beside)
             chosen = held + free + lent + yielded
         placed = self._place_on(
             stage, ask.kind, least, group, chosen, self._safe_until(ask) if partition.nodes.held else 0
         )
         if partition.nodes.held and placed >= least:
             self._take_kept(ask, held, yielded)
-        partition.index.put_back([*away, *[each.node_id for each in chosen]])
+        partition.index.put_back([*withdrawn, *[choice.node_id for choice in chosen]])
         return placed
 
     def _place_on(
         self, stage: Stage, kind: int, least: int, group: int, chosen: list[Choice], safe_until: Micros
     ) -> int:
         partition = self.plan.partition
-        placed = chosen[0].tasks if len(chosen) == 1 else sum([each.tasks for each in chosen])
+        placed = chosen[0].tasks if len(chosen) == 1 else sum([choice.tasks for choice in chosen])
         if placed >= least:
             block = stage.wanted(kind).first(placed)
             attempt = stage.next_attempt(block) if stage.history else stage.floor + 1
@@ -181,10 +181,10 @@ class Starter:
         return placed
 
     def _safe_until(self, ask: Ask) -> Micros:
-        """Until when tasks are not stopped for a higher priority, because nodes were held for them; else 0.
+        """Return the time until which tasks are not stopped for a higher priority: nodes were held for them; else 0.
 
-        Nodes that arrived for a gang count too if a higher priority waits in its queue, which could not use them: the
-        gang would be stopped for it as soon as it has started.
+        Nodes that arrived for a gang protect it too if an ask of a higher priority waits in its queue. That ask could
+        not use these nodes, so it would have the gang stopped as soon as it starts.
         """
         partition = self.plan.partition
         kept = partition.kept(ask.seq)
@@ -195,35 +195,35 @@ class Starter:
     def _passes_higher(self, ask: Ask) -> bool:
         """True if an ask is a gang, and an ask of a higher priority waits in its queue."""
         partition, job = self.plan.partition, ask.stage.job
-        if (not ask.whole and gang_size(ask) == 1) or not any(each > job.priority for each in partition.priorities):
+        if (not ask.whole and gang_size(ask) == 1) or not any(other > job.priority for other in partition.priorities):
             return False
         lanes = [lane for lane in partition.lanes.values() if lane.queue is job.queue]
-        return any(each.stage.job.priority > job.priority for lane in lanes for each in lane)
+        return any(other.stage.job.priority > job.priority for lane in lanes for other in lane)
 
     def _take_kept(self, ask: Ask, held: list[Choice], yielded: list[Choice]) -> None:
         """Release the nodes kept for an ask that has started, and those that yielded to it.
 
-        A whole job still needs those of its other stages, and single tasks those for which no turn has come yet.
+        A whole job still needs the nodes of its other stages. Single tasks keep those for tasks that still wait.
         """
         partition = self.plan.partition
         if not ask.whole and partition.kept(ask.seq) is not None:
             waits = ask.stage.asks[ask.kind] is ask and gang_size(ask) == 1
             rest = _without(partition.promises[ask.seq], held) if waits and ask.seq in partition.promises else ()
             self._release(ask.seq, rest, STARTED)
-        joins = [each.node_id for each in yielded]
-        for seq in sorted({seq for node_id in joins for seq in partition.nodes.held.get(node_id, ())}):
-            rest = tuple(place for place in partition.promises[seq].places if place[0] not in joins)
-            self._release(seq, rest, "an ask with a better right uses a node of it")
+        node_ids = [choice.node_id for choice in yielded]
+        for seq in sorted({seq for node_id in node_ids for seq in partition.nodes.held.get(node_id, ())}):
+            rest = tuple(place for place in partition.promises[seq].places if place[0] not in node_ids)
+            self._release(seq, rest, "an ask with a better right uses one of its nodes")
 
     def _release(self, seq: int, rest: tuple[Place, ...], why: str) -> None:
-        """Release the nodes kept for an ask, but for the rest."""
+        """Release the nodes kept for an ask, except for `rest`."""
         self.plan.do(Trimmed(seq, rest, why) if rest else Released(seq, why))
         self.plan.partition.index.refresh()
         self.released = True
 
 
 def _without(promise: Promise, used: list[Choice]) -> tuple[Place, ...]:
-    """The places of a promise less the tasks that were placed there."""
+    """Return the places of a promise less the tasks placed there."""
     if not promise.ordered:
         return ()
     taken = {choice.node_id: choice.tasks for choice in used}
@@ -242,8 +242,8 @@ def _parts(chosen: list[Choice], block: tuple[int, ...]) -> Iterator[Part]:
         yield Part(node_id, taken, devices)
 
 
-def _no_room(partition: Partition, ask: Ask, wanted: int, found: int) -> Reason:
+def _no_room(partition: Partition, ask: Ask, wanted: int, fitting: int) -> Reason:
     most = most_ever(partition, ask.stage.shape, ask.stage.job.manager, wanted)
     if most >= wanted:
-        return NoRoom(wanted, found)
+        return NoRoom(wanted, fitting)
     return NeverFits(wanted, most, user=closed_to(partition, ask.stage.shape) if not most else "")

@@ -1,4 +1,4 @@
-"""The turns inside a leaf: of all its open lanes the first head by the leaf's order, and the lanes' way to sleep."""
+"""The turns inside a leaf queue: pick the first head of all its open lanes by the queue's order, and close lanes."""
 
 from __future__ import annotations
 
@@ -14,48 +14,48 @@ from fairlead.core.state import Partition
 
 
 class QueueCursor:
-    """The next ask of each open lane of a leaf, first the one whose turn it is."""
+    """The next ask of each open lane of a leaf, the one that has the turn first."""
 
     def __init__(self, partition: Partition, leaf: Queue, lanes: list[Lane], joined: bool = False) -> None:
-        """With `joined`, only those are looked at who joined the lanes since they were closed."""
+        """With `joined`, look only at asks that joined the lanes since they were closed."""
         self.partition = partition
         self.leaf = leaf
         self.moves = leaf.order.by_running
-        """True if places in the leaf move with tasks that start."""
+        """True if starts move asks to other places in the leaf's order."""
         self.open: list[tuple[Key, str, Lane, Ask]] = []
-        """A heap of the lanes that are not closed yet, each with who is the next of it."""
+        """A heap of the lanes that are not closed yet, each with its next ask."""
         self._walks: dict[Lane, Iterator[Ask]] = {}
         self._passed: dict[int, None] = {}
         self._no_room: dict[Lane, Ask] = {}
-        """The first of a lane that found no room, where others behind it were tried."""
+        """Lane → its first ask without capacity."""
         self._saw: dict[Lane, tuple[int, int]] = {}
-        """What there was then: who starts behind it may release nodes."""
+        """Lane → the versions of capacity and nodes that this ask saw. Starts behind it may release nodes later."""
         self._limited: dict[Lane, Ask] = {}
-        """The first of a lane that would have been beyond a limit."""
+        """Lane → its first ask that was refused for a limit."""
         self._owners: dict[Lane, list[Ask]] = {}
-        """The asks of a lane that have nodes of their own, in order: they are tried behind a blocked one too."""
+        """Lane → its asks that have nodes of their own, in order. They are tried behind a blocked ask too."""
         self.blocked: dict[Lane, tuple[int, int]] = {}
-        """The lanes that are closed but for asks with nodes of their own, and what there was then."""
+        """Lanes closed except for asks with nodes of their own → the versions at which they were closed."""
         self.full: dict[Lane, None] = {}
-        """Those of them in which an ask found no capacity: asks behind it may use only nodes of their own."""
+        """The blocked lanes in which an ask found no capacity: asks behind it may use only nodes of their own."""
         if partition.nodes.held and not joined:
             self._find_owners(lanes)
         for lane in lanes:
             lane.moved = False
             if not joined:
-                lane.claims_at = None  # its asks are tried anew
-            first = lane.head()
-            if first is not None:
+                lane.claims_at = None  # its asks are tried again
+            head = lane.head()
+            if head is not None:
                 self._walks[lane] = walk = iter(_in_order(lane) if joined else lane)
-                first = next(walk)
-                heappush(self.open, (lane.key(first), lane.text, lane, first))
+                head = next(walk)
+                heappush(self.open, (lane.key(head), lane.text, lane, head))
             if joined and lane.no_room is not None:
                 self._no_room[lane] = lane.no_room
             if joined and lane.limited is not None:
                 self._limited[lane] = lane.limited
 
     def current(self) -> tuple[Lane, Ask]:
-        """Whose turn it is, until its lane goes on or is closed."""
+        """Return the ask that has the turn, until its lane goes on or is closed."""
         _, _, lane, ask = self.open[0]
         return self._current_moved() if self.moves or lane.moved else (lane, ask)
 
@@ -66,14 +66,14 @@ class QueueCursor:
             place = lane.key(ask) if self.moves or lane.moved else key
             if place == key:
                 return lane, ask
-            # Its job runs more than before, or its stage has reached `min`: others of its lane may come before it now.
+            # Its job runs more tasks than before, or its stage has reached `min`: another ask of its lane may be first.
             following = ask
             if lane not in self.blocked:
                 place, following = lane.after(self._passed) or (place, ask)
             heapreplace(heap, (place, text, lane, following))
 
     def block(self, no_room: bool) -> None:
-        """The ask whose turn it is found no capacity, or is refused for all of its lane, which is closed with it.
+        """Close the lane of the current ask, which found no capacity or was refused for a reason that holds for all.
 
         Only asks with nodes of their own are tried behind it: what a claim will use does not count against itself.
         Behind an ask without capacity they may use no other nodes.
@@ -89,7 +89,7 @@ class QueueCursor:
         self._next_owner(lane)
 
     def go_on(self, after: Ask | None = None) -> None:
-        """The turn is over. The lane queues up again, with the ask that had it if that wants more."""
+        """End the turn. The lane queues up again, with `after`, the ask that had the turn, if it wants more."""
         heap = self.open
         lane = heap[0][2]
         if self.blocked and lane in self.blocked:
@@ -98,28 +98,28 @@ class QueueCursor:
         following = after
         moves = self.moves or lane.moved
         if moves:
-            # Places move with tasks that start: look from the beginning, past those that were passed over.
-            found = lane.after(self._passed)
-            following = None if found is None else found[1]
+            # Starts move asks to other places: look from the beginning, without the asks that were passed over.
+            first = lane.after(self._passed)
+            following = None if first is None else first[1]
         elif after is None or after.stage.asks[after.kind] is not after:
             following = next(self._walks[lane], None)
         if following is None:
             self.close()
         elif len(heap) == 1 and not moves:
-            heap[0] = (*heap[0][:3], following)  # no other lane to come before it
+            heap[0] = (*heap[0][:3], following)  # no other lane can come before it
         else:
             heapreplace(heap, (lane.key(following), lane.text, lane, following))
 
     def pass_over(self, no_room: bool = False) -> None:
-        """It keeps its place, and the next one of its lane is tried."""
+        """Try the next ask of the lane. The one passed over keeps its place."""
         _, _, lane, ask = self.open[0]
         self._passed[id(ask)] = None
         if no_room:
-            self._find_none(lane, ask)
+            self._note_no_room(lane, ask)
         self.go_on()
 
     def pass_hopeless(self, backfill: Backfill) -> None:
-        """Pass over those who cannot start, up to the first of whom that is not known. Who asks is told why later."""
+        """Skip asks that cannot start; stop at the first uncertain one. `Backfill.why_passed` gives their reasons."""
         heap = self.open
         while heap:
             lane, ask = self.current()
@@ -132,37 +132,37 @@ class QueueCursor:
             self.pass_over(no_room=prospect == NO_ROOM)
 
     def _pass_in_lane(self, lane: Lane, first: Ask, backfill: Backfill) -> None:
-        """The same where there is only one lane, so that nobody else can come between."""
+        """Do the same where only one lane is open, so that no other lane can come between."""
         following, no_room = backfill.skip_hopeless(lane, first, self._walks[lane])
         if no_room is not None:
-            self._find_none(lane, no_room)
+            self._note_no_room(lane, no_room)
         if following is None:
             self.close()
         else:
             self.open[0] = (*self.open[0][:3], following)
 
-    def _find_none(self, lane: Lane, ask: Ask) -> None:
+    def _note_no_room(self, lane: Lane, ask: Ask) -> None:
         self._no_room.setdefault(lane, ask)
         self._saw.setdefault(lane, (self.partition.openings, self.partition.nodes.version))
 
     def note_limited(self) -> None:
-        """Whose turn it is would be beyond a limit."""
+        """Note that the current ask was refused for a limit."""
         _, _, lane, ask = self.open[0]
         self._limited.setdefault(lane, ask)
 
     def _find_owners(self, lanes: list[Lane]) -> None:
         partition = self.partition
-        among = {id(lane): lane for lane in lanes}
+        lane_by_id = {id(lane): lane for lane in lanes}
         for kept in (*partition.holds.values(), *partition.promises.values()):
             ask = partition.kept_for(kept)
-            lane = among.get(id(partition.lanes.get(lane_key(ask)))) if ask is not None else None
+            lane = lane_by_id.get(id(partition.lanes.get(lane_key(ask)))) if ask is not None else None
             if ask is not None and lane is not None:
                 self._owners.setdefault(lane, []).append(ask)
         for lane, owners in self._owners.items():
             owners.sort(key=lane.key)
 
     def _next_owner(self, lane: Lane) -> None:
-        """Go on in a blocked lane with the next ask that has nodes of its own."""
+        """Continue a blocked lane with its next ask that has nodes of its own, or close it."""
         owners = self._owners[lane]
         while owners:
             ask = owners.pop(0)
@@ -172,7 +172,7 @@ class QueueCursor:
         self.close()
 
     def close(self) -> None:
-        """Nothing more of this lane: it sleeps until something changes for it, or for who found no room."""
+        """Close the current lane: it sleeps until something changes for it or for its ask without capacity."""
         lane = heappop(self.open)[2]
         lane.no_room = no_room = self._no_room.get(lane)
         if no_room is not None:
@@ -188,7 +188,7 @@ class QueueCursor:
 
 
 def _in_order(lane: Lane) -> list[Ask]:
-    """Who joined a lane while it slept; mostly one."""
+    """Return the asks that joined a lane while it slept, in order; mostly there is one."""
     return (
         sorted(lane.new_while_asleep, key=lane.key) if len(lane.new_while_asleep) > 1 else list(lane.new_while_asleep)
     )

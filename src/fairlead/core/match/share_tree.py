@@ -1,6 +1,6 @@
-"""Turns down the queue tree: on each level the child whose turn it is by its share, down to a leaf.
+"""Turns down the queue tree: pick on each level the child that is next by its share, down to a leaf.
 
-Only queues with something to serve stand here. Each keeps what it would use by now, with starts that are not booked.
+The tree has only queues with open lanes. Each node counts the use of its queue, with starts that are not booked yet.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from fairlead.core.policy.shares import Key, turn_key
 from fairlead.core.resources import Vector, add
 
 Place = tuple[bool, Key]
-"""Whether it has had the starts that `slots` count out for it, and its place by use and share."""
+"""False while the queue has starts of its slot quota left; and its place by use and share."""
 
 FIRST: Place = (False, (0, 0, ""))
-"""The place of who is alone on its level."""
+"""The place of a queue without siblings in the tree."""
 
 
 class ShareNode:
-    """A queue that has something to serve, itself or below it."""
+    """A queue with open lanes, in itself or below it."""
 
     __slots__ = ("_owed", "_rights", "_tasks", "_used", "below", "entitled", "queue", "rivals", "share", "up")
 
@@ -29,29 +29,29 @@ class ShareNode:
         self.queue = queue
         self.up = up
         self.below: list[tuple[Place, ShareNode]] = []
-        """A heap of those below it, first the one whose turn it is."""
+        """A heap of its children, the one that has the turn first."""
         self.rivals = False
-        """Whether anybody else on its level, or above it, had something to serve at the beginning."""
+        """True if a sibling queue, here or on a level above, also had waiting work when the tree was built."""
         self._owed = owed
-        """In `slots`: how many starts a queue, by its path, has yet to get before it stands in line for more."""
+        """With `slots`: queue path → the starts left of its quota, which come before turns by use."""
         self.share = self.entitled = 0
         self._rights = rights
         self._used: Vector = {}
         self._tasks = 0
 
     def stand(self) -> Place:
-        """Take up its place among its siblings."""
+        """Read share, entitlement and booked use of the queue, and return its place among its siblings."""
         self.share, self.entitled = self._rights.share(self.queue), self._rights.of(self.queue)
         self._used, self._tasks = dict(self.queue.account.used), self.queue.account.tasks
         return self._place(self._rights.measure(self._used, self._tasks))
 
     def _place(self, use: int, more: int = 0) -> Place:
-        """Its place with some use; it has started so many more than it says."""
+        """Return its place with a use, after `more` starts that `_owed` does not count yet."""
         owes = bool(self._owed) and self._owed.get(self.queue.path, 0) > more
         return (not owes, turn_key(use, self.share, self.entitled, self.queue.name))
 
     def use(self, resources: Vector, times: int, tasks: int) -> Place:
-        """It uses so much more from here on; returns the place it has now."""
+        """Count use of `resources` `times` times, by a number of tasks. Returns the new place."""
         add(self._used, resources, times)
         self._tasks += tasks
         if self._owed:
@@ -59,11 +59,11 @@ class ShareNode:
         return self._place(self._rights.measure(self._used, self._tasks))
 
     def turns_before(self, rival: Place, resources: Vector, most: int) -> int:
-        """How many equal tasks it may start, one after the other, before it is the rival's turn; at least one."""
+        """Return how many equal tasks it may start one by one before the rival has the turn; at least 1."""
         least = 1
         while least < most:
             middle = (least + most + 1) // 2
-            # The place it would have after all but the last of them.
+            # Compare the place after all of these tasks but the last.
             used = dict(self._used)
             add(used, resources, middle - 1)
             use = self._rights.measure(used, self._tasks + middle - 1)
@@ -75,16 +75,16 @@ class ShareNode:
 
 
 class Tree:
-    """Levels are made when a turn first goes down to them: where only some get a turn, the others cost little."""
+    """The queues with open lanes. A level is built when a turn first reaches it: queues without turns cost little."""
 
     def __init__(self, leaves: Sequence[Queue], rights: Entitlements, owed: dict[str, int]) -> None:
-        """`owed` says, by path, how many starts a queue has to get first; it is kept up."""
+        """`owed` has the slot quotas: queue path → starts that come first. It is updated with each start."""
         self._rights = rights
         self._owed = owed
         self._below: dict[str, list[Queue]] = {}
         self._root: ShareNode | None = None
         if len(leaves) == 1:
-            self._root = ShareNode(leaves[0], None, rights, owed)  # there is nobody to take turns with
+            self._root = ShareNode(leaves[0], None, rights, owed)  # there is no other leaf to take turns with
             return
         for leaf in leaves:
             queue = leaf
@@ -99,44 +99,47 @@ class Tree:
                 self._root = ShareNode(queue, None, rights, owed)
 
     def next(self) -> ShareNode | None:
-        """The leaf whose turn it is."""
-        branch = self._root
-        while branch is not None and (branch.below or self._open(branch)):
-            branch = branch.below[0][1]
-        return branch
+        """Return the leaf that has the turn."""
+        node = self._root
+        while node is not None and (node.below or self._open(node)):
+            node = node.below[0][1]
+        return node
 
     def after(self, leaf: ShareNode, over: bool, resources: Vector, times: int, tasks: int) -> None:
-        """The turn was the leaf's; it started so many tasks, which use the resources so many times. Or it is over."""
-        branch: ShareNode = leaf
-        while branch.up is not None:
-            level = branch.up.below
+        """End a turn of a leaf: count its started tasks, which use `resources` `times` times.
+
+        With `over`, the leaf has no open lanes left and leaves the tree.
+        """
+        node: ShareNode = leaf
+        while node.up is not None:
+            level = node.up.below
             if over:
                 heappop(level)
                 over = not level
             elif len(level) > 1:
-                heapreplace(level, (branch.use(resources, times, tasks), branch))
-            branch = branch.up
+                heapreplace(level, (node.use(resources, times, tasks), node))
+            node = node.up
         if over:
             self._root = None
 
     def run(self, leaf: ShareNode, resources: Vector, most: int) -> int:
-        """How many equal tasks the leaf may start at once, as if by single turns: until it is somebody else's."""
-        branch: ShareNode = leaf
-        while branch.up is not None and most > 1:
-            level = branch.up.below
+        """Return how many equal tasks the leaf may start at once before single turns would reach another leaf."""
+        node: ShareNode = leaf
+        while node.up is not None and most > 1:
+            level = node.up.below
             if len(level) > 1:
-                most = branch.turns_before(min(level[1:3])[0], resources, most)
-            branch = branch.up
+                most = node.turns_before(min(level[1:3])[0], resources, most)
+            node = node.up
         return most
 
-    def _open(self, branch: ShareNode) -> bool:
-        """Make the level below, if there is one."""
-        queues = self._below.pop(branch.queue.path, None)
+    def _open(self, node: ShareNode) -> bool:
+        """Build the level below a node. False if there is none."""
+        queues = self._below.pop(node.queue.path, None)
         if queues is None:
             return False
-        below = [ShareNode(queue, branch, self._rights, self._owed) for queue in queues]
-        for each in below:
-            each.rivals = branch.rivals or len(below) > 1
-        branch.below = [(each.stand() if len(below) > 1 else FIRST, each) for each in below]
-        heapify(branch.below)
+        below = [ShareNode(queue, node, self._rights, self._owed) for queue in queues]
+        for child in below:
+            child.rivals = node.rivals or len(below) > 1
+        node.below = [(child.stand() if len(below) > 1 else FIRST, child) for child in below]
+        heapify(node.below)
         return True

@@ -41,13 +41,13 @@ class Singles:
         self._open_batches = 0
 
     def add(self, lane: Lane, ask: Ask) -> bool:
-        """Start an admitted ask with the batch of its lane. False if it has to be placed for itself."""
+        """Start an admitted ask with the batch of its lane. False if it has to be placed by itself."""
         batch = self._batches.get(lane)
         if batch is None and lane in self._batches:
             return False
         stage = ask.stage
-        # Only the first start of a stage of one task can be written in short. Where places of a lane have moved it is
-        # walked from the beginning, so that each start has to be booked at once.
+        # `SinglesPlaced` can record only the first start of a stage of one task. A lane in which asks have moved is
+        # walked from the beginning, so each start has to be booked at once.
         if lane.moved or stage.count != 1 or stage.started or ask.kind != NEW or stage.history or stage.floor:
             return False
         if batch is None:
@@ -66,7 +66,7 @@ class Singles:
         return True
 
     def flush(self) -> bool:
-        """Book all batches, and put their nodes back. True if there were any."""
+        """Book all open batches and put their nodes back into the index. True if there were any."""
         if not self._open_batches:
             return False
         self._open_batches = 0
@@ -77,8 +77,8 @@ class Singles:
         return bool(batches)
 
     def _open(self, lane: Lane) -> Batch | None:
-        # Where places move with every start, each has to be booked at once. What a manager is told of runs at once, and
-        # is written in full.
+        # If every start moves asks, each has to be booked at once. Tasks of a manager count as running at once, which
+        # `SinglesPlaced` cannot record.
         (shape,) = lane.shapes
         if lane.queue.order.by_running or shape.key.manager:
             return None

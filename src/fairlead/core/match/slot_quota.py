@@ -1,6 +1,7 @@
-"""In `slots`, how many tasks each queue starts first: the published counts, level by level.
+"""Slot quotas: with `unit: slots`, the number of tasks that each queue starts first, level by level.
 
-What they leave over, and what they could not foresee (limits, gangs, tasks that do not fit), is spent by turns.
+The counts are those of `start_counts`. Slots that they leave, and those that a queue could not use (limits, gangs,
+tasks that do not fit), are given out by turns.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from fairlead.core.state import Partition
 
 
 def slot_quotas(partition: Partition) -> dict[str, int]:
-    """Path → starts. Among many siblings turns alone give the same, and nothing is counted out."""
+    """Return queue path → starts. More than `FEW` siblings get no quotas: turns alone give the same result."""
     rights = partition.entitlements()
     idle = max(0, rights.whole - partition.root.account.tasks)
     owed: dict[str, int] = {}
@@ -36,7 +37,7 @@ def _count_out(parent: Queue, idle: int, rights: Entitlements, waiting: dict[str
 
 
 def _waiting(partition: Partition, most: int) -> dict[str, int]:
-    """Path → how many tasks wait there or below, counted as far as they could matter."""
+    """Return queue path → the number of tasks that wait there or below, counted up to about `most` a lane."""
     waiting: dict[str, int] = {}
     for lane in partition.lanes.values():
         tasks = 0

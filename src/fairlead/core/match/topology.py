@@ -1,4 +1,4 @@
-"""Gathering: a gang on nodes with as few values of a label as can be, such as one rack."""
+"""Gathering: place a gang on nodes with the fewest values of a label, such as one rack."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from fairlead.core.shape import Shape
 
 
 def gather(index: NodeIndex[Any], shape: Shape, most: int, number: int, home: Collection[str]) -> list[Choice]:
-    """Nodes for up to that many tasks: where others of the stage live first, then with as few more values as can be.
+    """Choose nodes for up to `most` tasks: first where tasks of the stage run (`home`), then with few further values.
 
-    Of values with room for all, the one that needs the fewest nodes is taken; else those with the most room first.
-    Looking costs a search for each value.
+    Of values with capacity for all tasks, the one that needs the fewest nodes is taken; else those with the most
+    capacity first. This costs one search for each value.
     """
-    found: list[tuple[bool, int, int, str]] = []
+    ranked: list[tuple[bool, int, int, str]] = []
     for value in index.values(shape):
-        tried = index.choose(shape, most, number, value)
-        index.put_back([each.node_id for each in tried])
-        found.append((value not in home, -sum(each.tasks for each in tried), len(tried), value))
+        choices = index.choose(shape, most, number, value)
+        index.put_back([choice.node_id for choice in choices])
+        ranked.append((value not in home, -sum(choice.tasks for choice in choices), len(choices), value))
     chosen: list[Choice] = []
-    for *_, value in sorted(found):
+    for *_, value in sorted(ranked):
         more = index.choose(shape, most, number, value)
         chosen += more
-        most -= sum(each.tasks for each in more)
+        most -= sum(choice.tasks for choice in more)
         if not most:
             break
     return chosen

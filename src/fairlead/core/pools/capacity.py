@@ -1,9 +1,9 @@
-"""The outlook: where all that waits would go, on the room there is, on nodes that are coming, and on new ones.
+"""The outlook: pack waiting asks onto existing, coming and new nodes.
 
-A node that is backed off and will be tried again soon counts as room there is.
+A backed-off node that will be tried again soon counts as existing capacity.
 
-Whoever nodes were ordered for keeps them; the others follow, the largest tasks first, because they then need fewest
-nodes. Where pools may not grow enough for all, the first by turn get what there is. Nothing is altered.
+Asks for which nodes were ordered keep these. The others follow, the largest tasks first, because this needs the fewest
+nodes. If pools may not grow enough for all, the first by turn get the nodes. The state is not altered.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from fairlead.core.shape import WHOLE_DEVICE, Shape
 from fairlead.core.state import Partition
 from fairlead.core.whatif import WhatIf
 
-Whom = tuple[str, int, int]
-"""A job, a stage of it by position, and the kind."""
+AskKey = tuple[str, int, int]
+"""A job, the position of a stage in it, and the kind."""
 
 
 NO_DEVICES: tuple[int, ...] = ()
@@ -31,19 +31,19 @@ NO_DEVICES: tuple[int, ...] = ()
 
 class Outlook(msgspec.Struct):
     new: dict[str, list[tuple[Meant, ...]]]
-    """Pool → the nodes that it lacks, and what each would be for."""
+    """Pool → for each missing node, the tasks that it is meant for."""
     used: dict[int, None]
-    """The nodes without work, by join number, on which some of what waits would go."""
+    """The ids of nodes without work that waiting tasks would use."""
     coming: dict[str, int]
-    """Pool → how many nodes that are coming somebody waits for."""
+    """Pool → the number of coming nodes that waiting tasks would use."""
     looked: int
-    """How much was looked at."""
+    """The number of asks, nodes and allocations looked at, as a measure of the cost."""
     left: int = 0
-    """How many asks were not."""
+    """The number of asks that were not looked at."""
 
 
 class Bin:
-    """A node that is not there yet, and what would be on it."""
+    """A coming or new node, and the tasks that would be on it."""
 
     __slots__ = ("_alone", "_devices", "_free", "_meant", "coming", "pool")
 
@@ -52,16 +52,16 @@ class Bin:
         self.coming = coming
         self._free: Vector = dict(pool.settings.node)
         self._devices = [0] * (self._free.get(GPU, 0) // WHOLE_DEVICE)
-        self._meant: dict[Whom, int] = {}
+        self._meant: dict[AskKey, int] = {}
         self._alone: dict[tuple[str, int], None] = {}
-        """The stages whose tasks keep apart from each other and that have one here."""
+        """Stages with `apart` that have a task here."""
 
     @property
     def meant(self) -> tuple[Meant, ...]:
-        return tuple((*whom, tasks) for whom, tasks in self._meant.items() if tasks)
+        return tuple((*ask_key, tasks) for ask_key, tasks in self._meant.items() if tasks)
 
     def take(self, stage: Stage, kind: int, most: int) -> tuple[int, tuple[int, ...]]:
-        """Set down as many tasks, which it takes, as there is room for, up to a number. Returns how many, on what."""
+        """Put up to `most` tasks of an accepted shape here, as far as they fit. Returns their number and devices."""
         shape, own = stage.shape, (stage.job.id, stage.position)
         if shape.key.apart:
             most = 0 if own in self._alone else min(most, 1)
@@ -71,36 +71,36 @@ class Bin:
         return tasks, devices
 
     def give_back(self, stage: Stage, kind: int, tasks: int, devices: tuple[int, ...]) -> None:
-        """The reverse of `take`."""
+        """Undo `take`."""
         self._put(stage, kind, -tasks, devices)
 
     def _put(self, stage: Stage, kind: int, tasks: int, devices: tuple[int, ...]) -> None:
-        shape, whom = stage.shape, (stage.job.id, stage.position, kind)
+        shape, ask_key = stage.shape, (stage.job.id, stage.position, kind)
         for name, amount in shape.amounts:
             self._free[name] -= amount * tasks
         for device in devices:
             self._devices[device] += shape.device_milli if tasks > 0 else -shape.device_milli
-        self._meant[whom] = self._meant.get(whom, 0) + tasks
+        self._meant[ask_key] = self._meant.get(ask_key, 0) + tasks
         if shape.key.apart and tasks > 0:
-            self._alone[whom[:2]] = None
+            self._alone[ask_key[:2]] = None
         elif shape.key.apart:
-            del self._alone[whom[:2]]
+            del self._alone[ask_key[:2]]
 
 
 Step = tuple[Bin | int, Stage, int, int, tuple[int, ...]]
-"""Where tasks were set down, a node that is there or one that is not; whose, of which kind, how many, on what."""
+"""Tasks that were put somewhere: the bin or the id of an existing node, stage, kind, number of tasks, and devices."""
 
 
 class Packing:
-    """One way to set down what waits."""
+    """One way to pack the waiting tasks."""
 
     def __init__(self, partition: Partition, bounded: bool) -> None:
         self.partition = partition
         self.short = False
-        """Whether somebody was left out because a pool may not have more nodes."""
+        """True if an ask was left out because pools may not have more nodes."""
         self.looked = len(partition.allocations) // 10
         self._on: dict[int, int] = {}
-        """How many tasks would go on nodes that are there."""
+        """Existing node → the number of tasks put there."""
         self.bins: list[Bin] = []
         self._bounded = bounded
         self._future = WhatIf(partition)
@@ -120,33 +120,33 @@ class Packing:
         self._fitting: dict[Shape, list[int]] = {}
         self._apart: dict[tuple[str, int], dict[int, None]] = {}
         self._from: dict[Shape, int] = {}
-        """For each shape, how many of the first bins are full."""
+        """Shape → the number of leading bins that are full for it."""
         pools = [pool for pool in partition.pools.values() if not bounded or grows(partition, pool, partition.now)]
         self._pools = sorted(pools, key=lambda pool: (pool.settings.cost, pool.name))
         self._left = {pool.name: nodes_left(partition, pool) if bounded else None for pool in pools}
         self._fits: dict[Shape, list[Pool]] = {}
         self._taking: dict[Shape, set[str]] = {}
-        """The pools whose nodes take a shape."""
+        """Shape → the names of pools with nodes that take it."""
         self._steps: list[Step] = []
         self._without_room: set[int] = set()
-        """The gangs that were left out."""
+        """The numbers of gangs' asks that were left out."""
 
     @property
     def used(self) -> dict[int, None]:
-        """The nodes without work that would get some."""
+        """The nodes without work that waiting tasks would use."""
         nodes = self.partition.nodes
         return {
             node_id: None for node_id, tasks in self._on.items() if tasks and not nodes.allocations[nodes.rows[node_id]]
         }
 
     def expect(self, wants: list[Want]) -> None:
-        """Leave out what has nodes already, and put up those that are coming, with what they were ordered for.
+        """Leave out tasks that have nodes already, and add the coming nodes with the tasks they were ordered for.
 
-        What a gang keeps counts for what has to start together. So the nodes that are coming are left for its rest.
+        Arrived nodes of a gang count for the tasks that start together, so its coming nodes remain for the others.
         """
         for want in wants if self.partition.promises else ():
             self._leave_out_kept(want)
-        left: dict[Whom, list[tuple[Want, int]]] = {}
+        left: dict[AskKey, list[tuple[Want, int]]] = {}
         for want in wants:
             for at, (stage, _) in enumerate(want.needs):
                 left.setdefault((stage.job.id, stage.position, want.ask.kind), []).append((want, at))
@@ -166,7 +166,7 @@ class Packing:
                         free -= taken
 
     def pack(self, wants: list[Want]) -> None:
-        """Set all of it down. What a gang wants beyond what has to start together follows only if that has room."""
+        """Pack all wants. Further tasks of a gang follow only if the tasks that start together fit."""
         gangs = {want.ask.seq for want in wants if want.together}
         self._pack([want for want in wants if want.together or want.ask.seq not in gangs])
         rest = [want for want in wants if not want.together and want.ask.seq in gangs]
@@ -179,7 +179,7 @@ class Packing:
             first = dict(self._from) if want.together else {}
             missing = 0
             for stage, tasks in want.needs:
-                missing += self._set_down(stage, want.ask.kind, tasks) if tasks > 0 else 0
+                missing += self._put(stage, want.ask.kind, tasks) if tasks > 0 else 0
                 if missing and want.together:
                     self._without_room.add(want.ask.seq)
                     self._take_back()
@@ -187,48 +187,48 @@ class Packing:
                     break
 
     def _leave_out_kept(self, want: Want) -> None:
-        """Take out the tasks of a gang for which nodes have come."""
+        """Remove tasks of a gang for which nodes have arrived."""
         promise = self.partition.promises.get(want.ask.seq)
         if promise is None or not want.together:
             return
-        there: dict[int, int] = {}
+        arrived: dict[int, int] = {}
         for _, position, tasks in promise.places:
-            there[position] = there.get(position, 0) + tasks
-        want.needs = [(stage, max(0, wanted - there.get(stage.position, 0))) for stage, wanted in want.needs]
+            arrived[position] = arrived.get(position, 0) + tasks
+        want.needs = [(stage, max(0, wanted - arrived.get(stage.position, 0))) for stage, wanted in want.needs]
 
-    def _set_down(self, stage: Stage, kind: int, tasks: int) -> int:
-        """Returns how many found no room."""
+    def _put(self, stage: Stage, kind: int, tasks: int) -> int:
+        """Put tasks on existing nodes, bins and new bins. Returns the number of tasks that do not fit."""
         tasks -= self._on_nodes(stage, kind, tasks)
         tasks -= self._on_bins(stage, kind, tasks) if tasks else 0
         while tasks:
             pool = self._choose(stage.shape)
             if pool is None:
                 break
-            fresh = Bin(pool, False)
+            new_bin = Bin(pool, False)
             left = self._left[pool.name]
             if left is not None:
                 self._left[pool.name] = left - 1
-            self.bins.append(fresh)
-            taken, devices = fresh.take(stage, kind, tasks)
-            self._steps.append((fresh, stage, kind, taken, devices))
+            self.bins.append(new_bin)
+            taken, devices = new_bin.take(stage, kind, tasks)
+            self._steps.append((new_bin, stage, kind, taken, devices))
             tasks -= taken
         return tasks
 
     def _on_nodes(self, stage: Stage, kind: int, most: int) -> int:
-        """Use room that is there, or will be when what stops is gone and what is backed off is tried again."""
+        """Use capacity of existing nodes, with that of stopping tasks and of nodes that are back soon."""
         shape, taken = stage.shape, 0
-        joins = self._fitting.get(shape)
-        if joins is None:
-            joins = self._fitting[shape] = self._with_room(shape)
+        node_ids = self._fitting.get(shape)
+        if node_ids is None:
+            node_ids = self._fitting[shape] = self._with_room(shape)
         if shape.key.apart:
-            near = self._near(stage)
-            for node_id in [node_id for node_id in reversed(joins) if node_id not in near][:most]:
+            near = self._nodes_with(stage)
+            for node_id in [node_id for node_id in reversed(node_ids) if node_id not in near][:most]:
                 taken += self._use(node_id, stage, kind, 1)
             return taken
-        while joins and taken < most:
-            taken += self._use(joins[-1], stage, kind, most - taken)
+        while node_ids and taken < most:
+            taken += self._use(node_ids[-1], stage, kind, most - taken)
             if taken < most:
-                joins.pop()
+                node_ids.pop()
         return taken
 
     def _use(self, node_id: int, stage: Stage, kind: int, most: int) -> int:
@@ -238,22 +238,22 @@ class Packing:
             self._steps.append((node_id, stage, kind, tasks, devices))
             self._on[node_id] = self._on.get(node_id, 0) + tasks
             if stage.shape.key.apart:
-                self._near(stage)[node_id] = None
+                self._nodes_with(stage)[node_id] = None
         return tasks
 
     def _with_room(self, shape: Shape) -> list[int]:
-        """The nodes with room for a task, the last one to be used first."""
+        """Return the nodes with capacity for a task. They are used from the last one on."""
         partition = self.partition
         partition.index.put_all_back()
-        among = sorted(partition.nodes.rows if partition.index.fits(shape) else self._freed, reverse=True)
-        self.looked += len(among)
-        return [node_id for node_id in among if self._future.room(node_id, shape, 1)]
+        node_ids = sorted(partition.nodes.rows if partition.index.fits(shape) else self._freed, reverse=True)
+        self.looked += len(node_ids)
+        return [node_id for node_id in node_ids if self._future.room(node_id, shape, 1)]
 
-    def _near(self, stage: Stage) -> dict[int, None]:
-        """The nodes that have a task of a stage already, or would have."""
+    def _nodes_with(self, stage: Stage) -> dict[int, None]:
+        """Return the nodes that have, or would have, a task of a stage."""
         own = (stage.job.id, stage.position)
         if own not in self._apart:
-            self._apart[own] = {each.node: None for each in (stage.live or {}).values()}
+            self._apart[own] = {allocation.node: None for allocation in (stage.live or {}).values()}
         return self._apart[own]
 
     def _on_bins(self, stage: Stage, kind: int, most: int) -> int:
@@ -273,13 +273,15 @@ class Packing:
         return taken
 
     def _takers(self, shape: Shape) -> set[str]:
-        known = self._taking.get(shape)
-        if known is None:
-            known = self._taking[shape] = {name for name, pool in self.partition.pools.items() if takes(pool, shape)}
-        return known
+        pool_names = self._taking.get(shape)
+        if pool_names is None:
+            pool_names = self._taking[shape] = {
+                name for name, pool in self.partition.pools.items() if takes(pool, shape)
+            }
+        return pool_names
 
     def _choose(self, shape: Shape) -> Pool | None:
-        """The cheapest pool whose nodes take such tasks and that may have one more."""
+        """Return the cheapest pool with nodes that take a shape, and with room for one more node."""
         fitting = self._fits.get(shape)
         if fitting is None:
             fitting = self._fits[shape] = [pool for pool in self._pools if pool.name in self._takers(shape)]
@@ -290,7 +292,7 @@ class Packing:
         return None
 
     def _take_back(self) -> None:
-        """What has to start together does not: nothing of it is set down."""
+        """Undo the steps of a gang of which some tasks do not fit."""
         for where, stage, kind, tasks, devices in reversed(self._steps):
             if isinstance(where, Bin):
                 where.give_back(stage, kind, tasks, devices)
@@ -298,7 +300,7 @@ class Packing:
                 self._future.take(where, stage.shape, -tasks, devices)
                 self._fitting.pop(stage.shape, None)
                 self._on[where] -= tasks
-                self._near(stage).pop(where, None)
+                self._nodes_with(stage).pop(where, None)
         while self.bins and not self.bins[-1].coming and not self.bins[-1].meant:
             left = self._left[self.bins[-1].pool.name]
             if left is not None:
@@ -307,9 +309,9 @@ class Packing:
 
 
 def plan_capacity(partition: Partition, bounded: bool = True, most: int | None = None) -> Outlook:
-    """Where all that waits and is allowed would go, or the first so many of it in turn.
+    """Pack all waiting asks that may start, or the first `most` wants in turn order.
 
-    Without bounds, every pool gets as many nodes as it would need.
+    Without `bounded`, pools have no size limit and no pause.
     """
     if not partition.lanes:
         return Outlook({}, {}, {}, 0)
@@ -318,11 +320,11 @@ def plan_capacity(partition: Partition, bounded: bool = True, most: int | None =
         packing = _packed(partition, bounded, most, by_size=False)
     new: dict[str, list[tuple[Meant, ...]]] = {}
     coming: dict[str, int] = {}
-    for each in packing.bins:
-        if each.coming and each.meant:
-            coming[each.pool.name] = coming.get(each.pool.name, 0) + 1
-        elif each.meant:
-            new.setdefault(each.pool.name, []).append(each.meant)
+    for node in packing.bins:
+        if node.coming and node.meant:
+            coming[node.pool.name] = coming.get(node.pool.name, 0) + 1
+        elif node.meant:
+            new.setdefault(node.pool.name, []).append(node.meant)
     left = 0 if most is None else sum(lane.size for lane in partition.lanes.values()) - most
     return Outlook(new, packing.used, coming, packing.looked, max(0, left))
 
@@ -340,9 +342,9 @@ def _packed(partition: Partition, bounded: bool, most: int | None, by_size: bool
 
 
 def _size(partition: Partition, shape: Shape) -> int:
-    """How large a task is: the parts, in millionths, that it takes of each resource of a node, in the best pool for it.
+    """Return the size of a task: the sum of its parts, in millionths, of each resource of a node of the best pool.
 
-    Their sum needs fewer nodes than the largest of them: 9 % above the bound instead of 11 % in `bench.bursts`.
+    The sum needs fewer nodes than the largest part: 9 % above the bound instead of 11 % in `bench.bursts`.
     """
     sizes = [
         sum(amount * 1_000_000 // dict(pool.settings.node)[name] for name, amount in shape.amounts)
@@ -353,7 +355,7 @@ def _size(partition: Partition, shape: Shape) -> int:
 
 
 def _rights(partition: Partition) -> Entitlements:
-    """What the queues would be entitled to if all pools were as large as they may be; turns go by that."""
+    """Return the entitlements with all pools at their full size, which turns go by."""
     capacity, nodes = dict(partition.nodes.total), partition.nodes.up_count
     for pool in partition.pools.values():
         left = nodes_left(partition, pool)

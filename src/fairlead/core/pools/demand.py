@@ -1,7 +1,7 @@
-"""Demand: what waits and finds no room is packed onto nodes that pools could bring, and these are ordered, once.
+"""Demand: pack waiting tasks without capacity onto nodes that pools could bring, and order these nodes once.
 
-Nodes that nobody needs are given back. One order a pool a cycle; what is ordered already counts, and so does room that
-will be there when what stops is gone. So a burst is one order, and nothing is ordered for work that fits.
+Nodes that no task needs are given back. There is at most one order a pool a cycle. Ordered nodes and the capacity of
+stopping tasks count, so a burst is one order, and nothing is ordered for tasks that will fit.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from fairlead.core.resources import format_duration
 from fairlead.core.state import Partition
 
 LOOK_COST: Micros = 100
-"""How long to leave the outlook alone for each thing looked at: more than ten times what looking takes."""
+"""The pause before the next outlook, for each thing looked at: more than ten times the time that looking takes."""
 
 LITTLE = 1_000
-"""So many things are looked at as often as somebody likes."""
+"""An outlook of at most this number of things is followed by no pause."""
 
 
 def demand(plan: Plan) -> None:
@@ -35,7 +35,7 @@ def demand(plan: Plan) -> None:
     _note_idle(plan)
     if not pools or not partition.reign.ready or plan.more or not _is_due(partition):
         return
-    outlook = plan_capacity(partition) if _matters(partition, pools) else Outlook({}, {}, {}, 0)
+    outlook = plan_capacity(partition) if _is_needed(partition, pools) else Outlook({}, {}, {}, 0)
     for pool in pools:
         _grow(plan, pool, outlook)
         _shrink(plan, pool, outlook)
@@ -47,7 +47,7 @@ def demand(plan: Plan) -> None:
 
 
 def demand_due(partition: Partition) -> Iterator[Micros]:
-    """When time alone makes it look again."""
+    """Yield the times when demand has to run, if nothing happens before."""
     scaling = partition.scaling
     for order in partition.orders.values():
         yield _late_at(partition, order.since)
@@ -61,7 +61,7 @@ def demand_due(partition: Partition) -> Iterator[Micros]:
 
 
 def give_up_late(plan: Plan) -> None:
-    """Nodes that did not come in time are not waited for any longer."""
+    """Fail orders with nodes that did not arrive in time."""
     partition = plan.partition
     for number in sorted(partition.orders):
         order = partition.orders[number]
@@ -71,7 +71,7 @@ def give_up_late(plan: Plan) -> None:
 
 
 def order_nodes(plan: Plan, pool: Pool, nodes: list[tuple[Meant, ...]], cause: OrderCause) -> None:
-    """Order nodes, each with what it is meant for. Equal ones next to each other are written once."""
+    """Order nodes, each with the tasks it is meant for. Equal neighbours are journaled once, with their number."""
     runs: list[tuple[int, tuple[Meant, ...]]] = []
     for meant in nodes:
         if runs and runs[-1][1] == meant:
@@ -81,43 +81,43 @@ def order_nodes(plan: Plan, pool: Pool, nodes: list[tuple[Meant, ...]], cause: O
     plan.do(Ordered(plan.partition.counters.order, pool.name, tuple(runs), cause))
 
 
-def give_back(plan: Plan, pool: Pool, joins: list[int]) -> None:
-    for node_id in joins:
+def give_back(plan: Plan, pool: Pool, node_ids: list[int]) -> None:
+    for node_id in node_ids:
         plan.do(NodeMoved(node_id, "draining"))
-    plan.do(GivenBack(pool.name, tuple(joins)))
+    plan.do(GivenBack(pool.name, tuple(node_ids)))
 
 
 def idle_nodes(partition: Partition, pool: Pool) -> list[int]:
-    """The nodes of a pool that could take work and have none, those first that have had none for longest."""
+    """Return the nodes of a pool that could take work and have none, the longest idle first."""
     nodes = partition.nodes
-    found = [
+    node_ids = [
         node_id
         for node_id in partition.idle
         if nodes.pool[nodes.rows[node_id]] == pool.name
         and nodes.state[nodes.rows[node_id]] == "up"
         and node_id not in nodes.held
     ]
-    return sorted(found, key=lambda node_id: (partition.idle[node_id], node_id))
+    return sorted(node_ids, key=lambda node_id: (partition.idle[node_id], node_id))
 
 
 def _note_idle(plan: Plan) -> None:
-    """Write down since when nodes of pools have had nothing to do."""
+    """Record which nodes of pools became idle or busy."""
     partition = plan.partition
-    joins = partition.touched.nodes
+    node_ids = partition.touched.nodes
     if partition.scaling.pools != partition.pools_version:
-        joins = set(partition.nodes.rows)
+        node_ids = set(partition.nodes.rows)
         partition.scaling.pools = partition.pools_version
     elastic = {name for name, pool in partition.pools.items() if pool.elastic}
     if not elastic and not partition.idle:
         return
     idle: list[int] = []
     busy: list[int] = []
-    for node_id in sorted(joins):
+    for node_id in sorted(node_ids):
         row = partition.nodes.rows.get(node_id)
         if row is not None:
-            rests = partition.nodes.pool[row] in elastic and not partition.nodes.allocations[row]
-            if rests != (node_id in partition.idle):
-                (idle if rests else busy).append(node_id)
+            is_idle = partition.nodes.pool[row] in elastic and not partition.nodes.allocations[row]
+            if is_idle != (node_id in partition.idle):
+                (idle if is_idle else busy).append(node_id)
     if idle or busy:
         plan.do(Idled(tuple(idle), tuple(busy)))
 
@@ -134,8 +134,8 @@ def _is_due(partition: Partition) -> bool:
     return scaling.dirty and (scaling.next_look is None or scaling.next_look <= partition.now)
 
 
-def _matters(partition: Partition, pools: list[Pool]) -> bool:
-    """Whether anything can come of an outlook: a pool may grow, or has nodes that it might give back."""
+def _is_needed(partition: Partition, pools: list[Pool]) -> bool:
+    """True if an outlook can have an effect: a pool may grow, or has nodes that it might give back."""
     return bool(partition.idle) or any(
         grows(partition, pool, partition.now) and nodes_left(partition, pool) != 0 for pool in pools
     )
@@ -164,13 +164,13 @@ def _grow(plan: Plan, pool: Pool, outlook: Outlook) -> None:
 
 
 def _renew(plan: Plan, nodes: list[tuple[Meant, ...]]) -> None:
-    """Gangs for which more is ordered keep for as long what has come for them."""
+    """Restart the time of promises to gangs for which more nodes are ordered: they keep the arrived ones."""
     partition = plan.partition
-    for whom in dict.fromkeys(each[:3] for meant in nodes for each in meant):
-        ask = partition.waits(*whom)
+    for ask_key in dict.fromkeys(entry[:3] for meant in nodes for entry in meant):
+        ask = partition.waits(*ask_key)
         promise = partition.promises.get(ask.seq) if ask is not None else None
         if promise is not None and promise.ordered and promise.since < partition.now:
-            plan.do(Released(promise.seq, "more is ordered"))
+            plan.do(Released(promise.seq, "more nodes are ordered for it"))
             plan.do(Promised(promise.job, promise.stage, promise.kind, promise.places, (), "order"))
 
 
@@ -195,18 +195,18 @@ def _shrink(plan: Plan, pool: Pool, outlook: Outlook) -> None:
 
 
 def _shrinks(partition: Partition, pool: Pool) -> Iterator[Micros]:
-    """When there may be something to give back."""
+    """Yield the times when idle nodes may be given back."""
     for node_id in idle_nodes(partition, pool):
         yield max(_idle_since(partition, node_id) + pool.settings.idle_for, _cool_at(partition, pool))
 
 
 def _idle_since(partition: Partition, node_id: int) -> Micros:
-    """Since when a node has had nothing to do, for all that is known since the partition is ready."""
+    """Return the time since which a node is idle; not before the partition was ready."""
     return partition.reign.counts_from(partition.idle[node_id])
 
 
 def _cool_at(partition: Partition, pool: Pool) -> Micros:
-    """It does not shrink right after it grew or shrank."""
+    """Return the time from which a pool may shrink: not right after it grew or shrank."""
     changed = [when for when in (pool.grew, pool.shrank) if when is not None]
     return max(changed) + partition.settings.pool_pause if changed else 0
 

@@ -1,7 +1,6 @@
-"""The asks for which pools may bring nodes: those that admission lets start, one after the other, if all of them fit.
+"""The asks for which pools may bring nodes: those that admission would let start if all before them had started.
 
-In turns as in matching: down the queue tree by share, in the leaf by its order. Admission counts what would have
-started before. Nothing is altered.
+They come in the turns of match: down the queue tree by share, in the leaf by its order. The state is not altered.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from fairlead.core.state import Partition
 
 
 class Want(msgspec.Struct, eq=False):
-    """Tasks that would start: all of them together, or one by one."""
+    """Tasks that would start: all together, or one by one."""
 
     ask: Ask
     needs: list[tuple[Stage, int]]
@@ -30,18 +29,18 @@ class Want(msgspec.Struct, eq=False):
 
 
 class Leaf:
-    """The asks of a leaf in the order of their turns. Where places move, each turn is one task or one gang."""
+    """The asks of a leaf in the order of turns. If starts move asks, each turn is one task or one gang."""
 
     def __init__(self, lanes: list[Lane]) -> None:
         self.moves = lanes[0].queue.order.by_running
-        """True if places move with tasks that start."""
+        """True if starts move asks to other places."""
         self._key = lanes[0].key
         self._walk: Iterator[Ask] = merge(*lanes, key=self._key)
         self._more: dict[str, int] = {}
-        """Job → how many of its tasks would have started."""
+        """Job → the number of its tasks that have had their turn."""
         self._heap: list[tuple[tuple[int, ...], Ask]] = []
         if self.moves:
-            self._heap = [(self._place(each), each) for each in self._walk]
+            self._heap = [(self._place(ask), ask) for ask in self._walk]
             heapify(self._heap)
         self._now = None if self.moves else next(self._walk, None)
 
@@ -49,7 +48,7 @@ class Leaf:
         return (self._heap[0][1] if self._heap else None) if self.moves else self._now
 
     def go_on(self, tasks: int, over: bool) -> None:
-        """So many tasks of the present one would have started. It is over when it wants, or may have, no more."""
+        """Count tasks of the current ask as started. With `over`, it wants or may start no more."""
         if not self.moves:
             self._now = next(self._walk, None) if over else self._now
             return
@@ -62,20 +61,20 @@ class Leaf:
             heapreplace(self._heap, (self._place(ask), ask))
 
     def _place(self, ask: Ask) -> tuple[int, ...]:
-        """Its key, with the job's tasks that would have started counted as running."""
+        """Return the place of an ask, with the tasks of its job that have had their turn counted as running."""
         return self._key(ask, self._more.get(ask.stage.job.id, 0))
 
 
 def wants_in_turn(partition: Partition, rights: Entitlements) -> Iterator[Want]:
-    """All that would start if there were room, in turn. `rights` are of the capacity that there would be."""
+    """Yield the tasks that would start with enough capacity, in turn. `rights` are the entitlements to use."""
     lanes: dict[str, list[Lane]] = {}
     for lane in partition.lanes.values():
         lanes.setdefault(lane.queue.path, []).append(lane)
-    leaves = {path: Leaf(each) for path, each in lanes.items()}
+    leaves = {path: Leaf(lanes_of_leaf) for path, lanes_of_leaf in lanes.items()}
     tree = Tree([partition.queues[path] for path in sorted(leaves)], rights, {})
     admission = Admission(partition, rights)
     given: dict[int, int] = {}
-    """Ask → how many of its tasks have had their turn."""
+    """Ask → the number of its tasks that have had their turn."""
     branch = tree.next()
     while branch is not None:
         leaf = leaves[branch.queue.path]
@@ -88,8 +87,8 @@ def wants_in_turn(partition: Partition, rights: Entitlements) -> Iterator[Want]:
             if branch.rivals:
                 taken: Vector = {}
                 for want in wants:
-                    for stage, some in want.needs:
-                        add(taken, stage.shape.resources, some)
+                    for stage, number in want.needs:
+                        add(taken, stage.shape.resources, number)
                 tree.after(branch, False, taken, 1, tasks)
                 break
             ask = leaf.current()
@@ -99,14 +98,14 @@ def wants_in_turn(partition: Partition, rights: Entitlements) -> Iterator[Want]:
 
 
 def _most(tree: Tree, branch: ShareNode, leaf: Leaf, ask: Ask) -> int:
-    """How many single tasks the turn may have."""
+    """Return the number of single tasks that may start in the turn."""
     if leaf.moves:
         return 1
     return tree.run(branch, ask.stage.shape.resources, ask.count) if branch.rivals else ask.count
 
 
 def _turn(admission: Admission, ask: Ask, given: dict[int, int], most: int) -> tuple[list[Want], bool]:
-    """What a turn gives, and whether the ask has had its last."""
+    """Return the tasks that start in a turn, and True if it is the last one of the ask."""
     before = given.get(ask.seq, 0)
     if not before:
         if not _may_order(admission.partition, ask):
@@ -121,22 +120,22 @@ def _turn(admission: Admission, ask: Ask, given: dict[int, int], most: int) -> t
             return [Want(ask, needs, True)], together >= ask.count
     if ask.whole:
         return _rest_of_whole(admission, ask), True
-    wants = _some(admission, ask, ask.stage, min(most, ask.count - before))
+    wants = _admitted(admission, ask, ask.stage, min(most, ask.count - before))
     given[ask.seq] = before + sum(tasks for want in wants for _, tasks in want.needs)
     return wants, not wants or given[ask.seq] >= ask.count
 
 
 def _rest_of_whole(admission: Admission, ask: Ask) -> list[Want]:
-    """What the stages of a job want beyond what has to start together."""
+    """Return the tasks of a job beyond those that have to start together."""
     return [
         want
         for stage in ask.stages
-        for want in _some(admission, ask, stage, len(stage.wanted(ask.kind)) - stage.needed)
+        for want in _admitted(admission, ask, stage, len(stage.wanted(ask.kind)) - stage.needed)
     ]
 
 
-def _some(admission: Admission, ask: Ask, stage: Stage, most: int) -> list[Want]:
-    """As many tasks of a stage, up to a number, as admission lets start one by one."""
+def _admitted(admission: Admission, ask: Ask, stage: Stage, most: int) -> list[Want]:
+    """Return the tasks of a stage, up to `most`, that admission lets start one by one."""
     tasks = most
     if most > 0 and admission.checks_for(stage.job):
         tasks, _ = admission.most(ask, stage, 1, most)
@@ -148,7 +147,7 @@ def _some(admission: Admission, ask: Ask, stage: Stage, most: int) -> list[Want]
 
 
 def _may_order(partition: Partition, ask: Ask) -> bool:
-    """False for an ask of a manager, one whose orders failed too often, and one for which nodes are held or claimed."""
+    """False for asks of a manager, asks with too many failed orders, and asks with a hold or a claim."""
     if ask.stage.job.manager or ask.orders >= partition.settings.max_orders:
         return False
     kept = partition.kept(ask.seq) if partition.holds or partition.promises else None

@@ -1,4 +1,4 @@
-"""Of a pool: how many nodes it has, has coming and may have, whether it may order now, and what its nodes take."""
+"""Pool sizes: current, ordered and allowed; whether a pool may order now, and which shapes its nodes take."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fairlead.core.state import Partition
 
 
 def size_of(partition: Partition, pool: Pool) -> int:
-    """How many nodes it has, but for those that are lost or given back."""
+    """Return the number of nodes of a pool, without those that are lost or given back."""
     nodes = partition.nodes
     return sum(
         nodes.pool[row] == pool.name and nodes.state[row] != "lost" and node_id not in partition.unwanted
@@ -19,7 +19,7 @@ def size_of(partition: Partition, pool: Pool) -> int:
 
 
 def takes(pool: Pool, shape: Shape) -> bool:
-    """Whether a node of the pool, with nothing else on it, takes a task of a shape."""
+    """True if an empty node of the pool takes a task of a shape."""
     settings = pool.settings
     if shape.key.manager or not shape.accepts(dict(settings.labels), settings.taints, pool.name):
         return False
@@ -28,17 +28,17 @@ def takes(pool: Pool, shape: Shape) -> bool:
 
 
 def grows(partition: Partition, pool: Pool, now: Micros) -> bool:
-    """True if the pool may be asked for nodes at a time."""
+    """True if the pool may order nodes at a time."""
     return pool.elastic and not pool.paused and paused_until(partition, pool) <= now
 
 
 def paused_until(partition: Partition, pool: Pool) -> Micros:
-    """When the pool may be asked again after a failed order."""
+    """Return the time from which the pool may order again after a failed order."""
     return partition.reign.pause_ends(pool.paused_until, partition.settings.pool_pause)
 
 
 def nodes_left(partition: Partition, pool: Pool) -> int | None:
-    """How many nodes more it may have; None if as many as one likes. Lost ones count: they may come back."""
+    """Return the number of nodes that a pool may still get; None if unlimited. Lost nodes count: they may come back."""
     most = pool.settings.max
     if most is None:
         return None
@@ -47,4 +47,5 @@ def nodes_left(partition: Partition, pool: Pool) -> int | None:
 
 
 def coming_nodes(partition: Partition, pool: Pool) -> int:
+    """Return the number of ordered nodes that have not arrived."""
     return sum(len(order.coming) for order in partition.orders.values() if order.pool == pool.name)

@@ -1,7 +1,7 @@
 """Preempt: stop tasks to free capacity that an ask is entitled to.
 
-Within a queue a higher priority goes before a lower one; across queues a guarantee that is not met does. A claimant
-gets all that it has to start with, or nothing is stopped. What becomes free is promised to it.
+Within a queue a higher priority claims from a lower one; across queues a guarantee that is not met claims. Either all
+tasks that the claimant has to start with get capacity, or nothing is stopped. The freed capacity is promised to it.
 """
 
 from __future__ import annotations
@@ -33,17 +33,18 @@ from fairlead.core.state import FAR, Partition
 from fairlead.core.whatif import WhatIf
 
 MAX_CLAIMS = 2_000
-"""How many units that could be stopped are looked at for a claimant; some more for a large one."""
+"""The number of units that are considered as victims of a claimant; a large claimant gets some more."""
 
 SPARED = 64
-"""How many of the chosen units are looked at once more, whether they are needed."""
+"""The number of chosen units for which it is tried again to do without them."""
 
 
-Seen = tuple[int, int, int, int, int]
+Versions = tuple[int, int, int, int, int]
+"""Versions of all state that claims depend on. The first one is the number of starts."""
 
 
 def preempt(plan: Plan) -> None:
-    """Claim for the asks whose lanes sleep. Others have claimed in their turn, in match; with backfill none has."""
+    """Claim for asks of sleeping lanes. Asks of other lanes claimed in their turn of match, unless backfill is on."""
     partition = plan.partition
     if not partition.reign.ready or plan.more:
         return
@@ -58,7 +59,7 @@ def preempt(plan: Plan) -> None:
     ]
     partition.claims_at = min(later, default=FAR)
     claims = Claims(plan)
-    for lane, ask in sorted(_without_capacity(partition), key=lambda each: _place_of(each[1])):
+    for lane, ask in sorted(_without_capacity(partition), key=lambda pair: _place_of(pair[1])):
         claims.make(lane, ask)
 
 
@@ -75,32 +76,32 @@ class Claims:
         self.plan = plan
         self._coming: Coming | None = None
 
-    def may_make(self, lane: Lane, unknown: bool = False) -> bool:
-        """True if an ask of a lane that sleeps may claim; with `unknown`, if what comes of it in this state is not."""
+    def may_make(self, lane: Lane, untried: bool = False) -> bool:
+        """True if an ask of a sleeping lane may claim; with `untried`, only if it has not failed to in this state."""
         partition = self.partition
         for ask in (lane.limited, lane.no_room):
             if ask is not None and _may_claim(partition, lane, ask):
-                known = lane.unclaimed.get(ask.seq) if unknown else None
-                if known is None or known[0] != _seen(partition) or known[1] <= partition.now:
+                attempt = lane.unclaimed.get(ask.seq) if untried else None
+                if attempt is None or attempt[0] != _versions(partition) or attempt[1] <= partition.now:
                     return True
         return False
 
     def make(self, lane: Lane, ask: Ask) -> bool:
-        """Stop tasks for an ask without capacity, if it has a right to that and starts then. True if any are stopped.
+        """Stop tasks for an ask without capacity, if it has a right to this and can then start. True if tasks stop.
 
-        What could not be claimed is claimed again only after something changed, or when protected tasks are not any
-        more. If there was too little to stop, starts of the same cycle change nothing: what they use was free before.
+        A claim that failed is tried again only after a change, or when the protection of tasks ends. If there was too
+        little to stop, starts of the same cycle change nothing: what they use was free before.
         """
         partition = self.partition
         if not _may_claim(partition, lane, ask):
             return False
-        seen = _seen(partition)
-        known = lane.unclaimed.get(ask.seq)
-        tried = self.plan.unclaimed.get(ask.seq)
-        if tried is not None and tried[0] == _but_starts(seen):
-            known = (seen, tried[1])
-        if known is None or known[0] != seen or known[1] <= partition.now:
-            if self._coming is None or self._coming.seen != (partition.stops, partition.holds_version):
+        versions = _versions(partition)
+        attempt = lane.unclaimed.get(ask.seq)
+        same_cycle = self.plan.unclaimed.get(ask.seq)
+        if same_cycle is not None and same_cycle[0] == _without_starts(versions):
+            attempt = (versions, same_cycle[1])
+        if attempt is None or attempt[0] != versions or attempt[1] <= partition.now:
+            if self._coming is None or self._coming.versions != (partition.stops, partition.holds_version):
                 self._coming = Coming(partition)
             claim = _Claim(self.plan, ask, self._coming)
             if claim.make():
@@ -108,16 +109,16 @@ class Claims:
             if claim.waits_for_fresh():
                 self.plan.more = True  # the next cycle may stop what this one placed
                 return False
-            lane.unclaimed = {seq: then for seq, then in lane.unclaimed.items() if then[0] == seen}
-            known = lane.unclaimed[ask.seq] = (seen, claim.again_at)
+            lane.unclaimed = {seq: entry for seq, entry in lane.unclaimed.items() if entry[0] == versions}
+            attempt = lane.unclaimed[ask.seq] = (versions, claim.again_at)
             if not claim.is_coming:
-                self.plan.unclaimed[ask.seq] = (_but_starts(seen), claim.again_at)
-        _claim_later(partition, lane, known[1])
+                self.plan.unclaimed[ask.seq] = (_without_starts(versions), claim.again_at)
+        _claim_later(partition, lane, attempt[1])
         return False
 
 
-def _seen(partition: Partition) -> Seen:
-    """The state, as far as what can be claimed depends on it."""
+def _versions(partition: Partition) -> Versions:
+    """Return the versions of all state that claims depend on."""
     return (
         partition.counters.allocation,
         partition.openings,
@@ -127,17 +128,17 @@ def _seen(partition: Partition) -> Seen:
     )
 
 
-def _but_starts(seen: Seen) -> tuple[int, ...]:
-    return seen[1:]
+def _without_starts(versions: Versions) -> tuple[int, ...]:
+    return versions[1:]
 
 
 def claims_due(partition: Partition) -> Micros:
-    """When an ask may claim again, if nothing happens before: after a pause, or when protected work is not any more."""
+    """Return the time when an ask may claim again, if nothing happens before: after a pause or a protection."""
     return partition.claims_at if partition.now < partition.claims_at else FAR
 
 
 def changes_to_come(partition: Partition) -> tuple[dict[str, Vector], dict[str, Vector]]:
-    """Queue → what it will have lost when all that stops is gone, and what is promised to those below it."""
+    """Return queue → resources of its stopping tasks, and queue → resources promised to asks in or below it."""
     losing: dict[str, Vector] = {}
     for allocation in partition.allocations.values():
         if allocation.leaving:
@@ -152,11 +153,11 @@ def changes_to_come(partition: Partition) -> tuple[dict[str, Vector], dict[str, 
     return losing, gaining
 
 
-# -- who claims --------------------------------------------------------------------------------------------------
+# -- claimants ---------------------------------------------------------------------------------------------------
 
 
 def _without_capacity(partition: Partition) -> Iterator[tuple[Lane, Ask]]:
-    """The first asks of their lanes that found no capacity, or were over a limit."""
+    """Yield the asks of sleeping lanes that found no capacity or were over a limit."""
     for lane in partition.lanes.values():
         for ask in (lane.limited, lane.no_room):
             if ask is not None and lane.asleep_at is not None:
@@ -164,7 +165,7 @@ def _without_capacity(partition: Partition) -> Iterator[tuple[Lane, Ask]]:
 
 
 def _claim_later(partition: Partition, lane: Lane, when: Micros) -> None:
-    """Look at the lane again at a time, if nothing happens before: not only its first asks may claim then."""
+    """Have match look at the lane again at a time, because asks behind its first ones may claim then, too."""
     if when < FAR:
         lane.claims_at = when if lane.claims_at is None else min(lane.claims_at, when)
     partition.claims_at = min(partition.claims_at, when)
@@ -178,8 +179,8 @@ def _may_claim(partition: Partition, lane: Lane, ask: Ask) -> bool:
     if has_claimed(partition, ask):
         return False
     queue, priority = stage.job.queue, stage.job.priority
-    lower = partition.settings.preempt == "priority" and any(each < priority for each in queue.at_work)
-    if not lower and not (partition.facts().guarantees and any(each.settings.guarantee for each in queue.line())):
+    lower = partition.settings.preempt == "priority" and any(other < priority for other in queue.at_work)
+    if not lower and not (partition.facts().guarantees and any(level.settings.guarantee for level in queue.line())):
         return False
     if Admission(partition).refusal(ask, minimum_by_stage(ask), ignoring=(LIMITS,)) is not None:
         return False
@@ -195,18 +196,18 @@ def _place_of(ask: Ask) -> tuple[int, int, int]:
 
 
 class Coming:
-    """What will be there when all that stops is gone: it is free before anybody who is stopped now."""
+    """Capacity when all stopping tasks are gone. It becomes free before that of tasks that are stopped now."""
 
     def __init__(self, partition: Partition) -> None:
-        self.seen = (partition.stops, partition.holds_version)
+        self.versions = (partition.stops, partition.holds_version)
         self.losing, self.gaining = changes_to_come(partition)
-        self.stopping = [each for each in partition.allocations.values() if each.leaving]
+        self.stopping = [allocation for allocation in partition.allocations.values() if allocation.leaving]
         self._partition = partition
         self._started = partition.counters.allocation
         self._future = self._look_ahead()
 
     def whatif(self) -> WhatIf:
-        """A copy of what will be free. Between two claims of a match, other asks start where tasks stop."""
+        """Return a copy of the free capacity. Between two claims of a match, other asks may start, which uses some."""
         if self._started != self._partition.counters.allocation:
             self._started = self._partition.counters.allocation
             self._future = self._look_ahead()
@@ -224,7 +225,7 @@ class Coming:
 
 
 class _Claim:
-    """What an ask needs, and which tasks might make way for it."""
+    """One claim: the needs of an ask, and the tasks that could be stopped for it."""
 
     def __init__(self, plan: Plan, ask: Ask, coming: Coming) -> None:
         self.plan = plan
@@ -232,26 +233,26 @@ class _Claim:
         self.coming = coming
         self.ask = ask
         self._fresh = False
-        """Whether tasks were left out because this cycle placed them."""
+        """True if tasks were left out because this cycle placed them."""
         self._with_fresh = False
-        """Whether they are looked at all the same: to know what the next cycle could do."""
+        """True to consider these tasks too, to find out what the next cycle could do."""
         self.is_coming = False
-        """Whether it failed because what the ask needs is coming anyway."""
+        """True if the claim failed because the capacity that the ask needs is coming anyway."""
         self.again_at: Micros = FAR
-        """When tasks that were left out because they are protected are not any more."""
+        """The time when the first protection ends that kept tasks from being victims."""
         self.job = ask.stage.job
         self.needs = minimum_by_stage(ask)
         self.asked = asked_by(ask)
         self.binding = self._binding(ask)
         self.own = own_nodes(self.partition, ask)
         self._left: dict[str, Vector] = {}
-        """Queue → what it keeps when all that stops is gone."""
+        """Queue → its use without stopping tasks."""
         self.guaranteed: list[Queue] = []
         for queue in self.job.queue.line():
             # Other asks below the queue that are promised capacity have a part of its guarantee already.
             used = {**self._left_of(queue)}
             add(used, coming.gaining.get(queue.path, {}))
-            if ask.seq in self.partition.promises:  # nodes arrived for it, which the claim replaces
+            if ask.seq in self.partition.promises:  # a promise of arrived nodes, which the claim replaces
                 add(used, self.asked, -1)
             if is_unmet(used, self.asked, dict(queue.settings.guarantee)):
                 self.guaranteed.append(queue)
@@ -259,11 +260,11 @@ class _Claim:
         self._open: list[int] | None = None
 
     def make(self) -> bool:
-        """Stop tasks for the ask, if that lets it start. Returns whether any are stopped."""
-        found = self._find()
-        if found is not None:
-            self._stop(*found)
-        return found is not None
+        """Stop tasks for the ask if that lets it start. True if tasks are stopped."""
+        choice = self._find()
+        if choice is not None:
+            self._stop(*choice)
+        return choice is not None
 
     def waits_for_fresh(self) -> bool:
         """True if the claim failed only because of tasks that this cycle placed."""
@@ -271,7 +272,7 @@ class _Claim:
         return self._fresh and self._find() is not None
 
     def _find(self) -> tuple[ClaimCause, Sequence[Victim], tuple[Place, ...]] | None:
-        """By what right, what is stopped, and where the claimant starts."""
+        """Return the right of the claim, its victims, and the places of the claimant; None if there is no way."""
         ways: list[tuple[ClaimCause, list[Victim]]] = []
         if self.partition.settings.preempt == "priority":
             ways.append(("priority", self.in_queue()))
@@ -297,63 +298,66 @@ class _Claim:
         plan.do(Promised(stage.job.id, stage.position, kind, places, stopping, cause))
 
     def whatif(self) -> WhatIf:
-        """What will be there when all that stops is gone, for this claimant."""
+        """Return the capacity when all stopping tasks are gone, as this claimant may use it."""
         whatif = self.coming.whatif()
         whatif.own = self.own
         return whatif
 
     def open(self) -> list[int]:
-        """The nodes that have room now, or will have when all that stops is gone."""
+        """Return the nodes that have capacity for a task now, or will have when all stopping tasks are gone."""
         if self._open is None:
-            whatif = self.whatif()  # it learns of every node, and is copied often
+            whatif = self.whatif()  # a copy: this reads every node, which would make later copies slow
             shapes = [stage.shape for stage, _ in self.needs]
-            joins = sorted(self.partition.nodes.rows)
-            self._open = [node_id for node_id in joins if any(whatif.room(node_id, shape, 1) for shape in shapes)]
+            node_ids = sorted(self.partition.nodes.rows)
+            self._open = [node_id for node_id in node_ids if any(whatif.room(node_id, shape, 1) for shape in shapes)]
         return self._open
 
     def _binding(self, ask: Ask) -> list[tuple[Account, Vector, Vector]]:
-        """The accounts whose limits keep it back, with limit and use: only who is booked there can help."""
-        found: list[tuple[Account, Vector, Vector]] = []
+        """Return the accounts with limits that keep the ask back, with limit and use.
+
+        Only stopping tasks that are booked on them can help.
+        """
+        binding: list[tuple[Account, Vector, Vector]] = []
         for account, limit, used in Admission(self.partition).limits(ask):
             left = dict(used)
             for allocation in self.coming.stopping:
                 if account in allocation.stage.job.accounts:
                     add(left, allocation.stage.shape.resources, -count(allocation.indices))
             if any(left.get(name, 0) + self.asked.get(name, 0) > most for name, most in limit.items()):
-                found.append((account, limit, left))
-        return found
+                binding.append((account, limit, left))
+        return binding
 
     def _left_of(self, queue: Queue) -> Vector:
-        known = self._left.get(queue.path)
-        if known is None:
-            known = self._left[queue.path] = dict(queue.account.used)
-            add(known, self.coming.losing.get(queue.path, {}), -1)
-        return known
+        left = self._left.get(queue.path)
+        if left is None:
+            left = self._left[queue.path] = dict(queue.account.used)
+            add(left, self.coming.losing.get(queue.path, {}), -1)
+        return left
 
     # -- which tasks might be stopped
 
     def in_queue(self) -> list[Victim]:
-        """Tasks of lower priority in the same queue, but for those that nodes were held for not long ago."""
+        """Return tasks of lower priority in the same queue, without those that started from a hold not long ago."""
         return self._of(self.job.queue, lambda priority: priority < self.job.priority, by_priority=True)
 
     def elsewhere(self) -> list[Victim]:
-        """Tasks of no higher priority in queues that the guarantee is not theirs as well."""
-        found: list[Victim] = []
+        """Return tasks of no higher priority in other queues that are outside a guaranteed queue of the claimant."""
+        victims: list[Victim] = []
         for queue in self.partition.leaves():
             above = queue.line()
             if queue is not self.job.queue and any(level not in above for level in self.guaranteed):
-                found += self._of(queue, lambda priority: priority <= self.job.priority)
-        return found
+                victims += self._of(queue, lambda priority: priority <= self.job.priority)
+        return victims
 
     def _of(self, queue: Queue, counts: Callable[[int], bool], by_priority: bool = False) -> list[Victim]:
-        found: list[Victim] = []
+        victims: list[Victim] = []
         for priority in sorted(queue.at_work):
             for job in reversed(queue.at_work[priority].values()) if counts(priority) else ():
-                if len(found) >= self.most:
-                    return newest_first(found)
+                if len(victims) >= self.most:
+                    return newest_first(victims)
                 if all(account in job.accounts for account, _, _ in self.binding):
-                    found += [victim for victim in victims_of(job) if self._may_stop(victim, by_priority)]
-        return newest_first(found)
+                    victims += [victim for victim in victims_of(job) if self._may_stop(victim, by_priority)]
+        return newest_first(victims)
 
     def _may_stop(self, victim: Victim, by_priority: bool) -> bool:
         if not self._helps(victim):
@@ -367,7 +371,7 @@ class _Claim:
         return not fresh or self._with_fresh
 
     def _helps(self, victim: Victim) -> bool:
-        """Whether its room is where the claimant could go, or what it uses counts against the same limit."""
+        """True if a victim is on a node that the claimant could use, or counts against a limit that keeps it back."""
         nodes = self.partition.nodes
         for allocation, _ in victim.tasks if not self.binding else ():
             row = nodes.rows[allocation.node]
@@ -376,18 +380,18 @@ class _Claim:
                 return True
         return bool(self.binding)
 
-    # -- which are
+    # -- which are stopped
 
     def choose(self, victims: list[Victim]) -> tuple[Sequence[Victim], tuple[Place, ...]] | None:
-        """The best set of victims that lets the claimant start, and where it will; None if there is none.
+        """Return the best set of victims that lets the claimant start, and its places; None if there is none.
 
-        All sets are compared if there are at most `FEW` units. Else the priorities are exact, and the set is as good as
-        `Clearing.clear` finds it.
+        All sets are compared if there are at most `FEW` units. Otherwise the priorities are the lowest possible, and
+        `Clearing.clear` picks the set.
         """
         if len(victims) <= FEW:
-            known = {victim.unit: victim for victim in victims}
-            best = best_of_few(list(known), lambda units: self._lets_start([known[unit] for unit in units]))
-            chosen = [known[unit] for unit in best or ()]
+            by_unit = {victim.unit: victim for victim in victims}
+            best = best_of_few(list(by_unit), lambda units: self._lets_start([by_unit[unit] for unit in units]))
+            chosen = [by_unit[unit] for unit in best or ()]
             places = self.places(chosen) if chosen else None
             return (chosen, places) if places is not None else None
         clearing = Clearing(
@@ -416,15 +420,17 @@ class _Claim:
         return self.places(victims) is not None
 
     def _clear(self, clearing: Clearing, victims: Sequence[Victim], level: int) -> bool:
-        """Find victims of priorities up to a level for all that the claimant needs. True if there are enough."""
+        """Find victims of priorities up to `level` for all tasks of the claimant. True if there are enough."""
         for stage, needed in self.needs:
             left = clearing.put(stage, needed, self.open())
             if clearing.clear(stage, left, level):
                 return False
-        return not self.binding or self._relieve(clearing, [each for each in victims if each.unit.priority <= level])
+        return not self.binding or self._relieve(
+            clearing, [victim for victim in victims if victim.unit.priority <= level]
+        )
 
     def _relieve(self, clearing: Clearing, victims: Sequence[Victim]) -> bool:
-        """End more victims, those first that use most of what is over a limit, until the claimant is within it."""
+        """End more victims until the claimant is within its limits, first those that use most of what is over."""
         over = self._over(clearing.chosen)
 
         def help_of(victim: Victim) -> int:
@@ -438,17 +444,19 @@ class _Claim:
             left = [victim for victim in victims if help_of(victim) and clearing.may_go(victim)]
             if not left:
                 return False
-            unit = max(left, key=lambda each: (help_of(each), not each.unit.gang, each.unit.began, each.unit.number))
+            unit = max(
+                left, key=lambda victim: (help_of(victim), not victim.unit.gang, victim.unit.began, victim.unit.number)
+            )
             clearing.end(unit)
             over = self._over(clearing.chosen)
         return True
 
     def _needed(self, chosen: Sequence[Victim]) -> list[Victim]:
-        """Leave out what others that were chosen later cover: the most important first."""
+        """Return the chosen victims without those that later ones made needless, sparing the most important first."""
         units = {id(unit) for unit in without_covered([victim.unit for victim in chosen])}
         needed = [victim for victim in chosen if id(victim.unit) in units]
-        for victim in sorted(needed, key=lambda each: _worth(each.unit))[:SPARED]:
-            without = [each for each in needed if each is not victim]
+        for victim in sorted(needed, key=lambda victim: _worth(victim.unit))[:SPARED]:
+            without = [other for other in needed if other is not victim]
             if without and self.places(without) is not None:
                 needed = without
         return needed
@@ -464,7 +472,7 @@ class _Claim:
         return True
 
     def places(self, victims: Sequence[Victim]) -> tuple[Place, ...] | None:
-        """Where the claimant would start if these were gone; None if it could not."""
+        """Return the places of the claimant if these victims were gone; None if it could not start."""
         units = {id(unit) for unit in without_covered([victim.unit for victim in victims])}
         gone = [victim for victim in victims if id(victim.unit) in units]
         if self._over(gone):
@@ -480,7 +488,7 @@ class _Claim:
         return clearing.places_of()
 
     def _over(self, victims: Sequence[Victim]) -> Vector:
-        """How much the claimant would be over the limits that keep it back, without these."""
+        """Return the amounts by which the claimant would be over its limits without these victims."""
         if not self.binding:
             return {}
         freed: Vector = {}
@@ -496,5 +504,5 @@ class _Claim:
 
 
 def _worth(unit: Unit) -> tuple[int, bool, int, int]:
-    """The order in which units are spared: the highest priority, gangs, the oldest."""
+    """Return the order in which units are spared: the highest priority, then gangs, then the oldest."""
     return (-unit.priority, not unit.gang, unit.began, unit.number)

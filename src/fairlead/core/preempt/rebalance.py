@@ -1,7 +1,7 @@
-"""Rebalance: tasks on loan make room for queues that are below their entitlement and have work waiting.
+"""Rebalance: stop tasks on loan for queues that are below their entitlement and have work waiting.
 
-Nothing is stopped in vain: what a victim leaves is where waiting work will fit, and there are no more victims than that
-work needs until its queue has its own. A gang goes whole or not at all, and no queue goes below its share.
+No stop is wasted: waiting tasks fit where a victim was, and there are no more victims than these tasks need until their
+queue has its entitlement. A gang is stopped whole or not at all, and no queue goes below its share.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from fairlead.core.whatif import WhatIf
 
 
 def rebalance(plan: Plan, parent: Queue) -> bool:
-    """Stop what the children of a queue have on loan, as far as others of them are entitled to it and wait for it.
+    """Stop tasks that children of a queue have on loan, as far as other children are entitled to them and wait.
 
-    Returns True if that is all for now. Otherwise it is tried again in the next cycle: tasks were stopped, and other
-    asks may wait behind those that start then; or what could be stopped was placed in this cycle.
+    Returns True if nothing more can be done for now. Otherwise the next cycle tries again: either tasks were stopped,
+    and further asks may wait behind those that start then; or the possible victims were placed in this cycle.
     """
     partition = plan.partition
-    balance = _balanced(plan, parent)
+    balance = _balance(plan, parent)
     if not balance.claims and balance.fresh:
-        return not _balanced(plan, parent, with_fresh=True).claims
+        return not _balance(plan, parent, with_fresh=True).claims
     stopped = 0
     for claim in balance.claims:
         seq = claim.head.seq
@@ -59,8 +59,8 @@ def rebalance(plan: Plan, parent: Queue) -> bool:
     return not stopped
 
 
-def _balanced(plan: Plan, parent: Queue, with_fresh: bool = False) -> Balance:
-    """All claims of the children that are below their entitlement, in turn."""
+def _balance(plan: Plan, parent: Queue, with_fresh: bool = False) -> Balance:
+    """Collect the claims of the children that are below their entitlement, in the order of turns."""
     partition = plan.partition
     rights = partition.entitlements()
     balance = Balance(plan, parent, with_fresh)
@@ -72,9 +72,9 @@ def _balanced(plan: Plan, parent: Queue, with_fresh: bool = False) -> Balance:
 
 
 def _claimants(partition: Partition, child: Queue) -> Iterator[tuple[Lane, Ask]]:
-    """The asks below a queue that found no capacity, leaf by leaf. A hold is no obstacle."""
-    found = [lane for lane in partition.lanes.values() if child in lane.queue.line()]
-    for lane in sorted(found, key=lambda lane: (lane.queue.path, lane.text)):
+    """Yield the asks below a queue that found no capacity, leaf by leaf. Asks with a hold count, too."""
+    lanes = [lane for lane in partition.lanes.values() if child in lane.queue.line()]
+    for lane in sorted(lanes, key=lambda lane: (lane.queue.path, lane.text)):
         head = lane.no_room
         if head is None or lane.asleep_at is None or head.stage.asks[head.kind] is not head:
             continue
@@ -83,7 +83,7 @@ def _claimants(partition: Partition, child: Queue) -> Iterator[tuple[Lane, Ask]]
 
 
 class Claim:
-    """The tasks that stop so that an ask can start, and where it will, if it needs all of that at once."""
+    """The victims of an ask, and its places if it is a gang."""
 
     __slots__ = ("head", "places", "victims")
 
@@ -94,9 +94,9 @@ class Claim:
 
 
 class Balance:
-    """What would be free and used, as one claim after the other is met.
+    """Free capacity and use of queues, as one claim after the other is met.
 
-    With `with_fresh` also what this cycle placed could be stopped: to know what the next cycle could do.
+    With `with_fresh`, tasks that this cycle placed count as victims too, to find out what the next cycle could do.
     """
 
     def __init__(self, plan: Plan, parent: Queue, with_fresh: bool = False) -> None:
@@ -107,24 +107,24 @@ class Balance:
         self.claims: list[Claim] = []
         self._with_fresh = with_fresh
         self.fresh = False
-        """Whether tasks on loan were left out because this cycle placed them."""
+        """True if tasks on loan were left out because this cycle placed them."""
         self._met: list[tuple[Ask, Needs]] = []
-        """The asks that would start by the claims so far, and how many tasks of them."""
+        """The asks that start by the claims so far, and the number of their tasks."""
         self._used: dict[str, tuple[Vector, int]] = {}
         whatif = WhatIf(partition)
         self._coming: dict[int, None] = {}
-        """The nodes where something stops already, and will be free before anything that is stopped now."""
+        """Nodes where tasks already stop. Their capacity becomes free before that of tasks that are stopped now."""
         for allocation in partition.allocations.values():
             if allocation.leaving:
                 whatif.end(allocation)
                 self._coming[allocation.node] = None
                 for queue in allocation.stage.job.queue.line():
-                    # What stops is not theirs any more: they must keep their shares without it.
+                    # Stopping tasks do not count for their queue, which has to keep its share without them.
                     self._use(queue, allocation.stage, -count(allocation.indices))
         for promise in partition.promises.values():
             claimant = None if promise.ordered else partition.kept_for(promise)
             for stage, needed in minimum_by_stage(claimant) if claimant is not None else ():
-                # What tasks stop for already is theirs.
+                # Capacity that tasks already stop for counts as used by the claimant's queues.
                 for queue in stage.job.queue.line():
                     self._use(queue, stage, needed)
         self._clearing = Clearing(partition, whatif, newest_first(self._on_loan()), self._keeps)
@@ -134,10 +134,10 @@ class Balance:
         return turn_key(rights.used(child), rights.share(child), rights.of(child), child.name)
 
     def claim(self, child: Queue, lane: Lane, head: Ask) -> None:
-        """Find room for a gang, or for as many single tasks of a lane as may start and its queue is entitled to."""
+        """Find capacity for a gang, or for the single tasks of a lane that may start, up to the queue's entitlement."""
         if self.rights.measure(*self._level(child)) >= self.rights.of(child):
             return
-        self._clearing.places = {}  # those of other asks
+        self._clearing.places = {}  # drop the places of earlier claims
         if not _is_single(head):
             if self._admission().refusal(head, minimum_by_stage(head)) is None:
                 self._claim_whole(child, head)
@@ -149,48 +149,48 @@ class Balance:
         before = len(clearing.chosen)
         allowed = self._allowed(lane, head, self._lacking(child, lane, stage))
         lacking = sum(tasks for _, tasks in allowed)
-        # Nodes that are held for the first of the lane take its tasks only.
+        # Nodes that are held for the head take its tasks only.
         own = own_nodes(self.partition, head)
-        found = self._find(stage, min(lacking, head.count), own) if own else 0
-        found += self._find(stage, lacking - found, {})
+        fitting = self._make_room(stage, min(lacking, head.count), own) if own else 0
+        fitting += self._make_room(stage, lacking - fitting, {})
         if clearing.chosen[before:]:
             self.claims.append(Claim(head, clearing.chosen[before:], ()))
-        self._use(child, stage, found)
+        self._use(child, stage, fitting)
         for ask, tasks in allowed:
-            if found > 0:
-                self._met.append((ask, ((ask.stage, min(tasks, found)),)))
-                found -= tasks
+            if fitting > 0:
+                self._met.append((ask, ((ask.stage, min(tasks, fitting)),)))
+                fitting -= tasks
 
     def _admission(self) -> Admission:
-        """Admission that counts the claims so far: tasks are not stopped for an ask that a limit would refuse then."""
+        """Return an admission that counts the claims so far, so that no tasks stop for an ask beyond a limit."""
         admission = Admission(self.partition)
         for ask, needs in self._met:
             admission.count(ask, needs)
         return admission
 
     def _allowed(self, lane: Lane, first: Ask, most: int) -> list[tuple[Ask, int]]:
-        """The single tasks of a lane that may start, up to a number, in order from an ask on.
+        """Return the single tasks of a lane that may start, up to `most`, in order from an ask on.
 
-        Behind a gang without room none do.
+        None start behind a gang without capacity.
         """
         admission = self._admission()
-        found: list[tuple[Ask, int]] = []
-        for each in dropwhile(lambda each: each is not first, lane):
+        allowed: list[tuple[Ask, int]] = []
+        for ask in dropwhile(lambda ask: ask is not first, lane):
             if most <= 0:
                 break
-            if not _is_single(each):
-                if admission.refusal(each, minimum_by_stage(each)) is None:
+            if not _is_single(ask):
+                if admission.refusal(ask, minimum_by_stage(ask)) is None:
                     break
                 continue
-            tasks, _ = admission.most(each, each.stage, 1, min(each.count, most))
+            tasks, _ = admission.most(ask, ask.stage, 1, min(ask.count, most))
             if tasks:
-                admission.count(each, ((each.stage, tasks),))
-                found.append((each, tasks))
+                admission.count(ask, ((ask.stage, tasks),))
+                allowed.append((ask, tasks))
                 most -= tasks
-        return found
+        return allowed
 
-    def _find(self, stage: Stage, wanted: int, own: dict[int, None]) -> int:
-        """Make room for single tasks, the lowest priorities first. Returns for how many."""
+    def _make_room(self, stage: Stage, wanted: int, own: dict[int, None]) -> int:
+        """Free capacity for single tasks, stopping the lowest priorities first. Returns the number that then fit."""
         clearing = self._clearing
         clearing.whatif.own = own
         left = clearing.put(stage, wanted, sorted({**self._coming, **own}))
@@ -205,11 +205,11 @@ class Balance:
         clearing.whatif.own = own_nodes(self.partition, head)
         saved = clearing.save()
         shapes = [stage.shape for stage, _ in needs]
-        look = clearing.whatif.copy()
+        whatif = clearing.whatif.copy()
         nodes = [
             node_id
             for node_id in sorted(self.partition.nodes.rows)
-            if any(look.room(node_id, shape, 1) for shape in shapes)
+            if any(whatif.room(node_id, shape, 1) for shape in shapes)
         ]
 
         def enough(level: int, first: Victim | None = None) -> bool:
@@ -218,14 +218,15 @@ class Balance:
             return not any(clearing.clear(stage, clearing.put(stage, needed, free), level) for stage, needed in needs)
 
         clearing.refused = False
-        found = lowest_level(clearing.levels, enough) is not None
-        if not found and clearing.refused:
-            # What was cheap on one node may be all that its queue can lose, and a larger gang be what is needed.
+        fits = lowest_level(clearing.levels, enough) is not None
+        if not fits and clearing.refused:
+            # The cheapest victim on one node may use up what its queue can lose, so that a larger gang that is needed
+            # cannot be stopped. Try to start with each of the cheapest victims.
             clearing.restore(saved)
             firsts = clearing.cheapest(FEW)
-            found = any(enough(each.unit.priority, each) for each in firsts)
-            found = found or any(enough(clearing.levels[-1], each) for each in firsts)
-        if not found:
+            fits = any(enough(victim.unit.priority, victim) for victim in firsts)
+            fits = fits or any(enough(clearing.levels[-1], victim) for victim in firsts)
+        if not fits:
             clearing.restore(saved)
         else:
             if clearing.chosen[before:]:
@@ -242,37 +243,37 @@ class Balance:
         return self._used.get(queue.path) or (account.used, account.tasks)
 
     def _use(self, queue: Queue, stage: Stage, tasks: int) -> None:
-        used, many = self._level(queue)
+        used, before = self._level(queue)
         more = dict(used)
         add(more, stage.shape.resources, tasks)
-        self._used[queue.path] = (more, many + tasks)
+        self._used[queue.path] = (more, before + tasks)
 
     def _lacking(self, child: Queue, lane: Lane, stage: Stage) -> int:
-        """How many tasks of a lane start before their queue has all that it is entitled to."""
-        waiting = sum(each.count for each in lane if _is_single(each))
+        """Return the number of tasks of a lane that start before their queue reaches its entitlement."""
+        waiting = sum(ask.count for ask in lane if _is_single(ask))
         resources = stage.shape.resources
         return self.rights.starts_below(self.rights.of(child), *self._level(child), resources, waiting)
 
     def _keeps(self, losses: Losses) -> bool:
-        """True if all queues below the uneven one keep their share, and what they are guaranteed."""
+        """True if all queues below the uneven one keep their share and their guarantee."""
         for path, (lost, tasks) in losses.items():
             queue = self.partition.queues[path]
             if queue is self.parent or self.parent not in queue.line():
                 continue
-            used, many = self._level(queue)
+            used, tasks_used = self._level(queue)
             less = dict(used)
             add(less, lost, -1)
             guarantee = dict(queue.settings.guarantee)
             if any(less.get(name, 0) < guarantee[name] for name in lost if name in guarantee):
                 return False
-            if self.rights.measure(less, many - tasks) < self.rights.of(queue):
+            if self.rights.measure(less, tasks_used - tasks) < self.rights.of(queue):
                 return False
         return True
 
     # -- victims
 
     def _on_loan(self) -> Iterator[Victim]:
-        """All that could be stopped below the children that have something on loan."""
+        """Yield the possible victims below children that have a loan."""
         for leaf in self.partition.leaves():
             line = leaf.line()
             if self.parent in line[:-1] and self.rights.loaned(line[line.index(self.parent) + 1]):
@@ -285,7 +286,7 @@ class Balance:
                                 yield victim
 
     def _has_just_begun(self, victim: Victim) -> bool:
-        """True if it is at work again after it had been stopped, and not for long: it would never get anywhere."""
+        """True if a victim runs again for less than `rebalance_after`. Stopped again, it would never finish."""
         again = any(allocation.attempt > 1 for allocation, _ in victim.tasks)
         return again and self.partition.now - victim.unit.began < self.partition.settings.rebalance_after
 

@@ -1,6 +1,6 @@
-"""Shares: how far queues are from theirs, since when, and when it has been so for too long.
+"""Shares: measure how far queues are from their shares, and rebalance if the spread was too large for too long.
 
-It comes after match, because what can be set right by starting tasks is not uneven.
+Runs after match, because starting tasks may be enough to even out the queues.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fairlead.core.state import Partition
 
 
 def shares(plan: Plan) -> None:
-    """Watch the spread between queues, and take loans back where it was too large for too long without a dip."""
+    """Measure the spread between queues, and take loans back where it was too large for too long without a dip."""
     partition = plan.partition
     if not partition.reign.ready or plan.more:
         return
@@ -49,9 +49,9 @@ def is_on(partition: Partition) -> bool:
 
 
 def spread_of(partition: Partition, parent: Queue, wanting: dict[str, None]) -> int:
-    """How far the children of a queue are apart, in percents of what it is entitled to.
+    """Return how far the children of a queue are apart, in percent of its entitlement.
 
-    A loan that nobody wants back is no harm: it is 0 unless somebody waits for what it is entitled to.
+    A loan that no queue wants back does no harm: the spread is 0 unless a child waits for its own entitlement.
     """
     rights = partition.entitlements()
     children = parent.children.values()
@@ -64,7 +64,7 @@ def spread_of(partition: Partition, parent: Queue, wanting: dict[str, None]) -> 
 
 
 def shares_due(partition: Partition) -> Iterator[Micros]:
-    """When the spread between queues will have lasted for too long."""
+    """Yield the times when a spread between queues will have lasted for too long."""
     if is_on(partition):
         for path in partition.uneven:
             since = partition.queues[path].uneven_since
@@ -73,7 +73,7 @@ def shares_due(partition: Partition) -> Iterator[Micros]:
 
 
 def _wanting(partition: Partition) -> dict[str, None]:
-    """The queues in which, or below which, somebody is allowed to start and found no room."""
+    """Return the queues with an ask, in or below them, that was allowed to start and found no capacity."""
     return {
         queue.path: None
         for lane in partition.lanes.values()

@@ -1,7 +1,7 @@
-"""Clearing: which tasks to stop so that an ask can start. Preemption and rebalance search by it.
+"""Clearing: find the tasks to stop so that an ask can start. Used by preemption and rebalance.
 
-Capacity that is free or coming is used first. Then, node by node, the cheapest set of tasks is stopped whose capacity
-takes one more task of the ask. A task that does not help there is not looked at, and counts for nothing.
+Capacity that is free or coming is used first. Then, node by node, the cheapest set of tasks is stopped that frees
+capacity for one more task of the ask. A task that would not help by stopping is not considered.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ Block = tuple[Allocation, tuple[int, ...]]
 """Tasks of an allocation."""
 
 Losses = dict[str, tuple[Vector, int]]
-"""Queue → what it would lose: resources, and how many tasks."""
+"""Queue → the resources and the number of tasks that it would lose."""
 
 
 class Victim:
-    """A unit of tasks that may be stopped: what it is, and where its tasks are."""
+    """A unit of tasks that may be stopped, with their allocations."""
 
     __slots__ = ("stage", "tasks", "unit")
 
@@ -45,21 +45,20 @@ class Victim:
         return {allocation.node: None for allocation, _ in self.tasks}
 
 
-Here = tuple[Victim, Unit, list[Block]]
-"""A victim, what stopping the rest of it costs, and its tasks on one node."""
+Candidate = tuple[Victim, Unit, list[Block]]
+"""A victim, its unit with the number of tasks left, and its tasks on one node."""
 
-Found = tuple[tuple[int, int, Cost], Sequence[Here]]
-"""Victims on a node, by the tasks that stop, those that start there (more are better: negative), and the cost."""
+Solution = tuple[tuple[int, int, Cost], Sequence[Candidate]]
+"""Victims on a node, with their rank: the tasks that stop, minus the tasks that then fit, and the cost."""
 
 Offer = tuple[int, Cost, int, int, int, list[Victim]]
-"""Victims that make way on a node: the tasks that stop for a million that start, the cost, the node, its version, how
-many tasks start, and the victims."""
+"""Tasks that stop per million that start, cost, node, version of the node, tasks that start there, and victims."""
 
 
 class Clearing:
-    """What would be free and lost as tasks are set down and others are stopped for them. Nothing is altered.
+    """Free capacity and losses of queues, as tasks are placed and others stopped for them. The state is not altered.
 
-    `keeps` says whether the queues may lose something; none of them loses more.
+    `keeps` returns True if the queues may have these losses.
     """
 
     def __init__(
@@ -70,18 +69,18 @@ class Clearing:
         self.chosen: list[Victim] = []
         self.losses: Losses = {}
         self.places: dict[tuple[int, int], int] = {}
-        """Node and stage → how many tasks are set down there."""
+        """Node and stage → the number of tasks placed there."""
         self._keeps = keeps
         self.refused = False
-        """True if queues may not lose some victims beside those that were chosen."""
+        """True if `keeps` refused victims in addition to those that were chosen."""
         self._gone: dict[int, Ranges] = {}
-        """Allocation → the tasks of it that are as if ended."""
+        """Allocation → its tasks that count as ended."""
         self._rests: dict[int, tuple[int, dict[int, list[Block]]]] = {}
-        """Victim → what is left of it: how many tasks, and which on each node. Worked out again after it changed."""
+        """Victim → its remaining tasks: their number, and the blocks on each node. A cache."""
         self._gangs: dict[tuple[str, int], tuple[list[Victim], list[Victim]]] = {}
-        """Gang → its single tasks, and itself."""
+        """Gang → the victims that are single tasks of it, and the one that is all of it."""
         self.overlaps = False
-        """Whether some that were chosen may not be needed any more: others made way on the same node later."""
+        """True if some chosen victims may be needless, because others were chosen on the same node later."""
         self._on: dict[int, list[Victim]] = {}
         self._levels: dict[int, None] = {}
         for victim in victims:
@@ -92,7 +91,7 @@ class Clearing:
 
     @property
     def levels(self) -> list[int]:
-        """The priorities of those that could be stopped, ascending."""
+        """The priorities of possible victims, ascending."""
         return sorted(self._levels)
 
     def save(self) -> tuple[Any, ...]:
@@ -100,7 +99,7 @@ class Clearing:
         return self.whatif.copy(), list(self.chosen), dict(self.losses), dict(self.places), gone
 
     def restore(self, saved: tuple[Any, ...]) -> None:
-        """Go back to what was saved, which can be gone back to again."""
+        """Go back to a saved state, which can be restored again."""
         whatif, chosen, losses, places, gone = saved
         self.whatif, self.chosen, self.losses, self.places = whatif.copy(), list(chosen), dict(losses), dict(places)
         self._gone = {number: ranges.copy() for number, ranges in gone.items()}
@@ -111,29 +110,28 @@ class Clearing:
 
     # -- capacity
 
-    def put(self, stage: Stage, wanted: int, joins: Iterable[int]) -> int:
-        """Set tasks down where there is capacity for them. Returns how many are left."""
-        for node_id in joins if wanted else ():
+    def put(self, stage: Stage, wanted: int, node_ids: Iterable[int]) -> int:
+        """Place tasks where there is capacity for them. Returns the number of tasks left."""
+        for node_id in node_ids if wanted else ():
             wanted -= self._put_on(node_id, stage, wanted)
             if not wanted:
                 break
         return wanted
 
     def clear(self, stage: Stage, wanted: int, level: int) -> int:
-        """Stop tasks of priorities up to a level, and set tasks of the stage down there. Returns how many are left.
+        """Stop tasks of priorities up to `level`, and place tasks of the stage there. Returns the number of tasks left.
 
-        The next node is always the one where the cheapest set of tasks makes way for one more, by the tasks that stop
-        for each that starts. For one task that is the best set there is, if no node has more than `FEW` units; for
-        several tasks it need not be.
+        The next node is always the one where the fewest tasks stop for each that starts, then the one with the cheapest
+        victims. For one task this is the best set if no node has more than `FEW` units; for several it may not be.
         """
         heap: list[Offer] = []
         version: dict[int, int] = {}
         for node_id in sorted(self._on) if wanted else ():
             self._offer(heap, version, node_id, stage, wanted, level)
         while wanted and heap:
-            _, _, node_id, seen, fitting, victims = heappop(heap)
-            if seen != version.get(node_id, 0):
-                continue  # it was looked at anew
+            _, _, node_id, offered, fitting, victims = heappop(heap)
+            if offered != version.get(node_id, 0):
+                continue  # there is a newer offer of this node
             if fitting > wanted:
                 self._offer(heap, version, node_id, stage, wanted, level)
                 continue
@@ -141,11 +139,11 @@ class Clearing:
             if self._may_go(victims):
                 for victim in victims:
                     touched |= self.end(victim)
-                self.overlaps = self.overlaps or seen > 0 or len(touched) > 1
+                self.overlaps = self.overlaps or offered > 0 or len(touched) > 1
                 wanted = self.put(stage, wanted, touched)
-            for each in touched if wanted else ():
-                version[each] = version.get(each, 0) + 1
-                self._offer(heap, version, each, stage, wanted, level)
+            for touched_id in touched if wanted else ():
+                version[touched_id] = version.get(touched_id, 0) + 1
+                self._offer(heap, version, touched_id, stage, wanted, level)
         return wanted
 
     def _put_on(self, node_id: int, stage: Stage, wanted: int) -> int:
@@ -158,15 +156,15 @@ class Clearing:
         return tasks
 
     def _is_near(self, node_id: int, stage: Stage) -> bool:
-        """True if a node has, or would have, a task of a stage whose tasks stay apart."""
+        """True if a node has, or would have, a task of a stage with `apart`."""
         return (node_id, stage.position) in self.places or any(
-            each.node == node_id for each in (stage.live or {}).values()
+            allocation.node == node_id for allocation in (stage.live or {}).values()
         )
 
     # -- victims
 
     def end(self, victim: Victim) -> dict[int, None]:
-        """Think of a victim as gone. Returns the nodes that have more capacity."""
+        """Count a victim as ended. Returns the nodes that have more capacity now."""
         blocks = self.blocks(victim)
         for allocation, block in blocks:
             self.whatif.end_some(allocation, block)
@@ -177,16 +175,19 @@ class Clearing:
         return {allocation.node: None for allocation, _ in blocks}
 
     def blocks(self, victim: Victim) -> list[Block]:
-        """The tasks of a victim that are not gone."""
+        """Return the tasks of a victim that do not count as ended yet."""
         return self._left(victim.tasks)
 
     def _left(self, blocks: list[Block]) -> list[Block]:
         gone = self._gone
-        left = [(each, difference(block, gone[each.id].flat()) if each.id in gone else block) for each, block in blocks]
-        return [(each, block) for each, block in left if block]
+        left = [
+            (allocation, difference(block, gone[allocation.id].flat()) if allocation.id in gone else block)
+            for allocation, block in blocks
+        ]
+        return [(allocation, block) for allocation, block in left if block]
 
     def _lessen(self, victim: Victim, ended: list[Block]) -> None:
-        """Less is left of a victim that ended, and of the units that share its tasks."""
+        """Update the remaining tasks of a victim that ended, and of the units that share its tasks."""
         singles, whole = self._gangs.get(victim.unit.of, ([], []))
         self._rests.pop(id(victim), None)
         if victim.unit.gang:
@@ -194,9 +195,9 @@ class Clearing:
                 self._rests.pop(id(other), None)
             return
         for other in whole:
-            known = self._rests.get(id(other))
-            if known is not None:
-                tasks, nodes = known
+            rest = self._rests.get(id(other))
+            if rest is not None:
+                tasks, nodes = rest
                 for node_id in {allocation.node: None for allocation, _ in ended}:
                     left = self._left(nodes[node_id])
                     if left:
@@ -206,15 +207,15 @@ class Clearing:
                 self._rests[id(other)] = (tasks - sum([count(block) for _, block in ended]), nodes)
 
     def _rest(self, victim: Victim) -> tuple[int, dict[int, list[Block]]]:
-        known = self._rests.get(id(victim))
-        if known is None:
+        rest = self._rests.get(id(victim))
+        if rest is None:
             tasks = 0
             nodes: dict[int, list[Block]] = {}
             for block in self.blocks(victim):
                 tasks += count(block[1])
                 nodes.setdefault(block[0].node, []).append(block)
-            known = self._rests[id(victim)] = (tasks, nodes)
-        return known
+            rest = self._rests[id(victim)] = (tasks, nodes)
+        return rest
 
     def _may_go(self, victims: Sequence[Victim]) -> bool:
         if self._keeps is None:
@@ -231,100 +232,110 @@ class Clearing:
         return bool(self.blocks(victim)) and self._may_go([victim])
 
     def cheapest(self, most: int) -> list[Victim]:
-        """The victims that could make way first, the cheapest of the lowest priorities, up to a number."""
-        known = {id(victim): victim for victims in self._on.values() for victim in victims}
-        order = sorted(known.values(), key=lambda each: (each.unit.priority, cost_of([each.unit])))
+        """Return up to `most` victims that may go, by the lowest priority and then by cost."""
+        by_id = {id(victim): victim for victims in self._on.values() for victim in victims}
+        order = sorted(by_id.values(), key=lambda victim: (victim.unit.priority, cost_of([victim.unit])))
         return [victim for victim in order if self.may_go(victim)][:most]
 
     def _offer(
         self, heap: list[Offer], version: dict[int, int], node_id: int, stage: Stage, wanted: int, level: int
     ) -> None:
-        """Enter the cheapest set of victims that makes way for one task on a node, if there is one."""
+        """Push the cheapest set of victims that frees capacity for a task on a node, if there is one."""
         if node_id not in self._on or not self.whatif.takes(node_id, stage.shape):
             return
         if stage.shape.key.apart and self._is_near(node_id, stage):
             return
-        there: list[Here] = []
+        candidates: list[Candidate] = []
         for victim in self._on[node_id]:
             if victim.unit.priority <= level:
                 tasks, nodes = self._rest(victim)
                 if node_id in nodes:
-                    there.append((victim, victim.unit._replace(tasks=tasks), nodes[node_id]))
-        if not there:
+                    candidates.append((victim, victim.unit._replace(tasks=tasks), nodes[node_id]))
+        if not candidates:
             return
         most = 1 if stage.shape.key.apart else wanted
-        search = self._best if len(there) <= FEW else self._greedy
-        found = search(node_id, stage, there, most)
-        if found is not None:
-            (tasks, fewer, cost), few = found
-            victims = [victim for victim, _, _ in few]
+        search = self._best if len(candidates) <= FEW else self._greedy
+        best = search(node_id, stage, candidates, most)
+        if best is not None:
+            (tasks, fewer, cost), chosen = best
+            victims = [victim for victim, _, _ in chosen]
             heappush(heap, (tasks * 1_000_000 // -fewer, cost, node_id, version.get(node_id, 0), -fewer, victims))
 
-    def _best(self, node_id: int, stage: Stage, there: Sequence[Here], most: int) -> Found | None:
-        """The cheapest of all sets of victims on a node that make way for a task."""
-        best: Found | None = None
-        for size in range(1, len(there) + 1):
+    def _best(self, node_id: int, stage: Stage, candidates: Sequence[Candidate], most: int) -> Solution | None:
+        """Return the cheapest of all sets of victims on a node that free capacity for a task."""
+        best: Solution | None = None
+        for size in range(1, len(candidates) + 1):
             if best is not None and size > best[0][0]:
-                break  # each of them costs a task at least
-            for some in combinations(there, size):
-                units = [unit for _, unit, _ in some]
+                break  # each victim stops at least one task
+            for chosen in combinations(candidates, size):
+                units = [unit for _, unit, _ in chosen]
                 if len(without_covered(units)) < size:
                     continue
                 cost = cost_of(units)
                 if best is None or (cost[0], -most, cost) < best[0]:
-                    fitting = self._fitting(node_id, stage, some, most)
+                    fitting = self._fitting(node_id, stage, chosen, most)
                     worth = (cost[0], -fitting, cost)
-                    if fitting and (best is None or worth < best[0]) and self._may_go([each[0] for each in some]):
-                        best = (worth, some)
+                    if (
+                        fitting
+                        and (best is None or worth < best[0])
+                        and self._may_go([candidate[0] for candidate in chosen])
+                    ):
+                        best = (worth, chosen)
         return best
 
-    def _greedy(self, node_id: int, stage: Stage, there: Sequence[Here], most: int) -> Found | None:
-        """A cheap set of many victims on a node: those that help most for each task, or the newest."""
+    def _greedy(self, node_id: int, stage: Stage, candidates: Sequence[Candidate], most: int) -> Solution | None:
+        """Return a cheap set of victims on a node with many: first those that free most per task, or the newest."""
         free = self.whatif.free_on(node_id)
         wanted = {name: amount * most for name, amount in stage.shape.amounts}
         lacking = {name: amount - free.get(name, 0) for name, amount in wanted.items() if amount > free.get(name, 0)}
 
-        def help_of(each: Here) -> int:
+        def help_of(candidate: Candidate) -> int:
             freed: Vector = {}
-            for allocation, block in each[2]:
+            for allocation, block in candidate[2]:
                 add(freed, allocation.stage.shape.resources, count(block))
             parts = [min(freed.get(name, 0), amount) * 1_000_000 // amount for name, amount in lacking.items()]
-            return sum(parts) // each[1].tasks
+            return sum(parts) // candidate[1].tasks
 
-        best: Found | None = None
-        orders: list[Callable[[Here], Any]] = [
-            lambda each: (-help_of(each), cost_of([each[1]])),
-            lambda each: cost_of([each[1]]),
+        best: Solution | None = None
+        orders: list[Callable[[Candidate], Any]] = [
+            lambda candidate: (-help_of(candidate), cost_of([candidate[1]])),
+            lambda candidate: cost_of([candidate[1]]),
         ]
         for order in orders:
-            some: list[Here] = []
-            for each in sorted(there, key=order):
-                more = [one for one in some if one[1].gang or not each[1].gang or one[1].of != each[1].of]
-                if any(one[1].gang and one[1].of == each[1].of for one in some):
+            chosen: list[Candidate] = []
+            for candidate in sorted(candidates, key=order):
+                more = [
+                    other
+                    for other in chosen
+                    if other[1].gang or not candidate[1].gang or other[1].of != candidate[1].of
+                ]
+                if any(other[1].gang and other[1].of == candidate[1].of for other in chosen):
                     continue
-                if self._may_go([one[0] for one in (*more, each)]):
-                    some = [*more, each]
-                if self._make_way(node_id, stage, some):
+                if self._may_go([other[0] for other in (*more, candidate)]):
+                    chosen = [*more, candidate]
+                if self._make_way(node_id, stage, chosen):
                     break
-            if not self._make_way(node_id, stage, some):
+            if not self._make_way(node_id, stage, chosen):
                 continue
-            for each in reversed(some[:-1]):
-                without = [one for one in some if one is not each]
+            for candidate in reversed(chosen[:-1]):
+                without = [other for other in chosen if other is not candidate]
                 if self._make_way(node_id, stage, without):
-                    some = without
-            cost = cost_of([unit for _, unit, _ in some])
-            worth = (cost[0], -self._fitting(node_id, stage, some, most), cost)
+                    chosen = without
+            cost = cost_of([unit for _, unit, _ in chosen])
+            worth = (cost[0], -self._fitting(node_id, stage, chosen, most), cost)
             if best is None or worth < best[0]:
-                best = (worth, some)
+                best = (worth, chosen)
         return best
 
-    def _make_way(self, node_id: int, stage: Stage, some: Sequence[Here]) -> bool:
-        """True if one task fits a node without some victims, and their queues may lose them."""
-        return bool(self._fitting(node_id, stage, some, 1)) and self._may_go([victim for victim, _, _ in some])
+    def _make_way(self, node_id: int, stage: Stage, candidates: Sequence[Candidate]) -> bool:
+        """True if one task fits a node without these victims, and their queues may lose them."""
+        return bool(self._fitting(node_id, stage, candidates, 1)) and self._may_go(
+            [victim for victim, _, _ in candidates]
+        )
 
-    def _fitting(self, node_id: int, stage: Stage, some: Sequence[Here], most: int) -> int:
-        """How many tasks fit a node without some victims, up to a number."""
-        free, devices = self.whatif.without_some(node_id, [block for _, _, here in some for block in here])
+    def _fitting(self, node_id: int, stage: Stage, candidates: Sequence[Candidate], most: int) -> int:
+        """Return the number of tasks that fit a node without these victims, up to `most`."""
+        free, devices = self.whatif.without_some(node_id, [block for _, _, blocks in candidates for block in blocks])
         return room_for(free, devices, stage.shape, most)[0]
 
 
@@ -342,7 +353,7 @@ def _lose(losses: Losses, blocks: Iterable[Block]) -> None:
 
 
 def victims_of(job: Job) -> Iterator[Victim]:
-    """The units in which tasks of a job can be taken back."""
+    """Yield the units in which tasks of a job can be stopped."""
     if job.preemptible and all(queue.settings.preemptible for queue in job.queue.line()):
         for stage in job.stages:
             if stage.live and (not job.whole or stage is _first_live(job)):
@@ -354,28 +365,28 @@ def _first_live(job: Job) -> Stage | None:
 
 
 def _units(job: Job, first: Stage) -> Iterator[Victim]:
-    """The tasks that a gang can do without, the newest first, and all of it."""
-    everything: list[Block] = []
+    """Yield the single tasks that a gang can do without, the newest first, and then the whole gang."""
+    blocks: list[Block] = []
     total: Vector = {}
     tasks = 0
     of = (job.id, first.position)
     for stage in first.gang():
-        live = [each for each in (stage.live or {}).items() if each[1].state != "stopping" and not each[1].rooms]
+        live = [entry for entry in (stage.live or {}).items() if entry[1].state != "stopping" and not entry[1].rooms]
         live.sort(key=lambda item: (_began(item[1]), item[1].id, item[0]))
         amounts = stage.shape.amounts
         add(total, stage.shape.resources, len(live))
         tasks += len(live)
         whole = {allocation.id: allocation for _, allocation in live}
-        everything += [(allocation, allocation.indices) for allocation in whole.values()]
+        blocks += [(allocation, allocation.indices) for allocation in whole.values()]
         spared = len(live) - surplus(len(live), stage.needed if stage.started else len(live))
         for index, allocation in reversed(live[spared:]):
             unit = Unit(False, job.priority, _began(allocation), allocation.id, index, of, job.queue.path, amounts)
             yield Victim(unit, stage, [(allocation, (index, index + 1))])
-    if everything:
-        newest = max(everything, key=lambda item: (_began(item[0]), item[0].id))[0]
+    if blocks:
+        newest = max(blocks, key=lambda item: (_began(item[0]), item[0].id))[0]
         amounts = tuple(sorted(total.items()))
         unit = Unit(True, job.priority, _began(newest), newest.id, 0, of, job.queue.path, amounts, tasks)
-        yield Victim(unit, first, everything)
+        yield Victim(unit, first, blocks)
 
 
 def _began(allocation: Allocation) -> int:
@@ -383,8 +394,10 @@ def _began(allocation: Allocation) -> int:
 
 
 def newest_first(victims: Iterable[Victim]) -> list[Victim]:
-    """Those of a lower priority first, then the newest. The order in which jobs came to work is not in the state."""
-    return sorted(victims, key=lambda each: (each.unit.priority, -each.unit.began, -each.unit.number, -each.unit.task))
+    """Sort victims by the lowest priority, then the newest. The order of `Queue.at_work` is not part of the state."""
+    return sorted(
+        victims, key=lambda victim: (victim.unit.priority, -victim.unit.began, -victim.unit.number, -victim.unit.task)
+    )
 
 
 def is_fresh(plan: Plan, victim: Victim) -> bool:
@@ -393,7 +406,7 @@ def is_fresh(plan: Plan, victim: Victim) -> bool:
 
 
 def own_nodes(partition: Partition, ask: Ask) -> dict[int, None]:
-    """The nodes that are held for an ask alone, or arrived for it alone: a claim may use them, and replaces that."""
+    """Return the nodes that are held for an ask alone or arrived for it alone. A claim of it may use them."""
     kept = partition.kept(ask.seq)
     if kept is None or has_claimed(partition, ask):
         return {}
@@ -401,9 +414,9 @@ def own_nodes(partition: Partition, ask: Ask) -> dict[int, None]:
 
 
 def stop_victims(plan: Plan, victims: Iterable[Victim], cause: StopCause = "preempt") -> list[int]:
-    """Stop tasks for another ask: gangs whole, or those that they can do without. They are asked for again.
+    """Stop victims, which then wait again: whole gangs, or single tasks that a gang can do without.
 
-    Returns the numbers of the allocations that stop.
+    Returns the numbers of the stopping allocations.
     """
     mark = plan.mark()
     victims = list(victims)
