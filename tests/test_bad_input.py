@@ -514,9 +514,9 @@ CONFIGS: dict[str, tuple[object, str]] = {
         'partitions.default.checks[0]: there is no check "small_crew", and no package brings one; leave it out or '
         "install its package",
     ),
-    "a check that is obeyed always": (
+    "a check that is always made": (
         {"partitions": {"default": {"checks": ["limits"]}}},
-        'partitions.default.checks[0]: "limits" is obeyed always; leave it out',
+        'partitions.default.checks[0]: "limits" is always checked; leave it out',
     ),
     "a limit below the guarantee": (
         tree(ads={"limit": {"cpu": 10}, "guarantee": {"cpu": 20}}),

@@ -375,7 +375,7 @@ def test_a_drained_node_finishes_what_runs_and_returns_the_rest() -> None:
     w.node("n1", cpu=4)
     w.drain("n0")
     w.cycle()
-    assert w.task(job, "w", 2).note == "asked back, if it has not started"
+    assert w.task(job, "w", 2).note == "recalled, if it has not started"
     launches, stops = messages(w)
     assert not launches and [(each.indices, each.cause) for each in stops] == [((2, 6), "return")]
     w.advance(0)
@@ -598,7 +598,7 @@ def test_who_does_not_answer_loses_what_it_was_asked_for() -> None:
     job = in_chain(w, tasks=6)
     w.silence("n0")
     w.advance(2)
-    assert w.task(job, "w", 2).note.startswith("asked back")
+    assert w.task(job, "w", 2).note.startswith("recalled")
     w.advance(30)
     w.drain("n0")  # to be asked twice gives no more time
     w.advance(30)

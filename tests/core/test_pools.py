@@ -523,7 +523,7 @@ def test_it_says_which_pools_could_bring_more_and_do_not() -> None:
     w.cycle()
     reason = w.explain(job)[0].reason
     assert isinstance(reason, NoRoom) and (reason.full, reason.paused) == (("full",), ("off",))
-    assert "pool full has as many nodes as it may; pool off is paused" in str(reason)
+    assert "pool full is at its maximum size; pool off is paused" in str(reason)
 
 
 def test_who_brings_nodes_hears_that_one_is_lost() -> None:

@@ -37,7 +37,7 @@ def test_a_higher_priority_takes_the_place_of_a_lower_one() -> None:
     assert w.task("low1", "w", 0).note == "stops for job high"
     reason = w.explain("high")[0].reason
     assert isinstance(reason, NoRoom) and reason.coming == 1
-    assert str(reason).endswith("allocations of others that stop for it: 1")
+    assert str(reason).endswith("allocations that stop for it: 1")
     # Nobody else gets the room, not even who comes first.
     w.submit(name="other", stages=[stage()], priority=1)
     w.advance(0)

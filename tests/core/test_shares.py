@@ -322,7 +322,7 @@ COUNTS: list[Callable[..., Any]] = [start_counts, rebalance_counts]
         (10, 1, {"share": MOST_SHARE + 1}, "share of 'a' is 1000001: give a whole number, from 0 to 1000000"),
         (10, 0, {"running": -1}, "running of 'a' is -1: give a whole number, 0 or more"),
         (10, 1, {"waiting": None}, "waiting of 'a' is None: give a whole number, 0 or more"),
-        (10, 1, {"name": "b"}, "classes: a name stands there twice: give each class a name of its own"),
+        (10, 1, {"name": "b"}, "classes: two classes have the same name: give each class its own name"),
     ],
 )
 def test_absurd_values_are_named(

@@ -1,5 +1,5 @@
-"""The core: pure and deterministic. Commands go in; changes, answers and effects come out; time is an argument.
+"""The core: pure and deterministic. It takes commands and the time, and returns changes, answers and effects.
 
-Read `cycle` first: it names the phases in their order. `state` is what is altered, `changes` the only ways to
-alter it, `plan` the only handle that may.
+Read `cycle` first: it lists the phases in order. `state` holds the state, `changes` the only ways to alter it, and
+`plan` applies them.
 """

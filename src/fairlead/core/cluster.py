@@ -1,7 +1,7 @@
-"""The cluster: which partitions there are, and the version of the configuration they follow.
+"""The cluster: its partitions and the version of their configuration.
 
-It has a small log of its own. A new version is written there first; each partition then follows it in a cycle of
-its own, and one that missed it (a crash in between) follows at the next start.
+It has a small journal of its own. A new version is written there first. Then each partition applies it in a cycle of
+its own; a partition that missed it because of a crash applies it at the next start.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from fairlead.core.settings import PartitionConfig
 
 
 class ClusterConfigured(msgspec.Struct, frozen=True, array_like=True, tag="cluster configured"):
-    """All partitions, with their configurations. One that is missing here is removed."""
+    """All partitions with their configurations. Other partitions are removed."""
 
     version: int
     partitions: tuple[tuple[str, PartitionConfig], ...]

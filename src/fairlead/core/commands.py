@@ -1,7 +1,7 @@
-"""What arrives: commands, and the answers to them. A command is checked alone and disturbs no other.
+"""Commands and their answers. Each command is checked on its own; a rejected one does not affect the others.
 
-Documents (of jobs, nodes, configurations) have been read into specifications before; only a resource manager's
-update carries documents, because each of its items is accepted or rejected for itself.
+Documents of jobs, nodes and configurations are read into specifications before. Only a resource manager's update
+contains documents, because each of its items is accepted or rejected on its own.
 """
 
 from __future__ import annotations
@@ -18,45 +18,45 @@ ReportState = Literal["running", "refused", "succeeded", "failed", "stopped", "l
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
-    """Who asks. An operator may do everything; others what they own or administer."""
+    """Base class of commands, with the caller. An operator may do everything, a user what they own or administer."""
 
     user: str = ""
     groups: tuple[str, ...] = ()
     operator: bool = False
     key: str = ""
-    """Idempotency key: the same one again gets the same answer and changes nothing."""
+    """Idempotency key: a repeated command with the same key gets the same answer and changes nothing."""
 
 
 # -- configuration -----------------------------------------------------------------------------------------------
 
 
 class Configure(Command, frozen=True, tag="configure"):
-    """Follow this configuration. An equal one is a no-op."""
+    """Apply a configuration. An equal one changes nothing."""
 
     config: PartitionConfig
     version: int = 0
 
 
 class MoveQueue(Command, frozen=True, tag="move queue"):
-    """Stop a queue (it accepts and starts nothing) or start it again."""
+    """Stop a queue, so that it accepts and starts nothing, or start it again."""
 
     queue: str
     action: Literal["start", "stop"]
 
 
 class MarkReady(Command, frozen=True, tag="mark ready"):
-    """Everybody who should report after a start has reported."""
+    """Declare the partition ready, without waiting for more agents and resource managers."""
 
 
 class RemovePartition(Command, frozen=True, tag="remove partition"):
-    """Release everything under the partition, at once."""
+    """Release everything in the partition at once."""
 
 
 # -- nodes -------------------------------------------------------------------------------------------------------
 
 
 class AddNode(Command, frozen=True, tag="add node"):
-    """A node joins, or a known one comes back with what it has now."""
+    """Add a node, or update one that joins again."""
 
     name: str
     spec: NodeSpec
@@ -68,14 +68,14 @@ class UpdateNode(Command, frozen=True, tag="update node"):
 
 
 class MoveNode(Command, frozen=True, tag="move node"):
-    """Drain (what runs ends by itself), disable, bring back, or declare lost."""
+    """Drain a node (running tasks go on until they end), disable it, enable it again, or declare it lost."""
 
     name: str
     action: Literal["drain", "disable", "enable", "lose"]
 
 
 class RemoveNode(Command, frozen=True, tag="remove node"):
-    """The node leaves; what runs there is lost at once."""
+    """Remove a node. Its tasks are lost at once."""
 
     name: str
 
@@ -84,7 +84,7 @@ class RemoveNode(Command, frozen=True, tag="remove node"):
 
 
 class FailOrder(Command, frozen=True, tag="fail order"):
-    """Ordered nodes will not come: those named, or all that have yet to come."""
+    """Report that ordered nodes will not join: the named ones, or all nodes of the order that have not joined."""
 
     pool: str
     order: int
@@ -93,14 +93,14 @@ class FailOrder(Command, frozen=True, tag="fail order"):
 
 
 class MovePool(Command, frozen=True, tag="move pool"):
-    """Pause a pool, so that it neither grows nor shrinks by itself, or let it go on at once."""
+    """Pause a pool, so that it neither grows nor shrinks by itself, or resume it at once."""
 
     pool: str
     action: Literal["pause", "resume"]
 
 
 class ScalePool(Command, frozen=True, tag="scale pool"):
-    """Order nodes, or give back those that are idle, until the pool has so many. It goes on by itself from there."""
+    """Order nodes, or give back idle ones, until the pool has `nodes` nodes. It scales by itself from there."""
 
     pool: str
     nodes: int
@@ -110,7 +110,7 @@ class ScalePool(Command, frozen=True, tag="scale pool"):
 
 
 class Submit(Command, frozen=True, tag="submit"):
-    """Start a job. Its id is chosen here if the submitter did not choose one."""
+    """Submit a job. Without an `id`, the scheduler chooses one."""
 
     spec: JobSpec
     id: str = ""
@@ -132,28 +132,28 @@ class SetPriority(Command, frozen=True, tag="set priority"):
 
 
 class BringToFront(Command, frozen=True, tag="bring to front"):
-    """A stage's asks go before the others of their lanes."""
+    """Move the asks of a stage to the front of their lanes."""
 
     job: str
     stage: str
 
 
 class ReleaseHold(Command, frozen=True, tag="release hold"):
-    """The nodes that are held for a job, or for one stage of it, are open to other work again."""
+    """Release the nodes that are held for a job, or for one of its stages."""
 
     job: str
     stage: str = ""
 
 
 class CancelAsk(Command, frozen=True, tag="cancel ask"):
-    """A stage's pending tasks are given up."""
+    """Give up the pending tasks of a stage."""
 
     job: str
     stage: str
 
 
 class ResetLane(Command, frozen=True, tag="reset lane"):
-    """A stuck lane: its head, if it is this job's, goes to the tail or is cancelled."""
+    """Move the head of a stuck lane to its tail, or cancel it, if it belongs to this job."""
 
     queue: str
     job: str
@@ -161,7 +161,7 @@ class ResetLane(Command, frozen=True, tag="reset lane"):
 
 
 class Report(Command, frozen=True, tag="report"):
-    """What an agent says of a block of tasks under one attempt."""
+    """An agent's report on a block of tasks under one attempt."""
 
     node: str
     job: str
@@ -172,9 +172,9 @@ class Report(Command, frozen=True, tag="report"):
     exit_code: int | None = None
     reason: str = ""
     number: int = 0
-    """The job's number as the launch gave it; 0 where it is not known."""
+    """The job's number, as in the launch; 0 if it is not known."""
     ran: int = 0
-    """How long each of the tasks ran, or has run, on the average, in microseconds; 0 where it is not known."""
+    """The average time in microseconds that the tasks ran, or have run so far; 0 if it is not known."""
 
 
 # -- resource managers -------------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ class RegisterManager(Command, frozen=True, tag="register manager"):
 
 
 class UpdateManager(Command, frozen=True, tag="update manager"):
-    """A batch of a resource manager's news, taken in this order: nodes, jobs, recover, asks, releases."""
+    """An update from a resource manager, handled in this order: nodes, jobs, recover, asks, releases."""
 
     name: str
     nodes: tuple[dict[str, Any], ...] = ()
@@ -199,7 +199,7 @@ class UpdateManager(Command, frozen=True, tag="update manager"):
 
 
 class Item(msgspec.Struct, frozen=True, array_like=True):
-    """What became of one item of a manager's update: `what` is job, ask, node, release or recover."""
+    """The answer to one item of a manager's update: `what` is job, ask, node, release or recover."""
 
     what: str
     name: str
@@ -208,7 +208,7 @@ class Item(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
-    """Done. `job` is the id of a submitted job, `note` what a person may want to know."""
+    """The command was done. `job` is the id of a submitted job, `note` a remark for people."""
 
     job: str = ""
     note: str = ""
@@ -220,7 +220,7 @@ decode_answer = msgspec.msgpack.Decoder(Accepted).decode
 
 
 class Rejected(msgspec.Struct, frozen=True, tag="rejected"):
-    """Not done, and nothing was altered: which field, what is wrong and what to do."""
+    """The command was not done and altered nothing: the field, what is wrong, and what to do."""
 
     field: str
     problem: str

@@ -1,11 +1,11 @@
-"""The configuration: a document, as in fairlead.yaml, read into `PartitionConfig`s and checked as a whole.
+"""Read the configuration, a document as in fairlead.yaml, into `PartitionConfig`s, and check it as a whole.
 
     partitions:
       default:
         starving_after: 30min
         queues: {root: {ml: {share: 60, guarantee: {gpu: 8}}, ci: {share: 40}}}
 
-A queue's mapping holds its settings and, under any other name, its children.
+The mapping of a queue holds its settings; all other keys are names of its children.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ QUEUE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_@+-]{0,62}")
 PARTITION_KEYS = (*PartitionSettings.__struct_fields__, "queues", "pools")
 QUEUE_KEYS = QueueSettings.__struct_fields__
 LOOK_ALIKES = ("users", "groups")
-"""Settings that read like a queue with queues below it, so that a slip in their names would pass for one."""
+"""Settings with mappings, which look like queues: a name close to one of them is refused as a queue's name."""
 MAX_DEPTH = 20
 MAX_PATH = 1_000
 MAX_QUEUES = 100_000
@@ -48,7 +48,7 @@ MAX_PROVIDER = 1_000
 
 
 def parse_config(doc: object) -> dict[str, PartitionConfig]:
-    """A whole configuration, by partition."""
+    """Read a whole configuration, by partition."""
     read = Reader(doc, "", "a configuration")
     for key in read.doc:
         if key in PARTITION_KEYS:
@@ -113,7 +113,7 @@ def parse_partition(doc: object, field: str) -> PartitionConfig:
 
 
 def missing_policies(settings: PartitionSettings, queues: Iterable[QueueSettings]) -> list[str]:
-    """Return what settings that were once read name and this process does not have, as "order night_first"."""
+    """Return the policies that journaled settings name and this process does not have, as "order night_first"."""
     orders = sorted({queue.order for queue in queues})
     return PLACEMENTS.missing((settings.place,)) + ORDERS.missing(orders) + CHECKS.missing(settings.checks)
 
@@ -135,7 +135,7 @@ def _parse_queues(doc: object, field: str) -> tuple[tuple[str, QueueSettings], .
 
 
 def _parse_queue(path: str, doc: object, field: str, queues: dict[str, QueueSettings], above: tuple[int, ...]) -> None:
-    # A document built in Python may contain itself; one read from YAML may through an anchor.
+    # A Python object may contain itself, and so may YAML with anchors.
     if id(doc) in above:
         raise Refused(field, "the queue contains itself; a queue stands in the tree once")
     if len(above) > MAX_DEPTH or len(path) > MAX_PATH:
@@ -210,7 +210,7 @@ def _limits(read: Reader, key: str) -> tuple[tuple[str, Limits], ...]:
 
 
 def _check_guarantees(queues: dict[str, QueueSettings], field: str) -> None:
-    """What is guaranteed must be possible: below the limits on the way, and within what is above."""
+    """Refuse guarantees above a limit on the way to the root, or in sum above the parent's guarantee or limit."""
     promised: dict[str, dict[str, int]] = {path: {} for path in queues}
     for path, settings in queues.items():
         for name, amount in settings.guarantee:
@@ -251,7 +251,7 @@ def _checks(read: Reader, key: str) -> tuple[str, ...]:
         if name in names[:at]:
             problem = f"{shown(name)} is there already; write it once"
         elif name in CHECKS and name not in options:
-            problem = f"{shown(name)} is obeyed always; leave it out"
+            problem = f"{shown(name)} is always checked; leave it out"
         elif name not in CHECKS:
             listed = f"only {', '.join(options)}" if options else "and no package brings one"
             problem = f"there is no check {shown(name)}, {listed}; leave it out or install its package"
@@ -294,7 +294,7 @@ def _parse_requestors(doc: object, field: str, queues: tuple[tuple[str, QueueSet
 
 
 def leaves_text(paths: Collection[str]) -> str:
-    """The leaves of a tree, for a message: the first few by name."""
+    """Return the first few leaves of a tree by name, for a message."""
     parents = {path.rpartition(".")[0] for path in paths}
     leaves = sorted(path for path in paths if path not in parents)
     return ", ".join(leaves[:8]) + (f" and {len(leaves) - 8} more" if len(leaves) > 8 else "")

@@ -1,4 +1,4 @@
-"""Documents of jobs and nodes, as people write them in YAML, JSON or Python, turned into specifications."""
+"""Read documents of jobs and nodes (YAML, JSON or Python objects) into specifications."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ MAX_STAGES = 1_000
 MAX_TASKS = 10_000_000
 MAX_PRIORITY = 1_000_000
 MAX_JOB = 2 * 2**20
-"""Characters of all texts of a job."""
+"""Maximum length of all texts of a job together, in characters."""
 MAX_LABELS = 100
 MAX_LABEL = 1_000
-"""Characters of a label's value."""
+"""Maximum length of the value of a label, in characters."""
 
 
 def parse_job(doc: object, field: str = "") -> JobSpec:
-    """A job: who and where, and its stages. The queue may be empty: it is then chosen by the requestor patterns."""
+    """Read a job. Its queue may be empty; then the requestor patterns choose it."""
     read = Reader(doc, field, "a job")
     stages = read.get("stages", [])
     if not isinstance(stages, list | tuple) or not stages:
@@ -40,7 +40,7 @@ def parse_job(doc: object, field: str = "") -> JobSpec:
                 f'"{spec.name}" is also the name of stage {named[spec.name]}; give each stage its own',
             )
         named[spec.name] = at
-    # One text may stand in a document many times, by an anchor, and would be written out each time.
+    # YAML anchors may repeat one text many times, and it would be written out each time.
     size = sum(len(text) for spec in specs for text in _texts(spec))
     if size > MAX_JOB:
         raise Refused(read.at("stages"), f"{size} characters are too many for a job; write at most {MAX_JOB}")
@@ -99,7 +99,7 @@ def parse_stage(doc: object, field: str) -> StageSpec:
 
 
 def _texts(spec: StageSpec) -> Iterator[str]:
-    """All texts of a stage that may be long or many."""
+    """Yield the texts of a stage that may be long or many."""
     yield from spec.command
     yield from spec.tolerations
     yield spec.directory
@@ -110,7 +110,7 @@ def _texts(spec: StageSpec) -> Iterator[str]:
 
 
 def parse_selectors(doc: object, field: str) -> Selectors:
-    """Label → a value, a list of values of which one will do, or `*` for any."""
+    """Read selectors: label → a value, a list of accepted values, or `*` for any value."""
     if not isinstance(doc, Mapping):
         raise Refused(field, f"{shown(doc)} is not a mapping; write label: value")
     if len(doc) > MAX_LABELS:
@@ -126,7 +126,7 @@ def parse_selectors(doc: object, field: str) -> Selectors:
 
 
 def parse_node(doc: object, field: str = "") -> tuple[str, NodeSpec]:
-    """A node: its name, what it has, and its labels, taints, pool and users. Resources stand under `resources`."""
+    """Read a node: its name, resources, labels, taints, pool and users."""
     read = Reader(doc, field, "a node")
     name = read.name("name")
     spec = NodeSpec(

@@ -1,7 +1,7 @@
-"""The state as canonical bytes, and back: equal states give equal bytes, and nothing derived is written.
+"""The state as canonical bytes, and back: equal states give equal bytes, and derived values are not written.
 
-The same bytes are the snapshot of the journal and the yardstick of the tests. Records are arrays: a new field goes
-to the end, with a default, or FORMAT rises.
+The bytes are the journal's snapshots, and tests compare states by them. Records are arrays: add a new field at the end,
+with a default, or raise FORMAT.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _Ask(msgspec.Struct, frozen=True, array_like=True):
     round: int
     front: int
     whole: bool = False
-    """It speaks for all stages of the job, and is written with the first."""
+    """True for the shared ask of a whole job, which is written with the first stage."""
     unheld_until: int = 0
     unclaimed_until: int = 0
     orders: int = 0
@@ -77,7 +77,7 @@ class _Stage(msgspec.Struct, frozen=True, array_like=True):
     top: int
     floor: int
     spec: StageSpec | None = None
-    """Only of a stage that came after the job was submitted."""
+    """The specification of a stage that was added after the job was submitted."""
     short_since: int | None = None
     ran: int | None = None
     last_ask: tuple[int, int] | None = None
@@ -182,7 +182,7 @@ class _Document(msgspec.Struct, frozen=True, array_like=True):
     nodes: tuple[msgspec.Raw, ...]
     jobs: tuple[msgspec.Raw, ...]
     allocations: tuple[msgspec.Raw, ...]
-    """Of these three there are many: packed one by one, so that never all of them are there twice."""
+    """Nodes, jobs and allocations are packed one by one, so that not all of them are in memory twice."""
     managers: tuple[_Manager, ...]
     keys: tuple[tuple[str, str, KeptKey], ...]
     avoided: tuple[NodeAvoided, ...] = ()
@@ -194,7 +194,7 @@ class _Document(msgspec.Struct, frozen=True, array_like=True):
 
 
 class NotADump(Exception):
-    """Bytes that are no dump of a version this program reads."""
+    """Bytes that are not a dump, or have a format that this version cannot read."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -206,6 +206,7 @@ _head_decoder = msgspec.msgpack.Decoder(_Head)
 
 
 def dump(partition: Partition) -> bytes:
+    """Return the state as canonical bytes."""
     return _encoder.encode(
         _Document(
             FORMAT,
@@ -225,8 +226,8 @@ def dump(partition: Partition) -> bytes:
                 for path in sorted(partition.queues)
             ),
             tuple(
-                _Pool(name, each.settings, each.paused, each.paused_until, each.problem, each.grew, each.shrank)
-                for name, each in sorted(partition.pools.items())
+                _Pool(name, pool.settings, pool.paused, pool.paused_until, pool.problem, pool.grew, pool.shrank)
+                for name, pool in sorted(partition.pools.items())
             ),
             _packed(as_added(partition, node_id) for node_id in sorted(partition.nodes.rows)),
             _packed(_dump_job(job) for job in sorted(partition.jobs.values(), key=lambda job: job.number)),
@@ -244,16 +245,13 @@ def dump(partition: Partition) -> bytes:
                 if partition.nodes.failures[row]
             ),
             tuple(
-                _Hold(each.seq, each.job, each.stage, each.kind, each.places, each.since, each.large)
-                for _, each in sorted(partition.holds.items())
+                _Hold(hold.seq, hold.job, hold.stage, hold.kind, hold.places, hold.since, hold.large)
+                for _, hold in sorted(partition.holds.items())
             ),
+            tuple(_dump_promise(promise) for _, promise in sorted(partition.promises.items())),
             tuple(
-                _Promise(each.seq, each.job, each.stage, each.kind, each.places, each.since, each.victims, each.ordered)
-                for _, each in sorted(partition.promises.items())
-            ),
-            tuple(
-                _Order(number, each.pool, each.since, each.cause, tuple(each.coming.items()), each.failed)
-                for number, each in sorted(partition.orders.items())
+                _Order(number, order.pool, order.since, order.cause, tuple(order.coming.items()), order.failed)
+                for number, order in sorted(partition.orders.items())
             ),
             tuple(sorted(partition.idle.items())),
             tuple(sorted(partition.unwanted.items())),
@@ -262,7 +260,7 @@ def dump(partition: Partition) -> bytes:
 
 
 def load(data: bytes) -> Partition:
-    """The state that was dumped, with everything derived worked out anew."""
+    """Return the dumped state, with all derived values computed again."""
     try:
         version = _head_decoder.decode(data).format
         if version != FORMAT:
@@ -294,23 +292,7 @@ def _dump_stage(stage: Stage) -> _Stage:
     return _Stage(
         stage.count,
         tuple(() if ranges is None else ranges.flat() for ranges in stage.pending),
-        tuple(
-            _Ask(
-                each.kind,
-                each.asked,
-                each.waiting_since,
-                each.seq,
-                each.round,
-                each.front,
-                each.whole,
-                each.unheld_until,
-                each.unclaimed_until,
-                each.orders,
-                each.tie,
-            )
-            for each in stage.asks
-            if each is not None and each.stage is stage
-        ),
+        tuple(_dump_ask(ask) for ask in stage.asks if ask is not None and ask.stage is stage),
         tuple((name, stage.ended[name].flat()) for name in sorted(stage.ended)) if stage.ended else (),
         tuple(sorted(stage.history.items())) if stage.history else (),
         stage.started,
@@ -324,25 +306,54 @@ def _dump_stage(stage: Stage) -> _Stage:
     )
 
 
-def _dump_allocation(each: Allocation) -> _Allocation:
+def _dump_ask(ask: Ask) -> _Ask:
+    return _Ask(
+        ask.kind,
+        ask.asked,
+        ask.waiting_since,
+        ask.seq,
+        ask.round,
+        ask.front,
+        ask.whole,
+        ask.unheld_until,
+        ask.unclaimed_until,
+        ask.orders,
+        ask.tie,
+    )
+
+
+def _dump_promise(promise: Promise) -> _Promise:
+    return _Promise(
+        promise.seq,
+        promise.job,
+        promise.stage,
+        promise.kind,
+        promise.places,
+        promise.since,
+        promise.victims,
+        promise.ordered,
+    )
+
+
+def _dump_allocation(allocation: Allocation) -> _Allocation:
     return _Allocation(
-        each.id,
-        each.stage.job.id,
-        each.stage.position,
-        each.node,
-        each.indices,
-        each.attempt,
-        each.devices,
-        each.state,
-        each.since,
-        each.started,
-        each.cause,
-        each.kind,
-        each.group,
-        each.chain,
-        each.rooms,
-        each.safe_until,
-        each.overdue,
+        allocation.id,
+        allocation.stage.job.id,
+        allocation.stage.position,
+        allocation.node,
+        allocation.indices,
+        allocation.attempt,
+        allocation.devices,
+        allocation.state,
+        allocation.since,
+        allocation.started,
+        allocation.cause,
+        allocation.kind,
+        allocation.group,
+        allocation.chain,
+        allocation.rooms,
+        allocation.safe_until,
+        allocation.overdue,
     )
 
 
@@ -357,8 +368,8 @@ def _load(document: _Document) -> Partition:
         partition.move_queue(queue.path, queue.state)
         partition.mark_uneven(partition.queues[queue.path], queue.uneven_since)
     partition.pools = {
-        each.name: Pool(each.name, each.settings, each.paused, each.paused_until, each.problem, each.grew, each.shrank)
-        for each in document.pools
+        pool.name: Pool(pool.name, pool.settings, pool.paused, pool.paused_until, pool.problem, pool.grew, pool.shrank)
+        for pool in document.pools
     }
     for node in document.nodes:
         _decode_node(node).apply(partition)
@@ -366,40 +377,40 @@ def _load(document: _Document) -> Partition:
         avoided.apply(partition)
     times: dict[int, int] = {}
     replacing: list[Stage] = []
-    """The stages that ask for replacements: where these stand depends on what is live."""
+    """The stages that ask for replacements: the places of these asks depend on the live tasks."""
     for job in document.jobs:
         _load_job(partition, _decode_job(job), times, replacing)
     for packed in document.allocations:
-        each = _decode_allocation(packed)
-        stage = partition.jobs[each.job].stages[each.stage]
+        record = _decode_allocation(packed)
+        stage = partition.jobs[record.job].stages[record.stage]
         partition.book(
             Allocation(
-                each.id,
+                record.id,
                 stage,
-                each.node,
-                each.indices,
-                each.attempt,
-                each.devices,
-                each.state,
-                each.since,
-                each.started,
-                each.cause,
-                each.kind,
-                each.group,
-                each.chain,
-                each.rooms,
-                each.safe_until,
-                each.overdue,
+                record.node,
+                record.indices,
+                record.attempt,
+                record.devices,
+                record.state,
+                record.since,
+                record.started,
+                record.cause,
+                record.kind,
+                record.group,
+                record.chain,
+                record.rooms,
+                record.safe_until,
+                record.overdue,
             )
         )
     for stage in replacing:
         partition.update_missing(stage)
     for hold in document.holds:
         partition.keep(Hold(hold.seq, hold.job, hold.stage, hold.kind, hold.places, hold.since, large=hold.large))
-    for one in document.promises:
-        kept = Promise(one.seq, one.job, one.stage, one.kind, one.places, one.since)
-        kept.victims, kept.ordered = one.victims, one.ordered
-        partition.keep(kept)
+    for entry in document.promises:
+        promise = Promise(entry.seq, entry.job, entry.stage, entry.kind, entry.places, entry.since)
+        promise.victims, promise.ordered = entry.victims, entry.ordered
+        partition.keep(promise)
     for order in document.orders:
         coming = dict(order.coming)
         partition.orders[order.number] = NodeOrder(
@@ -409,48 +420,50 @@ def _load(document: _Document) -> Partition:
     partition.idle, partition.unwanted = dict(document.idle), dict(document.unwanted)
     for manager in document.managers:
         partition.managers[manager.name] = Manager(manager.name, manager.registered)
-    for user, key, entry in document.keys:
-        partition.keep_key(user, key, entry)
+    for user, key, kept_key in document.keys:
+        partition.keep_key(user, key, kept_key)
     heapify(partition.forgetting)
     partition.counters = document.counters
     return partition
 
 
-def _load_job(partition: Partition, each: _Job, times: dict[int, int], replacing: list[Stage]) -> None:
-    """`times` has one object for each point in time: most of a job's are the same, and those of its neighbours."""
-    spec = each.spec
-    # The queue of a job that has ended may be gone; it then hangs on a queue of its own that nobody else sees.
+def _load_job(partition: Partition, record: _Job, times: dict[int, int], replacing: list[Stage]) -> None:
+    """Add a job to the state. `times` interns times to save memory: most times of a job are equal."""
+    spec = record.spec
+    # The queue of an ended job may have been removed; then the job gets a queue of its own outside the tree.
     queue = partition.queues.get(spec.queue)
     if queue is None:
         queue = Queue(spec.queue, spec.queue.rpartition(".")[2], None, QueueSettings(), Account(spec.queue))
     accounts = partition.accounts_for(queue, spec.user, spec.groups)
-    submitted = times.setdefault(each.submitted, each.submitted)
-    job = Job(each.id, each.number, pack_spec(spec), submitted, queue, accounts)
+    submitted = times.setdefault(record.submitted, record.submitted)
+    job = Job(record.id, record.number, pack_spec(spec), submitted, queue, accounts)
     job.manager, job.after, job.whole, job.preemptible = spec.manager, spec.after, spec.whole, spec.preemptible
-    job.state, job.priority, job.ended_at, job.reason = each.state, each.priority, each.ended_at, each.reason
-    job.stages = tuple(_load_stage(partition, job, spec, position, stage) for position, stage in enumerate(each.stages))
+    job.state, job.priority, job.ended_at, job.reason = record.state, record.priority, record.ended_at, record.reason
+    job.stages = tuple(
+        _load_stage(partition, job, spec, position, stage) for position, stage in enumerate(record.stages)
+    )
     partition.jobs[job.id] = job
     partition.count_priority(job.priority, 1)
-    for stage, document in zip(job.stages, each.stages, strict=True):
-        for one in document.asks:
-            if one.kind == REPLACE:
+    for stage, document in zip(job.stages, record.stages, strict=True):
+        for ask in document.asks:
+            if ask.kind == REPLACE:
                 replacing.append(stage)
-            asked = times.setdefault(one.asked, one.asked)
-            since = times.setdefault(one.waiting_since, one.waiting_since)
+            asked = times.setdefault(ask.asked, ask.asked)
+            since = times.setdefault(ask.waiting_since, ask.waiting_since)
             partition.add_ask(
                 Ask(
                     stage,
-                    one.kind,
+                    ask.kind,
                     asked,
                     since,
-                    one.seq,
-                    one.round,
-                    one.front,
-                    one.whole,
-                    one.unheld_until,
-                    one.unclaimed_until,
-                    one.orders,
-                    one.tie,
+                    ask.seq,
+                    ask.round,
+                    ask.front,
+                    ask.whole,
+                    ask.unheld_until,
+                    ask.unclaimed_until,
+                    ask.orders,
+                    ask.tie,
                 )
             )
     if job.ended_at is None:
@@ -468,25 +481,25 @@ def _load_pending(flats: tuple[tuple[int, ...], ...]) -> Pending:
     return tuple(Ranges(flat) if flat else None for flat in flats)
 
 
-def _load_stage(partition: Partition, job: Job, spec: JobSpec, position: int, each: _Stage) -> Stage:
-    asked = each.spec or spec.stages[position]
+def _load_stage(partition: Partition, job: Job, spec: JobSpec, position: int, record: _Stage) -> Stage:
+    stage_spec = record.spec or spec.stages[position]
     stage = Stage(
         job,
         position,
-        each.spec,
-        terms_of(asked),
-        partition.take_shape(asked.shape_key(spec.manager, spec.shape_user)),
-        each.count,
-        _load_pending(each.pending),
+        record.spec,
+        terms_of(stage_spec),
+        partition.take_shape(stage_spec.shape_key(spec.manager, spec.shape_user)),
+        record.count,
+        _load_pending(record.pending),
         (None, None, None),
         None,
-        {name: Ranges(flat) for name, flat in each.ended} or None,
-        dict(each.history) or None,
-        each.started,
-        each.top,
-        each.floor,
+        {name: Ranges(flat) for name, flat in record.ended} or None,
+        dict(record.history) or None,
+        record.started,
+        record.top,
+        record.floor,
     )
-    partition.mark_short(stage, each.short_since)
-    stage.ran = each.ran
-    stage.last_ask, stage.last_place = each.last_ask, each.last_place
+    partition.mark_short(stage, record.short_since)
+    stage.ran = record.ran
+    stage.last_ask, stage.last_place = record.last_ask, record.last_place
     return stage

@@ -1,5 +1,7 @@
-"""What the core asks of the world, after the commit. Effects are never journaled: at any time they can be derived
-from what is assigned (launch) and what is stopping (stop), so that a restart loses none.
+"""Effects: messages to agents, resource managers and pools, sent after the commit.
+
+Effects are not journaled: they can be derived from the state at any time (assigned tasks are launched, stopping tasks
+are stopped), so that a restart loses none.
 """
 
 from __future__ import annotations
@@ -23,11 +25,11 @@ from fairlead.core.state import Partition
 
 
 class Launch(msgspec.Struct, frozen=True, gc=False, tag="launch"):
-    """Start these tasks. The devices are those of the first task, then of the second, and so on."""
+    """Start these tasks. `devices` lists the devices of the first task, then of the second, and so on."""
 
     job: str
     number: int
-    """The job's number, which a report gives back: ids may be used again, numbers never are."""
+    """The job's number, which reports repeat: ids may be used again, numbers never are."""
     stage: str
     indices: tuple[int, ...]
     attempt: int
@@ -36,9 +38,10 @@ class Launch(msgspec.Struct, frozen=True, gc=False, tag="launch"):
     environment: tuple[tuple[str, str], ...]
     time_limit: int | None
     chain: int = 0
-    """The number of their chain on this node, if they are in one."""
+    """The number of their chain on this node; 0 for none."""
     rooms: int = 0
-    """Above 0 they start as others of the chain end, the lowest index first, so that so many run at a time."""
+    """If above 0, the tasks wait: they start as others of the chain end, the lowest index first, so that at most
+    `rooms` tasks run at a time."""
 
 
 class Stop(msgspec.Struct, frozen=True, gc=False, tag="stop"):
@@ -53,7 +56,7 @@ class Stop(msgspec.Struct, frozen=True, gc=False, tag="stop"):
 
 
 class ForNode(msgspec.Struct, frozen=True, gc=False, tag="for node"):
-    """One message a node a cycle."""
+    """The message of a cycle for one node."""
 
     node: str
     launches: tuple[Launch, ...] = ()
@@ -61,9 +64,9 @@ class ForNode(msgspec.Struct, frozen=True, gc=False, tag="for node"):
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
-    """News for a resource manager: `what` is allocated, release (please stop), released, node, accepted or rejected.
+    """News for a resource manager: `what` is allocated, release (stop it), released, node, accepted or rejected.
 
-    The last two answer an item of an update, of the sort that `item` names.
+    The last two answer an item of an update; `item` is its sort.
     """
 
     what: str
@@ -83,47 +86,49 @@ class ForManager(msgspec.Struct, frozen=True, gc=False, tag="for manager"):
 
 
 class NodesOrdered(msgspec.Struct, frozen=True, gc=False):
-    """Bring nodes of these names. The order's number is never used again, nor are the names."""
+    """Create nodes with these names. Order numbers and names are never reused."""
 
     order: int
     names: tuple[str, ...]
 
 
 class ForPool(msgspec.Struct, frozen=True, gc=False, tag="for pool"):
-    """For who brings the nodes of a pool: what to bring, and which nodes to take away, by name."""
+    """The message of a cycle for the provider of a pool: nodes to create and nodes to remove, by name."""
 
     pool: str
     orders: tuple[NodesOrdered, ...] = ()
     unwanted: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
-    """Nodes that are silent: their machines may be gone, and then others may take their place."""
+    """Lost nodes: their machines may be gone and may be replaced."""
 
 
 Effect = ForNode | ForManager | ForPool
 
 Done = Iterable[tuple[Change[Any], Any]]
-"""Changes with what their `apply` returned."""
+"""Changes with the results of their `apply`."""
 
 
 def effects_of(partition: Partition, done: Done, strays: Sequence[tuple[str, Stop]] = ()) -> list[Effect]:
-    """What follows from a cycle's changes: a message a node and a message a manager.
+    """Return the effects of a cycle's changes: one message per node, manager and pool.
 
-    `strays` are attempts that some node runs though they were given up; it is told to stop them.
+    `strays` are stops for attempts that were given up and that a node still runs.
     """
-    fresh: set[int] = set()
+    numbers: set[int] = set()
     events: dict[str, list[Event]] = {}
     scaled: list[Any] = []
     for change, before in done:
-        fresh.update(change.fresh())
+        numbers.update(change.allocations_to_send())
         if type(change) in SCALED:
             scaled.append(change)
-        if partition.managers and (manager := change.heard_by(partition, before)):
-            events.setdefault(manager, []).extend(_told(partition, change.news(partition, before)))
+        if partition.managers and (manager := change.manager_to_notify(partition, before)):
+            events.setdefault(manager, []).extend(_events(partition, change.news(partition, before)))
     for_pools = _for_pools(partition, scaled) if scaled else []
-    if not fresh and not events and not strays:
+    if not numbers and not events and not strays:
         return for_pools
     effects: list[Effect] = list(
-        _for_nodes(partition, (partition.allocations[n] for n in sorted(fresh) if n in partition.allocations))
+        _for_nodes(
+            partition, (partition.allocations[number] for number in sorted(numbers) if number in partition.allocations)
+        )
     )
     if strays:
         effects = _with_strays(effects, strays)
@@ -132,31 +137,31 @@ def effects_of(partition: Partition, done: Done, strays: Sequence[tuple[str, Sto
 
 
 SCALED = frozenset((Ordered, GivenBack, NodeMoved))
-"""The changes that pools hear of."""
+"""The changes that cause messages to pools."""
 
 
 def _with_strays(effects: list[Effect], strays: Iterable[tuple[str, Stop]]) -> list[Effect]:
-    """Still one message a node."""
+    """Add the stops of strays, so that there is still one message per node."""
     stops: dict[str, tuple[Stop, ...]] = {}
     for node, stop in strays:
         stops[node] = (*stops.get(node, ()), stop)
     merged: list[Effect] = [
-        ForNode(each.node, each.launches, each.stops + stops.pop(each.node, ())) if isinstance(each, ForNode) else each
-        for each in effects
+        ForNode(effect.node, effect.launches, effect.stops + stops.pop(effect.node, ()))
+        if isinstance(effect, ForNode)
+        else effect
+        for effect in effects
     ]
     return merged + [ForNode(node, stops=stops[node]) for node in sorted(stops)]
 
 
 def standing_effects(partition: Partition, node: int | None = None) -> list[ForNode]:
-    """All that agents (or one node's) should be doing about launches and stops, from the state alone."""
-    if node is None:
-        return _for_nodes(partition, (partition.allocations[n] for n in sorted(partition.allocations)))
-    known = partition.nodes.allocations[partition.nodes.rows[node]]
-    return _for_nodes(partition, (known[n] for n in sorted(known)))
+    """Return all launches and stops that are due according to the state, of all nodes or of one."""
+    allocations = partition.allocations if node is None else partition.nodes.allocations[partition.nodes.rows[node]]
+    return _for_nodes(partition, (allocations[number] for number in sorted(allocations)))
 
 
 def standing_pools(partition: Partition) -> list[ForPool]:
-    """All that is ordered and has not come, and all nodes that are given back, by pool, from the state alone."""
+    """Return all nodes that are ordered or given back according to the state, by pool."""
     orders: dict[str, list[NodesOrdered]] = {}
     unwanted: dict[str, list[str]] = {}
     for number in sorted(partition.orders):
@@ -172,7 +177,7 @@ def standing_pools(partition: Partition) -> list[ForPool]:
 
 
 def _for_pools(partition: Partition, scaled: Iterable[Ordered | GivenBack | NodeMoved]) -> list[Effect]:
-    """What the pools hear of a cycle: one message a pool."""
+    """Return the effects of a cycle for pools: one message per pool."""
     orders: dict[str, list[NodesOrdered]] = {}
     unwanted: dict[str, list[str]] = {}
     lost: dict[str, list[str]] = {}
@@ -181,7 +186,7 @@ def _for_pools(partition: Partition, scaled: Iterable[Ordered | GivenBack | Node
             names = [_node_name(partition, node_id) for node_id in change.nodes if node_id in partition.nodes]
             unwanted.setdefault(change.pool, []).extend(names)
         elif isinstance(change, Ordered):
-            if change.number in partition.orders:  # else it was taken back in the same cycle
+            if change.number in partition.orders:  # otherwise the order ended in the same cycle
                 order = NodesOrdered(change.number, tuple(partition.orders[change.number].coming))
                 orders.setdefault(change.pool, []).append(order)
         elif change.state == "lost" and change.node_id in partition.nodes:
@@ -237,19 +242,19 @@ def stop_of(allocation: Allocation) -> Stop:
     return Stop(stage.job.id, stage.job.number, stage.name, allocation.indices, allocation.attempt, allocation.cause)
 
 
-def _told(partition: Partition, all_news: Iterable[News]) -> Iterator[Event]:
-    """What a resource manager hears."""
+def _events(partition: Partition, all_news: Iterable[News]) -> Iterator[Event]:
+    """Yield the news of tasks and nodes as events for a resource manager."""
     for news in all_news:
         if isinstance(news, NodeNews):
             yield Event("node", node=news.name, reason=news.state)
-        elif isinstance(news, TaskNews) and news.what in TOLD:
+        elif isinstance(news, TaskNews) and news.what in EVENTS:
             job, stage, node = news.stage.job.id, news.stage.name, _node_name(partition, news.node)
-            what = TOLD[news.what]
+            what = EVENTS[news.what]
             yield Event(what, job, stage, news.indices, news.attempt, node, news.devices, news.reason)
 
 
-TOLD = {"placed": "allocated", "stopping": "release", "ended": "released"}
-"""What became of tasks → what their resource manager hears."""
+EVENTS = {"placed": "allocated", "stopping": "release", "ended": "released"}
+"""News of tasks → event for their resource manager."""
 
 
 def _node_name(partition: Partition, node_id: int) -> str:

@@ -1,7 +1,8 @@
-"""What each queue may call its own, and what it uses, as numbers that can be compared.
+"""Entitlement and use of queues, as integers that can be compared.
 
-Derived from the configuration, the capacity and the accounts, and made anew when one of them is another; nothing about
-it is ever written down. In `slots` a node is one, and so is a task; otherwise they are parts of the whole capacity.
+They are derived from the configuration, the capacity and the accounts, and computed again when one of these changes;
+they are never journaled. With `unit: slots` a node is one slot and so is a task; otherwise entitlement and use are
+parts of the whole capacity.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from fairlead.core.resources import Vector, add
 
 
 class Entitlements:
+    """The entitlements of all queues for one capacity, computed on demand."""
+
     def __init__(self, unit: Unit, capacity: Mapping[str, int], nodes: int) -> None:
         self.slots = unit == "slots"
         self.capacity = dict(capacity)
@@ -21,19 +24,19 @@ class Entitlements:
         self._measure = Measure(capacity)
         self.whole = nodes if self.slots else self._measure.whole
         self._of: dict[str, tuple[int, int]] = {"root": (1, self.whole)}
-        """Path → the share among its siblings, and the entitlement."""
+        """Path → share among its siblings, and entitlement."""
         self._shared: dict[str, int] = {}
 
     def of(self, queue: Queue) -> int:
-        """What a queue is entitled to: its part of what its parent is entitled to."""
+        """Return the entitlement of a queue: its part of its parent's entitlement."""
         return self._look(queue)[1]
 
     def share(self, queue: Queue) -> int:
-        """Its weight among its siblings. If none of them has a share, all are alike; else who has none has 0."""
+        """Return the weight of a queue among its siblings: 1 if none of them has a share, otherwise its share or 0."""
         return self._look(queue)[0]
 
     def shared(self, parent: Queue) -> int:
-        """The weights of its children together."""
+        """Return the sum of the weights of the children of a queue."""
         for child in parent.children.values():
             self._look(child)
             return self._shared[parent.path]
@@ -43,16 +46,16 @@ class Entitlements:
         return self.measure(queue.account.used, queue.account.tasks)
 
     def measure(self, used: Mapping[str, int], tasks: int) -> int:
-        """What some use is in all, to compare with an entitlement."""
+        """Return a use of resources and tasks as a number that can be compared with an entitlement."""
         return tasks if self.slots else self._measure.dominant_share(used)
 
-    def starts_below(self, entitled: int, used: Mapping[str, int], tasks: int, each: Vector, most: int) -> int:
-        """How many equal tasks may start, up to a number, so that before each of them there is something left."""
+    def starts_below(self, entitled: int, used: Mapping[str, int], tasks: int, request: Vector, most: int) -> int:
+        """Return how many equal tasks, at most `most`, may start if the use must be below `entitled` before each."""
         least = 0
         while least < most:
             middle = (least + most) // 2
             more = dict(used)
-            add(more, each, middle)
+            add(more, request, middle)
             if self.measure(more, tasks + middle) < entitled:
                 least = middle + 1
             else:
@@ -63,12 +66,12 @@ class Entitlements:
         return max(0, self.used(queue) - self.of(queue))
 
     def _look(self, queue: Queue) -> tuple[int, int]:
-        known = self._of.get(queue.path)
-        if known is None:
+        cached = self._of.get(queue.path)
+        if cached is None:
             assert queue.parent is not None
             self._divide(queue.parent)
-            known = self._of[queue.path]
-        return known
+            cached = self._of[queue.path]
+        return cached
 
     def _divide(self, parent: Queue) -> None:
         shares = shares_of(parent)
@@ -79,8 +82,8 @@ class Entitlements:
 
 
 def shares_of(parent: Queue) -> dict[str, int]:
-    """The shares that count among the children of a queue, by name."""
-    given = {name: child.settings.share for name, child in parent.children.items()}
-    if all(share is None for share in given.values()):
-        return dict.fromkeys(given, 1)
-    return {name: share or 0 for name, share in given.items()}
+    """Return the weights of the children of a queue, by name."""
+    shares = {name: child.settings.share for name, child in parent.children.items()}
+    if all(share is None for share in shares.values()):
+        return dict.fromkeys(shares, 1)
+    return {name: share or 0 for name, share in shares.items()}

@@ -1,11 +1,11 @@
-"""The error that tells someone their input cannot be taken."""
+"""The error for input that is refused."""
 
 
 class Refused(Exception):
-    """Input that cannot be accepted: which field, what is wrong with it, and what to do."""
+    """Input that cannot be accepted: the field, what is wrong with it, and what to do."""
 
     def __init__(self, field: str, problem: str, code: str = "invalid") -> None:
-        # All three go to Exception so that a copied or pickled refusal keeps them.
+        # All three go to Exception, so that a copied or pickled refusal keeps them.
         super().__init__(field, problem, code)
         self.field = field
         self.problem = problem

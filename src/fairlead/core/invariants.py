@@ -1,6 +1,6 @@
-"""What must always hold, in two strengths: what a cycle touched (every cycle) and everything (tests, simulator).
+"""Invariants of the state, checked for what a cycle touched (every cycle) or for everything (tests, simulator).
 
-The checks add up from the allocations and never trust the sums they check.
+The checks compute sums from the allocations and compare them with the stored ones.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from fairlead.core.state import Partition, is_short
 
 
 class InvariantBroken(AssertionError):
-    """The state contradicts itself: a fault of ours, never of the input."""
+    """The state contradicts itself: a bug in Fairlead, never a fault of the input."""
 
 
 def check_touched(partition: Partition) -> None:
-    """What the open plan reached: its nodes from their allocations up, and that its jobs' tasks add up."""
+    """Check what the open plan touched: nodes against their allocations, and the task counts of jobs."""
     touched, rows, jobs = partition.touched, partition.nodes.rows, partition.jobs
     for node_id in sorted(touched.nodes):
         if node_id in rows:
@@ -51,7 +51,7 @@ def check_touched(partition: Partition) -> None:
 
 
 def check_all(partition: Partition, settled: bool = True) -> None:
-    """Everything, from the allocations up. Without `settled`, another cycle has to follow at once."""
+    """Check everything. Without `settled`, another cycle has to follow at once, and some promises may be unused."""
     for node_id in partition.nodes.rows:
         _check_node(partition, node_id)
     _check_table(partition)
@@ -81,17 +81,17 @@ def _check_node(partition: Partition, node_id: int) -> None:
     name = nodes.name[row]
     used: Vector = {}
     devices: dict[int, int] = {}
-    known: dict[Shape, int] = {}
+    tasks_by_shape: dict[Shape, int] = {}
     shape: Shape | None = None
     for allocation in nodes.allocations[row].values():
         if allocation.stage.shape is not shape:
             shape = allocation.stage.shape
-            known.setdefault(shape, 0)
+            tasks_by_shape.setdefault(shape, 0)
         block = allocation.indices
         tasks = 0 if allocation.rooms else block[1] - block[0] if len(block) == 2 else count(block)
-        known[shape] += tasks
+        tasks_by_shape[shape] += tasks
         if allocation.node != node_id:
-            raise InvariantBroken(f"allocation {allocation.id} is listed on node {name} but lives elsewhere")
+            raise InvariantBroken(f"allocation {allocation.id} is listed on node {name} but belongs to another node")
         if shape.devices or allocation.devices:
             if len(allocation.devices) != tasks * shape.devices:
                 raise InvariantBroken(
@@ -99,7 +99,7 @@ def _check_node(partition: Partition, node_id: int) -> None:
                 )
             for device in allocation.devices:
                 devices[device] = devices.get(device, 0) + shape.device_milli
-    for shape, tasks in known.items():
+    for shape, tasks in tasks_by_shape.items():
         for resource, amount in shape.amounts:
             used[resource] = used.get(resource, 0) + amount * tasks
     booked = {device: milli for device, milli in enumerate(nodes.devices[row]) if milli}
@@ -107,17 +107,17 @@ def _check_node(partition: Partition, node_id: int) -> None:
         raise InvariantBroken(f"node {name}: devices used {booked}, its allocations use {devices}")
     over = False
     for resource, column in nodes.used.items():
-        # used + free = capacity + over holds by their definition; what can go wrong is the use itself.
-        taken, have = column[row], nodes.capacity[resource][row]
-        if taken != used.get(resource, 0) or taken < 0 or have < 0:
-            raise InvariantBroken(f"node {name}: {resource} used {taken} of {have}, its allocations use {used}")
-        over |= taken > have
+        # used + free = capacity + over holds by definition; only the use itself can be wrong.
+        taken, capacity = column[row], nodes.capacity[resource][row]
+        if taken != used.get(resource, 0) or taken < 0 or capacity < 0:
+            raise InvariantBroken(f"node {name}: {resource} used {taken} of {capacity}, its allocations use {used}")
+        over |= taken > capacity
     if used.get(GPU, 0) != sum(booked.values()):
         raise InvariantBroken(f"node {name}: its devices and its gpu disagree")
     over |= any(milli > WHOLE_DEVICE for milli in nodes.devices[row])
     over |= len(nodes.devices[row]) > nodes.device_count(row)
     if over != (row in nodes.over_rows) or (over and nodes.placeable(row)):
-        raise InvariantBroken(f"node {name} is {'' if over else 'not '}over, and takes work as if it were the opposite")
+        raise InvariantBroken(f"node {name} is {'' if over else 'not '}over, but is marked as the opposite")
     if nodes.state[row] not in NODE.states:
         raise InvariantBroken(f"node {name} is {nodes.state[row]}")
 
@@ -128,7 +128,7 @@ def _check_table(partition: Partition) -> None:
     for node_id, row in nodes.rows.items():
         _need(nodes.node_id[row] == node_id, f"row {row} does not know its node {node_id}")
         _need(nodes.joins.get(nodes.name[row]) == node_id, f"node {nodes.name[row]} is not found by name")
-        _need(node_id < partition.counters.node_id, f"join number {node_id} was never given")
+        _need(node_id < partition.counters.node_id, f"node id {node_id} was never given")
         if nodes.state[row] in ("up", "draining"):
             add(total, nodes.capacity_of(row))
     _need(len(nodes.joins) == len(nodes.rows), "names and rows of nodes differ")
@@ -146,30 +146,30 @@ def _check_table(partition: Partition) -> None:
 
 
 def _check_counts(partition: Partition, job: Job) -> None:
-    """The cheap half of `_check_job`: numbers, not sets."""
+    """Check the numbers of tasks of a job: the cheap part of `_check_job`."""
     live = 0
-    # What all stages of a job ask for together is not in the hands of one of them.
+    # The shared ask of a whole job is checked with the job, not with each stage.
     kinds = _check_whole(partition, job) if job.whole else (REPLACE, SCALE, NEW)
     for stage in job.stages:
         pending, asks = stage.pending, stage.asks
         running = len(stage.live) if stage.live else 0
-        known = running + (stage.done() if stage.ended else 0)
+        total = running + (stage.done() if stage.ended else 0)
         if pending is not NOTHING_PENDING or asks is not NO_ASKS:
-            known += stage.waiting()
+            total += stage.waiting()
             for kind in kinds:
                 if (pending[kind] is None) != (asks[kind] is None) and (asks[kind] or not partition.unmet(job)):
                     raise InvariantBroken(
-                        f"job {job.id} stage {stage.name}: tasks wait that nobody asks for, or nobody waits"
+                        f"job {job.id} stage {stage.name}: pending tasks without an ask, or an ask without tasks"
                     )
-        if known != stage.count and (known < stage.count or not running):
-            raise InvariantBroken(f"job {job.id} stage {stage.name}: {known} tasks of {stage.count}")
+        if total != stage.count and (total < stage.count or not running):
+            raise InvariantBroken(f"job {job.id} stage {stage.name}: {total} tasks of {stage.count}")
         live += running
     if bool(live) != (job.allocations > 0) or (job.ended_at is not None) != JOB.terminal(job.state):
         raise InvariantBroken(f"job {job.id} is {job.state} with {job.allocations} allocations")
 
 
 def _check_whole(partition: Partition, job: Job) -> tuple[int, ...]:
-    """All stages of a whole job have started, or none has and they ask together. Returns what each asks for itself."""
+    """Check that all stages of a whole job have started, or share one ask. Return the kinds to check by stage."""
     started = job.stages[0].started
     shared = job.stages[0].asks[NEW]
     for stage in job.stages:
@@ -184,7 +184,7 @@ def _check_whole(partition: Partition, job: Job) -> tuple[int, ...]:
         return (REPLACE, SCALE, NEW)
     waits = any(stage.pending[NEW] is not None for stage in job.stages)
     if waits != (shared is not None) and (shared is not None or not partition.unmet(job)):
-        raise InvariantBroken(f"job {job.id}: tasks wait that nobody asks for, or nobody waits")
+        raise InvariantBroken(f"job {job.id}: pending tasks without an ask, or an ask without tasks")
     return (REPLACE, SCALE)
 
 
@@ -194,11 +194,11 @@ def _check_job(partition: Partition, job: Job) -> None:
     live: dict[int, Allocation] = {}
     for stage in job.stages:
         _check_stage(partition, stage)
-        live.update((each.id, each) for each in (stage.live or {}).values())
+        live.update((allocation.id, allocation) for allocation in (stage.live or {}).values())
     if job.whole:
         _check_whole(partition, job)
-    tasks = sum(count(each.indices) for each in live.values() if not each.rooms)
-    _need(tasks == job.live, f"job {job.id} counts {job.live} tasks with a room, has {tasks}")
+    tasks = sum(count(allocation.indices) for allocation in live.values() if not allocation.rooms)
+    _need(tasks == job.live, f"job {job.id} counts {job.live} tasks that use capacity, has {tasks}")
     _need(len(live) == job.allocations, f"job {job.id} counts {job.allocations} allocations, has {len(live)}")
     if not job.over and not job.manager:
         _need(
@@ -222,15 +222,15 @@ def _check_stage(partition: Partition, stage: Stage) -> None:
                 seen.add((index, index + 1))
     except ValueError as problem:
         raise InvariantBroken(f"{name}: a task is in two places ({problem})") from None
-    known = seen.flat()
+    tasks = seen.flat()
     if not stage.job.manager:
-        _need(known == ((0, stage.count) if stage.count else ()), f"{name}: tasks {seen!r} of {stage.count}")
-    _need(not known or known[-1] <= stage.count, f"{name}: tasks beyond its count {stage.count}")
+        _need(tasks == ((0, stage.count) if stage.count else ()), f"{name}: tasks {seen!r} of {stage.count}")
+    _need(not tasks or tasks[-1] <= stage.count, f"{name}: tasks beyond its count {stage.count}")
     for index, allocation in (stage.live or {}).items():
         _need(index in set(indices(allocation.indices)), f"{name}[{index}] is not in its allocation")
         _need(allocation.attempt <= stage.top, f"{name}[{index}] has an attempt above the highest")
         _need(allocation.attempt > stage.past(index).attempt, f"{name}[{index}] reuses an attempt")
-    _need(stage.below_min == (stage.missing() > 0), f"{name} misses {stage.missing()} replacements, unnoticed")
+    _need(stage.below_min == (stage.missing() > 0), f"{name} misses {stage.missing()} replacements, but is not marked")
     for kind, ask in enumerate(stage.asks):
         if ask is not None:
             _need(stage in ask.stages and ask.kind == kind, f"{name}: an ask is misplaced")
@@ -239,10 +239,11 @@ def _check_stage(partition: Partition, stage: Stage) -> None:
         if ask is not None:
             _need(stage.pending[kind] is not None, f"{name}: an ask outlives its tasks")
         elif stage.pending[kind] is not None:
-            _need(bool(partition.unmet(stage.job)), f"{name}: tasks wait that nobody asks for")
+            _need(bool(partition.unmet(stage.job)), f"{name}: pending tasks without an ask")
     if not stage.started and not stage.job.manager:
         _need(
-            stage.pending[REPLACE] is stage.pending[SCALE] is None, f"{name} has not started and wants more than that"
+            stage.pending[REPLACE] is stage.pending[SCALE] is None,
+            f"{name} has not started and has pending tasks of kind replace or scale",
         )
         states = {allocation.state for allocation in (stage.live or {}).values()}
         _need(states <= {"stopping"}, f"{name} has not started and is {states}")
@@ -251,14 +252,14 @@ def _check_stage(partition: Partition, stage: Stage) -> None:
 
 
 def _check_allocations(partition: Partition) -> None:
-    found: dict[int, Allocation] = {}
+    live: dict[int, Allocation] = {}
     for job in partition.jobs.values():
         for stage in job.stages:
             for index, allocation in (stage.live or {}).items():
-                found[allocation.id] = allocation
+                live[allocation.id] = allocation
                 _need(allocation.stage is stage, f"allocation {allocation.id} belongs to another stage")
                 _need(partition.allocations.get(allocation.id) is allocation, f"{stage.name}[{index}] is not booked")
-    _need(found.keys() == partition.allocations.keys(), "allocations without a job")
+    _need(live.keys() == partition.allocations.keys(), "allocations without a job")
     for number, allocation in partition.allocations.items():
         _need(number == allocation.id < partition.counters.allocation, f"allocation {number} was never numbered")
         row = partition.nodes.rows.get(allocation.node)
@@ -272,27 +273,27 @@ def _check_allocations(partition: Partition) -> None:
 
 
 def _check_chain(partition: Partition, number: int) -> None:
-    """Nobody waits for a room that is free, or behind somebody else's."""
+    """Check that the waiting tasks of a chain count its rooms correctly, and that all belong to one stage and node."""
     chain = partition.chains[number].values()
-    rooms = sum(count(each.indices) for each in chain if not each.rooms)
+    rooms = sum(count(allocation.indices) for allocation in chain if not allocation.rooms)
     first = next(iter(chain))
-    for each in chain:
-        if each.rooms not in (0, rooms):
-            raise InvariantBroken(f"chain {number} has {rooms} rooms, and {each.rooms} for allocation {each.id}")
-        if each.stage is not first.stage or each.node != first.node or each.devices or each.group:
-            raise InvariantBroken(f"allocation {each.id} cannot be in chain {number}")
+    for member in chain:
+        if member.rooms not in (0, rooms):
+            raise InvariantBroken(f"chain {number} has {rooms} rooms, and {member.rooms} for allocation {member.id}")
+        if member.stage is not first.stage or member.node != first.node or member.devices or member.group:
+            raise InvariantBroken(f"allocation {member.id} cannot be in chain {number}")
 
 
 def _check_chains(partition: Partition) -> None:
-    known: dict[int, dict[int, Allocation]] = {}
+    chains: dict[int, dict[int, Allocation]] = {}
     for allocation in partition.allocations.values():
         if allocation.chain:
-            known.setdefault(allocation.chain, {})[allocation.id] = allocation
-        _need(not allocation.rooms or bool(allocation.chain), f"allocation {allocation.id} waits for nobody")
+            chains.setdefault(allocation.chain, {})[allocation.id] = allocation
+        _need(not allocation.rooms or bool(allocation.chain), f"allocation {allocation.id} waits in no chain")
         returns = allocation.cause == "return"
         _need(not returns or allocation.state == "assigned", f"allocation {allocation.id} returns and was started")
-    _need(known == partition.chains, "the chains are not those of the allocations")
-    for number in known:
+    _need(chains == partition.chains, "the chains are not those of the allocations")
+    for number in chains:
         _check_chain(partition, number)
 
 
@@ -307,7 +308,7 @@ def _check_accounts(partition: Partition) -> None:
         if not job.over or job.allocations:
             expected = partition.accounts_for(job.queue, job.spec.user, job.spec.groups)
             _need(
-                [id(each) for each in job.accounts] == [id(each) for each in expected],
+                [id(account) for account in job.accounts] == [id(account) for account in expected],
                 f"job {job.id} is booked on the wrong accounts",
             )
         for account in job.accounts:
@@ -345,9 +346,12 @@ def _check_queues(partition: Partition) -> None:
         parent = queue.parent
         _need(
             (parent is None) == (path == "root") and (parent is None or parent.children.get(queue.name) is queue),
-            f"queue {path} hangs nowhere",
+            f"queue {path} is not a child of its parent",
         )
-        _need((queue.state == "draining") == (path in partition.draining), f"queue {path} drains unnoticed")
+        _need(
+            (queue.state == "draining") == (path in partition.draining),
+            f"queue {path} is draining, or is not, but is listed as the opposite",
+        )
         listed = sum(job.listed for job in partition.jobs.values() if job.queue is queue)
         _need(queue.jobs == listed, f"queue {path} counts {queue.jobs} jobs, has {listed}")
 
@@ -359,8 +363,8 @@ def _check_lanes(partition: Partition) -> None:
             _need(partition.shapes.get(stage.shape.key) is stage.shape, f"the shape of {job.id} is not interned")
             for ask in stage.asks:
                 if ask is not None:
-                    _need(not ask.whole or job.whole, f"stage {stage.name} of {job.id} speaks for its job")
-                # What all stages of a job share stands with the first.
+                    _need(not ask.whole or job.whole, f"stage {stage.name} of {job.id} has an ask for its whole job")
+                # A shared ask of all stages counts with the first stage.
                 if ask is not None and ask.stage is stage:
                     key = lane_key(ask)
                     sizes[key] = sizes.get(key, 0) + 1
@@ -369,7 +373,7 @@ def _check_lanes(partition: Partition) -> None:
                         f"an ask of {job.id} was never numbered",
                     )
                     _need(ask.place <= ask.seq, f"{job.id} has the place of an ask after its own")
-            _need(stage.last_place < partition.counters.ask, f"{job.id} comes back to a place that never was")
+            _need(stage.last_place < partition.counters.ask, f"{job.id} comes back to a place that was never given")
     lanes = {key: lane.size for key, lane in partition.lanes.items()}
     _need(sizes == lanes, f"lanes hold {lanes}, the stages ask for {sizes}")
     asked: dict[str, int] = {}
@@ -389,21 +393,23 @@ def _check_lanes(partition: Partition) -> None:
 
 
 def _check_kept(partition: Partition, settled: bool) -> None:
-    """No hold or promise outlives what it serves, nodes are kept as they say, and not more are held than may be."""
+    """Check that each hold and promise has its ask, that the node table lists them, and the limit on held nodes."""
     kept: dict[int, dict[int, list[Place]]] = {}
-    both: list[Hold | Promise] = [*partition.holds.values(), *partition.promises.values()]
-    for each in both:
-        what = f"what is kept for ask {each.seq} of job {each.job}"
-        _need(partition.kept(each.seq) is each and partition.kept_for(each) is not None, f"{what} outlives its demand")
-        _need(standing(partition, each) == each.places, f"{what} has a node that is not what it was")
-        for place in each.places:
-            kept.setdefault(place[0], {}).setdefault(each.seq, []).append(place)
+    earmarks: list[Hold | Promise] = [*partition.holds.values(), *partition.promises.values()]
+    for earmark in earmarks:
+        what = f"the {type(earmark).__name__.lower()} of ask {earmark.seq} of job {earmark.job}"
+        served = partition.kept(earmark.seq) is earmark and partition.kept_for(earmark) is not None
+        _need(served, f"{what} outlives its demand")
+        _need(standing(partition, earmark) == earmark.places, f"{what} has a node that is not what it was")
+        for place in earmark.places:
+            kept.setdefault(place[0], {}).setdefault(earmark.seq, []).append(place)
     _need(kept == partition.nodes.held, f"nodes are kept as {partition.nodes.held}, should be {kept}")
-    overdue = {number: each for number, each in partition.allocations.items() if each.overdue}
+    overdue = {number: allocation for number, allocation in partition.allocations.items() if allocation.overdue}
     _need(overdue == partition.overdue, f"stops are overdue as {partition.overdue}, should be {overdue}")
-    _need(all(each.state == "stopping" for each in overdue.values()), "a stop is overdue of what goes on")
+    stops = all(allocation.state == "stopping" for allocation in overdue.values())
+    _need(stops, "an allocation is overdue to stop, but is not stopping")
     large = [hold for hold in partition.holds.values() if hold.large]
-    _need(not large or len(partition.holds) == 1, "a hold of more nodes than may be held is not alone")
+    _need(not large or len(partition.holds) == 1, "a hold of more nodes than may be held is not the only hold")
     held = {node_id for hold in partition.holds.values() for node_id in hold.nodes}
     most = may_be_held(partition.settings.held_nodes_percent, len(partition.nodes))
     _need(bool(large) or len(held) <= most, f"{len(held)} nodes are held, {most} may be")
@@ -412,16 +418,17 @@ def _check_kept(partition: Partition, settled: bool) -> None:
         # In a cycle that reached its bounds, an ask that may start now may not have had its turn.
         waited = promise.ordered or not partition.reign.ready or not settled or is_coming(partition, promise)
         _need(waited, f"no task stops for the promise to job {promise.job} any more")
-        _need(all(each.state == "stopping" for each in stopping), f"a victim for job {promise.job} goes on")
+        stops = all(allocation.state == "stopping" for allocation in stopping)
+        _need(stops, f"a victim for job {promise.job} is not stopping")
     at_work = {job.id: job for job in partition.jobs.values() if job.allocations}
-    known = {
+    listed = {
         name: job
         for queue in partition.queues.values()
         for priority, jobs in queue.at_work.items()
         for name, job in jobs.items()
         if job.queue is queue and job.priority == priority
     }
-    _need(at_work.keys() == known.keys(), "the jobs at work are not those that the queues know")
+    _need(at_work.keys() == listed.keys(), "the jobs with allocations are not those that the queues list")
     priorities: dict[int, int] = {}
     for job in partition.jobs.values():
         priorities[job.priority] = priorities.get(job.priority, 0) + 1
@@ -429,15 +436,15 @@ def _check_kept(partition: Partition, settled: bool) -> None:
 
 
 def _check_pools(partition: Partition) -> None:
-    """Orders are of pools and have something to wait for; idle and unwanted nodes have nothing to do."""
+    """Check that orders have a pool and nodes to wait for, and that idle and unwanted nodes have no work."""
     expected = {name: number for number, order in partition.orders.items() for name in order.coming}
     _need(expected == partition.order_of, f"nodes are expected as {expected}, listed as {partition.order_of}")
     for number, order in partition.orders.items():
         _need(number == order.number < partition.counters.order, f"order {number} was never numbered")
         _need(order.pool in partition.pools, f"order {number} outlives its pool {order.pool}")
-        _need(bool(order.coming), f"order {number} is over, and still there")
-        come = [name for name in order.coming if name in partition.nodes.joins]
-        _need(not come, f"order {number} waits for {come}, which have joined")
+        _need(bool(order.coming), f"order {number} has no nodes left, and is still listed")
+        joined = [name for name in order.coming if name in partition.nodes.joins]
+        _need(not joined, f"order {number} waits for {joined}, which have joined")
     for node_id, row in partition.nodes.rows.items():
         empty = (
             not partition.nodes.allocations[row]
@@ -446,10 +453,10 @@ def _check_pools(partition: Partition) -> None:
         )
         _need(
             (node_id in partition.idle) == empty,
-            f"node {partition.nodes.name[row]} is idle, or is not, and that is not known",
+            f"node {partition.nodes.name[row]} is idle, or is not, but is listed as the opposite",
         )
     for node_id in partition.unwanted:
-        _need(node_id in partition.nodes.rows, f"node {node_id} is gone and still to be given back")
+        _need(node_id in partition.nodes.rows, f"node {node_id} was removed and is still to be given back")
         row = partition.nodes.rows[node_id]
         _need(
             partition.nodes.state[row] != "up", f"node {partition.nodes.name[row]} is to be given back and takes work"
@@ -466,10 +473,10 @@ def _check_remembered(partition: Partition) -> None:
         for stage in job.stages
         if stage.short_since is not None and stage.terms.on_loss == "replace"
     }
-    _need(short == partition.short, f"stages with too few workers: {short}, listed: {partition.short}")
+    _need(short == partition.short, f"stages with too few tasks: {short}, listed: {partition.short}")
     for job_id, position in short:
         stage = partition.jobs[job_id].stages[position]
-        _need(is_short(stage), f"stage {stage.name} of {job_id} has enough workers, or is over")
+        _need(is_short(stage), f"stage {stage.name} of {job_id} has enough tasks, or is over")
     owners = {entry.job: key for key, entry in partition.keys.items() if entry.job}
     _need(owners == partition.key_of, f"jobs' keys: {owners}, listed: {partition.key_of}")
     for (user, key), entry in partition.keys.items():
@@ -477,8 +484,8 @@ def _check_remembered(partition: Partition) -> None:
             _need(partition.key_of.get(entry.job) == (user, key), f"key {key} lost its job")
             _need(entry.job in partition.jobs, f"key {key} outlives its job {entry.job}")
     waiting = {(before, job.id) for job in partition.jobs.values() if not job.over for before in job.after}
-    known = {(before, each) for before, followers in partition.followers.items() for each in followers}
-    _need(waiting == known, f"jobs after others: {waiting}, listed: {known}")
+    listed = {(before, follower) for before, followers in partition.followers.items() for follower in followers}
+    _need(waiting == listed, f"jobs after others: {waiting}, listed: {listed}")
     ended = {
         job.id
         for job in partition.jobs.values()

@@ -1,6 +1,6 @@
-"""Which state may follow which, one table a record. A transition that is not in its table is refused.
+"""Legal state transitions, one table per kind of record. All other transitions are refused.
 
-Staying in a state is never a transition: asking for it again is a no-op that callers may skip.
+Staying in a state is not a transition: callers skip it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 
 class IllegalTransition(Exception):
-    """A change asked for a transition that its table does not have."""
+    """A change asked for a transition that is not in the table."""
 
 
 class Lifecycle:
@@ -24,7 +24,7 @@ class Lifecycle:
         return tuple(self.table)
 
     def terminal(self, state: str) -> bool:
-        """Whether nothing can follow."""
+        """True if no state can follow."""
         return not self.table[state]
 
     def allows(self, before: str, after: str) -> bool:
@@ -47,8 +47,8 @@ JOB = Lifecycle(
     },
 )
 
-# Lost, preempted and failed are where an attempt ends; the task may be asked for again from there.
-# An assigned task may end without having been seen running: its agent was faster than its report.
+# An attempt ends as lost, preempted or failed; the task may be pending again afterwards.
+# An assigned task may end without having been reported as running, if it ended before the report.
 TASK = Lifecycle(
     "task",
     {

@@ -1,8 +1,8 @@
-"""The records of a partition, under the words of docs/architecture.md.
+"""The records of a partition. docs/architecture.md defines the words.
 
-Specifications (`JobSpec`, `StageSpec`) are immutable and say what was asked for; the other records are what became
-of it, and only changes may alter them. A waiting job must be cheap: it keeps its specification packed, and
-collections that most jobs never need start as None.
+Specifications (`JobSpec`, `StageSpec`) are immutable and hold what was submitted. The other records hold the present
+state; only changes may alter them. A waiting job must use little memory: it keeps its specification packed, and
+collections that most jobs never need are None at first.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ AllocationState = Literal["assigned", "running", "stopping"]
 Outcome = Literal["succeeded", "failed", "lost", "preempted", "killed"]
 """How an attempt ends."""
 StopCause = Literal["", "kill", "scale", "time limit", "preempt", "gang", "return"]
-"""Why tasks are told to stop. `return` is no stop: assigned tasks are asked back if they have not started."""
+"""Why tasks are told to stop. `return` is no stop: assigned tasks are recalled if they have not started."""
 ClaimCause = Literal["priority", "guarantee", "share", "order"]
-"""By what right tasks are stopped for others."""
+"""The right by which an ask gets promised nodes; `order` if they were ordered for it and no task stops."""
 NodeState = Literal["up", "draining", "disabled", "lost"]
 QueueState = Literal["active", "draining", "stopped"]
 OnLoss = Literal["replace", "restart", "fail"]
@@ -35,7 +35,7 @@ Gang = Literal["stage", "job"]
 Scaling = Literal["strict", "partial"]
 Unit = Literal["dominant", "slots"]
 
-# The kinds of an ask, in the order in which they are served.
+# The kinds of asks, in the order in which they are served.
 REPLACE, SCALE, NEW = 0, 1, 2
 KINDS = ("replace", "scale", "new")
 
@@ -44,7 +44,7 @@ Amounts = tuple[tuple[str, int], ...]
 
 
 class StageSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A group of equal tasks, as submitted. `min` 0 stands for "as many as `count`", also after scaling."""
+    """A group of equal tasks, as submitted. `min` 0 means `count`, also after scaling."""
 
     name: str
     count: int
@@ -64,7 +64,7 @@ class StageSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     apart: bool = False
     directory: str = ""
     secrets: Pairs = ()
-    """Variables and the names of the secrets that they hold: values are never here."""
+    """Environment variables with the names of their secrets, never the values."""
 
     def shape_key(self, manager: str, user: str) -> ShapeKey:
         return ShapeKey(
@@ -73,7 +73,7 @@ class StageSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Terms(msgspec.Struct, frozen=True, gc=False):
-    """What deciding asks of a stage all the time; equal ones are one object."""
+    """The fields of a stage that decisions read often. Equal terms are one object."""
 
     name: str
     min: int
@@ -94,7 +94,7 @@ def terms_of(spec: StageSpec) -> Terms:
 
 
 class JobSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One submission. `manager` names the resource manager whose job it is; empty for our own agents'."""
+    """One submission. `manager` names the resource manager that owns the job; empty for jobs of our own agents."""
 
     name: str
     user: str
@@ -108,18 +108,18 @@ class JobSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     preemptible: bool = True
     manager: str = ""
     matched: str | None = None
-    """The requestor pattern that chose the queue, if one did; the empty one matches everybody."""
+    """The requestor pattern that chose the queue, if one did; an empty pattern matches all users."""
     shape_user: str = ""
-    """The user in the shapes of its tasks: set where nodes may take tasks of named users only."""
+    """The user in the shapes of its tasks; set if the partition may have nodes for named users only."""
 
     @property
     def whole(self) -> bool:
-        """Whether all stages start together. One stage alone starts together anyway."""
+        """True if all stages start together as one gang. A job with one stage needs no such gang."""
         return self.gang == "job" and len(self.stages) > 1
 
 
 pack_spec = msgspec.msgpack.Encoder().encode
-"""A specification as the bytes that the journal has too; about a tenth of the memory that the records take."""
+"""Packs a specification into the same bytes as in the journal: about a tenth of the memory of the records."""
 
 
 @lru_cache(maxsize=1_000)
@@ -141,7 +141,7 @@ _decode_owner = msgspec.msgpack.Decoder(_Owner).decode
 
 
 class History(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What happened to a task before: its last attempt, what it used of its budgets, how the last one ended."""
+    """The past of a task: its last attempt and how it ended, and the tries and launches it used."""
 
     attempt: int = 0
     tries_used: int = 0
@@ -162,12 +162,12 @@ NOTHING_PENDING: Pending = (None, None, None)
 
 @lru_cache(maxsize=1_000)
 def all_pending(count: int) -> Pending:
-    """What is pending of a stage that has just arrived: one object for all stages of that size."""
+    """Return `Stage.pending` of a new stage; one object for all stages of this size."""
     return (None, None, SharedRanges((0, count)) if count else None)
 
 
 Asks = tuple["Ask | None", ...]
-"""A place for each kind."""
+"""The asks of a stage, by kind."""
 
 NO_ASKS: Asks = (None, None, None)
 
@@ -175,8 +175,8 @@ NO_ASKS: Asks = (None, None, None)
 class Ask(msgspec.Struct, eq=False):
     """An entry of demand: the pending tasks of one kind of a stage, wanted together.
 
-    It is replaced, never altered, when its place changes. `front` is above 0 when somebody brought it to the front.
-    A `whole` one speaks for all stages of a job that has yet to start: each has it as its own. `stage` is the first.
+    When its place changes, it is replaced, not altered. `front` is above 0 if an operator brought it to the front. A
+    `whole` ask is shared by all stages of a job that has not started yet; `stage` is the first of them.
     """
 
     stage: Stage
@@ -188,22 +188,22 @@ class Ask(msgspec.Struct, eq=False):
     front: int = 0
     whole: bool = False
     unheld_until: Micros = 0
-    """No nodes are held for it before this, because those that were did not help in time."""
+    """No nodes are held for it before this time, because an earlier hold did not help in time."""
     unclaimed_until: Micros = 0
-    """Nobody is stopped for it before this, because that did not help."""
+    """No tasks are stopped for it before this time, because that did not help before."""
     orders: int = 0
-    """How many orders of nodes for it failed."""
+    """The number of failed orders of nodes for it."""
     tie: int = 0
-    """The number that orders it among asks of one instant, if it has come back to an earlier place; 0: its own."""
+    """The number that orders it among asks of the same instant, if it came back to an earlier ask's place; else 0."""
 
     @property
     def place(self) -> int:
-        """Its place among asks of one instant."""
+        """Its place among asks of the same instant."""
         return self.tie or self.seq
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """The stages whose tasks it asks for."""
+        """The stages of its tasks."""
         return self.stage.job.stages if self.whole else (self.stage,)
 
     @property
@@ -214,12 +214,12 @@ class Ask(msgspec.Struct, eq=False):
 
 
 class Stage(msgspec.Struct, eq=False):
-    """A stage at work. A task is in exactly one place: `pending` of a kind, `live`, or `ended` in some way."""
+    """The present state of a stage. Each task is in exactly one place: `pending` by kind, `live`, or `ended`."""
 
     job: Job
     position: int
     own: StageSpec | None
-    """Only of a stage that came after its job was submitted."""
+    """The specification of a stage that was added after its job was submitted; None otherwise."""
     terms: Terms
     shape: Shape
     count: int
@@ -230,19 +230,19 @@ class Stage(msgspec.Struct, eq=False):
     history: dict[int, History] | None = None
     started: bool = False
     top: int = 0
-    """The highest attempt any task of the stage has had."""
+    """The highest attempt of any task of the stage so far."""
     floor: int = 0
-    """Attempts start above this: the highest of tasks that a scale-down removed, so that none is ever reused."""
+    """New attempts are above this: the highest attempt of removed tasks, so that no attempt is used twice."""
     short_since: Micros | None = None
-    """Since when a started stage has had fewer live tasks than it needs."""
+    """The time since which a started stage has had fewer live tasks than it needs."""
     ran: Micros | None = None
-    """About how long its tasks run, if they are quick enough for chains."""
+    """The measured run time of its tasks, if they are quick enough for chains."""
     below_min: bool = False
-    """True if it has started and needs replacements to have `min` live tasks again: derived, see `Partition`."""
+    """True if it has started and needs replacements to have `min` live tasks again. Derived, see `Partition`."""
     last_ask: tuple[Micros, Micros] | None = None
-    """`asked` and `waiting_since` of its last ask of kind new; None if both are when its job was submitted."""
+    """`asked` and `waiting_since` of its last ask of kind new; None if both are the submission time."""
     last_place: int = 0
-    """`place` of the same."""
+    """`place` of its last ask of kind new."""
 
     @property
     def spec(self) -> StageSpec:
@@ -254,34 +254,34 @@ class Stage(msgspec.Struct, eq=False):
 
     @property
     def min(self) -> int:
-        """How many tasks must start together."""
+        """The number of tasks that must start together."""
         return min(self.terms.min or self.count, self.count)
 
     @property
     def needed(self) -> int:
-        """How many must be at work at once, counting only tasks that are not over."""
+        """The number of tasks that must be live at once, counting only tasks that have not ended."""
         least = self.terms.min or self.count
         left = self.count - self.done() if self.ended else self.count
         return least if least < left else left
 
     @property
     def needed_before_growth(self) -> int:
-        """How many must be at work at once, without the tasks that it has yet to grow by."""
+        """The number of tasks that must be live at once, without pending tasks of kind scale."""
         left = self.count - self.done() - len(self.wanted(SCALE))
         return min(self.terms.min or left, left)
 
     def missing(self) -> int:
-        """How many replacements a started stage needs to have as many live tasks as it must. Growth is not missing."""
+        """Return how many replacements a started stage needs to have enough live tasks, without tasks of kind scale."""
         if not self.started or self.pending[REPLACE] is None or self.job.over or self.job.manager:
             return 0
         return max(0, self.needed_before_growth - self.running())
 
     def gang(self) -> tuple[Stage, ...]:
-        """The stages that start together with this one, and are taken back with it; it is one of them."""
+        """Return the stages that start together and are taken back together, including this one."""
         return self.job.stages if self.job.whole else (self,)
 
     def whole(self, kind: int) -> bool:
-        """Whether its tasks of a kind are asked for in one ask with those of all other stages."""
+        """True if its tasks of a kind share one ask with all other stages of the job."""
         return self.job.whole and kind == NEW and not self.started
 
     def set_ask(self, kind: int, ask: Ask | None) -> None:
@@ -292,7 +292,7 @@ class Stage(msgspec.Struct, eq=False):
         self.pending = (*self.pending[:kind], wanted, *self.pending[kind + 1 :])
 
     def alter_pending(self, kind: int) -> Ranges | None:
-        """The pending tasks of a kind, to be altered in place: from here on they are the stage's own."""
+        """Return the pending tasks of a kind for altering in place. A shared object is copied first."""
         wanted = self.pending[kind]
         if isinstance(wanted, SharedRanges):
             wanted = wanted.copy()
@@ -306,36 +306,36 @@ class Stage(msgspec.Struct, eq=False):
 
     @property
     def asked(self) -> Micros:
-        """When its tasks of kind new were last asked for: the place that they come back to."""
+        """`asked` of its last ask of kind new, for tasks that come back to that place."""
         return self.last_ask[0] if self.last_ask is not None else self.job.submitted
 
     @property
     def waiting_since(self) -> Micros:
-        """Since when its tasks of kind new have waited, or had when they were placed."""
+        """`waiting_since` of its last ask of kind new."""
         return self.last_ask[1] if self.last_ask is not None else self.job.submitted
 
     def wanted(self, kind: int) -> Ranges:
         return self.pending[kind] or EMPTY
 
     def waiting(self) -> int:
-        """How many tasks are pending, of any kind."""
+        """Return the number of pending tasks of all kinds."""
         if self.pending is NOTHING_PENDING:
             return 0
         return sum([len(ranges) for ranges in self.pending if ranges is not None])
 
     def running(self) -> int:
-        """How many tasks have a live attempt."""
+        """Return the number of tasks with a live attempt."""
         return len(self.live) if self.live else 0
 
     def ended_as(self, outcome: str) -> Ranges:
         return (self.ended.get(outcome) if self.ended else None) or EMPTY
 
     def done(self) -> int:
-        """How many tasks have ended for good."""
+        """Return the number of tasks that have ended for good."""
         return sum(map(len, self.ended.values())) if self.ended else 0
 
     def next_attempt(self, block: tuple[int, ...]) -> int:
-        """The attempt for a block that is assigned now: above every one its tasks have had."""
+        """Return the attempt for a block that is assigned now: above all earlier attempts of its tasks."""
         if not self.history:
             return self.floor + 1
         return max(self.floor, *(self.past(index).attempt for index in indices(block))) + 1
@@ -345,11 +345,11 @@ class Stage(msgspec.Struct, eq=False):
 
 
 EMPTY = Ranges()
-"""Shared stand-in for a collection that a stage never needed; never altered."""
+"""Stand-in for a collection of a stage that is None; never altered."""
 
 
 class Job(msgspec.Struct, eq=False):
-    """A submission at work. `number` is its place in the order of arrival and is never reused."""
+    """The present state of a job. `number` counts submissions and is never reused."""
 
     id: str
     number: int
@@ -363,24 +363,24 @@ class Job(msgspec.Struct, eq=False):
     ended_at: Micros | None = None
     allocations: int = 0
     live: int = 0
-    """How many of its tasks have a room: all that are live, but for those that wait in a chain."""
+    """The number of its live tasks without those that wait in a chain."""
     reason: str = ""
     manager: str = ""
     after: tuple[str, ...] = ()
     whole: bool = False
-    """Whether all its stages start together: either all of them have started, or none has."""
+    """True if all its stages start together: either all of them have started, or none has."""
     preemptible: bool = True
     listed: bool = False
-    """Whether its queue counts it."""
+    """True if its queue counts it."""
 
     @property
     def spec(self) -> JobSpec:
-        """What was submitted: unpacked when asked for. What is asked for all the time stands beside it."""
+        """The specification, unpacked on each use. Fields that are read often are attributes of the job."""
         return unpack_spec(self.packed)
 
     @property
     def user(self) -> str:
-        """The owner, read without unpacking the rest, which may be large."""
+        """The owner, read without unpacking the whole specification, which may be large."""
         return _decode_owner(self.packed).user
 
     def stage(self, name: str) -> Stage | None:
@@ -411,30 +411,31 @@ class Allocation(msgspec.Struct, eq=False):
     started: Micros | None = None
     cause: StopCause = ""
     kind: int = NEW
-    """The kind of the ask it was placed for; a launch that is taken back returns there."""
+    """The kind of the ask it was placed for; tasks of a launch that is taken back are pending under it again."""
     group: int = 0
-    """The number of the first allocation of the gang it was placed with; 0 for tasks that came one by one."""
+    """The number of the first allocation of the gang it was placed with; 0 for tasks that were placed one by one."""
     chain: int = 0
     """The number of the first allocation of its chain; 0 for none."""
     rooms: int = 0
-    """Above 0 the tasks wait: they use no room, and start as others of their chain end, which has so many rooms."""
+    """If above 0, the tasks wait for one of this number of rooms of their chain: they use no capacity and start as
+    other tasks of the chain end."""
     safe_until: Micros = 0
-    """Nodes were held for its tasks: they are not stopped for a higher priority before this."""
+    """Nodes were held for its tasks: they are not stopped for a higher priority before this time."""
     overdue: bool = False
-    """Whether its tasks were told to stop and have not in time. Their room is not counted on any more."""
+    """True if its tasks were told to stop and have not stopped in time. Their capacity is no longer expected."""
 
     @property
     def leaving(self) -> bool:
-        """Whether its room is coming: its tasks were told to stop, and still have time to."""
+        """True if its capacity is expected to become free: its tasks were told to stop and still have time."""
         return self.state == "stopping" and not self.rooms and not self.overdue
 
 
 Place = tuple[int, int, int]
-"""A node by its join number, the position of a stage, and how many of its tasks the node is kept for."""
+"""A node id, the position of a stage, and how many of its tasks the node is kept for."""
 
 
 class Earmark(msgspec.Struct, eq=False):
-    """Nodes that are kept for an ask, which is named by its number. It uses nothing of them yet."""
+    """Nodes that are kept for the ask with the number `seq`. Nothing of them is used by it yet."""
 
     seq: int
     job: str
@@ -443,7 +444,7 @@ class Earmark(msgspec.Struct, eq=False):
     places: tuple[Place, ...]
     since: Micros
     checked: int = -1
-    """For which version of the nodes it was found to stand; not written down."""
+    """The version of the nodes for which it was last found valid; not journaled."""
 
     @property
     def nodes(self) -> dict[int, None]:
@@ -455,43 +456,43 @@ class Earmark(msgspec.Struct, eq=False):
 
 
 class Hold(Earmark, eq=False):
-    """Nodes that get no new work but that of a starving ask."""
+    """Nodes that take no new work except that of one starving ask."""
 
     large: bool = False
-    """Whether it has more nodes than may be held at once: then it is the only one."""
+    """True if it has more nodes than may be held at once: then it is the only hold."""
 
 
 class Promise(Earmark, eq=False):
-    """Nodes on which room is being made for an ask: only it may take that."""
+    """Nodes with capacity on its way that only one ask may use."""
 
     victims: tuple[int, ...] = ()
     """The allocations that stop for it."""
     ordered: bool = False
-    """Whether its nodes came because they were ordered for it, and wait for the rest of them."""
+    """True if the nodes were ordered for the ask and joined, and wait for the other ordered nodes."""
 
 
 class Account(msgspec.Struct, eq=False):
-    """What is used and what may be used under one name: a queue, or a user or group in a queue."""
+    """Use and limits of a queue, or of a user or group in a queue."""
 
     name: str
     limit: Vector | None = None
     max_jobs: int | None = None
     used: Vector = msgspec.field(default_factory=dict)
     tasks: int = 0
-    """How many tasks have a room here."""
+    """The number of tasks that use capacity here."""
     running: int = 0
-    """How many jobs have a live allocation here."""
+    """The number of jobs with live allocations here."""
 
 
 class Limits(msgspec.Struct, frozen=True, array_like=True):
-    """What one user or group may use in a queue and below it."""
+    """The limits of one user or group in a queue and below it."""
 
     limit: Amounts | None = None
     max_jobs: int | None = None
 
 
 class QueueSettings(msgspec.Struct, frozen=True, array_like=True):
-    """A queue as configured. An absent resource of `limit` is unlimited, an explicit 0 is nothing."""
+    """A queue as configured. In `limit`, a missing resource is unlimited, and an explicit 0 allows nothing."""
 
     share: int | None = None
     guarantee: Amounts = ()
@@ -517,21 +518,21 @@ class Queue(msgspec.Struct, eq=False):
     state: QueueState = "active"
     children: dict[str, Queue] = msgspec.field(default_factory=dict)
     jobs: int = 0
-    """How many jobs of a leaf want something, or still use something."""
+    """The number of jobs of a leaf that have not ended or still have allocations."""
     asks: int = 0
-    """How many there are in all lanes of a leaf."""
+    """The number of asks in all lanes of a leaf."""
     at_work: dict[int, dict[str, Job]] = msgspec.field(default_factory=dict)
-    """The jobs of a leaf that have live allocations, by priority."""
+    """The jobs of a leaf with live allocations, by priority."""
     uneven_since: Micros | None = None
-    """Since when its children have been too far from their shares."""
+    """The time since which its children have been too far from their shares."""
     users: dict[str, Account] = msgspec.field(default_factory=dict)
     groups: dict[str, Account] = msgspec.field(default_factory=dict)
     accounts_by_user: dict[tuple[str, tuple[str, ...]], tuple[Account, ...]] = msgspec.field(default_factory=dict)
-    """User and groups → every account their jobs here are booked on, root first; see `Partition.accounts_for`."""
+    """User and groups → the accounts of their jobs here, root first; see `Partition.accounts_for`."""
     shared: tuple[Account, ...] = ()
-    """The same for all who have no limits of their own, if there is anybody."""
+    """The accounts of all users without limits of their own; empty until the first such user."""
     order: Order = MISSING
-    """What the settings name."""
+    """The order that the settings name."""
 
     def __post_init__(self) -> None:
         self.configure(self.settings)
@@ -550,7 +551,7 @@ class Queue(msgspec.Struct, eq=False):
             del self.at_work[job.priority]
 
     def line(self) -> list[Queue]:
-        """The queue and those above it, root first."""
+        """Return the queue and its ancestors, root first."""
         line: list[Queue] = []
         queue: Queue | None = self
         while queue is not None:
@@ -561,7 +562,7 @@ class Queue(msgspec.Struct, eq=False):
 
 
 class PoolSettings(msgspec.Struct, frozen=True, array_like=True):
-    """Nodes of one kind that can be grown and shrunk, as configured. `provider` is JSON that the core does not read."""
+    """A pool as configured: nodes of one kind that can grow and shrink. The core does not read the JSON `provider`."""
 
     node: Amounts = ()
     labels: Pairs = ()
@@ -576,65 +577,67 @@ class PoolSettings(msgspec.Struct, frozen=True, array_like=True):
 
 
 Meant = tuple[str, int, int, int]
-"""Whom room on an ordered node is for: a job, a stage of it by position, the kind, and how many tasks."""
+"""What an ordered node is meant for: job, position of the stage, kind, number of tasks."""
 
 OrderCause = Literal["demand", "spare", "hand"]
 
 
 class Pool(msgspec.Struct, eq=False):
+    """The present state of a pool."""
+
     name: str
     settings: PoolSettings
     paused: bool = False
-    """Somebody wants it to stay as it is."""
+    """True if an operator paused it: it neither grows nor shrinks."""
     paused_until: Micros = 0
-    """Nothing is ordered before this, because an order failed."""
+    """No nodes are ordered before this time, because an order failed."""
     problem: str = ""
-    """Why the last order failed, until one has come."""
+    """Why the last order failed; empty again once an ordered node joined."""
     grew: Micros | None = None
     shrank: Micros | None = None
-    """When it was last told to."""
+    """When nodes were last ordered and last given back."""
 
     @property
     def elastic(self) -> bool:
-        """Whether there is somebody who brings its nodes and takes them away."""
+        """True if it has a provider that creates and removes its nodes."""
         return bool(self.settings.provider)
 
 
 class NodeOrder(msgspec.Struct, eq=False):
-    """Nodes that a pool was asked for. It is over when the last has come, or is not expected any more."""
+    """Nodes that a pool was asked for. The order ends when none of them is expected any more."""
 
     number: int
     pool: str
     since: Micros
     cause: OrderCause
     coming: dict[str, tuple[Meant, ...]]
-    """The names of the nodes that have yet to come, and what each is meant for."""
+    """The names of the nodes that have not joined yet, and what each is meant for."""
     failed: tuple[tuple[str, int, int], ...] = ()
-    """The asks (job, stage, kind) that count this order among their failed ones."""
+    """The asks (job, stage, kind) that count this order as failed."""
 
     @property
-    def for_whom(self) -> dict[tuple[str, int, int], int]:
-        """Job, stage and kind → how many tasks its nodes are meant for."""
-        whom: dict[tuple[str, int, int], int] = {}
+    def tasks_by_ask(self) -> dict[tuple[str, int, int], int]:
+        """Job, stage and kind → the number of tasks that its nodes are meant for."""
+        by_ask: dict[tuple[str, int, int], int] = {}
         for meant in self.coming.values():
             for job, stage, kind, tasks in meant:
-                whom[job, stage, kind] = whom.get((job, stage, kind), 0) + tasks
-        return whom
+                by_ask[job, stage, kind] = by_ask.get((job, stage, kind), 0) + tasks
+        return by_ask
 
 
 class Manager(msgspec.Struct, eq=False):
-    """A resource manager: an outside scheduler's shim that brings nodes, jobs and asks of its own."""
+    """A resource manager: the adapter of another scheduler, with nodes, jobs and asks of its own."""
 
     name: str
     registered: Micros
 
 
 class KeptKey(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An idempotency key: which body it came with, and what was answered."""
+    """An idempotency key: the digest of its request, and the answer."""
 
     digest: bytes
     answer: bytes
-    """Empty where `job` says it all."""
+    """Empty if `job` is the whole answer."""
     job: str = ""
     expires: Micros | None = None
-    """None while its job lives."""
+    """None: it is kept as long as its job."""

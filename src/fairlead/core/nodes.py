@@ -1,8 +1,8 @@
-"""The nodes of a partition: one table, a column a property, a row a node.
+"""The nodes of a partition: one table with a column per property and a row per node.
 
-A node is known outside by its join number, which grows and is never reused: a stale handle finds nothing, whatever
-now lives in its old row. Rows are reused. Plain lists serve single updates best; `used` and `capacity` have one
-list a resource. `devices` holds what is used of each GPU, in milli-GPU.
+Outside this table a node is identified by its node id, which grows and is never reused, so a stale id never finds
+another node. Rows are reused. Columns are plain lists, which are fastest for single updates; `used` and `capacity` have
+one list per resource. `devices` holds the use of each GPU, in milli-GPU.
 """
 
 from __future__ import annotations
@@ -28,42 +28,41 @@ class NodeTable:
         self.labels: list[dict[str, str]] = []
         self.taints: list[tuple[str, ...]] = []
         self.users: list[tuple[str, ...]] = []
-        """The users whose tasks each row takes; empty: all."""
+        """Only tasks of these users run on the node; empty for all users."""
         self.restricted = 0
-        """Nodes that take tasks of some users only."""
+        """The number of nodes for named users only."""
         self.capacity: dict[str, list[int]] = {}
         self.used: dict[str, list[int]] = {}
         self.devices: list[list[int]] = []
         self.allocations: list[dict[int, Allocation]] = []
         self.lost_from: dict[int, NodeState] = {}
-        """The state that a lost node, by join number, goes back to when it returns; up if it is not here."""
+        """The state that a lost node, by id, gets when it returns; up if it is not here."""
         self.failures: list[int] = []
-        """How many launches in a row went wrong there."""
+        """The number of failed launches in a row."""
         self.pauses: list[int] = []
-        """How many times in a row work was kept away for that."""
+        """The number of pauses in a row because of failed launches."""
         self.avoided: dict[int, int] = {}
-        """The nodes, by join number, that get no work until a time, because launches went wrong there."""
+        """Node id → the time before which the node gets no work, because launches failed there."""
         self.held: dict[int, dict[int, list[Place]]] = {}
-        """The nodes, by join number, that are held or promised: to which asks, and how much. They look full.
-        """
+        """Node id → ask number → the places that are held or promised there. These nodes look full."""
         self.over_rows: set[int] = set()
-        """The rows that use more than they have, of a resource or a device: nothing new lands there."""
+        """Rows that use more of a resource or a device than the node has. They get no new work."""
         self.gpus: list[int] = []
-        """How many devices each row has."""
+        """The number of devices by row."""
         self.whole_part: list[tuple[int, int]] = []
-        """Of each row: how many devices are wholly free, and how much is free on the best of the split ones."""
+        """By row: the number of free devices, and the largest free part of a split device."""
         self.used_since: dict[int, None] = {}
-        """The join numbers of nodes whose use changed since the index of fitting nodes last looked."""
+        """Ids of nodes with changed use since the last update of the index of fitting nodes."""
         self.altered_since: dict[int, None] = {}
-        """Likewise, of nodes that came, went or changed what they are."""
+        """Likewise, ids of nodes that were added, removed or changed otherwise."""
         self.version = 0
-        """Grows whenever nodes come, go or change what they are, but not with their use."""
+        """Grows when nodes are added, removed or changed, but not with their use."""
         self.offered: dict[str, int] = {}
-        """Resource → how many nodes have some of it."""
+        """Resource → the number of nodes that have it."""
         self.up_count = 0
-        """How many nodes are up or draining."""
+        """The number of nodes that are up or draining."""
         self.total: Vector = {}
-        """The capacity of the nodes that are up or draining: what shares are shares of."""
+        """The capacity of the nodes that are up or draining; shares are parts of it."""
         self._vacant: list[int] = []
 
     def __len__(self) -> int:
@@ -72,7 +71,7 @@ class NodeTable:
     def __contains__(self, node_id: int) -> bool:
         return node_id in self.rows
 
-    # -- coming, changing, going ---------------------------------------------------------------------------------
+    # -- adding, changing, removing ------------------------------------------------------------------------------
 
     def add(
         self,
@@ -104,7 +103,7 @@ class NodeTable:
         self._alter(node_id)
 
     def remove(self, node_id: int) -> None:
-        """Take out a node that has no allocations left."""
+        """Remove a node that has no allocations left."""
         row = self.rows[node_id]
         if self.allocations[row]:
             raise ValueError(f"node {self.name[row]} still has allocations")
@@ -155,7 +154,7 @@ class NodeTable:
         self._alter(node_id)
 
     def avoid(self, node_id: int, failures: int, pauses: int, until: int) -> None:
-        """Keep work away until a time, or no longer if that is 0."""
+        """Give a node no work until a time; 0 ends the pause."""
         row = self.rows[node_id]
         self.failures[row] = failures
         self.pauses[row] = pauses
@@ -182,16 +181,16 @@ class NodeTable:
     # -- use -----------------------------------------------------------------------------------------------------
 
     def book(self, allocation: Allocation, shape: Shape, tasks: int, devices: tuple[int, ...]) -> None:
-        """Use room for that many tasks of a shape, on these devices; beyond the capacity too, if so told."""
+        """Add the use of `tasks` tasks of a shape on these devices, even beyond the capacity."""
         row = self._use(allocation.node, shape, tasks, devices)
         self.allocations[row][allocation.id] = allocation
 
     def book_all(
         self, node_id: int, allocations: Iterable[Allocation], shape: Shape, tasks: int, devices: tuple[int, ...]
     ) -> None:
-        """The same for several allocations of one shape on one node, with the tasks and devices of all of them."""
+        """Book several allocations of one shape on one node, with the tasks and devices of all of them together."""
         row = self._use(node_id, shape, tasks, devices)
-        self.allocations[row].update({each.id: each for each in allocations})
+        self.allocations[row].update({allocation.id: allocation for allocation in allocations})
 
     def _use(self, node_id: int, shape: Shape, tasks: int, devices: tuple[int, ...]) -> int:
         row = self.rows[node_id]
@@ -210,7 +209,7 @@ class NodeTable:
                 used[device] += shape.device_milli
                 if used[device] > WHOLE_DEVICE or device >= self.gpus[row]:
                     self.over_rows.add(row)
-            self._look_free(row)
+            self._update_whole_part(row)
         self.used_since[node_id] = None
         return row
 
@@ -224,25 +223,25 @@ class NodeTable:
             for device in devices:
                 used[device] -= shape.device_milli
             self._trim_devices(row)
-            self._look_free(row)
+            self._update_whole_part(row)
         if row in self.over_rows:
-            self._look_over(row)
+            self._update_over(row)
         del self.allocations[row][allocation.id]
         self.used_since[allocation.node] = None
 
-    # -- questions -----------------------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------------------------
 
     def in_order(self) -> Iterator[int]:
-        """The rows in use, by join number."""
+        """Yield the rows in use, ordered by node id."""
         for node_id in sorted(self.rows):
             yield self.rows[node_id]
 
     def find(self, name: str) -> int | None:
-        """The join number of the node of that name."""
+        """Return the id of the node of this name."""
         return self.joins.get(name)
 
     def columns(self, name: str) -> tuple[list[int], list[int]]:
-        """Capacity and use of a resource by row, kept up to date for good."""
+        """Return capacity and use of a resource by row. The lists are live: they stay up to date."""
         if name not in self.capacity:
             self._add_column(name)
         return self.capacity[name], self.used[name]
@@ -254,7 +253,7 @@ class NodeTable:
         return {name: column[row] for name, column in sorted(self.used.items()) if column[row]}
 
     def free(self, row: int) -> Vector:
-        """What new work could take, but for devices; nothing of a resource that is over."""
+        """Return the free resources apart from devices. A resource used beyond the capacity is left out."""
         return {
             name: free
             for name, column in sorted(self.capacity.items())
@@ -262,7 +261,7 @@ class NodeTable:
         }
 
     def over(self, row: int) -> Vector:
-        """What is used beyond the capacity: after a shrink, or a recovered allocation."""
+        """Return the use beyond the capacity, after the node shrank or an allocation was recovered."""
         return {
             name: over
             for name, column in sorted(self.used.items())
@@ -273,11 +272,11 @@ class NodeTable:
         return self.gpus[row]
 
     def placeable(self, row: int) -> bool:
-        """Whether new work may land there at all: up, not avoided, and not over in any resource or device."""
+        """True if the node may get new work: up, not avoided, and not over in any resource or device."""
         return self.usable(row) and self.node_id[row] not in self.avoided
 
     def usable(self, row: int) -> bool:
-        """The same, but for nodes that are avoided for a while."""
+        """True if the node is up and not over, even if it is avoided."""
         return self.state[row] == "up" and row not in self.over_rows
 
     # -- inside --------------------------------------------------------------------------------------------------
@@ -328,10 +327,10 @@ class NodeTable:
         devices = self.devices[row]
         devices.extend([0] * (self.gpus[row] - len(devices)))
         self._trim_devices(row)
-        self._look_free(row)
-        self._look_over(row)
+        self._update_whole_part(row)
+        self._update_over(row)
 
-    def _look_free(self, row: int) -> None:
+    def _update_whole_part(self, row: int) -> None:
         whole = part = 0
         for used in self.devices[row]:
             if not used:
@@ -340,7 +339,7 @@ class NodeTable:
                 part = max(part, WHOLE_DEVICE - used)
         self.whole_part[row] = (whole, part)
 
-    def _look_over(self, row: int) -> None:
+    def _update_over(self, row: int) -> None:
         devices = self.devices[row]
         if (
             any(column[row] > self.capacity[name][row] for name, column in self.used.items())
@@ -352,7 +351,7 @@ class NodeTable:
             self.over_rows.discard(row)
 
     def _trim_devices(self, row: int) -> None:
-        # A device that was taken away stays listed while it is used: its excess is what `over` means for devices.
+        # A device that was removed stays listed while it is used; it counts as use beyond the capacity.
         devices = self.devices[row]
         while len(devices) > self.gpus[row] and not devices[-1]:
             devices.pop()

@@ -1,6 +1,6 @@
-"""What follows when tasks end, stop or are asked for: for the task, its stage, its job and the jobs after it.
+"""Consequences of task state changes: for the task, its stage, its job and the jobs after it.
 
-Intake, expiry and the later phases all come here, so that a lost worker means the same whoever noticed it.
+Intake, expiry and the later phases use these functions, so that a lost task has the same effect in all of them.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ LONGEST_PAUSE = 5 * MINUTE
 
 
 def add_ask(
-    plan: Plan, stage: Stage, kind: int, anew: bool = False, since: int | None = None, back: bool = False
+    plan: Plan, stage: Stage, kind: int, new_place: bool = False, since: int | None = None, back: bool = False
 ) -> None:
-    """See that the pending tasks of a kind have a place in their lane. One they have is kept, unless `anew`.
+    """Add an ask for the pending tasks of a kind, if they have none. With `new_place`, an existing ask moves.
 
-    With `back`, they come back to the place that those of kind new had.
+    With `back`, the ask gets the last place of the stage's asks of kind new.
     """
     before = stage.asks[kind]
     whole = stage.whole(kind)
-    if (before is not None and not anew) or not _wants(stage, kind, whole):
+    if (before is not None and not new_place) or not _wants(stage, kind, whole):
         return
     since = before.waiting_since if before is not None else plan.now if since is None else since
     asked, tie = (stage.asked, stage.last_place) if back else (plan.now, 0)
@@ -48,7 +48,7 @@ def add_ask(
 
 
 def ask_for_rest(plan: Plan, whole: Ask) -> None:
-    """What a whole job wants beyond what it started with is asked for stage by stage, with the age it had together."""
+    """Add an ask per stage for the tasks that a whole job did not start with, with the times of its shared ask."""
     for stage in whole.stages:
         if stage.pending[NEW] is not None:
             _ask(plan, stage, NEW, False, whole.asked, whole.waiting_since, tie=whole.place)
@@ -65,7 +65,7 @@ def _ask(
     front: int = 0,
     tie: int = 0,
 ) -> None:
-    """Take a place: behind those who came before, in the head's round if no other is given."""
+    """Add an ask, in the round of the lane's head if none is given."""
     partition = plan.partition
     if round is None:
         lane = partition.lane_of(stage, whole)
@@ -76,29 +76,29 @@ def _ask(
 
 
 def _wants(stage: Stage, kind: int, whole: bool) -> bool:
-    """Whether tasks of a kind wait: of the stage, or of its whole job."""
+    """True if tasks of a kind are pending in the stage, or in its whole job."""
     if whole:
-        return any(each.pending[kind] is not None for each in stage.job.stages)
+        return any(member.pending[kind] is not None for member in stage.job.stages)
     return stage.pending[kind] is not None
 
 
 def to_tail(plan: Plan, stage: Stage, kind: int, waiting_since: int | None = None) -> None:
-    """Put a stage's ask behind everything that waits in its lane now; how long it has waited stays."""
+    """Move a stage's ask behind all others in its lane. It keeps its waiting time."""
     before = stage.asks[kind]
     whole = stage.whole(kind)
     if not _wants(stage, kind, whole):
         return
     lane = plan.partition.lane_of(stage, whole)
-    last = max((each.round for each in lane), default=0) if lane is not None else 0
+    last = max((ask.round for ask in lane), default=0) if lane is not None else 0
     since = before.waiting_since if before is not None else plan.now
     plan.note("sent to the tail")
     _ask(plan, stage, kind, whole, plan.now, since if waiting_since is None else waiting_since, last + 1)
 
 
 def ask_for_job(plan: Plan, job: Job) -> None:
-    """The demand of a job that may start: one ask a stage, or one for all of them.
+    """Add the asks of a job that may start: one per stage, or one for all of them.
 
-    Stages are asked for in their order; if the queue's order says so, those that take longest come first.
+    Stages are asked for in order, or with the longest estimate first if the queue's order says so.
     """
     stages: Iterable[Stage] = job.stages
     if job.queue.order.longest_first:
@@ -111,26 +111,26 @@ def ask_for_job(plan: Plan, job: Job) -> None:
 
 
 def stop(plan: Plan, allocation: Allocation, block: tuple[int, ...], cause: StopCause) -> None:
-    """Tell tasks to stop; they keep their room until that is confirmed."""
+    """Tell tasks to stop. They keep their capacity until the stop is confirmed."""
     if allocation.state == "stopping":
         return
     whole = block == allocation.indices
     into = 0 if whole else plan.partition.counters.allocation
     plan.do(Stopped(allocation.id, block, cause, into))
     if cause == "preempt" and allocation.chain:
-        # The room is wanted by somebody else.
+        # The rooms are for another ask, not for the chain.
         call_back(plan, plan.partition.waiting_in(allocation.chain))
 
 
 def call_back(plan: Plan, allocations: Iterable[Allocation]) -> None:
-    """Ask tasks that wait in chains back. They are pending again when their agent says that it did not start them."""
-    for each in allocations:
-        if each.rooms and each.state == "assigned" and not each.cause:
-            plan.do(CalledBack(each.id))
+    """Recall tasks that wait in chains. They are pending again when their agent reports that it did not start them."""
+    for allocation in allocations:
+        if allocation.rooms and allocation.state == "assigned" and not allocation.cause:
+            plan.do(CalledBack(allocation.id))
 
 
 def stop_stage(plan: Plan, stage: Stage, cause: StopCause, start: int = 0) -> None:
-    """Stop every live task of a stage from an index on."""
+    """Stop the live tasks of a stage from an index on."""
     for allocation in live_of(stage):
         block = tuple(allocation.indices)
         if start:
@@ -140,8 +140,9 @@ def stop_stage(plan: Plan, stage: Stage, cause: StopCause, start: int = 0) -> No
 
 
 def live_of(stage: Stage) -> list[Allocation]:
-    """The live allocations of a stage, oldest first."""
-    return sorted({each.id: each for each in (stage.live or {}).values()}.values(), key=lambda each: each.id)
+    """Return the live allocations of a stage, oldest first."""
+    by_id = {allocation.id: allocation for allocation in (stage.live or {}).values()}
+    return [by_id[number] for number in sorted(by_id)]
 
 
 # -- ending ------------------------------------------------------------------------------------------------------
@@ -154,7 +155,7 @@ def succeed(plan: Plan, allocation: Allocation, block: tuple[int, ...], exit_cod
 
 
 def fail(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str, exit_code: int | None = None) -> None:
-    """Tasks failed: those with tries left are asked for again, the others have failed for good."""
+    """End failed tasks. Those with tries left are asked for again; the others have failed for good."""
     stage = allocation.stage
     again: list[int] = []
     for index in indices(block):
@@ -164,7 +165,7 @@ def fail(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str
     final = difference(block, retry)
     number = allocation.id
     if retry:
-        # One of a gang that was taken back meanwhile has to start together with the others.
+        # If its gang was taken back meanwhile, the task has to start together with the gang.
         kind = REPLACE if stage.started else NEW
         plan.do(Ended(number, retry, "failed", kind, tried=True, reason=reason, exit_code=exit_code))
         add_ask(plan, stage, kind, since=_waited(stage, kind))
@@ -179,12 +180,12 @@ def fail_for_good(
     stage = allocation.stage
     plan.do(Ended(allocation.id, block, "failed", tried=True, reason=reason, exit_code=exit_code))
     if not stage.job.over and stage.min == stage.count and not stage.job.manager:
-        # A gang cannot go on without a member that will not come back; an array can.
+        # A gang cannot run without this member; an array can.
         finish(plan, stage.job, "failed", f"task {stage.name}[{_first(block)}] failed: {reason}")
 
 
 def lose(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str) -> None:
-    """Tasks are gone without a word: their node, or their process. Those told to stop have stopped, then."""
+    """End tasks that are gone without a report, with their node or process. Stopping tasks count as stopped."""
     stage = allocation.stage
     job = stage.job
     if allocation.state == "stopping":
@@ -212,7 +213,7 @@ def lose(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str
 
 
 def confirm_stop(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str = "") -> None:
-    """The agent says that tasks it was told to stop have stopped."""
+    """End tasks that were told to stop and have stopped."""
     stage = allocation.stage
     cause = allocation.cause
     why = reason or _claimed_by(plan, allocation) or cause
@@ -224,8 +225,8 @@ def confirm_stop(plan: Plan, allocation: Allocation, block: tuple[int, ...], rea
         fail(plan, allocation, block, "time limit")
         return
     else:
-        # What was added to a stage comes back the way it came. Who was stopped for others has lost no worker, and does
-        # not go before those who are more important.
+        # Tasks of a growth step that was taken back return as kind scale. Preempted tasks return as kind new, not as
+        # replacements, so that they do not go before asks of higher priority.
         kind = SCALE if stage.started and cause == "gang" else NEW
         plan.do(Ended(allocation.id, block, "preempted", kind, reason=why))
         if cause == "preempt":
@@ -236,7 +237,7 @@ def confirm_stop(plan: Plan, allocation: Allocation, block: tuple[int, ...], rea
 
 
 def _claimed_by(plan: Plan, allocation: Allocation) -> str:
-    """For whom tasks were stopped, if it was for somebody."""
+    """Return a reason with the job that an allocation stops for; empty if there is none."""
     for promise in plan.partition.promises.values():
         if allocation.id in promise.victims:
             return f"preempted for job {promise.job}"
@@ -244,9 +245,9 @@ def _claimed_by(plan: Plan, allocation: Allocation) -> str:
 
 
 def take_back(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str, refused: bool = False) -> None:
-    """A launch was refused or never acknowledged: the room is free, the tasks wait again, at the tail.
+    """Take back a launch that was refused or never acknowledged: its tasks are pending again, at the tail of the lane.
 
-    A refusal is about the node. A task that no node acknowledges again and again fails with the last reason.
+    A refusal is a problem of the node. A task with `max_launch_tries` launches without acknowledgement fails.
     """
     stage = allocation.stage
     node_id = allocation.node
@@ -261,7 +262,7 @@ def take_back(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason
         if allocation.group:
             _disband(plan, allocation)
         elif allocation.kind == NEW and not (stage.live or stage.ended or stage.job.whole):
-            # Nothing of it has run: if it is scaled, the others start together with this one.
+            # No task of the stage has run: if it is scaled, all tasks start together.
             plan.do(Regrouped(stage.job.id, stage.position))
         to_tail(plan, stage, allocation.kind, _waited(stage, allocation.kind))
     avoid(plan, node_id)
@@ -269,28 +270,28 @@ def take_back(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason
 
 
 def hand_back(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str) -> None:
-    """Tasks of a chain were not started: they wait as they did before, and nobody is to blame."""
+    """Return chained tasks that were not started: they are pending as before, and no failure is counted."""
     stage, kind = allocation.stage, allocation.kind
     plan.do(Ended(allocation.id, block, "pending", kind, reason=reason))
-    # If all of its tasks had been sent ahead, its place is gone; they came with their job, and stand by that again.
+    # If all tasks of the stage were sent ahead, its ask is gone: new tasks get back its last place.
     add_ask(plan, stage, kind, since=_waited(stage, kind), back=kind == NEW)
     finish_if_done(plan, stage.job)
 
 
 def restart(plan: Plan, stage: Stage, cause: StopCause = "gang") -> None:
-    """Take a stage, or its whole job, back: what runs is told to stop, and all is asked for together, as at first.
+    """Take back a stage, or its whole job: stop its running tasks and ask for all tasks together, as at the start.
 
-    A gang that is stopped for other work keeps its place, and begins a new wait.
+    A preempted gang keeps its place and begins a new wait.
     """
     _regroup(plan, stage, cause)
     if cause == "preempt":
-        _wait_anew(plan, stage)
+        _begin_new_wait(plan, stage)
     else:
         add_ask(plan, stage, NEW, since=_waited(stage, NEW))
 
 
-def _wait_anew(plan: Plan, stage: Stage) -> None:
-    """Ask for the pending tasks of a gang as of now, at the place that it had."""
+def _begin_new_wait(plan: Plan, stage: Stage) -> None:
+    """Ask for the pending tasks of a gang at its earlier place, with a waiting time that starts now."""
     before, whole = stage.asks[NEW], stage.whole(NEW)
     if _wants(stage, NEW, whole):
         round, front = (before.round, before.front) if before is not None else (None, 0)
@@ -299,31 +300,31 @@ def _wait_anew(plan: Plan, stage: Stage) -> None:
 
 def _regroup(plan: Plan, stage: Stage, cause: StopCause) -> None:
     plan.do(Regrouped(stage.job.id, stage.position))
-    for each in stage.gang():
-        stop_stage(plan, each, cause)
+    for member in stage.gang():
+        stop_stage(plan, member, cause)
 
 
 def _unsettled(allocation: Allocation) -> bool:
-    """Whether an allocation belongs to a gang of which not every member has been acknowledged yet."""
+    """True if an allocation belongs to a gang with members that are not acknowledged yet."""
     group = allocation.group
     if not group:
         return False
-    # What was added to a stage is a gang of its own, also in a whole job.
+    # Tasks that were added to a stage are a gang of their own, also in a whole job.
     stages = allocation.stage.gang() if allocation.kind == NEW else (allocation.stage,)
-    return any(each.group == group and each.state == "assigned" for stage in stages for each in live_of(stage))
+    return any(member.group == group and member.state == "assigned" for stage in stages for member in live_of(stage))
 
 
 def _disband(plan: Plan, member: Allocation) -> None:
-    """A member failed before all were acknowledged: the others are stopped, and all wait together again.
+    """Stop the other members of a gang after one failed before all were acknowledged. All wait together again.
 
-    With a new gang those go too that came one by one when it had its minimum; with one that was added, only it.
+    For a new gang, tasks that were placed one by one beyond its minimum stop, too; for a growth step, only its tasks.
     """
     if member.kind == NEW:
         _regroup(plan, member.stage, "gang")
         return
-    for each in live_of(member.stage):
-        if each.group == member.group:
-            stop(plan, each, each.indices, "gang")
+    for allocation in live_of(member.stage):
+        if allocation.group == member.group:
+            stop(plan, allocation, allocation.indices, "gang")
 
 
 def _out_of_launches(plan: Plan, stage: Stage, block: tuple[int, ...]) -> tuple[int, ...]:
@@ -334,14 +335,14 @@ def _out_of_launches(plan: Plan, stage: Stage, block: tuple[int, ...]) -> tuple[
 
 
 def _waited(stage: Stage, kind: int) -> int | None:
-    """Since when tasks that come back without having run have waited: new ones since they were last asked for."""
+    """Return the start of the wait of tasks that come back without having run; None for now."""
     return stage.waiting_since if kind == NEW else None
 
 
 def avoid(plan: Plan, node_id: int) -> None:
-    """A launch went wrong on a node: leave it alone for a while, twice as long each time.
+    """Avoid a node for some time after a launch failed there, twice as long each time.
 
-    Launches that were sent before such a pause, and go wrong in it, do not make it longer.
+    Launches that were sent before such a pause and fail during it do not extend it.
     """
     nodes = plan.partition.nodes
     row = nodes.rows[node_id]
@@ -353,14 +354,14 @@ def avoid(plan: Plan, node_id: int) -> None:
 
 
 def trust(plan: Plan, node_id: int) -> None:
-    """A launch went well on a node: what went wrong before is forgotten."""
+    """Forget the failed launches of a node after a launch succeeded there."""
     nodes = plan.partition.nodes
     if nodes.failures[nodes.rows[node_id]]:
         plan.do(NodeAvoided(node_id, 0, 0, 0))
 
 
 def end_pending(plan: Plan, stage: Stage, outcome: Outcome, kinds: Iterable[int] = (REPLACE, SCALE, NEW)) -> None:
-    """Give up the tasks of a stage that wait."""
+    """Give up the pending tasks of a stage."""
     for kind in kinds:
         wanted = stage.pending[kind]
         if wanted is not None:
@@ -371,24 +372,24 @@ def end_pending(plan: Plan, stage: Stage, outcome: Outcome, kinds: Iterable[int]
 
 
 def finish(plan: Plan, job: Job, state: JobState, reason: str = "") -> None:
-    """End a job now: what waits is given up, what runs is told to stop, and the jobs after it hear of it."""
-    pending = [(job, state, reason)]
-    while pending:
-        each, how, why = pending.pop()
-        if each.over:
+    """End a job now: give up its pending tasks, stop its running tasks, and fail the jobs that come after it."""
+    endings = [(job, state, reason)]
+    while endings:
+        ending, how, why = endings.pop()
+        if ending.over:
             continue
-        plan.do(JobMoved(each.id, how, why))
-        for stage in each.stages:
+        plan.do(JobMoved(ending.id, how, why))
+        for stage in ending.stages:
             end_pending(plan, stage, "killed")
             stop_stage(plan, stage, "kill")
-        pending += [
-            (follower, "failed", f"job {each.id}, which it comes after, {how}")
-            for follower in reversed(_followers(plan, each))
+        endings += [
+            (follower, "failed", f"job {ending.id}, which it comes after, {how}")
+            for follower in reversed(_followers(plan, ending))
         ]
 
 
 def finish_if_done(plan: Plan, job: Job) -> None:
-    """If nothing of a job is left to do, it ends by what became of its tasks. A manager's job ends when told."""
+    """End a job without pending or live tasks, by the outcomes of its tasks. A manager's job ends on its request."""
     if job.allocations or job.over or job.manager:
         return
     for stage in job.stages:
@@ -410,8 +411,9 @@ def _followers(plan: Plan, job: Job) -> list[Job]:
     partition = plan.partition
     if job.id not in partition.followers:
         return []
-    known = (partition.jobs[name] for name in partition.followers.get(job.id, ()) if name in partition.jobs)
-    return sorted((each for each in known if not each.over), key=lambda each: each.number)
+    names = partition.followers.get(job.id, ())
+    followers = (partition.jobs[name] for name in names if name in partition.jobs)
+    return sorted((follower for follower in followers if not follower.over), key=lambda follower: follower.number)
 
 
 def _failure_of(job: Job) -> str:
@@ -426,7 +428,7 @@ def _failure_of(job: Job) -> str:
 
 
 def _confirm_scaled(plan: Plan, allocation: Allocation, block: tuple[int, ...], why: str) -> None:
-    """Tasks that a scale-down stopped. Those that a later scale-up wants back are asked for now."""
+    """End tasks that a scale-down stopped. Those that a later scale-up added again are asked for now."""
     stage = allocation.stage
     back = Ranges.from_indices(index for index in indices(block) if index < stage.count).flat()
     gone = difference(block, back)

@@ -1,10 +1,10 @@
-"""Sets of task indices as half-open spans: a million waiting tasks are two numbers.
+"""Sets of task indices as half-open spans, so that a million waiting tasks take two numbers.
 
 A flat is a tuple (s0, e0, s1, e1, …), strictly increasing, so spans are sorted, disjoint and never adjacent;
 journal records hold flats. `Ranges` is the mutable set; the functions below it work on flats.
 
-Because a flat is the sorted list of places where membership flips, the position of an index among the bounds
-says whether it is inside (odd) or outside (even), and symmetric difference is merging two lists of bounds.
+A flat is the sorted list of bounds at which membership changes. So the position of an index among the bounds tells
+whether it is inside (odd) or outside (even), and the symmetric difference is a merge of two lists of bounds.
 """
 
 from bisect import bisect_left, bisect_right
@@ -17,12 +17,12 @@ from fairlead.core.errors import Refused
 
 Flat: TypeAlias = tuple[int, ...]
 
-# Rewriting a bound costs some 50 ns and a change of one span 1 to 3 µs, measured; see `_change`.
+# Measured: rewriting a bound costs about 50 ns, and changing one span 1 to 3 µs; see `_change`.
 _WIDE = 20
 
 
 class Ranges:
-    """A mutable set of non-negative ints. What it is given as a flat must be one; see `check_flat`."""
+    """A mutable set of non-negative ints. Flats that are passed in must be valid; see `check_flat`."""
 
     __slots__ = ("_bounds", "_count")
 
@@ -65,7 +65,7 @@ class Ranges:
     def __eq__(self, other: object) -> bool:
         return self._bounds == other._bounds if isinstance(other, Ranges) else NotImplemented
 
-    # Mutable, so not a key.
+    # Not hashable, because it is mutable.
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
@@ -77,9 +77,9 @@ class Ranges:
         return self._bounds[0]
 
     def first(self, k: int) -> Flat:
-        """The `k` lowest indices, or all there are; nothing is removed."""
+        """Return the `k` lowest indices, or all if there are fewer; nothing is removed."""
         bounds = self._bounds
-        # One span that is large enough is by far the commonest case.
+        # By far the most common case: the first span is large enough.
         if k > 0 and bounds and k <= bounds[1] - bounds[0]:
             return (bounds[0], bounds[0] + k)
         return _head(bounds, k) if k < self._count else tuple(bounds)
@@ -88,7 +88,7 @@ class Ranges:
         return _intersection(self._bounds, flat)
 
     def add(self, flat: Sequence[int]) -> None:
-        """Add indices that are not here yet; with any that is, ValueError and nothing changes."""
+        """Add indices. Raise ValueError and change nothing if any of them is already in the set."""
         if len(flat) != 2:
             self._change(flat, 1, "already there")
             return
@@ -110,7 +110,7 @@ class Ranges:
         self._count += end - start
 
     def remove(self, flat: Sequence[int]) -> None:
-        """Remove indices that are here; with any that is not, ValueError and nothing changes."""
+        """Remove indices. Raise ValueError and change nothing if any of them is not in the set."""
         if len(flat) != 2:
             self._change(flat, -1, "not there")
             return
@@ -131,7 +131,7 @@ class Ranges:
         self._count -= end - start
 
     def discard_from(self, start: int) -> Flat:
-        """Remove every index from `start` on and return what was removed."""
+        """Remove all indices from `start` on, and return them."""
         bounds = self._bounds
         at = bisect_left(bounds, start)
         if at & 1 and bounds[at] > start:
@@ -145,10 +145,10 @@ class Ranges:
         return removed
 
     def _change(self, flat: Sequence[int], sign: int, trouble: str) -> None:
-        """Add or remove several spans: one by one where they lie far apart, else by rewriting that part.
+        """Add or remove several spans: one by one if they are far apart, otherwise by rewriting a part of the bounds.
 
-        Rewriting is symmetric difference, which adds what is disjoint and removes what is contained. Which of
-        the two it was shows in the number of indices: only then does it change by all of `flat`.
+        Rewriting computes the symmetric difference, which adds indices that are not in the set and removes those that
+        are. The operation was valid only if the size changed by all of `flat` in the expected direction.
         """
         if not flat:
             return
@@ -167,7 +167,7 @@ class Ranges:
         meeting = set(flat).intersection(window)
         if meeting:
             merged = [bound for bound in merged if bound not in meeting]
-        # Inside a span the window begins with an end, so the sign of its alternating sum turns.
+        # If the window begins inside a span, it starts with an end, which inverts the sign of the alternating sum.
         gain = count(window) - count(merged) if low & 1 else count(merged) - count(window)
         if gain != sign * count(flat):
             raise self._refusal(flat, trouble)
@@ -182,7 +182,7 @@ class Ranges:
 
 
 class SharedRanges(Ranges):
-    """Ranges that several owners look at. Whoever wants to alter them takes a copy, which is a plain `Ranges`."""
+    """Ranges that several owners share. To alter them, take a copy, which is a plain `Ranges`."""
 
     __slots__ = ()
 
@@ -207,7 +207,7 @@ def indices(flat: Sequence[int]) -> Iterator[int]:
 
 
 def split(flat: Sequence[int], k: int) -> tuple[Flat, Flat]:
-    """The `k` lowest indices (all, if there are fewer), and the rest."""
+    """Return the `k` lowest indices (all if there are fewer), and the rest."""
     head = _head(flat, k)
     at = len(head)
     if not head or head[-1] == flat[at - 1]:
@@ -216,7 +216,7 @@ def split(flat: Sequence[int], k: int) -> tuple[Flat, Flat]:
 
 
 def difference(a: Flat, b: Flat) -> Flat:
-    """What is in `a` and not in `b`."""
+    """Return the indices that are in `a` and not in `b`."""
     if a == b:
         return ()
     shared = _intersection(a, b)
@@ -228,15 +228,15 @@ def difference(a: Flat, b: Flat) -> Flat:
 
 
 def text(flat: Sequence[int]) -> str:
-    """For people: 0-7,9."""
+    """Return a short text for people, such as 0-7,9."""
     spans = zip(flat[::2], flat[1::2], strict=True)
     return ",".join(str(start) if end - start == 1 else f"{start}-{end - 1}" for start, end in spans)
 
 
 def check_flat(flat: object, field: str) -> None:
-    """Refuse what is not a flat; for input from outside."""
+    """Refuse input that is not a valid flat."""
     if type(flat) is tuple and len(flat) == 2 and type(flat[0]) is type(flat[1]) is int and 0 <= flat[0] < flat[1]:
-        return  # one span, as nearly always
+        return  # one span, by far the most common case
     if not isinstance(flat, tuple | list):
         raise Refused(field, "ranges must be a list of numbers: write [start, end, …]")
     if len(flat) % 2:
@@ -258,7 +258,7 @@ def check_flat(flat: object, field: str) -> None:
 
 
 def _expect_flat(flat: Sequence[int]) -> None:
-    """The check against our own mistakes: it costs little, and a broken set would spread."""
+    """Raise ValueError for an invalid flat. Guards against bugs: the check is cheap, and a broken set would spread."""
     if len(flat) == 2:
         sound = 0 <= flat[0] < flat[1]
     else:
@@ -279,7 +279,7 @@ def _head(flat: Sequence[int], k: int) -> Flat:
 
 
 def _intersection(bounds: Sequence[int], flat: Sequence[int]) -> Flat:
-    # Each span of the shorter one cuts a slice out of the longer one.
+    # Each span of the shorter list cuts a slice out of the longer one.
     if len(flat) > len(bounds):
         bounds, flat = flat, bounds
     shared: list[int] = []

@@ -1,4 +1,4 @@
-"""Reading documents that people wrote: every error names the field and the remedy, and no key passes unread."""
+"""Read documents that people write. Each error names the field and a remedy, and unknown keys are refused."""
 
 from __future__ import annotations
 
@@ -41,27 +41,27 @@ def check_text(value: object, field: str, most: int = MAX_TEXT) -> str:
 
 
 def check_entries(doc: object, field: str, most: int) -> None:
-    """Refuse a document that is too large when written out: it may contain itself, or one part over and over."""
+    """Refuse a document that is too large when written out: it may contain itself, or one part many times."""
     waiting, seen = [doc], 0
     while waiting:
-        each = waiting.pop()
-        inside = each.values() if isinstance(each, Mapping) else each if isinstance(each, list | tuple) else ()
+        part = waiting.pop()
+        inside = part.values() if isinstance(part, Mapping) else part if isinstance(part, list | tuple) else ()
         seen += 1 + len(inside)
         if seen > most:
             raise Refused(field, f"it has more than {most} entries, or contains itself; write less at once")
         waiting += inside
 
 
-def suggestion(wrong: str, known: Collection[str]) -> str:
-    """` (did you mean …?)` where something known is close, else nothing; also where looking would take long."""
-    if len(known) > MAX_COMPARED:
+def suggestion(wrong: str, names: Collection[str]) -> str:
+    """Return ` (did you mean …?)` if one of the names is close; empty if none is, or if there are too many names."""
+    if len(names) > MAX_COMPARED:
         return ""
-    close = get_close_matches(wrong[:64], sorted(known), n=1, cutoff=0.6)
+    close = get_close_matches(wrong[:64], sorted(names), n=1, cutoff=0.6)
     return f" (did you mean {close[0]}?)" if close else ""
 
 
 class Reader:
-    """One mapping of a document, read key by key; `close` refuses what was not read."""
+    """One mapping of a document, read key by key. `close` refuses keys that were not read."""
 
     def __init__(self, doc: object, field: str, what: str) -> None:
         if not isinstance(doc, Mapping):
@@ -78,13 +78,13 @@ class Reader:
         self._read: dict[str, None] = {}
 
     def at(self, key: str) -> str:
-        """The field of a key, which may be anybody's: kept short and on one line."""
+        """Return the field name of a key, short and on one line, since the key may be arbitrary input."""
         if len(key) > 100 or not key.isprintable():
             key = printable(key, 100)
         return f"{self.field}.{key}" if self.field else key
 
     def get(self, key: str, default: object = None) -> object:
-        """The raw value; an explicit null counts as absent."""
+        """Return the raw value. An explicit null counts as missing."""
         self._read[key] = None
         value = self.doc.get(key)
         return default if value is None else value
@@ -130,7 +130,7 @@ class Reader:
         return str(value)
 
     def texts(self, key: str, most: int = 10_000) -> tuple[str, ...]:
-        """A list of texts, such as a command."""
+        """Return a list of texts, such as a command."""
         return tuple(check_text(item, self.at(f"{key}[{at}]")) for at, item in enumerate(self._list(key, most)))
 
     def names(self, key: str, most: int = 10_000) -> tuple[str, ...]:
@@ -139,7 +139,7 @@ class Reader:
     def pairs(
         self, key: str, names: bool = True, most: int = 10_000, longest: int = MAX_TEXT
     ) -> tuple[tuple[str, str], ...]:
-        """A mapping of texts, sorted; keys are names unless they are free text as well."""
+        """Return a mapping of texts as sorted pairs. Keys are labels, or variables if not `names`."""
         value = self.get(key)
         if value is None:
             return ()
@@ -149,25 +149,26 @@ class Reader:
             raise Refused(self.at(key), f"{len(value)} entries are too many; at most {most} are allowed")
         pairs: list[tuple[str, str]] = []
         for label, text in value.items():
-            known = check_label(label, self.at(key)) if names else check_variable(label, self.at(key))
-            field = self.at(f"{key}.{known}")
-            pairs.append((known, check_text(text, field, longest)))
+            name = check_label(label, self.at(key)) if names else check_variable(label, self.at(key))
+            field = self.at(f"{key}.{name}")
+            pairs.append((name, check_text(text, field, longest)))
         return tuple(sorted(pairs))
 
     def close(self) -> None:
+        """Refuse keys that were not read."""
         for key in self.doc:
             if key not in self._read:
-                known = ", ".join(sorted(self._read))
+                keys = ", ".join(sorted(self._read))
                 raise Refused(
                     self.at(key),
-                    f"{self.what} has no such key{suggestion(key, self._read)}; it has {known}",
+                    f"{self.what} has no such key{suggestion(key, self._read)}; it has {keys}",
                 )
 
     def _left_out(self, key: str, default: Value | None) -> Value:
         if default is None:
-            slip = get_close_matches(key, list(self.doc)[:MAX_COMPARED], n=1, cutoff=0.75)
-            meant = f" (is {printable(slip[0])} meant for it?)" if slip else ""
-            raise Refused(self.at(key), f"missing; {self.what} needs it{meant}")
+            close = get_close_matches(key, list(self.doc)[:MAX_COMPARED], n=1, cutoff=0.75)
+            hint = f" (is {printable(close[0])} meant for it?)" if close else ""
+            raise Refused(self.at(key), f"missing; {self.what} needs it{hint}")
         return default
 
     def _list(self, key: str, most: int) -> Sequence[object]:

@@ -1,4 +1,4 @@
-"""Why not, as typed values. Decisions leave them behind; views turn them into words."""
+"""Reasons: why tasks were not placed, as typed values. Phases record them; views turn them into text."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def _in_words(name: str) -> str:
 
 
 class Reason(msgspec.Struct, frozen=True, tag=_in_words):
-    """Base class of reasons. Programs know a reason by its tag: the name of the class in words, as "no room"."""
+    """Base class of reasons. The tag identifies a reason in the API: the class name in words, such as "no room"."""
 
     def __str__(self) -> str:
         return str(self.__struct_config__.tag)
 
 
 class OverLimit(Reason, frozen=True, tag="over limit"):
-    """An account's limit would be exceeded."""
+    """The limit of an account would be exceeded."""
 
     account: str
     resource: str
@@ -38,7 +38,7 @@ class OverLimit(Reason, frozen=True, tag="over limit"):
 
 
 class TooManyJobs(Reason, frozen=True, tag="too many jobs"):
-    """An account already has as many running jobs as it may."""
+    """An account already has its maximum number of running jobs."""
 
     account: str
     max_jobs: int
@@ -48,13 +48,13 @@ class TooManyJobs(Reason, frozen=True, tag="too many jobs"):
 
 
 class HeldFor(msgspec.Struct, frozen=True):
-    """Nodes that a hold closes to all but its owner."""
+    """Nodes that are held for another ask."""
 
     job: str
     stage: str
     nodes: int
     until: int
-    """When the hold ends if its owner has not started before."""
+    """When the hold ends if its ask has not started by then."""
 
     def __str__(self) -> str:
         nodes = "1 node is" if self.nodes == 1 else f"{self.nodes} nodes are"
@@ -62,7 +62,7 @@ class HeldFor(msgspec.Struct, frozen=True):
 
 
 class NotStopping(msgspec.Struct, frozen=True):
-    """Tasks that were told to stop and have not in time."""
+    """Tasks that were told to stop and have not stopped in time."""
 
     job: str
     stage: str
@@ -77,53 +77,53 @@ class NotStopping(msgspec.Struct, frozen=True):
 
 
 class NoRoom(Reason, frozen=True, tag="no room"):
-    """Not enough nodes have room now. `failed` counts nodes by what they lack first."""
+    """Not enough nodes have capacity now. `failed` counts nodes by the first thing that they are missing."""
 
     wanted: int
     room: int
     failed: tuple[tuple[str, int], ...] = ()
     nearest: str = ""
-    """The node that misses least."""
+    """The node that is missing least."""
     stages: tuple[tuple[str, int, int], ...] = ()
-    """Of a job that starts whole: stage, wanted and room, as far as they were tried; the last one has too little."""
+    """For a whole job: stage, wanted and room, for the stages that were tried; the last one has too little."""
     held: int = 0
-    """How many nodes are held for it."""
+    """The number of nodes held for it."""
     coming: int = 0
-    """How many allocations of others stop for it."""
+    """The number of allocations that stop for it."""
     ordered: int = 0
-    """How many nodes are ordered for it."""
+    """The number of nodes ordered for it."""
     vain: int = 0
-    """How many orders of nodes for it failed."""
+    """The number of failed orders for it."""
     given_up: bool = False
-    """Whether they were too many, and nothing is ordered for it any more."""
+    """True if too many orders failed, so that none is made for it any more."""
     problem: str = ""
-    """Why the last one failed."""
+    """Why the last order failed."""
     full: tuple[str, ...] = ()
-    """Pools whose nodes would do, and that have as many as they may."""
+    """Pools with suitable nodes that are at their maximum size."""
     paused: tuple[str, ...] = ()
-    """Pools whose nodes would do, and that order nothing for now."""
+    """Pools with suitable nodes that are paused."""
     closed: tuple[HeldFor, ...] = ()
     """The holds of other asks on nodes that accept its tasks."""
     stuck: tuple[NotStopping, ...] = ()
-    """The tasks on nodes that accept its tasks that were told to stop and do not."""
+    """Tasks that do not stop in time, on nodes that accept its tasks."""
 
     def __str__(self) -> str:
         why = ", ".join(f"{count} {what}" for what, count in self.failed)
         text = _by_stage("room for", self.wanted, self.room, self.stages)
         held = f"; nodes held for it: {self.held}" if self.held else ""
-        coming = f"; allocations of others that stop for it: {self.coming}" if self.coming else ""
+        coming = f"; allocations that stop for it: {self.coming}" if self.coming else ""
         ordered = f"; nodes ordered for it: {self.ordered}" if self.ordered else ""
-        vain = f"; orders of nodes for it failed: {self.vain}" if self.vain else ""
-        vain += f" ({self.problem})" if vain and self.problem else ""
-        vain += "; no more are made until a pool is resumed or added" if self.given_up else ""
-        pools = "".join(f"; pool {name} has as many nodes as it may" for name in self.full)
+        failed = f"; orders of nodes for it failed: {self.vain}" if self.vain else ""
+        failed += f" ({self.problem})" if failed and self.problem else ""
+        failed += "; no more are made until a pool is resumed or added" if self.given_up else ""
+        pools = "".join(f"; pool {name} is at its maximum size" for name in self.full)
         pools += "".join(f"; pool {name} is paused" for name in self.paused)
-        others = "".join(f"; {each}" for each in (*self.closed, *self.stuck))
-        return text + (f" (nodes: {why})" if why else "") + held + coming + ordered + vain + pools + others
+        blocked = "".join(f"; {obstacle}" for obstacle in (*self.closed, *self.stuck))
+        return text + (f" (nodes: {why})" if why else "") + held + coming + ordered + failed + pools + blocked
 
 
 class WouldDelay(Reason, frozen=True, tag="would delay"):
-    """There is room, but somebody before it is planned to start, and would have to wait for it."""
+    """There is capacity, but the planned start of an earlier ask would be delayed."""
 
     job: str
     when: int
@@ -133,23 +133,23 @@ class WouldDelay(Reason, frozen=True, tag="would delay"):
 
 
 class StillStopping(Reason, frozen=True, tag="still stopping"):
-    """Members of the gang are still being stopped; it starts again when all are back."""
+    """Members of the gang are still stopping; it starts again when all have stopped."""
 
     def __str__(self) -> str:
-        return "members of the gang still stop"
+        return "waiting for old gang members to stop"
 
 
 class NeverFits(Reason, frozen=True, tag="never fits"):
-    """No nodes or pools that are known could ever take so many at once, however empty."""
+    """The known nodes and pools could not take the wanted tasks at once, even if they were empty."""
 
     wanted: int
     most: int
     stages: tuple[tuple[str, int, int], ...] = ()
-    """Of a job that starts whole: the stages of one shape that never fit, how many are wanted, and the most."""
+    """For a whole job: the stages of one shape that never fit, the wanted number, and the most that fit."""
     missing: str = ""
-    """Likewise: the resource of which its stages together ask for more than there is."""
+    """For a whole job: the resource of which its stages together ask for more than exists."""
     user: str = ""
-    """The user, if nodes that take only tasks of other users have what is asked for."""
+    """The user, if only nodes for other users have what is asked for."""
 
     def __str__(self) -> str:
         if self.user:
@@ -162,7 +162,7 @@ class NeverFits(Reason, frozen=True, tag="never fits"):
 
 
 class AfterUnmet(Reason, frozen=True, tag="after unmet"):
-    """Jobs it comes after have not succeeded yet."""
+    """Jobs in `after` have not succeeded yet."""
 
     jobs: tuple[str, ...]
 
@@ -171,16 +171,16 @@ class AfterUnmet(Reason, frozen=True, tag="after unmet"):
 
 
 class ShareSpent(Reason, frozen=True, tag="share spent"):
-    """A queue has all that it is entitled to, and what could not be taken back is not lent more."""
+    """A queue uses its whole entitlement, and tasks that cannot be preempted get no loan."""
 
     queue: str
 
     def __str__(self) -> str:
-        return f"queue {self.queue} uses its whole share, and what is not preemptible gets no loan"
+        return f"queue {self.queue} uses its whole share, and tasks that are not preemptible get no loan"
 
 
 class NotActive(Reason, frozen=True, tag="not active"):
-    """A queue on the path is stopped."""
+    """The queue or an ancestor is stopped."""
 
     queue: str
 
@@ -196,7 +196,7 @@ class NotReady(Reason, frozen=True, tag="not ready"):
 
 
 class InChain(Reason, frozen=True, tag="in chain"):
-    """Quick tasks are assigned already, and start when others of their chain end."""
+    """Quick tasks are assigned already, and start when other tasks of their chain end."""
 
     nodes: int
 
@@ -204,13 +204,13 @@ class InChain(Reason, frozen=True, tag="in chain"):
         return f"sent ahead to {self.nodes} nodes, to start when quick tasks before them end"
 
 
-def _by_stage(what: str, wanted: int, found: int, stages: tuple[tuple[str, int, int], ...]) -> str:
-    parts = ", ".join(f"{found} of {wanted} {name}" for name, wanted, found in stages)
-    return f"{what} {parts or f'{found} of {wanted}'}"
+def _by_stage(what: str, wanted: int, room: int, stages: tuple[tuple[str, int, int], ...]) -> str:
+    parts = ", ".join(f"{room} of {wanted} {name}" for name, wanted, room in stages)
+    return f"{what} {parts or f'{room} of {wanted}'}"
 
 
 def first_over(limit: Mapping[str, int], used: Mapping[str, int], asked: Mapping[str, int]) -> str | None:
-    """The first resource, by name, of which `asked` does not fit under `limit`."""
+    """Return the first resource, by name, for which `asked` does not fit under `limit`; None if all fit."""
     for name in sorted(asked):
         if name in limit and used.get(name, 0) + asked[name] > limit[name]:
             return name

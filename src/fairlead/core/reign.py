@@ -1,6 +1,6 @@
-"""What belongs to the present writer's time and not to history: who has been heard since it began, and readiness.
+"""State of the present server run that is not history: which agents have reported since its start, and readiness.
 
-It is the one part of the state that is not journaled and not altered through a plan: a start always begins anew.
+It is the only part of the state that is neither journaled nor altered through a plan: each start begins with a new one.
 """
 
 from __future__ import annotations
@@ -12,54 +12,56 @@ from fairlead.core.nodes import NodeTable
 
 
 class Reign:
+    """One server run, from its start."""
+
     __slots__ = ("_awaited", "_nodes", "_replayed", "began", "left_at", "ready", "ready_at")
 
     def __init__(self) -> None:
         self.began: Micros | None = None
-        """The time of its first cycle: `ready_after` counts from here."""
+        """The time of the first cycle; `ready_after` counts from here."""
         self.left_at: Micros = 0
-        """The time of the last journaled cycle before it."""
+        """The time of the last journaled cycle before this run."""
         self.ready = False
         self.ready_at: Micros = 0
-        """The clocks of silence start again here: nobody could be heard before."""
+        """Timeouts count from here, because no report could arrive while the server was away."""
         self._nodes: set[int] = set()
-        """The nodes, by join number, whose agents have reported."""
+        """Ids of the nodes with agents that have reported."""
         self._replayed: set[str] = set()
-        """The resource managers that have sent what they know."""
+        """The resource managers that have sent an update."""
         self._awaited: list[int] | None = None
-        """Our own nodes as the first cycle found them, less those that need not be waited for any longer."""
+        """Ids of the nodes with our agents at the first cycle, without those that are no longer waited for."""
 
     def counts_from(self, since: Micros) -> Micros:
-        """From when on something ages that began at a time: not before the partition was ready."""
+        """Return the time from which a timeout counts: `since`, but not before the partition was ready."""
         return max(since, self.ready_at)
 
     def pause_ends(self, until: Micros, lasts: Micros) -> Micros:
-        """When a pause ends that was to end at a time, of a kind that lasts so long.
+        """Return the end of a pause that was set to end at `until`, of a kind that lasts `lasts`.
 
-        A pause that was not over when the last server stopped goes on at ready, for the time that was left of it.
+        A pause that was not over when the last server stopped continues at readiness for its remaining time.
         """
         left = until - self.left_at
         return max(until, self.ready_at + min(left, lasts)) if left > 0 else until
 
     def hear_node(self, node_id: int) -> None:
-        """An agent registered, or reported of its tasks."""
+        """Record that an agent registered or reported tasks."""
         if not self.ready:
             self._nodes.add(node_id)
 
     def hear_manager(self, name: str) -> None:
-        """A resource manager sent an update."""
+        """Record that a resource manager sent an update."""
         if not self.ready:
             self._replayed.add(name)
 
     def await_manager(self, name: str) -> None:
-        """A resource manager registered: that only announces what it knows, which comes with its next update."""
+        """Record that a resource manager registered: its state comes with its next update."""
         self._replayed.discard(name)
 
     def heard_all(self, nodes: NodeTable, managers: Iterable[str]) -> bool:
-        """Whether everybody who is known has reported. Asked once a cycle, it costs each node once a reign.
+        """True if all known nodes and managers have reported. Called once per cycle; visits each node once per run.
 
-        Nodes that join in this reign have reported by joining, and a manager's nodes are vouched for by it. Where
-        nobody is known, as at a first start, there is nobody to wait for: that nothing runs is certain.
+        Nodes that join in this run have reported by joining, and a manager reports for its nodes. Without known nodes
+        and managers, as at a first start, there is nothing to wait for: no task can be running.
         """
         if self._awaited is None:
             self._awaited = [node_id for node_id, row in nodes.rows.items() if not nodes.manager[row]]
@@ -68,12 +70,12 @@ class Reign:
         return not self._awaited and self._replayed.issuperset(managers)
 
     def _is_missing(self, nodes: NodeTable, node_id: int) -> bool:
-        """A node that is lost or disabled, or has left, takes no work: nobody needs to hear of it first."""
+        """True if a node has not reported and takes work. Lost, disabled and removed nodes are not waited for."""
         row = nodes.rows.get(node_id)
         return row is not None and node_id not in self._nodes and nodes.state[row] in ("up", "draining")
 
     def missing(self, nodes: NodeTable, managers: Iterable[str]) -> list[str]:
-        """Who is waited for, by name, for people who wonder."""
+        """Return the names of the nodes and managers that are waited for, for messages."""
         silent = [
             node_id
             for node_id, row in nodes.rows.items()

@@ -1,7 +1,7 @@
-"""Requestor patterns: which queue a job goes to that names none.
+"""Requestor patterns: they choose the queue of a job that names none.
 
-They are matched by RE2, in time that grows with the name and never explodes, so that no pattern can hold up the writer.
-What RE2 does not have, such as references back, is refused when the configuration is read.
+They are matched by RE2 in linear time, so that no pattern can block the writer. Features that RE2 does not have, such
+as backreferences, are refused when the configuration is read.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from fairlead.core.settings import Requestor
 _QUIET = re2.Options()
 _QUIET.log_errors = False
 
-MANY = 10_000
-"""What was found for so many users is kept."""
+MAX_CACHED = 10_000
+"""Maximum number of users in the cache."""
 
 
 def problem_of(pattern: str) -> str:
-    """Why a pattern cannot be used; empty if it can."""
+    """Return why a pattern is invalid; empty if it is valid."""
     try:
         re2.compile(pattern, _QUIET)
     except re2.error as problem:
@@ -30,22 +30,23 @@ def problem_of(pattern: str) -> str:
 
 
 class Requestors:
-    """All patterns of a partition, tried at once; the first that matches counts."""
+    """All patterns of a partition, matched at once. The first matching pattern counts."""
 
     def __init__(self, requestors: Sequence[Requestor]) -> None:
         self._requestors = requestors
         self._patterns = re2.Set.SearchSet(_QUIET)
-        for each in requestors:
-            self._patterns.Add(each.match)
+        for requestor in requestors:
+            self._patterns.Add(requestor.match)
         if requestors:
             self._patterns.Compile()
-        self._found: dict[str, Requestor | None] = {}
+        self._cache: dict[str, Requestor | None] = {}
 
     def find(self, user: str) -> Requestor | None:
-        if user in self._found:
-            return self._found[user]
+        """Return the first requestor that matches a user; None if none does."""
+        if user in self._cache:
+            return self._cache[user]
         matches = self._patterns.Match(user) if self._requestors else []
-        if len(self._found) >= MANY:
-            self._found.clear()
-        found = self._found[user] = self._requestors[min(matches)] if matches else None
-        return found
+        if len(self._cache) >= MAX_CACHED:
+            self._cache.clear()
+        requestor = self._cache[user] = self._requestors[min(matches)] if matches else None
+        return requestor

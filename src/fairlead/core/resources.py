@@ -1,7 +1,7 @@
-"""Amounts of resources and time: reading what people write, writing it back, and adding it up.
+"""Amounts of resources and time: parse them, format them, and add them up.
 
 Everything is an int: milli-units of cpu, gpu and custom resources, bytes of memory, microseconds of time.
-Laid out as: reading amounts, reading documents, writing amounts, vectors, durations, counts.
+Layout: parse amounts, parse documents, format amounts, vectors, durations, counts.
 """
 
 import re
@@ -29,10 +29,10 @@ DAY = 24 * HOUR
 MAX_DURATION = 36_525 * DAY
 
 Vector: TypeAlias = dict[str, int]
-"""Amounts by resource name. Sparse: a type that is absent is 0, and a 0 is not stored.
+"""Amounts by resource name. Sparse: a missing resource is 0, and a 0 is not stored.
 
-Limits and guarantees are the exception. There an absent type is unlimited or not guaranteed, so an explicit
-0 means something and is kept; only `scale` is meant for those.
+Limits and guarantees are the exception: there a missing resource is unlimited or not guaranteed, so an explicit 0 is
+kept. Of the functions here, only `scale` keeps it.
 """
 
 _LONGEST = 40
@@ -47,7 +47,7 @@ _DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(d|h|min|ms|us|s)")
 
 
 class _Measure(NamedTuple):
-    """What is being read, in the words of its refusals."""
+    """The quantity that is parsed, in words for error messages."""
 
     noun: str
     example: str
@@ -56,11 +56,11 @@ class _Measure(NamedTuple):
     most_text: str
 
 
-# ---- reading amounts
+# ---- parsing amounts
 
 
 def parse_quantity(name: str, value: object, field: str) -> int:
-    """The amount of resource `name` that `value` stands for, exactly."""
+    """Return the exact amount of the resource `name` that `value` stands for."""
     units = _BYTE_UNITS if name == MEMORY else _MILLI_UNITS
     if type(value) is int and 0 <= value <= MAX_QUANTITY // units[""]:
         return value * units[""]
@@ -69,13 +69,13 @@ def parse_quantity(name: str, value: object, field: str) -> int:
         match = _AMOUNT.fullmatch(_not_too_long(value, field))
         unit = units.get(match[2]) if match else None
         if match is None or unit is None:
-            raise _not_one(value, field, measure)
+            raise _no_amount(value, field, measure)
         return _settle(value, _from_text(match[1]), unit, field, measure)
     return _settle(value, _from_number(value, field, measure), units[""], field, measure)
 
 
 def parse_gpu_request(value: object, field: str) -> int:
-    """A task's GPUs: part of one device, or whole devices, because a task cannot straddle one and a half."""
+    """Parse the GPUs of a task: part of one device, or whole devices, but not one and a half."""
     amount = _not_too_many(parse_quantity(GPU, value, field), value, field)
     if amount > MILLI and amount % MILLI:
         raise Refused(field, "a task takes whole GPUs or a part of one: write 1, 2 or a fraction below 1")
@@ -90,7 +90,7 @@ def _parse_gpu_capacity(value: object, field: str) -> int:
 
 
 def _not_too_many(amount: int, value: object, field: str) -> int:
-    # Every device of a node is kept track of by itself.
+    # Each device of a node is tracked separately.
     if amount > MAX_DEVICES * MILLI:
         raise Refused(field, f"{shown(value)} is more than one node can have; write at most {MAX_DEVICES}")
     return amount
@@ -110,7 +110,7 @@ def _not_too_long(text: str, field: str) -> str:
     return text
 
 
-def _not_one(value: object, field: str, measure: _Measure) -> Refused:
+def _no_amount(value: object, field: str, measure: _Measure) -> Refused:
     return Refused(field, f"{shown(value)} is not {measure.noun}; write {measure.example}")
 
 
@@ -120,16 +120,16 @@ def _from_text(number: str) -> tuple[int, int]:
 
 
 def _from_number(value: object, field: str, measure: _Measure) -> tuple[int, int]:
-    """A number as (digits, power of ten), so that what follows is arithmetic on ints."""
+    """Return a number as (digits, power of ten), so that the rest is integer arithmetic."""
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
-        raise _not_one(value, field, measure)
+        raise _no_amount(value, field, measure)
     if isinstance(value, int):
         return int(value), 0
-    # The repr of a float is what its author wrote: 0.1 is a tenth, not the nearest binary fraction.
+    # Use the repr of a float, which is what its author wrote: 0.1 is a tenth, not the nearest binary fraction.
     decimal = Decimal(float.__repr__(value)) if isinstance(value, float) else value
     sign, digits, power = decimal.as_tuple()
     if not isinstance(power, int) or len(digits) > _LONGEST:
-        raise _not_one(value, field, measure)
+        raise _no_amount(value, field, measure)
     number = int("".join(map(str, digits)))
     return (-number if sign else number), power
 
@@ -138,8 +138,8 @@ def _settle(value: object, number: tuple[int, int], unit: int, field: str, measu
     digits, power = number
     if digits < 0:
         raise Refused(field, f"{shown(value)} is negative; write 0 or more")
-    # The power is capped so that 1E+999999999 costs nothing: with at most 40 digits and a unit below 10**16,
-    # anything past the cap is too large, or too fine, whatever its digits are.
+    # The power is capped so that 1E+999999999 costs nothing: with at most 40 digits and a unit below 10**16, any
+    # number past the cap is too large or too fine.
     ten: int = 10 ** min(abs(power), 100)
     amount, rest = (digits * unit * ten, 0) if power >= 0 else divmod(digits * unit, ten)
     if amount > measure.most:
@@ -151,12 +151,12 @@ def _settle(value: object, number: tuple[int, int], unit: int, field: str, measu
 
 
 def printable(text: str, most: int = _LONGEST) -> str:
-    """A text for a message: never long, never with characters that would disturb a terminal or a log."""
+    """Return a text for a message: shortened, and without characters that would disturb a terminal or a log."""
     return "".join(c if c.isprintable() else "?" for c in text[:most]) + ("…" if len(text) > most else "")
 
 
 def shown(value: object) -> str:
-    """Any value for a message: texts in quotes, and of what is long or nested only what it is."""
+    """Return any value for a message: texts in quotes, and only the type of long or nested values."""
     if isinstance(value, str):
         return f'"{printable(value)}"'
     if value is None:
@@ -164,7 +164,7 @@ def shown(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):
-        # Python refuses to print an int of some thousand digits.
+        # Python refuses to print ints with thousands of digits.
         return str(int(value)) if value.bit_length() <= 128 else f"a number of {value.bit_length()} bits"
     if isinstance(value, float):
         return float.__repr__(value)
@@ -178,22 +178,22 @@ def shown(value: object) -> str:
     return f"a {type(value).__name__[:_LONGEST]}"
 
 
-# ---- reading documents
+# ---- parsing documents
 
 
 def parse_request(doc: object, field: str) -> Vector:
-    """What one task asks for; sparse."""
+    """Parse the request of one task; sparse."""
     return {name: amount for name, amount in _parse(doc, field, parse_gpu_request).items() if amount}
 
 
 def parse_capacity(doc: object, field: str) -> Vector:
-    """What a node, or each node of a pool, has; sparse."""
+    """Parse the capacity of a node, or of each node of a pool; sparse."""
     _refuse_near_misses(doc, field)
     return {name: amount for name, amount in _parse(doc, field, _parse_gpu_capacity).items() if amount}
 
 
 def parse_limits(doc: object, field: str) -> Vector:
-    """A limit or a guarantee; an explicit 0 is kept, because leaving a type out means something else."""
+    """Parse a limit or a guarantee. An explicit 0 is kept, because leaving a resource out means something else."""
     _refuse_near_misses(doc, field)
     return _parse(doc, field, None)
 
@@ -202,7 +202,7 @@ _NEAR_MISSES = {"cpus": CPU, "core": CPU, "cores": CPU, "gpus": GPU, "mem": MEMO
 
 
 def _refuse_near_misses(doc: object, field: str) -> None:
-    # A request for what nobody has is refused later. A limit on it would pass, and limit nothing.
+    # A request for a resource that no node has is refused later. A limit on it would be accepted, and limit nothing.
     for name in doc if isinstance(doc, Mapping) else ():
         if isinstance(name, str) and name in _NEAR_MISSES:
             inner = f"{field}.{name}" if field else name
@@ -228,13 +228,13 @@ def _parse(doc: object, field: str, gpu: Callable[[object, str], int] | None) ->
     return vector
 
 
-# ---- writing amounts
+# ---- formatting amounts
 
 
 def format_quantity(name: str, amount: int) -> str:
-    """The short form of an amount that `parse_quantity` reads back to the same int.
+    """Return a short form of an amount that `parse_quantity` reads back as the same int.
 
-    A negative amount, which appears only in differences, is written with its sign.
+    Negative amounts appear only in differences and are written with their sign.
     """
     if amount < 0:
         return "-" + format_quantity(name, -amount)
@@ -252,7 +252,7 @@ def format_vector(vector: Vector) -> str:
 
 
 def _thousandths(amount: int, unit: int) -> str:
-    """`amount` counted in `unit` with at most three decimals, or nothing where that is not exact."""
+    """Return `amount` in `unit` with at most three decimals; empty if that is not exact."""
     thousandths, rest = divmod(amount * 1000, unit)
     if rest:
         return ""
@@ -264,7 +264,7 @@ def _thousandths(amount: int, unit: int) -> str:
 
 
 def add(into: Vector, vector: Vector, times: int = 1) -> None:
-    """Add `vector`, `times` over, in place. A type that reaches 0 leaves; one may go below 0."""
+    """Add `vector` times `times`, in place. A resource that reaches 0 is removed; amounts may go below 0."""
     for name, amount in vector.items():
         total = into.get(name, 0) + amount * times
         if total:
@@ -273,16 +273,16 @@ def add(into: Vector, vector: Vector, times: int = 1) -> None:
             into.pop(name, None)
 
 
-def scale(vector: Vector, k: int) -> Vector:
-    """`vector` times `k`; nothing for k = 0. An explicit 0 stays: a limit must not become unlimited."""
-    return {name: amount * k for name, amount in vector.items()} if k else {}
+def scale(vector: Vector, factor: int) -> Vector:
+    """Return `vector` times `factor`; empty for 0. An explicit 0 stays: a limit must not become unlimited."""
+    return {name: amount * factor for name, amount in vector.items()} if factor else {}
 
 
 # ---- durations
 
 
 def parse_duration(value: object, field: str) -> int:
-    """Microseconds. A number without a unit is seconds; parts such as 1h30min go from large to small."""
+    """Parse a duration into microseconds. A number without a unit is seconds; in 1h30min larger units come first."""
     if not isinstance(value, str):
         return _settle(value, _from_number(value, field, _DURATION), SECOND, field, _DURATION)
     text = _not_too_long(value, field)
@@ -293,16 +293,16 @@ def parse_duration(value: object, field: str) -> int:
     while at < len(text):
         match = _DURATION_PART.match(text, at)
         if match is None or (unit := _TIME_UNITS[match[2]]) >= last:
-            raise _not_one(value, field, _DURATION)
+            raise _no_amount(value, field, _DURATION)
         total += _settle(value, _from_text(match[1]), unit, field, _DURATION)
         at, last = match.end(), unit
     if not text:
-        raise _not_one(value, field, _DURATION)
+        raise _no_amount(value, field, _DURATION)
     return _settle(value, (total, 0), 1, field, _DURATION)
 
 
 def format_duration(us: int) -> str:
-    """The shortest of 90s, 1.5h and 1d1ms that stands for `us`; never one that starts with "0."."""
+    """Return the shortest form of a duration, such as 90s, 1.5h or 1d1ms; never one that starts with "0."."""
     if us < 0:
         return "-" + format_duration(-us)
     if us == 0:
@@ -314,16 +314,16 @@ def format_duration(us: int) -> str:
         many, rest = divmod(rest, unit)
         if many:
             compound += f"{many}{suffix}"
-    # Among equals the first wins, so larger units go first and the compound form last.
+    # Of equally short forms the first is taken: larger units first, the compound form last.
     return min(*plain, compound, key=len)
 
 
 def format_moment(us: int) -> str:
-    """A point in time: as a date in UTC if the clock counts from 1970, else as seconds since it began."""
+    """Return a time as a date in UTC if the clock counts from 1970, otherwise as seconds since the clock's start."""
     days, second = divmod(us // SECOND, 86_400)
     if days < 10_000:
         return f"{round(us / SECOND, 3):.12g} s"
-    # Years begin in March here, so that the day that only some have is the last one.
+    # Years begin in March here, so that a leap day is the last day of its year.
     era, day = divmod(days + 719_468, 146_097)
     year = (day - day // 1_460 + day // 36_524 - day // 146_096) // 365
     day -= 365 * year + year // 4 - year // 100
@@ -346,7 +346,7 @@ _DURATION = _Measure(
 
 
 def parse_count(value: object, field: str, low: int, high: int) -> int:
-    """A whole number within bounds. Only an int will do: "3" or 3.0 is more likely a mistake than a count."""
+    """Parse a whole number within bounds. Only ints are accepted: "3" or 3.0 is more likely a mistake than a count."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise Refused(field, f"{shown(value)} is not accepted; write a whole number from {low} to {high}")
     return int(value)

@@ -11,18 +11,18 @@ from fairlead.core.resources import HOUR, MINUTE, SECOND
 
 Fence = Literal["lease", "none"]
 Preempt = Literal["priority", "guarantees", "off"]
-"""What tasks may be stopped for: priorities and guarantees, guarantees only, or neither. Loans are another matter."""
+"""What tasks may be stopped for: priorities and guarantees, guarantees only, or neither. It does not affect loans."""
 
 
 class Requestor(msgspec.Struct, frozen=True, array_like=True):
-    """Who matches the pattern goes to the queue, unless it names one."""
+    """Jobs without a queue of users that match the pattern go to this queue."""
 
     match: str
     queue: str
 
 
 class PartitionSettings(msgspec.Struct, frozen=True, array_like=True):
-    """Durations are in microseconds, percentages in whole percent. docs/settings.md has a line for each."""
+    """The settings. Durations are in microseconds, percentages in whole percent. docs/settings.md explains each."""
 
     unit: Unit = "dominant"
     place: str = "pack"
@@ -59,7 +59,7 @@ class PartitionSettings(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PartitionConfig(msgspec.Struct, frozen=True, array_like=True):
-    """All that a configuration says of one partition. Queues are listed with parents before children."""
+    """The configuration of one partition. Queues are listed with parents before children."""
 
     settings: PartitionSettings
     queues: tuple[tuple[str, QueueSettings], ...]

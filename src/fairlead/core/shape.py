@@ -1,4 +1,4 @@
-"""Shapes: the canonical scheduling constraint of a task. Equal shapes are one object, interned by the state."""
+"""Shapes: the canonical scheduling constraints of a task. Equal shapes are one object, interned by the state."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from fairlead.core.resources import GPU, Vector, format_vector
 WHOLE_DEVICE = 1000  # milli-GPU
 
 Selectors = tuple[tuple[str, tuple[str, ...]], ...]
-"""Label → the values that will do, sorted by label; `*` stands for any value."""
+"""Label → the accepted values, sorted by label; `*` stands for any value."""
 
 
 class ShapeKey(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """What makes two tasks alike to the scheduler. Hashable, so that a table can intern it."""
+    """The properties by which the scheduler distinguishes tasks. Hashable, so that a table can intern it."""
 
     resources: tuple[tuple[str, int], ...] = ()
     selectors: Selectors = ()
     tolerations: tuple[str, ...] = ()
     pool: str = ""
     manager: str = ""
-    """Whose nodes: a resource manager's, or our own."""
+    """The resource manager of the nodes; empty for our own."""
     near: str = ""
-    """The label by whose values its tasks gather, if any: a gang on nodes with as few of them as can be."""
+    """A label, if any: a gang is placed on nodes with as few different values of it as possible."""
     apart: bool = False
-    """Whether no two tasks of a stage share a node."""
+    """True if no two tasks of a stage may share a node."""
     user: str = ""
-    """The user, in a partition that may have nodes for named users only; empty elsewhere, so that users share lanes."""
+    """The user, if the partition may have nodes for named users only; empty otherwise, so that users share lanes."""
 
     @classmethod
     def of(
@@ -47,7 +47,7 @@ class ShapeKey(msgspec.Struct, frozen=True, array_like=True, order=True):
 
 
 class Shape:
-    """An interned shape with what matching asks of it all the time already worked out."""
+    """An interned shape with precomputed values for matching."""
 
     __slots__ = ("amounts", "device_milli", "devices", "ever", "key", "stages", "text")
 
@@ -60,7 +60,7 @@ class Shape:
         self.device_milli = min(gpu, WHOLE_DEVICE)
         self.stages = 0
         self.ever: tuple[tuple[int, int, str], int, bool] | None = None
-        """What `explain.most_ever` found: for which nodes and pools, how many tasks, and whether all were counted."""
+        """Cached result of `explain.most_ever`: versions of nodes and pools, tasks, and True if all were counted."""
         self.text = _text(key)
 
     def __repr__(self) -> str:
@@ -71,7 +71,7 @@ class Shape:
         return dict(self.amounts)
 
     def accepts(self, labels: Mapping[str, str], taints: Iterable[str], pool: str, users: tuple[str, ...] = ()) -> bool:
-        """True if a node with these properties may take such a task when it has capacity. No `users`: it takes all."""
+        """True if a node with these properties may take such a task when it has capacity. Empty `users`: all users."""
         key = self.key
         if users and key.user not in users:
             return False

@@ -1,7 +1,7 @@
-"""The whole truth of one partition. Changes alter it, through a plan; everybody else reads.
+"""The state of one partition. Only changes alter it, through a plan; all other code reads it.
 
-What hangs together is kept together here: an allocation touches its node, its stage and every account of its job,
-and `book` and `unbook` are the only places that do so.
+Records that depend on each other are updated together here: an allocation affects its node, its stage and all accounts
+of its job, and only `book` and `unbook` update these.
 """
 
 from __future__ import annotations
@@ -50,18 +50,17 @@ from fairlead.core.shape import Shape, ShapeKey
 WILDCARD = "*"
 
 FAR: Micros = 2**62
-"""Later than anything."""
+"""Later than any real time."""
 
 CHAIN_RECALL_FACTOR = 10
-"""Who waits in a chain for so many times `chain` is asked back: whoever is before it is not as quick as was thought."""
-
+"""Tasks that wait in a chain for 10 × `chain` are recalled: the tasks before them are slower than measured."""
 
 STOP_MARGIN: Micros = 30 * SECOND
-"""How much longer than `preempt_grace` a stop may take, for the kill and the report of it."""
+"""The time beyond `preempt_grace` that a stop may take, for the kill and its report."""
 
 
 class Counters(msgspec.Struct, array_like=True):
-    """The next number of each kind. They only grow, also when what was numbered is gone."""
+    """The next number of each kind of record. Numbers are never reused."""
 
     job: int = 1
     node_id: int = 1
@@ -72,38 +71,39 @@ class Counters(msgspec.Struct, array_like=True):
 
 
 class Scaling:
-    """What the demand phase found when it last looked, so that it need not look again: derived, never written down."""
+    """Results of the last run of the demand phase, so that it can be skipped. Derived, never journaled."""
 
     __slots__ = ("dirty", "next_look", "paused", "pools", "shrink_at")
 
     def __init__(self) -> None:
         self.dirty = True
-        """Whether anything has changed since."""
+        """True if anything has changed since."""
         self.next_look: Micros | None = None
-        """Not before this, because there was much to look at; None if it may be at any time."""
+        """The earliest time of the next run, because the last one was expensive; None for any time."""
         self.shrink_at: Micros | None = None
-        """When the next node will have been idle for long enough."""
+        """When the next node will have been idle for `idle_for`."""
         self.paused: list[str] = []
-        """The pools that were not asked because an order had failed."""
+        """The pools that were skipped because an order had failed."""
         self.pools = -1
-        """For which version of the pools all nodes were looked at."""
+        """The version of the pools for which all nodes were checked."""
 
 
 class QueueFacts(NamedTuple):
-    """Whether any queue of the tree, as it is in this version, has something."""
+    """Which features any queue of the tree uses, for one version of the tree."""
 
     queue_version: int
     guarantees: bool
     firm: bool
-    """One whose tasks cannot be taken back."""
+    """True if a queue is not preemptible."""
     limits: bool
-    """For itself, or for users or groups in it."""
+    """True if a queue has limits, for itself or for users or groups in it."""
     checks: dict[object, tuple[Any, object]]
-    """For admission: what a job is → the checks that can refuse it, and its accounts, so that no other has their id."""
+    """For admission: properties of a job → the checks that can refuse it, and its accounts. Holding a reference to the
+    accounts keeps their id from being reused."""
 
 
 class Touched:
-    """What a cycle's changes reached, so that its checks and effects cost what changed."""
+    """The records that a cycle's changes touched, so that checks and effects visit only these."""
 
     __slots__ = ("chains", "jobs", "lanes", "nodes", "quick")
 
@@ -112,25 +112,27 @@ class Touched:
         self.jobs: dict[str, None] = {}
         self.chains: set[int] = set()
         self.lanes: dict[LaneKey, Lane] = {}
-        """The lanes that went. One that is back because what emptied it was only tried is the same one."""
+        """Lanes that became empty. If a rollback fills one again, the same object is used."""
         self.quick: list[int] = []
-        """The allocations that were placed of stages whose tasks are quick."""
+        """Numbers of the allocations that were placed for stages with quick tasks."""
 
 
 class Partition:
+    """The state of one partition."""
+
     def __init__(self, name: str) -> None:
         self.name = name
         self.settings = PartitionSettings()
         self.requestors = Requestors(())
         self.config_version = 0
         self.now: Micros = 0
-        """The time of the last journaled cycle, or of the plan that is open."""
+        """The time of the last journaled cycle, or of the open plan."""
         self.reign = Reign()
         self.removed = False
         self.counters = Counters()
         self.queues: dict[str, Queue] = {}
         self.queue_version = 0
-        """Grows when a queue comes, goes, or has other settings or another state, and with other checks."""
+        """Grows when a queue is added, removed or changed, and when the setting `checks` changes."""
         self._entitlements: tuple[int, Entitlements] | None = None
         self._facts = QueueFacts(-1, False, False, False, {})
         self.nodes = NodeTable()
@@ -138,68 +140,68 @@ class Partition:
         self.allocations: dict[int, Allocation] = {}
         self.lanes: dict[LaneKey, Lane] = {}
         self.holds: dict[int, Hold] = {}
-        """The number of a starving ask → the nodes that are kept for it."""
+        """Number of a starving ask → its hold."""
         self.promises: dict[int, Promise] = {}
-        """The number of an ask → the nodes on which room is being made for it."""
+        """Number of an ask → its promise."""
         self.unheld_starving = True
-        """Whether some may starve already, for whom no nodes are held."""
+        """True if a starving ask may have no hold yet."""
         self.next_starving_at: Micros = 0
-        """Nobody else begins to before this."""
+        """No other ask can start starving before this time."""
         self.priorities: dict[int, int] = {}
-        """How many of the jobs that are known have each priority."""
+        """Priority → the number of jobs with it."""
         self.holds_version = 0
-        """Grows with every hold or promise that comes or goes."""
+        """Grows when a hold or promise is added, changed or released."""
         self.stops = 0
-        """Grows when tasks begin to stop, so that their room is coming, and when a stop turns out to be overdue."""
+        """Grows when tasks are told to stop, so that capacity is on its way, and when a stop is overdue."""
         self.overdue: dict[int, Allocation] = {}
-        """The allocations whose tasks were told to stop and have not in time."""
+        """The allocations with tasks that were told to stop and have not stopped in time."""
         self.claims_at: Micros = 0
-        """Nobody for whom stopping others did not help may try that again before this."""
+        """No ask for which stopping tasks did not help may claim again before this time."""
         self.replan_at: Micros = FAR
-        """With backfill, when something will have overrun its estimate that somebody's planned time counts on."""
+        """With backfill, the time at which a task overruns the estimate that a planned start relies on."""
         self.chains: dict[int, dict[int, Allocation]] = {}
-        """Chain → its allocations: those that have its rooms, and those that wait for one."""
+        """Chain → its allocations: those with rooms, and those that wait for one."""
         self.forecast: Forecast | None = None
-        """When what runs is expected to end; only with backfill."""
+        """The expected ends of running tasks; only with backfill."""
         self.backfilled: object = None
-        """What backfill found out when it last looked, for the next time."""
+        """Results of the last backfill, for reuse by the next one."""
         self.pools: dict[str, Pool] = {}
         self.orders: dict[int, NodeOrder] = {}
-        """The orders of nodes that are not over."""
+        """The open orders of nodes."""
         self.order_of: dict[str, int] = {}
-        """The name of a node that has yet to come → its order."""
+        """Name of a node that has not joined yet → its order."""
         self.idle: dict[int, Micros] = {}
-        """The nodes of pools that can shrink on which there is nothing, by join number → since when."""
+        """Node id → since when the node is idle; nodes of elastic pools only."""
         self.unwanted: dict[int, Micros] = {}
-        """The nodes that are given back, by join number → since when. They drain, and are empty."""
+        """Node id → since when the node is given back to its pool. Such nodes are draining and empty."""
         self.scaling = Scaling()
         self.managers: dict[str, Manager] = {}
         self.keys: dict[tuple[str, str], KeptKey] = {}
         self.shapes: dict[ShapeKey, Shape] = {}
         self.followers: dict[str, list[str]] = {}
-        """Job → the jobs that come after it and still wait for it."""
+        """Job → the jobs after it that still wait for it."""
         self.timers: list[tuple[Micros, int]] = []
-        """A heap of when an allocation is to be looked at: unacknowledged, or over its time limit."""
+        """A heap of deadlines of allocations; see `deadline`."""
         self.short: dict[tuple[str, int], Micros] = {}
-        """(Job, stage) → since when a stage that may be replaced has had too few workers."""
+        """(Job, stage) → since when a stage with `on_loss: replace` has had too few tasks."""
         self.stopped: set[str] = set()
-        """The queues that start nothing."""
+        """The stopped queues: they start nothing."""
         self.uneven: dict[str, None] = {}
-        """The queues whose children have been too far from their shares for some time."""
+        """The queues with children that are too far from their shares."""
         self.draining: set[str] = set()
-        """The queues that go when they are empty."""
+        """The draining queues: they are removed once they are empty."""
         self.forgetting: list[tuple[Micros, int, str]] = []
-        """A heap of ended jobs that nothing keeps, by their end; entries of jobs that are gone are passed over."""
+        """A heap of ended jobs that may be forgotten, by their end; entries of removed jobs are skipped."""
         self.expiring: list[tuple[Micros, str, str]] = []
-        """A heap of idempotency keys by expiry; entries that changed are passed over."""
+        """A heap of idempotency keys by expiry; outdated entries are skipped."""
         self.key_of: dict[str, tuple[str, str]] = {}
-        """Job → the key it was submitted with."""
+        """Job → the idempotency key of its submission."""
         self.index: FitIndex | ScoreIndex = FitIndex(self.nodes)
         self.pools_version = 0
         self.ever: tuple[tuple[int, int], Vector] | None = None
-        """What `explain.capacity_ever` found, and for which nodes and pools."""
+        """Cached result of `explain.capacity_ever`, with the versions of nodes and pools."""
         self.openings = 0
-        """Grows when room or a limit may have opened; a lane sleeps while it stands."""
+        """Grows when capacity or a limit may have become free. A lane sleeps while it does not change."""
         self.touched = Touched()
 
     def set_settings(self, settings: PartitionSettings) -> None:
@@ -211,7 +213,7 @@ class Partition:
         if settings.requestors != self.settings.requestors:
             self.requestors = Requestors(settings.requestors)
         if settings.checks != self.settings.checks:
-            self.queue_version += 1  # the facts hold which checks matter to which jobs
+            self.queue_version += 1  # `facts` caches which checks apply to which jobs
         self.settings = settings
         self.forecast = Forecast(self.allocations.values(), self.now) if settings.backfill else None
         self.unheld_starving = True
@@ -268,7 +270,7 @@ class Partition:
                 listed.discard(queue.path)
 
     def mark_uneven(self, queue: Queue, since: Micros | None) -> None:
-        """Note since when the children of a queue have been too far from their shares, or that they are not."""
+        """Set since when the children of a queue have been too far from their shares; None if they are not."""
         queue.uneven_since = since
         if since is None:
             self.uneven.pop(queue.path, None)
@@ -281,38 +283,38 @@ class Partition:
                 yield self.queues[path]
 
     def entitlements(self) -> Entitlements:
-        """What each queue may call its own, as of now."""
+        """Return the present entitlements of all queues, cached."""
         nodes, unit = self.nodes, self.settings.unit
         if self._entitlements is not None:
-            queue_version, known = self._entitlements
-            same = queue_version == self.queue_version and known.slots == (unit == "slots")
-            if same and known.nodes == nodes.up_count and known.capacity == nodes.total:
-                return known
+            queue_version, cached = self._entitlements
+            same = queue_version == self.queue_version and cached.slots == (unit == "slots")
+            if same and cached.nodes == nodes.up_count and cached.capacity == nodes.total:
+                return cached
         fresh = Entitlements(unit, nodes.total, nodes.up_count)
         self._entitlements = (self.queue_version, fresh)
         return fresh
 
     def facts(self) -> QueueFacts:
-        """What some queue has, and where no queue has it nobody need look for it."""
+        """Return which features any queue uses, cached. Code for features that no queue uses can be skipped."""
         if self._facts.queue_version != self.queue_version:
-            settings = [queue.settings for queue in self.queues.values()]
+            all_settings = [queue.settings for queue in self.queues.values()]
             self._facts = QueueFacts(
                 self.queue_version,
-                guarantees=any(each.guarantee for each in settings),
-                firm=not all(each.preemptible for each in settings),
+                guarantees=any(settings.guarantee for settings in all_settings),
+                firm=not all(settings.preemptible for settings in all_settings),
                 limits=any(
-                    each.limit is not None or each.max_jobs is not None or each.users or each.groups
-                    for each in settings
+                    settings.limit is not None or settings.max_jobs is not None or settings.users or settings.groups
+                    for settings in all_settings
                 ),
                 checks={},
             )
         return self._facts
 
     def accounts_for(self, queue: Queue, user: str, groups: tuple[str, ...]) -> tuple[Account, ...]:
-        """Every account that a job of this user in this queue is booked on, root first."""
-        known = queue.accounts_by_user.get((user, groups))
-        if known is not None:
-            return known
+        """Return all accounts that a job of this user in this queue is booked on, root first."""
+        cached = queue.accounts_by_user.get((user, groups))
+        if cached is not None:
+            return cached
         line = queue.line()
         group = _group_of(line, groups)
         accounts: list[Account] = []
@@ -325,7 +327,7 @@ class Partition:
             if group is not None and limits is not None:
                 accounts.append(_account(level.groups, group, f"group {group} in queue {level.path}", limits))
         if len(accounts) == len(line):
-            # Nobody's but the queues': one tuple for all, so that those who are treated alike are known by it.
+            # Only accounts of queues: one tuple for all such users, so that equal treatment shows by identity.
             queue.shared = queue.shared or tuple(accounts)
         accounts_by_user = queue.accounts_by_user[user, groups] = (
             queue.shared if len(accounts) == len(line) else tuple(accounts)
@@ -333,7 +335,7 @@ class Partition:
         return accounts_by_user
 
     def rebuild_accounts(self) -> None:
-        """Work out all accounts anew after limits of users or groups changed."""
+        """Compute all accounts again after limits of users or groups changed."""
         for queue in self.queues.values():
             queue.users, queue.groups, queue.accounts_by_user, queue.shared = {}, {}, {}, ()
             queue.account.used, queue.account.tasks, queue.account.running = {}, 0, 0
@@ -351,7 +353,7 @@ class Partition:
     # -- shapes and lanes ----------------------------------------------------------------------------------------
 
     def take_shape(self, key: ShapeKey) -> Shape:
-        """The one object for this shape, kept while a stage uses it."""
+        """Return the one object for this shape. It is kept while a stage uses it."""
         shape = self.shapes.get(key)
         if shape is None:
             shape = self.shapes[key] = Shape(key)
@@ -366,24 +368,24 @@ class Partition:
             self.index.forget(shape)
 
     def wake(self) -> None:
-        """Something other than room on a node changed that may let a waiting lane go on."""
+        """Let sleeping lanes be tried again, after a change other than freed capacity on a node."""
         self.openings += 1
 
     def wake_all_lanes(self) -> None:
-        """What may start, and who, is another question now: what was found out about lanes does not hold any more."""
+        """Forget all results about lanes, after a change that may affect any of them."""
         self.wake()
         for lane in self.lanes.values():
             lane.asleep_at = None
 
     def wake_lanes(self, stage: Stage) -> None:
-        """What a stage asks for changed: what was found out about its lanes does not hold any more."""
+        """Forget the results about the lanes of a stage, after its demand changed."""
         self.wake()
         for ask in stage.asks:
             if ask is not None:
                 self.lanes[lane_key(ask)].asleep_at = None
 
     def lane_of(self, stage: Stage, whole: bool = False) -> Lane | None:
-        """The lane in which a stage asks: for itself, or with its whole job."""
+        """Return the lane of a stage's asks, or with `whole` the lane of its whole job."""
         return self.lanes.get(whole_key(stage.job) if whole else (stage.job.queue.path, stage.shape))
 
     def add_ask(self, ask: Ask) -> None:
@@ -391,8 +393,8 @@ class Partition:
         key: LaneKey = (stage.job.queue.path, stage.shape)
         if ask.whole:
             key = whole_key(stage.job)
-            for each in stage.job.stages:
-                each.set_ask(ask.kind, ask)
+            for member in stage.job.stages:
+                member.set_ask(ask.kind, ask)
         else:
             stage.set_ask(ask.kind, ask)
         lane = self.lanes.get(key)
@@ -409,14 +411,14 @@ class Partition:
         key: LaneKey = (stage.job.queue.path, stage.shape)
         if ask.whole:
             key = whole_key(stage.job)
-            for each in stage.job.stages:
-                each.set_ask(ask.kind, None)
+            for member in stage.job.stages:
+                member.set_ask(ask.kind, None)
         else:
             stage.set_ask(ask.kind, None)
         self._leave_lane(key, 1)
 
     def drop_new(self, queue: Queue, shape: Shape, asks: int) -> None:
-        """The same for several asks of one lane that have left their stages already."""
+        """Drop several asks of one lane that were already removed from their stages."""
         self._leave_lane((queue.path, shape), asks)
 
     def _leave_lane(self, key: LaneKey, asks: int) -> None:
@@ -428,7 +430,7 @@ class Partition:
     # -- holds and promises --------------------------------------------------------------------------------------
 
     def keep(self, kept: Hold | Promise) -> None:
-        """Nodes are kept for an ask from here on."""
+        """Keep nodes for an ask."""
         if isinstance(kept, Hold):
             self.holds[kept.seq] = kept
         else:
@@ -437,12 +439,12 @@ class Partition:
         self.nodes.hold(kept)
         owner = self.kept_for(kept)
         if owner is not None:
-            self.lanes[lane_key(owner)].stir()  # a part of a node that others hold too may have room for it now
+            self.lanes[lane_key(owner)].stir()  # the owner may fit now on nodes that other asks hold, too
         if self.settings.backfill:
-            self.wake()  # who is the first without room cannot plan with these nodes any more
+            self.wake()  # the planned start of the first ask without capacity can no longer use these nodes
 
     def let_go(self, kept: Hold | Promise) -> None:
-        """The reverse of `keep`. Somebody else may find room there now."""
+        """The reverse of `keep`. Other asks may fit there now."""
         del (self.holds if isinstance(kept, Hold) else self.promises)[kept.seq]
         self.holds_version += 1
         self.nodes.let_go(kept)
@@ -450,7 +452,7 @@ class Partition:
         self.wake()
 
     def keep_other(self, kept: Hold | Promise, places: tuple[Place, ...]) -> None:
-        """Keep other places for the same ask, as long as those before."""
+        """Keep other places for the same ask, until the same time."""
         self.nodes.let_go(kept)
         kept.places, kept.checked = places, -1
         self.nodes.hold(kept)
@@ -459,31 +461,31 @@ class Partition:
         self.wake()
 
     def _see_held(self, allocation: Allocation) -> None:
-        """What has come to a held node since is in the way of others who would hold it too: now, or no more."""
+        """Raise `holds_version` for an allocation newer than a hold on its node: it affects other holds there."""
         for seq in self.nodes.held.get(allocation.node, ()):
             hold = self.holds.get(seq)
             if hold is not None and hold.since <= allocation.since:
                 self.holds_version += 1
 
     def kept(self, seq: int) -> Hold | Promise | None:
-        """What is kept for an ask: it is held or promised, never both."""
+        """Return the hold or promise of an ask; it never has both."""
         return self.holds.get(seq) or self.promises.get(seq)
 
     def kept_for(self, kept: Earmark) -> Ask | None:
-        """The ask that nodes are kept for, while it has the place that it had then."""
+        """Return the ask that nodes are kept for; None if it is gone or was replaced."""
         job = self.jobs.get(kept.job)
         ask = job.stages[kept.stage].asks[kept.kind] if job is not None else None
         return ask if ask is not None and ask.seq == kept.seq else None
 
     def waits(self, job: str, stage: int, kind: int) -> Ask | None:
-        """What a job asks for, if it still does."""
-        known = self.jobs.get(job)
-        return known.stages[stage].asks[kind] if known is not None and stage < len(known.stages) else None
+        """Return the ask of a job's stage and kind; None if there is none."""
+        record = self.jobs.get(job)
+        return record.stages[stage].asks[kind] if record is not None and stage < len(record.stages) else None
 
     # -- allocations ---------------------------------------------------------------------------------------------
 
     def book(self, allocation: Allocation) -> None:
-        """Enter an allocation everywhere it is known: node, stage, job and accounts."""
+        """Add an allocation to its node, stage, job and accounts."""
         stage = allocation.stage
         job = stage.job
         tasks = count(allocation.indices)
@@ -521,21 +523,21 @@ class Partition:
         self.touched.jobs[job.id] = None
 
     def book_singles(self, allocations: list[Allocation], devices: tuple[int, ...]) -> None:
-        """Like `book`, for the first allocations of many jobs: one task each, of one shape, on one node."""
+        """Book the first allocations of many jobs: one task each, of one shape, on one node."""
         shape, node_id = allocations[0].stage.shape, allocations[0].node
         when = self.deadline(allocations[0])
         self.nodes.book_all(node_id, allocations, shape, len(allocations), devices)
         self.touched.nodes.add(node_id)
         charged: dict[int, list[Job]] = {}
-        """Jobs with the same accounts."""
+        """The jobs, by the identity of their accounts."""
         begun: dict[int, list[Job]] = {}
-        """Those of them that had no allocation."""
-        known, timers, touched = self.allocations, self.timers, self.touched.jobs
-        moves = allocations[0].stage.job.queue.order.by_running
+        """Likewise, the jobs that had no allocation before."""
+        by_number, timers, touched = self.allocations, self.timers, self.touched.jobs
+        by_running = allocations[0].stage.job.queue.order.by_running
         for allocation in allocations:
             stage = allocation.stage
             job = stage.job
-            known[allocation.id] = allocation
+            by_number[allocation.id] = allocation
             if when is not None:
                 heappush(timers, (when, allocation.id))
             stage.live = {0: allocation}
@@ -547,7 +549,7 @@ class Partition:
             job.live += 1
             charged.setdefault(accounts, []).append(job)
             touched[job.id] = None
-            if moves:
+            if by_running:
                 self._resort(job)
             if self.forecast is not None:
                 self.forecast.add(allocation, self.now)
@@ -558,7 +560,7 @@ class Partition:
             charge(jobs[0], shape, len(jobs))
 
     def unbook(self, allocation: Allocation, moves: bool = False) -> None:
-        """The reverse of `book`: the whole allocation leaves. If it only moves on to another state, no room opens."""
+        """The reverse of `book`. With `moves`, the tasks are booked again in another state, so no capacity is freed."""
         stage = allocation.stage
         job = stage.job
         tasks = count(allocation.indices)
@@ -598,7 +600,7 @@ class Partition:
         self.touched.jobs[job.id] = None
 
     def unbook_singles(self, allocations: list[Allocation]) -> None:
-        """Like `unbook`, for the only allocations of many jobs that are asked for no more."""
+        """Remove the only allocations of many one-task jobs that have ended."""
         charged: dict[tuple[int, Shape], list[Job]] = {}
         touched = self.touched
         for allocation in allocations:
@@ -623,7 +625,7 @@ class Partition:
         self.openings += 1
 
     def exchange(self, after: Allocation) -> None:
-        """Tasks move on to another state in the same room: the allocation takes the place of the one of its number."""
+        """Replace an allocation by one with the same number and tasks in another state."""
         stage = after.stage
         self.allocations[after.id] = after
         if after.overdue:
@@ -646,10 +648,10 @@ class Partition:
         if when is not None:
             heappush(self.timers, (when, allocation.id))
             if len(self.timers) > 2 * len(self.allocations) + 1_000:
-                self.retime()  # what ended long before its time would stay until then
+                self.retime()  # drop the timers of allocations that ended before their deadline
 
     def link(self, allocation: Allocation) -> None:
-        """Enter an allocation in its chain."""
+        """Add an allocation to its chain."""
         self.chains.setdefault(allocation.chain, {})[allocation.id] = allocation
         self.touched.chains.add(allocation.chain)
 
@@ -661,12 +663,12 @@ class Partition:
         self.touched.chains.add(allocation.chain)
 
     def waiting_in(self, chain: int) -> list[Allocation]:
-        """Those of a chain that wait for a room, the first first."""
-        known = self.chains.get(chain, {})
-        return [known[number] for number in sorted(known) if known[number].rooms]
+        """Return the allocations of a chain that wait for a room, in order."""
+        allocations = self.chains.get(chain, {})
+        return [allocations[number] for number in sorted(allocations) if allocations[number].rooms]
 
     def deadline(self, allocation: Allocation) -> Micros | None:
-        """When an allocation has to be acknowledged, to be back, to have got a room, to have ended, or stopped."""
+        """Return the time by which an allocation has to be acknowledged, returned, started, ended or stopped."""
         if allocation.state == "assigned":
             settings = self.settings
             patience = settings.launch_timeout
@@ -686,12 +688,12 @@ class Partition:
         self.retime()
 
     def retime(self) -> None:
-        """Work out all deadlines anew, after a setting they depend on changed."""
-        times = ((self.deadline(each), each.id) for each in self.allocations.values())
+        """Compute all deadlines again, after a setting changed or when too many are outdated."""
+        times = ((self.deadline(allocation), allocation.id) for allocation in self.allocations.values())
         self.timers = sorted((when, number) for when, number in times if when is not None)
 
     def update_short(self, stage: Stage) -> None:
-        """See whether a stage has too few workers now."""
+        """Update whether a stage has too few live tasks."""
         if stage.short_since is None and stage.pending[REPLACE] is None and not stage.below_min:
             return
         short = is_short(stage)
@@ -701,7 +703,7 @@ class Partition:
             self.update_missing(stage)
 
     def update_missing(self, stage: Stage) -> None:
-        """See whether a stage needs replacements to reach `min`, and give these the place that they have now."""
+        """Update whether a stage needs replacements to reach `min`, and the place of their ask."""
         below = stage.pending[REPLACE] is not None and stage.missing() > 0
         if below != stage.below_min:
             stage.below_min = below
@@ -710,24 +712,24 @@ class Partition:
                 self.lanes[lane_key(ask)].move(ask)
 
     def mark_short(self, stage: Stage, since: Micros | None) -> None:
-        """Note since when a stage has had too few workers, or that it has enough. An undo comes here last."""
+        """Set since when a stage has had too few live tasks; None if it has enough. An undo calls this last."""
         self.update_missing(stage)
         stage.short_since = since
         if since is None or stage.terms.on_loss != "replace":
             self.short.pop((stage.job.id, stage.position), None)
         else:
             self.short[stage.job.id, stage.position] = since
-            self.unheld_starving = True  # those who replace the lost ones may have waited for too long already
+            self.unheld_starving = True  # the replacements may have waited for too long already
 
     def _resort(self, job: Job) -> None:
-        """Give asks of a job the places they have now, where the order looks at what runs."""
+        """Update the places of a job's asks, for orders that depend on the running tasks."""
         for stage in job.stages:
             for ask in stage.asks:
                 if ask is not None:
                     self.lanes[lane_key(ask)].touch(ask)
 
     def list_or_unlist(self, job: Job) -> None:
-        """Count a job with its queue while it wants or uses something there."""
+        """Count a job in its queue until it has ended and has no allocations."""
         listed = job.ended_at is None or job.allocations > 0
         if listed != job.listed:
             job.queue.jobs += 1 if listed else -1
@@ -736,20 +738,20 @@ class Partition:
                 self.may_forget(job)
 
     def may_forget(self, job: Job) -> None:
-        """A job that ended, and that nothing keeps any more, is forgotten when its time has come."""
+        """Schedule a job to be forgotten, if it has ended and no allocation or later job needs it."""
         if job.ended_at is not None and not job.allocations and job.id not in self.followers:
             heappush(self.forgetting, (job.ended_at, job.number, job.id))
 
-    # -- what callers are remembered by --------------------------------------------------------------------------
+    # -- idempotency keys and priorities -------------------------------------------------------------------------
 
     def keep_key(self, user: str, key: str, entry: KeptKey) -> None:
-        both = (user, key)
-        before = self.keys.get(both)
+        user_key = (user, key)
+        before = self.keys.get(user_key)
         if before is not None and before.job:
             self.key_of.pop(before.job, None)
-        self.keys[both] = entry
+        self.keys[user_key] = entry
         if entry.job:
-            self.key_of[entry.job] = both  # the same object: there may be as many as there are jobs
+            self.key_of[entry.job] = user_key  # the same tuple, to save memory: there may be one per job
         if entry.expires is not None:
             heappush(self.expiring, (entry.expires, user, key))
 
@@ -759,34 +761,34 @@ class Partition:
         return entry
 
     def count_priority(self, priority: int, jobs: int) -> None:
-        """So many more jobs of a priority are known, or fewer."""
-        known = self.priorities.get(priority, 0) + jobs
-        if known:
-            self.priorities[priority] = known
+        """Change the number of jobs with a priority."""
+        total = self.priorities.get(priority, 0) + jobs
+        if total:
+            self.priorities[priority] = total
         else:
             del self.priorities[priority]
 
-    # -- small questions -----------------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------------------------
 
     def unmet(self, job: Job) -> tuple[str, ...]:
-        """The jobs it comes after that have not succeeded yet. One that is forgotten had succeeded."""
+        """Return the jobs in `after` that have not succeeded yet. A forgotten one had succeeded."""
         if not job.after:
             return ()
         return tuple(name for name in job.after if name in self.jobs and self.jobs[name].state != "succeeded")
 
     def known_resources(self) -> list[str]:
-        """The resources that some node or pool has."""
-        known = {*BUILT_IN, *(name for name, nodes in self.nodes.offered.items() if nodes)}
+        """Return the built-in resources and those of any node or pool."""
+        resources = {*BUILT_IN, *(name for name, nodes in self.nodes.offered.items() if nodes)}
         for pool in self.pools.values():
-            known.update(name for name, _ in pool.settings.node)
-        return sorted(known)
+            resources.update(name for name, _ in pool.settings.node)
+        return sorted(resources)
 
 
 def is_short(stage: Stage) -> bool:
-    """Whether a gang that started lost workers and has fewer than it needs. What it wants to grow by is no loss.
+    """True if a started stage lost tasks and has fewer than it needs. Pending tasks of kind scale are no loss.
 
-    A stage that is short stays so until those who replace the lost ones are acknowledged: a node that refuses each of
-    them would keep it short for ever.
+    A short stage stays short until its replacements are acknowledged. Otherwise a node that refuses each of them would
+    reset `short_since` again and again, and `replace_within` would never pass.
     """
     if stage.pending[REPLACE] is None and stage.short_since is None:
         return False
@@ -794,14 +796,14 @@ def is_short(stage: Stage) -> bool:
         return False
     coming = 0
     if stage.short_since is not None and stage.live:
-        coming = sum(1 for each in stage.live.values() if each.kind == REPLACE and each.state == "assigned")
+        coming = sum(1 for task in stage.live.values() if task.kind == REPLACE and task.state == "assigned")
     if not coming and stage.pending[REPLACE] is None:
         return False
     return stage.running() - coming < stage.needed_before_growth
 
 
 def charge(job: Job, shape: Shape, tasks: int) -> None:
-    """Add the use of so many tasks (or take it away, below 0) on every account of a job."""
+    """Add the use of `tasks` tasks to all accounts of a job; below 0, subtract it."""
     for account in job.accounts:
         account.tasks += tasks
         used = account.used
@@ -814,7 +816,7 @@ def charge(job: Job, shape: Shape, tasks: int) -> None:
 
 
 def headroom(accounts: tuple[Account, ...]) -> Vector:
-    """What may still be used: the least of every account's room, over the resources limited anywhere."""
+    """Return what may still be used of each limited resource: the minimum over the accounts."""
     room: Vector = {}
     for account in accounts:
         for name, limit in (account.limit or {}).items():
@@ -824,7 +826,7 @@ def headroom(accounts: tuple[Account, ...]) -> Vector:
 
 
 def _group_of(line: list[Queue], groups: tuple[str, ...]) -> str | None:
-    # Leaf to root, the first of the user's groups with a limit; the wildcard comes after the named ones of a level.
+    # From leaf to root, the first of the user's groups with a limit; at each level the wildcard comes last.
     for queue in reversed(line):
         named = {name for name, _ in queue.settings.groups}
         for group in groups:

@@ -1,1 +1,1 @@
-"""Read models: immutable pictures of the state, for people and programs that ask."""
+"""Read models: immutable views of the state for the API, logs and metrics."""

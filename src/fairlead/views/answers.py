@@ -1,4 +1,4 @@
-"""State → the documents of the API, in the units people write. Called between turns."""
+"""State → documents of the API, in the units that people write. Called between cycles."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fairlead.views.metrics.shares import figures_of
 from fairlead.wire import api as wire
 
 NAMED = 20
-"""So many names are given where there may be thousands."""
+"""At most this number of names is given in lists that may have thousands."""
 
 
 def units(name: str, amount: int) -> int | float:
@@ -78,21 +78,21 @@ def _stage_answer(stage: Stage) -> wire.Stage:
 
 
 def task_answers(partition: Partition, job: Job, stages: Iterable[Stage], after: int, limit: int) -> wire.TaskPage:
-    """Tasks by stage and index. The cursor counts tasks from the first of the first stage."""
-    found: list[wire.Task] = []
+    """Return tasks by stage and index. The cursor counts tasks from the first task of the first stage."""
+    tasks: list[wire.Task] = []
     at = 0
     for stage in stages:
         first = max(0, after - at)
-        for index in range(first, min(stage.count, first + limit - len(found))):
-            found.append(_task_answer(partition, stage, index))
+        for index in range(first, min(stage.count, first + limit - len(tasks))):
+            tasks.append(_task_answer(partition, stage, index))
         at += stage.count
-    reached = after + len(found)
-    return wire.TaskPage(tasks=found, next=str(reached) if found and reached < at else "")
+    reached = after + len(tasks)
+    return wire.TaskPage(tasks=tasks, next=str(reached) if tasks and reached < at else "")
 
 
 def _task_answer(partition: Partition, stage: Stage, index: int) -> wire.Task:
     view = task_view(partition, stage, index)
-    # Of a task that succeeded at once nothing is kept: its code was 0.
+    # For a task that succeeded at its first attempt nothing is stored: its exit code was 0.
     plain = view.state == "succeeded" and view.exit_code is None and not stage.job.manager
     return wire.Task(
         stage=stage.name,
@@ -113,26 +113,26 @@ def explanation(
 ) -> wire.Explanation:
     waiting = [
         wire.Waiting(
-            stage=each.stage,
-            kind=each.kind,
-            count=each.count,
-            position=each.position,
-            code="" if each.reason is None else str(type(each.reason).__struct_config__.tag),
-            reason="" if each.reason is None else str(each.reason),
+            stage=view.stage,
+            kind=view.kind,
+            count=view.count,
+            position=view.position,
+            code="" if view.reason is None else str(type(view.reason).__struct_config__.tag),
+            reason="" if view.reason is None else str(view.reason),
         )
-        for each in explain_view(partition, job, reasons, now)
+        for view in explain_view(partition, job, reasons, now)
     ]
     if not partition.reign.ready:
-        waiting = [_not_ready(each) if not each.code else each for each in waiting]
+        waiting = [_not_ready(entry) if not entry.code else entry for entry in waiting]
     return wire.Explanation(job=job.id, state=job.state, waiting=waiting)
 
 
-def _not_ready(each: wire.Waiting) -> wire.Waiting:
+def _not_ready(entry: wire.Waiting) -> wire.Waiting:
     return wire.Waiting(
-        stage=each.stage,
-        kind=each.kind,
-        count=each.count,
-        position=each.position,
+        stage=entry.stage,
+        kind=entry.kind,
+        count=entry.count,
+        position=entry.position,
         code="not ready",
         reason="the partition has just started and waits for its agents and resource managers",
     )
@@ -154,7 +154,7 @@ def node_answer(partition: Partition, row: int) -> wire.Node:
         resources=amounts(nodes.capacity_of(row).items()),
         used=amounts(nodes.used_by(row).items()),
         devices=[used / MILLI for used in nodes.devices[row]],
-        tasks=sum(count(each.indices) for each in nodes.allocations[row].values() if not each.rooms),
+        tasks=sum(count(allocation.indices) for allocation in nodes.allocations[row].values() if not allocation.rooms),
         avoided=nodes.node_id[row] in nodes.avoided,
     )
 
@@ -183,31 +183,31 @@ def queue_answer(partition: Partition, queue: Queue) -> wire.Queue:
 def lane_answers(
     partition: Partition, figures: LaneFigures, lanes: int, first: int, sees: Callable[[Job], bool]
 ) -> list[wire.Lane]:
-    """The lanes where most waits; of each, the first asks that somebody may see."""
+    """Return the lanes with the most pending tasks, each with the first asks that the caller may see."""
     by_name = {(lane.queue.path, lane.text): lane for lane in partition.lanes.values()}
-    found: list[wire.Lane] = []
+    answers: list[wire.Lane] = []
     for (queue, shape), (asks, tasks) in figures.most(lanes).items():
         lane = by_name.get((queue, shape))
         shown: list[Ask] = []
-        for at, each in enumerate(lane or ()):
+        for at, ask in enumerate(lane or ()):
             if at >= 50 * first or len(shown) >= first:
                 break
-            if sees(each.stage.job):
-                shown.append(each)
-        found.append(
+            if sees(ask.stage.job):
+                shown.append(ask)
+        answers.append(
             wire.Lane(
                 queue=queue,
                 shape=shape,
                 asks=asks,
                 tasks=tasks,
-                first=[_ask_answer(each) for each in shown],
+                first=[_ask_answer(ask) for ask in shown],
             )
         )
-    return found
+    return answers
 
 
 def hold_answers(partition: Partition, sees: Callable[[Job], bool], now: Micros) -> list[wire.Hold]:
-    """The holds of jobs that the caller may see, the oldest first."""
+    """Return the holds of jobs that the caller may see, the oldest first."""
     nodes = partition.nodes
     return [
         wire.Hold(
@@ -252,19 +252,19 @@ def manager_answers(partition: Partition) -> list[wire.Manager]:
     for row in partition.nodes.rows.values():
         nodes[partition.nodes.manager[row]] = nodes.get(partition.nodes.manager[row], 0) + 1
     return [
-        wire.Manager(name=name, registered=seconds(each.registered), nodes=nodes.get(name, 0))
-        for name, each in sorted(partition.managers.items())
+        wire.Manager(name=name, registered=seconds(manager.registered), nodes=nodes.get(name, 0))
+        for name, manager in sorted(partition.managers.items())
     ]
 
 
 def differences(before: Mapping[str, object], after: Mapping[str, object], at: str = "") -> list[wire.Difference]:
-    """What one configuration, as a document, would overwrite of another."""
-    found: list[wire.Difference] = []
+    """Return the differences between two configurations, as documents."""
+    changes: list[wire.Difference] = []
     for key in [*before, *(key for key in after if key not in before)]:
         old, new = before.get(key), after.get(key)
         name = f"{at}.{key}" if at else key
         if isinstance(old, Mapping) and isinstance(new, Mapping):
-            found += differences(old, new, name)
+            changes += differences(old, new, name)
         elif old != new:
-            found.append(wire.Difference(key=name, before=old, after=new))
-    return found
+            changes.append(wire.Difference(key=name, before=old, after=new))
+    return changes

@@ -1,4 +1,4 @@
-"""A configuration → a document in the form in which people write it. Reading it back gives the same configuration."""
+"""A configuration → a document as people write it. Reading it back gives the same configuration."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ DURATIONS = frozenset(
 
 
 def config_view(configs: Mapping[str, PartitionConfig], defaults: bool = True) -> dict[str, Any]:
-    """All partitions. Without `defaults`, what is as it would be anyway is left out."""
+    """Return the document of all partitions. Without `defaults`, settings with their default value are left out."""
     return {"partitions": {name: _partition(config, defaults) for name, config in configs.items()}}
 
 
 def _partition(config: PartitionConfig, defaults: bool) -> dict[str, Any]:
     document = _fields(config.settings, PartitionSettings(), defaults)
     if "requestors" in document:
-        document["requestors"] = [{"match": each.match, "queue": each.queue} for each in config.settings.requestors]
+        requestors = config.settings.requestors
+        document["requestors"] = [{"match": requestor.match, "queue": requestor.queue} for requestor in requestors]
     document["queues"] = _queues(config.queues, defaults)
     if config.pools or defaults:
         document["pools"] = {name: _pool(pool, defaults) for name, pool in config.pools}
@@ -35,16 +36,16 @@ def _partition(config: PartitionConfig, defaults: bool) -> dict[str, Any]:
 def _queues(queues: tuple[tuple[str, QueueSettings], ...], defaults: bool) -> dict[str, Any]:
     top: dict[str, Any] = {}
     for path, settings in queues:
-        place = top
-        *above, name = path.split(".")
-        for each in above:
-            place = place[each]
+        parent = top
+        *ancestors, name = path.split(".")
+        for ancestor in ancestors:
+            parent = parent[ancestor]
         document = _fields(settings, QueueSettings(), defaults)
         _amounts(document, "guarantee", "limit")
         for key in ("users", "groups"):
             if key in document:
-                document[key] = {who: _limits(limits, defaults) for who, limits in getattr(settings, key)}
-        place[name] = document
+                document[key] = {user: _limits(limits, defaults) for user, limits in getattr(settings, key)}
+        parent[name] = document
     return top
 
 
@@ -67,7 +68,7 @@ def _pool(pool: PoolSettings, defaults: bool) -> dict[str, Any]:
 
 
 def _fields(record: msgspec.Struct, default: msgspec.Struct, defaults: bool) -> dict[str, Any]:
-    """The fields of a record by name. None means that nothing was said, and there is no other way to say it."""
+    """Return the fields of a record by name. None means not set, and can only be written by leaving the field out."""
     document: dict[str, Any] = {}
     for name in record.__struct_fields__:
         value = getattr(record, name)

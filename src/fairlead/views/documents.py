@@ -1,4 +1,4 @@
-"""State → documents: a job, a task, the lanes, a queue. Times are in microseconds, amounts in base units."""
+"""State → views of jobs, tasks, lanes and queues. Times are in microseconds, amounts in base units."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class TaskView(msgspec.Struct, frozen=True):
 
 
 class AskView(msgspec.Struct, frozen=True):
-    """`stage` is empty if it speaks for all stages of a job that starts whole."""
+    """An ask. `stage` is empty for the shared ask of a whole job."""
 
     job: str
     stage: str
@@ -76,7 +76,7 @@ class Waiting(msgspec.Struct, frozen=True):
 
 
 def job_view(job: Job) -> JobView:
-    since = [each.waiting_since for stage in job.stages for each in stage.asks if each is not None]
+    since = [ask.waiting_since for stage in job.stages for ask in stage.asks if ask is not None]
     return JobView(
         job.id,
         job.spec.name,
@@ -114,7 +114,7 @@ def task_view(partition: Partition, stage: Stage, index: int) -> TaskView:
     for outcome, ended in (stage.ended or {}).items():
         if index in ended:
             state = outcome
-    # A task without a history that is over was over at its first attempt.
+    # A task that succeeded without a history succeeded at its first attempt.
     attempt = past.attempt or int(state == "succeeded")
     return TaskView(state, attempt, past.tries_used, None, (), past.reason, past.exit_code)
 
@@ -124,7 +124,7 @@ def _note(partition: Partition, allocation: Allocation) -> str:
         if allocation.id in promise.victims:
             return f"stops for job {promise.job}"
     if allocation.cause == "return":
-        return "asked back, if it has not started"
+        return "recalled, if it has not started"
     if allocation.rooms and allocation.state == "assigned":
         return "starts when a task of its chain ends"
     return ""
@@ -143,13 +143,13 @@ def ask_view(ask: Ask) -> AskView:
 
 
 def lanes_view(partition: Partition) -> dict[tuple[str, str], list[AskView]]:
-    """The lanes by queue and shape, or set of shapes, each in its order."""
+    """Return the asks of each lane in order, by queue and shape or set of shapes."""
     lanes = sorted(partition.lanes.values(), key=lambda lane: (lane.queue.path, lane.text))
-    return {(lane.queue.path, lane.text): [ask_view(each) for each in lane] for lane in lanes}
+    return {(lane.queue.path, lane.text): [ask_view(ask) for ask in lane] for lane in lanes}
 
 
 def holds_view(partition: Partition) -> dict[str, list[tuple[str, str, int]]]:
-    """The held nodes by name: for which job and stage, and for how many of its tasks."""
+    """Return the held nodes by name, with job, stage and number of tasks."""
     nodes = partition.nodes
     return {
         nodes.name[nodes.rows[node_id]]: [
@@ -163,9 +163,9 @@ def holds_view(partition: Partition) -> dict[str, list[tuple[str, str, int]]]:
 
 
 def promises_view(partition: Partition) -> dict[tuple[str, str, str], list[tuple[str, int]]]:
-    """Job, stage and kind → the nodes where room is made for its ask, or that come, and for how many tasks."""
+    """Return job, stage and kind → the nodes that are promised to or ordered for its ask, with numbers of tasks."""
     nodes = partition.nodes
-    found: dict[tuple[str, str, str], list[tuple[str, int]]] = {
+    promised: dict[tuple[str, str, str], list[tuple[str, int]]] = {
         (promise.job, partition.jobs[promise.job].stages[promise.stage].name, KINDS[promise.kind]): [
             (nodes.name[nodes.rows[node_id]], tasks) for node_id, _, tasks in promise.places
         ]
@@ -175,13 +175,13 @@ def promises_view(partition: Partition) -> dict[tuple[str, str, str], list[tuple
         for name, meant in order.coming.items():
             for job, position, kind, tasks in meant:
                 if partition.waits(job, position, kind) is not None:
-                    whom = (job, partition.jobs[job].stages[position].name, KINDS[kind])
-                    found.setdefault(whom, []).append((name, tasks))
-    return found
+                    ask = (job, partition.jobs[job].stages[position].name, KINDS[kind])
+                    promised.setdefault(ask, []).append((name, tasks))
+    return promised
 
 
 def placements_view(partition: Partition, job: Job) -> dict[tuple[str, int], str]:
-    """The live tasks of a job and their nodes."""
+    """Return the live tasks of a job with their nodes."""
     return {
         (stage.name, index): partition.nodes.name[partition.nodes.rows[allocation.node]]
         for stage in job.stages
@@ -196,7 +196,7 @@ def usage_view(partition: Partition, queue: str) -> Vector:
 def explain_view(
     partition: Partition, job: Job, reasons: dict[tuple[str, str, int], Reason], now: Micros
 ) -> list[Waiting]:
-    """Why a job waits at a time: what it comes after, or where its asks stand and what kept the head back."""
+    """Return why the tasks of a job wait at a time: jobs in `after`, or the position and reason of its asks."""
     unmet = partition.unmet(job)
     waiting: list[Waiting] = []
     for stage in job.stages:
@@ -206,7 +206,7 @@ def explain_view(
             ask = stage.asks[kind]
             position: int | None = None
             if ask is not None:
-                position = next(at for at, each in enumerate(partition.lanes[lane_key(ask)]) if each is ask)
+                position = next(at for at, other in enumerate(partition.lanes[lane_key(ask)]) if other is ask)
             reason = AfterUnmet(unmet) if unmet else reasons.get((job.id, stage.name, kind))
             if reason is None and ask is not None:
                 reason = why_passed(partition, ask)
@@ -219,13 +219,17 @@ def explain_view(
 
 
 def _in_chains(stage: Stage) -> list[Waiting]:
-    """The tasks of a stage that were sent ahead, by kind."""
-    live = {each.id: each for each in (stage.live or {}).values() if each.rooms and each.state == "assigned"}
+    """Return the tasks of a stage that were sent ahead, by kind."""
+    waiting = {
+        allocation.id: allocation
+        for allocation in (stage.live or {}).values()
+        if allocation.rooms and allocation.state == "assigned"
+    }
     tasks: dict[int, int] = {}
     nodes: dict[int, set[int]] = {}
-    for each in live.values():
-        tasks[each.kind] = tasks.get(each.kind, 0) + count(each.indices)
-        nodes.setdefault(each.kind, set()).add(each.node)
+    for allocation in waiting.values():
+        tasks[allocation.kind] = tasks.get(allocation.kind, 0) + count(allocation.indices)
+        nodes.setdefault(allocation.kind, set()).add(allocation.node)
     return [Waiting(stage.name, KINDS[kind], tasks[kind], None, InChain(len(nodes[kind]))) for kind in sorted(tasks)]
 
 

@@ -1,4 +1,4 @@
-"""A cycle's changes → news for those who watch: jobs, tasks and nodes that moved."""
+"""A cycle's changes → events for watchers: jobs, tasks and nodes that changed state."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fairlead.wire.api import Event
 
 
 def events_of(decided: Cycle) -> tuple[Event, ...]:
-    """In the order of the changes."""
+    """Return the events of a cycle, in the order of its changes."""
     partition = decided.plan.partition
     at = decided.plan.now / SECOND
     return tuple([_event(partition, at, news) for news in decided.plan.news()])
@@ -32,7 +32,7 @@ def _event(partition: Partition, at: float, news: News) -> Event:
         stage=stage.name,
         indices=list(news.indices),
         attempt=news.attempt,
-        node="" if row is None else partition.nodes.name[row],  # it left in the same cycle
+        node="" if row is None else partition.nodes.name[row],  # empty if it was removed in the same cycle
         state=news.outcome,
         reason=news.reason,
     )

@@ -1,7 +1,7 @@
-"""Logs: one line for each decision that a person would ask about, with its reason, made from sealed plans.
+"""Logs: one line for each decision that a person may ask about, with its reason, from sealed plans.
 
-`Logs` is an observer of writers. Nothing is configured here: whoever puts the program together makes the logger.
-docs/metrics.md says what each line has.
+`Logs` is an observer of writers. The application configures the logger, not this module. docs/metrics.md lists the
+fields of each line.
 """
 
 from __future__ import annotations
@@ -34,17 +34,19 @@ from fairlead.core.resources import SECOND, format_duration
 from fairlead.core.state import Partition
 
 Line = tuple[int, str, dict[str, Any]]
-"""Its level, its event and its fields."""
+"""Level, event and fields."""
 
 LEVELS = {"info": INFO, "warning": WARNING}
-"""What a change calls them."""
+"""Level names of changes → levels of `logging`."""
 
 
 class Logs:
+    """Writes the log lines of cycles; an observer of writers."""
+
     def __init__(self, logger: FilteringBoundLogger) -> None:
-        self._logger: FilteringBoundLogger = logger.bind()  # what is not bound yet is bound anew by each call
+        self._logger: FilteringBoundLogger = logger.bind()  # bind once: a lazy logger would be bound by each call
         self._ready: dict[str, bool] = {}
-        """Partition → whether its readiness was told."""
+        """Partition → True if its readiness was logged."""
 
     def began(self, partition: Partition) -> None:
         self._ready[partition.name] = partition.reign.ready
@@ -71,8 +73,8 @@ class Logs:
                 yield DEBUG, "not placed", {"job": job, "stage": stage, "kind": KINDS[kind], "reason": str(reason)}
 
 
-def lines(decided: Cycle, all_of_them: bool) -> Iterator[Line]:
-    """What a cycle decided, in the order in which it did; perhaps only what may need somebody's care."""
+def lines(decided: Cycle, all_levels: bool) -> Iterator[Line]:
+    """Yield the log lines of a cycle in order. Without `all_levels`, skip changes that cause no warnings."""
     for answer in decided.answers:
         if isinstance(answer, Rejected) and answer.code in ALARMS:
             yield ERROR, ALARMS[answer.code], {"reason": str(answer)}
@@ -83,7 +85,7 @@ def lines(decided: Cycle, all_of_them: bool) -> Iterator[Line]:
     removed = {change.node_id: before.node.name for change, before in done if isinstance(change, NodeRemoved)}
     names = Names(decided.plan.partition, decided.plan.now, removed)
     for change, before in done:
-        if all_of_them or change.warns:
+        if all_levels or change.warns:
             for level, event, fields in change.lines(names, before):
                 yield LEVELS[level], event, fields
     if Stopped in kinds:
@@ -102,25 +104,25 @@ CONFIGURATION = {
 
 
 def _configuration(decided: Cycle) -> Iterator[Line]:
-    """All that a cycle followed of a configuration is one decision."""
-    found = [CONFIGURATION[type(change)] for change in decided.changes if type(change) in CONFIGURATION]
-    if found:
-        changed = sorted({each for each in found if each})
+    """Yield one line for all changes of the configuration in a cycle."""
+    parts = [CONFIGURATION[type(change)] for change in decided.changes if type(change) in CONFIGURATION]
+    if parts:
+        changed = sorted({part for part in parts if part})
         version = decided.plan.partition.config_version
         yield INFO, "configuration applied", {"version": version, "changed": changed}
 
 
 def _gangs(decided: Cycle) -> Iterator[Line]:
-    """A gang that is taken back is one decision, however many of its members are told to stop."""
+    """Yield one line for each gang that is taken back, with the number of its tasks that are told to stop."""
     regrouped = {change.job for change, _ in decided.plan.done if isinstance(change, Regrouped)}
     reasons: dict[tuple[str, str], str] = {}
     stopped: dict[tuple[str, str], str] = {}
     tasks: dict[tuple[str, str], int] = {}
     for change, before in decided.plan.done:
         if isinstance(change, Ended | Stopped):
-            was: EndedUndo | MovedUndo = before
-            stage = was.allocation.stage
-            # What was added to one stage of a whole job is a gang for itself.
+            undo: EndedUndo | MovedUndo = before
+            stage = undo.allocation.stage
+            # Tasks that were added to one stage of a whole job are a gang of their own.
             gang = (stage.job.id, "all" if stage.job.whole and stage.job.id in regrouped else stage.name)
             if isinstance(change, Ended):
                 reasons[gang] = change.reason
@@ -129,6 +131,6 @@ def _gangs(decided: Cycle) -> Iterator[Line]:
                 tasks[gang] = tasks.get(gang, 0) + count(change.indices)
     within = format_duration(decided.plan.partition.settings.replace_within)
     for (job, name), reason in stopped.items():
-        # Whoever was not lost in this cycle was short of workers for too long.
+        # Without a task that ended in this cycle, the gang was short of workers for too long.
         fields = {"tasks": tasks[job, name], "reason": reason or f"it was short of workers for {within}"}
         yield WARNING, "gang taken back", {"job": job, "stage": name, **fields}

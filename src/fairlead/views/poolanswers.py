@@ -1,4 +1,4 @@
-"""Pools as documents of the API: how many nodes, what is coming and for whom."""
+"""Pools as documents of the API: their nodes, and what is ordered for which jobs."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Sees = Callable[[Job], bool]
 
 
 def usage_answer(partition: Partition) -> wire.Usage:
-    """By pool, of those that are configured and those that nodes say they are in."""
+    """Return the use of each pool: those that are configured, and those that nodes name."""
     figures = pool_figures(partition)
     if figures is None:
         return wire.Usage(partition=partition.name, ready=False, pools={})
-    return wire.Usage(partition=partition.name, ready=True, pools={name: _use(each) for name, each in figures.items()})
+    return wire.Usage(partition=partition.name, ready=True, pools={name: _use(pool) for name, pool in figures.items()})
 
 
 def pool_answers(partition: Partition, pools: Iterable[Pool], sees: Sees, now: Micros) -> list[wire.Pool]:
-    """What the state has of pools at a time. What their providers say is for others to add."""
+    """Return the pools at a time, from the state alone. The caller adds what the providers report."""
     figures = pool_figures(partition)
     return [_pool_answer(partition, pool, None if figures is None else figures[pool.name], sees, now) for pool in pools]
 
@@ -75,18 +75,18 @@ def _use(figures: PoolFigures) -> wire.PoolUse:
 
 
 def _order(partition: Partition, order: NodeOrder, sees: Sees) -> wire.PoolOrder:
-    whom: dict[tuple[str, int], int] = {}
-    for (job, stage, _), tasks in order.for_whom.items():
-        whom[job, stage] = whom.get((job, stage), 0) + tasks
+    by_stage: dict[tuple[str, int], int] = {}
+    for (job, stage, _), tasks in order.tasks_by_ask.items():
+        by_stage[job, stage] = by_stage.get((job, stage), 0) + tasks
     return wire.PoolOrder(
         order=order.number,
         cause=order.cause,
         since=seconds(order.since),
         nodes=list(order.coming),
-        tasks=sum(whom.values()),
+        tasks=sum(by_stage.values()),
         jobs=[
             wire.OrderedFor(job=job, stage=partition.jobs[job].stages[stage].name, tasks=tasks)
-            for (job, stage), tasks in whom.items()
+            for (job, stage), tasks in by_stage.items()
             if job in partition.jobs and sees(partition.jobs[job])
         ],
     )

@@ -1,8 +1,8 @@
-"""The ways to alter a partition's state, each with its undo beside it. One file a noun.
+"""All changes of a partition's state, each with its undo. One file per noun.
 
-A module's `__all__` names its changes and what they leave for `undo` and for observers; all of them can be imported
-from here. Changes are journaled as arrays led by their tag: a new field goes to the end, with a default, or the
-journal's format version rises.
+A module's `__all__` lists its changes and their undo records; all of them can be imported from here. Changes are
+journaled as arrays that start with the tag: add a new field at the end, with a default, or raise the journal's format
+version.
 """
 
 # ruff: noqa: F403
@@ -58,4 +58,4 @@ __all__ += stages.__all__
 __all__ += tasks.__all__
 
 ALL_CHANGES: tuple[type[Change[Any]], ...] = tuple(DEFINED)
-"""Every change that Fairlead itself makes."""
+"""The changes that Fairlead itself makes."""

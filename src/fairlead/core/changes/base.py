@@ -1,11 +1,11 @@
 """Base class of changes: small immutable records that alter the state and can be undone.
 
-`apply` returns what `undo` needs beyond the change itself: a plain value, or a record named after the change, as
-`PlacedUndo`. Only the change is journaled, so replaying needs `apply` alone; `undo` serves a plan that rolls back
-before anything was written.
+`apply` returns what `undo` needs beyond the change itself: a plain value, or a record named after the change, such as
+`PlacedUndo`. Only the change is journaled, so replay needs `apply` alone. `undo` is used when a plan rolls back before
+it was written.
 
-The methods below `undo` say what observers may know of a change. A change without news inherits them. `before` is
-always what `apply` returned.
+The methods below `undo` describe a change to observers; by default they return nothing. `before` is always what
+`apply` returned.
 """
 
 from __future__ import annotations
@@ -23,51 +23,51 @@ from fairlead.core.state import Partition
 Undo = TypeVar("Undo")
 
 DEFINED: list[type[Change[Any]]] = []
-"""All changes, in the order in which their classes were defined."""
+"""All change classes, in the order of their definition."""
 
 
 class Change(msgspec.Struct, Generic[Undo], frozen=True, array_like=True, gc=False):
-    """A subclass has a tag of its own. The journal can hold it as soon as its class is defined."""
+    """Base class of changes. Each subclass has its own tag; the journal can hold it once the class is defined."""
 
     warns: ClassVar[bool] = False
-    """True if its log lines matter also where only warnings are logged."""
+    """True if `lines` may return warnings, so that it is called even if only warnings are logged."""
 
     def __init_subclass__(cls, **config: Any) -> None:
         super().__init_subclass__(**config)
         DEFINED.append(cls)
 
     def apply(self, partition: Partition) -> Undo:
-        """Alter the state. A change that is refused raises, and has altered nothing."""
+        """Alter the state and return the undo data. Raise without altering anything if the change is not possible."""
         raise NotImplementedError
 
     def undo(self, partition: Partition, before: Undo) -> None:
-        """Make the state what it was before `apply`."""
+        """Restore the state as it was before `apply`."""
         raise NotImplementedError
 
-    def fresh(self) -> Iterable[int]:
-        """Return the numbers of the allocations that are launched or stopped: their agents are told."""
+    def allocations_to_send(self) -> Iterable[int]:
+        """Return the numbers of the allocations to launch or stop; their agents get a message."""
         return ()
 
     def news(self, partition: Partition, before: Undo) -> Iterable[News]:
-        """Return the tasks, jobs and nodes that moved, in order. `p` is the state after the cycle."""
+        """Return the tasks, jobs and nodes that changed state, in order. `partition` is the state after the cycle."""
         return ()
 
-    def heard_by(self, partition: Partition, before: Undo) -> str:
-        """Return the resource manager that has to hear the news of tasks and nodes; empty: none."""
+    def manager_to_notify(self, partition: Partition, before: Undo) -> str:
+        """Return the resource manager that gets the news of tasks and nodes; empty for none."""
         return ""
 
     def demand(self, before: Undo) -> Iterable[tuple[Stage, int]]:
-        """Return the stages whose pending tasks or asks altered, with how many more tasks are pending."""
+        """Return the stages with altered pending tasks or asks, each with the increase of its pending tasks."""
         return ()
 
     def counts(self, partition: Partition, before: Undo) -> Iterable[tuple[str, int]]:
-        """Return what metrics count, by the names in `views.metrics`. `p` is the state after the cycle."""
+        """Return increments of metrics, by the names in `views.metrics`. `partition` is the state after the cycle."""
         return ()
 
     def completed(self, before: Undo) -> Iterable[Ask]:
-        """Return the asks whose last task was placed."""
+        """Return the asks that are complete: their last task was placed."""
         return ()
 
     def lines(self, names: Names, before: Undo) -> Iterable[Line]:
-        """Return what logs say of this change."""
+        """Return the log lines of this change."""
         return ()

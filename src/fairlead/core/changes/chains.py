@@ -1,6 +1,6 @@
-"""Changes of chains: tasks wait behind others for their rooms, take them over, or are asked back.
+"""Changes of chains: tasks wait on a node for a room (the capacity of one task), take one over, or are recalled.
 
-Tasks in a chain have no devices, so that a part of an allocation is the same with other indices.
+Tasks in a chain have no devices, so an allocation can be split by its indices alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["CalledBack", "Chained", "ChainedUndo", "Measured", "RoomPassed", "Ro
 
 
 class Measured(Change[Micros | None], frozen=True, tag="measured"):
-    """About how long the tasks of a stage run; None for those that are not quick."""
+    """The measured run time of the tasks of a stage; None if they are not quick."""
 
     job: str
     stage: int
@@ -41,27 +41,27 @@ class ChainedUndo(msgspec.Struct, frozen=True, gc=False):
     front: Allocation
     """The allocation that the tasks wait behind."""
     completed: Ask | None
-    """The ask whose last tasks these were."""
+    """The ask that this change completed."""
     begins: bool
-    """True if the allocation was in no chain."""
+    """True if the allocation was in no chain before."""
     top: int
     short_since: Micros | None
     counter: int
-    """The next number of an allocation."""
+    """The next allocation number."""
 
 
 class Chained(Change[ChainedUndo], frozen=True, tag="chained"):
-    """Pending tasks are assigned, under a new attempt, to wait behind an allocation for its chain's rooms."""
+    """Pending tasks are assigned, under a new attempt, to wait for the rooms of an allocation's chain."""
 
     allocation: int
-    """One that has a room; if it is in no chain yet, it is the first of one."""
+    """An allocation that has rooms. If it is in no chain yet, this change starts one."""
     kind: int
     indices: tuple[int, ...]
     attempt: int
     into: int
-    """The number of the allocation of those that wait."""
+    """The number of the new allocation of the waiting tasks."""
     rooms: int
-    """How many the chain has."""
+    """The number of rooms of the chain."""
 
     def apply(self, partition: Partition) -> ChainedUndo:
         front = partition.allocations[self.allocation]
@@ -104,7 +104,7 @@ class Chained(Change[ChainedUndo], frozen=True, tag="chained"):
             partition.unlink(front)
             front.chain = 0
 
-    def fresh(self) -> Iterable[int]:
+    def allocations_to_send(self) -> Iterable[int]:
         return (self.into,)
 
     def news(self, partition: Partition, before: ChainedUndo) -> Iterable[TaskNews]:
@@ -128,11 +128,11 @@ class RoomPassedUndo(msgspec.Struct, frozen=True, gc=False):
     allocation: Allocation
     """The allocation that the tasks were in."""
     counter: int
-    """The next number of an allocation."""
+    """The next allocation number."""
 
 
 class RoomPassed(Change[RoomPassedUndo], frozen=True, tag="room passed"):
-    """Tasks of a chain take over a room that became free, or turn out to wait (for one of so many `rooms`)."""
+    """Tasks of a chain take over free rooms (`rooms` is 0), or are found to wait for one of `rooms` rooms."""
 
     allocation: int
     indices: tuple[int, ...]
@@ -163,7 +163,7 @@ class RoomPassed(Change[RoomPassedUndo], frozen=True, tag="room passed"):
 
 
 class CalledBack(Change[Allocation], frozen=True, tag="called back"):
-    """Tasks that wait in a chain are asked back. Those that their agent has started meanwhile go on."""
+    """Tasks that wait in a chain are recalled. Those that their agent has already started keep running."""
 
     allocation: int
 
@@ -178,8 +178,8 @@ class CalledBack(Change[Allocation], frozen=True, tag="called back"):
         partition.unbook(partition.allocations[self.allocation], moves=True)
         partition.book(before)
 
-    def fresh(self) -> Iterable[int]:
+    def allocations_to_send(self) -> Iterable[int]:
         return (self.allocation,)
 
     def lines(self, names: Names, before: Allocation) -> Iterator[Line]:
-        yield Line("info", "tasks asked back", {**names.where(before), "tasks": count(before.indices)})
+        yield Line("info", "tasks recalled", {**names.where(before), "tasks": count(before.indices)})

@@ -1,4 +1,4 @@
-"""Changes of the configuration: settings, queues, pools, and the end of a partition."""
+"""Changes of the configuration: settings, queues, pools, and the removal of a partition."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ConfigVersioned(Change[int], frozen=True, tag="config versioned"):
 
 
 class QueuesAdded(Change[None], frozen=True, tag="queues added"):
-    """Parents before children."""
+    """New queues, parents before children."""
 
     queues: tuple[tuple[str, QueueSettings], ...]
 
@@ -66,7 +66,7 @@ class QueuesAdded(Change[None], frozen=True, tag="queues added"):
 
 
 class QueuesSet(Change[tuple[tuple[str, QueueSettings], ...]], frozen=True, tag="queues set"):
-    """New settings of queues that exist."""
+    """New settings of existing queues."""
 
     queues: tuple[tuple[str, QueueSettings], ...]
 
@@ -132,12 +132,12 @@ class PoolsSet(Change[dict[str, Pool]], frozen=True, tag="pools set"):
 
 
 def _same_pool(before: Pool | None, name: str, settings: PoolSettings) -> Pool:
-    """Another configuration makes no other pool: it stays paused, and remembers what became of its orders."""
+    """Return a pool with new settings. A pool that exists keeps its pause and the problem of its last order."""
     return Pool(name, settings) if before is None else msgspec.structs.replace(before, settings=settings)
 
 
 class PartitionRemoved(Change[None], frozen=True, tag="partition removed"):
-    """The last change of a partition's log: everything under it was released before."""
+    """The last change in a partition's journal: its jobs, allocations and nodes are already released."""
 
     warns = True
 
@@ -154,12 +154,12 @@ class PartitionRemoved(Change[None], frozen=True, tag="partition removed"):
 
 
 def _set_queues(partition: Partition, queues: tuple[tuple[str, QueueSettings], ...]) -> None:
-    untied = False
+    limits_changed = False
     partition.queue_version += 1
     for path, settings in queues:
         queue = partition.queues[path]
         before = queue.settings
-        untied |= (before.users, before.groups) != (settings.users, settings.groups)
+        limits_changed |= (before.users, before.groups) != (settings.users, settings.groups)
         queue.configure(settings)
         queue.account.limit = None if settings.limit is None else dict(settings.limit)
         queue.account.max_jobs = settings.max_jobs
@@ -167,6 +167,6 @@ def _set_queues(partition: Partition, queues: tuple[tuple[str, QueueSettings], .
             for lane in partition.lanes.values():
                 if lane.queue is queue:
                     lane.resort()
-    if untied:
+    if limits_changed:
         partition.rebuild_accounts()
     partition.wake_all_lanes()

@@ -1,4 +1,4 @@
-"""Changes of tasks that end: attempts, tasks that were pending, and tasks that are wanted again."""
+"""Changes of tasks that end: attempts end, pending tasks are given up, withdrawn tasks are pending again."""
 
 from __future__ import annotations
 
@@ -37,17 +37,18 @@ class EndedUndo(msgspec.Struct, frozen=True, gc=False):
     allocation: Allocation
     """The allocation that the tasks were in."""
     histories: dict[int, History | None]
-    """What was known of the pasts of tasks, by index."""
+    """The earlier histories of the tasks, by index."""
     job_state: JobState
     short_since: Micros | None
     again: int
-    """How many of the tasks are pending once more."""
+    """The number of tasks that are pending again."""
 
 
 class Ended(Change[EndedUndo], frozen=True, tag="ended"):
-    """Attempts end and free their room. `again` is the kind under which the tasks are pending once more.
+    """Attempts end and free their capacity. `again` is the kind under which the tasks are pending again.
 
-    The outcome `pending` takes back a launch that was refused, never acknowledged, or part of a gang that was.
+    The outcome `pending` takes back a launch that was refused or never acknowledged, or a chained task that did not
+    start.
     """
 
     allocation: int
@@ -75,14 +76,14 @@ class Ended(Change[EndedUndo], frozen=True, tag="ended"):
             left.overdue = before.overdue
             partition.book(left)
         past = _write_history(stage, self._histories(stage, before))
-        # A removed task (see StageScaled) leaves no trace but the floor of the stage's attempts.
-        known = _below(self.indices, stage.count)
+        # Tasks that a scale-down removed (see StageScaled) only raise the floor of the stage's attempts.
+        remaining = _below(self.indices, stage.count)
         again = 0
-        if known and self.again != NOT_AGAIN:
-            grow(stage, self.again, known)
-            again = count(known)
-        elif known:
-            _end(stage, self.outcome, known)
+        if remaining and self.again != NOT_AGAIN:
+            grow(stage, self.again, remaining)
+            again = count(remaining)
+        elif remaining:
+            _end(stage, self.outcome, remaining)
         partition.update_short(stage)
         _return_job(stage)
         return EndedUndo(before, past, job_state, short_since, again)
@@ -91,11 +92,11 @@ class Ended(Change[EndedUndo], frozen=True, tag="ended"):
         allocation = before.allocation
         stage = allocation.stage
         stage.job.state = before.job_state
-        known = _below(self.indices, stage.count)
-        if known and self.again != NOT_AGAIN:
-            ungrow(stage, self.again, known)
-        elif known:
-            _unend(stage, self.outcome, known)
+        remaining = _below(self.indices, stage.count)
+        if remaining and self.again != NOT_AGAIN:
+            ungrow(stage, self.again, remaining)
+        elif remaining:
+            _unend(stage, self.outcome, remaining)
         _write_history(stage, before.histories)
         if allocation.id in partition.allocations:
             partition.unbook(partition.allocations[allocation.id])
@@ -103,22 +104,22 @@ class Ended(Change[EndedUndo], frozen=True, tag="ended"):
         partition.mark_short(stage, before.short_since)
 
     def news(self, partition: Partition, before: EndedUndo) -> Iterable[TaskNews]:
-        of = before.allocation
+        allocation = before.allocation
         return (
             TaskNews(
                 "ended",
-                of.stage,
+                allocation.stage,
                 self.indices,
-                of.attempt,
-                of.node,
+                allocation.attempt,
+                allocation.node,
                 self.outcome,
                 self.reason,
                 self.exit_code,
-                of.started,
+                allocation.started,
             ),
         )
 
-    def heard_by(self, partition: Partition, before: EndedUndo) -> str:
+    def manager_to_notify(self, partition: Partition, before: EndedUndo) -> str:
         return before.allocation.stage.job.manager
 
     def demand(self, before: EndedUndo) -> Iterable[tuple[Stage, int]]:
@@ -127,7 +128,7 @@ class Ended(Change[EndedUndo], frozen=True, tag="ended"):
     def counts(self, partition: Partition, before: EndedUndo) -> Iterable[tuple[str, int]]:
         tasks = count(self.indices)
         if self.outcome == "pending":
-            return ()  # the launch that was taken back is noted for itself
+            return ()  # a launch that was taken back is counted by a note of the plan
         if self.outcome == "lost" and before.allocation.state == "assigned":
             return (("lost", tasks), ("lost launch", tasks))
         return ((self.outcome, tasks),)
@@ -137,7 +138,7 @@ class Ended(Change[EndedUndo], frozen=True, tag="ended"):
         if event is None:
             return
         allocation = before.allocation
-        # A task that returns from a chain went wrong in nothing.
+        # A task that returns from a chain has not failed: no warning.
         returned = self.outcome == "pending" and bool(allocation.rooms or allocation.cause)
         fields = {
             "job": allocation.stage.job.id,
@@ -151,20 +152,22 @@ class Ended(Change[EndedUndo], frozen=True, tag="ended"):
         yield Line("info", "tasks returned", fields) if returned else Line("warning", event, fields)
 
     def _histories(self, stage: Stage, before: Allocation) -> dict[int, History | None]:
-        # Most tasks succeed at their first attempt, and of those nothing needs to be kept.
-        known = stage.history or {}
+        # Most tasks succeed at their first attempt; for these nothing is kept.
+        history = stage.history or {}
         plain = self.outcome == "succeeded" and before.attempt == 1
-        if plain and not known:
+        if plain and not history:
             return {}
         return {
-            index: self._history(stage, index, before) for index in indices(self.indices) if not plain or index in known
+            index: self._history(stage, index, before)
+            for index in indices(self.indices)
+            if not plain or index in history
         }
 
     def _history(self, stage: Stage, index: int, before: Allocation) -> History | None:
         if index >= stage.count:
             return None
         past = stage.past(index)
-        # Only an acknowledgement shows that the task can be launched.
+        # Only an acknowledged launch resets the count of failed launches.
         launches = past.launches_failed if before.started is None else 0
         return History(
             before.attempt,
@@ -178,12 +181,12 @@ class Ended(Change[EndedUndo], frozen=True, tag="ended"):
 class PendingEndedUndo(msgspec.Struct, frozen=True, gc=False):
     stage: Stage
     cancelled: Ask | None
-    """The ask whose last tasks these were."""
+    """The ask that this change removed."""
     short_since: Micros | None
 
 
 class PendingEnded(Change[PendingEndedUndo], frozen=True, tag="pending ended"):
-    """Tasks that were never (or not again) assigned end: killed, withdrawn, or failed for good."""
+    """Pending tasks end without being assigned: killed, withdrawn, or failed for good."""
 
     job: str
     stage: int
@@ -215,7 +218,7 @@ class PendingEnded(Change[PendingEndedUndo], frozen=True, tag="pending ended"):
 
 
 class Revived(Change[Stage], frozen=True, tag="revived"):
-    """Tasks that were withdrawn are wanted again."""
+    """Withdrawn tasks are pending again."""
 
     job: str
     stage: int
@@ -239,7 +242,7 @@ class Revived(Change[Stage], frozen=True, tag="revived"):
 
 
 def _write_history(stage: Stage, entries: dict[int, History | None]) -> dict[int, History | None]:
-    """Set what is known of tasks' pasts, and return what was known before."""
+    """Set histories of tasks by index (None removes one), and return the earlier ones."""
     if not entries:
         return {}
     history = stage.history or {}
@@ -254,19 +257,19 @@ def _write_history(stage: Stage, entries: dict[int, History | None]) -> dict[int
 
 
 def _return_job(stage: Stage) -> None:
-    """A job whose last live task went back to waiting waits again itself. A manager's runs until it is removed."""
+    """Set a running job without live tasks back to pending. A resource manager's job runs until it is removed."""
     job = stage.job
     if job.manager:
         return
     if job.state != "running" or job.allocations:
         return
-    if any(each.pending != NOTHING_PENDING for each in job.stages):
+    if any(stage.pending != NOTHING_PENDING for stage in job.stages):
         JOB.check(job.state, "pending")
         job.state = "pending"
 
 
 def _below(block: tuple[int, ...], limit: int) -> tuple[int, ...]:
-    """The indices of a block below a limit."""
+    """Return the indices of a block that are below a limit."""
     if not block or block[-1] <= limit:
         return block
     return split(block, sum(1 for index in indices(block) if index < limit))[0]

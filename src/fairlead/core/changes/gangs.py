@@ -1,4 +1,4 @@
-"""Changes of gangs: the stages of a whole job have started together, or a gang is taken back to start once more."""
+"""Changes of gangs: all stages of a whole job have started, or a gang is taken back and has to start again."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ __all__ = ["Began", "BeganUndo", "Regrouped", "RegroupedUndo", "StageUndo"]
 class BeganUndo(msgspec.Struct, frozen=True, gc=False):
     stages: tuple[Stage, ...]
     started: list[bool]
-    """Of each stage, whether it had started."""
+    """True for each stage that had started."""
     whole: Ask | None
-    """The ask of the whole job, which is complete now."""
+    """The ask of the whole job, which this change completes."""
 
 
 class Began(Change[BeganUndo], frozen=True, tag="began"):
-    """What a whole job needs of every stage has been placed; from here on each stage asks for itself.
+    """Every stage of a whole job has the tasks it needs; from now on each stage has its own asks.
 
-    It comes after the placements, so that a job that could be placed only in part never left its lane.
+    It comes after the placements, so that a job that could only be placed in part keeps its place in the lane.
     """
 
     job: str
@@ -55,7 +55,7 @@ class Began(Change[BeganUndo], frozen=True, tag="began"):
 
 
 class StageUndo(msgspec.Struct, frozen=True, gc=False):
-    """What a stage of a gang was waiting for."""
+    """The demand of one stage of a gang before the change."""
 
     stage: Stage
     pending: Pending
@@ -67,14 +67,14 @@ class StageUndo(msgspec.Struct, frozen=True, gc=False):
 class RegroupedUndo(msgspec.Struct, frozen=True, gc=False):
     gang: list[StageUndo]
     cancelled: int
-    """Asks that there are no longer."""
+    """The number of asks that were removed."""
 
 
 class Regrouped(Change[RegroupedUndo], frozen=True, tag="regrouped"):
-    """A gang is taken back: whatever its stages wait for they want as new, and it has to start together once more.
+    """A gang is taken back: all its pending tasks become kind new, and it has to start together again.
 
-    What runs of it is told to stop, and comes back as new, too. A whole job gives up the places that its stages have
-    for themselves; it asks for all of them at once.
+    Its running tasks are told to stop and also come back as kind new. A whole job gives up the asks of its single
+    stages and gets one ask for all of them.
     """
 
     job: str
@@ -92,9 +92,9 @@ class Regrouped(Change[RegroupedUndo], frozen=True, tag="regrouped"):
                     block = wanted.flat()
                     take(partition, stage, kind, block)
                     grow(stage, NEW, block)
-            own = stage.asks[NEW]
-            if own is not None and stage.job.whole and not own.whole:
-                partition.drop_ask(own)
+            ask = stage.asks[NEW]
+            if ask is not None and stage.job.whole and not ask.whole:
+                partition.drop_ask(ask)
             stage.started = False
             cancelled += dropped(before.asks, stage.asks)
             partition.update_short(stage)
@@ -103,16 +103,16 @@ class Regrouped(Change[RegroupedUndo], frozen=True, tag="regrouped"):
         return RegroupedUndo(gang, cancelled)
 
     def undo(self, partition: Partition, before: RegroupedUndo) -> None:
-        for was in before.gang:
-            stage = was.stage
-            stage.pending, stage.started = was.pending, was.started
-            for ask in was.asks:
+        for stage_before in before.gang:
+            stage = stage_before.stage
+            stage.pending, stage.started = stage_before.pending, stage_before.started
+            for ask in stage_before.asks:
                 if ask is not None and stage.asks[ask.kind] is None:
                     partition.add_ask(ask)
-            partition.mark_short(stage, was.short_since)
+            partition.mark_short(stage, stage_before.short_since)
 
     def demand(self, before: RegroupedUndo) -> Iterable[tuple[Stage, int]]:
-        return [(was.stage, 0) for was in before.gang]
+        return [(stage_before.stage, 0) for stage_before in before.gang]
 
     def counts(self, partition: Partition, before: RegroupedUndo) -> Iterable[tuple[str, int]]:
         return (("cancelled", before.cancelled),)

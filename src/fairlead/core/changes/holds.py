@@ -1,4 +1,4 @@
-"""Changes of holds and promises: nodes are kept for an ask, and let go again."""
+"""Changes of holds and promises: nodes are kept for an ask, and released."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Held", "Promised", "Released", "ReleasedUndo", "Trimmed", "TrimmedUn
 
 
 class Held(Change[Hold], frozen=True, tag="held"):
-    """Nodes get no new work but that of a starving ask, from now on."""
+    """Nodes are held: from now on they take new work of one starving ask only."""
 
     job: str
     stage: int
@@ -42,9 +42,9 @@ class Held(Change[Hold], frozen=True, tag="held"):
 
 
 class Promised(Change[Promise], frozen=True, tag="promised"):
-    """Room is being made on nodes for an ask, by allocations that stop: only it may take that.
+    """Nodes are promised to an ask: allocations stop there for it, and only it may use the freed capacity.
 
-    Or nodes came that were ordered for it, and are kept until the rest of them is there.
+    With the cause `order`, the nodes were ordered for it and are kept until the other ordered nodes have joined.
     """
 
     job: str
@@ -88,21 +88,21 @@ class Promised(Change[Promise], frozen=True, tag="promised"):
 class TrimmedUndo(msgspec.Struct, frozen=True, gc=False):
     kept: Hold | Promise
     places: tuple[Place, ...]
-    """All that were kept."""
+    """All places that were kept before."""
 
 
 class Trimmed(Change[TrimmedUndo], frozen=True, tag="trimmed"):
-    """Some of the nodes kept for an ask cannot serve any more. The others stay kept, as long as before."""
+    """Some of the nodes kept for an ask cannot serve it any more. The others stay kept, until the same time."""
 
     ask: int
     places: tuple[Place, ...]
-    """What is left."""
+    """The places that are left."""
     why: str
 
     def apply(self, partition: Partition) -> TrimmedUndo:
         kept = partition.kept(self.ask)
         if kept is None or not self.places:
-            raise ValueError(f"nothing is kept for ask {self.ask}, or nothing is left of it")
+            raise ValueError(f"no nodes are kept for ask {self.ask}, or none would be left")
         before = TrimmedUndo(kept, kept.places)
         partition.keep_other(kept, self.places)
         partition.touched.jobs[kept.job] = None
@@ -113,19 +113,19 @@ class Trimmed(Change[TrimmedUndo], frozen=True, tag="trimmed"):
 
     def lines(self, names: Names, before: TrimmedUndo) -> Iterator[Line]:
         left = before.kept.nodes
-        gone = [node_id for node_id in dict.fromkeys(place[0] for place in before.places) if node_id not in left]
-        fields = {"job": before.kept.job, "nodes": len(gone), "kept": len(left), "reason": self.why}
-        yield Line("info", "some nodes let go", fields)
+        released = {place[0] for place in before.places} - left.keys()
+        fields = {"job": before.kept.job, "nodes": len(released), "kept": len(left), "reason": self.why}
+        yield Line("info", "some nodes released", fields)
 
 
 class ReleasedUndo(msgspec.Struct, frozen=True, gc=False):
     kept: Hold | Promise
     until: Micros
-    """Until when there was nothing for the same ask; 0 unless the change says another time."""
+    """The earlier time until which the ask got no hold or promise; 0 if the change does not set one."""
 
 
 class Released(Change[ReleasedUndo], frozen=True, tag="released"):
-    """Nodes that were kept are there for everybody again. Above 0, `until` is when there may be some for the same."""
+    """Kept nodes are open to all asks again. If `until` is above 0, the same ask gets no others before that time."""
 
     ask: int
     why: str
@@ -134,7 +134,7 @@ class Released(Change[ReleasedUndo], frozen=True, tag="released"):
     def apply(self, partition: Partition) -> ReleasedUndo:
         kept = partition.kept(self.ask)
         if kept is None:
-            raise ValueError(f"nothing is kept for ask {self.ask}")
+            raise ValueError(f"no nodes are kept for ask {self.ask}")
         partition.let_go(kept)
         return ReleasedUndo(kept, self._bar(partition, kept, self.until) if self.until else 0)
 
@@ -146,10 +146,10 @@ class Released(Change[ReleasedUndo], frozen=True, tag="released"):
     def lines(self, names: Names, before: ReleasedUndo) -> Iterator[Line]:
         kept = before.kept
         fields = {"job": kept.job, "nodes": len(kept.nodes), "kept_seconds": names.seconds_since(kept.since)}
-        yield Line("info", "nodes let go", {**fields, "reason": self.why})
+        yield Line("info", "nodes released", {**fields, "reason": self.why})
 
     def _bar(self, partition: Partition, kept: Hold | Promise, until: Micros) -> Micros:
-        """Say until when there is nothing for the same ask, and return what was said before."""
+        """Set the time before which the ask gets no new hold or promise, and return the earlier one."""
         ask = partition.kept_for(kept)
         if ask is None:
             return 0

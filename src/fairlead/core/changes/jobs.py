@@ -1,4 +1,4 @@
-"""Changes of jobs: arriving, asking, ending, being forgotten."""
+"""Changes of jobs: added, asking for tasks, changing state or priority, forgotten."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ __all__ = [
 
 class JobAddedUndo(msgspec.Struct, frozen=True, gc=False):
     job: Job
-    """The job that came."""
+    """The added job."""
     stages: tuple[Stage, ...]
     counter: int
-    """The next number of a job."""
+    """The next job number."""
 
 
 class JobAdded(Change[JobAddedUndo], frozen=True, tag="job added"):
-    """A job arrives with all its tasks pending. It asks for them by `Asked`, at once or when `after` is met."""
+    """A job is added with all its tasks pending. `Asked` follows, at once or when all jobs in `after` succeeded."""
 
     id: str
     number: int
@@ -103,15 +103,15 @@ class JobAdded(Change[JobAddedUndo], frozen=True, tag="job added"):
 class AskedUndo(msgspec.Struct, frozen=True, gc=False):
     stage: Stage
     replaced: Ask | None
-    """The ask that there was in its place."""
+    """The ask that this one replaced."""
     ask_counter: int
     front_counter: int
     asks: list[tuple[tuple[int, int] | None, int]]
-    """Of new tasks, the last ask and the last place of each stage that asks."""
+    """For kind new, `last_ask` and `last_place` of each stage of the ask."""
 
 
 class Asked(Change[AskedUndo], frozen=True, tag="asked"):
-    """The pending tasks of one kind of a stage, or of a whole job, take a place in their lane, or another place."""
+    """The pending tasks of one kind, of a stage or a whole job, get an ask in their lane, or another place there."""
 
     job: str
     stage: int
@@ -123,7 +123,7 @@ class Asked(Change[AskedUndo], frozen=True, tag="asked"):
     front: int = 0
     whole: bool = False
     tie: int = 0
-    """Above 0, the number that had the place which the tasks come back to."""
+    """If above 0, the number of an earlier ask: the tasks come back to its place."""
 
     def apply(self, partition: Partition) -> AskedUndo:
         stage = partition.jobs[self.job].stages[self.stage]
@@ -131,13 +131,13 @@ class Asked(Change[AskedUndo], frozen=True, tag="asked"):
         fresh = Ask(
             stage, self.kind, self.asked, self.waiting_since, self.seq, self.round, self.front, self.whole, tie=self.tie
         )
-        asks = [(each.last_ask, each.last_place) for each in fresh.stages] if self.kind == NEW else []
+        asks = [(asking.last_ask, asking.last_place) for asking in fresh.stages] if self.kind == NEW else []
         before = AskedUndo(stage, replaced, partition.counters.ask, partition.counters.front, asks)
         if replaced is not None:
             partition.drop_ask(replaced)
         partition.add_ask(fresh)
-        for each in fresh.stages if self.kind == NEW else ():
-            each.note_ask(self.asked, self.waiting_since, fresh.place)
+        for asking in fresh.stages if self.kind == NEW else ():
+            asking.note_ask(self.asked, self.waiting_since, fresh.place)
         partition.counters.ask = max(partition.counters.ask, self.seq + 1)
         partition.counters.front = max(partition.counters.front, self.front + 1)
         partition.touched.jobs[self.job] = None
@@ -159,7 +159,7 @@ class Asked(Change[AskedUndo], frozen=True, tag="asked"):
     def counts(self, partition: Partition, before: AskedUndo) -> Iterable[tuple[str, int]]:
         if before.replaced is None:
             return (("inserted", 1),)
-        # A higher round is another place for what could not be placed, which is noted for itself.
+        # A higher round means that the ask went to the tail, which is counted by a note of the plan.
         return (("replaced", 1),) if self.round <= before.replaced.round else ()
 
 
@@ -169,7 +169,7 @@ class JobMovedUndo(msgspec.Struct, frozen=True, gc=False):
     reason: str
     ended_at: Micros | None
     short_since: list[Micros | None]
-    """Of each stage."""
+    """By stage."""
 
 
 class JobMoved(Change[JobMovedUndo], frozen=True, tag="job moved"):
@@ -239,18 +239,18 @@ class JobPrioritised(Change[int], frozen=True, tag="job prioritised"):
         for lane in lanes:
             if lane is not None:
                 lane.resort()
-        partition.wake()  # who may be stopped for whom is another question now
+        partition.wake()  # other tasks may be stopped for it, and it may be stopped for other asks
         partition.touched.jobs[self.job] = None
 
 
 class JobForgottenUndo(msgspec.Struct, frozen=True, gc=False):
     job: Job
-    """The job that left, without its stages."""
+    """The forgotten job, without its stages."""
     stages: tuple[Stage, ...]
 
 
 class JobForgotten(Change[JobForgottenUndo], frozen=True, tag="job forgotten"):
-    """A job that ended some time ago leaves the state; reports know it from the history."""
+    """A job that ended some time ago leaves the state. The history still has it."""
 
     job: str
 
@@ -263,7 +263,7 @@ class JobForgotten(Change[JobForgottenUndo], frozen=True, tag="job forgotten"):
         for stage in stages:
             partition.leave_shape(stage.shape)
         partition.touched.jobs.pop(self.job, None)
-        job.stages = ()  # the two know each other: like this nobody has to look for what refers only to itself
+        job.stages = ()  # break the reference cycle, so that the garbage collector need not find it
         return JobForgottenUndo(job, stages)
 
     def undo(self, partition: Partition, before: JobForgottenUndo) -> None:
@@ -282,7 +282,7 @@ def new_stage(partition: Partition, job: Job, position: int, spec: StageSpec, us
 
 
 def job_over(names: Names, job: Job, state: JobState, reason: str) -> Line:
-    """Return what logs say of the end of a job."""
+    """Return the log line of a job that ended."""
     fields = {
         "job": job.id,
         "state": state,

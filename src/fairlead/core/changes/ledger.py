@@ -1,4 +1,4 @@
-"""Changes of what the partition remembers of its callers: idempotency keys and resource managers."""
+"""Changes of what a partition stores about its callers: idempotency keys and resource managers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class KeysForgotten(Change[list[KeptKey]], frozen=True, tag="keys forgotten"):
 
 
 class ManagerRegistered(Change[Manager | None], frozen=True, tag="manager registered"):
-    """A resource manager makes itself known, for the first time or again."""
+    """A resource manager registers, for the first time or again."""
 
     name: str
 

@@ -1,4 +1,4 @@
-"""Log lines of changes: what a change says of itself. The observer `views.logs` writes them."""
+"""Log lines of changes. The observer `views.logs` writes them."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from fairlead.core.resources import SECOND
 from fairlead.core.state import Partition
 
 NAMED = 10
-"""At most 10 nodes or tasks of a block are named."""
+"""A log line names at most 10 nodes or tasks."""
 
 
 class Line(NamedTuple):
     level: Literal["info", "warning"]
     event: str
-    """What happened; docs/metrics.md has all of them."""
+    """What happened; docs/metrics.md lists all events."""
     fields: dict[str, Any]
 
 
 class Names:
-    """The time of a cycle, and the names of the nodes that its changes speak of, also of those that left in it."""
+    """The time of a cycle and the names of nodes, including nodes removed in this cycle."""
 
     def __init__(self, partition: Partition, now: Micros, removed: Mapping[int, str]) -> None:
         self.partition = partition
@@ -33,12 +33,12 @@ class Names:
         nodes = self.partition.nodes
         return self._removed[node_id] if node_id in self._removed else nodes.name[nodes.rows[node_id]]
 
-    def nodes(self, joins: Iterable[int]) -> list[str]:
-        """Return the names of the first nodes."""
-        return [self.node(node_id) for node_id in islice(joins, NAMED)]
+    def nodes(self, node_ids: Iterable[int]) -> list[str]:
+        """Return the names of the first `NAMED` nodes."""
+        return [self.node(node_id) for node_id in islice(node_ids, NAMED)]
 
     def where(self, allocation: Allocation) -> dict[str, Any]:
-        """Return the fields that say which tasks an allocation has."""
+        """Return job, stage and node of an allocation as log fields."""
         stage = allocation.stage
         return {"job": stage.job.id, "stage": stage.name, "node": self.node(allocation.node)}
 

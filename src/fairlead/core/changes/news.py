@@ -1,4 +1,4 @@
-"""News of changes: tasks, jobs and nodes that moved. Resource managers, watchers, history and quotas follow them."""
+"""News of changes: tasks, jobs and nodes that changed state, for resource managers, watchers, history and quotas."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from fairlead.core.model import Job, JobState, Micros, NodeState, Outcome, Stage
 
 
 class TaskNews(msgspec.Struct, frozen=True, gc=False):
-    """Tasks of a stage that moved on, all on one node and under one attempt."""
+    """Tasks of a stage that changed state, all on one node and under one attempt."""
 
     what: Literal["placed", "running", "stopping", "ended"]
     stage: Stage
     indices: tuple[int, ...]
     attempt: int
     node: int
-    """The node's join number."""
+    """The node id."""
     outcome: Outcome | Literal["", "pending"] = ""
-    """How they ended; `pending` if their launch was taken back."""
+    """How the attempts ended; `pending` if the launch was taken back."""
     reason: str = ""
     exit_code: int | None = None
     started: Micros | None = None
-    """When tasks that ended began to run."""
+    """When tasks that ended had started to run."""
     devices: tuple[int, ...] = ()
-    """Of tasks that were placed."""
+    """The devices of placed tasks."""
 
 
 class JobNews(msgspec.Struct, frozen=True, gc=False):
-    """A job that was submitted, or got another state."""
+    """A job that was submitted or changed state."""
 
     what: Literal["submitted", "state"]
     job: Job
@@ -38,10 +38,10 @@ class JobNews(msgspec.Struct, frozen=True, gc=False):
 
 
 class NodeNews(msgspec.Struct, frozen=True, gc=False):
-    """A node that joined, moved or left."""
+    """A node that joined, changed state or was removed."""
 
     name: str
-    """Empty if it left in the same cycle."""
+    """Empty if the node was removed in the same cycle."""
     state: NodeState | Literal["removed"]
 
 

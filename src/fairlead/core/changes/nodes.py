@@ -1,4 +1,4 @@
-"""Changes of nodes: coming, changing, going."""
+"""Changes of nodes: added, changed, moved between states, avoided, removed."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ __all__ = [
 
 
 class NodeSpec(msgspec.Struct, frozen=True, array_like=True):
-    """What a node has."""
+    """The properties of a node."""
 
     capacity: Amounts
     labels: Pairs = ()
     taints: tuple[str, ...] = ()
     pool: str = ""
     users: tuple[str, ...] = ()
-    """The users whose tasks it takes; empty: all."""
+    """Only tasks of these users run there; empty for all users."""
 
 
 class NodeAdded(Change[int], frozen=True, tag="node added"):
@@ -75,7 +75,7 @@ class NodeAdded(Change[int], frozen=True, tag="node added"):
     def news(self, partition: Partition, before: int) -> Iterable[NodeNews]:
         return (NodeNews(self.name, self.state),)
 
-    def heard_by(self, partition: Partition, before: int) -> str:
+    def manager_to_notify(self, partition: Partition, before: int) -> str:
         return self.manager
 
 
@@ -122,7 +122,7 @@ class NodeMoved(Change[NodeMovedUndo], frozen=True, tag="node moved"):
         row = partition.nodes.rows.get(self.node_id)
         return (NodeNews("" if row is None else partition.nodes.name[row], self.state),)
 
-    def heard_by(self, partition: Partition, before: NodeMovedUndo) -> str:
+    def manager_to_notify(self, partition: Partition, before: NodeMovedUndo) -> str:
         row = partition.nodes.rows.get(self.node_id)
         return "" if row is None else partition.nodes.manager[row]
 
@@ -132,7 +132,7 @@ class NodeMoved(Change[NodeMovedUndo], frozen=True, tag="node moved"):
 
 
 class Avoidance(msgspec.Struct, frozen=True, gc=False):
-    """How far a node is avoided."""
+    """Launch failures of a node and the resulting pause."""
 
     failures: int
     pauses: int
@@ -140,7 +140,7 @@ class Avoidance(msgspec.Struct, frozen=True, gc=False):
 
 
 class NodeAvoided(Change[Avoidance], frozen=True, tag="node avoided"):
-    """Launches went wrong on a node: it gets no new work until a time (0: it does again)."""
+    """Launches failed on a node: it gets no new work until a time. 0 ends the pause."""
 
     node_id: int
     failures: int
@@ -158,7 +158,7 @@ class NodeAvoided(Change[Avoidance], frozen=True, tag="node avoided"):
         partition.nodes.avoid(self.node_id, before.failures, before.pauses, before.until)
 
     def lines(self, names: Names, before: Avoidance) -> Iterator[Line]:
-        if self.until not in (0, before.until):  # else the pause ends, or goes on
+        if self.until not in (0, before.until):  # otherwise the pause ends or continues
             fields = {"failures": self.failures, "pause_seconds": (self.until - names.now) / SECOND}
             yield Line("warning", "node avoided", {"node": names.node(self.node_id), **fields})
 
@@ -172,14 +172,14 @@ def _avoidance(partition: Partition, node_id: int) -> Avoidance:
 
 class NodeRemovedUndo(msgspec.Struct, frozen=True, gc=False):
     node: NodeAdded
-    """The node as it was."""
+    """The change that adds the same node."""
     avoidance: Avoidance
     idle: Micros | None
     unwanted: Micros | None
 
 
 class NodeRemoved(Change[NodeRemovedUndo], frozen=True, tag="node removed"):
-    """The node has no allocations left: they were released first."""
+    """A node leaves. Its allocations were released before."""
 
     node_id: int
 
@@ -204,12 +204,12 @@ class NodeRemoved(Change[NodeRemovedUndo], frozen=True, tag="node removed"):
     def news(self, partition: Partition, before: NodeRemovedUndo) -> Iterable[NodeNews]:
         return (NodeNews(before.node.name, "removed"),)
 
-    def heard_by(self, partition: Partition, before: NodeRemovedUndo) -> str:
+    def manager_to_notify(self, partition: Partition, before: NodeRemovedUndo) -> str:
         return before.node.manager
 
 
 def as_added(partition: Partition, node_id: int) -> NodeAdded:
-    """A node as it is now, as the change that would bring it."""
+    """Return the change that would add a node as it is now."""
     row = partition.nodes.rows[node_id]
     return NodeAdded(
         node_id,
@@ -222,7 +222,7 @@ def as_added(partition: Partition, node_id: int) -> NodeAdded:
 
 
 def spec_of(partition: Partition, node_id: int) -> NodeSpec:
-    """A node's properties as they are now."""
+    """Return the present properties of a node."""
     nodes = partition.nodes
     row = nodes.rows[node_id]
     return NodeSpec(

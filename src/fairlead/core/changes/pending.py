@@ -1,4 +1,4 @@
-"""Pending tasks of a stage, and the asks that ask for them: what several changes do with them."""
+"""Shared steps of changes: add and remove the pending tasks of a stage, with their asks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def ungrow(stage: Stage, kind: int, block: tuple[int, ...]) -> None:
 
 
 def take(partition: Partition, stage: Stage, kind: int, block: tuple[int, ...]) -> Ask | None:
-    """Tasks are pending under a kind no longer; the ask that this completes is dropped and returned."""
+    """Remove tasks from the pending ones of a kind. If none is left, drop their ask and return it."""
     wanted = stage.pending[kind]
     if wanted is None:
         raise ValueError(f"no {kind} tasks are pending")
@@ -49,10 +49,10 @@ def give_back(partition: Partition, stage: Stage, kind: int, block: tuple[int, .
 
 
 def still_asks(whole: Ask) -> bool:
-    """Whether some stage of a job still wants something of the ask that all of them share."""
+    """True if a stage of a whole job still has pending tasks for the shared ask."""
     return any(stage.pending[whole.kind] is not None for stage in whole.stages)
 
 
-def dropped(before: Asks, now: Asks) -> int:
-    """How many asks of a stage there are no longer."""
-    return sum(1 for was, each in zip(before, now, strict=True) if was is not None and each is None)
+def dropped(before: Asks, after: Asks) -> int:
+    """Return the number of asks of a stage that were removed."""
+    return sum(1 for old, new in zip(before, after, strict=True) if old is not None and new is None)

@@ -1,4 +1,4 @@
-"""Changes of pools: nodes are ordered, come or do not, stand idle, and are given back."""
+"""Changes of pools: nodes are ordered, join or fail to, become idle, and are given back."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ __all__ = [
 ]
 
 
-def name_of(pool: str, order: int, at: int) -> str:
-    """The name of an ordered node: whoever brings it gives it this name, and so it is known when it comes."""
-    return f"{pool}-{order}-{at}"
+def node_name(pool: str, order: int, position: int) -> str:
+    """Return the name of an ordered node. The provider starts it under this name, which identifies it when it joins."""
+    return f"{pool}-{order}-{position}"
 
 
 class OrderedUndo(msgspec.Struct, frozen=True, gc=False):
     counter: int
-    """The next number of an order."""
+    """The next order number."""
     grew: Micros | None
     """When the pool was last asked for nodes."""
 
 
 class Ordered(Change[OrderedUndo], frozen=True, tag="ordered"):
-    """A pool is asked for nodes. `nodes` says, for so many of them each, what they are meant for."""
+    """A pool is asked for nodes. `nodes` has pairs of a number of nodes and the asks that each of them is meant for."""
 
     number: int
     pool: str
@@ -46,8 +46,8 @@ class Ordered(Change[OrderedUndo], frozen=True, tag="ordered"):
     cause: OrderCause
 
     def apply(self, partition: Partition) -> OrderedUndo:
-        each = [meant for count, meant in self.nodes for _ in range(count)]
-        coming = {name_of(self.pool, self.number, at): meant for at, meant in enumerate(each)}
+        meant_by_node = [meant for count, meant in self.nodes for _ in range(count)]
+        coming = {node_name(self.pool, self.number, at): meant for at, meant in enumerate(meant_by_node)}
         order = NodeOrder(self.number, self.pool, partition.now, self.cause, coming)
         pool = partition.pools[self.pool]
         before = OrderedUndo(partition.counters.order, pool.grew)
@@ -79,7 +79,7 @@ class ArrivedUndo(msgspec.Struct, frozen=True, gc=False):
     order: NodeOrder
     coming: dict[str, tuple[Meant, ...]]
     problem: str
-    """The pool's."""
+    """The problem of the pool."""
 
 
 class Arrived(Change[ArrivedUndo], frozen=True, tag="arrived"):
@@ -92,7 +92,7 @@ class Arrived(Change[ArrivedUndo], frozen=True, tag="arrived"):
         order = partition.orders[self.number]
         pool = partition.pools[order.pool]
         before = ArrivedUndo(order, dict(order.coming), pool.problem)
-        _no_more(partition, order, (self.name,))
+        _end_wait(partition, order, (self.name,))
         pool.problem = ""
         return before
 
@@ -106,29 +106,29 @@ class Arrived(Change[ArrivedUndo], frozen=True, tag="arrived"):
     def lines(self, names: Names, before: ArrivedUndo) -> Iterator[Line]:
         order = before.order
         fields = {"pool": order.pool, "order": self.number, "node": self.name}
-        yield Line("info", "ordered node came", {**fields, "after": names.seconds_since(order.since)})
+        yield Line("info", "ordered node joined", {**fields, "after": names.seconds_since(order.since)})
 
 
 AskRow = tuple[str, int, int]
-"""A job, a stage of it by position, and the kind."""
+"""An ask: job, position of the stage, kind."""
 
 
 class OrderFailedUndo(msgspec.Struct, frozen=True, gc=False):
     order: NodeOrder
     coming: dict[str, tuple[Meant, ...]]
     failed: tuple[AskRow, ...]
-    """The asks that counted the order as failed already."""
+    """The asks that already counted the order as failed."""
     waiting: list[Ask]
-    """Those that do now."""
+    """The asks that count it as failed by this change."""
     paused_until: Micros
     problem: str
-    """The pool's."""
+    """The problem of the pool."""
 
 
 class OrderFailed(Change[OrderFailedUndo], frozen=True, tag="order failed"):
-    """Ordered nodes are not expected any more. Above 0, `until` is when the pool is asked again.
+    """Ordered nodes are not expected any more. If `until` is above 0, the pool is not asked again before that time.
 
-    The asks they were meant for then count the order as failed, once for all its nodes. With 0 no ask counts it.
+    Then the asks that the nodes were meant for count the order as failed, once for all its nodes. With 0 no ask does.
     """
 
     number: int
@@ -145,8 +145,8 @@ class OrderFailed(Change[OrderFailedUndo], frozen=True, tag="order failed"):
         before = OrderFailedUndo(order, dict(order.coming), order.failed, waiting, pool.paused_until, pool.problem)
         for ask in waiting:
             ask.orders += 1
-        order.failed += tuple(_ask_of(ask) for ask in waiting)
-        _no_more(partition, order, self.names)
+        order.failed += tuple(_row_of(ask) for ask in waiting)
+        _end_wait(partition, order, self.names)
         if self.until:
             pool.paused_until, pool.problem = self.until, self.reason
         return before
@@ -165,7 +165,7 @@ class OrderFailed(Change[OrderFailedUndo], frozen=True, tag="order failed"):
 
     def lines(self, names: Names, before: OrderFailedUndo) -> Iterator[Line]:
         fields = {"pool": before.order.pool, "order": self.number, "nodes": len(self.names), "reason": self.reason}
-        yield Line("warning", "ordered nodes not expected any more", fields)
+        yield Line("warning", "order failed", fields)
 
 
 class PoolMovedUndo(msgspec.Struct, frozen=True, gc=False):
@@ -173,11 +173,11 @@ class PoolMovedUndo(msgspec.Struct, frozen=True, gc=False):
     paused_until: Micros
     problem: str
     failed: list[tuple[Ask, int]]
-    """The asks for which orders had failed, with how many."""
+    """The asks with failed orders, and how many each had."""
 
 
 class PoolMoved(Change[PoolMovedUndo], frozen=True, tag="pool moved"):
-    """Somebody paused a pool, or let it go on: then failed orders are forgotten, and all who wait may order anew."""
+    """A pool is paused or resumed. Resuming forgets failed orders, so that nodes are ordered for waiting asks again."""
 
     pool: str
     paused: bool
@@ -189,10 +189,10 @@ class PoolMoved(Change[PoolMovedUndo], frozen=True, tag="pool moved"):
         if not self.paused:
             pool.paused_until, pool.problem = 0, ""
             for lane in partition.lanes.values():
-                for each in lane:
-                    if each.orders:
-                        before.failed.append((each, each.orders))
-                        each.orders = 0
+                for ask in lane:
+                    if ask.orders:
+                        before.failed.append((ask, ask.orders))
+                        ask.orders = 0
         return before
 
     def undo(self, partition: Partition, before: PoolMovedUndo) -> None:
@@ -206,7 +206,7 @@ class PoolMoved(Change[PoolMovedUndo], frozen=True, tag="pool moved"):
 
 
 class Idled(Change[dict[int, Micros]], frozen=True, tag="idled"):
-    """Nodes of pools have nothing to do from now on, and others have."""
+    """Nodes of pools became idle, and others busy."""
 
     idle: tuple[int, ...]
     busy: tuple[int, ...]
@@ -223,7 +223,7 @@ class Idled(Change[dict[int, Micros]], frozen=True, tag="idled"):
 
 
 class GivenBack(Change[Micros | None], frozen=True, tag="given back"):
-    """Nodes of a pool are not wanted any more: they drain already, and are taken away."""
+    """Nodes of a pool are not needed any more: they are draining, and the provider removes them."""
 
     pool: str
     nodes: tuple[int, ...]
@@ -247,7 +247,7 @@ class GivenBack(Change[Micros | None], frozen=True, tag="given back"):
         yield Line("info", "nodes given back", fields)
 
 
-def _no_more(partition: Partition, order: NodeOrder, names: tuple[str, ...]) -> None:
+def _end_wait(partition: Partition, order: NodeOrder, names: tuple[str, ...]) -> None:
     for name in names:
         del order.coming[name]
         del partition.order_of[name]
@@ -262,15 +262,15 @@ def _expect(partition: Partition, order: NodeOrder, coming: dict[str, tuple[Mean
 
 
 def _newly_failed(partition: Partition, order: NodeOrder, names: tuple[str, ...]) -> list[Ask]:
-    """The asks that these nodes were meant for, still wait, and do not count the order as failed yet."""
-    found: dict[int, Ask] = {}
+    """Return the waiting asks that these nodes were meant for and that do not count the order as failed yet."""
+    asks: dict[int, Ask] = {}
     for name in names:
         for job, stage, kind, _ in order.coming[name]:
             ask = partition.waits(job, stage, kind)
-            if ask is not None and _ask_of(ask) not in order.failed:
-                found[ask.seq] = ask
-    return [found[seq] for seq in sorted(found)]
+            if ask is not None and _row_of(ask) not in order.failed:
+                asks[ask.seq] = ask
+    return [asks[seq] for seq in sorted(asks)]
 
 
-def _ask_of(ask: Ask) -> AskRow:
+def _row_of(ask: Ask) -> AskRow:
     return ask.stage.job.id, ask.stage.position, ask.kind

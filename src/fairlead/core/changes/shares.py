@@ -1,4 +1,4 @@
-"""Changes of shares: since when queues have been too far from theirs."""
+"""Changes of shares: the time since which queues are too far from their shares."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["SpreadSeen"]
 
 
 class SpreadSeen(Change[Micros | None], frozen=True, tag="spread seen"):
-    """The children of a queue are further apart from their shares than they should be, since then; or no longer."""
+    """The children of a queue are further from their shares than the threshold, since a time; None: not any more."""
 
     queue: str
     since: Micros | None

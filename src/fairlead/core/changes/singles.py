@@ -1,4 +1,4 @@
-"""Changes of single tasks, many jobs at a time: a flood of jobs of one task each must not cost a change each."""
+"""Changes of many one-task jobs at a time, so that a flood of such jobs does not need one change each."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ ONLY = (0, 1)
 """The block of the only task of a stage."""
 
 ALL_WELL: dict[str, Ranges] = {"succeeded": SharedRanges(ONLY)}
-"""What became of the tasks of a stage whose only one succeeded: one object for all of them, never altered."""
+"""`Stage.ended` of a stage with one task that succeeded: one object shared by all such stages, never altered."""
 
 
 class SinglesPlacedUndo(msgspec.Struct, frozen=True, gc=False):
     asks: list[Ask]
-    """What the tasks waited in, in their order."""
+    """The asks of the tasks, in the same order."""
     states: list[JobState]
-    """Of their jobs."""
+    """The states of their jobs."""
     counter: int
     """The next number of an allocation."""
 
 
 class SinglesPlaced(Change[SinglesPlacedUndo], frozen=True, tag="singles placed"):
-    """The only tasks of stages that never started, all of one lane, are assigned to one node: a change for many jobs.
+    """The tasks of one-task stages that never started, all in one lane, are assigned to one node.
 
-    Allocations are numbered from `first`; the attempts are the first ones.
+    Allocations are numbered from `first`; all attempts are 1.
     """
 
     node: int
     first: int
     tasks: tuple[tuple[str, int], ...]
-    """Job and position of the stage."""
+    """Job id and position of the stage."""
     devices: tuple[int, ...] = ()
 
     def apply(self, partition: Partition) -> SinglesPlacedUndo:
@@ -96,7 +96,7 @@ class SinglesPlaced(Change[SinglesPlacedUndo], frozen=True, tag="singles placed"
             stage.pending = all_pending(1)
             partition.add_ask(ask)
 
-    def fresh(self) -> Iterable[int]:
+    def allocations_to_send(self) -> Iterable[int]:
         return range(self.first, self.first + len(self.tasks))
 
     def news(self, partition: Partition, before: SinglesPlacedUndo) -> Iterator[TaskNews]:
@@ -120,7 +120,7 @@ class SinglesPlaced(Change[SinglesPlacedUndo], frozen=True, tag="singles placed"
 
 
 class SinglesEnded(Change[list[Allocation]], frozen=True, tag="singles ended"):
-    """The only tasks of jobs succeed at their first attempt, and so do their jobs."""
+    """The tasks of one-task jobs succeed at their first attempt, and so do their jobs."""
 
     allocations: tuple[int, ...]
 
@@ -148,9 +148,9 @@ class SinglesEnded(Change[list[Allocation]], frozen=True, tag="singles ended"):
             partition.book(allocation)
 
     def news(self, partition: Partition, before: list[Allocation]) -> Iterator[News]:
-        for of in before:
-            stage = of.stage
-            yield TaskNews("ended", stage, of.indices, of.attempt, of.node, "succeeded", "", 0, of.started)
+        for allocation in before:
+            stage, attempt, node = allocation.stage, allocation.attempt, allocation.node
+            yield TaskNews("ended", stage, allocation.indices, attempt, node, "succeeded", "", 0, allocation.started)
             yield JobNews("state", stage.job, "succeeded")
 
     def counts(self, partition: Partition, before: list[Allocation]) -> Iterable[tuple[str, int]]:

@@ -48,16 +48,16 @@ class StageScaledUndo(msgspec.Struct, frozen=True, gc=False):
     ended: dict[str, Ranges] | None
     history: dict[int, History] | None
     grown: int
-    """How many more tasks are pending; below 0, how many fewer."""
+    """The increase of the pending tasks; below 0 they became fewer."""
     cancelled: int
-    """Asks that there are no longer."""
+    """The number of asks that were removed."""
 
 
 class StageScaled(Change[StageScaledUndo], frozen=True, tag="stage scaled"):
     """A stage gets another number of tasks.
 
-    Added tasks are pending under `kind`. Of the removed ones those that are live have been told to stop and leave
-    when they end; the others are forgotten here.
+    Added tasks are pending under `kind`. Removed tasks that are live were told to stop before, and leave when they
+    end; the other removed tasks are forgotten by this change.
     """
 
     job: str
@@ -73,9 +73,9 @@ class StageScaled(Change[StageScaledUndo], frozen=True, tag="stage scaled"):
         history = None if stage.history is None else dict(stage.history)
         waiting = stage.waiting()
         if self.count > tasks:
-            # An index that a scale-down is still stopping is asked for when its old attempt has ended.
-            still = Ranges.from_indices(index for index in stage.live or () if index >= tasks)
-            added = difference((tasks, self.count), still.flat())
+            # An earlier scale-down may still be stopping some of these: each is asked for when its attempt ends.
+            stopping = Ranges.from_indices(index for index in stage.live or () if index >= tasks)
+            added = difference((tasks, self.count), stopping.flat())
             if added:
                 grow(stage, self.kind, added)
         else:

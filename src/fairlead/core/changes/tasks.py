@@ -1,7 +1,7 @@
-"""Changes of tasks: placed, acknowledged, told to stop, ended. All of them speak of blocks.
+"""Changes of blocks of tasks: placed, acknowledged, told to stop, overdue to stop.
 
-An allocation is in one state. When only some of its tasks move on, those that stay keep its id and those that move
-get a new one (`into`).
+An allocation is in one state. When only some of its tasks change state, the others keep its number and these get a new
+one (`into`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Acknowledged", "MovedUndo", "Part", "Placed", "PlacedUndo", "StopOve
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The tasks of a block that go to one node, with the devices of each in turn."""
+    """The tasks of a block that go to one node, and their devices, task by task."""
 
     node: int
     indices: tuple[int, ...]
@@ -35,19 +35,19 @@ class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class PlacedUndo(msgspec.Struct, frozen=True, gc=False):
     stage: Stage
     completed: Ask | None
-    """The ask whose last tasks these were."""
+    """The ask that this change completed."""
     job_state: JobState
     started: bool
     top: int
     short_since: Micros | None
     counter: int
-    """The next number of an allocation."""
+    """The next allocation number."""
 
 
 class Placed(Change[PlacedUndo], frozen=True, tag="placed"):
-    """A block of pending tasks is assigned to nodes, under one new attempt; allocations are numbered from `first`.
+    """A block of pending tasks is assigned to nodes, under one new attempt. Allocations are numbered from `first`.
 
-    A resource manager's tasks run as soon as they are placed: it is told, not asked.
+    A resource manager's tasks count as running at once: it does not acknowledge them.
     """
 
     job: str
@@ -57,8 +57,8 @@ class Placed(Change[PlacedUndo], frozen=True, tag="placed"):
     first: int
     parts: tuple[Part, ...]
     group: int = 0
-    """Of a gang, the number of its first allocation: until all are acknowledged, one that fails takes the others back
-    with it. A whole job is one gang, with a placement for each of its stages."""
+    """For a gang, the number of its first allocation. Until all members are acknowledged, one that fails takes back
+    the others. A whole job is one gang, with one `Placed` per stage."""
     safe_until: Micros = 0
 
     def apply(self, partition: Partition) -> PlacedUndo:
@@ -70,7 +70,7 @@ class Placed(Change[PlacedUndo], frozen=True, tag="placed"):
         completed: Ask | None = None
         number = self.first
         for part in self.parts:
-            # The last part to empty the pending set is the one that completes the ask.
+            # Only the part that empties the pending set completes the ask.
             completed = take(partition, stage, self.kind, part.indices) or completed
             partition.book(
                 Allocation(
@@ -113,11 +113,11 @@ class Placed(Change[PlacedUndo], frozen=True, tag="placed"):
 
     @property
     def tasks(self) -> int:
-        """The number of tasks of the block."""
+        """The number of tasks in the block."""
         parts = self.parts
         return count(parts[0].indices) if len(parts) == 1 else sum(count(part.indices) for part in parts)
 
-    def fresh(self) -> Iterable[int]:
+    def allocations_to_send(self) -> Iterable[int]:
         return range(self.first, self.first + len(self.parts))
 
     def news(self, partition: Partition, before: PlacedUndo) -> Iterable[TaskNews]:
@@ -126,7 +126,7 @@ class Placed(Change[PlacedUndo], frozen=True, tag="placed"):
             for part in self.parts
         ]
 
-    def heard_by(self, partition: Partition, before: PlacedUndo) -> str:
+    def manager_to_notify(self, partition: Partition, before: PlacedUndo) -> str:
         return before.stage.job.manager
 
     def demand(self, before: PlacedUndo) -> Iterable[tuple[Stage, int]]:
@@ -145,17 +145,17 @@ class Placed(Change[PlacedUndo], frozen=True, tag="placed"):
 
 
 class MovedUndo(msgspec.Struct, frozen=True, gc=False):
-    """What was before tasks moved on."""
+    """State before tasks of an allocation changed state."""
 
     allocation: Allocation
     """The allocation that the tasks were in."""
     counter: int
-    """The next number of an allocation."""
+    """The next allocation number."""
     short_since: Micros | None
 
 
 class Acknowledged(Change[MovedUndo], frozen=True, tag="acknowledged"):
-    """The agent has started these tasks, some time ago."""
+    """An agent reported that these tasks run, since `ran` microseconds."""
 
     allocation: int
     indices: tuple[int, ...]
@@ -165,7 +165,7 @@ class Acknowledged(Change[MovedUndo], frozen=True, tag="acknowledged"):
     def apply(self, partition: Partition) -> MovedUndo:
         before = partition.allocations[self.allocation]
         TASK.check(before.state, "running")
-        # Whatever a clock elsewhere says, nothing runs before it was placed.
+        # The agent's clock may be wrong: no task runs before it was placed.
         began = max(before.since, partition.now - self.ran)
         return _move(partition, before, self.indices, self.into, "running", "", began)
 
@@ -173,15 +173,15 @@ class Acknowledged(Change[MovedUndo], frozen=True, tag="acknowledged"):
         _move_back(partition, self.allocation, self.into, before)
 
     def news(self, partition: Partition, before: MovedUndo) -> Iterable[TaskNews]:
-        of = before.allocation
-        return (TaskNews("running", of.stage, self.indices, of.attempt, of.node),)
+        allocation = before.allocation
+        return (TaskNews("running", allocation.stage, self.indices, allocation.attempt, allocation.node),)
 
     def counts(self, partition: Partition, before: MovedUndo) -> Iterable[tuple[str, int]]:
         return (("acknowledged", count(self.indices)),)
 
 
 class Stopped(Change[MovedUndo], frozen=True, tag="stopped"):
-    """These tasks are told to stop; they keep their room until their agent confirms."""
+    """Tasks are told to stop. They use their capacity until their agent confirms."""
 
     allocation: int
     indices: tuple[int, ...]
@@ -197,19 +197,19 @@ class Stopped(Change[MovedUndo], frozen=True, tag="stopped"):
     def undo(self, partition: Partition, before: MovedUndo) -> None:
         _move_back(partition, self.allocation, self.into, before)
 
-    def fresh(self) -> Iterable[int]:
+    def allocations_to_send(self) -> Iterable[int]:
         return (self.into or self.allocation,)
 
     def news(self, partition: Partition, before: MovedUndo) -> Iterable[TaskNews]:
-        of = before.allocation
-        return (TaskNews("stopping", of.stage, self.indices, of.attempt, of.node, reason=self.cause),)
+        stage, attempt, node = before.allocation.stage, before.allocation.attempt, before.allocation.node
+        return (TaskNews("stopping", stage, self.indices, attempt, node, reason=self.cause),)
 
-    def heard_by(self, partition: Partition, before: MovedUndo) -> str:
+    def manager_to_notify(self, partition: Partition, before: MovedUndo) -> str:
         return before.allocation.stage.job.manager
 
 
 class StopOverdue(Change[Allocation], frozen=True, tag="stop overdue"):
-    """Tasks that were told to stop have not stopped in time: their room is not expected any more."""
+    """Tasks that were told to stop have not stopped in time: their capacity is no longer expected to become free."""
 
     allocation: int
 
@@ -250,7 +250,7 @@ def placement(
     nodes: list[int],
     completed: Ask | None,
 ) -> Line:
-    """Return what logs say of tasks that were placed."""
+    """Return the log line of placed tasks."""
     fields = {
         "job": stage.job.id,
         "stage": stage.name,
@@ -266,7 +266,7 @@ def placement(
 
 
 def part_of(
-    of: Allocation,
+    whole: Allocation,
     block: tuple[int, ...],
     number: int,
     state: Any,
@@ -274,30 +274,30 @@ def part_of(
     started: int | None,
     cause: StopCause,
 ) -> Allocation:
-    """A part of an allocation's tasks with the devices that are theirs."""
-    per_task = len(of.devices) // count(of.indices) if of.devices else 0
+    """Return an allocation of some tasks of `whole`, with the devices of these tasks."""
+    per_task = len(whole.devices) // count(whole.indices) if whole.devices else 0
     devices: tuple[int, ...] = ()
     if per_task:
         chosen = set(indices(block))
-        for position, index in enumerate(indices(of.indices)):
+        for position, index in enumerate(indices(whole.indices)):
             if index in chosen:
-                devices += of.devices[position * per_task : (position + 1) * per_task]
+                devices += whole.devices[position * per_task : (position + 1) * per_task]
     return Allocation(
         number,
-        of.stage,
-        of.node,
+        whole.stage,
+        whole.node,
         block,
-        of.attempt,
+        whole.attempt,
         devices,
         state,
         since,
         started,
         cause,
-        of.kind,
-        of.group,
-        of.chain,
-        of.rooms,
-        of.safe_until,
+        whole.kind,
+        whole.group,
+        whole.chain,
+        whole.rooms,
+        whole.safe_until,
     )
 
 

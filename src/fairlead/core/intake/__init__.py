@@ -1,6 +1,6 @@
-"""Intake: every command is checked alone and becomes changes of the plan, or a refusal that altered nothing.
+"""Intake: each command is checked on its own and becomes changes of the plan, or is rejected without altering anything.
 
-One file a noun: configuration, nodes, jobs, reports, resource managers. `HANDLERS` says who takes what.
+One file per noun: configuration, nodes, pools, jobs, reports, resource managers. `HANDLERS` maps commands to functions.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ HANDLERS: dict[type[Any], Callable[[Plan, Any], Accepted]] = {
     UpdateManager: managers.update,
 }
 
-# Sent twice these do no more than sent once, and after a restart they must be heard again: their keys say nothing.
+# Idempotent anyway, and sent again after a restart: their keys are ignored.
 REPEATABLE = (Configure, MarkReady, Report, RegisterManager, UpdateManager, FailOrder)
 
 DONE = Accepted()
@@ -88,7 +88,7 @@ _encode = msgspec.msgpack.Encoder(order="deterministic").encode
 
 
 def intake(plan: Plan, commands: Iterable[AnyCommand]) -> list[Answer]:
-    """Take the commands in their order; the answers are in the same order."""
+    """Handle the commands in order and return their answers in the same order."""
     answers: list[Answer] = []
     ends = Ends(plan)
     for command in commands:
@@ -130,11 +130,11 @@ def _take_once(plan: Plan, command: AnyCommand) -> Answer:
             plan.note("asked for again")
         return decode_answer(kept.answer) if kept.answer else Accepted(job=kept.job)
     answer = HANDLERS[type(command)](plan, command)
-    # A submission's key lives with its job; any other key counts from now.
+    # A submission's key is kept as long as its job; any other key expires after `keep_keys`.
     job = answer.job if isinstance(command, Submit) else ""
     expires = None if job else plan.now + plan.partition.settings.keep_keys
-    said = b"" if answer == Accepted(job=job) else encode_answer(answer)
-    plan.do(KeyKept(command.user, command.key, KeptKey(digest, said, job, expires)))
+    stored = b"" if answer == Accepted(job=job) else encode_answer(answer)
+    plan.do(KeyKept(command.user, command.key, KeptKey(digest, stored, job, expires)))
     return answer
 
 

@@ -1,4 +1,4 @@
-"""Who may do what: operators everything, owners what is theirs, and whoever a queue's lists name."""
+"""Access checks: operators may do everything, users what they own or what the lists of a queue allow."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from fairlead.core.model import Job, Queue
 
 
 def need_operator(command: Command, action: str) -> None:
+    """Refuse the command unless it comes from an operator."""
     if not command.operator:
         raise Refused("user", f"only an operator may {action}; ask one", "forbidden")
 
 
 def need_submit(command: Command, queue: Queue) -> None:
-    """Somebody on the way to the root must let the user in, if anybody there keeps a list."""
+    """Refuse the command if the queue or its ancestors have submit lists and none of their lists has the user."""
     if command.operator:
         return
-    kept = [(level.settings.submit, level.settings.admin) for level in queue.line()]
-    if not any(submit for submit, _ in kept):
+    lists = [(level.settings.submit, level.settings.admin) for level in queue.line()]
+    if not any(submit for submit, _ in lists):
         return
-    if not any(_listed(command, submit) or _listed(command, admin) for submit, admin in kept):
+    if not any(_listed(command, submit) or _listed(command, admin) for submit, admin in lists):
         raise Refused(
             "queue",
             f"user {command.user or 'anonymous'} may not submit to {queue.path}; "
@@ -29,13 +30,14 @@ def need_submit(command: Command, queue: Queue) -> None:
 
 
 def is_owner(command: Command, job: Job) -> bool:
-    """True for operators, the owner of a job, and administrators of a queue above it."""
+    """True if the caller is an operator, the owner of the job, or an administrator of its queue or one above."""
     if command.operator or command.user == job.user:
         return True
     return any(_listed(command, level.settings.admin) for level in job.queue.line())
 
 
 def need_owner(command: Command, job: Job, action: str) -> None:
+    """Refuse the command unless `is_owner` holds."""
     if not is_owner(command, job):
         raise Refused(
             "user",

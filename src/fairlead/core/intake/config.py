@@ -1,4 +1,4 @@
-"""Intake of the configuration: what is new, what changed, what leaves, what comes back."""
+"""Intake of the configuration, and of commands for queues and the partition."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _queues(plan: Plan, command: Configure) -> None:
                 "wait until they ended, or kill them",
                 "conflict",
             )
-    # Whoever is in the configuration again is active again, parents before children.
+    # Draining queues that are in the configuration again become active, parents before children.
     for path in wanted:
         if path in partition.queues and partition.queues[path].state == "draining":
             plan.do(QueueMoved(path, "active"))
@@ -101,8 +101,8 @@ def move_queue(plan: Plan, command: MoveQueue) -> Accepted:
     plan.do(QueueMoved(queue.path, "active" if command.action == "start" else "stopped"))
     if command.action == "stop":
         partition = plan.partition
-        ahead = [each for number in sorted(partition.chains) for each in partition.waiting_in(number)]
-        call_back(plan, [each for each in ahead if queue in each.stage.job.queue.line()])
+        chained = [waiting for number in sorted(partition.chains) for waiting in partition.waiting_in(number)]
+        call_back(plan, [waiting for waiting in chained if queue in waiting.stage.job.queue.line()])
     return Accepted()
 
 
@@ -115,7 +115,7 @@ def mark_ready(plan: Plan, command: MarkReady) -> Accepted:
 
 
 def remove_partition(plan: Plan, command: RemovePartition) -> Accepted:
-    """Everything under the partition is released at once: jobs, allocations, nodes."""
+    """Release everything in the partition at once: jobs, allocations, nodes."""
     need_operator(command, "remove a partition")
     partition = plan.partition
     for node_id in sorted(partition.nodes.rows):

@@ -1,6 +1,6 @@
-"""Intake of the commonest report of all: the only task of a job has succeeded, and so has the job.
+"""Fast path for the most common report: the task of a one-task job has succeeded, and so has the job.
 
-Such reports that come one after another become one change. Whatever is not quite as plain goes the way of all reports.
+Consecutive reports of this sort become one change. All other reports are handled in `reports`.
 """
 
 from __future__ import annotations
@@ -13,28 +13,29 @@ from fairlead.core.plan import Plan
 
 
 class Ends:
-    """Reports that wait to become one change. It must be made before anybody looks at the state again."""
+    """Collected reports that become one change. Call `make` before the state is read again."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self._ended: dict[int, None] = {}
 
     def take(self, report: Report) -> bool:
-        """Take a report, if it is of that sort."""
-        found = self._find(report)
-        if found is None or found.id in self._ended:
+        """Collect a report and return True, if it is of this sort."""
+        allocation = self._find(report)
+        if allocation is None or allocation.id in self._ended:
             return False
-        self._ended[found.id] = None
-        self.plan.partition.reign.hear_node(found.node)
+        self._ended[allocation.id] = None
+        self.plan.partition.reign.hear_node(allocation.node)
         return True
 
     def make(self) -> None:
+        """Make the change for the collected reports, if any."""
         if self._ended:
             self.plan.do(SinglesEnded(tuple(self._ended)))
             self._ended = {}
 
     def _find(self, report: Report) -> Allocation | None:
-        """The allocation that a report is about, if the report is right in every part and there is nothing to weigh."""
+        """Return the allocation of a report if the report is valid and needs no further decision; otherwise None."""
         partition = self.plan.partition
         job = partition.jobs.get(report.job)
         if job is None or report.state != "succeeded" or report.attempt != 1 or report.indices != (0, 1):
@@ -48,7 +49,7 @@ class Ends:
         stage = job.stages[0]
         if stage.count != 1 or stage.history or not stage.live or len(stage.live) > 1 or stage.name != report.stage:
             return None
-        found = stage.live[0]
-        if found.attempt != 1 or found.state == "stopping" or report.number not in (0, job.number):
+        allocation = stage.live[0]
+        if allocation.attempt != 1 or allocation.state == "stopping" or report.number not in (0, job.number):
             return None
-        return found if partition.nodes.name[partition.nodes.rows[found.node]] == report.node else None
+        return allocation if partition.nodes.name[partition.nodes.rows[allocation.node]] == report.node else None

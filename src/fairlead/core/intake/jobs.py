@@ -1,4 +1,4 @@
-"""Intake of jobs: submitting, scaling, killing, and moving their asks."""
+"""Intake of commands for jobs: submit, scale, kill, change the priority, and move or cancel asks."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def submit(plan: Plan, command: Submit) -> Accepted:
     spec = command.spec
     if not command.operator and command.user and spec.user != command.user:
         raise Refused("user", f"{command.user} cannot submit as {spec.user}; leave the field out", "forbidden")
-    # Groups decide limits and access: they are what the caller was found to belong to, not what a document says.
+    # Groups decide limits and access, so they come from the authenticated caller, not from the document.
     if not command.operator:
         spec = msgspec.structs.replace(spec, groups=command.groups)
     return add_job(plan, command, spec, command.id)
@@ -63,7 +63,7 @@ def add_job(plan: Plan, command: Command, spec: JobSpec, wanted_id: str, field: 
     for at, stage in enumerate(spec.stages):
         check_resources(partition, stage, f"stages[{at}]")
     _check_after(partition, job_id, spec)
-    # Users share lanes unless nodes tell them apart. Before the first node has joined, that is not known.
+    # Users share lanes unless some nodes are for named users only. Before the first node joined, this is not known.
     if not spec.manager and (partition.nodes.restricted or not partition.nodes.rows):
         spec = msgspec.structs.replace(spec, shape_user=spec.user)
     plan.do(JobAdded(job_id, number, spec))
@@ -74,7 +74,7 @@ def add_job(plan: Plan, command: Command, spec: JobSpec, wanted_id: str, field: 
 
 
 def find_leaf(partition: Partition, path: str) -> Queue:
-    """The leaf of that path, if it takes jobs."""
+    """Return the leaf queue of a path, or refuse if it takes no jobs."""
     queue = partition.queues.get(path)
     if queue is None:
         raise Refused(
@@ -84,7 +84,7 @@ def find_leaf(partition: Partition, path: str) -> Queue:
             "unknown",
         )
     if queue.children:
-        below = leaves_text([each for each in partition.queues if each.startswith(f"{path}.")])
+        below = leaves_text([name for name in partition.queues if name.startswith(f"{path}.")])
         raise Refused("queue", f"{path} has queues below it and takes no jobs; name one of {below}")
     for level in queue.line() if partition.stopped or partition.draining else ():
         if level.state != "active":
@@ -97,7 +97,7 @@ def find_leaf(partition: Partition, path: str) -> Queue:
 
 
 def route(partition: Partition, spec: JobSpec) -> JobSpec:
-    """A job with its queue: the one it names, the first whose requestor pattern its user matches, or the default."""
+    """Return the job with its queue: the one it names, that of the first matching requestor pattern, or the default."""
     if not partition.queues:
         raise Refused("queue", "the partition is not configured yet and has none; ask again later", "unknown")
     if spec.queue:
@@ -128,16 +128,16 @@ def _check_id(partition: Partition, job_id: str, field: str) -> str:
 
 def check_resources(partition: Partition, stage: StageSpec, field: str) -> None:
     for name, _ in stage.resources:
-        if name not in BUILT_IN and name not in (known := partition.known_resources()):
+        if name not in BUILT_IN and name not in (offered := partition.known_resources()):
             raise Refused(
                 f"{field}.resources.{name}",
-                f"no node or pool offers it{suggestion(name, known)}; known are {_some(known)}",
+                f"no node or pool offers it{suggestion(name, offered)}; known are {_some(offered)}",
                 "unknown",
             )
 
 
 def no_such_job(field: str, name: str) -> Refused:
-    """Of a job that another one comes after: it is not there, or is not for the caller to know."""
+    """Return the error for a job in `after` that does not exist, or that the caller may not see."""
     return Refused(field, f"there is no job {shown(name)} in this partition; name one that is known", "unknown")
 
 
@@ -177,15 +177,15 @@ def scale(plan: Plan, command: Scale) -> Accepted:
 
 
 def rescale(plan: Plan, stage: Stage, count: int) -> None:
-    """Give a stage another number of tasks. Before it started this is a new target, afterwards growth."""
+    """Give a stage another number of tasks. Added tasks are of kind new before its start, of kind scale afterwards."""
     kind = SCALE if stage.started else NEW
     grows = count > stage.count
     if not grows:
         stop_stage(plan, stage, "scale", count)
     plan.do(StageScaled(stage.job.id, stage.position, count, kind))
-    # More tasks are a new wish, with a new place; fewer keep theirs.
+    # Added tasks get a new place in the lane; after a scale-down the ask keeps its place.
     if grows and not plan.partition.unmet(stage.job):
-        add_ask(plan, stage, kind, anew=True)
+        add_ask(plan, stage, kind, new_place=True)
     finish_if_done(plan, stage.job)
 
 
@@ -240,27 +240,27 @@ def bring_to_front(plan: Plan, command: BringToFront) -> Accepted:
 
 
 def release_hold(plan: Plan, command: ReleaseHold) -> Accepted:
-    """End the holds of a job. As after a hold that did not help, there is none for the same for `starving_after`."""
+    """End the holds of a job. Its asks get no new hold for `starving_after`, as after a hold that expired."""
     need_operator(command, "release a hold")
     partition = plan.partition
     job = find_job(partition, command.job)
     stage = find_stage(job, command.stage) if command.stage else None
     reason = f"released by {command.user or 'an operator'}"
-    found = [
+    holds = [
         hold
         for _, hold in sorted(partition.holds.items())
         if hold.job == job.id and (stage is None or any(position == stage.position for _, position, _ in hold.places))
     ]
-    for hold in found:
+    for hold in holds:
         plan.do(Released(hold.seq, reason, plan.now + partition.settings.starving_after))
-    return Accepted(note="" if found else "no nodes are held for it")
+    return Accepted(note="" if holds else "no nodes are held for it")
 
 
 def cancel(plan: Plan, command: CancelAsk) -> Accepted:
     job = find_job(plan.partition, command.job)
     need_owner(command, job, "cancel an ask of")
     stage = find_stage(job, command.stage)
-    if not any(each.waiting() for each in (job.stages if stage.whole(NEW) else (stage,))):
+    if not any(asking.waiting() for asking in (job.stages if stage.whole(NEW) else (stage,))):
         return Accepted(note="no change")
     _withdraw(plan, stage)
     finish_if_done(plan, job)
@@ -268,7 +268,7 @@ def cancel(plan: Plan, command: CancelAsk) -> Accepted:
 
 
 def _withdraw(plan: Plan, stage: Stage, kinds: Iterable[int] = (REPLACE, SCALE, NEW)) -> None:
-    """Give up what waits. A job that has yet to start whole never can without some of it: it is over."""
+    """Give up pending tasks. A whole job that has not started cannot start without them, so it is killed."""
     if stage.whole(NEW):
         finish(plan, stage.job, "killed", "all its tasks were withdrawn")
     else:
@@ -319,8 +319,8 @@ def find_job(partition: Partition, job_id: str) -> Job:
 def find_stage(job: Job, name: str) -> Stage:
     stage = job.stage(name)
     if stage is None:
-        known = _some([each.name for each in job.stages])
-        raise Refused("stage", f"job {job.id} has no stage {shown(name)}; it has {known}", "unknown")
+        names = _some([stage.name for stage in job.stages])
+        raise Refused("stage", f"job {job.id} has no stage {shown(name)}; it has {names}", "unknown")
     return stage
 
 

@@ -1,7 +1,7 @@
 """Intake of resource managers: their nodes, jobs, asks, releases, and allocations to recover.
 
-A manager's ask is a stage of its job. Each item of an update is accepted or rejected for itself; releasing what is
-not there is forgiven, because a manager that restarts cannot know.
+A manager's ask is a stage of its job. Each item of an update is accepted or rejected on its own. Releasing an
+allocation that does not exist is accepted, because a restarted manager cannot know what exists.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MAX_ITEMS = 100_000
 
 
 def register(plan: Plan, command: RegisterManager) -> Accepted:
-    """A manager makes itself known, the first time or after its own restart; it then replays what it knows."""
+    """Register a manager, for the first time or after its restart. Its next update replays its state."""
     need_operator(command, "register a resource manager")
     name = check_name(command.name, "name")
     plan.do(ManagerRegistered(name))
@@ -69,7 +69,7 @@ def update(plan: Plan, command: UpdateManager) -> Accepted:
 
 
 Take = Callable[[Plan, UpdateManager, Reader], str]
-"""Takes one item and returns its name."""
+"""A function that handles one item and returns its name."""
 
 
 def _item(plan: Plan, command: UpdateManager, what: str, at: int, doc: object, take: Take) -> Item:
@@ -80,8 +80,7 @@ def _item(plan: Plan, command: UpdateManager, what: str, at: int, doc: object, t
     except Refused as refusal:
         plan.rollback(mark)
         at_item = f"{what}[{at}]"
-        known = refusal.field.startswith(at_item)
-        field = refusal.field if known else f"{at_item}.{refusal.field}"
+        field = refusal.field if refusal.field.startswith(at_item) else f"{at_item}.{refusal.field}"
         return Item(what, _name_of(doc), False, f"{field}: {refusal.problem}")
     except IllegalTransition as refusal:
         plan.rollback(mark)
@@ -98,14 +97,14 @@ def _name_of(doc: object) -> str:
 def _node(plan: Plan, command: UpdateManager, read: Reader) -> str:
     action = read.choice("action", ("add", "update", "drain", "disable", "enable", "lose", "remove"), "add")
     name = read.name("name")
-    known = plan.partition.nodes.find(name)
-    if known is not None and plan.partition.nodes.manager[plan.partition.nodes.rows[known]] != command.name:
+    node_id = plan.partition.nodes.find(name)
+    if node_id is not None and plan.partition.nodes.manager[plan.partition.nodes.rows[node_id]] != command.name:
         raise Refused(read.at("name"), f"node {name} is not one of {command.name}'s; choose another name")
     if action in ("add", "update"):
         _, spec = parse_node({key: value for key, value in read.doc.items() if key != "action"}, read.field)
         nodes.join(plan, name, spec, command.name)
     else:
-        # The rest of the document may come along, and says nothing here.
+        # The other keys of a node document are allowed and ignored.
         for key in ("resources", "labels", "taints", "pool", "users"):
             read.get(key)
         read.close()
@@ -137,9 +136,9 @@ def _job(plan: Plan, command: UpdateManager, read: Reader) -> str:
         manager=command.name,
     )
     read.close()
-    known = partition.jobs.get(job_id)
-    if known is not None and known.manager == command.name and not known.over:
-        return job_id  # replayed after a restart: it keeps its place and what it has
+    existing = partition.jobs.get(job_id)
+    if existing is not None and existing.manager == command.name and not existing.over:
+        return job_id  # replayed after a restart: the job keeps its place and its allocations
     add_job(plan, command, spec, job_id, "job")
     return job_id
 
@@ -177,7 +176,7 @@ def _same_ask(stage: Stage, spec: Any) -> bool:
 
 
 def _ask_again(plan: Plan, stage: Stage, count: int) -> None:
-    """The same ask again keeps its place; another count scales it; what was withdrawn or is over starts afresh."""
+    """Handle a repeated ask: it keeps its place, or is scaled; withdrawn or ended tasks are pending again."""
     before = plan.mark()
     withdrawn = stage.ended_as("killed").flat()
     if withdrawn:
@@ -192,7 +191,7 @@ def _ask_again(plan: Plan, stage: Stage, count: int) -> None:
 
 
 def _release(plan: Plan, command: UpdateManager, read: Reader) -> str:
-    """Allocations that ended: of one task, of an ask, or of the whole job."""
+    """End allocations: of one task, of an ask, or of a whole job."""
     job_id = read.text("job", "", most=63)
     name = read.text("ask", "", most=63)
     index = read.optional_count("index", 0, MAX_TASKS)
@@ -214,10 +213,10 @@ def _release_all(plan: Plan, job: Job) -> None:
 def _release_stage(plan: Plan, stage: Stage, index: int | None) -> None:
     chosen = sorted(stage.live or ()) if index is None else [index]
     by_allocation: dict[int, list[int]] = {}
-    for each in chosen:
-        allocation = (stage.live or {}).get(each)
+    for task in chosen:
+        allocation = (stage.live or {}).get(task)
         if allocation is not None:
-            by_allocation.setdefault(allocation.id, []).append(each)
+            by_allocation.setdefault(allocation.id, []).append(task)
     for number in sorted(by_allocation):
         block = Ranges.from_indices(by_allocation[number]).flat()
         allocation = plan.partition.allocations[number]
@@ -228,7 +227,7 @@ def _release_stage(plan: Plan, stage: Stage, index: int | None) -> None:
 
 
 def _recover(plan: Plan, command: UpdateManager, read: Reader) -> str:
-    """An allocation that the manager knows to be running: booked as it is, above limits and capacity too."""
+    """Book an allocation that runs according to the manager, even beyond limits and capacity."""
     partition = plan.partition
     job = _own_job(plan, command, read.name("job"))
     name = read.name("ask")
@@ -256,10 +255,10 @@ def _recover(plan: Plan, command: UpdateManager, read: Reader) -> str:
         first = stage.count
         plan.do(StageScaled(job.id, stage.position, index + 1, NEW))
         _withdraw(plan, stage, first, index)
-    known = (stage.live or {}).get(index)
-    if known is not None:
-        if known.node != node_id:
-            name = partition.nodes.name[partition.nodes.rows[known.node]]
+    live = (stage.live or {}).get(index)
+    if live is not None:
+        if live.node != node_id:
+            name = partition.nodes.name[partition.nodes.rows[live.node]]
             raise Refused(
                 read.at("node"),
                 f"task {index} runs on {name} by this journal; release it first",
@@ -271,7 +270,7 @@ def _recover(plan: Plan, command: UpdateManager, read: Reader) -> str:
         plan.do(Revived(job.id, stage.position, NEW, block))
     kind = next((kind for kind, wanted in enumerate(stage.pending) if wanted is not None and index in wanted), None)
     if kind is None:
-        raise Refused(read.at("index"), f"task {index} has ended by this journal; ask for it anew", "conflict")
+        raise Refused(read.at("index"), f"task {index} has ended by this journal; ask for it again", "conflict")
     row = partition.nodes.rows[node_id]
     devices = overbook_devices(
         partition.nodes.devices[row], partition.nodes.device_count(row), stage.shape.devices, stage.shape.device_milli
@@ -290,7 +289,7 @@ def _recover(plan: Plan, command: UpdateManager, read: Reader) -> str:
 
 
 def _withdraw(plan: Plan, stage: Stage, start: int, end: int) -> None:
-    """Tasks that come into being only because a later one is recovered are not wanted until asked for."""
+    """Withdraw tasks that were added only because a task with a higher index is recovered."""
     block = stage.wanted(NEW).overlap((start, end)) if start < end else ()
     if block:
         plan.do(PendingEnded(stage.job.id, stage.position, NEW, block, "killed"))

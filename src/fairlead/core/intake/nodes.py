@@ -1,4 +1,4 @@
-"""Intake of nodes: joining, changing, being moved between states, leaving."""
+"""Intake of commands for nodes: join, update, move between states, leave."""
 
 from __future__ import annotations
 
@@ -27,35 +27,35 @@ def add(plan: Plan, command: AddNode) -> Accepted:
 
 
 def join(plan: Plan, name: str, spec: NodeSpec, manager: str) -> Accepted:
-    """A node joins. One that is known takes up its place again: drained and disabled ones stay so."""
+    """Add a node, or update one that joined before. A drained or disabled node stays in its state."""
     partition = plan.partition
     check_name(name, "name")
     _check(spec)
-    known = partition.nodes.find(name)
-    if known is None:
+    node_id = partition.nodes.find(name)
+    if node_id is None:
         plan.do(NodeAdded(partition.counters.node_id, name, spec, manager))
         if name in partition.order_of and not manager:
             arrive(plan, name)
         return Accepted()
-    row = partition.nodes.rows[known]
+    row = partition.nodes.rows[node_id]
     if partition.nodes.manager[row] != manager:
         owner = partition.nodes.manager[row] or "our own agents"
         raise Refused("name", f"node {name} belongs to {owner}; choose another name", "conflict")
     before = plan.mark()
-    if spec_of(partition, known) != spec:
-        _set(plan, known, spec)
+    if spec_of(partition, node_id) != spec:
+        _set(plan, node_id, spec)
     if partition.nodes.state[row] == "lost":
-        plan.do(NodeMoved(known, partition.nodes.lost_from.get(known, "up")))
+        plan.do(NodeMoved(node_id, partition.nodes.lost_from.get(node_id, "up")))
     return Accepted(note="" if plan.mark() > before else "no change")
 
 
 def update(plan: Plan, command: UpdateNode) -> Accepted:
     need_operator(command, "change a node")
-    known = find(plan, command.name)
+    node_id = find(plan, command.name)
     _check(command.spec)
-    if spec_of(plan.partition, known) == command.spec:
+    if spec_of(plan.partition, node_id) == command.spec:
         return Accepted(note="no change")
-    _set(plan, known, command.spec)
+    _set(plan, node_id, command.spec)
     return Accepted()
 
 
@@ -65,7 +65,7 @@ def _set(plan: Plan, node_id: int, spec: NodeSpec) -> None:
 
 
 def _call_back(plan: Plan, node_id: int) -> None:
-    """A node that takes no new work now returns what waits in chains there."""
+    """Recall the tasks that wait in chains on a node, if the node takes no new work."""
     nodes = plan.partition.nodes
     row = nodes.rows[node_id]
     if not nodes.placeable(row):
@@ -80,16 +80,16 @@ def move(plan: Plan, command: MoveNode) -> Accepted:
 
 
 def move_to(plan: Plan, name: str, state: NodeState) -> Accepted:
-    known = find(plan, name)
-    if plan.partition.nodes.state[plan.partition.nodes.rows[known]] == state:
+    node_id = find(plan, name)
+    if plan.partition.nodes.state[plan.partition.nodes.rows[node_id]] == state:
         return Accepted(note="no change")
-    if state == "up" and known in plan.partition.unwanted:
-        raise Refused("name", f"node {name} is given back to its pool; let it go, and order another", "conflict")
-    plan.do(NodeMoved(known, state))
+    if state == "up" and node_id in plan.partition.unwanted:
+        raise Refused("name", f"node {name} is given back to its pool; order another node instead", "conflict")
+    plan.do(NodeMoved(node_id, state))
     if state == "lost":
-        release(plan, known, f"node {name} was lost")
+        release(plan, node_id, f"node {name} was lost")
     else:
-        _call_back(plan, known)
+        _call_back(plan, node_id)
     return Accepted()
 
 
@@ -100,46 +100,46 @@ def remove(plan: Plan, command: RemoveNode) -> Accepted:
 
 
 def leave(plan: Plan, name: str) -> None:
-    known = find(plan, name)
-    tell_to_stop(plan, known)
-    release(plan, known, f"node {name} was removed")
-    plan.do(NodeRemoved(known))
+    node_id = find(plan, name)
+    tell_to_stop(plan, node_id)
+    release(plan, node_id, f"node {name} was removed")
+    plan.do(NodeRemoved(node_id))
 
 
 def tell_to_stop(plan: Plan, node_id: int) -> None:
-    """What runs on a node that leaves is given up here at once; its agent, if it still listens, is to end it."""
+    """Send stops for all tasks of a node that is removed. The state drops them at once, without a confirmation."""
     nodes = plan.partition.nodes
     row = nodes.rows[node_id]
     for number in sorted(nodes.allocations[row]):
         allocation = nodes.allocations[row][number]
         if not allocation.stage.job.manager:
             stop = stop_of(allocation)
-            if stop.cause == "return":  # it may have started since, and has to stop all the same
+            if stop.cause == "return":  # a recalled task may have started since, and has to stop too
                 stop = msgspec.structs.replace(stop, cause="kill")
             plan.strays.append((nodes.name[row], stop))
 
 
 def release(plan: Plan, node_id: int, reason: str) -> None:
-    """Everything on a node is lost, oldest first."""
+    """Declare all tasks of a node lost, the oldest allocation first."""
     partition = plan.partition
     row = partition.nodes.rows[node_id]
     for number in sorted(partition.nodes.allocations[row]):
-        # Losing one task may end its job, but never another allocation: that needs its agent's word.
+        # Losing one task may end its job, but removes no other allocation: these stop first.
         allocation = partition.allocations[number]
         lose(plan, allocation, allocation.indices, reason)
-    # What the first losses told to stop was split off under new numbers; it is gone with the node as well.
+    # Tasks that these losses told to stop were split off under new numbers; they are lost with the node, too.
     if partition.nodes.allocations[row]:
         release(plan, node_id, reason)
 
 
 def find(plan: Plan, name: str, field: str = "name") -> int:
     nodes = plan.partition.nodes
-    known = nodes.find(name)
-    if known is None:
+    node_id = nodes.find(name)
+    if node_id is None:
         raise Refused(
             field, f"there is no node {shown(name)}{suggestion(name, nodes.joins)}; name one that is known", "unknown"
         )
-    return known
+    return node_id
 
 
 def _check(spec: NodeSpec) -> None:

@@ -1,4 +1,4 @@
-"""Intake of pools: ordered nodes come or do not, and people steer."""
+"""Intake of pools: ordered nodes that join or fail, and operators' commands for pools."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_NODES = 100_000
 
 
 def arrive(plan: Plan, name: str) -> None:
-    """A node that was ordered has joined: it is kept for the asks it is meant for, which are tried in their turn."""
+    """Handle an ordered node that joined: promise it to the asks it is meant for, which are tried in their turn."""
     partition = plan.partition
     order = partition.orders[partition.order_of[name]]
     node_id = partition.nodes.joins[name]
@@ -31,21 +31,21 @@ def arrive(plan: Plan, name: str) -> None:
         reason = f"node {name} joined, but not in pool {order.pool}"
         plan.do(OrderFailed(order.number, (name,), reason, partition.now + partition.settings.pool_pause))
         return
-    meant = [each for each in order.coming[name] if partition.waits(*each[:3]) is not None]
-    if meant and not any(_takes(partition, node_id, each) for each in meant):
-        # Its pool says what it is not: ordering such nodes again and again would not help.
+    waiting = [meant for meant in order.coming[name] if partition.waits(*meant[:3]) is not None]
+    if waiting and not any(_takes(partition, node_id, meant) for meant in waiting):
+        # The node differs from its pool's configuration: ordering more such nodes would not help.
         reason = f"node {name} joined, and takes nothing of what it was ordered for; see the node of pool {order.pool}"
         plan.do(OrderFailed(order.number, (name,), reason, partition.now + partition.settings.pool_pause))
         return
     plan.do(Arrived(order.number, name))
-    for each in meant:
-        ask = partition.waits(*each[:3])
+    for meant in waiting:
+        ask = partition.waits(*meant[:3])
         if ask is not None:
-            keep_arrived(plan, ask, (node_id, each[1], each[3]))
+            keep_arrived(plan, ask, (node_id, meant[1], meant[3]))
 
 
 def _takes(partition: Partition, node_id: int, meant: Meant) -> bool:
-    """Whether a node has room for one task of what it is meant for."""
+    """True if a node has capacity for one task of the ask it is meant for."""
     job, position, _, _ = meant
     shape = partition.jobs[job].stages[position].shape
     return (
@@ -55,8 +55,8 @@ def _takes(partition: Partition, node_id: int, meant: Meant) -> bool:
 
 
 def fail_order(plan: Plan, command: FailOrder) -> Accepted:
-    """Nodes will not come. Those that are not expected any more are passed over: whoever says so cannot know."""
-    need_operator(command, "say that an order failed")
+    """Record that ordered nodes will not join. Nodes that are no longer expected are skipped."""
+    need_operator(command, "report a failed order")
     partition = plan.partition
     find(partition, command.pool)
     check_text(command.reason, "reason", MAX_REASON)
@@ -76,22 +76,22 @@ def move(plan: Plan, command: MovePool) -> Accepted:
     if command.action not in ("pause", "resume"):
         raise Refused("action", f"{shown(command.action)} is not one of pause, resume; write one of them")
     paused = command.action == "pause"
-    if pool.paused == paused and (paused or not (pool.paused_until or _is_in_vain(plan.partition))):
+    if pool.paused == paused and (paused or not (pool.paused_until or _has_failed_orders(plan.partition))):
         return Accepted(note="no change")
     plan.do(PoolMoved(pool.name, paused))
     return Accepted()
 
 
 def welcome(plan: Plan, names: Iterable[str]) -> None:
-    """Pools have come into the configuration: they may bring what others could not."""
-    if _is_in_vain(plan.partition):
+    """Resume pools that were added to the configuration, so that asks with failed orders may order from them."""
+    if _has_failed_orders(plan.partition):
         for name in names:
             plan.do(PoolMoved(name, paused=False))
 
 
-def _is_in_vain(partition: Partition) -> bool:
-    """Whether orders failed for somebody who waits."""
-    return any(each.orders for lane in partition.lanes.values() for each in lane)
+def _has_failed_orders(partition: Partition) -> bool:
+    """True if orders failed for a waiting ask."""
+    return any(ask.orders for lane in partition.lanes.values() for ask in lane)
 
 
 def scale(plan: Plan, command: ScalePool) -> Accepted:
@@ -116,7 +116,7 @@ def scale(plan: Plan, command: ScalePool) -> Accepted:
 
 
 def _order_by_hand(plan: Plan, pool: Pool, wanted: int) -> Accepted:
-    """No more than it may have: nodes that are lost, or given back and not gone yet, count."""
+    """Order up to `max` of the pool. Nodes that are lost, or given back and not gone yet, count for `max`."""
     left = nodes_left(plan.partition, pool)
     add = wanted if left is None else min(wanted, left)
     if add:
@@ -127,7 +127,7 @@ def _order_by_hand(plan: Plan, pool: Pool, wanted: int) -> Accepted:
 
 
 def forget_orders(plan: Plan, pools: Mapping[str, PoolSettings]) -> None:
-    """Orders of pools that leave the configuration, or have nobody any more who brings nodes, are over."""
+    """End the orders of pools that leave the configuration or lose their provider."""
     partition = plan.partition
     for number in sorted(partition.orders):
         order = partition.orders[number]

@@ -1,6 +1,6 @@
-"""Intake of agents' reports. A report of an old attempt is counted and ignored; it is never an error.
+"""Intake of agents' reports. A report of an old attempt is counted and ignored; it is no error.
 
-A node reports only tasks that were given to it: a report of another node's task is refused.
+A node may report only tasks that were given to it: a report of another node's task is refused.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ MAX_REASON = 1_000
 
 def report(plan: Plan, command: Report) -> Accepted:
     _check(command)
-    answer = _tell(plan, command)
+    answer = _handle(plan, command)
     node_id = plan.partition.nodes.find(command.node)
     if node_id is not None:
         plan.partition.reign.hear_node(node_id)
     return answer
 
 
-def _tell(plan: Plan, command: Report) -> Accepted:
+def _handle(plan: Plan, command: Report) -> Accepted:
     job = plan.partition.jobs.get(command.job)
     stage = job.stage(command.stage) if job is not None else None
     if stage is None or command.number not in (0, stage.job.number):
@@ -48,7 +48,7 @@ def _tell(plan: Plan, command: Report) -> Accepted:
         _take(plan, whole, whole.indices, command, reason)
         return Accepted()
     blocks = _live(plan, stage, command)
-    _stop_stray(plan, command, difference(command.indices, Ranges.from_indices(_all(blocks)).flat()))
+    _stop_stray(plan, command, difference(command.indices, Ranges.from_indices(_indices_of(blocks)).flat()))
     for allocation, block in blocks:
         _take(plan, allocation, block, command, reason)
     live = sum(count(block) for _, block in blocks)
@@ -59,7 +59,7 @@ def _tell(plan: Plan, command: Report) -> Accepted:
 
 
 def _is_whole(plan: Plan, allocation: Allocation, command: Report) -> bool:
-    """Whether a report speaks of just the tasks of one allocation, as nearly all do."""
+    """True if a report covers exactly the tasks of one allocation, as nearly all reports do."""
     return (
         allocation.indices == command.indices
         and allocation.attempt == command.attempt
@@ -67,28 +67,29 @@ def _is_whole(plan: Plan, allocation: Allocation, command: Report) -> bool:
     )
 
 
-def _all(blocks: list[tuple[Allocation, tuple[int, ...]]]) -> Iterator[int]:
+def _indices_of(blocks: list[tuple[Allocation, tuple[int, ...]]]) -> Iterator[int]:
     return chain.from_iterable(indices(block) for _, block in blocks)
 
 
 def _measure(plan: Plan, allocation: Allocation, ran: Micros) -> None:
-    """Note how long the tasks of a stage take, if more of them wait that could go in chains."""
+    """Record the run time of the tasks of a stage, if more of its tasks wait that could be chained."""
     stage = allocation.stage
     if not ran and allocation.started is not None:
-        ran = plan.now - allocation.started  # as seen from here
+        ran = plan.now - allocation.started  # measured by the scheduler
     setting = plan.partition.settings.chain
-    # Which GPU a task of a chain has would be the agent's choice; and what uses one is never that quick.
+    # The scheduler assigns devices, but cannot know which device a chained task gets. Tasks with GPUs are not that
+    # quick anyway.
     if not (setting and ran and stage.waiting()) or stage.shape.devices or stage.job.manager:
         return
-    now = measured(stage.ran, ran, setting)
-    if now != stage.ran:
-        plan.do(Measured(stage.job.id, stage.position, now))
+    estimate = measured(stage.ran, ran, setting)
+    if estimate != stage.ran:
+        plan.do(Measured(stage.job.id, stage.position, estimate))
 
 
 def _stop_stray(plan: Plan, command: Report, block: tuple[int, ...]) -> None:
-    """Whoever runs an attempt that was given up, such as one acknowledged too late, is told to stop it.
+    """Send a stop for running tasks of an attempt that was given up, such as one acknowledged too late.
 
-    Only what this journal once numbered: an agent that knows jobs it never had may be talking to the wrong one.
+    A job number that this journal never gave is an alarm instead: the agent may be connected to the wrong server.
     """
     if command.number >= plan.partition.counters.job:
         _alarm(plan, command, 0, 0)
@@ -111,13 +112,13 @@ def _check(command: Report) -> None:
 
 
 def _live(plan: Plan, stage: Stage, command: Report) -> list[tuple[Allocation, tuple[int, ...]]]:
-    """The reported tasks that are live under that attempt on that node, by allocation."""
+    """Return the reported tasks that are live under this attempt on this node, by allocation."""
     live = stage.live or {}
     reported = Ranges(command.indices)
-    # What is not live needs no look one by one, however many tasks somebody speaks of.
-    known = sorted(index for index in live if index in reported) if len(reported) > len(live) else list(reported)
-    found: dict[int, list[int]] = {}
-    for index in known:
+    # Iterate over the smaller set: a report may name millions of tasks that are not live.
+    candidates = sorted(index for index in live if index in reported) if len(reported) > len(live) else list(reported)
+    by_allocation: dict[int, list[int]] = {}
+    for index in candidates:
         allocation = live.get(index)
         if allocation is not None and command.attempt > allocation.attempt:
             _alarm(plan, command, index, allocation.attempt)
@@ -125,12 +126,15 @@ def _live(plan: Plan, stage: Stage, command: Report) -> list[tuple[Allocation, t
             continue
         if _node(plan, allocation) != command.node:
             _refuse_foreign(plan, command, index, _node(plan, allocation))
-        found.setdefault(allocation.id, []).append(index)
+        by_allocation.setdefault(allocation.id, []).append(index)
     if command.attempt > stage.top and reported:
         _alarm(plan, command, reported.first_index(), stage.top)
-    if sum(map(len, found.values())) < len(reported):
+    if sum(map(len, by_allocation.values())) < len(reported):
         plan.note("stale report")
-    return [(plan.partition.allocations[number], Ranges.from_indices(found[number]).flat()) for number in sorted(found)]
+    return [
+        (plan.partition.allocations[number], Ranges.from_indices(by_allocation[number]).flat())
+        for number in sorted(by_allocation)
+    ]
 
 
 def _refuse_foreign(plan: Plan, command: Report, index: int, node: str) -> NoReturn:
@@ -143,12 +147,12 @@ def _refuse_foreign(plan: Plan, command: Report, index: int, node: str) -> NoRet
     )
 
 
-def _alarm(plan: Plan, command: Report, index: int, known: int) -> NoReturn:
-    # Somebody runs what this journal never decided: an operator must look before anything is killed.
+def _alarm(plan: Plan, command: Report, index: int, highest: int) -> NoReturn:
+    # A node runs what this journal never decided: an operator must look before anything is killed.
     plan.note("unknown attempt")
     raise Refused(
         "attempt",
-        f"{command.attempt} of {command.job} {command.stage}[{index}] is newer than the journal's {known}; "
+        f"{command.attempt} of {command.job} {command.stage}[{index}] is newer than the journal's {highest}; "
         "check that this is the right journal",
         "alarm",
     )
@@ -168,18 +172,18 @@ def _take(plan: Plan, allocation: Allocation, block: tuple[int, ...], command: R
             _measure(plan, allocation, command.ran)
         succeed(plan, allocation, block, command.exit_code)
     elif stopping:
-        # Whatever it died of, it was told to stop and it has.
+        # The tasks were told to stop, so the way they ended does not matter.
         confirm_stop(plan, allocation, block, reason)
     elif state == "failed":
         fail(plan, allocation, block, reason or f"exit code {command.exit_code}", command.exit_code)
     elif allocation.state == "assigned" and (allocation.rooms or allocation.cause):
         if not allocation.cause and allocation.stage.ran is not None:
-            # Who does not want what is sent ahead would be sent it again and again: only when more tasks prove quick.
+            # The node does not start chained tasks. Send no more until the stage is measured as quick again.
             plan.do(Measured(allocation.stage.job.id, allocation.stage.position, None))
         hand_back(plan, allocation, block, reason or f"node {command.node} did not start it")
         if state == "refused":
             plan.note("launch refused", count(block))
-            if plan.partition.nodes.avoided.get(allocation.node, 0) <= plan.now:  # else for the launch it came behind
+            if plan.partition.nodes.avoided.get(allocation.node, 0) <= plan.now:  # not again for the same pause
                 avoid(plan, allocation.node)
     elif state == "refused" and allocation.state == "assigned":
         plan.note("launch refused", count(block))

@@ -1,1 +1,1 @@
-"""Arithmetic on plain values: what the phases decide with, apart from the state they apply it to."""
+"""Policies: arithmetic on plain values, separate from the state that the phases apply it to."""

@@ -1,7 +1,7 @@
-"""Backfill, as arithmetic: when does the first who found no room fit, and who may start before it does (EASY).
+"""Backfill (EASY): the planned start of the first ask without capacity, and which later asks may start before it.
 
-Only the first has a planned time, and it is worked out anew each time somebody looks. Whoever comes after it may start
-if it fits now and either ends by that time, or takes no more than what will be to spare then.
+Only the first ask has a planned time, which is computed again on each use. A later ask may start if it fits now, and if
+it either ends by that time or takes no more than the capacity to spare then.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ T = TypeVar("T")
 class Planned(NamedTuple):
     when: int
     spare: int
-    """How much more there is room for then, besides what it was planned for."""
+    """The capacity to spare at that time, beyond the planned ask."""
 
 
 def plan_start(room: int, wanted: int, ends: Iterable[tuple[int, T]], gain: Callable[[T], int]) -> Planned | None:
-    """When so much is wanted that there is not room for now, from what ends when and how much room that gives.
+    """Return the time at which `wanted` fits, given the present room and what each coming end adds to it.
 
-    Ends come in the order of time, and the gain is asked for only of what has ended by the planned time. All of that
-    counts for what is to spare. None if it is not known that there ever will be room.
+    `ends` is sorted by time. `gain` is called only for ends up to the planned time; all of these count for the spare
+    capacity. None if the known ends never free enough.
     """
     when: int | None = None
-    for end, each in ends:
+    for end, ending in ends:
         if room >= wanted and when is not None and end > when:
             break
-        room += gain(each)
+        room += gain(ending)
         when = end
     return None if when is None or room < wanted else Planned(when, room - wanted)
 
 
 def ends_in_time(now: int, estimate: int | None, planned: int) -> bool:
-    """Whether what starts now is expected to be over by then."""
+    """True if a task that starts now is expected to end by the planned time."""
     return estimate is not None and now + estimate <= planned

@@ -1,13 +1,13 @@
-"""When what runs is expected to end. An estimate that was overrun doubles, until it lies ahead again."""
+"""Expected ends of running tasks. An estimate that was overrun is doubled until the end is in the future."""
 
 from __future__ import annotations
 
 LEAST = 1_000_000
-"""Microseconds: nothing doubled would be nothing, so that is taken for an estimate of nothing that was overrun."""
+"""Microseconds; replaces an estimate of 0 that was overrun, because doubling 0 has no effect."""
 
 
 def expected_end(began: int, estimate: int | None, now: int) -> int | None:
-    """None if nothing is known. What is estimated to take no time at all ends as soon as it can."""
+    """Return the expected end, None without an estimate. An estimate of 0 that is not overrun ends now."""
     if estimate is None:
         return None
     overrun = now - began

@@ -1,4 +1,4 @@
-"""How many equal tasks fit a node, and which devices they get. Plain values in, plain values out."""
+"""Fit: how many equal tasks fit on a node, and which devices they get. Arithmetic on plain values."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ WHOLE = 1000  # milli-GPU of one device
 
 
 def room(free: Sequence[tuple[int, int]], wanted: int) -> int:
-    """How many of `wanted` tasks fit, from (free, asked) pairs of every resource asked for."""
-    for have, asked in free:
-        if have < asked:
+    """Return how many of `wanted` tasks fit, given a (free, asked) pair for each resource of a task."""
+    for available, asked in free:
+        if available < asked:
             return 0
-        wanted = min(wanted, have // asked)
+        wanted = min(wanted, available // asked)
     return wanted
 
 
 def choose_devices(used: Sequence[int], count: int, per_task: int, milli: int, tasks: int) -> tuple[int, ...]:
-    """Devices for as many of `tasks` as fit, task after task; a task takes whole devices or a part of one.
+    """Return devices for the tasks that fit, at most `tasks`, task by task. A task takes whole devices or part of one.
 
-    Whole devices are taken in their order. A part goes where the least is left over, so that whole devices stay
+    Whole devices are taken in order. A part goes to the fullest device that has enough left, so that free devices stay
     whole.
     """
     if milli == WHOLE:
@@ -31,7 +31,7 @@ def choose_devices(used: Sequence[int], count: int, per_task: int, milli: int, t
     for _ in range(tasks):
         best = min(
             (device for device in range(count) if left[device] >= milli),
-            key=lambda d: (left[d], d),
+            key=lambda device: (left[device], device),
             default=-1,
         )
         if best < 0:
@@ -42,11 +42,11 @@ def choose_devices(used: Sequence[int], count: int, per_task: int, milli: int, t
 
 
 def overbook_devices(used: Sequence[int], count: int, per_task: int, milli: int) -> tuple[int, ...]:
-    """Devices for one task that runs already: free ones if there are, else the least used, beyond them if need be."""
+    """Return devices for a task that already runs: free devices, or the least used, even beyond the device count."""
     if not per_task:
         return ()
     fitting = choose_devices(used, count, per_task, milli, 1)
     if fitting:
         return fitting
-    order = sorted(range(max(count, per_task)), key=lambda d: (used[d] if d < len(used) else 0, d))
+    order = sorted(range(max(count, per_task)), key=lambda device: (used[device] if device < len(used) else 0, device))
     return tuple(sorted(order[:per_task]))

@@ -1,8 +1,8 @@
-"""How much of a node's idle GPUs the usual work could use, and how much is left over in pieces that it cannot.
+"""Fragmentation: how much of a node's idle GPU capacity typical tasks could use, and how much is too fragmented.
 
-The usual work is a `Workload`: task shapes, each with a weight, such as how many tasks have it. Of a node, a shape
-could use the free part of every device that has as much free as it asks of one; nothing, if there are too few such
-devices or too little of anything else. What it could not use is a fragment to it. Everything is an exact sum.
+Typical tasks are a `Workload`: task shapes, each with a weight, such as its number of tasks. On a node, a shape can use
+the free part of each device with enough free for the shape. It can use nothing if the node has too few such devices or
+too little of another resource. The unusable rest is fragmented for this shape. All sums are exact.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ MOST_KEPT = 100_000
 
 
 class Task(NamedTuple):
-    """What one task asks for."""
+    """The request of one task."""
 
     amounts: tuple[int, ...]
-    """Of the resources other than GPUs: CPU first, then the others in one order for all tasks and nodes."""
+    """Amounts of the resources other than GPUs: CPU first, then in the same order for all tasks and nodes."""
     devices: int
     milli: int
-    """How many devices, and how much of each: whole ones, or a part of one."""
+    """Milli-GPU of each of the `devices`: whole devices, or part of one."""
 
     @property
     def gpu(self) -> int:
@@ -32,32 +32,32 @@ class Task(NamedTuple):
 
 
 class Workload:
-    """The usual work on nodes of one kind, made ready for many questions.
+    """The typical tasks for nodes of one kind, prepared for many evaluations.
 
-    `elsewhere` is the weight of work that may not run on this kind at all: all that is free here is a fragment to it.
-    Answers depend on the arguments only; what is kept between calls saves time and nothing else.
+    `elsewhere` is the weight of tasks that may not run on this kind: all free capacity here is fragmented for them.
+    Results depend on the arguments only; the caches only save time.
     """
 
     def __init__(self, shapes: Iterable[tuple[Task, int]], elsewhere: int = 0) -> None:
         shapes = tuple(shapes)
         self.total = elsewhere + sum(weight for _, weight in shapes)
-        # Work without GPUs could use none of them, whatever the node is like: it counts in the total alone.
+        # Tasks without GPUs can use no idle GPU on any node: they count in the total only.
         asking = [(task, weight) for task, weight in shapes if task.devices]
         self._demands = sorted({(task.devices, task.milli) for task, _ in asking})
         self._shapes = [(self._demands.index((task.devices, task.milli)), weight) for task, weight in asking]
         self._levels = [_levels(column) for column in zip(*(task.amounts for task, _ in asking), strict=True)]
         self._weights: dict[int, tuple[int, ...]] = {}
-        """The shapes for which a node has enough but for GPUs, as bits → their weight, by demand."""
+        """Bit set of the shapes that fit apart from GPUs → their weights, by GPU demand."""
         self._parts: dict[tuple[int, ...], tuple[int, ...]] = {}
-        """What is used of the devices → what is free on those that serve each demand."""
+        """Use of the devices → free capacity on the devices that serve each GPU demand."""
 
     def usable(self, free: Sequence[int], used: Sequence[int]) -> int:
-        """The milli-GPU of a node that each shape could use, times its weight, added up."""
+        """Return the weighted sum over shapes of the milli-GPU of a node that the shape can use."""
         if not self._demands:
             return 0
         enough = -1
-        for have, (thresholds, fitting) in zip(free, self._levels, strict=True):
-            enough &= fitting[bisect_right(thresholds, have)]
+        for available, (thresholds, fitting) in zip(free, self._levels, strict=True):
+            enough &= fitting[bisect_right(thresholds, available)]
         ordered = tuple(sorted(used))
         if len(self._weights) + len(self._parts) > MOST_KEPT:
             self._weights.clear()
@@ -71,11 +71,11 @@ class Workload:
         return sum(map(mul, weights, parts))
 
     def fragmentation(self, free: Sequence[int], used: Sequence[int]) -> int:
-        """The idle milli-GPU of a node that each shape could not use, times its weight, added up.
+        """Return the weighted sum over shapes of the idle milli-GPU of a node that the shape cannot use.
 
-        Divided by `total` it is what the next task, drawn from the workload, is expected to find useless.
+        Divided by `total`, it is the expected idle GPU capacity that a random task of the workload cannot use.
         """
-        idle = sum(WHOLE - each for each in used)
+        idle = sum(WHOLE - device for device in used)
         return self.total * idle - self.usable(free, used)
 
     def _weigh(self, enough: int) -> tuple[int, ...]:
@@ -87,12 +87,12 @@ class Workload:
 
 
 def _levels(column: Sequence[int]) -> tuple[list[int], list[int]]:
-    """The different amounts of one resource, and for each number of them that a node reaches, who has enough."""
+    """Return the sorted distinct amounts of one resource, and for 0, 1, … of them reached, the shapes that fit."""
     thresholds = sorted(set(column))
     fitting = [sum((amount < level) << bit for bit, amount in enumerate(column)) for level in thresholds]
     return thresholds, [*fitting, (1 << len(column)) - 1]
 
 
 def _servable(used: Sequence[int], devices: int, milli: int) -> int:
-    serving = [WHOLE - each for each in used if WHOLE - each >= milli]
+    serving = [WHOLE - device for device in used if WHOLE - device >= milli]
     return sum(serving) if len(serving) >= devices else 0

@@ -1,4 +1,4 @@
-"""What limits allow: arithmetic on (name, limit, used) triples of accounts."""
+"""Limits: arithmetic on (name, limit, used) triples of accounts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fairlead.core.reasons import OverLimit, TooManyJobs, first_over
 def allowed(
     accounts: Iterable[tuple[str, Mapping[str, int] | None, Mapping[str, int]]], asked: Mapping[str, int]
 ) -> OverLimit | None:
-    """None if every account has room for what is asked, else the first that has not."""
+    """Return None if `asked` fits under the limit of every account, otherwise the first limit that it exceeds."""
     for name, limit, used in accounts:
         if limit is not None:
             resource = first_over(limit, used, asked)
@@ -20,7 +20,7 @@ def allowed(
 
 
 def may_run(accounts: Iterable[tuple[str, int | None, int]]) -> TooManyJobs | None:
-    """None if every account may have one more running job, else the first that may not."""
+    """Return None if every account may have one more running job, otherwise the first that may not."""
     for name, most, running in accounts:
         if most is not None and running >= most:
             return TooManyJobs(name, most)

@@ -1,11 +1,11 @@
-"""The order of a lane: a function that turns an ask's plain values into a sort key, lowest first.
+"""Orders of lanes: an order is a function that turns plain values of an ask into a sort key, lowest first.
 
-Another order is another function of this signature and a row in `ORDERS`: of the kind (already merged with `new` where
-a queue says `scale_first: false`), the job's priority, how many of its tasks run, when it was asked for, and whether
-these are replacements that a started gang needs to reach `min`. The key is followed by the ask's place among
-those of one instant (its sequence number, or that of the ask whose place it came back to) and by its sequence number,
-so that the order is total. A place may change with each of these values but the kind: the priority of a job when it is
-set, the others if the order says so in its row; see `Lane`.
+To add an order, write a function of this signature and a row in `ORDERS`. The arguments are the kind (scale counts as
+new if the queue has `scale_first: false`), the job's priority, its number of running tasks, when it was asked for, and
+whether these are replacements that a started gang needs to reach `min`. The lane appends the ask's place among asks of
+the same instant (its sequence number, or that of the earlier ask to which it came back) and its sequence number, so
+that the order is total. All of these values but the kind may change: the priority when it is set, the others only
+matter if the order's row says so; see `Lane`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Order(msgspec.Struct, frozen=True):
     by_min: bool = False
     """True if the key depends on `below_min`, which is False otherwise."""
     longest_first: bool = False
-    """True if of the stages of a job those that take longest are asked for first, so that they end first."""
+    """True if the stages of a job with the longest estimates are asked for first."""
 
 
 ORDERS: Registry[Order] = Registry(
@@ -51,4 +51,4 @@ ORDERS: Registry[Order] = Registry(
 )
 
 MISSING = Order(first_in_first_out)
-"""Stands in for an order that is not installed while a journal is replayed, which asks no policy."""
+"""Stand-in for an order that is not installed, used during replay, which evaluates no policy."""

@@ -1,12 +1,12 @@
-"""Which of the nodes that fit a task should take it.
+"""Placements: choose one of the nodes that fit a task.
 
-A placement gives a node a score for a task, and the node with the lowest score is taken; it also says which devices the
-task gets there. It may look at a `Node`, which holds all that matters of it, so that nodes in an equal state have equal
-scores and one of them stands for all. Whether a node fits has been asked before. Of nodes with equal scores the one
-that joined first is taken, or one is drawn, if the placement says so.
+A placement scores a node for a task, and the node with the lowest score is taken. It also chooses the task's devices
+there. It sees a node only as a `Node`, so that nodes in an equal state have equal scores and only one of them needs to
+be scored. It is called for nodes that fit. Of nodes with equal scores the one that joined first is taken, or a random
+one if the placement is `drawn`.
 
-Another placement is another function of this signature and a row in `PLACEMENTS`. Everything is an integer: fractions
-are in millionths, rounded down. `pack`, the default, is not here: the index of fitting nodes has its order built in.
+To add a placement, write a function of this signature and a row in `PLACEMENTS`. All values are integers; fractions are
+in millionths, rounded down. The default, `pack`, is not here: the index of fitting nodes has its order built in.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ Key = tuple[int, ...]
 
 MILLION = 1_000_000
 STEP = 40
-"""Milli-GPU: losses that differ by less are equal to `fgd`."""
+"""Milli-GPU; `fgd` treats losses that differ by less as equal."""
 
 
 class Node(NamedTuple):
-    """All that a placement may know of a node. Resources are in the order of `Task.amounts`."""
+    """A node as a placement sees it. Resources are in the order of `Task.amounts`."""
 
     capacity: tuple[int, ...]
     free: tuple[int, ...]
     used: tuple[int, ...]
-    """What is used of each device, in milli-GPU."""
+    """Use of each device, in milli-GPU."""
 
     @property
     def gpu(self) -> int:
-        """What is free of all its devices together."""
+        """Free capacity of all devices together, in milli-GPU."""
         return WHOLE * len(self.used) - sum(self.used)
 
 
 class Fleet(NamedTuple):
-    """What a placement may know beyond the node: the largest node, by CPU and by devices, and the usual work."""
+    """What a placement sees of the cluster: the largest node by CPU and by devices, and the typical tasks."""
 
     cpu: int
     devices: int
@@ -55,11 +55,11 @@ Score = Callable[[Node, Task, Fleet], Key]
 Devices = Callable[[Node, Task, Fleet], tuple[int, ...]]
 
 
-# ---- the scores, lowest first
+# ---- scores, lowest first
 
 
 def spread(node: Node, task: Task, fleet: Fleet) -> Key:
-    """The node of which the least will be used, by the resource of which the most will be."""
+    """Prefer the node with the lowest use after the placement, measured by its most used resource."""
     used = [
         (capacity - free + asked) * MILLION // capacity
         for capacity, free, asked in zip(node.capacity, node.free, task.amounts, strict=True)
@@ -71,20 +71,20 @@ def spread(node: Node, task: Task, fleet: Fleet) -> Key:
 
 
 def bestfit(node: Node, task: Task, fleet: Fleet) -> Key:
-    """The node with the least CPU and GPU left over, each as a part of the largest node's."""
+    """Prefer the node with the least CPU and GPU left over, each relative to the largest node."""
     return (_wasteful(node, task), _left_over(node, task, fleet))
 
 
 def dotprod(node: Node, task: Task, fleet: Fleet) -> Key:
-    """The node with the smallest product of what is free and what is asked, in whole percents."""
+    """Prefer the node with the smallest dot product of free and asked resources, in whole percent."""
     product = node.free[0] * task.amounts[0] * MILLION // max(1, fleet.cpu) ** 2
     product += node.gpu * task.gpu * MILLION // max(1, WHOLE * fleet.devices) ** 2
-    # Finer differences were measured to allocate less; see docs/placement.md.
+    # In measurements a finer resolution allocated less; see docs/placement.md.
     return (_wasteful(node, task), product * 100 // (2 * MILLION))
 
 
 def gpu_packing(node: Node, task: Task, fleet: Fleet) -> Key:
-    """A device that is split already, the fullest first; then a node in use; then an empty one, the smallest first."""
+    """Prefer the fullest split device; then a node in use; then an empty node, the smallest first."""
     if not task.devices:
         return (_wasteful(node, task), 0)
     if not any(node.used):
@@ -94,7 +94,7 @@ def gpu_packing(node: Node, task: Task, fleet: Fleet) -> Key:
 
 
 def gpu_clustering(node: Node, task: Task, fleet: Fleet) -> Key:
-    """Parts of GPUs beside parts, whole ones beside whole ones: a node with such alone, mixed, empty, with others."""
+    """Keep tasks with whole GPUs and tasks with part of one apart: prefer like tasks only, mixed, empty, unlike."""
     if not task.devices:
         return (_wasteful(node, task), 0)
     split = any(0 < used < WHOLE for used in node.used)
@@ -105,7 +105,7 @@ def gpu_clustering(node: Node, task: Task, fleet: Fleet) -> Key:
 
 
 def fgd(node: Node, task: Task, fleet: Fleet) -> Key:
-    """The node where the usual work loses the least GPU that it could have used; of those, as `bestfit`."""
+    """Prefer the node where typical tasks lose the least usable GPU capacity; then as `bestfit`."""
     lost, _ = _least_loss(node, task, fleet)
     return (_wasteful(node, task), lost, _left_over(node, task, fleet))
 
@@ -114,31 +114,31 @@ def any_node(node: Node, task: Task, fleet: Fleet) -> Key:
     return ()
 
 
-# ---- the devices
+# ---- devices
 
 
 def tightest(node: Node, task: Task, fleet: Fleet) -> tuple[int, ...]:
-    """Whole devices in their order; a part where the least is left over."""
+    """Choose whole devices in order; for part of a device, the fullest device that fits."""
     if not task.devices:
         return ()
     return choose_devices(node.used, len(node.used), task.devices, task.milli, 1)
 
 
 def least_lost(node: Node, task: Task, fleet: Fleet) -> tuple[int, ...]:
-    """The devices that `fgd` counted with."""
+    """Choose the devices that `fgd` scored."""
     return _least_loss(node, task, fleet)[1]
 
 
-# ---- the table
+# ---- table
 
 
 class Placement(NamedTuple):
     score: Score
     devices: Devices = tightest
     drawn: bool = False
-    """Whether one of the nodes with the best score is drawn, by `draw`; else the first of them is taken."""
+    """True if a random node of those with the best score is taken, by `draw`; otherwise the first of them."""
     weighs: bool = False
-    """True if it looks at `Fleet.workload`, which has no tasks otherwise."""
+    """True if it uses `Fleet.workload`, which is empty otherwise."""
 
 
 PACK = "pack"
@@ -158,19 +158,19 @@ PLACEMENTS: Registry[Placement] = Registry(
 )
 
 MISSING = Placement(any_node)
-"""Stands in for a placement that is not installed while a journal is replayed, which asks no policy."""
+"""Stand-in for a placement that is not installed, used during replay, which evaluates no policy."""
 
 
 def placement_names() -> tuple[str, ...]:
-    """Return the names that the setting `place` takes."""
+    """Return the names that the setting `place` accepts."""
     return (PACK, *PLACEMENTS)
 
 
 def draw(seed: int, number: int, counts: Sequence[int]) -> int:
-    """Which of several groups has the node drawn in this draw, from how many nodes each has.
+    """Return the position of the group that contains the drawn node, given the number of nodes of each group.
 
-    Every node is as likely as another. The same arguments give the same group: the order of the groups must not depend
-    on anything that a restart forgets.
+    Every node is equally likely. The same arguments give the same group, so the order of the groups must not depend on
+    anything that a restart forgets.
     """
     drawn = blake2b(f"{seed} {number}".encode(), digest_size=8).digest()
     ends = list(accumulate(counts))
@@ -181,18 +181,18 @@ def draw(seed: int, number: int, counts: Sequence[int]) -> int:
 
 
 def _wasteful(node: Node, task: Task) -> int:
-    """Work without GPUs goes where there are none, if it can."""
+    """Return 1 if a task without GPUs would use a node with GPUs, else 0."""
     return 1 if node.used and not task.devices else 0
 
 
 def _left_over(node: Node, task: Task, fleet: Fleet) -> int:
-    """CPU and GPU that will be free, as parts of the largest node's. Memory has to fit, and does not count."""
+    """Return CPU and GPU left over, relative to the largest node. Memory has to fit but does not count."""
     cpu = (node.free[0] - task.amounts[0]) * MILLION // max(1, fleet.cpu)
     return cpu + (node.gpu - task.gpu) * MILLION // max(1, WHOLE * fleet.devices)
 
 
 def _least_loss(node: Node, task: Task, fleet: Fleet) -> tuple[int, tuple[int, ...]]:
-    """How many steps of usable GPU the usual work loses at least on a node, and with which devices."""
+    """Return the smallest loss of usable GPU capacity for typical tasks on a node, in steps, and the devices."""
     workload = fleet.workload
     before = workload.usable(node.free, node.used)
     free = tuple(map(sub, node.free, task.amounts))
@@ -205,7 +205,7 @@ def _least_loss(node: Node, task: Task, fleet: Fleet) -> tuple[int, tuple[int, .
 
 
 def _ways(node: Node, task: Task, fleet: Fleet) -> Iterator[tuple[int, ...]]:
-    """The devices that a task could get, but for those that come to the same; the tightest first."""
+    """Yield the device choices for a task that differ in effect, the tightest first."""
     if task.milli in (0, WHOLE):
         yield tightest(node, task, fleet)
         return

@@ -1,11 +1,11 @@
-"""Which nodes to hold for a starving gang: a score of what is free against what a task requires.
+"""Scores of nodes to hold for a starving gang: free capacity compared with the request of a task.
 
     of one resource   required <= free: 100 - 100 * required / free     0 … 100
                       required >  free: 100 * free / required - 100     -100 … 0
     of a node         ((cpu + memory) / 2 + 2 * others) / 3, where others is the mean over the other resources asked for
 
-Everything is an integer, in millionths, rounded down. A resource that is not asked for misses nothing: 100. The higher
-the score the better, but for one case: a node of which nothing would be left over scores 0 and is still the best.
+Scores are integers, in millionths, rounded down. A resource that is not asked for scores 100. A higher score is better,
+with one exception: a node that the task would fill exactly scores 0 and is the best.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def combined(cpu: int, memory: int, others: list[int]) -> int:
 
 
 def is_exact(required: Mapping[str, int], free: Mapping[str, int]) -> bool:
-    """Whether a task would leave nothing over of what it asks for."""
+    """True if a task would leave nothing free of the resources it asks for."""
     return all(free.get(name, 0) == amount for name, amount in required.items())
 
 
 def may_be_held(percent: int, nodes: int) -> int:
-    """How many of so many nodes may be held at once: rounded up, so that of one node that is one."""
+    """Return how many of `nodes` nodes may be held at once: a percentage, rounded up, so that 1 node gives 1."""
     return -(-percent * nodes // 100)

@@ -1,8 +1,8 @@
-"""Shares in whole numbers: what each class is entitled to, what it may start, and what it has to give back.
+"""Shares in whole numbers: the entitlement of each class, the tasks it may start, and the loans it has to give back.
 
-A class is a queue among its siblings. `start_counts` and `rebalance_counts` count in slots and give the published
-numbers; `Measure` and `turn_key` say whose turn it is, in any unit. Nothing here is a float. docs/shares.md explains
-the arithmetic and works an example.
+A class is a queue among its siblings. `start_counts` and `rebalance_counts` count in slots and give the numbers of the
+published algorithm; `Measure` and `turn_key` order the classes for turns, in any unit. Nothing here is a float.
+docs/shares.md explains the arithmetic with an example.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 import msgspec
 
 FEW = 10
-"""Up to so many classes with a share, the published rounding holds: whole percents, and what rounding leaves over goes
-to the largest. Among more it would hand the largest a good part of what the others are owed. There, nothing is rounded
-to percents, and all starts are turns."""
+"""Up to this number of classes with a share, shares are rounded to whole percents as published, and the largest class
+gets the remainder. Among more classes, that remainder would be a large part of the other classes' entitlement, so
+nothing is rounded to percents there, and all slots are given out in turns."""
 
 MOST_SHARE = 1_000_000
 FINE = MOST_SHARE**2
-"""Two different fractions with denominators up to `MOST_SHARE` are at least 1 / `FINE` apart. So they stay different,
-and equal ones equal, when they are multiplied by `FINE` and rounded down: one integer stands for a fraction."""
+"""Two different fractions with denominators up to `MOST_SHARE` are at least 1 / `FINE` apart. Multiplied by `FINE` and
+rounded down they stay different, and equal ones stay equal, so one integer represents a fraction."""
 
 ENTITLED, LENT, LAST = range(3)
 
@@ -30,7 +30,7 @@ Key = tuple[int, int, str]
 
 
 class Claim(NamedTuple):
-    """What a class has and wants, in slots."""
+    """The share of a class, and its running and waiting tasks in slots."""
 
     name: str
     share: int
@@ -42,7 +42,7 @@ class Claim(NamedTuple):
 
 
 def normalised(shares: Mapping[str, int]) -> dict[str, int]:
-    """Shares as whole percents that add up to 100; among many classes, or if nobody has a share, as they are."""
+    """Return shares as whole percents that add up to 100; unchanged among many classes or if all shares are 0."""
     for name, share in shares.items():
         _check("share", share, name, MOST_SHARE)
     whole = sum(shares.values())
@@ -54,16 +54,16 @@ def normalised(shares: Mapping[str, int]) -> dict[str, int]:
 
 
 def entitlements(total: int, shares: Mapping[str, int]) -> dict[str, int]:
-    """A total divided by shares, rounded down. The largest class gets the rest; among many, each one at most.
+    """Divide a total by shares, rounded down. The largest class gets the rest; among many classes, one each.
 
-    The total may be slots, or `Measure.whole`, or what the parent of these classes is entitled to.
+    The total may be slots, `Measure.whole`, or the entitlement of the parent of these classes.
     """
     _check("total", total)
     return _divide(total, normalised(shares))
 
 
 def spread(total: int, classes: Iterable[Mapping[str, Any] | Claim]) -> int:
-    """How far apart the classes are from their shares, in percents of the total: the most above plus the most below.
+    """Return how far the classes are from their shares, in percent of the total: the most above plus the most below.
 
     A class that is below its share counts only if it has work waiting.
     """
@@ -85,10 +85,10 @@ def spread(total: int, classes: Iterable[Mapping[str, Any] | Claim]) -> int:
 
 
 def start_counts(total: int, idle: int, classes: Iterable[Mapping[str, Any] | Claim]) -> dict[str, int]:
-    """How many tasks each class starts on the idle slots of a total: by entitlement, then on loan.
+    """Return how many tasks each class starts on the idle slots of a total: by entitlement, then on loan.
 
-    The sum is what is idle or what waits, whichever is less. Classes with share 0 are not counted in either and start
-    nothing here: what the others leave is theirs, in turns (`turn_key`).
+    The sum is the idle slots or the waiting tasks, whichever is less. Classes with share 0 do not count and start
+    nothing here: the slots that the other classes leave are theirs, in turns (`turn_key`).
     """
     _check("idle", idle)
     claims = _claims(classes)
@@ -100,11 +100,11 @@ def start_counts(total: int, idle: int, classes: Iterable[Mapping[str, Any] | Cl
 
 
 def rebalance_counts(total: int, idle: int, classes: Iterable[Mapping[str, Any] | Claim]) -> dict[str, tuple[int, int]]:
-    """How many tasks each class starts and stops to come to its entitlement. What is then left over is lent once.
+    """Return how many tasks each class starts and stops to reach its entitlement. Slots left over are lent once.
 
-    A loan to a class that should stop some keeps these running. Among few classes the loan is rounded down, as
-    published, and may leave slots idle until the next starts. A class with share 0 has nothing but loans: it stops
-    what the others' starts need beyond what is idle and what they stop themselves.
+    A loan to a class above its entitlement keeps its tasks running. Among few classes the loan is rounded down, as
+    published, and may leave slots idle until the next call of `start_counts`. A class with share 0 has only loans: it
+    stops the tasks that the other classes' starts need beyond the idle slots and the tasks that these classes stop.
     """
     _check("idle", idle)
     claims = _claims(classes)
@@ -125,35 +125,36 @@ def rebalance_counts(total: int, idle: int, classes: Iterable[Mapping[str, Any] 
     return {claim.name: (max(0, moved[claim.name]), max(0, -moved[claim.name])) for claim in claims}
 
 
-# ---- whose turn it is
+# ---- turns
 
 
 class Measure:
-    """Dominant shares of one capacity, as whole numbers that can be compared and subtracted: parts of `whole`.
+    """Dominant shares of one capacity, as integer parts of `whole` that can be compared and subtracted.
 
-    `whole` is a common multiple of all capacities, so that nothing is rounded, and a share costs one multiplication a
-    resource and no division. Make a new one when the capacity changes.
+    `whole` is a common multiple of all capacities, so that nothing is rounded, and a share costs one multiplication per
+    resource and no division. Make a new object when the capacity changes.
     """
 
     def __init__(self, capacity: Mapping[str, int]) -> None:
         for resource, amount in capacity.items():
             _check("capacity", amount, resource)
         self.whole = math.lcm(*filter(None, capacity.values()))
-        self._each = {resource: self.whole // amount for resource, amount in capacity.items() if amount}
+        self._factors = {resource: self.whole // amount for resource, amount in capacity.items() if amount}
 
     def dominant_share(self, used: Mapping[str, int]) -> int:
-        """The largest part that a summed vector is of any resource. Using what there is none of counts as all of it."""
+        """Return the largest part of any resource that a vector uses. A resource without capacity counts as 100 %."""
         largest = 0
         for resource, amount in used.items():
-            largest = max(largest, amount * self._each.get(resource, self.whole))
+            largest = max(largest, amount * self._factors.get(resource, self.whole))
         return largest
 
 
 def turn_key(use: int, share: int, entitled: int, name: str) -> Key:
-    """The place of a class among its siblings, lowest first: below its entitlement, on loan, or without a share; then
-    by use ÷ share, then by name. Use and entitlement are in one unit: tasks, or parts of `Measure.whole`.
+    """Return the sort key of a class among its siblings; the lowest is next.
 
-    Keys are plain tuples without ties, fit for a heap. It is called for every turn and trusts its arguments.
+    Classes below their entitlement come first, then those on loan, then those without a share; within each group by
+    use ÷ share, then by name. Use and entitlement are in one unit: tasks, or parts of `Measure.whole`. Keys are plain
+    tuples without ties. It is called for every turn and does not check its arguments.
     """
     if not share:
         return (LAST, use, name)
@@ -164,7 +165,7 @@ def turn_key(use: int, share: int, entitled: int, name: str) -> Key:
 
 
 class _Row(msgspec.Struct, eq=False):
-    """A class with a share, while it is being counted."""
+    """A class with a share, during the computation."""
 
     name: str
     share: int
@@ -178,7 +179,7 @@ class _Row(msgspec.Struct, eq=False):
         return max(0, self.entitled - self.running - self.started) if self.waiting else 0
 
     def loaned(self) -> int:
-        """What it has on loan already. What is stopped is not; what it starts now does not count, as published."""
+        """Return the slots on loan already, without stopped tasks. Tasks it starts now do not count, as published."""
         return max(0, self.running + min(0, self.started) - self.entitled)
 
     def start(self, count: int) -> None:
@@ -193,7 +194,7 @@ class _Row(msgspec.Struct, eq=False):
 
 
 def _rows(total: int, claims: Sequence[Claim]) -> list[_Row]:
-    """The classes with a share, the largest first."""
+    """Return the classes with a share, the largest first."""
     _check("total", total)
     shares = {claim.name: claim.share for claim in claims}
     weights = normalised(shares)
@@ -208,23 +209,23 @@ def _rows(total: int, claims: Sequence[Claim]) -> list[_Row]:
 
 
 def _entitle(rows: Sequence[_Row], idle: int) -> int:
-    """Idle slots to the classes below their entitlement, by what each lacks; what is left over.
+    """Give idle slots to the classes below their entitlement, by what each is missing; return the slots left over.
 
-    It ends: of at most `FEW` classes one lacks a tenth of all that is lacking, and a tenth is rounded up.
+    The loop ends, because one of at most `FEW` classes is missing at least a tenth of the sum, and gets it rounded up.
     """
     while idle:
         unused = [row.unused() for row in rows]
         whole = sum(unused)
         if not whole:
             break
-        percents = [100 * each // whole for each in unused]
+        percents = [100 * slots // whole for slots in unused]
         percents[0] += 100 - sum(percents)
         idle -= _hand_out(rows, min(idle, whole), percents, unused)
     return idle
 
 
 def _lend(rows: Sequence[_Row], idle: int) -> int:
-    """Idle slots on loan, as long as they are enough to be divided by share; what is left over."""
+    """Lend idle slots while there are enough to divide by share; return the slots left over."""
     while idle:
         lent = _lend_once(rows, idle)
         if not lent:
@@ -234,21 +235,21 @@ def _lend(rows: Sequence[_Row], idle: int) -> int:
 
 
 def _lend_once(rows: Sequence[_Row], idle: int) -> int:
-    """Everything on loan, old and new, divided by share among those that wait; each gets what it then lacks."""
+    """Divide all loans, old and new, by share among the waiting classes. Give each what it misses; return the sum."""
     whole = sum(row.weight for row in rows if row.waiting)
     if not whole:
         return 0
     lent = idle + sum(row.loaned() for row in rows)
-    lacking = [max(0, row.weight * lent // whole - row.loaned()) if row.waiting else 0 for row in rows]
-    lacking_all = sum(lacking)
-    if not lacking_all:
+    missing = [max(0, row.weight * lent // whole - row.loaned()) if row.waiting else 0 for row in rows]
+    total_missing = sum(missing)
+    if not total_missing:
         return 0
-    percents = [100 * each // lacking_all for each in lacking]
+    percents = [100 * slots // total_missing for slots in missing]
     return _hand_out(rows, idle, percents, [row.waiting for row in rows])
 
 
 def _hand_out(rows: Sequence[_Row], slots: int, percents: Sequence[int], most: Sequence[int]) -> int:
-    """Slots by percents, rounded up, the largest class first, until they are gone; how many were taken."""
+    """Give out slots by percents, rounded up, the largest class first; return how many were taken."""
     left = slots
     for row, percent, limit in zip(rows, percents, most, strict=True):
         count = min(-(-slots * percent // 100), limit, row.waiting, left)
@@ -258,13 +259,13 @@ def _hand_out(rows: Sequence[_Row], slots: int, percents: Sequence[int], most: S
 
 
 def _take_turns(rows: Sequence[_Row], slots: int) -> None:
-    """One slot after another to the class whose turn it is."""
+    """Give out slots one at a time, first to classes below their entitlement, then on loan."""
     slots -= _fill(rows, slots, [min(row.waiting, row.unused()) for row in rows])
     _fill(rows, slots, [row.waiting for row in rows])
 
 
 def _fill(rows: Sequence[_Row], slots: int, most: Sequence[int]) -> int:
-    """One slot after another to the class lowest in use ÷ share, up to a number each; how many were taken."""
+    """Give slots one by one to the class with the lowest use ÷ share, up to `most` each; return how many were taken."""
     slots = min(slots, sum(most))
     if not slots:
         return 0
@@ -283,9 +284,10 @@ def _fill(rows: Sequence[_Row], slots: int, most: Sequence[int]) -> int:
 
 
 def _at_once(rows: Sequence[_Row], slots: int, most: Sequence[int]) -> list[int]:
-    """The turns of each class, but for the last few, at most as many as there are classes.
+    """Return the turns of each class, except for the last few: at most one per class.
 
-    The level that so many turns fill the classes to is found by halving, so that many slots cost no more than few.
+    The level of use ÷ share that the turns reach is found by bisection, so that the cost hardly depends on the number
+    of slots.
     """
     counts = [0] * len(rows)
     low, high = 0, 1 + max((row.use() + limit) * FINE // row.share for row, limit in zip(rows, most, strict=True))
@@ -323,12 +325,12 @@ def _largest(shares: Mapping[str, int]) -> str:
 
 
 def _claims(classes: Iterable[Mapping[str, Any] | Claim]) -> list[Claim]:
-    claims = [each if isinstance(each, Claim) else Claim(*map(each.__getitem__, Claim._fields)) for each in classes]
+    claims = [given if isinstance(given, Claim) else Claim(*map(given.__getitem__, Claim._fields)) for given in classes]
     for claim in claims:
         _check("running", claim.running, claim.name)
         _check("waiting", claim.waiting, claim.name)
     if len({claim.name for claim in claims}) < len(claims):
-        raise ValueError("classes: a name stands there twice: give each class a name of its own")
+        raise ValueError("classes: two classes have the same name: give each class its own name")
     return claims
 
 

@@ -1,8 +1,8 @@
-"""Which tasks to stop for an ask, as arithmetic on plain values.
+"""Choose the tasks to stop for an ask: arithmetic on plain values.
 
-Tasks are taken back in units: one task beyond what its gang needs, or a gang whole. Of the sets of units that let the
-ask start, the one is taken whose highest priority is the lowest; then the one with the fewest tasks; then the one that
-breaks the fewest gangs; then the newest.
+Tasks are stopped in units: one task that its gang does not need, or a whole gang. Of the sets of units that let the ask
+start, the best has the lowest highest priority, then the fewest tasks, then breaks the fewest gangs, then is the
+newest.
 """
 
 from __future__ import annotations
@@ -14,36 +14,36 @@ from typing import NamedTuple
 Amounts = Mapping[str, int]
 
 FEW = 8
-"""Up to this many units all sets of them are compared."""
+"""Up to this number of units, all sets of them are compared."""
 
 
 class Unit(NamedTuple):
-    """Tasks that can be taken back only together."""
+    """Tasks that can only be stopped together."""
 
     gang: bool
-    """True if it is all of a gang; else it is a task that its gang can do without."""
+    """True for a whole gang; False for one task that its gang does not need."""
     priority: int
     began: int
     number: int
-    """Of the newest allocation: the higher, the newer."""
+    """The number of the newest allocation."""
     task: int
-    """Its index, if it is one task."""
+    """The index of a single task."""
     of: tuple[str, int]
-    """The gang. Taking it whole takes the tasks beyond what it needs with it."""
+    """The gang. Stopping it whole includes the single tasks it does not need."""
     queue: str
     amounts: tuple[tuple[str, int], ...]
-    """What it uses."""
+    """The resources it uses."""
     tasks: int = 1
-    """How many tasks stop."""
+    """The number of tasks that stop."""
 
 
 Cost = tuple[int, int, int, tuple[tuple[int, int, int], ...]]
 
 
 def cost_of(units: Iterable[Unit]) -> Cost:
-    """What it costs to stop all of these: the lower, the better. Priorities come after the number of tasks.
+    """Return the cost of stopping all these units; lower is better. The number of tasks comes before the priority.
 
-    That is the order among sets of one highest priority, or of priorities up to a level.
+    It orders sets with the same highest priority, or with priorities up to the same level.
     """
     units = list(units)
     ages = sorted([(-unit.began, -unit.number, -unit.task) for unit in units], reverse=True)
@@ -53,21 +53,21 @@ def cost_of(units: Iterable[Unit]) -> Cost:
 
 
 def best_of_few(units: Sequence[Unit], enough: Callable[[Sequence[Unit]], bool]) -> Sequence[Unit] | None:
-    """The best set of units that is enough, by comparing all sets; None if there is none. For at most `FEW` units."""
-    sets = [
-        some
+    """Return the best set of units that is enough, or None. Compares all sets, for at most `FEW` units."""
+    choices = [
+        choice
         for size in range(1, len(units) + 1)
-        for some in combinations(units, size)
-        if len(without_covered(some)) == size
+        for choice in combinations(units, size)
+        if len(without_covered(choice)) == size
     ]
-    sets.sort(key=lambda some: (max(unit.priority for unit in some), cost_of(some)))
-    return next((some for some in sets if enough(some)), None)
+    choices.sort(key=lambda choice: (max(unit.priority for unit in choice), cost_of(choice)))
+    return next((choice for choice in choices if enough(choice)), None)
 
 
 def lowest_level(levels: Sequence[int], enough: Callable[[int], bool]) -> int | None:
-    """The lowest of ascending levels up to which there is enough; None if there is not at the highest.
+    """Return the lowest of the ascending levels for which `enough` is true; None if it is false for the highest.
 
-    `enough` was last asked about the level that is returned.
+    The last call of `enough` was for the returned level.
     """
     if not levels or not enough(levels[-1]):
         return None
@@ -84,24 +84,24 @@ def lowest_level(levels: Sequence[int], enough: Callable[[int], bool]) -> int | 
 
 
 def without_covered(units: Sequence[Unit]) -> list[Unit]:
-    """Leave out single tasks of gangs that are taken whole."""
+    """Return the units without single tasks of gangs that are stopped whole."""
     gangs = {unit.of for unit in units if unit.gang}
     return [unit for unit in units if unit.gang or unit.of not in gangs]
 
 
 def is_unmet(used: Amounts, asked: Amounts, guarantee: Amounts) -> bool:
-    """Whether what is asked for is within a guarantee: then it is somebody's right, and nobody's to take back."""
+    """True if a request is within an unmet guarantee: then its queue has a right to it, and it is not taken back."""
     guaranteed = [name for name in asked if name in guarantee]
     return bool(guaranteed) and all(used.get(name, 0) + asked[name] <= guarantee[name] for name in guaranteed)
 
 
 def surplus(running: int, needed: int) -> int:
-    """How many tasks a gang can lose and go on."""
+    """Return how many tasks a gang can lose and keep running."""
     return max(0, running - needed)
 
 
 def keeps(used: Amounts, guarantee: Amounts, lost: Amounts) -> bool:
-    """True if a queue keeps its guarantee of all that it would lose some of."""
+    """True if a queue keeps its guarantee for every resource that it would lose."""
     return all(
         used.get(name, 0) - amount >= guarantee[name] for name, amount in lost.items() if amount and name in guarantee
     )

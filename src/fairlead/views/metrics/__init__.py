@@ -1,1 +1,1 @@
-"""Metrics: what Prometheus reads, kept up from the changes of each cycle."""
+"""Metrics for Prometheus, updated from the changes of each cycle."""

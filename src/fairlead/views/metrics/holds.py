@@ -1,6 +1,6 @@
-"""Holds by job and age, held and promised nodes, and tasks that do not stop, as the last cycle left them.
+"""Holds by job and age, held and promised nodes, and tasks that do not stop, as of the last cycle.
 
-Ages are those at the time of the look.
+Ages are computed at the time of the scrape.
 """
 
 from __future__ import annotations
@@ -17,27 +17,28 @@ from fairlead.core.resources import SECOND
 from fairlead.core.state import Partition
 
 HOLDS = 50
-"""So many holds of a partition have series of their own: the oldest."""
+"""Maximum number of holds of a partition with their own series: the oldest ones."""
 
 
 class EarmarkFigures(NamedTuple):
     holds: tuple[tuple[str, str, Micros], ...] = ()
-    """Job, stage, and since when; the oldest first."""
+    """Job, stage, and start of each hold, the oldest first."""
     held: int = 0
     promised: int = 0
     overdue: tuple[tuple[str, str, str, int], ...] = ()
-    """Job, stage and node of tasks that were told to stop and have not in time, and how many; the oldest first."""
+    """Job, stage, node and number of tasks that have not stopped in time, the oldest first."""
 
 
-class Rooms(Collector):
-    """The writer's thread leaves what it saw; any thread may ask for it."""
+class Earmarks(Collector):
+    """The series of holds and promises. The writer's thread updates them; any thread may collect them."""
 
     def __init__(self) -> None:
         self.now: Micros = 0
-        """The time of the look that is about to collect."""
+        """The time of the scrape; set before `collect`."""
         self._kept: dict[str, EarmarkFigures] = {}
 
-    def see(self, partition: Partition) -> None:
+    def update(self, partition: Partition) -> None:
+        """Take the figures of a partition."""
         overdue = _overdue(partition) if partition.overdue else ()
         if not partition.nodes.held:
             self._kept[partition.name] = EarmarkFigures(overdue=overdue)
@@ -65,7 +66,7 @@ class Rooms(Collector):
         )
         promised = GaugeMetricFamily(
             "fairlead_promised_nodes",
-            "Nodes where others stop for somebody, and only it may use the room.",
+            "Nodes with capacity on its way that only one ask may use.",
             labels=("partition",),
         )
         overdue = GaugeMetricFamily(
@@ -88,8 +89,9 @@ class Rooms(Collector):
 
 
 def _overdue(partition: Partition) -> tuple[tuple[str, str, str, int], ...]:
-    found: dict[tuple[str, str, str], int] = {}
-    for each in sorted(partition.overdue.values(), key=lambda each: (each.since, each.id)):
-        series = (each.stage.job.id, each.stage.name, partition.nodes.name[partition.nodes.rows[each.node]])
-        found[series] = found.get(series, 0) + count(each.indices)
-    return tuple((*series, tasks) for series, tasks in found.items())[:HOLDS]
+    counts: dict[tuple[str, str, str], int] = {}
+    for allocation in sorted(partition.overdue.values(), key=lambda allocation: (allocation.since, allocation.id)):
+        node = partition.nodes.name[partition.nodes.rows[allocation.node]]
+        series = (allocation.stage.job.id, allocation.stage.name, node)
+        counts[series] = counts.get(series, 0) + count(allocation.indices)
+    return tuple((*series, tasks) for series, tasks in counts.items())[:HOLDS]

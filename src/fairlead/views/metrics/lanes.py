@@ -1,4 +1,4 @@
-"""Asks and pending tasks by lane, kept up from sealed plans: a cycle costs what it changed, not what waits."""
+"""Asks and pending tasks by lane, updated from sealed plans at a cost that depends on the changes only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fairlead.core.model import Stage
 from fairlead.core.state import Partition
 
 OTHER = "other"
-"""The queue and the shape of what is not shown for itself. No queue has this path: all begin with root."""
+"""Queue and shape of the sum of all other lanes. No queue has this path: all paths begin with root."""
 
 
 class Figures(NamedTuple):
@@ -21,10 +21,10 @@ class Figures(NamedTuple):
 
 
 class LaneFigures:
-    """The figures of one partition. The writer's thread keeps them up; any thread may ask for them.
+    """The figures of one partition. The writer's thread updates them; any thread may read them.
 
-    Pending tasks are those of all jobs, also of jobs that come after others and have no ask yet. Those of a job
-    that starts whole are counted under their own shapes, and its one ask under the set of them.
+    Pending tasks include those of jobs that wait for jobs in `after` and have no ask yet. The tasks of a whole job are
+    counted under their own shapes, and its one ask under the set of these shapes.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class LaneFigures:
         self._lanes: dict[LaneKey, Figures] = {}
 
     def begin(self, partition: Partition) -> None:
-        """Look at the whole state, once."""
+        """Compute the figures from the whole state, once."""
         tasks: dict[LaneKey, int] = {}
         for job in partition.jobs.values():
             for stage in job.stages:
@@ -45,7 +45,7 @@ class LaneFigures:
             }
 
     def follow(self, decided: Cycle) -> None:
-        """Add what a cycle changed."""
+        """Add the changes of a cycle."""
         partition = decided.plan.partition
         grown: dict[LaneKey, int] = {}
         for stage, more in _growth(decided).items():
@@ -55,31 +55,31 @@ class LaneFigures:
                 grown.setdefault(whole_key(stage.job), 0)
         with self._lock:
             for lane, more in grown.items():
-                known = self._lanes.pop(lane, None)
-                tasks = more + (known.tasks if known is not None else 0)
+                before = self._lanes.pop(lane, None)
+                tasks = more + (before.tasks if before is not None else 0)
                 figures = Figures(_asks(partition, lane), tasks)
                 if any(figures):
                     self._lanes[lane] = figures
 
     def most(self, lanes: int) -> dict[tuple[str, str], Figures]:
-        """The lanes where most tasks wait, by queue and shape, and all others together as one."""
+        """Return the lanes with the most pending tasks, by queue and shape, and the sum of all others as one."""
         with self._lock:
-            known = list(self._lanes.items())
-        found = {(queue, text_of(shapes)): figures for (queue, shapes), figures in known}
-        first = dict(nlargest(lanes, found.items(), key=lambda item: (item[1].tasks, item[0])))
-        rest = [figures for lane, figures in found.items() if lane not in first]
+            items = list(self._lanes.items())
+        by_name = {(queue, text_of(shapes)): figures for (queue, shapes), figures in items}
+        first = dict(nlargest(lanes, by_name.items(), key=lambda item: (item[1].tasks, item[0])))
+        rest = [figures for lane, figures in by_name.items() if lane not in first]
         if not rest:
             return first
         return first | {(OTHER, OTHER): Figures(*map(sum, zip(*rest, strict=True)))}
 
 
-def _asks(partition: Partition, lane: LaneKey) -> int:
-    known = partition.lanes.get(lane)
-    return known.size if known is not None else 0
+def _asks(partition: Partition, key: LaneKey) -> int:
+    lane = partition.lanes.get(key)
+    return lane.size if lane is not None else 0
 
 
 def _growth(decided: Cycle) -> dict[Stage, int]:
-    """The stages whose demand a cycle changed, each with how many more of its tasks are pending than before."""
+    """Return the stages with changed demand in a cycle, each with the increase of its pending tasks."""
     growth: dict[Stage, int] = {}
     for change, before in decided.plan.done:
         for stage, more in change.demand(before):

@@ -1,7 +1,7 @@
-"""Metrics: all of them, defined here and fed from sealed plans. docs/metrics.md is the same table for people.
+"""Definitions of all metrics, updated from sealed plans. docs/metrics.md has the same table for people.
 
-`Metrics` is an observer of writers. One serves all partitions of a process, and has a registry of its own, so that
-there can be many. A scrape never reads the state: it may come from any thread.
+`Metrics` is an observer of writers. One object serves all partitions of a process. It has its own registry, so that a
+process can have several. A scrape never reads the state, so it may come from any thread.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from fairlead.core.cycle import Cycle
 from fairlead.core.model import Micros
 from fairlead.core.resources import SECOND
 from fairlead.core.state import Partition
-from fairlead.views.metrics.holds import Rooms
+from fairlead.views.metrics.holds import Earmarks
 from fairlead.views.metrics.lanes import LaneFigures
 from fairlead.views.metrics.shares import ShareFigures, Shares
 
 LANES = 50
-"""So many lanes of a partition have series of their own."""
+"""Maximum number of lanes of a partition with their own series."""
 
-# Bounds of histograms: seconds that a part of a cycle takes, seconds that an ask waits, commands in a batch.
+# Bounds of histograms: seconds of a part of a cycle, seconds that an ask waited, seconds after a planned start,
+# commands in a batch.
 TAKEN = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 WAITED = (0.01, 0.1, 1, 5, 15, 60, 300, 900, 3_600, 14_400, 43_200, 86_400, 172_800, 604_800)
 LATE = (-86_400, -3_600, -600, -60, -1, 0, 1, 60, 600, 3_600, 86_400)
@@ -40,16 +41,18 @@ Series = TypeVar("Series", Counter, Gauge, Histogram)
 
 
 class Often(NamedTuple):
-    """The series of a partition that every cycle adds to. To find them by their labels takes longer than to add."""
+    """The series of a partition that every cycle updates. Cached: finding one by labels is slower than updating it."""
 
     counters: dict[str, Counter]
-    """By what a cycle calls it, in its tally or its notes."""
+    """By the names that changes count and plans note."""
     batch: Histogram
     parts: dict[str, Histogram]
-    """How long parts of a cycle take."""
+    """Durations of the parts of a cycle."""
 
 
 class Metrics:
+    """All metrics of a process; an observer of writers."""
+
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._defined: list[tuple[Counter | Gauge | Histogram, list[str]]] = []
@@ -72,7 +75,7 @@ class Metrics:
         self._to_tail = define(
             Counter,
             "fairlead_asks_to_tail_total",
-            "Asks put behind everything that waits in their lane.",
+            "Asks moved to the tail of their lane.",
         )
         self._ended = define(
             Counter,
@@ -83,15 +86,14 @@ class Metrics:
         )
         self._waits = _Waits(
             "fairlead_head_of_lane_latency_seconds",
-            "How long a completed ask had waited when its last task was placed; what was stopped for others "
-            "has waited since then.",
+            "How long a completed ask had waited when its last task was placed; preempted tasks count from their stop.",
         )
         self._placed = define(Counter, "fairlead_tasks_placed_total", "Tasks that were assigned to a node.")
         self._launches = define(
             Counter,
             "fairlead_launches_total",
-            "Placed tasks by what was heard of them first: that they run (acknowledged), that their node refused them, "
-            "nothing within launch_timeout (silent), or that they were lost.",
+            "Placed tasks by their first report: they run (acknowledged), their node refused them (refused), no report "
+            "within launch_timeout (silent), or they were lost.",
             outcome="acknowledged refused silent lost",
         )
         self._attempts = define(
@@ -104,7 +106,7 @@ class Metrics:
         self._ready = define(
             Gauge,
             "fairlead_ready",
-            "Whether the partition is ready (1): before, it accepts everything and places nothing.",
+            "1 if the partition is ready. Before that, it accepts everything and places nothing.",
         )
         self._transitions = define(
             Counter,
@@ -145,28 +147,32 @@ class Metrics:
             "Reports of tasks that were given to another node, which were refused; an operator must look at each.",
         )
         self._rebalances = define(
-            Counter, "fairlead_rebalances_total", "How often loans were taken back because queues were too far apart."
+            Counter,
+            "fairlead_rebalances_total",
+            "How often loans were taken back because queues were too far from their shares.",
         )
         self._rebalanced = define(
-            Counter, "fairlead_rebalance_victims_total", "Tasks on loan that were stopped for others' entitlement."
+            Counter,
+            "fairlead_rebalance_victims_total",
+            "Tasks on loan that were stopped for the entitlement of other queues.",
         )
         self._claims = define(
             Counter,
             "fairlead_claims_total",
-            "How often others were stopped so that somebody can start, by its right: a higher priority in its queue, a "
+            "How often tasks were stopped so that an ask can start, by its right: a higher priority in its queue, a "
             "guarantee that is not met, or its share (rebalance).",
             cause="priority guarantee share",
         )
         self._victims = define(
             Counter,
             "fairlead_victims_total",
-            "Tasks that were stopped for somebody to whom their room is promised, by its right.",
+            "Tasks that were stopped for an ask to which their capacity is promised, by its right.",
             cause="priority guarantee share",
         )
         self._ordered = define(
             Counter,
             "fairlead_nodes_ordered_total",
-            "Nodes that pools were asked for: because work waits for them (demand), to have some in store (spare), or "
+            "Nodes that pools were asked for: because work waits for them (demand), to keep some idle (spare), or "
             "by hand.",
             cause="demand spare hand",
         )
@@ -182,12 +188,12 @@ class Metrics:
         self._backfilled = define(
             Counter,
             "fairlead_backfilled_tasks_total",
-            "Tasks that were placed before the first who found no room, without delaying it.",
+            "Tasks that were placed before the first ask without capacity, without delaying it.",
         )
         self._late = define(
             Histogram,
             "fairlead_planned_start_late_seconds",
-            "With backfill: how much later than last planned the first who found no room has started; below 0 it was "
+            "With backfill: how much later than last planned the first ask without capacity started; below 0 it was "
             "earlier.",
             buckets=LATE,
         )
@@ -217,35 +223,35 @@ class Metrics:
             "unknown attempt": (self._unknown, ""),
             "foreign report": (self._foreign, ""),
         }
-        """What changes count (see `Change.counts`) and plans note, by name → the metric and the value of its label."""
+        """Name that changes count (see `Change.counts`) or plans note → the metric and the value of its label."""
         self._often: dict[str, Often] = {}
         """Partition → its series."""
         self._planned: dict[str, tuple[str, int, int]] = {}
-        """Partition → the job and kind of the first who found no room, and when it is planned to start."""
-        self._rooms = Rooms()
-        self.registry.register(self._rooms)
+        """Partition → job and kind of the first ask without capacity, and its planned start."""
+        self._earmarks = Earmarks()
+        self.registry.register(self._earmarks)
         self._shares = Shares()
         self.registry.register(self._shares)
         self.registry.register(self._lanes)
         self.registry.register(self._waits)
-        self._known: dict[str, bool] = {}
-        """Partition → whether it was ready when last seen."""
+        self._was_ready: dict[str, bool] = {}
+        """Partition → True if it was ready after its last cycle."""
 
     def text(self, now: Micros) -> str:
-        """What a scrape gets at a time, in Prometheus' text format."""
-        self._rooms.now = now
+        """Return the result of a scrape at a time, in Prometheus' text format."""
+        self._earmarks.now = now
         return generate_latest(self.registry).decode()
 
     def lanes(self, partition: str) -> LaneFigures:
-        """What waits in a partition."""
+        """Return the figures of the lanes of a partition."""
         return self._lanes.figures[partition]
 
-    # -- what writers say ----------------------------------------------------------------------------------------
+    # -- calls from writers --------------------------------------------------------------------------------------
 
     def began(self, partition: Partition) -> None:
         name = partition.name
         for metric, values in self._defined:
-            # A rate sees the first event only if there was a zero before it.
+            # Create all series with 0: otherwise a rate misses the first event.
             for value in values:
                 metric.labels(name, value)
             if not values:
@@ -263,10 +269,10 @@ class Metrics:
         self._lanes.figures[name] = figures
         shares = self._shares.figures[name] = ShareFigures()
         shares.begin(partition)
-        self._rooms.see(partition)
+        self._earmarks.update(partition)
         self._planned.pop(name, None)
         self._waits.add(name, [])
-        self._see(name, partition.reign.ready)
+        self._set_ready(name, partition.reign.ready)
 
     def cycle(self, decided: Cycle, seconds: Mapping[str, float]) -> None:
         partition = decided.plan.partition
@@ -275,42 +281,42 @@ class Metrics:
         self._count(name, often.counters, decided)
         self._lanes.figures[name].follow(decided)
         self._shares.figures[name].follow(decided)
-        self._rooms.see(partition)
+        self._earmarks.update(partition)
         self._follow_plan(name, decided)
         often.batch.observe(len(decided.answers))
         for part, taken in seconds.items():
             often.parts[part].observe(taken)
-        self._see(name, partition.reign.ready)
+        self._set_ready(name, partition.reign.ready)
         if partition.removed:
-            self._rooms.forget(name)
-            self._ready.remove(name)  # nobody should wait for it; of its lanes there is nothing left
+            self._earmarks.forget(name)
+            self._ready.remove(name)  # a removed partition is not waited for; its lanes are empty
 
     def stopped(self, partition: Partition, why: str) -> None:
-        self._see(partition.name, False)
+        self._set_ready(partition.name, False)
 
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _define(self, kind: type[Series], name: str, meaning: str, buckets: Any = None, **label: str) -> Series:
-        """A metric by partition and at most one label more, with the values that this can have."""
+        """Define a metric with the label `partition` and at most one other label, given with its possible values."""
         more = {} if buckets is None else {"buckets": buckets}
         metric = kind(name, meaning, ("partition", *label), registry=self.registry, **more)
         self._defined.append((metric, " ".join(label.values()).split()))
         return metric
 
-    def _see(self, name: str, ready: bool) -> None:
-        before = self._known.get(name)
+    def _set_ready(self, name: str, ready: bool) -> None:
+        before = self._was_ready.get(name)
         if before == ready:
             return
-        self._known[name] = ready
+        self._was_ready[name] = ready
         self._ready.labels(name).set(ready)
         if before is not None:
             self._transitions.labels(name, "ready" if ready else "not_ready").inc()
 
     def _follow_plan(self, name: str, decided: Cycle) -> None:
-        """See whether the first who found no room has started, and who is the first now."""
-        known = self._planned.get(name)
-        if known is not None:
-            job, kind, when = known
+        """Observe the start of the first ask without capacity, and remember the planned start of the present one."""
+        expected = self._planned.get(name)
+        if expected is not None:
+            job, kind, when = expected
             for change, _ in decided.plan.done:
                 if isinstance(change, Placed) and (change.job, change.kind) == (job, kind):
                     self._late.labels(name).observe((decided.plan.now - when) / SECOND)
@@ -330,7 +336,7 @@ class Metrics:
 
 
 def _tally(decided: Cycle) -> tuple[Tally[str], list[int]]:
-    """What became of asks and tasks in a cycle, and how long each ask that it completed had waited."""
+    """Return the counts of a cycle's changes, and the waiting time of each ask that it completed."""
     now, partition = decided.plan.now, decided.plan.partition
     tally: Tally[str] = Tally()
     waits: list[int] = []
@@ -342,7 +348,7 @@ def _tally(decided: Cycle) -> tuple[Tally[str], list[int]]:
     return tally, waits
 
 
-# -- series that are made when somebody asks ---------------------------------------------------------------------
+# -- series that are computed by a scrape ------------------------------------------------------------------------
 
 
 class _Lanes(Collector):
@@ -354,8 +360,8 @@ class _Lanes(Collector):
         labels = ("partition", "queue", "shape")
         asks = GaugeMetricFamily(*self._asks, labels=labels)
         tasks = GaugeMetricFamily(*self._tasks, labels=labels)
-        for partition, known in list(self.figures.items()):
-            for lane, figures in sorted(known.most(LANES).items()):
+        for partition, lanes in list(self.figures.items()):
+            for lane, figures in sorted(lanes.most(LANES).items()):
                 asks.add_metric((partition, *lane), figures.asks)
                 tasks.add_metric((partition, *lane), figures.tasks)
         yield asks
@@ -363,17 +369,17 @@ class _Lanes(Collector):
 
 
 class _Waits(Collector):
-    """A histogram that takes the values of a whole cycle at once: there may be thousands."""
+    """A histogram that takes all values of a cycle at once: there may be thousands."""
 
     def __init__(self, name: str, meaning: str) -> None:
         self._name, self._meaning = name, meaning
         self._bounds = [round(bound * SECOND) for bound in WAITED]
         self._seen: dict[str, tuple[list[int], int]] = {}
-        """Partition → how many values are in each bucket, and their sum."""
+        """Partition → the number of values in each bucket, and their sum."""
 
     def add(self, partition: str, waits: list[int]) -> None:
         counts, total = self._seen.get(partition) or ([0] * (len(WAITED) + 1), 0)
-        counts = counts.copy()  # somebody may be reading them
+        counts = counts.copy()  # a scrape may be reading them
         for waited in waits:
             counts[bisect_left(self._bounds, waited)] += 1
         self._seen[partition] = (counts, total + sum(waits))

@@ -1,4 +1,4 @@
-"""How many nodes each pool has, how many the waiting work would take, and how many are coming."""
+"""Figures of pools: the nodes they have, the nodes that waiting tasks need, and the nodes that are coming."""
 
 from __future__ import annotations
 
@@ -9,27 +9,28 @@ from fairlead.core.pools.sizes import coming_nodes
 from fairlead.core.state import Partition
 
 LOOKED = 1_000
+"""Maximum number of asks that are evaluated for `PoolFigures.pending`."""
 
 
 class PoolFigures(msgspec.Struct, frozen=True):
-    """In nodes. `available` ones have nothing to do and take work: they are not disabled, held or promised."""
+    """Numbers of nodes. `available` nodes are empty and take work: they are not disabled, held or promised."""
 
     total: int
     available: int
     pending: int
-    """How many nodes the waiting work would take that is allowed to start. Beyond `LOOKED` asks the rest is
-    taken to be like them, because nothing else is decided meanwhile."""
+    """Nodes that the waiting tasks need, of asks that may start. Only `LOOKED` asks are evaluated, because the writer
+    waits meanwhile; the others are assumed to need nodes in proportion."""
     ordered: int
     disabled: int
 
     @property
     def idle(self) -> int:
-        """Below 0, so many nodes are missing."""
+        """Available nodes that no waiting task needs; below 0, the number of missing nodes."""
         return self.available - self.pending
 
 
 def pool_figures(partition: Partition) -> dict[str, PoolFigures] | None:
-    """By name, of the pools that are configured and those that nodes say they are in; None before it is ready."""
+    """Return the figures by pool, of configured pools and those that nodes name; None before the partition is ready."""
     if not partition.reign.ready:
         return None
     nodes = partition.nodes

@@ -1,4 +1,4 @@
-"""Share, entitlement, use and loan by queue, kept up from sealed plans: a cycle costs what it changed."""
+"""Share, entitlement, use and loan by queue, updated from sealed plans at a cost that depends on the changes only."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fairlead.core.model import Queue
 from fairlead.core.state import Partition
 
 QUEUES = 200
-"""So many queues of a partition have series of their own: those that use most."""
+"""Maximum number of queues of a partition with their own series: those that use most."""
 
 
 class QueueFigures(NamedTuple):
-    """In percent: of its siblings' shares together, then of the partition."""
+    """Figures of a queue in percent: its share of the sum of its siblings' shares, the others of the partition."""
 
     share: float
     entitlement: float
@@ -29,54 +29,59 @@ class QueueFigures(NamedTuple):
 
 
 class ShareFigures:
-    """The figures of one partition. The writer's thread keeps them up; any thread may ask for them."""
+    """The figures of one partition. The writer's thread updates them; any thread may read them."""
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._rights: Entitlements | None = None
+        self._entitlements: Entitlements | None = None
         self._queues: dict[str, QueueFigures] = {}
         self._spread: dict[str, int] = {}
 
     def begin(self, partition: Partition) -> None:
-        """Look at all queues."""
-        rights = self._rights = partition.entitlements()
-        queues = {path: figures_of(rights, queue) for path, queue in partition.queues.items()}
+        """Compute the figures of all queues."""
+        entitlements = self._entitlements = partition.entitlements()
+        queues = {path: figures_of(entitlements, queue) for path, queue in partition.queues.items()}
         with self._lock:
             self._queues = queues
 
     def follow(self, decided: Cycle) -> None:
-        """Look again at the queues whose jobs a cycle touched; at all of them if capacity or shares are others."""
+        """Update the queues of the jobs that a cycle touched, or all queues if capacity or shares changed."""
         partition = decided.plan.partition
-        rights = partition.entitlements()
-        if rights is not self._rights:
+        entitlements = partition.entitlements()
+        if entitlements is not self._entitlements:
             self.begin(partition)
         else:
             jobs = [partition.jobs[name] for name in partition.touched.jobs if name in partition.jobs]
             leaves = {job.queue.path: job.queue for job in jobs}
             touched = {queue.path: queue for leaf in leaves.values() for queue in leaf.line()}
-            found = {path: figures_of(rights, queue) for path, queue in touched.items() if path in partition.queues}
+            figures = {
+                path: figures_of(entitlements, queue) for path, queue in touched.items() if path in partition.queues
+            }
             with self._lock:
-                self._queues.update(found)
+                self._queues.update(figures)
         with self._lock:
             self._spread = dict(decided.plan.spreads)
 
     def most(self, queues: int) -> dict[str, QueueFigures]:
+        """Return the figures of the queues that use most, at most `queues`."""
         with self._lock:
-            known = dict(self._queues)
-        return dict(nlargest(queues, known.items(), key=lambda item: (item[1].use, item[0])))
+            figures = dict(self._queues)
+        return dict(nlargest(queues, figures.items(), key=lambda item: (item[1].use, item[0])))
 
     def spread(self) -> dict[str, int]:
+        """Return how far the children of each queue are from their shares, in percent."""
         with self._lock:
             return self._spread
 
 
-def figures_of(rights: Entitlements, queue: Queue) -> QueueFigures:
+def figures_of(entitlements: Entitlements, queue: Queue) -> QueueFigures:
+    """Return the figures of one queue."""
     siblings = [queue] if queue.parent is None else queue.parent.children.values()
-    whole = rights.shared(queue.parent) if queue.parent is not None else 1
-    share = 100 * rights.share(queue) / whole if whole else 100 / len(siblings)
-    used = rights.used(queue)
-    parts = (rights.of(queue), used, rights.loaned(queue))
-    return QueueFigures(share, *(100 * part / rights.whole if rights.whole else 0.0 for part in parts))
+    total = entitlements.shared(queue.parent) if queue.parent is not None else 1
+    share = 100 * entitlements.share(queue) / total if total else 100 / len(siblings)
+    whole = entitlements.whole
+    parts = (entitlements.of(queue), entitlements.used(queue), entitlements.loaned(queue))
+    return QueueFigures(share, *(100 * part / whole if whole else 0.0 for part in parts))
 
 
 class Shares(Collector):
@@ -91,24 +96,24 @@ class Shares(Collector):
             for name, meaning in (
                 (
                     "share",
-                    f"Its share, of those of its siblings together. The {QUEUES} queues that use most are shown.",
+                    f"Share of a queue among its siblings. The {QUEUES} queues that use most are shown.",
                 ),
-                ("entitlement", "What a queue may call its own, of the partition."),
-                ("use", "What a queue uses, of the partition: the largest part of any resource, or slots."),
-                ("loan", "What a queue uses beyond its entitlement, of the partition."),
+                ("entitlement", "Entitlement of a queue, of the partition."),
+                ("use", "Use of a queue, of the partition: the largest part of any resource, or slots."),
+                ("loan", "Use of a queue beyond its entitlement, of the partition."),
             )
         ]
         spread = GaugeMetricFamily(
             "fairlead_spread_percent",
-            "How far the queues below this one are from their shares; 0 unless somebody waits for what it is entitled "
-            "to. Only while rebalance is on.",
+            "How far the queues below this one are from their shares; 0 unless an ask waits for what its queue is "
+            "entitled to. Only while rebalance is on.",
             labels=("partition", "queue"),
         )
-        for partition, known in list(self.figures.items()):
-            for queue, figures in sorted(known.most(QUEUES).items()):
+        for partition, shares in list(self.figures.items()):
+            for queue, figures in sorted(shares.most(QUEUES).items()):
                 for family, value in zip(families, figures, strict=True):
                     family.add_metric((partition, queue), value)
-            for queue, percent in sorted(known.spread().items()):
+            for queue, percent in sorted(shares.spread().items()):
                 spread.add_metric((partition, queue), percent)
         yield from families
         yield spread
