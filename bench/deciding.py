@@ -87,7 +87,7 @@ def _growth(what: str, specs: list[JobSpec], jobs: int, nodes: int) -> Row:
     times = []
     for factor in (1, 100):
         with _waiting(nodes * factor, specs, jobs) as writer:
-            writer.partition.index.refresh()  # made once for all shapes, when they are first seen
+            writer.partition.derived.index.refresh()  # made once for all shapes, when they are first seen
             times.append(timed(lambda: _decide(writer))[1])
     note = f"{nodes:,} to {100 * nodes:,} nodes, {times[0] * 1_000:.0f} to {times[1] * 1_000:.0f} ms of CPU"
     return Row(

@@ -42,7 +42,7 @@ def _turns(writer: Writer, loop: float) -> Row:
     partition = writer.partition
     leaves = [partition.queues[path] for path in sorted({lane.queue.path for lane in partition.lanes.values()})]
     tree = Tree(leaves, partition.entitlements(), {})
-    shape = next(iter(partition.shapes.values()))
+    shape = next(iter(partition.derived.shapes.values()))
 
     def choose() -> None:
         for _ in range(TURNS):

@@ -37,9 +37,9 @@ def _without_rules(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
         partition = plan.partition
         queues = list(partition.queues.values())
         accounts = [each for queue in queues for each in (queue.account, *queue.users.values(), *queue.groups.values())]
-        states, stopped = [queue.state for queue in queues], partition.stopped
+        states, stopped = [queue.state for queue in queues], partition.derived.stopped_queues
         limits = [(account.limit, account.max_jobs) for account in accounts]
-        partition.stopped = set()
+        partition.derived.stopped_queues = set()
         for queue in queues:
             queue.state = "active"
         for account in accounts:
@@ -47,7 +47,7 @@ def _without_rules(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
         try:
             phase(plan)
         finally:
-            partition.stopped = stopped
+            partition.derived.stopped_queues = stopped
             for queue, state in zip(queues, states, strict=True):
                 queue.state = state
             for account, (limit, most) in zip(accounts, limits, strict=True):

@@ -20,9 +20,9 @@ from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from fairlead import __version__
-from fairlead.app import understood
+from fairlead.app import checked_config
 from fairlead.cli.documents import MAX_BYTES, Unreadable, read_document
-from fairlead.cli.main import app, narrowed
+from fairlead.cli.main import app, narrow_app
 from fairlead.core.changes import NodeMoved
 from fairlead.core.config import parse_config
 from fairlead.core.dump import dump, load
@@ -70,9 +70,9 @@ def test_a_call_builds_only_its_command() -> None:
     every = commands_of(app)
     assert len(every) > 20
     for name in every:
-        assert commands_of(narrowed([name, "--json"])) == [name]
+        assert commands_of(narrow_app([name, "--json"])) == [name]
     for words in ([], ["--help"], ["sbmit"]):
-        assert commands_of(narrowed(words)) == every
+        assert commands_of(narrow_app(words)) == every
 
 
 def test_help_is_fast() -> None:
@@ -471,7 +471,7 @@ def test_both_loaders_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("fairlead.cli.documents.Loader", yaml.SafeLoader)
     file = tmp_path / "c.yaml"
     file.write_text(CONFIG)
-    assert understood(read_document(file), False) == understood(yaml.safe_load(CONFIG), False)
+    assert checked_config(read_document(file), False) == checked_config(yaml.safe_load(CONFIG), False)
     for text in (bomb(20, 9, True), "[" * 500, "a: &x\n  b: *x\n", "a: [\n"):
         file.write_text(text)
         with pytest.raises(Unreadable):

@@ -1,7 +1,7 @@
 """Fairlead shares a fleet of machines among people and jobs.
 
-One pure core decides (`fairlead.core`); the packages around it store, serve, run and simulate.
-`Client`, `AsyncClient` and `Executor` ask a server. Scenarios in a few lines are written with `fairlead.testing.World`.
+A pure core makes all decisions (`fairlead.core`); the packages around it store, serve, run and simulate.
+`Client`, `AsyncClient` and `Executor` use a server. `fairlead.testing.World` runs scenarios in a few lines of code.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ __all__ = ["AsyncClient", "Client", "Executor", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    # Most of what imports this package asks no server: the client is there when somebody wants it.
+    # Most importers of this package do not use a server, so the client is imported on first use.
     if name not in ("AsyncClient", "Client", "Executor"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from fairlead import client

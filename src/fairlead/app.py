@@ -1,4 +1,4 @@
-"""Names the concrete classes together: what the command line starts, in terms that it may know."""
+"""Connects the concrete classes for the command line, which does not import them itself."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ __all__ = [
     "Progress",
     "Serve",
     "StreamReport",
+    "checked_config",
     "load_policies",
     "logger_to",
+    "refusals_as_failed",
     "serve",
-    "told",
-    "understood",
     "verify_journal",
 ]
 
 
 class Failed(Exception):
-    """What was asked for cannot be done; `field` is where in a document, if it is about one."""
+    """An operation that failed. `field` is the field of a document, if the problem is in one."""
 
     def __init__(self, problem: str, field: str = "") -> None:
         super().__init__(problem, field)
@@ -68,8 +68,8 @@ def verify_journal(path: str | os.PathLike[str], progress: Progress) -> Iterator
 
 
 @contextmanager
-def told() -> Iterator[None]:
-    """What is refused inside is told in terms that the command line knows."""
+def refusals_as_failed() -> Iterator[None]:
+    """Raise refusals of the core as `Failed`, which the command line knows."""
     try:
         yield
     except Refused as refusal:
@@ -84,10 +84,10 @@ def load_policies() -> None:
         raise Failed(str(problem)) from problem
 
 
-def understood(document: object, defaults: bool) -> dict[str, Any]:
-    """A configuration as it is understood, in the form in which it is written."""
+def checked_config(document: object, defaults: bool) -> dict[str, Any]:
+    """Parse and check a configuration, and return it in the form in which it is written."""
     load_policies()
-    with told():
+    with refusals_as_failed():
         return config_view(_parsed(document), defaults)
 
 
@@ -102,7 +102,7 @@ def logger_to(
     form: Literal["json", "console"],
     level: Literal["debug", "info", "warning", "error"] = "info",
 ) -> FilteringBoundLogger:
-    """A logger for `views.logs`, for machines to read or for people. Nothing global is set by it."""
+    """Return a logger for `views.logs`, as JSON or for people. It changes no global setting."""
     import structlog  # takes a while, and most commands log nothing
 
     render: Any = structlog.processors.JSONRenderer()
@@ -118,14 +118,14 @@ def logger_to(
 
 
 class Serve(msgspec.Struct, frozen=True, kw_only=True):
-    """How a server is to run. `config` is the configuration of a journal that has none yet, as a document."""
+    """Settings of a server. `config` is the configuration document for a journal that has none yet."""
 
     directory: Path
     url: str
-    """Where agents of this machine reach it."""
+    """The URL for agents on this machine."""
     config: object = None
     secrets_key: Path | None = None
-    """The file with the key of the secrets; else `key_path` decides."""
+    """The file with the key of the secrets; by default `key_path` decides."""
     certificate: Path | None = None
     key: Path | None = None
     version: str = ""
@@ -134,9 +134,9 @@ class Serve(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None], over: asyncio.Event) -> None:
-    """Run the control plane and the API on a data directory until it is over. `up` is called when requests are taken.
+    """Run the control plane and the API on a data directory until `over` is set. Call `up` when requests are served.
 
-    What is imported here takes a while: whoever calls has better things to start first.
+    The imports are inside because they take a while; the caller starts the agent first.
     """
     from fairlead.api.context import Services
     from fairlead.api.control import Control
@@ -166,7 +166,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
 
     load_policies()
     directory = settings.directory
-    with told():
+    with refusals_as_failed():
         log_size = parse_quantity(MEMORY, settings.log_size, "--log-size")
         history_size = parse_quantity(MEMORY, settings.history_size, "--history-size")
     log_file = LogFile(directory / "server.log", log_size)
@@ -184,17 +184,17 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
         history.put_used(
             [
                 Used(
-                    each.partition,
-                    each.number,
-                    each.stage,
-                    each.index,
-                    each.attempt,
-                    each.signal,
-                    each.ran,
-                    each.cpu,
-                    each.memory,
+                    task.partition,
+                    task.number,
+                    task.stage,
+                    task.index,
+                    task.attempt,
+                    task.signal,
+                    task.ran,
+                    task.cpu,
+                    task.memory,
                 )
-                for each in ended
+                for task in ended
             ]
         )
 
@@ -216,7 +216,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
         raise Failed(str(problem)) from problem
     lock = directory / "server.lock"
     running = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(running, fcntl.LOCK_SH)  # it is free again when this process has ended
+    fcntl.flock(running, fcntl.LOCK_SH)  # released when this process ends
     hub = Agents(
         identities,
         log=lambda event, fields: log.warning(event, **fields),
@@ -228,16 +228,16 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
 
     def invite(partition: str, pool: str, names: Sequence[str]) -> dict[str, str]:
         try:
-            made = identities.invite(names, partition, pool, note=f"for a machine of pool {pool}")
+            tokens = identities.invite(names, partition, pool, note=f"for a machine of pool {pool}")
         except (FileProblem, Refused) as problem:
             raise ProviderError(str(problem), names) from problem
-        return {name: secret for name, (secret, _) in zip(names, made, strict=True)}
+        return {name: secret for name, (secret, _) in zip(names, tokens, strict=True)}
 
     def forget(partition: str, names: Sequence[str]) -> None:
         try:
             identities.forget(partition, names)
         except FileProblem as problem:
-            log.warning("credentials not dropped", problem=str(problem))
+            log.warning("credentials not removed", problem=str(problem))
 
     pools = PoolService(
         lambda kind: provider_of(kind, directory / "pools", pool_log),
@@ -289,14 +289,14 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
         await serving
         await control.close()
         os.close(running)
-        for each in snapshots.values():
-            each.close()
+        for snapshot in snapshots.values():
+            snapshot.close()
         history.close()
         log_file.close()
 
 
 def rotate_secrets_key(directory: Path, given: Path | None) -> Path:
-    """Encrypt the secrets of a data directory that no server uses with a new key, and return the key file."""
+    """Encrypt the secrets of a data directory with a new key, and return the key file. The server must be stopped."""
     from fairlead.api.sealed import SealedFile, key_path
     from fairlead.api.smallfile import FileProblem
 
@@ -309,7 +309,7 @@ def rotate_secrets_key(directory: Path, given: Path | None) -> Path:
 
 
 def end_local_machines(directory: Path) -> int:
-    """End the machines of pools that are processes of this one. Others belong to whoever brought them."""
+    """End pool machines that are processes on this machine, and return their number. Other machines stay."""
     from fairlead.pools.base import ProviderError
     from fairlead.pools.local import end_machines
 
@@ -320,7 +320,7 @@ def end_local_machines(directory: Path) -> int:
 
 
 def provider_of(kind: PoolKind, folder: Path, log: Log) -> Provider:
-    """Who brings the nodes of a pool, as its settings say. Machines of this one are kept in `folder`."""
+    """Return the provider that the settings of a pool name. Local machines have their files in `folder`."""
     from fairlead.pools.command import CommandProvider
     from fairlead.pools.local import LocalProvider
 

@@ -1,7 +1,7 @@
-"""A short story of the core at work: `fairlead demo`.
+"""`fairlead demo`: a short story of the scheduler at work.
 
-What the scheduler decides is asked of a `World` and never written down here. One function a chapter, in the order in
-which they are told. The clock is virtual; the journal is a real SQLite file in a temporary directory.
+All decisions come from a `World`; none are written down here. Each chapter is one method, in the order of the story.
+The clock is virtual; the journal is a real SQLite file in a temporary directory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CONFIG = {"queues": {"root": {"ci": {"limit": {"cpu": 6}}, "ml": {}}}}
 
 
 def run() -> None:
-    """Tell the story on standard output, in colours where that is a terminal."""
+    """Print the story on standard output, in colours on a terminal."""
     with TemporaryDirectory(prefix="fairlead-") as folder:
         path = Path(folder) / "journal"
         story = Story(path)
@@ -112,7 +112,7 @@ class Story:
     def a_restart(self) -> None:
         w = self.world
         before = w.dump()
-        # Nothing but the file is carried over: the connection and all state in memory are thrown away.
+        # Only the file stays: the connection and all state in memory are thrown away.
         w.journal.close()
         w.journal = SqliteJournal(self.path)
         w.restart()
@@ -145,7 +145,7 @@ class Story:
         self.console.print("Read on: README.md for a first script, docs/architecture.md for how it works,")
         self.console.print("examples/ for more stories like this one.")
 
-    # -- how it is told ------------------------------------------------------------------------------------------
+    # -- printing ------------------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
         """Run a cycle, and one more in which the agents' acknowledgements arrive."""
@@ -161,7 +161,7 @@ class Story:
         self.console.print(f"  {text}", soft_wrap=True)
 
     def _quote(self, text: str) -> None:
-        """Words of the scheduler itself."""
+        """Print a text of the scheduler itself."""
         self.console.print(f"  > {text}", style="yellow", soft_wrap=True)
 
     def _why(self, job: str) -> None:

@@ -1,13 +1,13 @@
-"""For tasks: wait until all members of the gang are there.
+"""A barrier for tasks: wait until all members of the gang have started.
 
-`python -m fairlead.gang [SECONDS]` in a script, or `wait()` in Python. The first member listens at a port that the
-environment names, the others call it, and it lets all go when it has heard every one. Each side proves that it has the
-gang's key, over numbers that both sides chose for this connection:
+Use `python -m fairlead.gang [SECONDS]` in a script, or `wait()` in Python. The first member listens on a port that is
+named in the environment. The other members connect to it, and it releases all of them when every member is connected.
+Each side proves that it has the gang's key, over random numbers that both sides chose for this connection:
 
-    member  32 bytes at random
-    first   32 bytes at random, and its proof
+    member  32 random bytes
+    first   32 random bytes, and its proof
     member  its rank, and its proof
-    first   the proof that all are there
+    first   the proof that all members are connected
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from time import monotonic, sleep
 RENDEZVOUS_TIMEOUT = 300.0
 PAUSE = 0.05
 GREETING = 5.0
-"""Seconds that the other side has to prove itself."""
+"""Seconds that the other side has to send its proof."""
 STRANGERS = 256
-"""Connections without a proof that are kept; the oldest one goes first."""
+"""Connections without a proof that are kept; the oldest one is dropped first."""
 NUMBER = PROOF = 32
 RANK = 4
 LOOPBACK = "127.0.0.1"
 
 
 def wait(seconds: float = RENDEZVOUS_TIMEOUT) -> None:
-    """Return when all members have called this; raises TimeoutError after so many seconds."""
+    """Return when all members have called this; raise `TimeoutError` after `seconds`."""
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if size <= 1:
         return
@@ -63,45 +63,45 @@ def _proof(key: bytes, role: bytes, *parts: bytes) -> bytes:
 
 
 class _Guest:
-    """A connection, from its first byte until all are there."""
+    """A connection to the first member, until all members are connected."""
 
     def __init__(self, link: socket.socket) -> None:
         self.link = link
         self.since = monotonic()
         self.number = os.urandom(NUMBER)
-        self.said = b""
+        self.received = b""
         self.answered = False
         self.rank = 0
-        """Of a member that proved itself; 0 before."""
+        """The rank of an authenticated member; 0 before."""
 
-    def hear(self, key: bytes, size: int) -> bool:
-        """Take in what it says; False if it is to be dropped."""
+    def read(self, key: bytes, size: int) -> bool:
+        """Read and check bytes of the connection; False if it must be dropped."""
         try:
             part = self.link.recv(4096)
-            self.said += part
-            if not part or self.rank or len(self.said) > NUMBER + RANK + PROOF:
+            self.received += part
+            if not part or self.rank or len(self.received) > NUMBER + RANK + PROOF:
                 return False
-            theirs = self.said[:NUMBER]
+            theirs = self.received[:NUMBER]
             if len(theirs) == NUMBER and not self.answered:
                 self.link.sendall(self.number + _proof(key, b"first", theirs, self.number))
                 self.answered = True
         except OSError:
             return False
-        if len(self.said) < NUMBER + RANK + PROOF:
+        if len(self.received) < NUMBER + RANK + PROOF:
             return True
-        rank = self.said[NUMBER : NUMBER + RANK]
+        rank = self.received[NUMBER : NUMBER + RANK]
         expected = _proof(key, b"member", theirs, self.number, rank)
-        if hmac.compare_digest(self.said[NUMBER + RANK :], expected) and 0 < int.from_bytes(rank, "big") < size:
+        if hmac.compare_digest(self.received[NUMBER + RANK :], expected) and 0 < int.from_bytes(rank, "big") < size:
             self.rank = int.from_bytes(rank, "big")
         return self.rank > 0
 
-    def let_go(self, key: bytes) -> None:
-        with suppress(OSError):  # a member that is gone by now is for the scheduler to notice
-            self.link.sendall(_proof(key, b"go", self.said[:NUMBER], self.number))
+    def release(self, key: bytes) -> None:
+        with suppress(OSError):  # the scheduler notices a member that is gone
+            self.link.sendall(_proof(key, b"go", self.received[:NUMBER], self.number))
 
 
 def _gather(address: str, port: int, key: bytes, size: int, until: float) -> None:
-    """Listen until every other member has proved itself, and let all go. Strangers change nothing."""
+    """Listen until every other member is authenticated, then release all of them. Strangers have no effect."""
     strangers: dict[socket.socket, _Guest] = {}
     members: dict[int, _Guest] = {}
     with _listening(address, port, until) as server, selectors.DefaultSelector() as ready:
@@ -117,43 +117,43 @@ def _gather(address: str, port: int, key: bytes, size: int, until: float) -> Non
         while len(members) < size - 1:
             if monotonic() >= until:
                 raise TimeoutError
-            for each, _ in ready.select(min(1.0, max(0.0, until - monotonic()))):
-                if each.fileobj is server:
-                    with suppress(OSError):  # it is gone again, or there are no descriptors for it
+            for selected, _ in ready.select(min(1.0, max(0.0, until - monotonic()))):
+                if selected.fileobj is server:
+                    with suppress(OSError):  # the connection is gone again, or no descriptors are left
                         link, _ = server.accept()
                         link.setblocking(False)
                         strangers[link] = guest = _Guest(link)
                         ready.register(link, selectors.EVENT_READ, guest)
                     continue
-                guest = each.data
+                guest = selected.data
                 if guest.link not in strangers and members.get(guest.rank) is not guest:
-                    continue  # it was dropped in this round
-                if not guest.hear(key, size):
+                    continue  # dropped in this round
+                if not guest.read(key, size):
                     drop(guest)
                 elif guest.rank:
                     del strangers[guest.link]
-                    if guest.rank in members:  # one that was started anew takes the place of its last attempt
+                    if guest.rank in members:  # a restarted member replaces its last attempt
                         drop(members[guest.rank])
                     members[guest.rank] = guest
             late = monotonic() - GREETING
-            for place, guest in enumerate(list(strangers.values())):
-                if guest.since < late or place < len(strangers) - STRANGERS:
+            for position, guest in enumerate(list(strangers.values())):
+                if guest.since < late or position < len(strangers) - STRANGERS:
                     drop(guest)
         for guest in members.values():
-            guest.let_go(key)
+            guest.release(key)
             guest.link.close()
         for guest in strangers.values():
             guest.link.close()
 
 
 def _listening(address: str, port: int, until: float) -> socket.socket:
-    """Listen at one address of this machine. A port that is in use may become free."""
+    """Return a socket that listens at an address of this machine. Wait while the port is in use."""
     if not address:
         raise RuntimeError("MASTER_ADDR is empty; start the agent of this node with --address")
-    family, *_, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+    family, *_, endpoint = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
     while True:
         try:
-            return socket.create_server(place[:2], family=family, backlog=1024)
+            return socket.create_server(endpoint[:2], family=family, backlog=1024)
         except OSError as problem:
             if problem.errno == errno.EADDRNOTAVAIL:
                 raise RuntimeError(
@@ -166,7 +166,7 @@ def _listening(address: str, port: int, until: float) -> socket.socket:
         sleep(PAUSE)
 
 
-# -- the others --------------------------------------------------------------------------------------------------
+# -- the other members -------------------------------------------------------------------------------------------
 
 
 def _call(addresses: list[str], port: int, key: bytes, rank: int, until: float) -> None:
@@ -174,7 +174,7 @@ def _call(addresses: list[str], port: int, key: bytes, rank: int, until: float) 
         left = until - monotonic()
         if left <= 0:
             raise TimeoutError
-        # The first member is not there yet, went away, or another process has its port.
+        # Ignored: the first member has not started yet, went away, or another process has its port.
         with suppress(OSError), socket.create_connection((address, port), min(GREETING, left)) as link:
             if _wait_at(link, key, rank, until):
                 return
@@ -182,7 +182,7 @@ def _call(addresses: list[str], port: int, key: bytes, rank: int, until: float) 
 
 
 def _wait_at(link: socket.socket, key: bytes, rank: int, until: float) -> bool:
-    """True when the first member lets go; False if what answers is not the first member."""
+    """Wait for the first member; True when it releases this one, False if the other side is not the first member."""
     mine, number = os.urandom(NUMBER), rank.to_bytes(RANK, "big")
     link.sendall(mine)
     answer = _received(link, NUMBER + PROOF, min(until, monotonic() + GREETING))
@@ -194,7 +194,7 @@ def _wait_at(link: socket.socket, key: bytes, rank: int, until: float) -> bool:
 
 
 def _received(link: socket.socket, count: int, until: float) -> bytes:
-    """Return that many bytes, or fewer if the other side closes."""
+    """Return `count` bytes, or fewer if the other side closes."""
     data = b""
     while len(data) < count:
         link.settimeout(max(0.001, until - monotonic()))

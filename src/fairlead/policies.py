@@ -1,8 +1,8 @@
-"""Policies of other packages: placements, orders, checks of admission, and their reasons.
+"""Policies of other packages: placements, orders, admission checks, and their reasons.
 
-A module adds policies with the decorators below. A package has its modules found by an entry point of the group
-`fairlead.policies`, which names a module, or a function to call; see docs/policies.md. `load` is called once when a
-process starts that decides, or reads configurations.
+A module adds policies with the decorators below. A package announces its modules by an entry point of the group
+`fairlead.policies`, which names a module, or a function to call; see docs/policies.md. A process that schedules or
+reads configurations calls `load` when it starts.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def placement(
 ) -> Callable[[Score], Score]:
     """Add a placement: the decorated function scores a node for a task, and the node with the lowest score is taken.
 
-    `devices` chooses the GPUs, `drawn` takes any of the best nodes instead of the first, and `weighs` has the usual
-    work in `Fleet.workload`.
+    `devices` chooses the GPUs. With `drawn`, a random node of the best ones is taken instead of the first. With
+    `weighs`, the usual work is in `Fleet.workload`.
     """
 
     def add(score: Score) -> Score:
@@ -64,7 +64,7 @@ def placement(
 def order(
     name: str, *, by_running: bool = False, by_min: bool = False, longest_first: bool = False
 ) -> Callable[[OrderKey], OrderKey]:
-    """Add an order of queues: the decorated function gives the sort key of an ask, and the lowest goes first.
+    """Add an order of queues: the decorated function returns the sort key of an ask, and the lowest key goes first.
 
     Its arguments are kind, priority, running, asked and below_min. `running` is 0 without `by_running`, `below_min` is
     False without `by_min`. With `longest_first`, a job asks for its longest stages first.
@@ -78,9 +78,9 @@ def order(
 
 
 def check(name: str) -> Callable[[Refuses], Refuses]:
-    """Add a check of admission: the decorated function returns a reason if tasks of an ask may not start, or None.
+    """Add an admission check: the decorated function returns a reason if tasks of an ask may not start, or None.
 
-    The partitions obey it that name it in their setting `checks`.
+    It applies to partitions that name it in their setting `checks`.
     """
 
     def add(refuses: Refuses) -> Refuses:
@@ -91,7 +91,7 @@ def check(name: str) -> Callable[[Refuses], Refuses]:
 
 
 def load() -> None:
-    """Load the policies of all installed packages, by the names of their entry points. Does nothing the next time."""
+    """Load the policies of all installed packages, in the order of their entry points. Later calls do nothing."""
     left = _entries()
     while left:
         _load(left[0])

@@ -322,7 +322,7 @@ def test_drained_nodes_return_what_has_not_started(tmp_path: Path) -> None:
     async def story() -> None:
         async with plant_with_agent(tmp_path) as (plant, _):
             job = await plant.submit(["true"], count=3000, min=1, resources={"cpu": 4})
-            await plant.until(lambda partition: partition.chains)
+            await plant.until(lambda partition: partition.derived.chains)
             await plant.ask(MoveNode(name="n1", action="drain", operator=True))
             await plant.until(lambda partition: not partition.allocations)
             await plant.ask(MoveNode(name="n1", action="enable", operator=True))

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from fairlead.api.control import ASKING
+from fairlead.api.control import REQUEST_USER
 from fairlead.api.jobs import submission
 from fairlead.api.middleware import Bounds
 from tests.api.serving import JOB, SECONDS, Serving, serving, submit
@@ -167,7 +167,7 @@ def test_many_reads_of_one_user_do_not_hold_up_another(site: Serving) -> None:
         order: list[str] = []
 
         async def read(user: str) -> None:
-            ASKING.set(user)
+            REQUEST_USER.set(user)
             await served.read(lambda partition: order.append(user))
 
         async with served._thread.lock:

@@ -163,10 +163,10 @@ def test_pools(up: Up, tmp_path: Path) -> None:
     up.run("partition", "set", "default", str(tmp_path / "part.json"))
     assert up.run("pool", "list").splitlines()[1].split() == ["w", "ready", *"00000030"]
     assert up.run("pool", "pause", "w") == "w is paused\n"
-    assert "w: paused, brought by command" in up.run("pool", "show", "w")
+    assert "w: paused, provider command" in up.run("pool", "show", "w")
     assert json.loads(up.run("pool", "show", "w", "--json"))["paused"]
     assert json.loads(up.run("pool", "pause", "w", "--json")) == {"note": "no change"}
-    assert up.run("pool", "resume", "w") == "w goes on\n"
+    assert up.run("pool", "resume", "w") == "w is resumed\n"
     assert up.run("pool", "scale", "w", "2") == "nodes ordered: 2\n"
     # Its provider fails, and says so.
     up.until("pool", "show", "w", said="problem: sh: create ended with code 3: no quota")
@@ -184,7 +184,7 @@ def test_pools(up: Up, tmp_path: Path) -> None:
 
 def test_all_that_a_pool_shows() -> None:
     shown = _lines(msgspec.convert(POOL_ANSWER, wire.Pool))
-    assert shown[0] == "gpu: ready, brought by command"
+    assert shown[0] == "gpu: ready, provider command"
     assert "nodes: 4, 1 available, 3 pending, -2 idle, 2 ordered, 0 disabled" in shown
     assert any(each.startswith("order 3, ") and "for 17 worker (16 tasks): gpu-3-0, gpu-3-1" in each for each in shown)
     assert shown[-1] == "orphan: gpu-1-4 i-0abc"
@@ -426,7 +426,7 @@ def test_down_ends_what_an_earlier_server_left(tmp_path: Path) -> None:
         up.until("show", name, said="running")
         up.until("node", "list", said="box   up           2")
         assert up.interrupt() == 0
-        assert "tasks that were left and were ended: 2" in up.run("down", "--kill")
+        assert "leftover tasks ended: 2" in up.run("down", "--kill")
         assert json.loads(up.run("down", "--kill", "--json"))["ended"] == 0
         up.start()
         up.until("show", "--json", name, said='"attempt":2')  # the next server hears of it, and goes on

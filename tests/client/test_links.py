@@ -124,7 +124,7 @@ def test_what_is_no_address(url: str) -> None:
 
 @pytest.mark.parametrize("token", ["one\ntwo", "schlüssel"])
 def test_what_is_no_token(token: str) -> None:
-    with pytest.raises(Problem, match="copy it anew"):
+    with pytest.raises(Problem, match="copy it again"):
         Client("http://127.0.0.1:1", token)
 
 

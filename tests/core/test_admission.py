@@ -131,7 +131,7 @@ def test_no_chain() -> None:
     w.node("n", cpu=1)
     w.submit(name="quick", user="bob", stages=[stage(20, min=1, duration=1)])
     w.advance(1.5)
-    assert w.partition().chains
+    assert w.partition().derived.chains
     SUSPENDED.add("bob")
     known = {index for each in w.partition().allocations.values() for index in range(*each.indices[:2])}
     w.advance(60)

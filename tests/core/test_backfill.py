@@ -455,7 +455,7 @@ def played(drawn: list[Step], order: str, limit: int | None, anew: bool) -> list
             if running:
                 w.finish(running[0][0], *running[0][1])
         if anew:
-            w.partition().backfilled = None
+            w.partition().memory.backfill = None
             w.partition().wake_all_lanes()
         w.cycle()
         for job in [f"j{number}" for number in range(at + 1) if drawn[number].tasks]:

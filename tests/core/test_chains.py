@@ -166,7 +166,7 @@ def test_others_are_never_sent_ahead(stage: dict[str, Any]) -> None:
     for _ in range(60):
         w.advance(0.001)
         w.scale(job, "w", 30)
-        assert not w.partition().chains
+        assert not w.partition().derived.chains
 
 
 def test_what_starts_with_its_whole_job_has_nobody_behind_it() -> None:
@@ -213,7 +213,7 @@ def test_a_managers_tasks_are_not() -> None:
     w.advance(0.001)
     w.report("app", "w", 1, 1, "succeeded", node="m0")
     w.cycle()
-    assert w.partition().jobs["app"].stages[0].ran is None and not w.partition().chains
+    assert w.partition().jobs["app"].stages[0].ran is None and not w.partition().derived.chains
 
 
 def test_chains_are_off_unless_configured() -> None:
@@ -333,9 +333,9 @@ def test_the_end_of_one_that_waits_wakes_nobody() -> None:
     w = world()
     job = in_chain(w)
     w.report(job, "w", 3, 1, "stopped")
-    before = w.partition().openings
+    before = w.partition().derived.openings
     w.cycle()
-    assert (ahead_of(w, job), w.partition().openings) == ([2, 4, 5], before)
+    assert (ahead_of(w, job), w.partition().derived.openings) == ([2, 4, 5], before)
 
 
 # -- how chains end ----------------------------------------------------------------------------------------------
@@ -478,7 +478,7 @@ def test_a_lost_node_does_not_ask_one_by_one() -> None:
     w.advance(0.001)
     partition = w.partition()
     decided = cycle.run(partition, [MoveNode(name="n0", action="lose", operator=True)], w.now)
-    assert len(decided.changes) < 10 and not partition.chains
+    assert len(decided.changes) < 10 and not partition.derived.chains
     decided.plan.abandon()
 
 
@@ -620,7 +620,7 @@ def test_a_preempted_room_passes_to_nobody_of_the_chain() -> None:
     partition = w.partition()
     plan = Plan(partition, w.now)
     stop(plan, partition.jobs[job].stages[0].live[1], (1, 2), "preempt")  # type: ignore[index]
-    assert [each.cause for each in partition.waiting_in(next(iter(partition.chains)))] == ["return"]
+    assert [each.cause for each in partition.waiting_in(next(iter(partition.derived.chains)))] == ["return"]
     plan.abandon()
 
 
@@ -788,7 +788,7 @@ def test_rooms_of_a_chain_are_several() -> None:
     for index in range(4):
         w.finish(job, "w", index)
     w.advance(0)
-    (number,) = w.partition().chains
+    (number,) = w.partition().derived.chains
     assert at_work(w) == [4, 5, 6, 7]
     assert ahead_of(w, job) == list(range(8, 24))
     w.finish(job, "w", 5)
@@ -896,7 +896,7 @@ def test_a_chain_that_lost_a_room_is_noticed() -> None:
     w = world()
     in_chain(w)
     partition = w.partition()
-    (chain,) = partition.chains.values()
+    (chain,) = partition.derived.chains.values()
     next(each for each in chain.values() if each.rooms).rooms = 2
     with pytest.raises(InvariantBroken, match="has 1 rooms, and 2 for"):
         check_all(partition)
@@ -911,9 +911,9 @@ def test_a_cycle_with_chains_can_be_taken_back() -> None:
     partition = w.partition()
     before = dump(partition)
     decided = cycle.run(partition, commands, w.now)
-    assert partition.chains
+    assert partition.derived.chains
     decided.plan.abandon()
-    assert dump(partition) == before and not partition.chains
+    assert dump(partition) == before and not partition.derived.chains
     check_all(partition)
 
 

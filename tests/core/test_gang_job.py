@@ -409,7 +409,9 @@ def test_a_whole_job_that_was_tried_in_vain_wakes_nobody() -> None:
     whole(w, stage("a", 4), stage("b", 1, cpu=4))
     w.cycle()
     partition = w.partition()
-    assert {lane.asleep_at for lane in partition.lanes.values()} == {(partition.openings, partition.nodes.version)}
+    assert {lane.memory.asleep_at for lane in partition.lanes.values()} == {
+        (partition.derived.openings, partition.nodes.version)
+    }
     assert w.cluster.writers["default"].cycle([], w.now).plan.looked == set()
 
 

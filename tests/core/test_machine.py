@@ -424,9 +424,13 @@ class Machine(RuleBasedStateMachine):
     def undo_is_the_identity(self) -> None:
         if not hasattr(self, "w"):
             return
-        partition = self.w.partition()
         commands = [each[1] for each in self.w._queue if isinstance(each, tuple)]
-        before, ready = dump(partition), partition.reign.ready
+        before, ready = dump(self.w.partition()), self.w.partition().reign.ready
+        partition = self.w.partition()
+        if self.rules % 3:
+            # An abandoned plan clears what phases remember; mostly that has to stay for the next cycle.
+            partition = load(before)
+            partition.reign.ready = ready
         decided = cycle.run(partition, commands, self.w.now)
         decided.plan.abandon()
         partition.reign.ready = ready  # readiness is no part of a plan; here the cycle follows once more
@@ -508,15 +512,15 @@ class Machine(RuleBasedStateMachine):
 
     def _the_index_is_exact(self, partition: Partition) -> None:
         """The index finds a node for a shape just where looking at every node finds one."""
-        for shape in list(partition.shapes.values()):
-            partition.index.refresh()
+        for shape in list(partition.derived.shapes.values()):
+            partition.derived.index.refresh()
             fitting = {
                 node_id
                 for node_id, row in partition.nodes.rows.items()
                 if partition.nodes.manager[row] == shape.key.manager and _fits(partition, shape, row)
             }
-            found = [each.node_id for each in partition.index.choose(shape, 1, 0)]
-            partition.index.put_back(found)
+            found = [each.node_id for each in partition.derived.index.choose(shape, 1, 0)]
+            partition.derived.index.put_back(found)
             assert set(found) <= fitting and bool(found) == bool(fitting)
 
     def _on_job(self, data: Any, act: Any) -> None:

@@ -50,7 +50,7 @@ def test_users_share_a_lane_while_every_node_takes_all() -> None:
     for user in ("ann", "bob", "cem"):
         _submit(w, user, cpu=1)
     w.cycle()
-    assert len(w.partition().shapes) == 1
+    assert len(w.partition().derived.shapes) == 1
 
 
 def test_lanes_of_two_users_are_shown_apart() -> None:

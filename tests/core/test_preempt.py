@@ -400,7 +400,7 @@ def test_a_promise_does_not_count_on_what_is_overdue_when_it_is_made() -> None:
     w.submit(name="high", priority=1, stages=[stage()])
     w.advance(60)
     (promise,) = w.partition().promises.values()
-    assert [each.stage.job.id for each in w.partition().overdue.values()] == ["hangs"]
+    assert [each.stage.job.id for each in w.partition().derived.overdue.values()] == ["hangs"]
     assert promise.since == w.now and not is_stuck(w.partition(), promise)
 
 
@@ -410,12 +410,12 @@ def test_a_stop_does_not_grow_old_while_its_agent_cannot_be_heard() -> None:
     w.now += 600 * 1_000_000
     w.restart(ready=False)
     w.cycle()
-    assert not w.partition().overdue and not stopping(w, "low")
+    assert not w.partition().derived.overdue and not stopping(w, "low")
     w.mark_ready()
     w.advance(39)
-    assert not w.partition().overdue
+    assert not w.partition().derived.overdue
     w.advance(2)
-    assert len(w.partition().overdue) == 1
+    assert len(w.partition().derived.overdue) == 1
     w.advance(200)
     assert w.placements("high")
 
@@ -425,10 +425,10 @@ def test_an_overdue_stop_is_known_after_a_restart_and_ends_when_it_is_confirmed(
     w.advance(41)
     w.restart()
     partition = w.partition()
-    assert [each.stage.job.id for each in partition.overdue.values()] == ["hangs"]
+    assert [each.stage.job.id for each in partition.derived.overdue.values()] == ["hangs"]
     w.report("hangs", "w", 0, 1, "stopped", "n1")
     w.advance(0)
-    assert not w.partition().overdue and w.placements("low") == {("w", 0): "n1"}
+    assert not w.partition().derived.overdue and w.placements("low") == {("w", 0): "n1"}
 
 
 def test_a_stop_that_hangs_does_not_keep_pools_from_growing() -> None:

@@ -657,7 +657,7 @@ def test_a_key_on_a_kill_is_not_the_jobs_own() -> None:
     w._send("default", Kill(job=job, user="user", key="other"))
     w.advance(1)
     assert w.job(job).state == "killed"
-    assert w.partition().key_of[job] == ("user", "k")
+    assert w.partition().derived.key_of[job] == ("user", "k")
 
 
 def test_ready_is_heard_again_after_a_restart_whatever_its_key() -> None:
@@ -758,7 +758,7 @@ def test_an_id_is_free_again_when_its_job_and_key_are_forgotten() -> None:
         w.finish("a")
         w.advance(40)
         assert "a" not in w.partition().jobs
-    assert w.partition().key_of == {}
+    assert w.partition().derived.key_of == {}
 
 
 def test_a_job_that_others_come_after_is_kept_until_they_are_over() -> None:

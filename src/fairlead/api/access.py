@@ -1,4 +1,4 @@
-"""Tokens: who asks, and for administrators to create, list and revoke them."""
+"""Tokens: show the caller; create, list and revoke tokens, for administrators."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from fairlead.wire import api as wire
 HttpRequest = Request[Any, Any, Any]
 
 
-@get("/whoami", operation_id="whoami", guards=[USERS], summary="Who asks")
+@get("/whoami", operation_id="whoami", guards=[USERS], summary="The caller")
 async def whoami(request: HttpRequest) -> wire.Caller:
-    """The user, groups and role of the token that was sent."""
+    """Return user, groups and role of the caller's token."""
     caller = caller_of(request)
     return wire.Caller(user=caller.user, groups=list(caller.groups), role=caller.role)
 
 
 @get("/tokens", operation_id="tokens", guards=[ADMINS], summary="Tokens")
 async def tokens(request: HttpRequest) -> wire.Tokens:
-    """All of them, without their secrets, which are kept nowhere."""
+    """List all tokens, without their secrets, which are not stored."""
     return wire.Tokens(tokens=[_shown(token) for token in services_of(request).tokens.all()])
 
 
 @post("/tokens", operation_id="createToken", guards=[ADMINS], summary="Create a token")
 async def create(request: HttpRequest, data: Annotated[Any, Shaped(wire.TokenDocument)]) -> wire.NewToken:
-    """The answer has the secret, for the only time."""
+    """Create a token. The answer has its secret, which cannot be shown again."""
     read = Reader(data, "", "a token")
     role = read.choice("role", ROLES)
     note = read.text("note", "", most=200)
@@ -46,7 +46,7 @@ async def create(request: HttpRequest, data: Annotated[Any, Shaped(wire.TokenDoc
     expires_in = None if expires is None else expires / SECOND
     services = services_of(request)
     if role == "join":
-        partition, pool, node = (_name(read, each) for each in ("partition", "pool", "node"))
+        partition, pool, node = (_name(read, field) for field in ("partition", "pool", "node"))
         users = tuple(sorted(set(read.names("users", most=1_000))))
         uses = read.count("uses", 1, 1, wire.MAX_USES)
         read.close()
@@ -68,7 +68,7 @@ async def create(request: HttpRequest, data: Annotated[Any, Shaped(wire.TokenDoc
 
 @delete("/tokens/{token_id:str}", operation_id="revokeToken", guards=[ADMINS], status_code=200)
 async def revoke(request: HttpRequest, token_id: Annotated[str, PathParameter(max_length=63)]) -> wire.Done:
-    """Requests with it are refused from now on, and what is being read with it ends."""
+    """Revoke a token: requests with it are refused, and streams opened with it end."""
     services = services_of(request)
     try:
         await asyncio.to_thread(services.tokens.revoke, token_id)
@@ -83,7 +83,7 @@ async def revoke(request: HttpRequest, token_id: Annotated[str, PathParameter(ma
 
 
 def _name(read: Reader, key: str) -> str:
-    """The name under a key; empty if it is left out."""
+    """Return the name under a key, empty if there is none."""
     return check_name(read.get(key), key) if read.get(key) not in (None, "") else ""
 
 

@@ -1,4 +1,4 @@
-"""Agents: their WebSocket. It needs no token: the hub has the agent prove which node it is."""
+"""The WebSocket of agents. It needs no token: the hub authenticates the agent by the key of its node."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fairlead.wire.agent import PATH
 
 
 class Socket:
-    """A WebSocket as the hub sees one."""
+    """A WebSocket with the interface that the hub expects."""
 
     def __init__(self, receive: Receive, send: Send, trust: Callable[[], None]) -> None:
         self.trust = trust
@@ -48,7 +48,7 @@ class Socket:
 
 
 def agents(services: Services) -> App:
-    """The application that agents speak with."""
+    """Return the ASGI application for agents."""
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
         try:

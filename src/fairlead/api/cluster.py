@@ -15,7 +15,7 @@ from fairlead.api.context import (
     Key,
     PartitionName,
     Shaped,
-    asks,
+    caller_fields,
     caller_of,
     may_see,
     services_of,
@@ -47,7 +47,7 @@ NodeName = Annotated[str, PathParameter(max_length=63)]
 
 
 async def order(request: HttpRequest, partition: str, command: AnyCommand, what: str) -> wire.Done:
-    """A command about something that the path names; if it is not there, the path leads nowhere."""
+    """Carry out a command about the thing that the path names; answer 404 if there is no such thing."""
     control = services_of(request).control
     try:
         accepted = await control.ask(control.find(partition), command)
@@ -74,26 +74,26 @@ async def nodes(
     ] = "",
     limit: Annotated[int, QueryParameter(ge=1, le=MAX_NODES, required=False)] = MAX_NODES,
 ) -> wire.Nodes:
-    """What each has, what is used of it, and its state."""
+    """List nodes with their resources, use and state."""
     after = number_of(cursor) or 0
 
     def look(state: Partition) -> wire.Nodes:
         table = state.nodes
-        found: list[wire.Node] = []
+        page: list[wire.Node] = []
         last = 0
         for node_id in sorted(table.rows):
             row = table.rows[node_id]
             if node_id <= after or node_state not in (None, table.state[row]) or pool not in (None, table.pool[row]):
                 continue
-            if len(found) == limit:
-                return wire.Nodes(nodes=found, next=str(last))
-            found.append(node_answer(state, row))
+            if len(page) == limit:
+                return wire.Nodes(nodes=page, next=str(last))
+            page.append(node_answer(state, row))
             last = node_id
-        return wire.Nodes(nodes=found, next="")
+        return wire.Nodes(nodes=page, next="")
 
     served = services_of(request).control.find(partition)
-    found = await served.read(look)
-    return wire.Nodes(nodes=[_with_credential(request, served.name, each) for each in found.nodes], next=found.next)
+    answer = await served.read(look)
+    return wire.Nodes(nodes=[_with_credential(request, served.name, node) for node in answer.nodes], next=answer.next)
 
 
 def _with_credential(request: HttpRequest, partition: str, node: wire.Node) -> wire.Node:
@@ -103,7 +103,7 @@ def _with_credential(request: HttpRequest, partition: str, node: wire.Node) -> w
 
 @get("/nodes/{node:str}", operation_id="node", guards=[USERS], summary="One node")
 async def node(request: HttpRequest, node: NodeName, partition: PartitionName = "") -> wire.Node:
-    """What it has, what is used of it, and its state."""
+    """Return a node with its resources, use and state."""
 
     def look(state: Partition) -> wire.Node:
         node_id = state.nodes.find(node)
@@ -123,8 +123,8 @@ async def move_node(
     partition: PartitionName = "",
     key: Key = None,
 ) -> wire.Done:
-    """Drain (what runs there ends by itself), disable, or enable a node."""
-    command = MoveNode(name=node, action=action, **asks(request, key))  # type: ignore[arg-type]
+    """Drain (running tasks finish), disable, or enable a node."""
+    command = MoveNode(name=node, action=action, **caller_fields(request, key))  # type: ignore[arg-type]
     return await order(request, partition, command, "name")
 
 
@@ -132,14 +132,14 @@ async def move_node(
 async def remove_node(
     request: HttpRequest, node: NodeName, partition: PartitionName = "", key: Key = None
 ) -> wire.Done:
-    """The node leaves; what runs there is lost at once."""
-    return await order(request, partition, RemoveNode(name=node, **asks(request, key)), "name")
+    """Remove a node. Tasks running there are lost at once."""
+    return await order(request, partition, RemoveNode(name=node, **caller_fields(request, key)), "name")
 
 
 @delete("/nodes/{node:str}/credential", operation_id="revokeNode", guards=[OPERATORS], status_code=200)
 async def revoke_node(request: HttpRequest, node: NodeName, partition: PartitionName = "") -> wire.Done:
-    """The node's connection ends and its key opens no other; a new join token for the node admits it again. What runs
-    there is lost when its lease is over."""
+    """Revoke the key of a node: its connection ends, and its tasks are lost when its lease expires. A new join token
+    for the node admits it again."""
     services = services_of(request)
     try:
         await asyncio.to_thread(services.identities.revoke, services.control.find(partition).name, node)
@@ -154,7 +154,7 @@ async def revoke_node(request: HttpRequest, node: NodeName, partition: Partition
 
 @get("/queues", operation_id="queues", guards=[USERS], summary="The queue tree, by path")
 async def queues(request: HttpRequest, partition: PartitionName = "") -> wire.Queues:
-    """Settings, use and what waits, of every queue."""
+    """List queues with their settings, use and waiting asks."""
     control = services_of(request).control
 
     def look(state: Partition) -> wire.Queues:
@@ -167,7 +167,7 @@ async def queues(request: HttpRequest, partition: PartitionName = "") -> wire.Qu
 async def queue(
     request: HttpRequest, queue: Annotated[str, PathParameter(max_length=1_000)], partition: PartitionName = ""
 ) -> wire.Queue:
-    """Its settings, use and what waits in it."""
+    """Return a queue with its settings, use and waiting asks."""
 
     def look(state: Partition) -> wire.Queue:
         if queue not in state.queues:
@@ -186,21 +186,21 @@ async def move_queue(
     partition: PartitionName = "",
     key: Key = None,
 ) -> wire.Done:
-    """Stop a queue, so that it accepts and starts nothing, or start it again."""
-    command = MoveQueue(queue=queue, action=action, **asks(request, key))  # type: ignore[arg-type]
+    """Stop a queue, so that it accepts and starts no jobs, or start it again."""
+    command = MoveQueue(queue=queue, action=action, **caller_fields(request, key))  # type: ignore[arg-type]
     return await order(request, partition, command, "queue")
 
 
-@get("/lanes", operation_id="lanes", guards=[USERS], summary="Lanes, with what waits in them")
+@get("/lanes", operation_id="lanes", guards=[USERS], summary="Lanes, with their waiting asks")
 async def lanes(
     request: HttpRequest,
     partition: PartitionName = "",
     limit: Annotated[int, QueryParameter(ge=1, le=1_000, required=False)] = 100,
     first: Annotated[
-        int, QueryParameter(ge=0, le=100, required=False, description="How many asks to show of each lane.")
+        int, QueryParameter(ge=0, le=100, required=False, description="Number of asks to show of each lane.")
     ] = 5,
 ) -> wire.Lanes:
-    """The lanes where most waits, and all others together as `other`."""
+    """List the lanes with the most waiting tasks, and all other lanes together as `other`."""
     services = services_of(request)
     caller = caller_of(request)
     served = services.control.find(partition)
@@ -226,9 +226,9 @@ async def bring_to_front(
     partition: PartitionName = "",
     key: Key = None,
 ) -> wire.Done:
-    """The asks of a stage go before the others of their lanes."""
+    """Move the asks of a stage to the front of their lanes."""
     job, stage = _ask(data)
-    return await touch(request, partition, job, BringToFront(job=job, stage=stage, **asks(request, key)))
+    return await touch(request, partition, job, BringToFront(job=job, stage=stage, **caller_fields(request, key)))
 
 
 @post("/lanes/cancel", operation_id="cancelAsk", guards=[USERS], status_code=200)
@@ -238,9 +238,9 @@ async def cancel(
     partition: PartitionName = "",
     key: Key = None,
 ) -> wire.Done:
-    """The pending tasks of a stage are given up."""
+    """Cancel the waiting tasks of a stage."""
     job, stage = _ask(data)
-    return await touch(request, partition, job, CancelAsk(job=job, stage=stage, **asks(request, key)))
+    return await touch(request, partition, job, CancelAsk(job=job, stage=stage, **caller_fields(request, key)))
 
 
 @post("/lanes/reset", operation_id="resetLane", guards=[OPERATORS], status_code=200)
@@ -250,18 +250,18 @@ async def reset_lane(
     partition: PartitionName = "",
     key: Key = None,
 ) -> wire.Done:
-    """The head of a stuck lane, if it is this job's, goes to the tail or is given up."""
+    """Move the head of a stuck lane to the tail, or cancel it, if it belongs to this job."""
     read = Reader(data, "", "a reset")
     queue, job = read.text("queue", most=1_000), read.name("job")
     cancel = read.flag("cancel", False)
     read.close()
-    command = ResetLane(queue=queue, job=job, cancel=cancel, **asks(request, key))
+    command = ResetLane(queue=queue, job=job, cancel=cancel, **caller_fields(request, key))
     return await touch(request, partition, job, command)
 
 
-@get("/holds", operation_id="holds", guards=[USERS], summary="Holds, the oldest first")
+@get("/holds", operation_id="holds", guards=[USERS], summary="Holds, oldest first")
 async def holds(request: HttpRequest, partition: PartitionName = "") -> wire.Holds:
-    """The nodes that are kept free of new work for jobs that waited too long."""
+    """List the nodes that are held for jobs that have waited too long."""
     caller = caller_of(request)
 
     served = services_of(request).control.find(partition)
@@ -279,12 +279,12 @@ async def release_hold(
     partition: PartitionName = "",
     key: Key = None,
 ) -> wire.Done:
-    """The nodes that are held for a job, or for one stage of it, take other work again."""
+    """Release the nodes held for a job, or for one of its stages, so that other work can use them."""
     read = Reader(data, "", "a hold")
     job = read.name("job")
     stage = read.name("stage") if "stage" in read.doc else ""
     read.close()
-    return await touch(request, partition, job, ReleaseHold(job=job, stage=stage, **asks(request, key)))
+    return await touch(request, partition, job, ReleaseHold(job=job, stage=stage, **caller_fields(request, key)))
 
 
 # -- partitions --------------------------------------------------------------------------------------------------
@@ -292,16 +292,15 @@ async def release_hold(
 
 @get("/partitions", operation_id="partitions", guards=[USERS], summary="Partitions")
 async def partitions(request: HttpRequest) -> wire.Partitions:
-    """Whether each is ready, and how much is in it."""
+    """List partitions with their readiness, nodes and jobs."""
     control = services_of(request).control
-    found = [await control.find(name).read(partition_answer) for name in control.names()]
-    return wire.Partitions(partitions=found)
+    return wire.Partitions(partitions=[await control.find(name).read(partition_answer) for name in control.names()])
 
 
 @post("/partitions/{partition_name:str}/ready", operation_id="markReady", guards=[OPERATORS], status_code=200)
 async def mark_ready(request: HttpRequest, partition_name: Annotated[str, PathParameter(max_length=63)]) -> wire.Done:
-    """Everybody who should report after a start has reported: place work now."""
-    return await order(request, partition_name, MarkReady(**asks(request)), "partition")
+    """Mark a partition ready: place tasks now, without waiting for nodes and managers to report after a start."""
+    return await order(request, partition_name, MarkReady(**caller_fields(request)), "partition")
 
 
 HANDLERS = [

@@ -1,4 +1,4 @@
-"""The configuration: get it, see what another one would overwrite, apply it; add, change and remove partitions."""
+"""The configuration: get, compare and apply it; add, change and remove partitions; set shares."""
 
 from __future__ import annotations
 
@@ -22,25 +22,27 @@ HttpRequest = Request[Any, Any, Any]
 PathName = Annotated[str, PathParameter(max_length=63)]
 
 
-@get("/config", operation_id="config", guards=[OPERATORS], summary="The configuration that is followed")
+@get("/config", operation_id="config", guards=[OPERATORS], summary="The configuration of the server")
 async def get_config(
     request: HttpRequest,
-    defaults: Annotated[bool, QueryParameter(required=False, description="Also what has its default.")] = False,
+    defaults: Annotated[
+        bool, QueryParameter(required=False, description="Also return settings that have their default.")
+    ] = False,
 ) -> wire.Config:
-    """As it would be written in fairlead.yaml."""
+    """Return the configuration as it would be written in fairlead.yaml."""
     version, configs = services_of(request).control.configured
     return wire.Config(version=version, **config_view(configs, defaults))
 
 
 @post("/config/validate", operation_id="validateConfig", guards=[OPERATORS], status_code=200)
 async def validate(request: HttpRequest, data: Annotated[Any, Shaped(wire.ConfigDocument)]) -> wire.Applied:
-    """Whether a configuration is in order, and what it would overwrite. Nothing is changed."""
-    return _overwritten(request, parse_config(data))
+    """Check a configuration, and return what it would change. Nothing is changed."""
+    return _compared(request, parse_config(data))
 
 
 @put("/config", operation_id="applyConfig", guards=[ADMINS], summary="Apply a configuration")
 async def apply(request: HttpRequest, data: Annotated[Any, Shaped(wire.ConfigDocument)]) -> wire.Applied:
-    """All of it, or none. The answer says what it overwrote."""
+    """Apply a configuration, all of it or nothing. The answer lists what changed."""
     return await _apply(request, parse_config(data))
 
 
@@ -48,7 +50,7 @@ async def apply(request: HttpRequest, data: Annotated[Any, Shaped(wire.ConfigDoc
 async def set_partition(
     request: HttpRequest, partition_name: PathName, data: Annotated[Any, Shaped(wire.PartitionDocument)]
 ) -> wire.Applied:
-    """Add a partition, or give it another configuration."""
+    """Add a partition, or replace its configuration."""
     check_name(partition_name, "partition")
     config = parse_partition(data, f"partitions.{partition_name}")
     _, configs = services_of(request).control.configured
@@ -57,7 +59,7 @@ async def set_partition(
 
 @delete("/partitions/{partition_name:str}", operation_id="removePartition", guards=[ADMINS], status_code=200)
 async def remove_partition(request: HttpRequest, partition_name: PathName) -> wire.Applied:
-    """Everything under it is released at once: jobs, allocations, nodes."""
+    """Remove a partition, and release its jobs, allocations and nodes at once."""
     _, configs = services_of(request).control.configured
     if partition_name not in configs:
         raise Refused("partition", f"there is no partition {shown(partition_name)}; name one that is known", "missing")
@@ -66,26 +68,26 @@ async def remove_partition(request: HttpRequest, partition_name: PathName) -> wi
     return await _apply(request, {name: config for name, config in configs.items() if name != partition_name})
 
 
-@get("/shares", operation_id="shares", guards=[OPERATORS], summary="How queues divide a partition")
+@get("/shares", operation_id="shares", guards=[OPERATORS], summary="Shares of queues")
 async def shares(request: HttpRequest, partition: PartitionName = "") -> wire.Shares:
-    """Shares of queues, patterns by which users reach them, and when loans are taken back."""
+    """Return shares of queues, patterns that lead users to queues, and when loans are taken back."""
     control = services_of(request).control
     _, configs = control.configured
     config = configs[control.find(partition).name]
     settings = config.settings
     return wire.Shares(
         shares={path: queue.share for path, queue in config.queues if path != "root"},
-        requestors=[wire.Requestor(match=each.match, queue=each.queue) for each in settings.requestors],
+        requestors=[wire.Requestor(match=rule.match, queue=rule.queue) for rule in settings.requestors],
         rebalance_threshold=settings.rebalance_threshold,
         rebalance_after=settings.rebalance_after / SECOND,
     )
 
 
-@put("/shares", operation_id="setShares", guards=[OPERATORS], summary="Divide a partition otherwise")
+@put("/shares", operation_id="setShares", guards=[OPERATORS], summary="Set shares of queues")
 async def set_shares(
     request: HttpRequest, data: Annotated[Any, Shaped(wire.SharesDocument)], partition: PartitionName = ""
 ) -> wire.Applied:
-    """Like a configuration that differs in these keys only. It holds until the next one, also after a restart."""
+    """Change these keys of the configuration. The change lasts until the next configuration, also over restarts."""
     control = services_of(request).control
     name = control.find(partition).name
     _, configs = control.configured
@@ -93,14 +95,14 @@ async def set_shares(
     read = Reader(data, "", "a division")
     for path, share in Reader(read.get("shares", {}), "shares", "the list of shares").doc.items():
         if path not in dict(configs[name].queues):
-            known = [each for each, _ in configs[name].queues]
+            paths = [known for known, _ in configs[name].queues]
             raise Refused(
-                f"shares.{path}", f"there is no queue {shown(path)}{suggestion(path, known)}; name one that is known"
+                f"shares.{path}", f"there is no queue {shown(path)}{suggestion(path, paths)}; name one that is known"
             )
-        place = document["queues"]
+        queue = document["queues"]
         for part in path.split("."):
-            place = place[part]
-        place["share"] = share
+            queue = queue[part]
+        queue["share"] = share
     for key in ("requestors", "rebalance_threshold", "rebalance_after"):
         value = read.get(key)
         if value is not None:
@@ -110,17 +112,17 @@ async def set_shares(
 
 
 async def _apply(request: HttpRequest, configs: dict[str, PartitionConfig]) -> wire.Applied:
-    overwritten = _overwritten(request, configs)
+    compared = _compared(request, configs)
     control = services_of(request).control
     await control.configure(configs)
     version, _ = control.configured
-    return wire.Applied(version=version, differences=overwritten.differences)
+    return wire.Applied(version=version, differences=compared.differences)
 
 
-def _overwritten(request: HttpRequest, configs: dict[str, PartitionConfig]) -> wire.Applied:
+def _compared(request: HttpRequest, configs: dict[str, PartitionConfig]) -> wire.Applied:
     check_providers(configs)
-    version, known = services_of(request).control.configured
-    before, after = (config_view(each, defaults=False)["partitions"] for each in (known, configs))
+    version, current = services_of(request).control.configured
+    before, after = (config_view(config, defaults=False)["partitions"] for config in (current, configs))
     return wire.Applied(version=version, differences=differences(before, after))
 
 

@@ -1,4 +1,4 @@
-"""What handlers share: the site they serve, who asks, how a request's document is read, how an error is answered."""
+"""Shared by handlers: the services, the caller, reading of documents, error answers, streams."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ FAREWELL = {
     "text/event-stream": f'event: end\ndata: {{"note":"{TOKEN_ENDED}"}}\n\n'.encode(),
     "text/plain; charset=utf-8": f"\n[fairlead: {TOKEN_ENDED}]\n".encode(),
 }
-"""Kind of a stream → what it ends with when its token does."""
+"""Media type of a stream → its last bytes when its token is revoked or expires."""
 
 
 class Hub(Protocol):
-    """The engine of our own agents, as far as the API needs it."""
+    """The engine of Fairlead's own agents, as far as the API needs it."""
 
     async def serve(self, partition: str, connection: Connection) -> None: ...
 
@@ -56,7 +56,7 @@ class Hub(Protocol):
 
 
 class Records(Protocol):
-    """The history of what ended. Its methods wait for a disk."""
+    """The history of finished jobs and attempts. Its methods wait for a disk."""
 
     @property
     def failing(self) -> bool: ...
@@ -75,7 +75,7 @@ class Records(Protocol):
 
 
 class Measured(Protocol):
-    """What is measured of all partitions."""
+    """The metrics of all partitions."""
 
     def text(self, now: Micros) -> str: ...
 
@@ -83,11 +83,11 @@ class Measured(Protocol):
 
 
 class SecretKeeper(Protocol):
-    """Who keeps secrets."""
+    """The store of secrets."""
 
     def names(self, user: str) -> list[str]: ...
 
-    def set(self, user: str, name: str, value: str, expires_in: float | None = None) -> None: ...
+    def set(self, user: str, name: str, text: str, expires_in: float | None = None) -> None: ...
 
     def remove(self, user: str, name: str) -> None: ...
 
@@ -95,7 +95,7 @@ class SecretKeeper(Protocol):
 
 
 class Services:
-    """All that is served on one port."""
+    """All services behind the API."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class Services:
         fault: Callable[[Exception], None] = lambda error: None,
         log: Callable[[str, dict[str, Any]], None] = lambda event, fields: None,
     ) -> None:
-        """`fault` hears of faults of ours, `log` of answers that somebody may want to follow."""
+        """`fault` is called with internal errors, `log` with events for the server's log."""
         self.control = control
         self.hub = hub
         self.records = records
@@ -126,10 +126,10 @@ class Services:
         self.fault = fault
         self.log = log
         self.streams: dict[str, set[asyncio.Event]] = {}
-        """Token → the answers without an end that are being read with it, each by what ends it."""
+        """Token → one event per open stream of it; setting the event ends the stream."""
 
     def end_streams(self, token: str) -> None:
-        """End what is being read with a token that does not count any more."""
+        """End the streams of a token that was revoked."""
         for over in self.streams.get(token, ()):
             over.set()
 
@@ -144,19 +144,19 @@ def caller_of(request: Request[Any, Any, Any]) -> Token:
     return caller
 
 
-def asks(request: Request[Any, Any, Any], key: str | None = None) -> dict[str, Any]:
-    """The fields of a command that say who asks."""
+def caller_fields(request: Request[Any, Any, Any], key: str | None = None) -> dict[str, Any]:
+    """Return the fields of a command that describe its caller."""
     caller = caller_of(request)
     return {"user": caller.user, "groups": caller.groups, "operator": caller.operator, "key": key or ""}
 
 
 def may_see(caller: Token, job: Job) -> bool:
-    """Whoever may touch a job may see it: its owner, administrators of its queue, operators."""
+    """True if the caller may see a job: its owner, administrators of its queue, operators. They may change it too."""
     return is_owner(Command(user=caller.user, groups=caller.groups, operator=caller.operator), job)
 
 
 def need(*roles: str) -> Callable[[ASGIConnection[Any, Any, Any, Any], BaseRouteHandler], Awaitable[None]]:
-    """A guard: only callers in one of these roles. It is async, because others are asked in a thread."""
+    """Return a guard that admits callers in one of these roles. It is async, because sync guards run in a thread."""
 
     async def guard(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
         caller: Token = connection.scope["caller"]  # type: ignore[typeddict-item]
@@ -175,7 +175,7 @@ PartitionName = Annotated[
     QueryParameter(
         name="partition",
         required=False,
-        description="The partition; without it the only one, or the one called default.",
+        description="The partition. By default the only one, or the one called default.",
         max_length=63,
     ),
 ]
@@ -185,7 +185,7 @@ Key = Annotated[
         name="Idempotency-Key",
         required=False,
         max_length=190,
-        description="The same key with the same request gets the same answer and changes nothing.",
+        description="A repeated request with the same key gets the same answer and changes nothing more.",
     ),
 ]
 Limit = Annotated[int, QueryParameter(name="limit", ge=1, le=1_000, required=False)]
@@ -195,13 +195,13 @@ Limit = Annotated[int, QueryParameter(name="limit", ge=1, le=1_000, required=Fal
 
 
 class Shaped(NamedTuple):
-    """Marks a request's document with the form that it should have; what it has, its reader says."""
+    """Marks the document of a request with its type, for OpenAPI. The handler's reader checks the actual document."""
 
     form: type[msgspec.Struct]
 
 
 class Document(AbstractDTO[Any]):
-    """A request's body as plain values. The core's readers check it: their errors name the field and the remedy."""
+    """The body of a request as plain values. The core's readers check it; their errors name field and remedy."""
 
     def decode_bytes(self, value: bytes) -> Any:
         if not value:
@@ -219,7 +219,7 @@ class Document(AbstractDTO[Any]):
     def create_openapi_schema(
         cls, field_definition: FieldDefinition, handler_id: str, schema_creator: Any
     ) -> Reference | Schema:
-        (shaped,) = (each for each in field_definition.metadata if isinstance(each, Shaped))
+        (shaped,) = (mark for mark in field_definition.metadata if isinstance(mark, Shaped))
         schema: Reference | Schema = schema_creator.for_field_definition(FieldDefinition.from_annotation(shaped.form))
         return schema
 
@@ -228,6 +228,7 @@ class Document(AbstractDTO[Any]):
 
 
 def refused(request: Request[Any, Any, Any], error: Refused | Unserved) -> Response[wire.Problem]:
+    """Answer a refusal with a problem document."""
     problem = problem_of(error)
     headers = {}
     if isinstance(error, Unserved) and error.retry_after is not None:
@@ -236,7 +237,7 @@ def refused(request: Request[Any, Any, Any], error: Refused | Unserved) -> Respo
 
 
 def http_error(request: Request[Any, Any, Any], error: HTTPException) -> Response[wire.Problem]:
-    """What the framework refused: an unknown path or method, a parameter out of bounds."""
+    """Answer a refusal by the framework: an unknown path or method, a parameter out of bounds."""
     detail, field = error.detail, ""
     extra = error.extra if isinstance(error.extra, list) else []
     if extra:
@@ -259,26 +260,27 @@ def streamed(
     lines: AsyncGenerator[bytes],
     kind: str = "text/event-stream",
 ) -> Stream:
-    """A streaming response, limited per token. It ends when its token is revoked or expires."""
+    """Return a streaming response, limited per token. It ends when its token is revoked or expires."""
     check_streams(services, caller)
     return Stream(_while_valid(services, caller, lines, FAREWELL[kind]), media_type=kind, headers=NOT_STORED)
 
 
 def check_streams(services: Services, caller: Token) -> None:
+    """Refuse another stream if the caller's token has too many open."""
     if len(services.streams.get(caller.id, ())) >= services.bounds.streams:
         raise Unserved("too many", f"{services.bounds.streams} streams are open with this token; close some", 10)
 
 
 @contextmanager
 def counted_stream(services: Services, caller: Token) -> Iterator[asyncio.Event]:
-    """Count a stream while it is open. The event is set when its token does not count any more."""
+    """Count a stream while it is open. The event is set when its token is revoked or expires."""
     over = asyncio.Event()
     services.streams.setdefault(caller.id, set()).add(over)
     expiry = None
     if caller.expires is not None:
         expiry = asyncio.get_running_loop().call_later(max(0.0, caller.expires - services.tokens.now()), over.set)
     if not services.tokens.is_known(caller):
-        over.set()  # it was revoked while this was being prepared
+        over.set()  # the token was revoked meanwhile
     try:
         yield over
     finally:
@@ -303,16 +305,16 @@ async def _while_valid(
                     if over.is_set():
                         break
                     try:
-                        each = line.result()
+                        text = line.result()
                     except StopAsyncIteration:
                         return
-                    yield each
+                    yield text
                 yield farewell
             finally:
                 ended.cancel()
     finally:
-        # Nothing may be waited for before all is put back: a reader that has gone cancels each wait.
+        # Clean up before the first await: if the reader has disconnected, each await is cancelled.
         if line is not None and not line.done():
-            line.cancel()  # which ends `lines` too
+            line.cancel()  # this ends `lines` too
         else:
             await lines.aclose()

@@ -1,7 +1,8 @@
-"""The control plane at work: a journal, the cluster on it, and a live writer for each partition.
+"""The running control plane: a journal, the cluster on it, and a live writer for each partition.
 
-From the top: one partition that is served, the control plane with what may be asked of it, its reigns. All of it is
-for one asyncio loop. If a writer stops, everything is built anew from the journal; meanwhile callers are told so.
+`PartitionService` serves one partition. `Control` has the requests to the control plane first, then its reigns. All of
+it runs in one asyncio loop. If a writer stops, the control plane recovers from the journal; requests get an error
+until then.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ from fairlead.writer.writer import Stopped, Writer
 
 Result = TypeVar("Result")
 
-ASKING: ContextVar[str] = ContextVar("ASKING", default="")
-"""The user whose request is served; empty for the server itself."""
+REQUEST_USER: ContextVar[str] = ContextVar("REQUEST_USER", default="")
+"""The user of the request that is served; empty for the server itself."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
-"""Seconds before a control plane that stopped begins anew, at first and after many vain attempts."""
+"""Seconds before a stopped control plane starts again: after the first failure, and at most."""
 BUSY_PAUSE = 0.05
-STOPPED = "the journal failed, and the server begins anew; its log says why"
-NO_ROOM = "the server's disk is full, and the server begins anew when there is room"
+STOPPED = "the journal failed and the server is recovering; its log says why"
+NO_ROOM = "the server's disk is full; the server recovers when there is space"
 
 
 AfterCycle = Callable[[str, int], None]
@@ -56,7 +57,7 @@ AfterCycle = Callable[[str, int], None]
 
 
 class PartitionService:
-    """One partition at work: its writer, the news of it, and who waits for a job to end."""
+    """One running partition: its writer, its events, and requests that wait for a job to end."""
 
     def __init__(
         self,
@@ -79,7 +80,7 @@ class PartitionService:
         self._after_cycle = after_cycle
         self._waiters: dict[str, list[asyncio.Future[None]]] = {}
         self._readers: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """User → held while one of its requests reads, or waits for its turn to."""
+        """User → lock held while one of its requests reads the state or waits to read it."""
 
     @property
     def partition(self) -> Partition:
@@ -87,7 +88,7 @@ class PartitionService:
 
     @property
     def now(self) -> Micros:
-        """The time by the writer's clock. `partition.now` is that of the last change."""
+        """The time of the writer's clock. `partition.now` is the time of the last change."""
         return self._clock()
 
     @property
@@ -99,14 +100,14 @@ class PartitionService:
         return not self.live.over and not self.writer.stopped
 
     def offer(self, command: AnyCommand) -> Slot:
-        """Have a command carried out; `Busy` means that it was not taken."""
+        """Put a command into the inbox and return the slot of its answer. Raise `Busy` if the inbox is full."""
         try:
             return self.live.offer(command)
         except Full as full:
             raise Busy(str(full)) from None
 
     async def settle(self, command: AnyCommand) -> object:
-        """Have a command of our own carried out, however long the inbox is full."""
+        """Carry out a command of the server itself; wait as long as the inbox is full."""
         while True:
             try:
                 return await self.offer(command)
@@ -114,11 +115,11 @@ class PartitionService:
                 await asyncio.sleep(BUSY_PAUSE)
 
     async def read(self, look: Callable[[Partition], Result]) -> Result:
-        """Look at the state between two turns. It holds up the writer, so it must be quick.
+        """Call `look` with the state, between two cycles. It blocks the writer, so it must be quick.
 
-        Of the requests of one user only one waits for its turn at a time, so that many of them hold up no others.
+        Only one request of a user waits here at a time, so that many requests of one user do not delay other users.
         """
-        user = ASKING.get()
+        user = REQUEST_USER.get()
         if not user:
             async with self._thread.lock:
                 return look(self.partition)
@@ -129,7 +130,7 @@ class PartitionService:
             return look(self.partition)
 
     def publish(self, decided: Cycle) -> None:
-        """Called after each cycle, between turns."""
+        """Publish the events of a cycle. Called after each cycle."""
         if not decided.changes:
             return
         events = events_of(decided)
@@ -137,30 +138,30 @@ class PartitionService:
         if self._waiters:
             for event in events:
                 if event.what == "state":
-                    self._tell(event.job)
+                    self._wake(event.job)
         self._pools.follow(self.name, self.partition)
-        if not self.partition.removed:  # its removal is in no record
+        if not self.partition.removed:  # the removal of a partition is in no record
             self._after_cycle(self.name, self.writer.seq)
 
     def dispatch(self, effects: Sequence[Effect]) -> None:
-        messages = [each for each in effects if isinstance(each, ForNode)]
+        messages = [effect for effect in effects if isinstance(effect, ForNode)]
         if messages:
             self._engine.dispatch(self.name, messages)
-        orders = [each for each in effects if isinstance(each, ForPool)]
+        orders = [effect for effect in effects if isinstance(effect, ForPool)]
         if orders:
             self._pools.dispatch(self.name, orders)
-        for each in effects:
-            if isinstance(each, ForManager):
-                self.manager(each.manager).add(self.writer.seq, tuple(map(_manager_event, each.events)))
+        for effect in effects:
+            if isinstance(effect, ForManager):
+                self.manager(effect.manager).add(self.writer.seq, tuple(map(_manager_event, effect.events)))
 
     def manager(self, name: str) -> Feed:
-        """What a resource manager hears. It begins with this reign: before, the manager replays what it knows."""
+        """Return the feed of a resource manager. It starts with this reign, after which managers replay their state."""
         if name not in self.managers:
             self.managers[name] = Feed(self.writer.seq)
         return self.managers[name]
 
     def when_moved(self, job: Job) -> asyncio.Future[None]:
-        """Resolved when the job's state changes, or nobody can say any more."""
+        """Return a future that is resolved when the job's state changes or this service closes."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.setdefault(job.id, []).append(future)
         return future
@@ -170,15 +171,17 @@ class PartitionService:
         for feed in self.managers.values():
             feed.close()
         for job in list(self._waiters):
-            self._tell(job)
+            self._wake(job)
 
-    def _tell(self, job: str) -> None:
+    def _wake(self, job: str) -> None:
         for future in self._waiters.pop(job, ()):
             if not future.done():
                 future.set_result(None)
 
 
 class Control:
+    """Runs all partitions of a cluster on one journal."""
+
     def __init__(
         self,
         open_journal: Callable[[], Journal],
@@ -190,9 +193,9 @@ class Control:
         pools: PoolService | None = None,
         wall: Callable[[], int] | None = None,
     ) -> None:
-        """`first` is the configuration of a journal that has none yet; `note` hears what an operator should know."""
+        """`first` is the configuration of a journal that has none yet; `note` is called with texts for operators."""
         self.problem = "starting"
-        """Why nothing is served now; empty when all is well. Anyone may read it, so it names no file."""
+        """Why requests are not served now; empty when they are. Every caller may read it, so it names no file."""
         self._wall = wall or steady_wall()
         self._open = open_journal
         self._engine = engine
@@ -201,7 +204,7 @@ class Control:
         self._after_cycle = after_cycle
         self._note = note
         self.pools = pools or PoolService()
-        """Without any given, nobody brings the nodes that are ordered."""
+        """By default a service without providers: ordered nodes never arrive."""
         self._served: dict[str, PartitionService] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._journal: Journal | None = None
@@ -209,37 +212,37 @@ class Control:
         self._thread: WriterThread | None = None
         self._clock: Clock = lambda: 0
         self._broken = asyncio.Event()
-        self._why = ""
+        self._cause = ""
         self._supervisor: asyncio.Task[None] | None = None
 
-    # -- what may be asked ---------------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------------------------
 
     @property
     def now(self) -> Micros:
-        """The time by the writers' clock."""
+        """The time of the writers' clock."""
         return self._clock()
 
     def names(self) -> list[str]:
         return sorted(self._served)
 
     def find(self, name: str = "") -> PartitionService:
-        """A partition by its name; without one, the only one, or the one called default."""
+        """Return a partition by its name; without a name, the only one, or the one called default."""
         if self.problem:
             raise Unserved("unavailable", f"{self.problem}; ask again in a moment", 1)
         if not name:
             name = next(iter(self._served)) if len(self._served) == 1 else "default"
         service = self._served.get(name)
         if service is None:
-            known = ", ".join(self.names()[:20])
+            names = ", ".join(self.names()[:20])
             raise Refused(
                 "partition",
-                f"there is no partition {shown(name)}{suggestion(name, self._served)}; name one of {known}",
+                f"there is no partition {shown(name)}{suggestion(name, self._served)}; name one of {names}",
                 "missing",
             )
         return service
 
     async def removed(self, name: str) -> int:
-        """The epoch that is above all of a partition that was removed; 0 if there never was such a partition."""
+        """Return an epoch above all epochs of a removed partition; 0 if there never was such a partition."""
         journal, thread = self._journal, self._thread
         if self.problem or journal is None or thread is None:
             raise Unserved("unavailable", f"{self.problem}; ask again in a moment", 1)
@@ -248,7 +251,7 @@ class Control:
         return await thread.alone(lambda: journal.epoch(stream_of(name)))
 
     async def ask(self, service: PartitionService, command: AnyCommand) -> Accepted:
-        """Have a command carried out. When this returns, it is done and durable."""
+        """Carry out a command. When this returns, the command is done and durable."""
         return await accepted_in(offered(service, command))
 
     @property
@@ -259,7 +262,7 @@ class Control:
         return self._cluster.configured.version, dict(self._cluster.configured.partitions)
 
     async def configure(self, configs: dict[str, PartitionConfig]) -> None:
-        """Follow a configuration: all of it, or none."""
+        """Apply a configuration, all of it or nothing."""
         self.find(next(iter(self._served), ""))
         cluster, thread = self._cluster, self._thread
         assert cluster is not None and thread is not None
@@ -286,7 +289,7 @@ class Control:
     # -- reigns --------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Begin. What cannot be begun at all, such as with a damaged journal, raises."""
+        """Start the control plane. Raise if it cannot start, for example because the journal is damaged."""
         await self._begin()
         self._supervisor = asyncio.create_task(self._supervise())
 
@@ -303,14 +306,14 @@ class Control:
         pause = FIRST_PAUSE
         while True:
             await self._broken.wait()
-            self._note(f"the writer stopped: {self._why}")
+            self._note(f"the writer stopped: {self._cause}")
             await self._end()
             await asyncio.sleep(pause)
             try:
                 await self._begin()
                 pause = FIRST_PAUSE
                 self._note("the control plane works again")
-            except Exception as problem:  # whatever it is, the next attempt may succeed
+            except Exception as problem:  # the next attempt may succeed, whatever the problem is
                 self._break(str(problem) or repr(problem), isinstance(problem, NoRoom))
                 pause = min(2 * pause, LONGEST_PAUSE)
 
@@ -323,9 +326,9 @@ class Control:
             try:
                 cluster = Cluster(journal, self._observers)
                 clock = cycle_clock(
-                    max((each.partition.now for each in cluster.writers.values()), default=0), self._wall
+                    max((writer.partition.now for writer in cluster.writers.values()), default=0), self._wall
                 )
-                # Nothing is connected yet: agents of removed partitions are told when they come; see `removed`.
+                # No agent is connected yet: agents of removed partitions are dismissed on connecting; see `removed`.
                 cluster.begin(clock())
                 cluster.drop_removed()
                 if not cluster.writers:
@@ -357,22 +360,22 @@ class Control:
 
     async def _run(self, service: PartitionService) -> None:
         try:
-            why = await service.live.run()
+            cause = await service.live.run()
         except asyncio.CancelledError:
             raise
-        except Exception as fault:  # a fault of ours, which the journal knows nothing of
-            why = f"{fault!r}"
+        except Exception as fault:  # an internal error, not a failure of the journal
+            cause = f"{fault!r}"
             self._note(f"partition {service.name}: {fault!r}")
-        if why:
-            self._break(why)
+        if cause:
+            self._break(cause)
 
-    def _break(self, why: str, no_room: bool = False) -> None:
-        self._why = why
+    def _break(self, cause: str, no_room: bool = False) -> None:
+        self._cause = cause
         self.problem = NO_ROOM if no_room else STOPPED
         self._broken.set()
 
     async def _drop(self, name: str, last: Cycle | None) -> None:
-        """A partition was removed: its agents hear what it said last."""
+        """End the service of a removed partition. Its agents still get the effects of its last cycle."""
         service = self._served.pop(name)
         if last is not None:
             service.publish(last)
@@ -380,9 +383,9 @@ class Control:
         await service.live.close()
         await self._tasks.pop(name)
         service.close()
-        self._let_go(name)
+        self._detach(name)
 
-    def _let_go(self, name: str) -> None:
+    def _detach(self, name: str) -> None:
         self._engine.end(name)
         self.pools.end(name)
 
@@ -392,7 +395,7 @@ class Control:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         for service in self._served.values():
             service.close()
-            self._let_go(service.name)
+            self._detach(service.name)
         self._served, self._tasks = {}, {}
         journal, thread = self._journal, self._thread
         self._journal, self._thread, self._cluster = None, None, None
@@ -403,7 +406,7 @@ class Control:
 
 
 def offered(service: PartitionService, command: AnyCommand) -> Slot:
-    """Where the answer to a command will be."""
+    """Offer a command and return the slot of its answer. Raise `Unserved` if the inbox is full."""
     try:
         return service.offer(command)
     except Busy as busy:
@@ -411,7 +414,7 @@ def offered(service: PartitionService, command: AnyCommand) -> Slot:
 
 
 async def accepted_in(slot: Slot) -> Accepted:
-    """Wait for an answer that means yes; any other raises."""
+    """Wait for the answer in a slot and return it if the command was accepted; raise otherwise."""
     reply = await slot
     if isinstance(reply, Accepted):
         return reply

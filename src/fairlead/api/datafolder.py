@@ -12,24 +12,24 @@ OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def prepare(directory: Path) -> str:
-    """Create a data directory, or make an existing one private; return what an operator should know, if anything."""
+    """Create a data directory, or make an existing one private. Return a warning for the operator, or an empty text."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = directory.stat()
-        if found.st_uid != os.geteuid():
+        status = directory.stat()
+        if status.st_uid != os.geteuid():
             raise FileProblem(
-                f"{directory}: belongs to user {found.st_uid}, and the server runs as {os.geteuid()}; "
+                f"{directory}: belongs to user {status.st_uid}, and the server runs as {os.geteuid()}; "
                 "start the server as its owner, name another directory, or change the owner"
             )
-        for each in directory.iterdir():
-            if is_leftover(each.name):
-                each.unlink()  # of a write that a crash interrupted
-        if not found.st_mode & OTHERS:
+        for path in directory.iterdir():
+            if is_leftover(path.name):
+                path.unlink()  # left by a write that a crash interrupted
+        if not status.st_mode & OTHERS:
             return ""
         directory.chmod(0o700)
     except OSError as problem:
         raise FileProblem(f"{directory}: {problem.strerror}; check the rights on it") from problem
     return (
-        f"{directory} could be read by other users (mode {stat.S_IMODE(found.st_mode):o}) and is private now; they may "
-        "know its tokens and secrets: revoke the tokens, remove the file `token`, and set the secrets anew"
+        f"{directory} could be read by other users (mode {stat.S_IMODE(status.st_mode):o}) and is private now; they "
+        "may know its tokens and secrets: revoke the tokens, remove the file `token`, and set the secrets again"
     )

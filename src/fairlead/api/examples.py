@@ -1,4 +1,4 @@
-"""An example of every operation: what is sent, and what comes back. The tests send them and compare the forms."""
+"""An example request and answer of every operation. The tests send them and compare the answers."""
 
 from __future__ import annotations
 

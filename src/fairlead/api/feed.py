@@ -1,6 +1,7 @@
-"""Feeds: news in the order of the journal, kept for a while, so that whoever was cut off can go on where it was.
+"""Feeds: events in the order of the journal, kept for a while, so that a reader can resume after a broken connection.
 
-News have the number of the record that brought them. Who missed more than is kept is told so and has to look anew.
+An event has the number of the record that caused it. A reader that missed events that are no longer kept gets `Missed`
+and has to read the state again.
 """
 
 from __future__ import annotations
@@ -16,21 +17,21 @@ from fairlead.wire.api import Event, ManagerEvent
 
 KEPT = 20_000
 HEARTBEAT = 15.0
-"""Seconds after which a quiet stream says that it is alive."""
+"""Seconds after which a stream without events sends a sign of life."""
 
 
 News = Event | ManagerEvent
 
 
 class Batch(NamedTuple):
-    """The news of one record."""
+    """The events of one record."""
 
     seq: int
     news: tuple[News, ...]
 
 
 class Missed(Exception):
-    """What is asked for is not kept any more; `seq` is where the feed stands."""
+    """Requested events are no longer kept. `seq` is the last record of the feed."""
 
     def __init__(self, seq: int) -> None:
         super().__init__(seq)
@@ -38,10 +39,10 @@ class Missed(Exception):
 
 
 class Feed:
-    """The news of a partition, or of a resource manager in it."""
+    """The events of a partition, or of a resource manager in it."""
 
     def __init__(self, seq: int, kept: int = KEPT) -> None:
-        """It begins after record `seq`."""
+        """Start a feed after record `seq`."""
         self.seq = seq
         self.closed = False
         self._since = seq
@@ -51,7 +52,7 @@ class Feed:
         self._news = asyncio.Event()
 
     def add(self, seq: int, news: tuple[News, ...]) -> None:
-        """What record `seq` brought, which may be nothing."""
+        """Add the events of record `seq`; there may be none."""
         self.seq = seq
         if not news:
             return
@@ -68,19 +69,20 @@ class Feed:
         self._wake()
 
     def after(self, seq: int) -> list[Batch]:
+        """Return the batches after record `seq`. Raise `Missed` if some are no longer kept."""
         if seq < self._since or seq > self.seq:
             raise Missed(self.seq)
         if not self._batches or self._batches[-1].seq <= seq:
             return []
-        found: list[Batch] = []
+        batches: list[Batch] = []
         for batch in reversed(self._batches):
             if batch.seq <= seq:
                 break
-            found.append(batch)
-        return found[::-1]
+            batches.append(batch)
+        return batches[::-1]
 
     async def follow(self, seq: int) -> AsyncIterator[Batch | None]:
-        """The batches behind `seq`, as they come; None now and then when nothing does. Ends when the feed is closed."""
+        """Yield the batches after `seq` as they arrive, and None after each quiet period, until the feed is closed."""
         while True:
             news, last = self._news, self.closed
             for batch in self.after(seq):
@@ -105,6 +107,6 @@ _encode = msgspec.json.Encoder().encode
 
 
 def event_lines(kind: str, data: msgspec.Struct, seq: int | None) -> bytes:
-    """One server-sent event. Only the last of a record carries its number: to go on from there misses none."""
+    """Return one server-sent event. Only the last event of a record has its number, so that resuming misses none."""
     number = b"" if seq is None else b"id: %d\n" % seq
     return b"%sevent: %s\ndata: %s\n\n" % (number, kind.encode(), _encode(data))

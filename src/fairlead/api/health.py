@@ -16,7 +16,7 @@ HttpRequest = Request[Any, Any, Any]
 def _health(request: HttpRequest) -> wire.Health:
     services = services_of(request)
     control = services.control
-    # Whether a partition is ready may be read at any time: it is one flag.
+    # The readiness of a partition is one flag, so it can be read without waiting for the writer.
     ready = {} if control.problem else {name: control.find(name).partition.reign.ready for name in control.names()}
     return wire.Health(
         version=services.version,
@@ -27,29 +27,30 @@ def _health(request: HttpRequest) -> wire.Health:
     )
 
 
-@get("/healthz", operation_id="healthz", summary="Whether the server is alive", security=[{}])
+@get("/healthz", operation_id="healthz", summary="Liveness of the server", security=[{}])
 async def healthz(request: HttpRequest) -> wire.Health:
-    """Always answers while the process lives."""
+    """Answer 200 while the process lives."""
     return _health(request)
 
 
-@get("/readyz", operation_id="readyz", summary="Whether work is being placed", security=[{}])
+@get("/readyz", operation_id="readyz", summary="Readiness of the partitions", security=[{}])
 async def readyz(request: HttpRequest) -> Response[wire.Health]:
-    """503 until every partition has heard of its agents and resource managers, or has waited long enough."""
+    """Answer 503 until every partition is ready: its agents and resource managers have reported, or `ready_after` is
+    over."""
     health = _health(request)
     return Response(health, status_code=200 if health.ready else 503)
 
 
 @get("/metrics", operation_id="metrics", guards=[USERS], media_type="text/plain", summary="Metrics for Prometheus")
 async def metrics(request: HttpRequest) -> Response[str]:
-    """docs/metrics.md says what each of them means."""
+    """Return the metrics, which docs/metrics.md describes."""
     services = services_of(request)
     return Response(services.metrics.text(services.control.now), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 @get("/api/v1/openapi.json", include_in_schema=False)
 async def openapi(request: HttpRequest) -> Response[bytes]:
-    """Made when somebody asks for the first time."""
+    """Return the OpenAPI document, which is built on the first request."""
     state = request.app.state
     if isinstance(state.described, bytes):
         return Response(state.described, media_type="application/json")

@@ -1,4 +1,4 @@
-"""The history: jobs that are over, and how each attempt of their tasks ended."""
+"""The history: finished jobs, and the attempts of their tasks."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from fairlead.wire import api as wire
 
 HttpRequest = Request[Any, Any, Any]
 FLUSH_TIMEOUT = 2.0
-"""Seconds to wait for what has just ended to be written."""
+"""Seconds to wait until jobs that have just ended are written."""
 
 
-@get("/history", operation_id="history", guards=[USERS], summary="Jobs that are over, the newest first")
+@get("/history", operation_id="history", guards=[USERS], summary="Finished jobs, newest first")
 async def history(
     request: HttpRequest,
     partition: PartitionName = "",
@@ -33,7 +33,7 @@ async def history(
     ] = "",
     limit: Limit = 100,
 ) -> wire.HistoryPage:
-    """Also those that are not known otherwise any more. Users find their own."""
+    """List finished jobs, including those already forgotten by the scheduler. Users see their own jobs."""
     services = services_of(request)
     caller = caller_of(request)
     served = services.control.find(partition)
@@ -57,7 +57,7 @@ async def attempts(
     cursor: Annotated[str, QueryParameter(required=False, max_length=20)] = "",
     limit: Limit = 100,
 ) -> wire.Attempts:
-    """Those that ended, also of a job that is known from the history only, and what they used."""
+    """List the ended attempts of a job, with the use of its stages. The job may be in the history only."""
     services = services_of(request)
     number, _ = await find_job(request, job_id, partition)
     name = services.control.find(partition).name
@@ -76,7 +76,7 @@ async def attempts(
 
 
 async def find_job(request: HttpRequest, job_id: str, partition: str) -> tuple[int, str]:
-    """The number and the user of a job that the caller may see, known or past."""
+    """Return number and user of a job that the caller may see, current or past."""
     services = services_of(request)
     caller = caller_of(request)
     served = services.control.find(partition)
@@ -89,9 +89,9 @@ async def find_job(request: HttpRequest, job_id: str, partition: str) -> tuple[i
             raise missing(job_id)
         return job.number, job.spec.user
 
-    found = await served.read(look)
-    if found is not None:
-        return found
+    current = await served.read(look)
+    if current is not None:
+        return current
     row = await asyncio.to_thread(services.records.job, served.name, job_id)
     if row is None or not (caller.operator or row.user == caller.user):
         raise missing(job_id)

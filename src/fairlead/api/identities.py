@@ -1,7 +1,7 @@
-"""Identities: the server's key, and for each node the key that opens its connections.
+"""Identities: the server's key, and the key of each node.
 
 A join token admits a key for a node. The key is renewed over the node's connection before it expires, and can be
-revoked. Public keys only are kept, in one file; a change counts when the file has it.
+revoked. Only public keys are stored, in one file; a change takes effect when it is in the file.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from fairlead.wire.agent import Challenge, Knock, NewKey, Proof
 from fairlead.wire.identity import Exchange, Key, encoded, is_signed, join_token, nonce
 
 LASTS = 30 * 24 * 3600.0
-"""Seconds that a key of a node is valid. It is renewed when a third of them is left."""
+"""Seconds that the key of a node is valid. It is renewed when a third of this time is left."""
 MAX_INSTANCE = 100
 UNWRITTEN = "the server could not write to its disk, and nothing was admitted; make room there, and try again"
 
 WRITERS = 8
-"""Threads that wait for the file. Nodes that join at once share a write."""
+"""Threads that wait for the file. Nodes that join at the same time share a write."""
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -37,7 +37,7 @@ Standing = Literal["valid", "due", "expired", "revoked"]
 
 
 class Credential(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The key of a node. `next` is the one that replaces it when a connection is opened with it."""
+    """The key of a node. `next` is a new key, which replaces it as soon as a connection is opened with it."""
 
     partition: str
     node: str
@@ -55,21 +55,21 @@ Name = tuple[str, str]
 
 
 class Identities:
-    """The keys of one control plane, which alone writes the files."""
+    """The keys of one control plane. No other process writes their files."""
 
     def __init__(self, folder: Path, tokens: Tokens) -> None:
         self._key = _server_key(folder / "server-key")
         self._tokens = tokens
         self.lasts = LASTS
         self._path = folder / "nodes"
-        known = read_small(self._path, list[Credential], "remove it and let every node join again with a token")
-        self._known: dict[Name, Credential] = {(each.partition, each.node): each for each in known or ()}
+        stored = read_small(self._path, list[Credential], "remove it and let every node join again with a token")
+        self._credentials: dict[Name, Credential] = {(entry.partition, entry.node): entry for entry in stored or ()}
         self._changing = Lock()
         self._changes = 0
         self._writing = Lock()
         self._written = 0
         self._threads = ThreadPoolExecutor(WRITERS, "identities")
-        """For nodes alone: what users write must not hold them back."""
+        """Threads for nodes only, so that requests of users do not delay nodes."""
 
     # -- tokens --------------------------------------------------------------------------------------------------
 
@@ -83,9 +83,9 @@ class Identities:
         note: str = "",
         expires_in: float = JOIN_SECONDS,
     ) -> list[tuple[str, Token]]:
-        """Join tokens, one for each of these nodes. They name this server's key."""
-        made = self._tokens.invite(nodes, partition, pool, users, uses, note, expires_in)
-        return [(join_token(secret, self._key.public), token) for secret, token in made]
+        """Create a join token for each of these nodes. The tokens contain this server's key."""
+        tokens = self._tokens.invite(nodes, partition, pool, users, uses, note, expires_in)
+        return [(join_token(secret, self._key.public), token) for secret, token in tokens]
 
     # -- connections, as `engines.base.Credentials` --------------------------------------------------------------
 
@@ -109,10 +109,10 @@ class Identities:
         return await asyncio.wrap_future(self._threads.submit(work, *args, **kwargs))
 
     def standing(self, peer: Peer) -> Standing:
-        known = self._known.get((peer.exchange.partition, peer.node))
-        if known is None or known.revoked or known.key != peer.key:
+        credential = self._credentials.get((peer.exchange.partition, peer.node))
+        if credential is None or credential.revoked or credential.key != peer.key:
             return "revoked"
-        left = known.expires - self._tokens.now()
+        left = credential.expires - self._tokens.now()
         return "expired" if left <= 0 else "due" if left < self.lasts / 3 else "valid"
 
     def _admit(self, exchange: Exchange, proof: Proof) -> Peer:
@@ -121,17 +121,19 @@ class Identities:
         if len(proof.instance) > MAX_INSTANCE:
             raise Refused("instance", f"it is longer than {MAX_INSTANCE} characters; update the agent")
         name, key = (exchange.partition, exchange.node), encoded(proof.key)
-        known = self._known.get(name)
-        problem = _problem(known, exchange.node, key, self._tokens.now())
+        credential = self._credentials.get(name)
+        problem = _problem(credential, exchange.node, key, self._tokens.now())
         if problem and not proof.token:
             raise Refused("key", problem)
         if problem:
-            token = self._tokens.spend(proof.token, *name, fresh=known is None or known.expires <= self._tokens.now())
-            known = self._change(name, lambda now: self._joined(known, now, exchange, proof, token))
-        assert known is not None
-        if key == known.next:
-            known = self._change(name, lambda now: self._promoted(now, exchange.node, key))
-        return Peer(exchange, key, known.pool, known.users, proof.instance, known.instance)
+            fresh = credential is None or credential.expires <= self._tokens.now()
+            token = self._tokens.spend(proof.token, *name, fresh=fresh)
+            before = credential
+            credential = self._change(name, lambda now: self._joined(before, now, exchange, proof, token))
+        assert credential is not None
+        if key == credential.next:
+            credential = self._change(name, lambda now: self._promoted(now, exchange.node, key))
+        return Peer(exchange, key, credential.pool, credential.users, proof.instance, credential.instance)
 
     def _renew(self, peer: Peer, new: NewKey) -> None:
         if not is_signed(new.key, new.signature, peer.exchange.for_new_key(new.key)):
@@ -150,10 +152,10 @@ class Identities:
         self._change((peer.exchange.partition, peer.node), replaced)
 
     def _joined(
-        self, known: Credential | None, now: Credential | None, exchange: Exchange, proof: Proof, token: Token
+        self, before: Credential | None, now: Credential | None, exchange: Exchange, proof: Proof, token: Token
     ) -> Credential:
-        """The credential that a join token admits. `known` is what there was when the token was looked at."""
-        if now is not known:
+        """Return the credential that a join token admits. `before` is the one from before the token was used."""
+        if now is not before:
             raise Refused(
                 "key",
                 f"the credential of node {exchange.node} was revoked, or given to another machine, while this one "
@@ -170,7 +172,7 @@ class Identities:
         )
 
     def _promoted(self, now: Credential | None, node: str, key: str) -> Credential:
-        """The credential whose next key has come to be used."""
+        """Return the credential with its next key as its key, after that was used for the first time."""
         if now is None or now.revoked or key not in (now.key, now.next):
             raise _revoked(node)
         return msgspec.structs.replace(now, key=key, next="", expires=self._tokens.now() + self.lasts)
@@ -178,17 +180,17 @@ class Identities:
     # -- people and pools ----------------------------------------------------------------------------------------
 
     def about(self, partition: str, node: str) -> tuple[Literal["", "valid", "expired", "revoked"], float | None]:
-        """How the credential of a node stands, and when it expires."""
-        known = self._known.get((partition, node))
-        if known is None:
+        """Return the state of a node's credential and when it expires."""
+        credential = self._credentials.get((partition, node))
+        if credential is None:
             return "", None
         return (
-            "revoked" if known.revoked else "valid" if known.expires > self._tokens.now() else "expired",
-            known.expires,
+            "revoked" if credential.revoked else "valid" if credential.expires > self._tokens.now() else "expired",
+            credential.expires,
         )
 
     def revoke(self, partition: str, node: str) -> None:
-        """Let the key of a node open no connection any more. It holds at once, and is answered when it is durable."""
+        """Revoke the key of a node. This takes effect at once; the call returns when it is durable."""
 
         def revoked(now: Credential | None) -> Credential:
             if now is None:
@@ -208,44 +210,46 @@ class Identities:
             ) from refused
 
     def forget(self, partition: str, nodes: Sequence[str]) -> None:
-        """Drop the credentials of machines that are gone."""
+        """Remove the credentials of machines that are gone."""
         with self._changing:
             for node in nodes:
-                self._known.pop((partition, node), None)
+                self._credentials.pop((partition, node), None)
             self._changes += 1
         self._write(self._changes)
 
     # -- the file ------------------------------------------------------------------------------------------------
 
     def _change(self, name: Name, changed: Callable[[Credential | None], Credential], keep: bool = False) -> Credential:
-        """Have a change in the file, and return what is there then. `changed` gets what is there now, and may refuse:
-        a revocation may have come meanwhile. What cannot be written is taken back, unless it is to be kept
-        all the same."""
+        """Change a credential, write the file, and return the new credential.
+
+        `changed` gets the current credential and may refuse, because it may have been revoked meanwhile. If the file
+        cannot be written, the change is undone unless `keep` is set.
+        """
         with self._changing:
-            before = self._known.get(name)
-            credential = self._known[name] = changed(before)
+            before = self._credentials.get(name)
+            credential = self._credentials[name] = changed(before)
             self._changes += 1
             change = self._changes
         try:
             self._write(change)
         except FileProblem as problem:
             with self._changing:
-                if not keep and self._known.get(name) is credential:
+                if not keep and self._credentials.get(name) is credential:
                     if before is None:
-                        del self._known[name]
+                        del self._credentials[name]
                     else:
-                        self._known[name] = before
+                        self._credentials[name] = before
             raise Refused("disk", UNWRITTEN, "unavailable") from problem
         return credential
 
     def _write(self, change: int) -> None:
-        """Write the file, unless a write that began after this change has done so: many nodes may join at once."""
+        """Write the file, unless a write that started after this change has done so: many nodes may join at once."""
         with self._writing:
             if self._written >= change:
                 return
             with self._changing:
                 changes, now = self._changes, self._tokens.now()
-                kept = [each for each in self._known.values() if each.expires + self.lasts > now]
+                kept = [entry for entry in self._credentials.values() if entry.expires + self.lasts > now]
             write_small(self._path, msgspec.json.encode(kept))
             self._written = changes
 
@@ -254,22 +258,22 @@ def _revoked(node: str) -> Refused:
     return Refused("key", f"the credential of node {node} was revoked; join again with a new token")
 
 
-def _problem(known: Credential | None, node: str, key: str, now: float) -> str:
-    """Why a key does not open a connection; empty if it does."""
+def _problem(credential: Credential | None, node: str, key: str, now: float) -> str:
+    """Return why a key does not open a connection; empty if it does."""
     again = f"join with a token: fairlead token create --role join --node {node}"
-    if known is None:
+    if credential is None:
         return f"node {node} has not joined yet; {again}"
-    if known.revoked:
+    if credential.revoked:
         return f"the credential of node {node} was revoked; {again}"
-    if key not in (known.key, known.next):
+    if key not in (credential.key, credential.next):
         return f"node {node} has another key; {again}"
-    if known.expires <= now and key != known.next:
+    if credential.expires <= now and key != credential.next:
         return f"the credential of node {node} has expired; {again}"
     return ""
 
 
 def _server_key(path: Path) -> Key:
-    """The server's key. It is made at the first start; nodes trust the server by it."""
+    """Return the server's key, by which nodes trust the server. It is created at the first start."""
     text = read_small(path, str, "remove it and let every node join again with a token")
     try:
         key = Key(text or "")

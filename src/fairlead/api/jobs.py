@@ -1,4 +1,4 @@
-"""Jobs: submit one or many, look at them, scale, kill, ask why they wait."""
+"""Jobs: submit, list, explain, scale and kill them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fairlead.api.context import (
     PartitionName,
     Services,
     Shaped,
-    asks,
+    caller_fields,
     caller_of,
     may_see,
     services_of,
@@ -44,15 +44,15 @@ from fairlead.writer.inbox import Slot
 MAX_BATCH = 10_000
 MAX_CURSOR = 2**63 - 1
 AT_ONCE = 500
-"""So many jobs of a batch wait for their answers at a time, so that one caller does not fill the inbox."""
+"""Jobs of a batch that wait for their answers at a time, so that one caller does not fill the inbox."""
 READ_AT_ONCE = 50
-"""Jobs of a batch that are read at a time; then other requests get their turn."""
+"""Jobs of a batch that are parsed at a time; then other requests get their turn."""
 PAGE_BYTES = 4 * 2**20
-"""A page of jobs ends when it has this many bytes."""
+"""Size in bytes at which a page of jobs ends."""
 SCANNED = 10_000
-"""Jobs that are looked through quickly at a time; then other requests get their turn."""
+"""Jobs that are filtered by a quick check at a time; then other requests get their turn."""
 LOOKING = 0.005
-"""Seconds for which jobs are looked at closely, between two turns of the writer."""
+"""Seconds for which jobs are checked in full, between two cycles of the writer."""
 
 HttpRequest = Request[Any, Any, Any]
 JobId = Annotated[str, PathParameter(max_length=63)]
@@ -61,21 +61,21 @@ JobId = Annotated[str, PathParameter(max_length=63)]
 # -- submitting --------------------------------------------------------------------------------------------------
 
 
-Known = dict[bytes, JobSpec]
-"""What documents of one request said, by their bytes: equal ones are read once."""
+SpecCache = dict[bytes, JobSpec]
+"""Parsed documents of one request, by their bytes: equal documents are parsed once."""
 
 
-def submission(caller: Token, document: object, key: str, known: Known, field: str = "") -> Submit:
-    """A submission as its document says; the caller is its user unless an operator names another."""
+def submission(caller: Token, document: object, key: str, cache: SpecCache, field: str = "") -> Submit:
+    """Return the command that submits a document. Its user is the caller, unless an operator names another user."""
     values: dict[str, Any] = dict(Reader(document, field, "a job").doc)
     chosen = values.pop("id", None)
     if chosen is not None and not isinstance(chosen, str):
         raise Refused(f"{field}.id" if field else "id", f"{shown(chosen)} is not text; write it in quotes")
     values.setdefault("user", caller.user)
-    alike = msgspec.json.encode(values)
-    spec = known.get(alike)
+    content = msgspec.json.encode(values)
+    spec = cache.get(content)
     if spec is None:
-        spec = known[alike] = parse_job(values, field)
+        spec = cache[content] = parse_job(values, field)
     return Submit(spec=spec, id=chosen or "", user=caller.user, groups=caller.groups, operator=caller.operator, key=key)
 
 
@@ -83,7 +83,7 @@ def submission(caller: Token, document: object, key: str, known: Known, field: s
 async def submit(
     request: HttpRequest, data: Annotated[Any, Shaped(wire.JobDocument)], partition: PartitionName = "", key: Key = None
 ) -> wire.Submitted:
-    """The answer means that the job is durable. It carries the id by which the job is known from now on."""
+    """Submit a job. When the answer arrives, the job is durable. The answer has its id."""
     services = services_of(request)
     command = submission(caller_of(request), data, key or "", {})
     served = services.control.find(partition)
@@ -98,7 +98,7 @@ async def submit_many(
     partition: PartitionName = "",
     key: Key = None,
 ) -> wire.Batch:
-    """Each job is accepted or refused for itself; the items of the answer are in the order of the jobs."""
+    """Submit many jobs. Each is accepted or refused separately; the answer has one item per job, in the same order."""
     caller = caller_of(request)
     services = services_of(request)
     read = Reader(data, "", "a batch")
@@ -112,40 +112,40 @@ async def submit_many(
         if not isinstance(document, dict):
             Reader(document, f"jobs[{at}]", "a job")
     served = services.control.find(partition)
-    known: Known = {}
+    cache: SpecCache = {}
     items: list[wire.BatchItem] = []
     for start in range(0, len(documents), AT_ONCE):
-        asked: list[Slot | wire.BatchItem] = []
+        pending: list[Slot | wire.BatchItem] = []
         for at, document in enumerate(documents[start : start + AT_ONCE], start):
-            asked.append(_ask(services, served, caller, document, f"{key}#{at}" if key else "", at, known))
+            pending.append(_offer_item(services, served, caller, document, f"{key}#{at}" if key else "", at, cache))
             if at % READ_AT_ONCE == READ_AT_ONCE - 1:
                 await asyncio.sleep(0)
-        for each in asked:
-            items.append(each if isinstance(each, wire.BatchItem) else await _item(each))
+        for entry in pending:
+            items.append(entry if isinstance(entry, wire.BatchItem) else await _item(entry))
     return wire.Batch(items=items)
 
 
-def _ask(
-    services: Services, served: PartitionService, caller: Token, document: object, key: str, at: int, known: Known
+def _offer_item(
+    services: Services, served: PartitionService, caller: Token, document: object, key: str, at: int, cache: SpecCache
 ) -> Slot | wire.BatchItem:
-    """Offer a job of a batch: its answer comes later, unless it is refused at once."""
+    """Offer a job of a batch. Return the slot of its answer, or the answer if it is refused at once."""
     try:
-        command = submission(caller, document, key, known, f"jobs[{at}]")
+        command = submission(caller, document, key, cache, f"jobs[{at}]")
         return _offered(services, served, command)
     except (Refused, Unserved) as refusal:
         return wire.BatchItem(problem=problem_of(refusal))
 
 
 def _offered(services: Services, served: PartitionService, command: Submit) -> Slot:
-    """Offer a submission that names only secrets of its user and jobs that it may see, and is within the quotas."""
+    """Offer a submission. Refuse it if it names secrets or jobs of other users, or exceeds a quota."""
     services.secrets.check(command.spec, command.user)
     if command.operator:
         return offered(served, command)
     jobs = served.partition.jobs
     for at, name in enumerate(command.spec.after):
-        # The owner of a job never changes, so it may be looked up at any time.
-        before = jobs.get(name)
-        if before is not None and not is_owner(command, before):
+        # The owner of a job never changes, so it can be read without waiting for the writer.
+        earlier = jobs.get(name)
+        if earlier is not None and not is_owner(command, earlier):
             raise no_such_job(f"after[{at}]", name)
     size = services.quotas.check(served.name, served.partition.settings, command.spec)
     slot = offered(served, command)
@@ -160,11 +160,11 @@ async def _item(slot: Slot) -> wire.BatchItem:
         return wire.BatchItem(problem=problem_of(refusal))
 
 
-# -- looking -----------------------------------------------------------------------------------------------------
+# -- reading -----------------------------------------------------------------------------------------------------
 
 
 def find(partition: Partition, caller: Token, job_id: str) -> Job:
-    """A job that the caller may see; one that it may not see does not exist for it."""
+    """Return a job. Refuse it as missing if the caller may not see it."""
     job = partition.jobs.get(job_id)
     if job is None or not may_see(caller, job):
         raise missing(job_id)
@@ -184,7 +184,7 @@ async def job(
         float, QueryParameter(ge=0, le=60, required=False, description="Seconds to wait for the job to be over.")
     ] = 0.0,
 ) -> wire.Job:
-    """With `wait`, the answer comes when the job is over, or after so many seconds, whatever comes first."""
+    """Return a job. With `wait`, the answer comes when the job is over, or after `wait` seconds."""
     services = services_of(request)
     caller = caller_of(request)
     loop = asyncio.get_running_loop()
@@ -195,10 +195,10 @@ async def job(
 
         def look(state: Partition, served: PartitionService = served) -> wire.Job:
             nonlocal moved
-            found = find(state, caller, job_id)
-            if not found.over and loop.time() < deadline:
-                moved = served.when_moved(found)
-            return job_answer(state, found)
+            job = find(state, caller, job_id)
+            if not job.over and loop.time() < deadline:
+                moved = served.when_moved(job)
+            return job_answer(state, job)
 
         answer = await served.read(look)
         if moved is None:
@@ -210,17 +210,17 @@ async def job(
             return answer
 
 
-@get("/jobs", operation_id="jobs", guards=[USERS], summary="Jobs, the newest first")
+@get("/jobs", operation_id="jobs", guards=[USERS], summary="Jobs, newest first")
 async def jobs(
     request: HttpRequest,
     partition: PartitionName = "",
     states: Annotated[
         list[str] | None,
-        QueryParameter(name="state", required=False, description="One or more of the states a job can be in."),
+        QueryParameter(name="state", required=False, description="One or more states of jobs."),
     ] = None,
     user: Annotated[str, QueryParameter(required=False, max_length=63)] = "",
     queue: Annotated[
-        str, QueryParameter(required=False, max_length=1_000, description="A queue, with all below it.")
+        str, QueryParameter(required=False, max_length=1_000, description="A queue, including the queues below it.")
     ] = "",
     name: Annotated[str, QueryParameter(required=False, max_length=63)] = "",
     label: Annotated[
@@ -231,26 +231,26 @@ async def jobs(
     ] = "",
     limit: Limit = 100,
 ) -> wire.JobPage:
-    """All jobs that the caller may see and that pass all filters given."""
+    """List the jobs that the caller may see and that match all filters."""
     services = services_of(request)
     caller = caller_of(request)
     served = services.control.find(partition)
     before = number_of(cursor)
     wanted = _filter(caller, states, user, queue, name, label)
-    found: list[wire.Job] = []
+    matches: list[wire.Job] = []
     size = 0
 
     def full() -> bool:
-        return len(found) > limit or size > PAGE_BYTES
+        return len(matches) > limit or size > PAGE_BYTES
 
     def look(state: Partition, part: Iterator[Job]) -> bool:
-        """Look at jobs for a while; True if there may be more to find."""
+        """Add matching jobs to the page for a while; True if there may be more jobs."""
         nonlocal size
         until = monotonic() + LOOKING
-        for each in part:
-            if state.jobs.get(each.id) is each and wanted(each):
-                found.append(job_answer(state, each))
-                size += len(msgspec.json.encode(found[-1]))
+        for job in part:
+            if state.jobs.get(job.id) is job and wanted(job):
+                matches.append(job_answer(state, job))
+                size += len(msgspec.json.encode(matches[-1]))
             if full():
                 return False
             if monotonic() > until:
@@ -259,45 +259,46 @@ async def jobs(
 
     def newest(state: Partition) -> tuple[list[Job], bool]:
         part = islice(reversed(state.jobs.values()), SCANNED)
-        return list(part), any(each.settings.admin for each in state.queues.values())
+        return list(part), any(queue.settings.admin for queue in state.queues.values())
 
     part, administered = await served.read(newest)
-    # Where no queue has administrators, users see their own jobs only.
+    # If no queue has administrators, users see only their own jobs.
     owner = "" if caller.operator or administered else caller.user
     hint = max((user, name, owner), key=len).encode()
 
     async def look_through(part: list[Job]) -> None:
-        likely = iter([each for each in part if hint in each.packed] if hint else part)
+        likely = iter([job for job in part if hint in job.packed] if hint else part)
         while await served.read(lambda state: look(state, likely)):
             await asyncio.sleep(0)
 
     if before is None:
-        # The newest are mostly what is asked for, and then the others need not be looked at.
+        # The newest jobs mostly fill the page; then older jobs need not be searched.
         await look_through(part)
     if not full() and (before is not None or len(part) == SCANNED):
-        found.clear()
+        matches.clear()
         size = 0
         for part in _slices(await served.read(lambda state: list(state.jobs.values())), before):
             await look_through(part)
             if full():
                 break
             await asyncio.sleep(0)
-    page = found[:limit]
+    page = matches[:limit]
     return wire.JobPage(jobs=page, next=str(page[-1].number) if full() else "")
 
 
-def _slices(known: list[Job], before: int | None) -> Iterator[list[Job]]:
-    """The newest first, a part at a time. They are in the order of their numbers."""
-    end = len(known) if before is None else bisect_left(known, before, key=lambda job: job.number)
+def _slices(jobs: list[Job], before: int | None) -> Iterator[list[Job]]:
+    """Yield jobs in slices, newest first. `jobs` is sorted by number."""
+    end = len(jobs) if before is None else bisect_left(jobs, before, key=lambda job: job.number)
     for stop in range(end, 0, -SCANNED):
-        yield known[max(0, stop - SCANNED) : stop][::-1]
+        yield jobs[max(0, stop - SCANNED) : stop][::-1]
 
 
 def number_of(cursor: str) -> int | None:
+    """Return the number in a cursor; None for an empty cursor."""
     if not cursor:
         return None
     if not cursor.isascii() or not cursor.isdigit() or int(cursor) > MAX_CURSOR:
-        raise Refused("cursor", f"{shown(cursor)} is not one; use `next` of the page before")
+        raise Refused("cursor", f"{shown(cursor)} is not a cursor; use `next` of the page before")
     return int(cursor)
 
 
@@ -307,9 +308,9 @@ STATES = ("pending", "running", "succeeded", "failed", "killed")
 def _filter(
     caller: Token, states: list[str] | None, user: str, queue: str, name: str, label: str
 ) -> Callable[[Job], bool]:
-    for each in states or ():
-        if each not in STATES:
-            raise Refused("state", f"{shown(each)} is not one of {', '.join(STATES)}; write one of them")
+    for state in states or ():
+        if state not in STATES:
+            raise Refused("state", f"{shown(state)} is not one of {', '.join(STATES)}; write one of them")
     key, equals, value = label.partition("=")
     if label and not equals:
         raise Refused("label", f"{shown(label)} is not a label with its value; write key=value")
@@ -341,16 +342,16 @@ async def tasks(
     cursor: Annotated[str, QueryParameter(required=False, max_length=20)] = "",
     limit: Limit = 100,
 ) -> wire.TaskPage:
-    """By stage and index."""
+    """List the tasks of a job by stage and index."""
     caller = caller_of(request)
     after = number_of(cursor) or 0
 
     def look(state: Partition) -> wire.TaskPage:
         job = find(state, caller, job_id)
-        stages = [each for each in job.stages if stage in ("", each.name)]
+        stages = [candidate for candidate in job.stages if stage in ("", candidate.name)]
         if stage and not stages:
-            known = ", ".join(each.name for each in job.stages[:20])
-            raise Refused("stage", f"job {job.id} has no stage {shown(stage)}; it has {known}", "missing")
+            names = ", ".join(candidate.name for candidate in job.stages[:20])
+            raise Refused("stage", f"job {job.id} has no stage {shown(stage)}; it has {names}", "missing")
         return task_answers(state, job, stages, after, limit)
 
     control = services_of(request).control
@@ -359,7 +360,7 @@ async def tasks(
 
 @get("/jobs/{job_id:str}/explain", operation_id="explain", guards=[USERS], summary="Why a job waits")
 async def explain(request: HttpRequest, job_id: JobId, partition: PartitionName = "") -> wire.Explanation:
-    """What keeps each of its stages back, where it stands in its lane, and what is missing."""
+    """Explain why stages of a job wait: the reason, the position in the lane, and what is missing."""
     caller = caller_of(request)
     control = services_of(request).control
     served = control.find(partition)
@@ -368,11 +369,11 @@ async def explain(request: HttpRequest, job_id: JobId, partition: PartitionName 
     )
 
 
-# -- touching ----------------------------------------------------------------------------------------------------
+# -- changing ----------------------------------------------------------------------------------------------------
 
 
 async def touch(request: HttpRequest, partition: str, job_id: str, command: AnyCommand) -> wire.Done:
-    """A command about a job. Who may not touch it may not know of it either."""
+    """Carry out a command about a job. Answer 404 if the caller may not change the job, as if it did not exist."""
     control = services_of(request).control
     try:
         accepted = await control.ask(control.find(partition), command)
@@ -386,8 +387,8 @@ async def touch(request: HttpRequest, partition: str, job_id: str, command: AnyC
 
 @post("/jobs/{job_id:str}/kill", operation_id="kill", guards=[USERS], summary="Kill a job", status_code=200)
 async def kill(request: HttpRequest, job_id: JobId, partition: PartitionName = "", key: Key = None) -> wire.Done:
-    """What waits is given up, what runs is told to stop. A job that is over stays as it is."""
-    return await touch(request, partition, job_id, Kill(job=job_id, **asks(request, key)))
+    """Kill a job: cancel its waiting tasks and stop its running tasks. A finished job stays as it is."""
+    return await touch(request, partition, job_id, Kill(job=job_id, **caller_fields(request, key)))
 
 
 @post("/jobs/{job_id:str}/scale", operation_id="scale", guards=[USERS], summary="Scale a stage", status_code=200)
@@ -398,14 +399,14 @@ async def scale(
     partition: PartitionName = "",
     key: Key = None,
 ) -> wire.Done:
-    """Give a stage another number of tasks. The stage may be left out if the job has only one."""
+    """Change the number of tasks of a stage. The stage may be left out if the job has only one."""
     read = Reader(data, "", "a scaling")
     count = read.count("count")
     stage = read.name("stage", "") if read.get("stage") is not None else ""
     read.close()
     if not stage:
         stage = await _only_stage(request, partition, job_id)
-    command = Scale(job=job_id, stage=stage, count=count, **asks(request, key))
+    command = Scale(job=job_id, stage=stage, count=count, **caller_fields(request, key))
     return await touch(request, partition, job_id, command)
 
 
@@ -428,11 +429,13 @@ async def set_priority(
     partition: PartitionName = "",
     key: Key = None,
 ) -> wire.Done:
-    """Owners may lower the priority of a job, operators may raise it too."""
+    """Change the priority of a job. Owners may lower it, operators may raise it too."""
     read = Reader(data, "", "a priority")
     priority = read.count("priority", low=-1_000_000, high=1_000_000)
     read.close()
-    return await touch(request, partition, job_id, SetPriority(job=job_id, priority=priority, **asks(request, key)))
+    return await touch(
+        request, partition, job_id, SetPriority(job=job_id, priority=priority, **caller_fields(request, key))
+    )
 
 
 HANDLERS = [submit, submit_many, jobs, job, tasks, explain, kill, scale, set_priority]

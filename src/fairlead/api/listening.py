@@ -1,7 +1,7 @@
-"""The socket that is listened on, the files of TLS, and connections as they are accepted.
+"""The listening socket, checks of the TLS files, and accepting connections.
 
-The socket is made before anything that takes long, so that callers may already queue up. A connection is counted before
-anything is read from it, so before its TLS handshake too.
+The socket is opened before slow steps of the start, so that early connections wait in its backlog. A connection is
+counted before anything is read from it, and so before its TLS handshake.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from fairlead.api.smallfile import FileProblem
 
 BACKLOG = 1024
 HANDSHAKE_SECONDS = 10.0
-"""For TLS."""
+"""Seconds for the TLS handshake."""
 FAULT_PAUSE = 0.1
 """Seconds to wait when the process is out of file descriptors."""
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 chooses a free one."""
+    """Return a listening socket; port 0 chooses a free port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio switches off Nagle's algorithm only where the protocol is named; with it answers would take 40 ms.
-    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    # asyncio disables Nagle's algorithm only if the protocol is named; with Nagle answers would take 40 ms.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind((host, port))
-        found.listen(BACKLOG)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(BACKLOG)
     except BaseException:
-        found.close()
+        listening.close()
         raise
-    return found
+    return listening
 
 
 def check_tls(certificate: Path, key: Path) -> None:
-    """Raise `FileProblem` if the files of TLS cannot be read, or do not belong together."""
+    """Raise `FileProblem` if the TLS files cannot be read or do not belong together."""
     for option, path, mark, wanted in (
         ("--certificate", certificate, b"CERTIFICATE-----", "certificate"),
         ("--key", key, b"PRIVATE KEY-----", "private key"),
@@ -52,7 +52,7 @@ def check_tls(certificate: Path, key: Path) -> None:
         if mark not in content:
             raise FileProblem(f"{option} {path}: there is no {wanted} in it; name a PEM file that has one")
     try:
-        # With an empty password the terminal is not asked for one.
+        # An empty password keeps OpenSSL from asking for one on the terminal.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, lambda: "")
     except (ssl.SSLError, OSError) as problem:
         raise FileProblem(
@@ -62,7 +62,7 @@ def check_tls(certificate: Path, key: Path) -> None:
 
 
 class Listener:
-    """One listening socket, as `asyncio.Server` is to its user."""
+    """One listening socket, with the interface of `asyncio.Server`."""
 
     def __init__(
         self,
@@ -77,13 +77,13 @@ class Listener:
         self._tls = tls
         self._connections = connections
         self._shaking: set[asyncio.Task[None]] = set()
-        """Connections whose handshake is under way."""
+        """Connections in their handshake."""
         sock.setblocking(False)
         sock.listen(backlog)
         self._accepting = asyncio.create_task(self._accept())
 
     def close(self) -> None:
-        """Accept no more."""
+        """Stop accepting connections."""
         for task in (self._accepting, *self._shaking):
             task.cancel()
 
@@ -111,7 +111,7 @@ class Listener:
         seconds = HANDSHAKE_SECONDS if self._tls else None
         try:
             await loop.connect_accepted_socket(self._protocol, link, ssl=self._tls, ssl_handshake_timeout=seconds)
-        except (OSError, RuntimeError):  # no TLS at the other end, or not in time, or it was turned out
+        except (OSError, RuntimeError):  # no TLS handshake in time, or the connection was closed
             self._connections.leave(client)
             link.close()
 

@@ -1,4 +1,4 @@
-"""The server's log file. It has a bounded size, and a disk that takes no more lines never stops the server."""
+"""The server's log file. Its size is bounded, and a full disk never stops the server."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ OLDER = 4
 
 
 class LogFile:
-    """Takes lines from any thread. When the file has its share of `total` bytes, a new one begins."""
+    """A log file for all threads. A new file is started when the current one has its share of `total` bytes."""
 
     def __init__(self, path: Path, total: int) -> None:
         self._path = path
         self._most = max(1, total // (OLDER + 1))
         self._lost = 0
-        """Lines that could not be written since the last one that was."""
+        """Lines lost since the last line that was written."""
         self._lock = Lock()
         self._fd = -1
         self._size = 0
@@ -28,7 +28,7 @@ class LogFile:
             self._append(b"")
 
     def write(self, text: str) -> None:
-        """Append a line; if that is impossible, count it, and say so in the log once it can be written again."""
+        """Append a line. If that fails, count it as lost; the log gets the number of lost lines when it works again."""
         data = text.encode(errors="backslashreplace")
         with self._lock:
             try:
@@ -61,7 +61,7 @@ class LogFile:
         written = os.write(self._fd, data)
         self._size += written
         if written < len(data):
-            os.ftruncate(self._fd, self._size - written)  # no line is left cut
+            os.ftruncate(self._fd, self._size - written)  # leave no partial line
             raise OSError("the line was written in part")
 
     def _rotate(self) -> None:

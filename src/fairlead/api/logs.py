@@ -1,4 +1,4 @@
-"""Logs of tasks: read where they are, on the node, and passed on as they come."""
+"""Logs of tasks: read on the node and passed on as they arrive."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ HttpRequest = Request[Any, Any, Any]
 MAX_INDEX = 10_000_000
 
 
-class Where(NamedTuple):
-    """Which attempt of which task, and on which node it is or was."""
+class LogSource(NamedTuple):
+    """The attempt of a task that has a log, and its node."""
 
     stage: str
     attempt: int
@@ -44,7 +44,7 @@ class Where(NamedTuple):
     operation_id="log",
     guards=[USERS],
     media_type="text/plain",
-    summary="What a task wrote",
+    summary="The output of a task",
 )
 async def log(
     request: HttpRequest,
@@ -56,20 +56,20 @@ async def log(
     offset: Annotated[
         int,
         QueryParameter(
-            required=False, ge=-(2**53), le=2**53, description="From here on; below 0, the last so many bytes."
+            required=False, ge=-(2**53), le=2**53, description="First byte; a negative offset counts from the end."
         ),
     ] = 0,
-    follow: Annotated[bool, QueryParameter(required=False, description="Go on until the task ends.")] = False,
+    follow: Annotated[bool, QueryParameter(required=False, description="Send new output until the task ends.")] = False,
 ) -> Stream:
-    """As the bytes that it wrote. The stage may be left out if the job has only one."""
+    """Return the output of a task as raw bytes. The stage may be left out if the job has only one."""
     services = services_of(request)
     number, user = await find_job(request, job_id, partition)
     served = services.control.find(partition)
-    where = await _find(request, job_id, number, partition, stage, index)
-    asked = LogRequest(0, number, where.stage, index, where.attempt, stream, offset, follow, user)
+    source = await _find(request, job_id, number, partition, stage, index)
+    log_request = LogRequest(0, number, source.stage, index, source.attempt, stream, offset, follow, user)
     caller = caller_of(request)
     check_streams(services, caller)
-    parts = aiter(services.hub.log(served.name, where.node, asked))
+    parts = aiter(services.hub.log(served.name, source.node, log_request))
     with counted_stream(services, caller) as over:
         first = await _first(request, parts, over)
     if first.problem:
@@ -79,7 +79,7 @@ async def log(
 
 
 async def _first(request: HttpRequest, parts: AsyncIterator[LogPart], over: asyncio.Event) -> LogPart:
-    """The first part of a log. A silent task may be long in coming to it, and the caller may leave before."""
+    """Return the first part of a log. It may take long for a silent task, and the caller may disconnect before."""
     part = asyncio.ensure_future(anext(parts))
     others = [asyncio.create_task(_gone(request)), asyncio.create_task(over.wait())]
     try:
@@ -89,14 +89,14 @@ async def _first(request: HttpRequest, parts: AsyncIterator[LogPart], over: asyn
         if over.is_set():
             raise Unserved("unauthenticated", "the token was revoked or has expired; ask with another one")
         others[0].result()
-        raise Refused("log", "the caller has left", "conflict")  # it hears this no more
+        raise Refused("log", "the caller has disconnected", "conflict")  # the answer reaches no reader
     finally:
-        for each in (part, *others):
-            each.cancel()  # which ends `parts` too
+        for task in (part, *others):
+            task.cancel()  # this ends `parts` too
 
 
 async def _gone(request: HttpRequest) -> None:
-    """Wait until the caller has left."""
+    """Wait until the caller disconnects."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -109,36 +109,37 @@ async def _data(first: LogPart, parts: AsyncIterator[LogPart]) -> AsyncGenerator
             yield f"\n[fairlead: {part.problem}]\n".encode()
 
 
-async def _find(request: HttpRequest, job_id: str, number: int, partition: str, stage: str, index: int) -> Where:
-    """The attempt that runs, or the last one that ended."""
+async def _find(request: HttpRequest, job_id: str, number: int, partition: str, stage: str, index: int) -> LogSource:
+    """Return the running attempt of a task, or the last one that ended."""
     services = services_of(request)
     served = services.control.find(partition)
 
-    def look(state: Partition) -> Where | str:
+    def look(state: Partition) -> LogSource | str:
         job = state.jobs.get(job_id)
         if job is None:
             return stage
-        names = [each.name for each in job.stages]
-        found = job.stage(stage) if stage else job.stages[0] if len(names) == 1 else None
-        if found is None:
-            known = ", ".join(names[:20])
-            raise Refused("stage", f"job {job.id} has no stage {shown(stage)}; it has {known}", "missing")
-        if index >= found.count:
-            raise Refused("index", f"stage {found.name} has {found.count} tasks, and they count from 0", "missing")
-        allocation = (found.live or {}).get(index)
+        names = [candidate.name for candidate in job.stages]
+        chosen = job.stage(stage) if stage else job.stages[0] if len(names) == 1 else None
+        if chosen is None:
+            raise Refused(
+                "stage", f"job {job.id} has no stage {shown(stage)}; it has {', '.join(names[:20])}", "missing"
+            )
+        if index >= chosen.count:
+            raise Refused("index", f"stage {chosen.name} has {chosen.count} tasks, and they count from 0", "missing")
+        allocation = (chosen.live or {}).get(index)
         if allocation is None or allocation.started is None:
-            return found.name
-        return Where(found.name, allocation.attempt, state.nodes.name[state.nodes.rows[allocation.node]])
+            return chosen.name
+        return LogSource(chosen.name, allocation.attempt, state.nodes.name[state.nodes.rows[allocation.node]])
 
-    found = await served.read(look)
-    if isinstance(found, Where):
-        return found
-    # What has just ended may still be on its way to the history.
+    source = await served.read(look)
+    if isinstance(source, LogSource):
+        return source
+    # A task that has just ended may not be in the history yet.
     await asyncio.to_thread(services.records.flush, FLUSH_TIMEOUT)
-    row = await asyncio.to_thread(services.records.attempt, served.name, number, found or "main", index)
+    row = await asyncio.to_thread(services.records.attempt, served.name, number, source or "main", index)
     if row is None or not row.node:
         raise Refused("log", f"task {index} of job {job_id} has not run yet; wait until it has", "missing")
-    return Where(row.stage, row.attempt, row.node)
+    return LogSource(row.stage, row.attempt, row.node)
 
 
 HANDLERS = [log]

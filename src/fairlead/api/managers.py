@@ -1,4 +1,4 @@
-"""Resource managers: outside schedulers register, send news in batches, and follow a stream of answers."""
+"""Resource managers: outside schedulers register, send updates in batches, and follow a stream of events."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from litestar import Request, get, post
 from litestar.params import PathParameter
 from litestar.response import Stream
 
-from fairlead.api.context import OPERATORS, PartitionName, Shaped, asks, caller_of, services_of, streamed
+from fairlead.api.context import OPERATORS, PartitionName, Shaped, caller_fields, caller_of, services_of, streamed
 from fairlead.api.watch import After, LastEvent, lines, start_of
 from fairlead.core.commands import RegisterManager, UpdateManager
 from fairlead.core.errors import Refused
@@ -23,16 +23,16 @@ ManagerName = Annotated[str, PathParameter(max_length=63)]
 
 @get("/managers", operation_id="managers", guards=[OPERATORS], summary="Resource managers")
 async def managers(request: HttpRequest, partition: PartitionName = "") -> wire.Managers:
-    """Those that registered, with how many nodes they brought."""
+    """List the registered managers with their numbers of nodes."""
     control = services_of(request).control
     return await control.find(partition).read(lambda state: wire.Managers(managers=manager_answers(state)))
 
 
 @post("/managers/{manager:str}", operation_id="registerManager", guards=[OPERATORS], status_code=200)
 async def register(request: HttpRequest, manager: ManagerName, partition: PartitionName = "") -> wire.Done:
-    """A manager makes itself known, the first time or after a restart, and then replays what it knows."""
+    """Register a manager, for the first time or after a restart. The manager then replays its state."""
     control = services_of(request).control
-    accepted = await control.ask(control.find(partition), RegisterManager(name=manager, **asks(request)))
+    accepted = await control.ask(control.find(partition), RegisterManager(name=manager, **caller_fields(request)))
     return wire.Done(note=accepted.note)
 
 
@@ -43,7 +43,7 @@ async def update(
     data: Annotated[Any, Shaped(wire.UpdateDocument)],
     partition: PartitionName = "",
 ) -> wire.Updated:
-    """A batch of news: nodes, jobs, allocations to recover, asks, releases. Each item is answered for itself."""
+    """Apply a batch of nodes, jobs, allocations to recover, asks and releases. Each item has its own answer."""
     read = Reader(data, "", "an update")
     items: dict[str, Any] = {}
     for what in ("nodes", "jobs", "recover", "asks", "releases"):
@@ -54,7 +54,9 @@ async def update(
     read.close()
     control = services_of(request).control
     try:
-        accepted = await control.ask(control.find(partition), UpdateManager(name=manager, **items, **asks(request)))
+        accepted = await control.ask(
+            control.find(partition), UpdateManager(name=manager, **items, **caller_fields(request))
+        )
     except Refused as refusal:
         if refusal.code == "unknown" and refusal.field == "name":
             raise Refused(refusal.field, refusal.problem, "missing") from None
@@ -72,7 +74,7 @@ async def update(
     operation_id="managerEvents",
     guards=[OPERATORS],
     media_type="text/event-stream",
-    summary="What a manager should hear",
+    summary="Events for a manager",
 )
 async def events(
     request: HttpRequest,
@@ -81,7 +83,8 @@ async def events(
     after: After = None,
     last: LastEvent = None,
 ) -> Stream:
-    """Server-sent events: allocated, release, released, node. `reset` means that some were missed: replay all."""
+    """Stream server-sent events: allocated, release, released, node. `reset` means that events were missed: replay
+    all."""
     services = services_of(request)
     served = services.control.find(partition)
     if not await served.read(lambda state: manager in state.managers):

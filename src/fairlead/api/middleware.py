@@ -1,6 +1,6 @@
-"""The gate before every route: how large, how slow and how often a request may be, and who asks.
+"""The gate before every route: it checks size, speed and rate of requests, and finds the caller.
 
-Plain ASGI, so that what is turned away costs next to nothing. A request that passes has `caller` in its scope.
+It is plain ASGI, so that refused requests cost little. A request that passes has `caller` in its scope.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from fairlead.api.connections import Connections, Refusal
-from fairlead.api.control import ASKING
+from fairlead.api.control import REQUEST_USER
 from fairlead.api.problems import MEDIA_TYPE, Unserved, encoded, problem_of
 from fairlead.api.tokens import Token, Tokens
 
@@ -24,62 +24,64 @@ Send = Callable[[Any], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 OPEN_PATHS = frozenset(("/healthz", "/readyz", "/api/v1/openapi.json"))
-"""Served to anybody: they tell nothing about anyone."""
+"""Paths served without a token: their answers contain nothing about users."""
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
-    """What one caller may do."""
+    """Limits for callers."""
 
     body: int = 8 * 2**20
     """Bytes of a request."""
     bodies: int = 4 * 8 * 2**20
-    """Bytes of all requests of one user that are under way."""
+    """Bytes of all requests of one user in progress."""
     body_seconds: float = 30.0
     """How long a request may take to arrive."""
     requests: float = 5_000.0
-    """A second, for one token."""
+    """Requests per second of one token."""
     burst: float = 10_000.0
     failures: float = 5.0
-    """Wrong tokens a second, from one address."""
+    """Requests per second without a valid token from one address."""
     failures_burst: float = 50.0
     streams: int = 100
-    """How many answers without an end one token may be reading."""
+    """Open streams of one token."""
     connections: int = 0
-    """Open at a time, of all callers together; 0 is as many as the process has file descriptors for."""
+    """Open connections of all callers; 0 for as many as the process has file descriptors for."""
     poll_seconds: float = 60.0
-    """How long a question may wait for something to happen."""
+    """How long a request may wait for a job to end."""
 
 
 class Buckets:
-    """So many a second, and a burst on top, for each of many names."""
+    """A rate limit for each of many names: `rate` per second, with a burst on top."""
 
     def __init__(self, rate: float, burst: float, names: int = 10_000) -> None:
         self._rate, self._burst, self._names = rate, burst, names
         self._levels: dict[str, tuple[float, float]] = {}
 
     def take(self, name: str, amount: float = 1.0) -> bool:
-        """Whether one more is allowed now; with the amount 0, whether one would be."""
+        """Take one if it is allowed, and return True if it is. With the amount 0, only check."""
         now = monotonic()
         level, since = self._levels.get(name, (self._burst, now))
         level = min(self._burst, level + (now - since) * self._rate)
         allowed = level >= 1.0
         if amount and allowed:
             if len(self._levels) >= self._names and name not in self._levels:
-                self._levels.clear()  # rather generous for a moment than larger and larger
+                self._levels.clear()  # too generous for a moment, but the table stays small
             self._levels[name] = (level - amount, now)
         return allowed
 
 
 class Gate:
+    """The outermost ASGI application: it checks a request and passes it on."""
+
     def __init__(self, app: App, agents: App, tokens: Tokens, bounds: Bounds) -> None:
-        """`app` is for requests, `agents` for the WebSockets of agents."""
+        """`app` serves requests, `agents` the WebSockets of agents."""
         self._app = app
         self._agents = agents
         self._tokens = tokens
         self._bounds = bounds
         self.connections = Connections(bounds.connections)
         self._arrived: Counter[str] = Counter()
-        """User → bytes of its requests that are under way."""
+        """User → bytes of its requests in progress."""
         self._requests = Buckets(bounds.requests, bounds.burst)
         self._failures = Buckets(bounds.failures, bounds.failures_burst)
 
@@ -90,9 +92,9 @@ class Gate:
             if scope["type"] == "websocket":
                 return await self._agents(scope, receive, send)
             caller = scope["caller"] = None if scope["path"] in OPEN_PATHS else self._caller(scope)
-            ASKING.set(caller.user if caller is not None and not caller.operator else "")
+            REQUEST_USER.set(caller.user if caller is not None and not caller.operator else "")
             if scope["method"] == "OPTIONS":
-                raise Unserved("method", "pages of other sites have no business here, and others need not ask")
+                raise Unserved("method", "OPTIONS is not served: pages of other sites may not use this API")
             body = Body(scope, receive, self._bounds, self._arrived)
         except Unserved as refusal:
             return await turn_away(scope, receive, send, refusal)
@@ -106,11 +108,11 @@ class Gate:
         secret = _bearer(scope)
         token = self._tokens.find(secret) if secret else None
         if token is None:
-            # Guessing is hopeless, but it should not cost us much either.
+            # Tokens cannot be guessed; the limit keeps wrong ones from costing much.
             if not self._failures.take(client[0]):
                 raise Unserved("too many", "too many requests without a valid token; wait a while", 10)
-            said = "the token is not known, was revoked or has expired" if secret else "a token is needed"
-            raise Unserved("unauthenticated", f"{said}; send Authorization: Bearer TOKEN")
+            problem = "the token is not known, was revoked or has expired" if secret else "a token is needed"
+            raise Unserved("unauthenticated", f"{problem}; send Authorization: Bearer TOKEN")
         if not self._requests.take(token.id):
             raise Unserved("too many", f"more than {self._bounds.requests:g} requests a second; slow down", 1)
         try:
@@ -121,7 +123,7 @@ class Gate:
 
 
 class Body:
-    """A request's body, as long as it is neither too large nor too slow, and the user's bodies are not too many."""
+    """The body of a request. Receiving it fails if it is too large or too slow, or the user sends too much at once."""
 
     def __init__(self, scope: Scope, receive: Receive, bounds: Bounds, arrived: Counter[str]) -> None:
         self._receive = receive
@@ -151,11 +153,11 @@ class Body:
             raise self._too_large()
         if self._arrived[self._user] > self._bounds.bodies:
             most = self._bounds.bodies
-            raise Unserved("too many", f"the requests under way of one user have at most {most:,} bytes; wait", 1)
+            raise Unserved("too many", f"the requests in progress of one user have at most {most:,} bytes; wait", 1)
         return message
 
     def close(self) -> None:
-        """The request is over."""
+        """Stop counting the bytes of the request."""
         self._arrived[self._user] -= self._seen
         if not self._arrived[self._user]:
             del self._arrived[self._user]
@@ -177,6 +179,7 @@ def _header(scope: Scope, wanted: bytes) -> bytes:
 
 
 async def turn_away(scope: Scope, receive: Receive, send: Send, refusal: Unserved) -> None:
+    """Answer a request or a WebSocket with a refusal, and close the connection."""
     problem = problem_of(refusal)
     if scope["type"] == "websocket":
         await receive()

@@ -1,4 +1,4 @@
-"""The description of the API: what the framework makes of the handlers, with forms, examples and problems filled in."""
+"""The OpenAPI document: the framework's description of the handlers, completed with schemas, examples and problems."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from fairlead.api.examples import EXAMPLES
 from fairlead.wire import api as wire
 
 FORMS = [
-    each
-    for each in vars(wire).values()
-    if isinstance(each, type) and issubclass(each, msgspec.Struct) and each not in (wire.Request, wire.Answer)
+    value
+    for value in vars(wire).values()
+    if isinstance(value, type) and issubclass(value, msgspec.Struct) and value not in (wire.Request, wire.Answer)
 ]
 REFERENCE = "#/components/schemas/{name}"
 PROBLEMS = {
@@ -23,16 +23,16 @@ PROBLEMS = {
     "401": "The token is missing, unknown, revoked or expired.",
     "403": "The token's role, or the queue's lists, do not allow it.",
     "404": "There is no such thing, or the caller may not see it.",
-    "409": "It contradicts the present state.",
+    "409": "The request contradicts the present state.",
     "413": "The request is too large.",
-    "422": "The request says something that cannot be done; `field` is where.",
+    "422": "The request cannot be carried out; `field` names the cause.",
     "429": "Too many requests, or the inbox is full.",
     "503": "The server is starting, recovering or closing.",
 }
 
 
 def described(handlers: Sequence[ControllerRouterHandler], version: str) -> bytes:
-    """The OpenAPI document of some handlers, as JSON. It takes a while, and most servers are never asked for it."""
+    """Return the OpenAPI document of the handlers as JSON. It is built on demand, because building it takes a while."""
     from litestar.openapi.config import OpenAPIConfig
     from litestar.openapi.plugins import JsonRenderPlugin
     from litestar.openapi.spec import Components, SecurityScheme
@@ -51,22 +51,22 @@ def described(handlers: Sequence[ControllerRouterHandler], version: str) -> byte
 
 
 def _document(app: Litestar) -> dict[str, Any]:
-    found: dict[str, Any] = app.openapi_schema.to_schema()
+    document: dict[str, Any] = app.openapi_schema.to_schema()
     _, components = msgspec.json.schema_components(FORMS, ref_template=REFERENCE)
-    schemas = found["components"]["schemas"]
-    # The framework knows the forms by name only in part; here they are with all their bounds.
+    schemas = document["components"]["schemas"]
+    # The framework's schemas of these types are incomplete; replace them with schemas that have all bounds.
     for name, form in components.items():
         if name.endswith("Document"):
             _allow_null(form)
-    found["components"]["schemas"] = {**schemas, **components}
-    for path, methods in found["paths"].items():
+    document["components"]["schemas"] = {**schemas, **components}
+    for path, methods in document["paths"].items():
         for operation in methods.values():
             _complete(operation, bool(path.startswith("/api/")))
-    return found
+    return document
 
 
 def _allow_null(form: dict[str, Any]) -> None:
-    """In what is sent, null counts as absent."""
+    """Allow null for optional keys of a request; it counts as absent."""
     for key, schema in form["properties"].items():
         if key not in form.get("required", ()):
             form["properties"][key] = {"anyOf": [schema, {"type": "null"}]}

@@ -1,4 +1,4 @@
-"""Pools: how many nodes they have, what is coming and for whom, and steering them by hand."""
+"""Pools: their sizes, orders and orphans; pause, resume and scale them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fairlead.api.context import (
     PartitionName,
     Services,
     Shaped,
-    asks,
+    caller_fields,
     caller_of,
     may_see,
     services_of,
@@ -38,16 +38,16 @@ PoolName = Annotated[str, PathParameter(max_length=63)]
 
 @get("/usage", operation_id="usage", guards=[USERS], summary="Nodes in use, by pool")
 async def usage(request: HttpRequest, partition: PartitionName = "") -> wire.Usage:
-    """Without figures until the partition is ready."""
+    """Return the nodes in use of each pool. Empty until the partition is ready."""
     services = services_of(request)
-    found = await services.control.find(partition).read(usage_answer)
-    services.log("usage", msgspec.to_builtins(found))
-    return found
+    answer = await services.control.find(partition).read(usage_answer)
+    services.log("usage", msgspec.to_builtins(answer))
+    return answer
 
 
 @get("/pools", operation_id="pools", guards=[USERS], summary="Pools, by name")
 async def pools(request: HttpRequest, partition: PartitionName = "") -> wire.Pools:
-    """Their sizes, what is ordered and for whom, and machines that nobody knows."""
+    """List pools with their sizes, their orders and the jobs these are for, and orphaned machines."""
     services, caller = services_of(request), caller_of(request)
     served = services.control.find(partition)
 
@@ -60,7 +60,7 @@ async def pools(request: HttpRequest, partition: PartitionName = "") -> wire.Poo
 
 @get("/pools/{pool:str}", operation_id="pool", guards=[USERS], summary="One pool")
 async def pool(request: HttpRequest, pool: PoolName, partition: PartitionName = "") -> wire.Pool:
-    """Its size, what is ordered and for whom, and machines that nobody knows."""
+    """Return a pool with its size, its orders and the jobs these are for, and orphaned machines."""
     services, caller = services_of(request), caller_of(request)
     served = services.control.find(partition)
 
@@ -68,10 +68,10 @@ async def pool(request: HttpRequest, pool: PoolName, partition: PartitionName = 
         if pool not in state.pools:
             problem = f"there is no pool {shown(pool)}{suggestion(pool, state.pools)}; `fairlead pool list` shows them"
             raise Refused("pool", problem, "missing")
-        (found,) = _complete(
+        (answer,) = _complete(
             services, state, pool_answers(state, [state.pools[pool]], lambda job: may_see(caller, job), served.now)
         )
-        return found
+        return answer
 
     return await served.read(look)
 
@@ -84,8 +84,8 @@ async def move_pool(
     partition: PartitionName = "",
     key: Key = None,
 ) -> wire.Done:
-    """Pause a pool, so that it neither grows nor shrinks by itself, or let it go on at once."""
-    command = MovePool(pool=pool, action=action, **asks(request, key))  # type: ignore[arg-type]
+    """Pause a pool, so that it neither grows nor shrinks by itself, or resume it at once."""
+    command = MovePool(pool=pool, action=action, **caller_fields(request, key))  # type: ignore[arg-type]
     return await order(request, partition, command, "pool")
 
 
@@ -97,27 +97,27 @@ async def scale_pool(
     partition: PartitionName = "",
     key: Key = None,
 ) -> wire.Done:
-    """Order nodes, or give back those that are idle, until the pool has so many. It goes on by itself from there."""
+    """Order nodes, or give back idle ones, until the pool has this size. Later demand changes it as usual."""
     read = Reader(data, "", "a size")
     nodes = read.count("nodes", high=MAX_NODES)
     read.close()
-    return await order(request, partition, ScalePool(pool=pool, nodes=nodes, **asks(request, key)), "pool")
+    return await order(request, partition, ScalePool(pool=pool, nodes=nodes, **caller_fields(request, key)), "pool")
 
 
 def _complete(services: Services, partition: Partition, answers: list[wire.Pool]) -> list[wire.Pool]:
-    """With what the providers say."""
-    found: list[wire.Pool] = []
-    for each in answers:
-        problem, orphans = services.control.pools.about(partition.name, each.name)
-        found.append(
+    """Return the answers with provider, problem and orphans filled in."""
+    complete: list[wire.Pool] = []
+    for answer in answers:
+        problem, orphans = services.control.pools.about(partition.name, answer.name)
+        complete.append(
             msgspec.structs.replace(
-                each,
-                provider=kind_of(partition.pools[each.name].settings),
-                problem=each.problem or problem,
+                answer,
+                provider=kind_of(partition.pools[answer.name].settings),
+                problem=answer.problem or problem,
                 orphans=[wire.Orphan(name=machine.name, note=machine.note) for machine in orphans],
             )
         )
-    return found
+    return complete
 
 
 HANDLERS = [usage, pools, pool, move_pool, scale_pool]

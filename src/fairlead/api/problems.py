@@ -1,4 +1,4 @@
-"""Errors as RFC 9457 problem documents: whatever goes wrong, the answer says what, where and what to do."""
+"""Errors as RFC 9457 problem documents: each says what is wrong, where, and what to do."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ STATUS = {
     "timeout": 504,
     "unwritten": 507,
 }
-"""The code of a refusal → the status of the answer."""
+"""Code of a refusal → status of the answer."""
 
 
 class Unserved(Exception):
-    """A request that cannot be served, through no fault of its content."""
+    """A request that cannot be served, for a reason other than its content."""
 
     def __init__(self, code: str, problem: str, retry_after: int | None = None) -> None:
         super().__init__(code, problem)
@@ -45,6 +45,7 @@ class Unserved(Exception):
 
 
 def problem_of(error: Refused | Rejected | Unserved) -> Problem:
+    """Return the problem document of an error."""
     status = STATUS.get(error.code, 422)
     return Problem(
         title=HTTPStatus(status).phrase,

@@ -1,7 +1,7 @@
-"""Quotas: how many jobs, and how many bytes of them, each user may have queued or running in a partition.
+"""Quotas: the number of jobs, and their bytes, that each user may have queued or running in a partition.
 
-`Quotas` is an observer of writers and counts what is durable. What was offered and has no answer yet is counted too,
-so that many requests at once cannot pass the bounds together.
+`Quotas` is an observer of writers and counts durable jobs. Submissions without an answer yet are counted too, so that
+many requests at the same time cannot exceed the limits together.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from fairlead.writer.inbox import Slot
 
 
 class Queued(msgspec.Struct):
-    """What one user has in one partition."""
+    """Jobs of one user in one partition that are not over."""
 
     jobs: int = 0
     bytes: int = 0
 
 
 class Quotas:
-    """The writer's thread counts; the thread of the API asks."""
+    """Counts jobs by user. The writer's thread adds to it; the thread of the API reads it."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -69,18 +69,18 @@ class Quotas:
         """Return the size of a job that its user may submit; raise if it would be over a quota."""
         size = len(pack_spec(spec))
         with self._lock:
-            known = self._queued.get((partition, spec.user), Queued())
-        if known.jobs >= settings.max_queued_jobs:
+            queued = self._queued.get((partition, spec.user), Queued())
+        if queued.jobs >= settings.max_queued_jobs:
             raise Refused(
                 "user",
-                f"{spec.user} has {known.jobs} jobs that are not over, and {settings.max_queued_jobs} are allowed; "
+                f"{spec.user} has {queued.jobs} jobs that are not over, and {settings.max_queued_jobs} are allowed; "
                 "wait until some are, or have an administrator raise max_queued_jobs",
                 "conflict",
             )
-        if known.bytes + size > settings.max_queued_bytes:
+        if queued.bytes + size > settings.max_queued_bytes:
             raise Refused(
                 "user",
-                f"the jobs of {spec.user} that are not over would have {known.bytes + size} bytes, and "
+                f"the jobs of {spec.user} that are not over would have {queued.bytes + size} bytes, and "
                 f"{format_quantity('memory', settings.max_queued_bytes)} are allowed; "
                 "wait until some are over, or have an administrator raise max_queued_bytes",
                 "conflict",
@@ -88,7 +88,7 @@ class Quotas:
         return size
 
     def offered(self, partition: str, user: str, size: int, slot: Slot) -> None:
-        """Count a job that was offered until its answer is there: by then it is counted as durable, or refused."""
+        """Count an offered job until its answer arrives. By then it is refused, or counted as durable."""
         self._change(partition, user, 1, size)
         slot.add_done_callback(lambda _: self._change(partition, user, -1, -size))
 
@@ -99,10 +99,10 @@ class Quotas:
             self._count(partition, user, jobs, size)
 
     def _count(self, partition: str, user: str, jobs: int, size: int) -> None:
-        known = self._queued.setdefault((partition, user), Queued())
-        known.jobs += jobs
-        known.bytes += size
-        if not known.jobs:
+        queued = self._queued.setdefault((partition, user), Queued())
+        queued.jobs += jobs
+        queued.bytes += size
+        if not queued.jobs:
             del self._queued[partition, user]
 
     def _forget(self, partition: str) -> None:

@@ -1,4 +1,4 @@
-"""Everything that is served, as one application: the handlers, what becomes of errors, and the gate before them."""
+"""The whole API as one application: the handlers, the answers to errors, and the gate before them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOUNS = (jobs, logs, history, cluster, pools, config, managers, watch, secrets, 
 
 
 class Application(Litestar):
-    """Without the plugins that are there by default: they would load libraries that nothing here uses."""
+    """Litestar without its default plugins, which load unused libraries."""
 
     @staticmethod
     def _get_default_plugins(plugins: list[PluginProtocol]) -> list[PluginProtocol]:
@@ -32,24 +32,25 @@ class Application(Litestar):
 
 
 def handlers() -> list[ControllerRouterHandler]:
+    """Return all route handlers."""
     below = [handler for noun in NOUNS for handler in noun.HANDLERS]
     return [*health.HANDLERS, Router("/api/v1", route_handlers=below, dto=Document)]
 
 
 def application(services: Services) -> Gate:
-    """The whole API as an ASGI application."""
+    """Return the whole API as an ASGI application."""
 
     def fault(request: Request[Any, Any, Any], error: Exception) -> Response[wire.Problem]:
-        """A fault of ours: the caller learns that much, the log learns all."""
+        """Answer an internal error. The details go only to the log."""
         services.fault(error)
         problem = plain(500, "a fault of the server, which has been logged; ask its operator", "fault")
         return Response(problem, media_type=MEDIA_TYPE, status_code=500)
 
     def unwritten(request: Request[Any, Any, Any], error: FileProblem) -> Response[wire.Problem]:
-        """Answer that nothing was changed. The log has the name of the file, which callers need not know."""
+        """Answer that nothing was changed. The name of the file goes only to the log."""
         services.fault(error)
-        said = "nothing was done: the server could not write to its disk; ask again later, or ask its operator"
-        return refused(request, Unserved("unavailable", said, 10))
+        problem = "nothing was done: the server could not write to its disk; ask again later, or ask its operator"
+        return refused(request, Unserved("unavailable", problem, 10))
 
     app = Application(
         handlers(),

@@ -1,6 +1,6 @@
-"""A file of the data directory that is encrypted, with a key that is kept outside of it.
+"""An encrypted file of the data directory. Its key is stored outside the directory.
 
-The key file has one key a line. The first one encrypts; the others only decrypt, while a rotation is under way.
+The key file has one key per line. The first key encrypts; the others only decrypt, during a rotation.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 from fairlead.api.smallfile import FileProblem, write_small
 
 CREDENTIALS = "CREDENTIALS_DIRECTORY"
-"""The variable in which systemd names the folder of a unit's credentials."""
+"""The variable that systemd sets to the folder of a unit's credentials."""
 CREDENTIAL = "secrets-key"
 
 
 def key_path(directory: Path, given: Path | None) -> Path:
-    """Return where the key of a data directory is: as given, else systemd's credential, else beside the directory."""
+    """Return the path of the key: the given one, else systemd's credential, else beside the data directory."""
     if given is not None:
         if given.resolve().is_relative_to(directory.resolve()):
             raise FileProblem(
@@ -35,7 +35,7 @@ def key_path(directory: Path, given: Path | None) -> Path:
 
 
 class SealedFile:
-    """Reads and writes one encrypted file. Without its key it is refused, and neither file is changed."""
+    """Reads and writes one encrypted file. If the file exists without its key, it is refused and nothing is changed."""
 
     def __init__(self, path: Path, key: Path) -> None:
         self._path = path
@@ -69,7 +69,7 @@ class SealedFile:
         write_small(self._path, self._box().encrypt(content))
 
     def rotate(self) -> None:
-        """Encrypt the file with a new key. A crash at any instant leaves a key file that opens it."""
+        """Encrypt the file with a new key. After a crash at any moment, the key file still has the right key."""
         content = self.read()
         self._keys.insert(0, Fernet.generate_key())
         self._write_keys()
@@ -95,7 +95,7 @@ class SealedFile:
             keys = []
         if not keys:
             raise FileProblem(f"{self._key}: this is not a key file; put the right one back")
-        # A credential's folder is closed to other users, and its files show the mask of an access list as group rights.
+        # systemd's credential folder is closed to other users, and its files show an access-list mask as group rights.
         if mode & (stat.S_IRWXG | stat.S_IRWXO) and str(self._key.parent) != os.environ.get(CREDENTIALS):
             raise FileProblem(f"{self._key}: other users can read the key; run `chmod 600 {self._key}`")
         return keys

@@ -1,4 +1,4 @@
-"""Secrets: values that jobs name. They are in one encrypted file, and in launches to agents."""
+"""Secrets: values that jobs use by name. They are stored in one encrypted file, and sent to agents with launches."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from fairlead.wire import api as wire
 MAX_SECRETS = 1_000
 """Secrets of one user."""
 VALUE_BYTES = 64 * 1024
-"""Of one secret, in UTF-8."""
+"""Size of one secret, in UTF-8."""
 USER_BYTES = 2**20
-"""Of all secrets of one user. Each change writes the file of all users."""
+"""Size of all secrets of one user. Each change writes the file of all users."""
 
 HttpRequest = Request[Any, Any, Any]
 SecretName = Annotated[str, PathParameter(max_length=63)]
@@ -39,10 +39,10 @@ class Value(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Content(msgspec.Struct, frozen=True):
-    """All of the file."""
+    """The content of the file."""
 
     gang_seed: bytes
-    """What the keys of gangs are derived from."""
+    """Seed from which the keys of gangs are derived."""
     users: dict[str, dict[str, Value]] = {}
 
 
@@ -54,7 +54,7 @@ class Secrets:
         self._now = now
         self._file = SealedFile(path, key)
         self._lock = Lock()
-        """Held by each change until the file has it."""
+        """Held by each change until it is in the file."""
         content = self._file.read()
         if content is None:
             self._content = Content(token_bytes(32))
@@ -67,25 +67,26 @@ class Secrets:
         return self._content.gang_seed
 
     def values(self, user: str, names: tuple[str, ...]) -> dict[str, str]:
-        """For a launch: what is not there any more is left out."""
-        known = self._known(user)
-        return {name: known[name].text for name in names if name in known}
+        """Return the values of secrets for a launch. Missing and expired secrets are left out."""
+        valid = self._valid(user)
+        return {name: valid[name].text for name in names if name in valid}
 
     def names(self, user: str) -> list[str]:
-        return sorted(self._known(user))
+        return sorted(self._valid(user))
 
-    def set(self, user: str, name: str, value: str, expires_in: float | None = None) -> None:
-        size = len(value.encode())
+    def set(self, user: str, name: str, text: str, expires_in: float | None = None) -> None:
+        """Store a secret. Refuse it if it is too large, or if the user has too many."""
+        size = len(text.encode())
         if size > VALUE_BYTES:
             raise Refused(
                 "value",
                 f"it has {size:,} bytes; a secret has at most {VALUE_BYTES:,}, so give the name of a file instead",
             )
         with self._lock:
-            known = self._known(user)
-            if name not in known and len(known) >= MAX_SECRETS:
+            valid = self._valid(user)
+            if name not in valid and len(valid) >= MAX_SECRETS:
                 raise Refused("secret", f"{user} has {MAX_SECRETS} secrets; remove some first", "conflict")
-            others = sum(len(each.text.encode()) for other, each in known.items() if other != name)
+            others = sum(len(value.text.encode()) for other, value in valid.items() if other != name)
             if others + size > USER_BYTES:
                 raise Refused(
                     "value",
@@ -94,11 +95,11 @@ class Secrets:
                     "conflict",
                 )
             expires = None if expires_in is None else self._now() + expires_in
-            self._save(user, {**known, name: Value(value, expires)})
+            self._save(user, {**valid, name: Value(text, expires)})
 
     def remove(self, user: str, name: str) -> None:
         with self._lock:
-            left = self._known(user)
+            left = self._valid(user)
             if left.pop(name, None) is None:
                 raise Refused(
                     "secret", f"there is no secret {shown(name)}; `fairlead secret list` shows them", "missing"
@@ -106,11 +107,11 @@ class Secrets:
             self._save(user, left)
 
     def check(self, spec: JobSpec, caller: str) -> None:
-        """Refuse a job that names secrets that its user does not have, or that another user submits.
+        """Refuse a job with secrets if its user does not have them, or if another user submits it.
 
-        What a task gets, its command can print: the secrets of a user are for commands that this user wrote.
+        The command of a task can print its secrets, so they are only for commands that their user submitted.
         """
-        known: dict[str, Value] | None = None
+        valid: dict[str, Value] | None = None
         for at, stage in enumerate(spec.stages):
             for variable, name in stage.secrets:
                 if spec.user != caller:
@@ -120,20 +121,21 @@ class Secrets:
                         f"jobs that {spec.user} submits; leave them out, or have {spec.user} submit it",
                         "forbidden",
                     )
-                known = self._known(spec.user) if known is None else known
-                if name not in known:
+                valid = self._valid(spec.user) if valid is None else valid
+                if name not in valid:
                     raise Refused(
                         f"stages[{at}].secrets.{variable}",
                         f"{spec.user} has no secret {shown(name)}; set it with `fairlead secret set {name}`",
                         "unknown",
                     )
 
-    def _known(self, user: str) -> dict[str, Value]:
-        now, known = self._now(), self._content.users.get(user, {})
-        return {name: value for name, value in known.items() if value.expires is None or value.expires > now}
+    def _valid(self, user: str) -> dict[str, Value]:
+        """Return the secrets of a user that have not expired."""
+        now, stored = self._now(), self._content.users.get(user, {})
+        return {name: value for name, value in stored.items() if value.expires is None or value.expires > now}
 
     def _save(self, user: str, values: dict[str, Value]) -> None:
-        """Write the secrets and then use them; if they cannot be written, the earlier ones stay."""
+        """Write the secrets, then use them. If writing fails, the old ones stay."""
         users = {**self._content.users, user: values}
         if not values:
             del users[user]
@@ -144,7 +146,7 @@ class Secrets:
 
 @get("/secrets", operation_id="secrets", guards=[USERS], summary="The caller's secrets")
 async def secrets(request: HttpRequest) -> wire.Secrets:
-    """Their names. Values are told to nobody but the tasks of the caller's jobs."""
+    """List the names of the caller's secrets. Values are sent only to tasks of the caller's jobs."""
     return wire.Secrets(secrets=services_of(request).secrets.names(caller_of(request).user))
 
 
@@ -152,7 +154,7 @@ async def secrets(request: HttpRequest) -> wire.Secrets:
 async def set_secret(
     request: HttpRequest, secret: SecretName, data: Annotated[Any, Shaped(wire.SecretDocument)]
 ) -> wire.Done:
-    """Jobs of the caller that name it get the value when they start, until it expires, if it does.
+    """Set a secret. Tasks of the caller's jobs that use it get the value when they start, unless it has expired.
 
     A value has at most 65,536 bytes, and all values of one user 1,048,576, in UTF-8.
     """
@@ -176,7 +178,7 @@ async def set_secret(
 
 @delete("/secrets/{secret:str}", operation_id="removeSecret", guards=[USERS], status_code=200)
 async def remove_secret(request: HttpRequest, secret: SecretName) -> wire.Done:
-    """Tasks that start later do not get it any more."""
+    """Remove a secret. Tasks that start later do not get it."""
     await asyncio.to_thread(services_of(request).secrets.remove, caller_of(request).user, secret)
     return wire.Done()
 

@@ -1,4 +1,4 @@
-"""The program that listens: uvicorn with bounds of its own on how long, how large and how many connections may be."""
+"""The listening program: uvicorn with limits on the time, size and number of connections."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ from fairlead.api.middleware import Gate
 from fairlead.wire.agent import FIRST_BYTES, MOST_BYTES
 
 HEAD_SECONDS = 20.0
-"""From the first byte of a request, or the beginning of a connection, to the end of the request's head."""
+"""Time from the first byte of a request, or the start of a connection, to the end of the request's head."""
 IDLE_SECONDS = 75.0
-"""From an answer to the first byte of the next request. Other bytes, such as the rest of a body, do not prolong it."""
+"""Time from an answer to the first byte of the next request. Other bytes, such as the rest of a body, do not extend
+it."""
 STUCK_SECONDS = 30.0
-"""How long an answer may lie unread without a byte of it leaving."""
+"""Time without any progress after which an unread answer is given up."""
 HEAD_BYTES = 64 * 1024
 UNREAD_BYTES = 64 * 1024
-"""Of answers to pings, and the largest message on top: a peer that lets more wait reads nothing."""
+"""Unread bytes, beyond the largest message, at which pings are no longer answered and the connection is dropped."""
 FAREWELL_SECONDS = 10.0
-"""How long the other end of a WebSocket may take to read what was written before it was closed."""
+"""Time for the other end of a closed WebSocket to read the last messages."""
 CLOSING = 3
-"""Seconds that requests under way get when the server ends."""
+"""Seconds that requests in progress have when the server stops."""
 
 
 def _connections(config: uvicorn.Config) -> Connections:
@@ -43,9 +44,9 @@ def _connections(config: uvicorn.Config) -> Connections:
 
 
 def unsent(transport: asyncio.Transport) -> tuple[int, int]:
-    """Bytes that wait in this process, and those that the kernel has and the other end has not confirmed.
+    """Return the unsent bytes in this process, and the bytes in the kernel that the other end has not acknowledged.
 
-    The kernel takes more only when much has left, so the first alone would not show a slow reader.
+    The kernel takes more bytes only after many have left, so the first number alone does not show a slow reader.
     """
     try:
         queued = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
@@ -55,12 +56,12 @@ def unsent(transport: asyncio.Transport) -> tuple[int, int]:
 
 
 class Protocol(HttpToolsProtocol):
-    """HTTP that gives up on a client which takes too long, or too much, to say what it wants."""
+    """HTTP that drops clients with a slow or too large request head, and clients that do not read their answers."""
 
     _alarm: asyncio.TimerHandle | None = None
-    """Runs while no request is under way."""
+    """Timer that runs while no request is in progress."""
     _stuck: asyncio.TimerHandle | None = None
-    """Runs while an answer waits to be read."""
+    """Timer that runs while an answer waits to be read."""
     _head = 0
 
     def connection_made(self, transport: Any) -> None:
@@ -78,7 +79,7 @@ class Protocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._alarm is not None:
             self._head += len(data)
-            # A body may follow in the same piece, so only what is far too much is a head out of bounds.
+            # A body may follow in the same piece, so the head is too large only if the piece exceeds both limits.
             if self._head > HEAD_BYTES + self._room_for_body():
                 self._give_up()
                 return
@@ -106,7 +107,7 @@ class Protocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         if self._stuck is None:
-            self._look_again(unsent(self.transport))
+            self._check_later(unsent(self.transport))
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -114,22 +115,22 @@ class Protocol(HttpToolsProtocol):
             self._stuck.cancel()
             self._stuck = None
 
-    def _look_again(self, before: tuple[int, int]) -> None:
+    def _check_later(self, before: tuple[int, int]) -> None:
         self._stuck = self.loop.call_later(STUCK_SECONDS, self._check_unsent, before)
 
     def _check_unsent(self, before: tuple[int, int]) -> None:
-        """Give up unless something has left. A slow reader may go on."""
+        """Drop the connection if no byte has left. A slow reader may continue."""
         now = unsent(self.transport)
         if now == before:
             self._give_up()
         else:
-            self._look_again(now)
+            self._check_later(now)
 
     def _room_for_body(self) -> int:
         return 256 * 1024
 
     def _expect(self, seconds: float) -> None:
-        """Give up unless the head of a request is complete in time."""
+        """Drop the connection unless the head of a request is complete in time."""
         self._head = 0
         if self._alarm is not None:
             self._alarm.cancel()
@@ -143,19 +144,19 @@ class Protocol(HttpToolsProtocol):
 
     def _give_up(self) -> None:
         self._stop_alarms()
-        # Not `close`, which waits until the other end has read all that was written.
+        # `close` would wait until the other end has read everything.
         self.transport.abort()
 
 
 class SocketProtocol(WebSocketsSansIOProtocol):
-    """A WebSocket, into which a connection of HTTP has turned. It is a stranger's, and its messages are small, until
-    the application has seen proof of which node it is."""
+    """A WebSocket, upgraded from an HTTP connection. It counts as a stranger, and its messages must be small, until the
+    application has authenticated the node."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.conn.max_message_size = self._largest = FIRST_BYTES
         self._alarm: asyncio.TimerHandle | None = None
-        """Runs from the moment at which the connection is to be closed."""
+        """Timer that runs after the connection was closed by the application."""
 
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
@@ -169,7 +170,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         super().connection_lost(exc)
 
     def handle_ping(self) -> None:
-        # The other end decides how many answers there are, and need not read them.
+        # The other end can send any number of pings without reading the answers.
         if self.transport.get_write_buffer_size() > UNREAD_BYTES + self._largest:
             self.transport.abort()
         if not self.transport.is_closing():
@@ -187,14 +188,14 @@ class SocketProtocol(WebSocketsSansIOProtocol):
 
 
 class Server(uvicorn.Server):
-    """Runs inside our own loop. Signals are the caller's affair."""
+    """A server in an existing asyncio loop. It leaves signals to its caller."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
     async def startup(self, sockets: Any = None) -> None:
-        """Listen as uvicorn does, with bounds that hold from the first moment of a connection."""
+        """Listen like uvicorn, with limits that apply from the start of a connection."""
         config = self.config
 
         def protocol() -> Protocol:
@@ -208,8 +209,8 @@ class Server(uvicorn.Server):
 
 
 def server(application: Gate, certificate: Path | None = None, key: Path | None = None) -> Server:
-    """A server of this application, over TLS if it has a certificate."""
-    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # a stranger's bad request is no news
+    """Return a server of this application, with TLS if there is a certificate."""
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # do not log bad requests of strangers
     config = uvicorn.Config(
         application,
         http=Protocol,
@@ -228,5 +229,5 @@ def server(application: Gate, certificate: Path | None = None, key: Path | None 
         ssl_keyfile=key,
         ssl_version=ssl.PROTOCOL_TLS_SERVER,
     )
-    config.load()  # so that what is wrong with a certificate is known before the server says that it is up
+    config.load()  # report a bad certificate before the server is announced as up
     return Server(config)

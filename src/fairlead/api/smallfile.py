@@ -1,4 +1,4 @@
-"""Small files of the data directory, written whole or not at all, readable by their owner alone."""
+"""Small files of the data directory, written atomically and readable only by their owner."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ LEFTOVER = re.compile(r"\..+\.[0-9a-f]{16}")
 
 
 class FileProblem(Exception):
-    """A file of the data directory cannot be read or written; the message names it and the remedy."""
+    """A file that cannot be read or written; the message names the file and the remedy."""
 
 
 def write_small(path: Path, content: bytes) -> None:
-    """Replace the content of a file. After a crash at any instant the file is the old one or the new one.
+    """Replace the content of a file. After a crash at any moment the file has the old or the new content.
 
-    Each write has a temporary file of its own, so parallel writes do not mix; the last one to end counts.
+    Each write has its own temporary file, so parallel writes do not mix; the last write to finish wins.
     """
     try:
         _replace(path, path.with_name(f".{path.name}.{secrets.token_hex(8)}"), content)
@@ -32,7 +32,7 @@ def write_small(path: Path, content: bytes) -> None:
 
 
 def is_leftover(name: str) -> bool:
-    """True for the temporary file of a write, which only a crash leaves behind."""
+    """True if the name is that of a temporary file, which only a crash leaves behind."""
     return LEFTOVER.fullmatch(name) is not None
 
 
@@ -45,7 +45,7 @@ def read_small(path: Path, kind: type[Content], remedy: str) -> Content | None:
     except OSError as problem:
         raise FileProblem(f"{path}: {problem.strerror}; check the rights on the file") from None
     except (msgspec.DecodeError, UnicodeDecodeError):
-        # The reason may quote the content, which is secret.
+        # The error text may quote the content, which is secret.
         raise FileProblem(f"{path}: the file is damaged; restore it from a copy, or {remedy}") from None
 
 

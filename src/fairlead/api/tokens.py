@@ -1,6 +1,6 @@
-"""Tokens: those of users, which requests carry, and join tokens, which admit machines as nodes.
+"""Tokens: user tokens, which requests carry, and join tokens, which admit machines as nodes.
 
-Only digests are kept, in one file that its owner alone may read.
+Only digests are stored, in one file that only its owner can read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fairlead.wire.api import Role
 ROLES: tuple[Role, ...] = ("user", "operator", "admin", "join")
 MAX_TOKENS = 100_000
 JOIN_SECONDS = 3600.0
-"""How long a join token is valid, unless it is created with another time."""
+"""Default lifetime of a join token."""
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -34,13 +34,13 @@ class Token(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     user: str = ""
     groups: tuple[str, ...] = ()
     partition: str = ""
-    """Of a join token: the only partition, pool and node that it is for; empty for any."""
+    """For a join token: the only partition, pool and node that it admits to; empty for any."""
     pool: str = ""
     node: str = ""
     users: tuple[str, ...] = ()
-    """Of a join token: the only users whose tasks the node may take; empty for all."""
+    """For a join token: the only users whose tasks the node may take; empty for all."""
     uses: int = 0
-    """Of a join token: how often it can still be used."""
+    """For a join token: how many more machines it admits."""
     note: str = ""
     created: float = 0.0
     expires: float | None = None
@@ -51,28 +51,28 @@ class Token(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Tokens:
-    """The tokens of one control plane, which alone writes the file."""
+    """The tokens of one control plane. No other process writes their file."""
 
     def __init__(self, path: Path, now: Seconds = time) -> None:
         """`now` is the clock by which tokens expire."""
         self._path = path
         self.now = now
         self._lock = Lock()
-        """Held by each change until the file has it."""
+        """Held by each change until it is in the file."""
         self._unwritten: set[str] = set()
-        """Tokens that are revoked, and that the file still has."""
-        known = read_small(path, list[Token], "remove it: all tokens are gone then, and the next start makes new ones")
-        self._by_digest = {token.digest: token for token in known or ()}
+        """Revoked tokens that are still in the file."""
+        stored = read_small(path, list[Token], "remove it: all tokens are gone then, and the next start makes new ones")
+        self._by_digest = {token.digest: token for token in stored or ()}
 
     def find(self, secret: str) -> Token | None:
-        """Whose secret this is. It is long and random, so a plain digest is as good as a slow one."""
+        """Return the valid token with this secret. Secrets are long and random, so a fast digest is enough."""
         token = self._by_digest.get(_digest(secret))
         if token is None or (token.expires is not None and token.expires <= self.now()):
             return None
         return token
 
     def is_known(self, token: Token) -> bool:
-        """True unless a token was revoked since it was found."""
+        """True unless the token was revoked since `find` returned it."""
         return token.digest in self._by_digest
 
     def all(self) -> list[Token]:
@@ -87,8 +87,8 @@ class Tokens:
         expires_in: float | None = None,
         id: str = "",
     ) -> tuple[str, Token]:
-        """A new token of a user, and its secret, which is kept nowhere."""
-        secret, token = _made("fl", self.now(), expires_in, role=role, user=user, groups=groups, note=note)
+        """Create a token of a user. Return its secret, which is not stored, and the token."""
+        secret, token = _new_token("fl", self.now(), expires_in, role=role, user=user, groups=groups, note=note)
         if id:
             token = msgspec.structs.replace(token, id=id)
         self._add([token])
@@ -104,9 +104,9 @@ class Tokens:
         note: str,
         expires_in: float,
     ) -> list[tuple[str, Token]]:
-        """A join token for each of these nodes, and its secret. One for the node "" is for any."""
-        made = [
-            _made(
+        """Create a join token for each of these nodes, and return the secrets and tokens. Node "" means any node."""
+        created = [
+            _new_token(
                 "fj",
                 self.now(),
                 expires_in,
@@ -120,11 +120,11 @@ class Tokens:
             )
             for node in nodes
         ]
-        self._add([token for _, token in made])
-        return made
+        self._add([token for _, token in created])
+        return created
 
     def spend(self, secret: str, partition: str, node: str, fresh: bool) -> Token:
-        """Use a join token once for a node. `fresh` is a node whose name no other key has."""
+        """Use a join token once for a node. `fresh` is True if no other valid key has the name of the node."""
         with self._lock:
             token = self.find(secret)
             create = f"create another: fairlead token create --role join --node {node}"
@@ -136,7 +136,7 @@ class Tokens:
                 raise Refused("token", f"the join token is for node {token.node}, not for {node}; {create}")
             if not token.node and not fresh:
                 raise Refused("node", f"node {node} has joined with another key, and the token is for any; {create}")
-            left = {digest: each for digest, each in self._by_digest.items() if each is not token}
+            left = {digest: other for digest, other in self._by_digest.items() if other is not token}
             if token.uses > 1:
                 left[token.digest] = msgspec.structs.replace(token, uses=token.uses - 1)
             try:
@@ -146,7 +146,7 @@ class Tokens:
             return token
 
     def revoke(self, id: str) -> None:
-        """Refuse requests with a token. It holds at once, and is answered when it is durable."""
+        """Revoke a token. This takes effect at once; the call returns when it is durable."""
         with self._lock:
             left = {digest: token for digest, token in self._by_digest.items() if token.id != id}
             if len(left) == len(self._by_digest) and id not in self._unwritten:
@@ -163,7 +163,7 @@ class Tokens:
                 ) from problem
 
     def standing(self, file: Path, id: str, role: Role, user: str, note: str) -> str:
-        """The secret of a token that stands in a file of the data directory; it is made anew if that is gone."""
+        """Return the secret of a token that is stored in a file; create a new token if the file has no valid one."""
         if file.exists():
             secret = file.read_text().strip()
             if self.find(secret) is not None:
@@ -177,24 +177,24 @@ class Tokens:
     def _add(self, tokens: list[Token]) -> None:
         with self._lock:
             now = self.now()
-            # Join tokens are made by the thousand, for machines of pools, and end soon.
+            # Pools create thousands of join tokens, which expire soon; drop the expired ones.
             kept = {
-                digest: each
-                for digest, each in self._by_digest.items()
-                if each.role != "join" or each.expires is None or each.expires > now
+                digest: token
+                for digest, token in self._by_digest.items()
+                if token.role != "join" or token.expires is None or token.expires > now
             }
             if len(kept) + len(tokens) > MAX_TOKENS:
                 raise Refused("token", f"there are {MAX_TOKENS} tokens; revoke some first", "conflict")
             self._save({**kept, **{token.digest: token for token in tokens}})
 
     def _save(self, changed: dict[str, Token]) -> None:
-        """Write the tokens and then use them; if they cannot be written, the earlier ones stay."""
+        """Write the tokens, then use them. If writing fails, the old ones stay."""
         write_small(self._path, msgspec.json.format(msgspec.json.encode(_in_order(changed))))
         self._by_digest = changed
         self._unwritten.clear()
 
 
-def _made(kind: str, now: float, expires_in: float | None, **fields: Any) -> tuple[str, Token]:
+def _new_token(kind: str, now: float, expires_in: float | None, **fields: Any) -> tuple[str, Token]:
     secret = f"{kind}_{secrets.token_urlsafe(32)}"
     expires = None if expires_in is None else now + expires_in
     return secret, Token(id=secrets.token_hex(6), digest=_digest(secret), created=now, expires=expires, **fields)

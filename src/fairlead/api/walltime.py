@@ -1,8 +1,8 @@
-"""The wall clock without leaps: a server's time goes on steadily, whatever is done to the clock of its machine.
+"""A wall clock without jumps: the server's time advances steadily, whatever happens to the clock of its machine.
 
-What a leap of years would end wrongly (jobs that are kept for a day, time limits of tasks that run) goes on. The
-difference between the wall and the time since the machine's start is kept in a file, so that a restart of the server
-does not leap either. A machine that was started anew has only its clock to go by.
+A jump of years would wrongly expire jobs that are kept for a day and time limits of running tasks. The difference
+between the wall clock and the time since boot is stored in a file, so that the time does not jump at a restart of the
+server either. After a reboot the server has only the clock of the machine.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ Seconds = Callable[[], float]
 
 
 class Anchor(msgspec.Struct, frozen=True):
+    """The stored relation of the two clocks."""
+
     boot: str
-    """The start of the machine that `offset` is about."""
+    """The boot id for which `offset` is valid."""
     offset: int
-    """What the wall had and the time since the machine's start had not, in nanoseconds."""
+    """Wall clock minus time since boot, in nanoseconds."""
 
 
 def since_boot() -> int:
@@ -33,7 +35,7 @@ def since_boot() -> int:
 
 
 def steady_wall(wall: Nanoseconds = time_ns, steady: Nanoseconds = since_boot) -> Nanoseconds:
-    """A clock that begins with the wall's time and then goes on by itself."""
+    """Return a clock that starts with the wall time and then advances on its own."""
     offset = wall() - steady()
     return lambda: steady() + offset
 
@@ -49,7 +51,10 @@ def kept_wall(
     steady: Nanoseconds = since_boot,
     boot: str | None = None,
 ) -> Nanoseconds:
-    """A clock as `steady_wall`, that also goes on over restarts of the server. It follows the wall up to an hour."""
+    """Return a clock like `steady_wall` that also stays steady over restarts of the server.
+
+    At a restart it follows corrections of the wall clock of up to one hour.
+    """
     boot = this_machine() if boot is None else boot
     offset = wall() - steady()
     kept = read_small(path, Anchor, "remove it")

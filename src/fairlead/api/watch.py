@@ -1,4 +1,4 @@
-"""Watching: news of jobs, tasks and nodes as server-sent events, which can be taken up again where they were cut."""
+"""Watching: events of jobs, tasks and nodes as server-sent events. A reader can resume a broken stream."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from fairlead.wire import api as wire
 
 HttpRequest = Request[Any, Any, Any]
 After = Annotated[
-    int | None, QueryParameter(name="after", required=False, ge=0, description="Only what came after this event's id.")
+    int | None, QueryParameter(name="after", required=False, ge=0, description="Only events after this event id.")
 ]
 LastEvent = Annotated[str | None, HeaderParameter(name="Last-Event-ID", required=False, max_length=20)]
 
 
 def start_of(feed: Feed, after: int | None, last: str | None) -> int:
-    """Where a stream begins: where its reader was cut off, or now."""
+    """Return the record after which a stream starts: where the reader stopped, or the last one."""
     if last:
         if not (last.isascii() and last.isdigit()):
             raise Refused("Last-Event-ID", f"{shown(last)} is not the id of an event; leave it out to begin now")
@@ -32,7 +32,7 @@ def start_of(feed: Feed, after: int | None, last: str | None) -> int:
 
 
 async def lines(feed: Feed, seq: int, wanted: Callable[[Any], bool]) -> AsyncGenerator[bytes]:
-    """The news behind a record as lines, without an end. After `reset` the reader has to look anew."""
+    """Yield the events after a record as lines, without end. After `reset` the reader has to read the state again."""
     yield b"retry: 1000\n\n"
     while not feed.closed:
         try:
@@ -41,23 +41,23 @@ async def lines(feed: Feed, seq: int, wanted: Callable[[Any], bool]) -> AsyncGen
                     yield b": still here\n\n"
                     continue
                 seq = batch.seq
-                chosen = [each for each in batch.news if wanted(each)]
-                for each in chosen:
-                    yield event_lines(each.what, each, seq if each is chosen[-1] else None)
+                chosen = [event for event in batch.news if wanted(event)]
+                for event in chosen:
+                    yield event_lines(event.what, event, seq if event is chosen[-1] else None)
         except Missed as missed:
             seq = missed.seq
-            yield event_lines("reset", wire.Done(note="some events were missed; look anew"), seq)
+            yield event_lines("reset", wire.Done(note="some events were missed; read the state again"), seq)
 
 
-@get("/watch", operation_id="watch", guards=[USERS], media_type="text/event-stream", summary="Watch what happens")
+@get("/watch", operation_id="watch", guards=[USERS], media_type="text/event-stream", summary="Watch events")
 async def watch(
     request: HttpRequest,
     partition: PartitionName = "",
-    job: Annotated[str, QueryParameter(required=False, max_length=63, description="Only news of this job.")] = "",
+    job: Annotated[str, QueryParameter(required=False, max_length=63, description="Only events of this job.")] = "",
     after: After = None,
     last: LastEvent = None,
 ) -> Stream:
-    """Events of jobs that the caller may see, and of nodes. The id of an event is where to go on after a cut."""
+    """Stream events of jobs that the caller may see, and of nodes. A broken stream resumes after the last event id."""
     services = services_of(request)
     caller = caller_of(request)
     served = services.control.find(partition)
@@ -69,9 +69,10 @@ async def watch(
             return False
         if not event.job or caller.operator:
             return True
-        # The owner of a job never changes, so it may be looked up at any time. The id may have been another job's.
-        known = jobs.get(event.job)
-        return known is not None and known.number == event.number and may_see(caller, known)
+        # The owner of a job never changes, so it can be read without waiting for the writer. The event may be about an
+        # earlier job with the same id.
+        current = jobs.get(event.job)
+        return current is not None and current.number == event.number and may_see(caller, current)
 
     return streamed(services, caller, lines(served.feed, seq, wanted))
 

@@ -1,4 +1,4 @@
-"""The `fairlead` command line: `main` is the entry point, one module a group of commands."""
+"""The `fairlead` command line. `main` is the entry point; each group of commands has a module."""
 
 from fairlead.cli.main import main
 

@@ -1,4 +1,4 @@
-"""`fairlead agent`: this machine runs tasks for a server."""
+"""`fairlead agent`: run tasks for a server on this machine."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from urllib.parse import urlsplit
 
 import typer
 
+from fairlead.cli.options import pairs
+
 AGENT_USER = "fairlead"
 
 
 def agent(
     join: Annotated[str, typer.Option(help="The server, such as https://host:7070.", metavar="URL")],
-    name: Annotated[str, typer.Option(help="The name of this node; else the machine's.")] = "",
-    partition: Annotated[str, typer.Option(help="The partition to join; else the only one, or default.")] = "",
+    name: Annotated[str, typer.Option(help="Name of this node. By default the machine's name.")] = "",
+    partition: Annotated[str, typer.Option(help="Partition to join. By default the only one, or `default`.")] = "",
     pool: Annotated[str, typer.Option(help="The pool that this node belongs to.")] = "",
     label: Annotated[
         list[str] | None, typer.Option(help="A label for selectors, as key=value; may be repeated.")
@@ -28,41 +30,47 @@ def agent(
     taint: Annotated[list[str] | None, typer.Option(help="A taint that tasks must tolerate; may be repeated.")] = None,
     resource: Annotated[
         list[str] | None,
-        typer.Option(help="What this node offers, as cpu=4 or memory=8Gi, instead of what it has; may be repeated."),
+        typer.Option(
+            help="Resource that this node offers, as cpu=4 or memory=8Gi, instead of all it has; may be repeated."
+        ),
     ] = None,
-    address: Annotated[str, typer.Option(help="Where other nodes reach this one; else as the server sees it.")] = "",
-    directory: Annotated[Path | None, typer.Option(help="Where state and logs of tasks are kept.")] = None,
+    address: Annotated[
+        str, typer.Option(help="Address at which other nodes reach this one. By default as the server sees it.")
+    ] = "",
+    directory: Annotated[Path | None, typer.Option(help="Directory for state and logs of tasks.")] = None,
     token_file: Annotated[
         Path | None,
-        typer.Option(help="A file with a join token, to join for the first time; else the variable FAIRLEAD_TOKEN."),
+        typer.Option(help="File with a join token, for the first join. By default the variable FAIRLEAD_TOKEN."),
     ] = None,
     for_user: Annotated[
         list[str] | None,
         typer.Option(
             "--for",
             metavar="USER",
-            help="Take tasks of this user only, and run them as the user of this agent; may be repeated. "
-            "Without root it is that user alone by default; as root, --user root must be given too.",
+            help="Take only tasks of this user, and run them as the user of this agent; may be repeated. "
+            "Without root, the default is the user of this agent. As root, --user root is required too.",
         ),
     ] = None,
     user: Annotated[
         str,
-        typer.Option(help="Started as root: the system user that the agent itself runs as.", show_default=AGENT_USER),
+        typer.Option(help="As root: system user that the agent itself runs as.", show_default=AGENT_USER),
     ] = "",
     user_map: Annotated[
         Path | None,
-        typer.Option(help="Started as root: a file with lines user=system-user, for names that differ on this node."),
+        typer.Option(help="As root: file with lines user=system-user, for names that differ on this node."),
     ] = None,
     uids: Annotated[
-        str, typer.Option(help="Started as root: the uids that tasks may run as, as 1000-60000; else as login.defs.")
+        str, typer.Option(help="As root: uids that tasks may run as, such as 1000-60000. By default from login.defs.")
     ] = "",
-    ca: Annotated[Path | None, typer.Option(help="Certificates to trust, instead of the machine's.")] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Join another machine without TLS.")] = False,
+    ca: Annotated[Path | None, typer.Option(help="File with certificates to trust, instead of the machine's.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Join a server on another machine without TLS.")] = False,
 ) -> None:
-    """Run tasks for a server on this machine, until interrupted. Tasks go on then, and the next agent finds them.
+    """Run tasks for a server on this machine, until interrupted.
 
-    Started as root, each task runs as the user that submitted it. Otherwise all tasks run as the user of the agent,
-    and only tasks of that user, or of those named by --for, are taken.
+    Tasks keep running after that, and the next agent finds them.
+
+    If the agent is started as root, each task runs as the user that submitted it. Otherwise all tasks run as the user
+    of the agent, and only tasks of that user, or of the users named by --for, are taken.
     """
     import uvloop
 
@@ -84,9 +92,9 @@ def agent(
         )
     token = os.environ.get("FAIRLEAD_TOKEN", "")
     if token_file is not None:
-        # A machine that has joined needs it no more.
+        # The file may be gone: a machine that has joined no longer needs the token.
         token = token_file.read_text().strip() if token_file.exists() else ""
-    labels, resources = _pairs(label, "--label"), dict(_pairs(resource, "--resource"))
+    labels, resources = pairs(label, "--label"), pairs(resource, "--resource")
     whole = (directory or _data() / "agent").absolute()
     _check_users(for_user or [], user, {"--user-map": user_map, "--uids": uids})
     as_users = os.geteuid() == 0 and not for_user
@@ -100,7 +108,7 @@ def agent(
             typer.echo(f"fairlead: error: {problem}", err=True)
             raise typer.Exit(1) from None
     else:
-        _say("single-user node", {"tasks run as": own_name(), "for users": " ".join(for_user or [own_name()])})
+        _log("single-user node", {"tasks run as": own_name(), "for users": " ".join(for_user or [own_name()])})
     settings = Settings(
         join=join,
         directory=whole / "agent" if as_users else whole,
@@ -117,29 +125,29 @@ def agent(
     )
 
     async def work() -> None:
-        await Agent(settings, _say, helper=helper).run()
+        await Agent(settings, _log, helper=helper).run()
 
     try:
         uvloop.run(work())
     except KeyboardInterrupt:
-        _say("stopped", {"tasks": "they go on; start the agent again to find them"})
+        _log("stopped", {"tasks": "they keep running; start the agent again to find them"})
     except (CannotSplit, Refused, Taken) as problem:
         typer.echo(f"fairlead: error: {problem}", err=True)
         raise typer.Exit(1) from None
 
 
 def _check_users(for_users: list[str], user: str, others: dict[str, object]) -> None:
-    """Refuse options that would have no effect, and tasks of other users that would run as root unasked."""
+    """Refuse options without effect, and running tasks of other users as root without `--user root`."""
     if os.geteuid() != 0:
-        for option in [each for each, given in {"--user": user, **others}.items() if given]:
+        for option in [name for name, value in {"--user": user, **others}.items() if value]:
             raise typer.BadParameter(
-                "only an agent that was started as root has it; leave it out, or start the agent as root",
+                "only for an agent that was started as root; leave it out, or start the agent as root",
                 param_hint=option,
             )
     elif for_users:
-        for option in [each for each, given in others.items() if given]:
+        for option in [name for name, value in others.items() if value]:
             raise typer.BadParameter(
-                "with --for all tasks run as the user of the agent; leave out one of both", param_hint=option
+                "with --for all tasks run as the user of the agent; leave out one of the two", param_hint=option
             )
         if user not in ("", own_name()) or (not user and set(for_users) != {own_name()}):
             raise typer.BadParameter(
@@ -150,19 +158,19 @@ def _check_users(for_users: list[str], user: str, others: dict[str, object]) -> 
 
 
 def own_name() -> str:
-    """The system user of this process."""
+    """Return the name of the system user of this process."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
         return getpass.getuser()
 
 
-def _uids(given: str) -> tuple[int, int] | None:
-    if not given:
+def _uids(text: str) -> tuple[int, int] | None:
+    if not text:
         return None
-    first, sign, last = given.partition("-")
+    first, sign, last = text.partition("-")
     if not (sign and first.isdigit() and last.isdigit() and 0 < int(first) <= int(last)):
-        raise typer.BadParameter(f"{given!r} is not a range of uids above 0, such as 1000-60000", param_hint="--uids")
+        raise typer.BadParameter(f"{text!r} is not a range of uids above 0, such as 1000-60000", param_hint="--uids")
     return int(first), int(last)
 
 
@@ -170,17 +178,7 @@ def _data() -> Path:
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share") / "fairlead"
 
 
-def _pairs(given: list[str] | None, option: str) -> dict[str, str]:
-    pairs: dict[str, str] = {}
-    for each in given or ():
-        key, found, value = each.partition("=")
-        if not found or not key:
-            raise typer.BadParameter(f"{each!r} is not key=value", param_hint=option)
-        pairs[key] = value
-    return pairs
-
-
-def _say(event: str, fields: dict[str, Any]) -> None:
-    particulars = " ".join(f"{name}={value}" for name, value in fields.items())
-    with suppress(OSError):  # the disk of the log may be full, and the agent works on
-        print(f"{strftime('%Y-%m-%d %H:%M:%S')} {event} {particulars}", file=sys.stderr, flush=True)
+def _log(event: str, fields: dict[str, Any]) -> None:
+    details = " ".join(f"{name}={value}" for name, value in fields.items())
+    with suppress(OSError):  # the disk of the log may be full; the agent continues
+        print(f"{strftime('%Y-%m-%d %H:%M:%S')} {event} {details}", file=sys.stderr, flush=True)

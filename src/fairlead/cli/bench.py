@@ -1,4 +1,4 @@
-"""`fairlead bench`: how fast the server at hand is, from submit to end, with the real thing."""
+"""`fairlead bench`: measure a running server from submit to end, with real tasks."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ from typing import Annotated
 
 import typer
 
-from fairlead.cli.options import AsJson, Partition, ask_as
-from fairlead.cli.output import asking, print_json
+from fairlead.cli.options import AsJson, Partition, open_client
+from fairlead.cli.output import calls_server, print_json
 
 
-@asking
+@calls_server
 def bench(
-    tasks: Annotated[int, typer.Option(help="How many tasks of /bin/true.", min=1)] = 1_000,
-    singles: Annotated[int, typer.Option(help="How many jobs one after the other, for their latency.", min=1)] = 50,
+    tasks: Annotated[int, typer.Option(help="Number of tasks, each /bin/true.", min=1)] = 1_000,
+    singles: Annotated[
+        int, typer.Option(help="Number of jobs submitted one after the other, to measure latency.", min=1)
+    ] = 50,
     cpu: Annotated[str, typer.Option(help="CPUs of each task.")] = "1",
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
-    """Measure tasks a second of an array, and how long a single job takes from submit to start."""
-    with ask_as(partition) as client:
+    """Measure tasks per second of an array, and how long the server takes to answer a submit."""
+    with open_client(partition) as client:
         stage = {"command": ["/bin/true"], "resources": {"cpu": cpu}}
         waits: list[float] = []
         for _ in range(singles):
@@ -34,14 +36,14 @@ def bench(
         with typer.progressbar(length=tasks, label="tasks", hidden=as_json) as bar:
             done = 0
             while True:
-                found = client.job(job)
-                ended = sum(sum(each.ended.values()) for each in found.stages)
+                view = client.job(job)
+                ended = sum(sum(stage.ended.values()) for stage in view.stages)
                 bar.update(ended - done)
                 done = ended
-                if found.over:
+                if view.over:
                     break
                 time.sleep(0.02)
-        seconds = (found.ended or 0.0) - found.submitted
+        seconds = (view.ended or 0.0) - view.submitted
     waits.sort()
     result = {
         "tasks_per_second": round(tasks / seconds, 1),

@@ -1,4 +1,4 @@
-"""`fairlead config`: what becomes of a configuration file, here and on a server."""
+"""`fairlead config`: check a configuration file, compare it with a server's, and apply it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fairlead.cli.options import AsJson, ask_as
-from fairlead.cli.output import asking, fail, need_file, print_json, say
+from fairlead.cli.options import AsJson, open_client
+from fairlead.cli.output import calls_server, fail, need_file, print_json, print_text
 
 if TYPE_CHECKING:
     from fairlead.wire import api as wire
@@ -26,19 +26,19 @@ def check(
 ) -> None:
     """Read a configuration file and show how it is understood.
 
-    Shown is what differs from the defaults. Nothing is changed anywhere.
-    Exit code: 0 if it is in order, 1 if it is not, 2 if there is no such file.
+    Shows the settings that differ from their defaults. Nothing is changed.
+    Exit code: 0 if the file is in order, 1 if it is not, 2 if there is no such file.
     """
     need_file(file)
     import yaml
 
-    from fairlead.app import Failed, understood
+    from fairlead.app import Failed, checked_config
     from fairlead.cli.documents import Unreadable, read_document
 
     problem: dict[str, Any] = {"ok": False, "file": str(file)}
     try:
         document = read_document(file)
-        shown = understood({} if document is None else document, defaults=as_json)
+        shown = checked_config({} if document is None else document, defaults=as_json)
     except Unreadable as wrong:
         place = f"{file}:{wrong.line}" if wrong.line else str(file)
         fail(f"{place}: {wrong.problem}", as_json and {**problem, "line": wrong.line, "problem": wrong.problem})
@@ -53,37 +53,37 @@ def check(
 
 
 @app.command()
-@asking
+@calls_server
 def get(
-    defaults: Annotated[bool, typer.Option("--defaults", help="Also what has its default.")] = False,
+    defaults: Annotated[bool, typer.Option("--defaults", help="Also show settings that have their default.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the configuration that the server follows, as it would be written in a file."""
+    """Show the configuration of the server, as it would be written in a file."""
     import yaml
 
     from fairlead.client.calls import API, Call
     from fairlead.wire import api as wire
 
-    with ask_as() as client:
-        found = client.ask(Call(wire.Config, "GET", f"{API}/config", defaults=defaults))
+    with open_client() as client:
+        config = client.ask(Call(wire.Config, "GET", f"{API}/config", defaults=defaults))
     if as_json:
-        print_json(found)
+        print_json(config)
     else:
-        shown = {"partitions": found.partitions}
+        shown = {"partitions": config.partitions}
         typer.echo(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, default_flow_style=None), nl=False)
 
 
 @app.command()
-@asking
+@calls_server
 def diff(file: File, as_json: AsJson = False) -> None:
-    """Show what a file would overwrite of what the server follows. Nothing is changed."""
+    """Show how a file differs from the configuration of the server. Nothing is changed."""
     _send("POST", "config/validate", file, as_json)
 
 
 @app.command()
-@asking
+@calls_server
 def apply(file: File, as_json: AsJson = False) -> None:
-    """Have the server follow a file, all of it or none, and show what it overwrote."""
+    """Apply a file to the server, all of it or nothing, and show what changed."""
     _send("PUT", "config", file, as_json)
 
 
@@ -92,30 +92,31 @@ def _send(method: str, path: str, file: Path, as_json: bool) -> None:
     from fairlead.wire import api as wire
 
     document = document_of(file)
-    with ask_as() as client:
+    with open_client() as client:
         show_differences(client.ask(Call(wire.Applied, method, f"{API}/{path}", document)), as_json)
 
 
 def document_of(file: Path) -> dict[str, Any]:
-    """The document in a file, as far as it is one."""
+    """Return the document in a file. Exit with an error if there is none."""
     from fairlead.cli.documents import Unreadable, read_document
 
     need_file(file)
     try:
         document = read_document(file)
-    except Unreadable as wrong:
-        fail(f"{file}{f':{wrong.line}' if wrong.line else ''}: {wrong.problem}")
+    except Unreadable as problem:
+        fail(f"{file}{f':{problem.line}' if problem.line else ''}: {problem.problem}")
     if not isinstance(document, dict | None):
-        fail(f"{file}: it is written as key: value pairs")
+        fail(f"{file}: not a mapping; write it as key: value pairs")
     return document or {}
 
 
 def show_differences(applied: wire.Applied, as_json: bool) -> None:
+    """Print the settings that changed, one per line, or as JSON."""
     if as_json:
         print_json(applied)
         return
-    for each in applied.differences:
-        say(f"{each.key}: {_text(each.before)} -> {_text(each.after)}")
+    for difference in applied.differences:
+        print_text(f"{difference.key}: {_text(difference.before)} -> {_text(difference.after)}")
     if not applied.differences:
         typer.echo("no difference")
 

@@ -1,4 +1,4 @@
-"""YAML files that people write: read with care, because a small file can stand for an enormous document."""
+"""Reads YAML files written by users. Limits apply, because a small file with aliases can expand to a huge document."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class Unreadable(Exception):
-    """No document can be read from a file: what is wrong, and in which line if that is known."""
+    """A file that cannot be read as a document: the problem, and its line if known."""
 
     def __init__(self, problem: str, line: int | None = None) -> None:
         super().__init__(problem, line)
@@ -23,7 +23,7 @@ class Unreadable(Exception):
 
 
 def read_document(path: Path) -> object:
-    """The document in a YAML file; None if there is nothing in it."""
+    """Return the document in a YAML file, None if the file is empty."""
     with path.open("rb") as file:
         content = file.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
@@ -38,16 +38,16 @@ def read_document(path: Path) -> object:
         return yaml.load(text, Loader)
     except yaml.MarkedYAMLError as problem:
         mark = problem.problem_mark or problem.context_mark
-        said = ": ".join(part for part in (problem.context, problem.problem) if part)
-        raise Unreadable(f"not YAML: {said}", mark.line + 1 if mark else None) from None
+        detail = ": ".join(part for part in (problem.context, problem.problem) if part)
+        raise Unreadable(f"not YAML: {detail}", mark.line + 1 if mark else None) from None
     except yaml.YAMLError as problem:
         raise Unreadable(f"not YAML: {' '.join(str(problem).split())}") from None
-    except (ValueError, OverflowError) as problem:  # a value that looks like a number or a date and is none
+    except (ValueError, OverflowError) as problem:  # a value that looks like a number or a date but is invalid
         raise Unreadable(f"a value cannot be read: {problem}; put it in quotes") from None
 
 
 class _Open:
-    """A collection that has begun."""
+    """A mapping or sequence that is not closed yet."""
 
     def __init__(self, anchor: str | None, mapping: bool) -> None:
         self.anchor = anchor
@@ -57,7 +57,7 @@ class _Open:
 
 
 def _measure(text: str) -> None:
-    """Refuse what would be too large once its aliases are followed, and a key that stands twice in a mapping."""
+    """Refuse a document that is too large once its aliases are expanded, or that repeats a key in a mapping."""
     above = [_Open(None, False)]
     sizes: dict[str, int] = {}
     for event in yaml.parse(text, Loader):
@@ -71,7 +71,7 @@ def _measure(text: str) -> None:
                 done = above.pop()
                 size, anchor = done.size, done.anchor
             case yaml.AliasEvent():
-                if event.anchor not in sizes and any(each.anchor == event.anchor for each in above):
+                if event.anchor not in sizes and any(collection.anchor == event.anchor for collection in above):
                     raise Unreadable(f"*{event.anchor} stands inside of itself", _line(event))
                 size, anchor = sizes.get(event.anchor or "", 1), None
             case yaml.ScalarEvent():
@@ -81,19 +81,19 @@ def _measure(text: str) -> None:
                 continue
         if anchor is not None:
             sizes[anchor] = size
-        place = above[-1]
-        place.size += size
-        place.at_key = not place.at_key
-        if place.size > MAX_NODES:
+        parent = above[-1]
+        parent.size += size
+        parent.at_key = not parent.at_key
+        if parent.size > MAX_NODES:
             raise Unreadable(f"more than {MAX_NODES:,} values, with its aliases followed; write less", _line(event))
 
 
-def _check_key(place: _Open, event: yaml.ScalarEvent) -> None:
-    if place.keys is None or not place.at_key or event.value == "<<":
+def _check_key(parent: _Open, event: yaml.ScalarEvent) -> None:
+    if parent.keys is None or not parent.at_key or event.value == "<<":
         return
-    if event.value in place.keys:
+    if event.value in parent.keys:
         raise Unreadable(f"{event.value[:40]!r} stands twice in one mapping; remove one", _line(event))
-    place.keys.add(event.value)
+    parent.keys.add(event.value)
 
 
 def _line(event: yaml.Event) -> int | None:

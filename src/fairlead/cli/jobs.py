@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fairlead.cli.options import AsJson, JobName, Partition, ask_as, pairs
+from fairlead.cli.options import AsJson, JobName, Partition, open_client, pairs
 from fairlead.cli.output import (
     TIME_OVER,
     ago,
     amounts,
-    asking,
+    calls_server,
     fail,
     is_unreachable,
     lasted,
     print_json,
     print_table,
+    print_text,
     problem_document,
     progress,
-    say,
 )
 
 if TYPE_CHECKING:
@@ -33,35 +33,47 @@ if TYPE_CHECKING:
     from fairlead.wire import api as wire
 
 FOLLOWED = 32
+"""Number of tasks of a job that are followed at once."""
 LOG_TIMEOUT = 5.0
-"""Seconds after which a command that waits for a job says why it waits."""
-"""So many tasks of a job are followed at once."""
+"""Seconds after which a command that waits for a job prints why the job waits."""
 SHOWN = 1_000
-"""So many of its tasks are shown."""
+"""Tasks of a job that are shown."""
 
 Command = Annotated[list[str] | None, typer.Argument(help="The program and its arguments, after --.")]
-Name = Annotated[str | None, typer.Option(help="A name for the job.")]
-Queue = Annotated[str | None, typer.Option("--queue", "-q", help="The queue to wait in.")]
-Tasks = Annotated[int, typer.Option("--count", "-n", help="How many equal tasks; each starts when it can.", min=1)]
+Name = Annotated[str | None, typer.Option(help="Name of the job.")]
+Queue = Annotated[str | None, typer.Option("--queue", "-q", help="Queue of the job.")]
+Tasks = Annotated[int, typer.Option("--count", "-n", help="Number of equal tasks; each starts when it can.", min=1)]
 GangSize = Annotated[
-    int | None, typer.Option("--gang", help="So many tasks that start together, or not at all.", min=1)
+    int | None, typer.Option("--gang", help="Gang size: start all N tasks or none.", metavar="N", min=1)
 ]
 Cpu = Annotated[str, typer.Option(help="CPUs of each task, such as 2 or 500m.")]
 Memory = Annotated[str | None, typer.Option(help="Memory of each task, such as 512Mi.")]
-Gpu = Annotated[str | None, typer.Option(help="GPUs of each task: 2, or a part of one, such as 0.5.")]
+Gpu = Annotated[str | None, typer.Option(help="GPUs of each task: 2, or a fraction of one, such as 0.5.")]
 Resource = Annotated[list[str] | None, typer.Option(help="Another resource, as name=amount; may be repeated.")]
-Priority = Annotated[int | None, typer.Option(help="Higher goes first in its queue.")]
-After = Annotated[list[str] | None, typer.Option(help="A job that must succeed before; may be repeated.")]
-Env = Annotated[list[str] | None, typer.Option("--env", "-e", help="A variable, as NAME=value; may be repeated.")]
-Secret = Annotated[list[str] | None, typer.Option(help="A secret, as VARIABLE=name; may be repeated.")]
-Label = Annotated[list[str] | None, typer.Option("--label", "-l", help="A label, as key=value; may be repeated.")]
-Selector = Annotated[list[str] | None, typer.Option(help="Only nodes with this label, as key=value.")]
-Pool = Annotated[str | None, typer.Option(help="Only nodes of this pool.")]
-TimeLimit = Annotated[str | None, typer.Option(help="How long a task may run, such as 2h.")]
-Tries = Annotated[int | None, typer.Option(help="How often a task may be tried.", min=1)]
-Directory = Annotated[str | None, typer.Option(help="Where tasks run; else here, if the server is on this machine.")]
-Shell = Annotated[bool, typer.Option("--shell", help="Give the command, as one text, to /bin/sh.")]
-File = Annotated[Path | None, typer.Option("--file", "-f", help="A job as YAML or JSON; - reads standard input.")]
+Priority = Annotated[int | None, typer.Option(help="Jobs with a higher priority start first in their queue.")]
+After = Annotated[list[str] | None, typer.Option(help="Id of a job that must succeed first; may be repeated.")]
+Env = Annotated[
+    list[str] | None, typer.Option("--env", "-e", help="Environment variable, as NAME=value; may be repeated.")
+]
+Secret = Annotated[
+    list[str] | None, typer.Option(help="Secret to pass in a variable, as VARIABLE=name; may be repeated.")
+]
+Label = Annotated[
+    list[str] | None, typer.Option("--label", "-l", help="Label of the job, as key=value; may be repeated.")
+]
+Selector = Annotated[
+    list[str] | None, typer.Option(help="Run only on nodes with this label, as key=value; may be repeated.")
+]
+Pool = Annotated[str | None, typer.Option(help="Run only on nodes of this pool.")]
+TimeLimit = Annotated[str | None, typer.Option(help="Longest run time of a task, such as 2h.")]
+Tries = Annotated[int | None, typer.Option(help="Number of times a task may be tried.", min=1)]
+Directory = Annotated[
+    str | None, typer.Option(help="Working directory. By default this one, if the server is on this machine.")
+]
+Shell = Annotated[bool, typer.Option("--shell", help="Run the command with /bin/sh -c.")]
+File = Annotated[
+    Path | None, typer.Option("--file", "-f", help="File with a job in YAML or JSON; - for standard input.")
+]
 
 
 def submit(
@@ -86,8 +98,10 @@ def submit(
     tries: Tries = None,
     directory: Directory = None,
     shell: Shell = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for its end, and end as it did.")] = False,
-    follow: Annotated[bool, typer.Option("--follow", help="Show what it prints, and end as it did.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the job and exit with its status.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Show the output of the job and exit with its status.")
+    ] = False,
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
@@ -95,8 +109,8 @@ def submit(
 
     fairlead submit --count 100 --cpu 2 -- ./simulate --fast
     """
-    given = {key: value for key, value in locals().items() if key in DOCUMENT_OPTIONS}
-    _submit(file, given, partition, wait, follow, as_json)
+    options = {key: value for key, value in locals().items() if key in DOCUMENT_OPTIONS}
+    _submit(file, options, partition, wait, follow, as_json)
 
 
 def run(
@@ -123,9 +137,9 @@ def run(
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
-    """Run a command on the fleet, show what it prints, and end with its exit code. Ctrl-C kills it."""
-    given = {key: value for key, value in locals().items() if key in DOCUMENT_OPTIONS}
-    _submit(None, given, partition, False, True, as_json)
+    """Run a command on the cluster, show its output, and exit with its exit code. Ctrl-C kills the job."""
+    options = {key: value for key, value in locals().items() if key in DOCUMENT_OPTIONS}
+    _submit(None, options, partition, False, True, as_json)
 
 
 DOCUMENT_OPTIONS = frozenset(
@@ -134,10 +148,12 @@ DOCUMENT_OPTIONS = frozenset(
 )
 
 
-@asking
-def _submit(file: Path | None, given: dict[str, Any], partition: str, wait: bool, follow: bool, as_json: bool) -> None:
-    with ask_as(partition) as client:
-        document = _from_file(file, given) if file is not None else _from_options(client, given)
+@calls_server
+def _submit(
+    file: Path | None, options: dict[str, Any], partition: str, wait: bool, follow: bool, as_json: bool
+) -> None:
+    with open_client(partition) as client:
+        document = _from_file(file, options) if file is not None else _from_options(client, options)
         job = client.submit(document=document)
         if not (wait or follow):
             if as_json:
@@ -148,21 +164,21 @@ def _submit(file: Path | None, given: dict[str, Any], partition: str, wait: bool
         try:
             if follow:
                 _follow(client, job)
-            found = client.wait(job)
+            view = client.wait(job)
         except KeyboardInterrupt:
             client.kill(job)
             typer.echo(f"fairlead: job {job} was killed", err=True)
             raise typer.Exit(130) from None
         if as_json:
-            print_json(found)
-        _end_as(client, found, quiet=as_json)
+            print_json(view)
+        _end_as(client, view, quiet=as_json)
 
 
-def _from_file(file: Path, given: dict[str, Any]) -> dict[str, Any]:
+def _from_file(file: Path, options: dict[str, Any]) -> dict[str, Any]:
     from fairlead.cli.documents import Unreadable, read_document
     from fairlead.cli.output import need_file
 
-    if given["command"]:
+    if options["command"]:
         raise typer.BadParameter("a file has the command already", param_hint="COMMAND")
     if str(file) == "-":
         file = Path("/dev/stdin")
@@ -170,49 +186,49 @@ def _from_file(file: Path, given: dict[str, Any]) -> dict[str, Any]:
         need_file(file)
     try:
         document = read_document(file)
-    except Unreadable as wrong:
-        fail(f"{file}{f':{wrong.line}' if wrong.line else ''}: {wrong.problem}")
+    except Unreadable as problem:
+        fail(f"{file}{f':{problem.line}' if problem.line else ''}: {problem.problem}")
     if not isinstance(document, dict):
         fail(f"{file}: a job is written as key: value pairs")
     if "stages" not in document and "command" in document:
-        # A job of one stage may be written without naming it.
+        # A job with one stage may be written without a list of stages.
         stage_keys = _stage_keys()
         stage = {key: document.pop(key) for key in list(document) if key in stage_keys}
         document["stages"] = [stage]
     return document
 
 
-def _from_options(client: Client, given: dict[str, Any]) -> dict[str, Any]:
-    if not given["command"]:
+def _from_options(client: Client, options: dict[str, Any]) -> dict[str, Any]:
+    if not options["command"]:
         raise typer.BadParameter("give a command after --, or --file", param_hint="COMMAND")
-    command = ["/bin/sh", "-c", " ".join(given["command"])] if given["shell"] else given["command"]
-    resources: dict[str, Any] = {"cpu": given["cpu"], **pairs(given["resource"], "--resource")}
+    command = ["/bin/sh", "-c", " ".join(options["command"])] if options["shell"] else options["command"]
+    resources: dict[str, Any] = {"cpu": options["cpu"], **pairs(options["resource"], "--resource")}
     for key in ("memory", "gpu"):
-        if given[key] is not None:
-            resources[key] = given[key]
-    directory = given["directory"]
+        if options[key] is not None:
+            resources[key] = options[key]
+    directory = options["directory"]
     if directory is None and any(host in client.url for host in ("//127.", "//localhost", "//[::1]")):
         directory = os.getcwd()
-    size = given["gang"]
+    size = options["gang"]
     stage = {
         "command": command,
-        "count": size or given["count"],
+        "count": size or options["count"],
         "min": None if size else 1,
         "resources": resources,
-        "environment": pairs(given["env"], "--env") or None,
-        "secrets": pairs(given["secret"], "--secret") or None,
-        "selectors": pairs(given["selector"], "--selector") or None,
-        "pool": given["pool"],
-        "time_limit": given["time_limit"],
-        "tries": given["tries"],
+        "environment": pairs(options["env"], "--env") or None,
+        "secrets": pairs(options["secret"], "--secret") or None,
+        "selectors": pairs(options["selector"], "--selector") or None,
+        "pool": options["pool"],
+        "time_limit": options["time_limit"],
+        "tries": options["tries"],
         "directory": directory,
     }
     job = {
-        "name": given["name"] or _name_of(given["command"][0]),
-        "queue": given["queue"],
-        "priority": given["priority"],
-        "after": given["after"],
-        "labels": pairs(given["label"], "--label") or None,
+        "name": options["name"] or _name_of(options["command"][0]),
+        "queue": options["queue"],
+        "priority": options["priority"],
+        "after": options["after"],
+        "labels": pairs(options["label"], "--label") or None,
         "stages": [{key: value for key, value in stage.items() if value is not None}],
     }
     return {key: value for key, value in job.items() if value is not None}
@@ -225,39 +241,39 @@ def _stage_keys() -> set[str]:
 
 
 def _name_of(program: str) -> str:
-    """A name for a job that got none: that of its program, as far as it is one."""
+    """Return a job name made from the name of its program, without characters that a name cannot have."""
     words = program.split(maxsplit=1)
     last = Path(words[0]).name if words else ""
-    kept = "".join(each for each in last if (each.isascii() and each.isalnum()) or each in "._-")
+    kept = "".join(char for char in last if (char.isascii() and char.isalnum()) or char in "._-")
     return kept.lstrip("._-")[:63].replace("..", ".") or "job"
 
 
-# -- looking -----------------------------------------------------------------------------------------------------
+# -- reading -----------------------------------------------------------------------------------------------------
 
 
-@asking
+@calls_server
 def ps(
-    everything: Annotated[bool, typer.Option("--all", "-a", help="Also jobs that are over.")] = False,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Also list finished jobs.")] = False,
     user: Annotated[str, typer.Option(help="Only jobs of this user.")] = "",
-    queue: Annotated[str, typer.Option("--queue", "-q", help="Only jobs of this queue, and below it.")] = "",
+    queue: Annotated[str, typer.Option("--queue", "-q", help="Only jobs in this queue and the queues below it.")] = "",
     state: Annotated[list[str] | None, typer.Option(help="Only jobs in this state; may be repeated.")] = None,
     label: Annotated[str, typer.Option(help="Only jobs with this label, as key=value.")] = "",
-    limit: Annotated[int, typer.Option(help="At most so many.", min=1)] = 100,
+    limit: Annotated[int, typer.Option(help="Largest number of jobs to list.", min=1)] = 100,
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
-    """List jobs that run or wait, the newest first."""
+    """List running and waiting jobs, newest first."""
     states = state or ([] if everything else ["pending", "running"])
-    found: list[wire.Job] = []
-    with ask_as(partition) as client:
+    jobs: list[wire.Job] = []
+    with open_client(partition) as client:
         for job in client.jobs(state=states, user=user, queue=queue, label=label, limit=min(limit, 1000)):
-            found.append(job)
-            if len(found) == limit:
+            jobs.append(job)
+            if len(jobs) == limit:
                 break
     if as_json:
-        print_json(found)
+        print_json(jobs)
         return
-    rows = [(job.id, job.name, job.user, job.queue, job.state, _progress(job), ago(job.submitted)) for job in found]
+    rows = [(job.id, job.name, job.user, job.queue, job.state, _progress(job), ago(job.submitted)) for job in jobs]
     print_table(("JOB", "NAME", "USER", "QUEUE", "STATE", "TASKS", "AGE"), rows)
 
 
@@ -272,11 +288,11 @@ def _progress(job: wire.Job) -> str:
     return ", ".join(parts + [f"{number} {outcome}" for outcome, number in sorted(ended.items())])
 
 
-@asking
+@calls_server
 def show(job: JobName, partition: Partition = "", as_json: AsJson = False) -> None:
     """Show a job with its tasks."""
-    with ask_as(partition) as client:
-        found = client.job(job)
+    with open_client(partition) as client:
+        view = client.job(job)
         tasks = []
         for task in client.tasks(job):
             tasks.append(task)
@@ -284,18 +300,18 @@ def show(job: JobName, partition: Partition = "", as_json: AsJson = False) -> No
                 break
         past = {} if as_json else _past(client, job, tasks)
     if as_json:
-        print_json({"job": found, "tasks": tasks})
+        print_json({"job": view, "tasks": tasks})
         return
-    say(f"job {found.id} ({found.name}) of {found.user} in {found.queue}: {found.state}", nl=False)
-    say(f", {found.reason}" if found.reason else "")
-    lasted_for = (found.ended or time.time()) - found.submitted
-    if found.matched is not None:
-        say(f"in that queue because its user matches {found.matched!r}")
-    typer.echo(f"submitted {ago(found.submitted)} ago, {'lasted' if found.over else 'for'} {lasted(lasted_for)}")
-    for stage in found.stages:
+    print_text(f"job {view.id} ({view.name}) of {view.user} in {view.queue}: {view.state}", nl=False)
+    print_text(f", {view.reason}" if view.reason else "")
+    lasted_for = (view.ended or time.time()) - view.submitted
+    if view.matched is not None:
+        print_text(f"in that queue because its user matches {view.matched!r}")
+    typer.echo(f"submitted {ago(view.submitted)} ago, {'lasted' if view.over else 'for'} {lasted(lasted_for)}")
+    for stage in view.stages:
         asked = amounts(stage.resources)
-        say(f"stage {stage.name}: {stage.count} tasks (at least {stage.min} at once), {asked}")
-        say(f"  {' '.join(stage.command)[:200]}")
+        print_text(f"stage {stage.name}: {stage.count} tasks (at least {stage.min} at once), {asked}")
+        print_text(f"  {' '.join(stage.command)[:200]}")
     rows = [
         (
             f"{task.stage}[{task.index}]",
@@ -311,15 +327,15 @@ def show(job: JobName, partition: Partition = "", as_json: AsJson = False) -> No
 
 
 def _past(client: Client, job: str, tasks: list[wire.Task]) -> dict[tuple[str, int], tuple[str, str]]:
-    """Of tasks that are over, where they ran and for how long, as far as the history has it."""
+    """Return node and run time of finished tasks, as far as the history knows them."""
     over = {(task.stage, task.index, task.attempt) for task in tasks if task.node is None and task.attempt}
     past: dict[tuple[str, int], tuple[str, str]] = {}
-    for each in client.attempts(job).attempts if over else ():
-        ran = "" if each.started is None else lasted(each.ended - each.started)
-        for start, stop in zip(each.indices[::2], each.indices[1::2], strict=True):
+    for attempt in client.attempts(job).attempts if over else ():
+        ran = "" if attempt.started is None else lasted(attempt.ended - attempt.started)
+        for start, stop in zip(attempt.indices[::2], attempt.indices[1::2], strict=True):
             for index in range(start, min(stop, SHOWN)):
-                if (each.stage, index, each.attempt) in over:
-                    past[each.stage, index] = (each.node, ran)
+                if (attempt.stage, index, attempt.attempt) in over:
+                    past[attempt.stage, index] = (attempt.node, ran)
     return past
 
 
@@ -327,20 +343,20 @@ def _code(task: wire.Task) -> str:
     return "" if task.exit_code is None else str(task.exit_code)
 
 
-@asking
+@calls_server
 def logs(
     job: JobName,
-    index: Annotated[int, typer.Option("--index", "-i", help="Which task.", min=0)] = 0,
-    stage: Annotated[str, typer.Option(help="Which stage, if there are several.")] = "",
-    stderr: Annotated[bool, typer.Option("--stderr", help="Standard error instead of standard output.")] = False,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the task ends.")] = False,
-    tail: Annotated[int | None, typer.Option(help="Only the last so many bytes.", min=1)] = None,
+    index: Annotated[int, typer.Option("--index", "-i", help="Index of the task.", min=0)] = 0,
+    stage: Annotated[str, typer.Option(help="Name of the stage, if the job has several.")] = "",
+    stderr: Annotated[bool, typer.Option("--stderr", help="Show standard error instead of standard output.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Show new output until the task ends.")] = False,
+    tail: Annotated[int | None, typer.Option(help="Only the last N bytes.", metavar="N", min=1)] = None,
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
-    """Show what a task wrote. As JSON it is a document for each piece that comes, on a line of its own."""
+    """Show the output of a task. With --json, print one document per piece of output, each on its own line."""
     text = getincrementaldecoder("utf-8")("replace")
-    with ask_as(partition) as client:
+    with open_client(partition) as client:
         stream = "err" if stderr else "out"
         if follow:
             _until_started(client, job)
@@ -352,39 +368,39 @@ def logs(
                 sys.stdout.buffer.flush()
 
 
-@asking
+@calls_server
 def explain(job: JobName, partition: Partition = "", as_json: AsJson = False) -> None:
-    """Say why a job waits: what is missing, and where it stands."""
-    with ask_as(partition) as client:
-        found = client.explain(job)
+    """Show why a job waits: what is missing, and its position in the lane."""
+    with open_client(partition) as client:
+        explanation = client.explain(job)
     if as_json:
-        print_json(found)
+        print_json(explanation)
         return
-    if not found.waiting:
-        say(f"job {found.job} is {found.state}; nothing of it waits")
-    for each in found.waiting:
-        place = "" if each.position is None else f", number {each.position + 1} in its lane"
-        reason = f": {each.reason}" if each.reason else ""
-        say(f"{each.stage}: {each.count} {each.kind} waiting{place}{reason}")
+    if not explanation.waiting:
+        print_text(f"job {explanation.job} is {explanation.state}; none of its tasks wait")
+    for ask in explanation.waiting:
+        place = "" if ask.position is None else f", number {ask.position + 1} in its lane"
+        reason = f": {ask.reason}" if ask.reason else ""
+        print_text(f"{ask.stage}: {ask.count} {ask.kind} waiting{place}{reason}")
 
 
-@asking
+@calls_server
 def history(
     user: Annotated[str, typer.Option(help="Only jobs of this user.")] = "",
-    state: Annotated[str, typer.Option(help="succeeded, failed or killed.")] = "",
-    limit: Annotated[int, typer.Option(help="At most so many.", min=1)] = 50,
+    state: Annotated[str, typer.Option(help="Only jobs in this state: succeeded, failed or killed.")] = "",
+    limit: Annotated[int, typer.Option(help="Largest number of jobs to list.", min=1)] = 50,
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
-    """List jobs that are over, also those that are not known otherwise any more."""
-    found: list[wire.PastJob] = []
-    with ask_as(partition) as client:
+    """List finished jobs, including those already forgotten by the scheduler."""
+    jobs: list[wire.PastJob] = []
+    with open_client(partition) as client:
         for job in client.history(user=user, state=state, limit=min(limit, 1000)):
-            found.append(job)
-            if len(found) == limit:
+            jobs.append(job)
+            if len(jobs) == limit:
                 break
     if as_json:
-        print_json(found)
+        print_json(jobs)
         return
     rows = [
         (
@@ -397,86 +413,86 @@ def history(
             lasted(job.ended - job.submitted),
             ago(job.ended),
         )
-        for job in found
+        for job in jobs
     ]
     print_table(("JOB", "NAME", "USER", "QUEUE", "STATE", "TASKS", "LASTED", "ENDED"), rows)
 
 
-# -- touching ----------------------------------------------------------------------------------------------------
+# -- changing ----------------------------------------------------------------------------------------------------
 
 
-@asking
+@calls_server
 def kill(
     jobs: Annotated[list[str], typer.Argument(help="Ids of jobs.", metavar="JOB…")],
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
-    """Kill jobs: what waits is given up, what runs is told to stop. The exit code is 1 if one of them cannot be."""
+    """Kill jobs: cancel their waiting tasks and stop their running tasks. Exit code 1 if a job cannot be killed."""
     from fairlead.client import Problem
 
-    told: dict[str, str | dict[str, Any]] = {}
+    answers: dict[str, str | dict[str, Any]] = {}
     failed = False
-    with ask_as(partition) as client:
+    with open_client(partition) as client:
         for job in jobs:
             try:
-                note = told[job] = client.kill(job)
+                note = answers[job] = client.kill(job)
             except Problem as problem:
                 if len(jobs) == 1 or is_unreachable(problem):
                     raise
                 failed = True
-                told[job] = problem_document(problem)
+                answers[job] = problem_document(problem)
                 if not as_json:
-                    say(f"fairlead: error: {job}: {problem}", err=True)
+                    print_text(f"fairlead: error: {job}: {problem}", err=True)
             else:
                 if not as_json:
-                    say(f"{job}: {note or 'killed'}")
+                    print_text(f"{job}: {note or 'killed'}")
     if as_json:
-        print_json(told)
+        print_json(answers)
     if failed:
         raise typer.Exit(1)
 
 
-@asking
+@calls_server
 def scale(
     job: JobName,
-    count: Annotated[int, typer.Argument(help="How many tasks it should have.", min=0)],
-    stage: Annotated[str, typer.Option(help="Which stage, if there are several.")] = "",
+    count: Annotated[int, typer.Argument(help="Number of tasks that the stage should have.", min=0)],
+    stage: Annotated[str, typer.Option(help="Name of the stage, if the job has several.")] = "",
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
-    """Give a stage of a job another number of tasks."""
-    with ask_as(partition) as client:
+    """Change the number of tasks of a stage."""
+    with open_client(partition) as client:
         note = client.scale(job, count, stage)
     if as_json:
         print_json({"note": note})
     else:
-        say(f"{job}: {note or f'{count} tasks'}")
+        print_text(f"{job}: {note or f'{count} tasks'}")
 
 
-@asking
+@calls_server
 def wait(
     jobs: Annotated[list[str], typer.Argument(help="Ids of jobs.", metavar="JOB…")],
     timeout: Annotated[
-        float | None, typer.Option(help="Seconds to wait at most; then the exit code is 124.", min=0)
+        float | None, typer.Option(help="Longest wait in seconds; after it the exit code is 124.", min=0)
     ] = None,
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
-    """Wait until jobs are over. The exit code is 0 if all succeeded, 1 otherwise."""
+    """Wait until jobs have finished. The exit code is 0 if all succeeded, 1 otherwise."""
     deadline = None if timeout is None else time.monotonic() + timeout
-    found: list[wire.Job] = []
-    with ask_as(partition) as client, progress("jobs", jobs, as_json) as waiting:
+    results: list[wire.Job] = []
+    with open_client(partition) as client, progress("jobs", jobs, as_json) as waiting:
         for job in waiting:
             try:
-                found.append(client.wait(job, None if deadline is None else max(0.0, deadline - time.monotonic())))
+                results.append(client.wait(job, None if deadline is None else max(0.0, deadline - time.monotonic())))
             except TimeoutError as late:
                 fail(str(late), as_json and {"ok": False, "problem": str(late)}, TIME_OVER)
     if as_json:
-        print_json(found)
+        print_json(results)
     else:
-        for each in found:
-            say(f"{each.id}: {each.state}{f', {each.reason}' if each.reason else ''}")
-    if any(each.state != "succeeded" for each in found):
+        for result in results:
+            print_text(f"{result.id}: {result.state}{f', {result.reason}' if result.reason else ''}")
+    if any(result.state != "succeeded" for result in results):
         raise typer.Exit(1)
 
 
@@ -484,25 +500,25 @@ def wait(
 
 
 def _until_started(client: Client, job: str) -> wire.Job:
-    """Wait until a task of it runs, or the job is over. Say why, if that takes long."""
+    """Wait until a task of the job runs or the job is over. Print why it waits if that takes long."""
     pause = 0.01
     due = time.monotonic() + LOG_TIMEOUT
     while True:
-        found = client.job(job)
-        if found.over or any(stage.running or stage.ended for stage in found.stages):
-            return found
+        view = client.job(job)
+        if view.over or any(stage.running or stage.ended for stage in view.stages):
+            return view
         if time.monotonic() > due:
             due = time.monotonic() + 10 * LOG_TIMEOUT
-            for each in client.explain(job).waiting[:1]:
-                typer.echo(f"fairlead: job {job} waits: {each.reason or each.code}", err=True)
+            for ask in client.explain(job).waiting[:1]:
+                typer.echo(f"fairlead: job {job} waits: {ask.reason or ask.code}", err=True)
         time.sleep(pause)
         pause = min(0.5, 1.5 * pause)
 
 
 def _follow(client: Client, job: str) -> None:
-    """Show what the tasks of a job print until they end."""
-    found = _until_started(client, job)
-    tasks = [(stage.name, index) for stage in found.stages for index in range(stage.count)]
+    """Show the output of the tasks of a job until they end."""
+    view = _until_started(client, job)
+    tasks = [(stage.name, index) for stage in view.stages for index in range(stage.count)]
     if len(tasks) > FOLLOWED:
         typer.echo(f"fairlead: only the first {FOLLOWED} of {len(tasks)} tasks are shown", err=True)
     prefixed = len(tasks) > 1
@@ -515,7 +531,7 @@ def _follow(client: Client, job: str) -> None:
         thread.start()
     for thread in threads:
         while thread.is_alive():
-            thread.join(0.1)  # so that Ctrl-C is heard
+            thread.join(0.1)  # short waits, so that Ctrl-C gets through
 
 
 def _copy(client: Client, job: str, stage: str, index: int, stream: str, prefixed: bool) -> None:
@@ -542,18 +558,18 @@ def _copy(client: Client, job: str, stage: str, index: int, stream: str, prefixe
         except Problem as problem:
             if problem.status not in (404, 409) or over:
                 return
-            # It may have started and ended since: then one more look will do.
+            # The task may have started and ended meanwhile. If the job is over, one more try is enough.
             over = client.job(job).over
         time.sleep(pause)
         pause = min(0.5, 1.5 * pause)
 
 
 def _end_as(client: Client, job: wire.Job, quiet: bool) -> None:
-    """End as a job did: with the exit code of the first task that failed."""
+    """Exit with the exit code of the first failed task, unless the job succeeded."""
     if job.state == "succeeded":
         return
     if not quiet:
-        say(f"fairlead: job {job.id} {job.state}{f': {job.reason}' if job.reason else ''}", err=True)
+        print_text(f"fairlead: job {job.id} {job.state}{f': {job.reason}' if job.reason else ''}", err=True)
     codes = (task.exit_code for task in client.tasks(job.id) if task.exit_code)
     code = next(codes, 1)
     raise typer.Exit(code if 0 < code < 256 else 1)

@@ -1,4 +1,4 @@
-"""`fairlead journal`: looking after the file in which everything is kept."""
+"""`fairlead journal`: check the file that holds all state."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fairlead.cli.output import fail, need_file
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-app = typer.Typer(name="journal", help="Look after a journal.", no_args_is_help=True)
+app = typer.Typer(name="journal", help="Check a journal.", no_args_is_help=True)
 
 
 @app.callback()
 def root() -> None:
-    """Look after a journal."""
+    """Check a journal."""
 
 
 @app.command()
@@ -28,35 +28,35 @@ def verify(
     path: Annotated[Path, typer.Argument(help="The journal's file.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check everything in a journal: digests, snapshots, and that it leads to a sound state.
+    """Check a whole journal: digests, snapshots, and that replaying it gives a sound state.
 
-    Prints a line for each stream. Nothing is written; a running server is not disturbed.
-    Exit code: 0 if all is sound, 1 if something is damaged, 2 if there is no such file.
+    Prints one line per stream. Nothing is written; a running server is not disturbed.
+    Exit code: 0 if all streams are sound, 1 if one is damaged, 2 if there is no such file.
     """
     if not path.name:
-        need_file(path)  # a directory such as `.`, beside which nothing can stand
-    if not any(path.with_name(path.name + beside).exists() for beside in ("-wal", "-head", "-snapshots")):
-        need_file(path)  # else it is not a wrong name: the journal itself is missing
+        need_file(path)  # a directory such as `.`
+    if not any(path.with_name(path.name + suffix).exists() for suffix in ("-wal", "-head", "-snapshots")):
+        need_file(path)  # with one of these files the name is right, and the journal itself is missing
     from fairlead.app import Failed, verify_journal
 
-    found: list[dict[str, Any]] = []
+    reports: list[dict[str, Any]] = []
     problem = ""
     with _Bar() as bar:
         try:
             for report in verify_journal(path, bar.show):
-                found.append({name: getattr(report, name) for name in report.__struct_fields__})
-                found[-1]["time"] = _time(report.time)
+                reports.append({name: getattr(report, name) for name in report.__struct_fields__})
+                reports[-1]["time"] = _time(report.time)
                 if not as_json:
-                    _print(found[-1])
+                    _print(reports[-1])
         except Failed as failure:
             problem = failure.problem
-    damaged = [each["stream"] for each in found if each["problem"]]
+    damaged = [report["stream"] for report in reports if report["problem"]]
     if problem or damaged:
         text = problem or f"{path}: damaged: {', '.join(damaged)}"
-        fail(text, as_json and {"ok": False, "file": str(path), "problem": problem, "streams": found})
+        fail(text, as_json and {"ok": False, "file": str(path), "problem": problem, "streams": reports})
     if as_json:
-        typer.echo(json.dumps({"ok": True, "file": str(path), "streams": found}))
-    elif not found:
+        typer.echo(json.dumps({"ok": True, "file": str(path), "streams": reports}))
+    elif not reports:
         typer.echo(f"{path}: sound, and empty")
 
 
@@ -87,7 +87,7 @@ def _time(micros: int | None) -> str | None:
 
 
 class _Bar:
-    """A bar on a terminal's stderr while it takes long, nothing elsewhere."""
+    """A progress bar, shown only if stderr is a terminal."""
 
     def __init__(self) -> None:
         self._bar: Progress | None = None

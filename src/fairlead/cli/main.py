@@ -1,6 +1,6 @@
 """The root of the command line: the app, its global options and the first commands.
 
-Commands import what they start inside their function, so that `--help` stays fast.
+Commands import the packages they need inside their function, so that `--help` stays fast.
 Results go to stdout, errors to stderr; `cli/output.py` has the exit codes.
 """
 
@@ -68,24 +68,28 @@ def root(
 def demo() -> None:
     """Show a small cluster at work, on a virtual clock.
 
-    Nothing is started on this machine and nothing is written: the real scheduler runs against virtual nodes.
+    The real scheduler runs against virtual nodes. Nothing is started on this machine and nothing is written.
     """
     from fairlead.demo import run
 
     run()
 
 
-def narrowed(words: Sequence[str]) -> typer.Typer:
-    """The app with only the command that is called, if one is: to build all of them takes longer than most of them."""
+def narrow_app(words: Sequence[str]) -> typer.Typer:
+    """Return the app with only the called command, or the whole app if no command is called.
 
+    Building all commands takes longer than running most of them.
+    """
     called = words[0] if words else ""
-    commands = [each for each in app.registered_commands if called == (each.name or _name_of(each.callback))]
-    groups = [each for each in app.registered_groups if each.typer_instance and called == each.typer_instance.info.name]
+    commands = [entry for entry in app.registered_commands if called == (entry.name or _name_of(entry.callback))]
+    groups = [
+        entry for entry in app.registered_groups if entry.typer_instance and called == entry.typer_instance.info.name
+    ]
     if not commands and not groups:
         return app
-    some = copy(app)
-    some.registered_commands, some.registered_groups = commands, groups
-    return some
+    narrow = copy(app)
+    narrow.registered_commands, narrow.registered_groups = commands, groups
+    return narrow
 
 
 def _name_of(command: Callable[..., object] | None) -> str:
@@ -93,9 +97,9 @@ def _name_of(command: Callable[..., object] | None) -> str:
 
 
 def main() -> None:
-    """Run the command line; a failure of the machine becomes one line on stderr."""
+    """Run the command line. Print an error of the operating system as one line on stderr."""
     try:
-        narrowed(sys.argv[1:])()
+        narrow_app(sys.argv[1:])()
     except OSError as error:
         typer.echo(f"fairlead: error: {error}", err=True)
         sys.exit(1)

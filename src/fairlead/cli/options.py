@@ -1,4 +1,4 @@
-"""Options that many commands have, and the client that they ask with."""
+"""Options that many commands share, and the client of the server they call."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ import typer
 if TYPE_CHECKING:
     from fairlead.client import Client
 
-Partition = Annotated[str, typer.Option("--partition", "-p", help="The partition; else the only one, or default.")]
+Partition = Annotated[str, typer.Option("--partition", "-p", help="Partition. By default the only one, or `default`.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 JobName = Annotated[str, typer.Argument(help="The id of a job.", metavar="JOB")]
 
 
-def ask_as(partition: str = "") -> Client:
-    """The client of the server that the environment, or the data directory of this user, names."""
+def open_client(partition: str = "") -> Client:
+    """Return a client of the server named by the environment or by the data directory of this user."""
     from fairlead.client import Client, find_endpoint
 
     place = find_endpoint()
     return Client(place.url, place.token, place.authority, partition, place.insecure)
 
 
-def pairs(given: list[str] | None, option: str) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for each in given or ():
-        key, equals, value = each.partition("=")
+def pairs(values: list[str] | None, option: str) -> dict[str, str]:
+    """Return the key=value texts of a repeated option as a dict."""
+    result: dict[str, str] = {}
+    for text in values or ():
+        key, equals, value = text.partition("=")
         if not equals or not key:
-            raise typer.BadParameter(f"{each!r} is not key=value", param_hint=option)
-        found[key] = value
-    return found
+            raise typer.BadParameter(f"{text!r} is not key=value", param_hint=option)
+        result[key] = value
+    return result

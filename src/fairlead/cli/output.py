@@ -1,7 +1,7 @@
-"""What commands print and how they end: tables for people, JSON for programs, one line on stderr for what is wrong.
+"""Output and exit codes of commands: tables for people, JSON for programs, one line on stderr for an error.
 
-Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 the server cannot be reached, 124 a time was over, 130
-interrupted. `run` and `wait` end as the job did.
+Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 server cannot be reached, 124 timed out, 130 interrupted.
+`run` and `submit --wait` exit with the status of the job.
 """
 
 from __future__ import annotations
@@ -31,35 +31,38 @@ TIME_OVER = 124
 
 
 CONTROLS = re.compile("[\x7f-\x9f]")
-"""Control characters that JSON leaves as they are."""
+"""Control characters that JSON does not escape."""
 
 
 def plain(text: str) -> str:
-    """Text of other people without the characters that could command a terminal, such as escape sequences."""
-    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+    """Return the text without characters that control a terminal, such as escape sequences.
+
+    The text may come from other users.
+    """
+    return "".join(char if char.isprintable() or char == "\n" else "?" for char in text)
 
 
-def say(text: str, err: bool = False, nl: bool = True) -> None:
-    """Print a line in which there may be text of other people."""
+def print_text(text: str, err: bool = False, nl: bool = True) -> None:
+    """Print a line that may contain text of other users."""
     typer.echo(plain(text), err=err, nl=nl)
 
 
-def say_json(document: str) -> None:
-    """Print a JSON document. What it has inside is safe for a terminal too."""
-    typer.echo(CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", document))
+def print_safe_json(document: str) -> None:
+    """Print a JSON document with its control characters escaped, so that it is safe for a terminal."""
+    typer.echo(CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", document))
 
 
 def fail(text: str, document: dict[str, Any] | Literal[False] = False, code: int = 1) -> NoReturn:
-    """End with a code: the document on stdout if JSON is wanted, else the text on stderr."""
+    """Print the document on stdout if there is one, else the text on stderr, and exit with the code."""
     if document:
-        say_json(json.dumps(document, ensure_ascii=False))
+        print_safe_json(json.dumps(document, ensure_ascii=False))
     else:
-        say(f"fairlead: error: {text}", err=True)
+        print_text(f"fairlead: error: {text}", err=True)
     raise typer.Exit(code)
 
 
 def need_file(path: Path) -> None:
-    """Usage: the name must be that of a file."""
+    """Exit with a usage error unless the path is a file."""
     if path.is_dir():
         problem = "is a directory; name a file in it"
     elif not path.exists():
@@ -70,8 +73,8 @@ def need_file(path: Path) -> None:
     raise typer.Exit(2)
 
 
-def asking(command: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """A command that asks a server: what the server refuses becomes a line, or a document, and an exit code."""
+def calls_server(command: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Decorate a command that calls a server: print a refusal as a line, or as JSON, and set the exit code."""
 
     @functools.wraps(command)
     def wrapped(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
@@ -89,9 +92,9 @@ def asking(command: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
 
 
 def problem_document(problem: Problem) -> dict[str, Any]:
-    """What the server refused, for programs."""
-    said = {"ok": False, "status": problem.status, "code": problem.code, "field": problem.field}
-    return {**said, "problem": problem.detail}
+    """Return a refusal of the server as a JSON document."""
+    cause = {"ok": False, "status": problem.status, "code": problem.code, "field": problem.field}
+    return {**cause, "problem": problem.detail}
 
 
 def is_unreachable(problem: Problem) -> bool:
@@ -101,11 +104,11 @@ def is_unreachable(problem: Problem) -> bool:
 def print_json(value: Any) -> None:
     import msgspec
 
-    say_json(msgspec.json.encode(value).decode())
+    print_safe_json(msgspec.json.encode(value).decode())
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """A table that is as wide as it has to be; plain text where nobody looks."""
+    """Print a table with columns as wide as their cells. The header is bold on a terminal."""
     cells = [list(columns), *([plain(str(cell)).replace("\n", "?") for cell in row] for row in rows)]
     widths = [max(len(row[at]) for row in cells) for at in range(len(columns))]
     for at, row in enumerate(cells):
@@ -114,18 +117,18 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
 
 
 def print_list(
-    found: Sequence[Item], as_json: bool, columns: Sequence[str], row: Callable[[Item], Sequence[object]]
+    items: Sequence[Item], as_json: bool, columns: Sequence[str], row: Callable[[Item], Sequence[object]]
 ) -> None:
-    """A table with a row an item, or all of it as JSON."""
+    """Print a table with one row per item, or the items as JSON."""
     if as_json:
-        print_json(found)
+        print_json(items)
     else:
-        print_table(columns, [row(each) for each in found])
+        print_table(columns, [row(item) for item in items])
 
 
 @contextmanager
 def progress(label: str, steps: Sequence[Step], hidden: bool = False) -> Iterator[Iterable[Step]]:
-    """The steps one by one, with a bar on stderr for somebody who looks."""
+    """Yield the steps, with a progress bar if stderr is a terminal."""
     if hidden or len(steps) < 2 or not sys.stderr.isatty():
         yield steps
         return
@@ -136,16 +139,17 @@ def progress(label: str, steps: Sequence[Step], hidden: bool = False) -> Iterato
 
 
 def ago(moment: float | None) -> str:
-    """How long ago, in the largest unit that says something."""
+    """Return the time since a moment, as text in a fitting unit."""
     return "" if moment is None else lasted(max(0.0, time() - moment))
 
 
 def ahead(moment: float) -> str:
-    """How long until a moment, in the largest unit that says something."""
+    """Return the time until a moment, as text in a fitting unit."""
     return lasted(max(0.0, moment - time()))
 
 
 def lasted(seconds: float) -> str:
+    """Return a duration as text in a fitting unit."""
     for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f}{unit}"
@@ -153,6 +157,7 @@ def lasted(seconds: float) -> str:
 
 
 def amounts(vector: dict[str, int | float]) -> str:
+    """Return resources as text, such as `cpu=4 memory=8Gi`."""
     return " ".join(f"{name}={_amount(name, value)}" for name, value in sorted(vector.items()))
 
 

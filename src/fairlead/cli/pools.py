@@ -1,4 +1,4 @@
-"""Pools on the command line: how large they are, what is coming and why, and steering them by hand."""
+"""Pools on the command line: list and show them, pause, resume and scale them."""
 
 from __future__ import annotations
 
@@ -6,91 +6,91 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fairlead.cli.options import AsJson, Partition, ask_as
-from fairlead.cli.output import ago, amounts, asking, print_json, print_table, say
+from fairlead.cli.options import AsJson, Partition, open_client
+from fairlead.cli.output import ago, amounts, calls_server, print_json, print_table, print_text
 
 if TYPE_CHECKING:
     from fairlead.wire import api as wire
 
-pool = typer.Typer(name="pool", help="Look at pools of nodes, and steer them.", no_args_is_help=True)
+pool = typer.Typer(name="pool", help="Show, pause, resume and scale pools of nodes.", no_args_is_help=True)
 
 PoolName = Annotated[str, typer.Argument(help="The name of a pool.", metavar="POOL")]
 
 
 @pool.command("list")
-@asking
+@calls_server
 def list_pools(partition: Partition = "", as_json: AsJson = False) -> None:
-    """List pools with how many nodes they have, would need and are getting."""
-    with ask_as(partition) as client:
-        found = client.pools()
+    """List pools with their nodes: available, pending, idle, ordered and disabled."""
+    with open_client(partition) as client:
+        pools = client.pools()
     if as_json:
-        print_json(found)
+        print_json(pools)
         return
     print_table(
         ("POOL", "STATE", "NODES", "AVAILABLE", "PENDING", "IDLE", "ORDERED", "DISABLED", "MAX", "ORPHANS"),
         [
             (
-                each.name,
-                _state(each),
-                *_sizes(each.use),
-                "" if each.max is None else each.max,
-                len(each.orphans),
+                pool.name,
+                _state(pool),
+                *_sizes(pool.use),
+                "" if pool.max is None else pool.max,
+                len(pool.orphans),
             )
-            for each in found
+            for pool in pools
         ],
     )
 
 
 @pool.command("show")
-@asking
+@calls_server
 def show_pool(name: PoolName, partition: Partition = "", as_json: AsJson = False) -> None:
-    """Show a pool: its size, why it grew, what is coming and for whom, and machines that nobody knows."""
-    with ask_as(partition) as client:
-        found = client.pool(name)
+    """Show a pool: its size, its orders with their jobs, and its orphans (machines without a node or an order)."""
+    with open_client(partition) as client:
+        pool = client.pool(name)
     if as_json:
-        print_json(found)
+        print_json(pool)
         return
-    for line in _lines(found):
-        say(line)
+    for line in _lines(pool):
+        print_text(line)
 
 
 @pool.command()
-@asking
+@calls_server
 def pause(name: PoolName, partition: Partition = "", as_json: AsJson = False) -> None:
-    """Let a pool neither grow nor shrink by itself."""
-    with ask_as(partition) as client:
-        _say(client.pause_pool(name), f"{name} is paused", as_json)
+    """Pause a pool: it neither grows nor shrinks by itself."""
+    with open_client(partition) as client:
+        _print_note(client.pause_pool(name), f"{name} is paused", as_json)
 
 
 @pool.command()
-@asking
+@calls_server
 def resume(name: PoolName, partition: Partition = "", as_json: AsJson = False) -> None:
-    """Let a pool go on, at once, also if an order has just failed."""
-    with ask_as(partition) as client:
-        _say(client.resume_pool(name), f"{name} goes on", as_json)
+    """Resume a pool at once, even if an order has just failed."""
+    with open_client(partition) as client:
+        _print_note(client.resume_pool(name), f"{name} is resumed", as_json)
 
 
 @pool.command()
-@asking
+@calls_server
 def scale(
     name: PoolName,
-    nodes: Annotated[int, typer.Argument(help="How many nodes it should have.", min=0)],
+    nodes: Annotated[int, typer.Argument(help="Number of nodes that the pool should have.", min=0)],
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
-    """Order nodes, or give back idle ones, until a pool has so many. It goes on by itself from there."""
-    with ask_as(partition) as client:
-        _say(client.scale_pool(name, nodes), f"{name}: {nodes} nodes", as_json)
+    """Order nodes or give back idle ones until a pool has this size. Later demand changes it as usual."""
+    with open_client(partition) as client:
+        _print_note(client.scale_pool(name, nodes), f"{name}: {nodes} nodes", as_json)
 
 
 # -- inside ------------------------------------------------------------------------------------------------------
 
 
-def _say(note: str, said: str, as_json: bool) -> None:
+def _print_note(note: str, default: str, as_json: bool) -> None:
     if as_json:
         print_json({"note": note})
     else:
-        say(note or said)
+        print_text(note or default)
 
 
 def _state(pool: wire.Pool) -> str:
@@ -108,9 +108,9 @@ def _sizes(use: wire.PoolUse | None) -> tuple[object, ...]:
 
 
 def _lines(pool: wire.Pool) -> list[str]:
-    """All that there is to say of a pool, for people."""
+    """Return the description of a pool for people, as lines."""
     most = "" if pool.max is None else f", at most {pool.max}"
-    lines = [f"{pool.name}: {_state(pool)}, brought by {pool.provider or 'nobody'}"]
+    lines = [f"{pool.name}: {_state(pool)}, provider {pool.provider or 'none'}"]
     if pool.problem:
         lines.append(f"problem: {pool.problem}")
     lines.append(f"each node has {amounts(pool.resources)}; at least {pool.min}{most}, cost {pool.cost}")
@@ -124,9 +124,9 @@ def _lines(pool: wire.Pool) -> list[str]:
         if when is not None:
             lines.append(f"{what} {ago(when)} ago")
     for order in pool.orders:
-        jobs = ", ".join(f"{each.job} {each.stage} ({each.tasks} tasks)" for each in order.jobs)
-        whom = f" for {jobs}" if jobs else f" for {order.tasks} tasks" if order.tasks else ""
-        lines.append(f"order {order.order}, {ago(order.since)} ago by {order.cause}{whom}: {', '.join(order.nodes)}")
+        jobs = ", ".join(f"{job.job} {job.stage} ({job.tasks} tasks)" for job in order.jobs)
+        purpose = f" for {jobs}" if jobs else f" for {order.tasks} tasks" if order.tasks else ""
+        lines.append(f"order {order.order}, {ago(order.since)} ago by {order.cause}{purpose}: {', '.join(order.nodes)}")
     if pool.leaving:
         lines.append(f"leaving: {', '.join(pool.leaving)}")
     for orphan in pool.orphans:

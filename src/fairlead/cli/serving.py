@@ -24,23 +24,27 @@ if TYPE_CHECKING:
 
 PORT = 7070
 ONE_MACHINE = {"partitions": {"default": {"ready_after": "5s"}}}
-"""The first configuration of `up`: nobody else has to report after a start, so there is little to wait for."""
+"""The first configuration of `up`. Only one agent reports after a start, so `ready_after` can be short."""
 JOIN_TOKEN = "agent-token"
 """The file with the join token of the agent that `up` starts. It admits that agent once."""
 STOPPING = 20.0
-"""Seconds that a server gets to end."""
+"""Seconds that a server has to stop."""
 GRACE = 10.0
-"""Seconds that tasks get to end when there is no server any more to say how long."""
+"""Seconds that tasks have to stop when no server runs that could set their grace period."""
 
-Data = Annotated[Path | None, typer.Option("--data", help="Where state is kept; else FAIRLEAD_DATA, else the user's.")]
-Port = Annotated[int, typer.Option(help="The port to listen on; 0 for any that is free.", min=0, max=65_535)]
-Config = Annotated[Path | None, typer.Option(help="A configuration, for a data directory that has none yet.")]
+Data = Annotated[
+    Path | None, typer.Option("--data", help="Data directory. By default FAIRLEAD_DATA, else ~/.local/share/fairlead.")
+]
+Port = Annotated[int, typer.Option(help="Port to listen on; 0 for any free port.", min=0, max=65_535)]
+Config = Annotated[Path | None, typer.Option(help="Configuration file, for a data directory that has none yet.")]
 SecretsKey = Annotated[
     Path | None,
-    typer.Option(help="The file with the key of the secrets; else systemd's credential, else beside the data."),
+    typer.Option(
+        help="File with the key of the secrets. By default systemd's credential, else beside the data directory."
+    ),
 ]
-LogSize = Annotated[str, typer.Option(help="Bytes of the server's log; then its oldest lines go.")]
-HistorySize = Annotated[str, typer.Option(help="Bytes of the history; then the jobs that ended first go.")]
+LogSize = Annotated[str, typer.Option(help="Largest size of the server's log; older lines are dropped.")]
+HistorySize = Annotated[str, typer.Option(help="Largest size of the history; jobs that ended first are dropped.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -48,67 +52,71 @@ def up(
     data: Data = None,
     port: Port = PORT,
     config: Config = None,
-    name: Annotated[str, typer.Option(help="The name of this machine's node; else the machine's.")] = "",
+    name: Annotated[str, typer.Option(help="Name of this machine's node. By default the machine's name.")] = "",
     resource: Annotated[
-        list[str] | None, typer.Option(help="What this machine offers, as cpu=4, instead of all; may be repeated.")
+        list[str] | None,
+        typer.Option(help="Resource that this machine offers, as cpu=4, instead of all it has; may be repeated."),
     ] = None,
     secrets_key: SecretsKey = None,
     log_size: LogSize = "160Mi",
     history_size: HistorySize = "4Gi",
     as_json: AsJson = False,
 ) -> None:
-    """Run everything on this machine: control plane, API and an agent. Ctrl-C ends it, and tasks go on.
+    """Run everything on this machine: control plane, API and an agent. Ctrl-C stops it; tasks keep running.
 
-    The next `up` finds them again; `fairlead down --kill` ends them.
+    The next `up` finds the tasks again; `fairlead down --kill` ends them.
     """
-    about = ["--for", getpass.getuser(), *["--user", "root"] * (os.geteuid() == 0), *["--name", name] * bool(name)]
-    for each in resource or ():
-        about += ["--resource", each]
-    _run(data, "127.0.0.1", port, config, None, None, secrets_key, as_json, about, log_size, history_size)
+    options = ["--for", getpass.getuser(), *["--user", "root"] * (os.geteuid() == 0), *["--name", name] * bool(name)]
+    for text in resource or ():
+        options += ["--resource", text]
+    _run(data, "127.0.0.1", port, config, None, None, secrets_key, as_json, options, log_size, history_size)
 
 
 def server(
     data: Data = None,
     host: Annotated[
-        str, typer.Option(help="The address to listen on. Beyond this machine TLS is needed.")
+        str, typer.Option(help="Address to listen on. TLS is required if other machines can reach it.")
     ] = "127.0.0.1",
     port: Port = PORT,
     config: Config = None,
-    certificate: Annotated[Path | None, typer.Option(help="A file with the certificate, for TLS.")] = None,
-    key: Annotated[Path | None, typer.Option(help="A file with its key.")] = None,
+    certificate: Annotated[Path | None, typer.Option(help="File with the certificate, for TLS.")] = None,
+    key: Annotated[Path | None, typer.Option(help="File with the key of the certificate.")] = None,
     secrets_key: SecretsKey = None,
     log_size: LogSize = "160Mi",
     history_size: HistorySize = "4Gi",
     as_json: AsJson = False,
 ) -> None:
-    """Run the control plane and the API alone. Agents join with `fairlead agent --join URL`."""
+    """Run the control plane and the API, without an agent. Agents join with `fairlead agent --join URL`."""
     _run(data, host, port, config, certificate, key, secrets_key, as_json, None, log_size, history_size)
 
 
 def down(
     data: Data = None,
-    kill: Annotated[bool, typer.Option("--kill", help="First kill all jobs that are not over.")] = False,
+    kill: Annotated[bool, typer.Option("--kill", help="Kill all running and waiting jobs first.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Stop what `up` or `server` started here. Tasks go on, unless they are killed, also after an earlier server."""
+    """Stop the local server. Tasks keep running unless --kill is given.
+
+    With --kill, tasks that an earlier server left running are ended too.
+    """
     from fairlead.client.endpoint import running
 
     directory = _directory(data)
-    found = running(directory)
-    if found is None or not _is_locked(directory):
+    server = running(directory)
+    if server is None or not _is_locked(directory):
         if kill and any((directory / part).exists() for part in ("agent", "pools")):
-            return _end_left(directory, as_json)
+            return _end_left_tasks(directory, as_json)
         fail(
             f"no server runs on {directory}; `fairlead up` starts one",
             as_json and {"ok": False, "data": str(directory)},
         )
     killed = _kill_all(directory) if kill else 0
     with suppress(ProcessLookupError):
-        os.kill(found.pid, signal.SIGTERM)
+        os.kill(server.pid, signal.SIGTERM)
     deadline = time.monotonic() + STOPPING
     while _is_locked(directory):
         if time.monotonic() > deadline:
-            fail(f"the server (process {found.pid}) does not end; look at {directory / 'server.log'}")
+            fail(f"the server (process {server.pid}) does not stop; see {directory / 'server.log'}")
         time.sleep(0.02)
     machines = _end_machines(directory) if kill else 0
     if kill:
@@ -117,18 +125,18 @@ def down(
         typer.echo(json.dumps({"ok": True, "data": str(directory), "killed": killed, "machines": machines}))
     else:
         ended = f"jobs killed: {killed}" + (f"; machines of pools ended: {machines}" if machines else "")
-        typer.echo(f"stopped; {ended if kill else 'tasks that run go on'}")
+        typer.echo(f"stopped; {ended if kill else 'running tasks continue'}")
 
 
 def rotate_key(data: Data = None, secrets_key: SecretsKey = None, as_json: AsJson = False) -> None:
-    """Encrypt all secrets with a new key, or make the first key. The server has to be stopped."""
+    """Encrypt all secrets with a new key, or create the first key. The server must be stopped."""
     from fairlead.app import Failed, rotate_secrets_key
 
     directory = _directory(data)
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = _lock(directory)
     if lock is None:
-        fail(f"a server runs on {directory}; stop it with `fairlead down`, and start it again after this")
+        fail(f"a server runs on {directory}; stop it with `fairlead down`, and start it again afterwards")
     try:
         key = rotate_secrets_key(directory, secrets_key)
     except Failed as problem:
@@ -154,7 +162,7 @@ def _run(
     log_size: str,
     history_size: str,
 ) -> None:
-    """`agent` has options for the agent that runs beside the server, if one should."""
+    """Run a server. `agent` holds the options of the agent to run beside it, or None for no agent."""
     if (certificate is None) != (key is None):
         given, missing = ("--key", "--certificate") if certificate is None else ("--certificate", "--key")
         fail(f"{given} is given without {missing}; TLS needs both", code=2)
@@ -185,9 +193,9 @@ def _run(
     if document is None and agent is not None:
         document = ONE_MACHINE
     try:
-        wall = kept_wall(directory / "clock", lambda text: None)  # the server says it
+        wall = kept_wall(directory / "clock", lambda text: None)  # the server logs the warning
         tokens = Tokens(directory / "tokens", in_seconds(wall))
-        tokens.standing(directory / "token", "owner", "admin", getpass.getuser(), "whoever may read the data directory")
+        tokens.standing(directory / "token", "owner", "admin", getpass.getuser(), "every reader of the data directory")
         if agent is not None:
             node = agent[agent.index("--name") + 1] if "--name" in agent else host_name()
             [(secret, _)] = Identities(directory, tokens).invite(
@@ -231,10 +239,10 @@ async def _main(settings: Any, listening: socket.socket, url: str, as_json: bool
     import asyncio
 
     over = asyncio.Event()
-    for each in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(each, over.set)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, over.set)
     directory: Path = settings.directory
-    # The agent starts while the server does: its connection waits in the queue of the socket.
+    # The agent starts at the same time as the server: its connection waits in the backlog of the socket.
     beside = asyncio.create_task(_keep_agent(directory, url, agent)) if agent is not None else None
     await asyncio.sleep(0)
     from fairlead.app import serve
@@ -247,9 +255,8 @@ async def _main(settings: Any, listening: socket.socket, url: str, as_json: bool
 
         nonlocal started
         started = True
-        said = Running(pid=os.getpid(), url=url)
         fresh = directory / "server.json.new"
-        fresh.write_bytes(msgspec.json.encode(said))
+        fresh.write_bytes(msgspec.json.encode(Running(pid=os.getpid(), url=url)))
         fresh.replace(directory / "server.json")
         _greet(url, directory, as_json, agent is not None)
 
@@ -261,11 +268,11 @@ async def _main(settings: Any, listening: socket.socket, url: str, as_json: bool
             with suppress(asyncio.CancelledError):
                 await beside
         if started and not as_json:
-            typer.echo("stopped; tasks that run go on" if agent is not None else "stopped")
+            typer.echo("stopped; running tasks continue" if agent is not None else "stopped")
 
 
 async def _keep_agent(directory: Path, url: str, options: list[str]) -> None:
-    """An agent of this machine, started again should it end. It does not outlive the server."""
+    """Run an agent on this machine and restart it when it ends. It ends with the server."""
     import asyncio
 
     command = [sys.executable, "-P", "-c", "from fairlead.cli import main; main()", "agent", "--join", url]
@@ -278,7 +285,7 @@ async def _keep_agent(directory: Path, url: str, options: list[str]) -> None:
             )
         try:
             code = await process.wait()
-            typer.echo(f"fairlead: the agent ended with code {code}; {directory / 'agent.log'} says why", err=True)
+            typer.echo(f"fairlead: the agent ended with code {code}; see {directory / 'agent.log'}", err=True)
         finally:
             if process.returncode is None:
                 with suppress(ProcessLookupError):
@@ -291,7 +298,7 @@ async def _keep_agent(directory: Path, url: str, options: list[str]) -> None:
 def _end_with_parent() -> None:
     import ctypes
 
-    os.setsid()  # Ctrl-C is for the server, which ends the agent itself
+    os.setsid()  # Ctrl-C must reach only the server, which ends the agent itself
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
 
@@ -301,13 +308,13 @@ def _greet(url: str, directory: Path, as_json: bool, agent: bool) -> None:
         return
     typer.echo(f"Fairlead {__version__} is up at {url}, with its data in {directory}.")
     if agent:
-        typer.echo(f"Tasks run as {own_name()}, and only those of user {getpass.getuser()} are taken.")
+        typer.echo(f"Tasks run as {own_name()}; only tasks of user {getpass.getuser()} are taken.")
         typer.echo("In another terminal:")
-        typer.echo("  fairlead run -- echo hello        run a command and see what it prints")
+        typer.echo("  fairlead run -- echo hello        run a command and show its output")
         typer.echo("  fairlead submit --count 10 -- sleep 5")
-        typer.echo("  fairlead ps                       what runs and what waits")
+        typer.echo("  fairlead ps                       list running and waiting jobs")
         typer.echo("  fairlead top                      the same, live")
-        typer.echo("Ctrl-C stops the server. Tasks go on then; `fairlead down --kill` ends them.")
+        typer.echo("Ctrl-C stops the server. Tasks keep running; `fairlead down --kill` ends them.")
     else:
         typer.echo(f"Agents join with: fairlead agent --join {url} --token-file FILE")
         typer.echo("A token for one machine: fairlead token create --role join")
@@ -322,18 +329,18 @@ def _directory(data: Path | None) -> Path:
 def _document(config: Path | None) -> object:
     if config is None:
         return None
-    from fairlead.app import Failed, understood
+    from fairlead.app import Failed, checked_config
     from fairlead.cli.documents import Unreadable, read_document
     from fairlead.cli.output import need_file
 
     need_file(config)
     try:
         document = read_document(config)
-        understood({} if document is None else document, defaults=False)
-    except Unreadable as wrong:
-        fail(f"{config}: {wrong.problem}")
-    except Failed as wrong:
-        fail(f"{config}: {wrong}")
+        checked_config({} if document is None else document, defaults=False)
+    except Unreadable as problem:
+        fail(f"{config}: {problem.problem}")
+    except Failed as problem:
+        fail(f"{config}: {problem}")
     return {} if document is None else document
 
 
@@ -356,27 +363,30 @@ def _is_locked(directory: Path) -> bool:
     return False
 
 
-def _end_left(directory: Path, as_json: bool) -> None:
-    """End the tasks that an earlier server left running. Their jobs are the journal's, which only a server writes."""
+def _end_left_tasks(directory: Path, as_json: bool) -> None:
+    """End the tasks that an earlier server left running.
+
+    Their jobs stay as they are: jobs are in the journal, which only a server writes.
+    """
     ended = _end_agent(directory)
     machines = _end_machines(directory)
     if as_json:
-        told = {"ok": True, "data": str(directory), "killed": 0, "ended": ended, "machines": machines}
-        typer.echo(json.dumps(told))
+        answer = {"ok": True, "data": str(directory), "killed": 0, "ended": ended, "machines": machines}
+        typer.echo(json.dumps(answer))
     else:
-        again = "; jobs that are not over go on with the next `fairlead up`" if ended or machines else ""
+        again = "; unfinished jobs continue with the next `fairlead up`" if ended or machines else ""
         pools = f"; machines of pools ended: {machines}" if machines else ""
-        typer.echo(f"no server runs on {directory}; tasks that were left and were ended: {ended}{pools}{again}")
+        typer.echo(f"no server runs on {directory}; leftover tasks ended: {ended}{pools}{again}")
 
 
 def _end_agent(directory: Path) -> int:
-    """End the tasks and spawners of the agent beside the server; returns how many tasks there were."""
+    """End the tasks and spawners of the agent beside the server; return the number of tasks."""
     from fairlead.agent.link import end_all, is_used
 
     deadline = time.monotonic() + STOPPING
-    while is_used(directory / "agent"):  # it may be about to end, as its server has
+    while is_used(directory / "agent"):  # the agent may be about to end, as its server has
         if time.monotonic() > deadline:
-            fail(f"no server runs on {directory}, but an agent does; stop that first")
+            fail(f"no server runs on {directory}, but an agent does; stop the agent first")
         time.sleep(0.02)
     return end_all(directory / "agent", GRACE)
 
@@ -391,7 +401,7 @@ def _end_machines(directory: Path) -> int:
 
 
 def _kill_all(directory: Path) -> int:
-    """Kill all jobs that are not over, and wait until nothing runs."""
+    """Kill all running and waiting jobs, wait until no task runs, and return the number of jobs."""
     from fairlead.client import Client, find_endpoint
 
     place = find_endpoint(directory)

@@ -1,4 +1,4 @@
-"""`fairlead simulate`: what policies make of a trace, on a virtual clock."""
+"""`fairlead simulate`: run a trace under one or more policies, on a virtual clock."""
 
 from __future__ import annotations
 
@@ -18,67 +18,74 @@ from fairlead.cli.output import fail, need_file
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-OFTEN = 200
-"""The bar moves every so many cycles."""
+BAR_EVERY = 200
+"""Cycles between two updates of the bar."""
 
 Overrun = Literal["extend", "kill"]
 
 
 def simulate(
     traces: Annotated[
-        list[Path], typer.Argument(metavar="TRACE…", help="Files: .swf, .csv (openb lists, or our own) or .yaml.")
+        list[Path],
+        typer.Argument(metavar="TRACE…", help="Trace files: .swf, .csv (openb lists, or Fairlead's own) or .yaml."),
     ],
     policy: Annotated[
         str,
         typer.Option(
-            help="fcfs, easy, fair, or a configuration such as fairlead.yaml; with --packing a placement.",
-            show_default="fcfs, with --packing pack",
+            help="fcfs, easy, fair, or a configuration such as fairlead.yaml. With --packing, a placement.",
+            show_default="fcfs; with --packing, pack",
         ),
     ] = "",
-    compare: Annotated[str, typer.Option(help="Several policies, divided by commas, side by side.")] = "",
+    compare: Annotated[str, typer.Option(help="Policies to compare side by side, separated by commas.")] = "",
     nodes: Annotated[
-        str, typer.Option(help="Other nodes than the trace's: 64, 8x16 (CPUs), 8xcpu=16,gpu=2, or a file.")
+        str, typer.Option(help="Nodes to use instead of the trace's: 64, 8x16 (CPUs), 8xcpu=16,gpu=2, or a file.")
     ] = "",
-    jobs: Annotated[int | None, typer.Option(min=1, help="Only the first so many jobs.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Use only the first N jobs.", metavar="N")] = None,
     until: Annotated[str, typer.Option(help="Stop at this simulated time, such as 30d.")] = "",
     overrun: Annotated[
-        Overrun, typer.Option(help="Jobs that outlast their estimate: raise the estimate, or cut the run.")
+        Overrun,
+        typer.Option(help="For jobs that run longer than their estimate: extend the estimate, or kill the job then."),
     ] = "extend",
-    seed: Annotated[int | None, typer.Option(min=0, help="Another seed for what is made up.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed for generated values and random orders.")] = None,
     faults: Annotated[str, typer.Option(metavar="PROFILE", help="Let nodes fail and come back: light or heavy.")] = "",
     packing: Annotated[
         int | None,
         typer.Option(
-            min=1, max=1000, metavar="PERCENT", help="Only pack: jobs arrive until so much of all GPUs was asked for."
+            min=1,
+            max=1000,
+            metavar="PERCENT",
+            help="Only place tasks, without time: jobs arrive until they have asked for this percentage of all GPUs.",
         ),
     ] = None,
-    shuffles: Annotated[int, typer.Option(min=1, help="With --packing: the mean of so many random orders.")] = 10,
+    shuffles: Annotated[int, typer.Option(min=1, help="With --packing: number of random orders to average.")] = 10,
     json_file: Annotated[
         str, typer.Option("--json", metavar="FILE", help="Write the result as JSON; - for stdout.")
     ] = "",
-    starts: Annotated[str, typer.Option(metavar="FILE.csv", help="Write when each job started and ended.")] = "",
-    report: Annotated[str, typer.Option(metavar="FILE.html", help="Write a page with charts, to look at.")] = "",
+    starts: Annotated[
+        str, typer.Option(metavar="FILE.csv", help="Write the start and end of each job to a file.")
+    ] = "",
+    report: Annotated[str, typer.Option(metavar="FILE.html", help="Write a page with charts.")] = "",
 ) -> None:
-    """Run a trace through the real scheduler on a virtual clock, and see how long jobs would have waited.
+    """Run a trace through the real scheduler on a virtual clock, and show how long jobs would have waited.
 
-    Nothing is started on this machine. Ctrl-C stops, and shows what there is.
-    Exit code: 0 if it came to its end, 1 if it cannot be done, 2 if a file does not exist, 130 if interrupted.
+    Nothing is started on this machine. Ctrl-C stops the simulation and shows the figures so far.
+    Exit code: 0 if the simulation finished, 1 if it failed, 2 if a file does not exist, 130 if interrupted.
     """
     for path in traces:
         need_file(path)
     for name in (json_file, starts, report):
         if name and not Path(name).parent.is_dir():
             fail(f"there is no folder {Path(name).parent} to write {name} in; make it first")
-    from fairlead.app import Failed, load_policies, told
+    from fairlead.app import Failed, load_policies, refusals_as_failed
     from fairlead.cli.documents import Unreadable
     from fairlead.sim.traces import parse_nodes, read_traces
 
     try:
         load_policies()
-        with told(), _interrupts() as interrupted:
-            given = parse_nodes(nodes, _load) if nodes else None
-            trace = read_traces(traces, _load, overrun, given, jobs, seed)
-            names = [each.strip() for each in compare.split(",") if each.strip()] or [policy] * bool(policy)
+        with refusals_as_failed(), _interrupts() as interrupted:
+            fleet = parse_nodes(nodes, _load) if nodes else None
+            trace = read_traces(traces, _load, overrun, fleet, jobs, seed)
+            names = [name.strip() for name in compare.split(",") if name.strip()] or [policy] * bool(policy)
             if packing is not None:
                 whole = _pack(trace, names, packing, shuffles, seed, json_file, interrupted)
             else:
@@ -103,7 +110,7 @@ def _simulate(
     report: str,
     interrupted: Callable[[], bool],
 ) -> bool:
-    """Returns whether it came to its end."""
+    """Run the trace and show the results. Return False if it was interrupted."""
     from fairlead.sim.runs import Faults, run_policies
     from fairlead.sim.text import ROWS, parse_time, remarks, write_starts
 
@@ -119,9 +126,9 @@ def _simulate(
     results = [run.result for run in runs]
     _show(trace, results, ROWS, json_file)
     if json_file != "-":
-        for each in results:
-            for text in remarks(each):
-                typer.echo(f"{each['policy']}: {text}")
+        for result in results:
+            for text in remarks(result):
+                typer.echo(f"{result['policy']}: {text}")
     if starts:
         with Path(starts).open("w", encoding="utf-8", newline="") as file:
             write_starts(file, runs)
@@ -141,7 +148,7 @@ def _pack(
     json_file: str,
     interrupted: Callable[[], bool],
 ) -> bool:
-    """Returns whether it came to its end."""
+    """Run the trace and show the results. Return False if it was interrupted."""
     from fairlead.sim.runs import Packing, run_placements
     from fairlead.sim.text import PACKING_ROWS
 
@@ -194,7 +201,7 @@ def _show(trace: Any, results: list[dict[str, Any]], rows: Any, json_file: str) 
 
 @contextmanager
 def _interrupts() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C is asked about between cycles; a second one ends the program as ever."""
+    """Yield a function that is True after Ctrl-C. A second Ctrl-C ends the program."""
     seen: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -209,7 +216,7 @@ def _interrupts() -> Iterator[Callable[[], bool]]:
 
 
 class _Bar:
-    """On a terminal's stderr: how much is done, and which simulated time it is."""
+    """A progress bar with the simulated time, shown only if stderr is a terminal."""
 
     def __init__(self, what: str, total: int) -> None:
         self._what = what
@@ -236,7 +243,7 @@ class _Bar:
 
     def show(self, name: str, done: int, now: int | None) -> None:
         self._calls += 1
-        if self._bar is None or self._calls % OFTEN != 1:
+        if self._bar is None or self._calls % BAR_EVERY != 1:
             return
         from fairlead.sim.text import span
 

@@ -1,4 +1,4 @@
-"""`fairlead top`: nodes, queues, what runs and what waits, live on the terminal."""
+"""`fairlead top`: nodes, queues, and running and waiting jobs, live on the terminal."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from fairlead.cli.options import AsJson, Partition, ask_as
-from fairlead.cli.output import ago, amounts, asking, print_json
+from fairlead.cli.options import AsJson, Partition, open_client
+from fairlead.cli.output import ago, amounts, calls_server, print_json
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -21,86 +21,86 @@ if TYPE_CHECKING:
 SHOWN = 20
 """Rows of each table."""
 MAX_ROWS = 200
-"""Jobs that are looked at."""
+"""Jobs that are read from the server."""
 
 
-class Look(NamedTuple):
-    """What there is at one moment."""
+class Snapshot(NamedTuple):
+    """Nodes, queues and jobs at one moment."""
 
     at: float
     nodes: list[wire.Node]
     queues: list[wire.Queue]
     jobs: list[wire.Job]
-    """Those that run, then those that wait, the oldest first."""
+    """Running jobs, then waiting jobs, oldest first."""
 
 
-@asking
+@calls_server
 def top(
-    interval: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.1)] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Look once and end.")] = False,
+    interval: Annotated[float, typer.Option(help="Seconds between two refreshes.", min=0.1)] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
-    """Show nodes, queues, what runs and what waits, until interrupted. As JSON it is a line a look."""
-    with ask_as(partition) as client, suppress(KeyboardInterrupt):
+    """Show nodes, queues, and running and waiting jobs, until interrupted. With --json, print one line per refresh."""
+    with open_client(partition) as client, suppress(KeyboardInterrupt):
         if as_json:
-            print_json(_look(client)._asdict())
+            print_json(_read(client)._asdict())
             while not once:
                 time.sleep(interval)
-                print_json(_look(client)._asdict())
+                print_json(_read(client)._asdict())
             return
         from rich.console import Console
         from rich.live import Live
 
         if once:
-            Console().print(_screen(_look(client)))
+            Console().print(_screen(_read(client)))
             return
-        with Live(_screen(_look(client)), screen=True, auto_refresh=False) as live:
+        with Live(_screen(_read(client)), screen=True, auto_refresh=False) as live:
             while True:
                 time.sleep(interval)
-                live.update(_screen(_look(client)), refresh=True)
+                live.update(_screen(_read(client)), refresh=True)
 
 
-def _look(client: Client) -> Look:
+def _read(client: Client) -> Snapshot:
     jobs = list(islice(client.jobs(state=["running", "pending"], limit=MAX_ROWS), MAX_ROWS))
     jobs.sort(key=lambda job: (job.state != "running", job.number))
-    return Look(time.time(), list(client.nodes()), client.queues(), jobs)
+    return Snapshot(time.time(), list(client.nodes()), client.queues(), jobs)
 
 
-def _screen(look: Look) -> Group:
+def _screen(snapshot: Snapshot) -> Group:
     from rich.console import Group
     from rich.text import Text
 
-    running = sum(stage.running for job in look.jobs for stage in job.stages)
-    waiting = sum(stage.waiting for job in look.jobs for stage in job.stages)
-    clock = time.strftime("%H:%M:%S", time.localtime(look.at))
+    running = sum(stage.running for job in snapshot.jobs for stage in job.stages)
+    waiting = sum(stage.waiting for job in snapshot.jobs for stage in job.stages)
+    clock = time.strftime("%H:%M:%S", time.localtime(snapshot.at))
     return Group(
-        Text(f"{len(look.nodes)} nodes, {running} tasks running, {waiting} waiting at {clock}", style="bold"),
+        Text(f"{len(snapshot.nodes)} nodes, {running} tasks running, {waiting} waiting at {clock}", style="bold"),
         _table(
             ("node", "state", "tasks", "cpu", "use"),
-            [(each.name, each.state, each.tasks, _bar(each), amounts(each.used)) for each in look.nodes[:SHOWN]],
+            [(node.name, node.state, node.tasks, _bar(node), amounts(node.used)) for node in snapshot.nodes[:SHOWN]],
         ),
         _table(
             ("queue", "state", "share", "running", "waiting", "use"),
             [
-                (each.path, each.state, each.share, each.running, each.asks, amounts(each.used))
-                for each in look.queues[:SHOWN]
+                (queue.path, queue.state, queue.share, queue.running, queue.asks, amounts(queue.used))
+                for queue in snapshot.queues[:SHOWN]
             ],
         ),
         _table(
             ("job", "name", "user", "queue", "state", "running", "waiting", "age"),
             [
                 (
-                    each.id,
-                    each.name,
-                    each.user,
-                    each.queue,
-                    each.state,
-                    sum(stage.running for stage in each.stages),
-                    sum(stage.waiting for stage in each.stages),
-                    ago(each.submitted),
+                    job.id,
+                    job.name,
+                    job.user,
+                    job.queue,
+                    job.state,
+                    sum(stage.running for stage in job.stages),
+                    sum(stage.waiting for stage in job.stages),
+                    ago(job.submitted),
                 )
-                for each in look.jobs[:SHOWN]
+                for job in snapshot.jobs[:SHOWN]
             ],
         ),
     )

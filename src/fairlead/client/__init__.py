@@ -1,7 +1,7 @@
 """The Python client: `Client`, `AsyncClient` and `Executor`.
 
-`calls` says what can be asked, `sync` (over `links`) and `aio` ask it, `place` finds the server, `executor` runs
-functions on a fleet.
+`calls` describes requests and the types of their answers. `sync` (over `http`) and `aio` send them, `endpoint` finds
+the server, and `executor` runs functions on the cluster.
 """
 
 from importlib import import_module
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["AsyncClient", "Client", "Endpoint", "Executor", "NotFound", "Problem", "find_endpoint"]
 
 LATER = {"AsyncClient": "aio", "Client": "sync", "Executor": "executor"}
-"""What is imported when somebody wants it: a server only looks here for where it is, and should start fast."""
+"""Names imported on first use. A server imports this package only for its `endpoint` module, and should start fast."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The client for programs on asyncio. It has the methods of `Client`, to be awaited."""
+"""The client for asyncio. It has the methods of `Client` as coroutines."""
 
 from __future__ import annotations
 
@@ -11,25 +11,35 @@ from typing import Any, Self
 import httpx
 
 from fairlead.client import calls
-from fairlead.client.calls import AGAIN, REQUEST_TIMEOUT, TRIES, Answer, Call, Document, pause, problem_of, unreachable
+from fairlead.client.calls import (
+    REQUEST_TIMEOUT,
+    RETRIED,
+    TRIES,
+    Answer,
+    Call,
+    Document,
+    pause,
+    problem_of,
+    unreachable,
+)
 from fairlead.client.endpoint import Endpoint, find_endpoint
 from fairlead.wire import api as wire
 
 
 class AsyncClient:
-    """Asks a server, as `Client` does."""
+    """A client of a server, like `Client`, for asyncio."""
 
     def __init__(
         self, url: str = "", token: str = "", authority: str = "", partition: str = "", insecure: bool = False
     ) -> None:
         """`insecure` sends the token to another machine without TLS."""
-        place = Endpoint(url.rstrip("/"), token, authority, insecure) if url else find_endpoint()
-        self.url = place.url
+        endpoint = Endpoint(url.rstrip("/"), token, authority, insecure) if url else find_endpoint()
+        self.url = endpoint.url
         self.partition = partition
         self._http = httpx.AsyncClient(
-            base_url=place.url,
-            headers={"authorization": f"Bearer {place.token}"} if place.token else {},
-            verify=calls.trusted(place),
+            base_url=endpoint.url,
+            headers={"authorization": f"Bearer {endpoint.token}"} if endpoint.token else {},
+            verify=calls.tls_context(endpoint),
             timeout=REQUEST_TIMEOUT,
             trust_env=False,
         )
@@ -51,8 +61,8 @@ class AsyncClient:
 
     async def submit_many(self, documents: Iterable[Document]) -> list[wire.BatchItem]:
         items: list[wire.BatchItem] = []
-        for part in calls.parts_of(documents):
-            items += (await self.ask(calls.submit_many(part, self.partition))).items
+        for chunk in calls.chunks_of(documents):
+            items += (await self.ask(calls.submit_many(chunk, self.partition))).items
         return items
 
     async def job(self, job: str) -> wire.Job:
@@ -62,8 +72,8 @@ class AsyncClient:
         cursor = ""
         while True:
             page = await self.ask(calls.jobs(self.partition, cursor=cursor, **filters))
-            for each in page.jobs:
-                yield each
+            for job in page.jobs:
+                yield job
             cursor = page.next
             if not cursor:
                 return
@@ -71,11 +81,11 @@ class AsyncClient:
     async def wait(self, job: str, timeout: float | None = None) -> wire.Job:
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            found = await self.ask(calls.job(job, self.partition, calls.until(deadline)))
-            if found.over:
-                return found
+            view = await self.ask(calls.job(job, self.partition, calls.poll_seconds(deadline)))
+            if view.over:
+                return view
             if deadline is not None and time.monotonic() >= deadline:
-                raise TimeoutError(f"job {job} is still {found.state}")
+                raise TimeoutError(f"job {job} is still {view.state}")
 
     async def kill(self, job: str) -> str:
         return (await self.ask(calls.kill(job, self.partition))).note
@@ -127,28 +137,30 @@ class AsyncClient:
             yield part
 
     async def ask(self, call: Call[Answer]) -> Answer:
-        """Send a call, again if need be, and return its answer."""
+        """Send a call, retry it if needed, and return its answer."""
         for attempt in range(TRIES):
             last = attempt == TRIES - 1
             retry_after = None
             try:
                 answer = await self._http.request(
-                    **_sent(call), content=call.content, timeout=REQUEST_TIMEOUT + call.seconds
+                    **_arguments(call), content=call.content, timeout=REQUEST_TIMEOUT + call.seconds
                 )
             except httpx.TransportError as problem:
                 if last or isinstance(problem, httpx.UnsupportedProtocol):
                     raise unreachable(self.url, problem) from None
             else:
-                if answer.status_code not in AGAIN or last:
+                if answer.status_code not in RETRIED or last:
                     return call.read(answer.status_code, answer.content)
                 retry_after = answer.headers.get("retry-after")
             await asyncio.sleep(pause(attempt, retry_after))
         raise AssertionError
 
     async def stream(self, call: Call[Any]) -> AsyncIterator[bytes]:
-        """An answer that comes bit by bit. It is not asked for again when it is cut."""
+        """Yield the parts of a streaming answer. The call is not sent again if the stream breaks off."""
         try:
-            async with self._http.stream(**_sent(call), timeout=httpx.Timeout(REQUEST_TIMEOUT, read=None)) as answer:
+            async with self._http.stream(
+                **_arguments(call), timeout=httpx.Timeout(REQUEST_TIMEOUT, read=None)
+            ) as answer:
                 if answer.status_code >= 400:
                     raise problem_of(answer.status_code, await answer.aread())
                 async for part in answer.aiter_raw():
@@ -157,6 +169,6 @@ class AsyncClient:
             raise unreachable(self.url, problem) from None
 
 
-def _sent(call: Call[Any]) -> dict[str, Any]:
-    """What is sent, as the HTTP library wants it."""
+def _arguments(call: Call[Any]) -> dict[str, Any]:
+    """Return a call as arguments of the HTTP library."""
     return {"method": call.method, "url": call.path, "params": call.parameters, "headers": call.headers}

@@ -1,7 +1,7 @@
-"""What can be asked of a server, as plain values: which request, and which form its answer has.
+"""Requests to a server as plain values: method, path, parameters, document, and the type of the answer.
 
-`Client` and `AsyncClient` send them. A call that changes something carries a key, so that it can be sent again when its
-answer was lost: the server then gives the same answer and does nothing more.
+`Client` and `AsyncClient` send them. A call that changes something carries an idempotency key, so that it can be sent
+again if its answer is lost: the server then gives the same answer and changes nothing more.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from fairlead.wire.addresses import is_exposed
 Answer = TypeVar("Answer")
 Document = Mapping[str, Any] | msgspec.Struct
 
-AGAIN = frozenset((429, 502, 503, 504))
-"""Answers after which a request is sent again."""
+RETRIED = frozenset((429, 502, 503, 504))
+"""Status codes after which a request is sent again."""
 TRIES = 8
 REQUEST_TIMEOUT = 30.0
-"""Seconds that an answer may take."""
+"""Seconds to wait for an answer."""
 POLL = 30.0
-"""Seconds that one question for the end of a job waits."""
+"""Seconds that one request waits for the end of a job."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0
 
 
 class Problem(Exception):
-    """The server refused, or could not be reached. `status` is 0 where there was no answer at all."""
+    """A refusal of the server, or a server that cannot be reached. `status` is 0 if there was no answer."""
 
     def __init__(self, detail: str, status: int = 0, code: str = "unreachable", field: str = "") -> None:
         super().__init__(detail, status, code, field)
@@ -47,7 +47,7 @@ class Problem(Exception):
 
 
 class Call(Generic[Answer]):
-    """A request and the form of its answer."""
+    """A request and the type of its answer."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Call(Generic[Answer]):
         seconds: float = 0.0,
         **parameters: Any,
     ) -> None:
-        """`seconds` is how long the server may wait before it answers."""
+        """`seconds` is the time the server may wait before it answers."""
         self.form = form
         self.method = method
         self.path = path
@@ -70,48 +70,52 @@ class Call(Generic[Answer]):
             self.headers["idempotency-key"] = uuid4().hex
 
     def read(self, status: int, content: bytes) -> Answer:
-        """The answer, or the problem that it is."""
+        """Return the answer, or raise the problem that the server answered with."""
         if status >= 400:
             raise problem_of(status, content)
         try:
             return msgspec.json.decode(content, type=self.form)
-        except msgspec.DecodeError as wrong:
+        except msgspec.DecodeError as problem:
             raise Problem(
-                f"the answer is not what was asked for ({wrong}); is this a Fairlead server?", status
+                f"the answer is not what was asked for ({problem}); is this a Fairlead server?", status
             ) from None
 
 
-def trusted(place: Endpoint) -> ssl.SSLContext | bool:
-    """Whose certificates are believed. They take a while to load, and plain HTTP needs none."""
-    if is_exposed(place.url) and place.token and not place.insecure:
+def tls_context(endpoint: Endpoint) -> ssl.SSLContext | bool:
+    """Return the TLS trust settings of an endpoint, False for plain HTTP.
+
+    Loading certificates takes a while, so plain HTTP loads none.
+    """
+    if is_exposed(endpoint.url) and endpoint.token and not endpoint.insecure:
         raise Problem(
-            f"{place.url} is another machine, and without TLS the token can be read on the way; use https://, "
+            f"{endpoint.url} is another machine, and without TLS the token can be read on the way; use https://, "
             f"or set {INSECURE}=1 (in Python insecure=True) if the network is trusted",
             code="insecure",
         )
-    if not place.url.startswith("https"):
+    if not endpoint.url.startswith("https"):
         return False
-    return ssl.create_default_context(cafile=place.authority or None)
+    return ssl.create_default_context(cafile=endpoint.authority or None)
 
 
-def parts_of(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """So many as one request may have, and again."""
+def chunks_of(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    """Split documents into chunks that fit into one request."""
     waiting = list(documents)
-    for start in range(0, len(waiting), MOST_JOBS):
-        yield waiting[start : start + MOST_JOBS]
+    for start in range(0, len(waiting), MAX_JOBS):
+        yield waiting[start : start + MAX_JOBS]
 
 
-def until(deadline: float | None) -> float:
-    """Seconds that the next question for the end of a job may wait."""
+def poll_seconds(deadline: float | None) -> float:
+    """Return how long the next request for the end of a job may wait."""
     return POLL if deadline is None else max(0.0, min(POLL, deadline - time.monotonic()))
 
 
 def problem_of(status: int, content: bytes) -> Problem:
+    """Return the problem in the body of an answer."""
     try:
-        found = msgspec.json.decode(content, type=wire.Problem)
+        body = msgspec.json.decode(content, type=wire.Problem)
     except msgspec.DecodeError:
         return Problem(f"the server answered {status}; is this a Fairlead server?", status, "unknown")
-    return Problem(found.detail, found.status, found.code, found.field)
+    return Problem(body.detail, body.status, body.code, body.field)
 
 
 def unreachable(url: str, problem: Exception) -> Problem:
@@ -119,23 +123,23 @@ def unreachable(url: str, problem: Exception) -> Problem:
 
 
 def pause(attempt: int, retry_after: str | None = None) -> float:
-    """Seconds before the next attempt: longer each time, and not the same for all."""
-    wanted: float = FIRST_PAUSE * (1 << attempt) * random.uniform(0.5, 1.5)
+    """Return the seconds before the next attempt: longer each time, and random so that clients spread out."""
+    seconds: float = FIRST_PAUSE * (1 << attempt) * random.uniform(0.5, 1.5)
     if retry_after is not None and retry_after.isdigit():
-        wanted = max(wanted, float(retry_after))
-    return min(wanted, LONGEST_PAUSE)
+        seconds = max(seconds, float(retry_after))
+    return min(seconds, LONGEST_PAUSE)
 
 
 API = "/api/v1"
-MOST_JOBS = 1_000
+MAX_JOBS = 1_000
 """Jobs in one request of `submit_many`."""
 
 
 def job_document(command: list[str] | None, document: Document | None, fields: dict[str, Any]) -> Document:
-    """A job: a whole document, or a command with what is said of its only stage and of itself."""
+    """Return a job document: the given document, or one made of a command and fields of the job and its only stage."""
     if document is not None:
         if command or fields:
-            raise TypeError("give a document, or a command with its particulars, not both")
+            raise TypeError("give a document, or a command with fields, not both")
         return document
     if not command:
         raise TypeError("a job needs a command, or a document that has one")
@@ -240,8 +244,8 @@ def remove_secret(name: str) -> Call[wire.Done]:
     return Call(wire.Done, "DELETE", f"{API}/secrets/{_part(name)}")
 
 
-def log(name: str, partition: str, **wanted: Any) -> Call[bytes]:
-    return Call(bytes, "GET", f"{API}/jobs/{_part(name)}/log", partition=partition, **wanted)
+def log(name: str, partition: str, **options: Any) -> Call[bytes]:
+    return Call(bytes, "GET", f"{API}/jobs/{_part(name)}/log", partition=partition, **options)
 
 
 def _part(name: str) -> str:

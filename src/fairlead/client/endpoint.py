@@ -1,4 +1,4 @@
-"""Where the server is, and with which token: from the environment, or from the data directory of this machine."""
+"""Finds the address of the server and a token: in the environment, or in the data directory of this machine."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ INSECURE = "FAIRLEAD_INSECURE"
 
 
 class NotFound(Exception):
-    """Nobody says where the server is."""
+    """The address or the token of the server is not known."""
 
 
 class Endpoint(msgspec.Struct, frozen=True):
+    """Address of a server, the token to use there, and TLS settings."""
+
     url: str
     token: str = ""
     authority: str = ""
@@ -25,7 +27,7 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 
 class Running(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server writes into its data directory while it runs."""
+    """The file that a server keeps in its data directory while it runs."""
 
     pid: int
     url: str
@@ -33,14 +35,14 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def data_directory() -> Path:
-    """Where state is kept unless said otherwise."""
+    """Return the data directory: FAIRLEAD_DATA, else the default of this user."""
     if os.environ.get(DATA):
         return Path(os.environ[DATA])
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share") / "fairlead"
 
 
 def running(directory: Path) -> Running | None:
-    """The server that runs on a data directory, by its own word."""
+    """Return the server that runs on a data directory, according to the file it wrote there."""
     try:
         return msgspec.json.decode((directory / "server.json").read_bytes(), type=Running)
     except (FileNotFoundError, msgspec.DecodeError):
@@ -48,15 +50,15 @@ def running(directory: Path) -> Running | None:
 
 
 def find_endpoint(directory: Path | None = None) -> Endpoint:
-    """The server of `FAIRLEAD_URL`, or the one on the data directory."""
+    """Return the server of FAIRLEAD_URL, else the server that runs on the data directory."""
     directory = directory or data_directory()
     url, token = os.environ.get(URL, ""), os.environ.get(TOKEN, "")
     authority = os.environ.get(AUTHORITY, "")
     if not url:
-        found = running(directory)
-        if found is None:
+        server = running(directory)
+        if server is None:
             raise NotFound(f"no server runs on {directory}; start one with `fairlead up`, or set {URL} and {TOKEN}")
-        url, authority = found.url, authority or found.authority
+        url, authority = server.url, authority or server.authority
         if not token:
             try:
                 token = (directory / "token").read_text().strip()

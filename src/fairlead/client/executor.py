@@ -1,8 +1,8 @@
-"""`Executor`: Python functions on the fleet, in the style of `concurrent.futures`.
+"""`Executor`: run Python functions on the cluster, in the style of `concurrent.futures`.
 
-A call is pickled into the arguments of a job of one task, and its result comes back through the task's output, so that
-no shared disk is needed. Both are sealed with a key of the executor, which its tasks get as a secret. Three threads
-serve an executor: one submits what gathered, one follows the news, and one fetches results.
+A call is pickled into the arguments of a job with one task. Its result comes back through the task's output, so no
+shared disk is needed. Both are sealed with a key of the executor, which its tasks get as a secret. Three threads serve
+an executor: one submits calls in batches, one follows job events, and one fetches results.
 """
 
 from __future__ import annotations
@@ -31,32 +31,32 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 GATHER = 0.005
-"""Seconds that calls gather before they are submitted together."""
+"""Seconds that calls are collected before they are submitted together."""
 LIFE = 7 * 24 * 3600.0
-"""Seconds for which the server keeps the key for tasks, unless it is lent again."""
+"""Seconds that the server keeps the key for tasks, unless it is stored again."""
 
 
 class Remote(Exception):
-    """What a function raised on its node, as text; it is the cause of the error that is raised here."""
+    """The traceback of a function on its node, as text. It is the cause of the error that is raised here."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
 
 
 class Lost(Exception):
-    """A call did not come to an end of its own: its task was killed, lost or never started."""
+    """A call without a result: its task was killed, lost or never started."""
 
 
-class Calling(Future[Result]):
-    """A call. To cancel it kills its job, also when it runs already."""
+class CallFuture(Future[Result]):
+    """The future of a call. Cancelling it kills its job, even while it runs."""
 
     def __init__(self, cancelled: Callable[[Future[Any]], None], call: str) -> None:
         super().__init__()
         self._cancelled = cancelled
         self.call = call
-        """What its seals are bound to."""
+        """The id of the call, which is part of its seals."""
         self.job = ""
-        """The id of its job, once it was submitted."""
+        """The id of its job; empty before it is submitted."""
 
     def cancel(self) -> bool:
         if not super().cancel():
@@ -67,10 +67,10 @@ class Calling(Future[Result]):
 
 
 class Executor(Base):
-    """Runs functions on a fleet: `with Executor(resources={"cpu": 1}) as ex: ex.submit(f, 1).result()`.
+    """Runs functions on the cluster: `with Executor(resources={"cpu": 1}) as ex: ex.submit(f, 1).result()`.
 
-    Fields are those of a job and its stage, for every call; `but` gives an executor with some of them changed.
-    `python` is the interpreter on the nodes; it needs `cloudpickle`, and whatever the functions import.
+    `fields` are fields of a job and its stage, and apply to every call; `but` returns an executor with other fields.
+    `python` is the interpreter on the nodes. It needs `cloudpickle` and the modules that the functions import.
     """
 
     def __init__(self, client: Client | None = None, python: str = "", **fields: Any) -> None:
@@ -79,7 +79,7 @@ class Executor(Base):
         self._fields = {"name": "call", "resources": {"cpu": 1}, **fields}
 
     def but(self, **fields: Any) -> Executor:
-        """The same executor with other fields, such as `ex.but(resources={"gpu": 1}).submit(train)`."""
+        """Return this executor with other fields, as in `ex.but(resources={"gpu": 1}).submit(train)`."""
         other = Executor.__new__(Executor)
         other._shared, other._python, other._fields = self._shared, self._python, {**self._fields, **fields}
         return other
@@ -99,7 +99,7 @@ class Executor(Base):
     def map(
         self, fn: Callable[..., Result], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
     ) -> Iterator[Result]:
-        """As in `concurrent.futures`; a chunk of so many calls is one task."""
+        """As in `concurrent.futures`; each chunk of `chunksize` calls is one task."""
         calls = list(zip(*iterables, strict=False))
         chunks = [calls[at : at + chunksize] for at in range(0, len(calls), max(1, chunksize))]
         futures = [self.submit(_each, fn, chunk) for chunk in chunks]
@@ -120,7 +120,7 @@ class Executor(Base):
 
 
 def _settle(future: Future[Any], result: Any = None, error: BaseException | None = None) -> None:
-    with suppress(InvalidStateError):  # it was cancelled meanwhile
+    with suppress(InvalidStateError):  # the future was cancelled meanwhile
         if error is not None:
             future.set_exception(error)
         else:
@@ -128,34 +128,35 @@ def _settle(future: Future[Any], result: Any = None, error: BaseException | None
 
 
 def _each(fn: Callable[..., Result], calls: list[tuple[Any, ...]]) -> list[Result]:
+    """Call a function with each tuple of arguments. It is pickled by name, so nodes must know it by this name."""
     return [fn(*arguments) for arguments in calls]
 
 
 class _Shared:
-    """What executors with different fields have in common: the calls that are open, and the threads."""
+    """State that executors with different fields share: the open calls, the key and the threads."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self.key = secrets.token_bytes(32)
         self.secret = f"executor-{secrets.token_hex(8)}"
-        """The name of the secret that brings the key to tasks."""
-        self._lend_at = 0.0
-        """When the server is given the key the next time; 0 before the first time."""
+        """The name of the secret that holds the key for tasks."""
+        self._store_key_at = 0.0
+        """When the key is stored on the server again; 0 before the first time."""
         self._lock = threading.Condition()
-        self._new: list[tuple[dict[str, Any], Calling[Any]]] = []
-        self._sent: list[Calling[Any]] = []
-        """Those that are being submitted."""
-        self._open: dict[str, Calling[Any]] = {}
+        self._new: list[tuple[dict[str, Any], CallFuture[Any]]] = []
+        self._sent: list[CallFuture[Any]] = []
+        """Calls that are being submitted."""
+        self._open: dict[str, CallFuture[Any]] = {}
         self._early: set[str] = set()
         """Jobs that ended before their submission was answered."""
-        self._ended: queue.SimpleQueue[tuple[str, Calling[Any]] | None] = queue.SimpleQueue()
+        self._ended: queue.SimpleQueue[tuple[str, CallFuture[Any]] | None] = queue.SimpleQueue()
         self._closed = False
         self._following = threading.Event()
-        """Set when news are heard, or cannot be."""
+        """Set when job events arrive, or cannot be received."""
         self._threads: list[threading.Thread] = []
 
-    def start(self, document: dict[str, Any], call: str) -> Calling[Any]:
-        future: Calling[Any] = Calling(self._cancelled, call)
+    def start(self, document: dict[str, Any], call: str) -> CallFuture[Any]:
+        future: CallFuture[Any] = CallFuture(self._cancelled, call)
         with self._lock:
             if self._closed:
                 raise RuntimeError("the executor was shut down")
@@ -164,7 +165,7 @@ class _Shared:
                     thread = threading.Thread(target=work, daemon=True)
                     self._threads.append(thread)
                     thread.start()
-        # A job that ends before its end can be heard is noticed late. The lock is free: the follower needs it.
+        # Events must arrive before the first job can end, or its end is noticed late. The follower needs the lock.
         self._following.wait(10.0)
         with self._lock:
             if self._closed:
@@ -182,16 +183,16 @@ class _Shared:
             for future in waiting:
                 future.cancel()
         if wait:
-            with self._lock:  # what is being submitted has to be killed, if it was cancelled
+            with self._lock:  # calls that are being submitted must be killed if they were cancelled
                 self._lock.wait_for(lambda: not (self._new or self._sent))
             for future in waiting:
                 if not future.cancelled():
                     future.exception()
             self._ended.put(None)
-            self._take_key_back()
+            self._remove_key()
 
     def _cancelled(self, future: Future[Any]) -> None:
-        job = future.job if isinstance(future, Calling) else ""
+        job = future.job if isinstance(future, CallFuture) else ""
         if job:
             with self._lock:
                 self._open.pop(job, None)
@@ -211,7 +212,8 @@ class _Shared:
                 if not self._new:
                     return
                 self._lock.wait(GATHER)
-                new, self._new = [each for each in self._new[:500] if not each[1].cancelled()], self._new[500:]
+                batch, self._new = self._new[:500], self._new[500:]
+                new = [(document, future) for document, future in batch if not future.cancelled()]
                 self._sent = [future for _, future in new]
             if new:
                 self._send(new)
@@ -219,18 +221,18 @@ class _Shared:
                 self._sent = []
                 self._lock.notify_all()
 
-    def _send(self, new: list[tuple[dict[str, Any], Calling[Any]]]) -> None:
+    def _send(self, new: list[tuple[dict[str, Any], CallFuture[Any]]]) -> None:
         try:
-            self._lend_key()
+            self._store_key()
             items = self._client.submit_many([document for document, _ in new])
-        except Exception as problem:
+        except Exception as error:
             for _, future in new:
-                _settle(future, error=problem)
+                _settle(future, error=error)
             return
         for (_, future), item in zip(new, items, strict=True):
             if item.problem is not None:
-                wrong = item.problem
-                _settle(future, error=Problem(wrong.detail, wrong.status, wrong.code, wrong.field))
+                problem = item.problem
+                _settle(future, error=Problem(problem.detail, problem.status, problem.code, problem.field))
                 continue
             future.job = item.job
             with self._lock:
@@ -242,28 +244,28 @@ class _Shared:
             elif early:
                 self._ended.put((item.job, future))
 
-    def _lend_key(self) -> None:
-        """Have the server keep the key for tasks that start, for another while when it is time."""
+    def _store_key(self) -> None:
+        """Store the key on the server, for tasks that start. Store it again long before it expires."""
         now = monotonic()
-        if now >= self._lend_at:
+        if now >= self._store_key_at:
             self._client.set_secret(self.secret, self.key.hex(), expires_in=LIFE)
-            self._lend_at = now + LIFE / 8
+            self._store_key_at = now + LIFE / 8
 
-    def _take_key_back(self) -> None:
-        """Have the server forget the key: no task that needs it is left. If it cannot be asked, the key expires."""
+    def _remove_key(self) -> None:
+        """Remove the key from the server: no open call needs it. If the server cannot be reached, the key expires."""
         with self._lock:
-            lent, self._lend_at = self._lend_at, 0.0
-        if lent:
+            stored, self._store_key_at = self._store_key_at, 0.0
+        if stored:
             with suppress(Problem, RuntimeError):
                 self._client.remove_secret(self.secret)
 
     def _is_over(self) -> bool:
-        """Whether nobody waits for anything any more, and nobody will."""
+        """True if the executor is shut down and no call is open."""
         with self._lock:
             return self._closed and not (self._new or self._sent or self._open)
 
     def _follow(self) -> None:
-        """Hear which jobs ended. After a cut, or where news were missed, each open job is looked at."""
+        """Follow job events. After a broken stream or missed events, check each open job."""
         while not self._is_over():
             try:
                 call = Call(bytes, "GET", f"{API}/watch", partition=self._client.partition)
@@ -273,34 +275,34 @@ class _Shared:
                     if not self._following.is_set():
                         self._following.set()
                     elif not waiting and part.startswith(b"retry:"):
-                        self._look()
+                        self._check_open()
                     waiting += part
                     *events, waiting = waiting.split(b"\n\n")
                     for event in events:
-                        self._hear(event)
+                        self._handle(event)
                     if self._is_over():
                         break
-                self._look()
+                self._check_open()
             except Problem:
                 self._following.set()
                 threading.Event().wait(0.5)
-            except RuntimeError as closed:  # the client was closed: nothing will be heard any more
+            except RuntimeError as closed:  # the client was closed: no more events will arrive
                 self._following.set()
-                self._give_up(closed)
+                self._fail_all(closed)
                 return
-        self._take_key_back()
+        self._remove_key()
 
-    def _give_up(self, why: Exception) -> None:
+    def _fail_all(self, error: Exception) -> None:
         with self._lock:
-            given_up = [*self._sent, *self._open.values()]
+            futures = [*self._sent, *self._open.values()]
             self._open.clear()
-        for future in given_up:
-            _settle(future, error=why)
+        for future in futures:
+            _settle(future, error=error)
 
-    def _hear(self, event: bytes) -> None:
+    def _handle(self, event: bytes) -> None:
         fields = dict(line.split(b": ", 1) for line in event.split(b"\n") if b": " in line)
         if fields.get(b"event") == b"reset":
-            self._look()
+            self._check_open()
         elif fields.get(b"event") == b"state":
             data = json.loads(fields[b"data"])
             if data["state"] in ("succeeded", "failed", "killed"):
@@ -314,7 +316,7 @@ class _Shared:
                 return
         self._ended.put((job, future))
 
-    def _look(self) -> None:
+    def _check_open(self) -> None:
         for job in list(self._open):
             try:
                 if self._client.job(job).over:
@@ -325,14 +327,14 @@ class _Shared:
 
     def _fetch(self) -> None:
         while True:
-            ended: tuple[str, Calling[Any]] | tuple[()] | None = ()
+            ended: tuple[str, CallFuture[Any]] | tuple[()] | None = ()
             with suppress(queue.Empty):
                 ended = self._ended.get(timeout=LIFE / 8)
             if ended is None:
                 return
-            if self._lend_at:
+            if self._store_key_at:
                 with suppress(Problem, RuntimeError):  # more tries follow before the key expires
-                    self._lend_key()
+                    self._store_key()
             if not ended:
                 continue
             job, future = ended
@@ -348,15 +350,15 @@ class _Shared:
         try:
             text = b"".join(self._client.log(job)).strip()
         except Problem as problem:
-            text, why = b"", str(problem)
+            text, cause = b"", str(problem)
         else:
-            why = ""
+            cause = ""
         if not text:
-            found = self._client.job(job)
-            raise Lost(f"job {job} is {found.state} without a result: {found.reason or why or 'see its log'}")
+            view = self._client.job(job)
+            raise Lost(f"job {job} is {view.state} without a result: {view.reason or cause or 'see its log'}")
         kind, value = result_of(self.key, call, job, text)
         if kind == "result":
             return value
-        error, told = value
-        error.__cause__ = Remote(told)
+        error, trace = value
+        error.__cause__ = Remote(trace)
         raise error

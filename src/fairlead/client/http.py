@@ -1,7 +1,7 @@
-"""Connections to a server that are kept and used again, for programs that wait for their answers.
+"""Reusable connections to a server, for the blocking client.
 
-They speak the HTTP of the standard library: a request takes a quarter of the time that it takes with a library for
-every purpose (decision 0025), and a command of the command line starts sooner.
+They use the HTTP client of the standard library: a request takes a quarter of the time that it takes with a
+general-purpose library (decision 0025), and the command line starts faster.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from select import POLLIN, poll
 from typing import Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
-from fairlead.client.calls import REQUEST_TIMEOUT, Call, Problem, trusted
+from fairlead.client.calls import REQUEST_TIMEOUT, Call, Problem, tls_context
 from fairlead.client.endpoint import Endpoint
 
 LOST = (OSError, HTTPException)
-"""What is raised when there was no answer, or only a part of one."""
+"""Errors raised when no answer arrived, or only a part of it."""
 
-MOST_IDLE = 10
-"""Connections that are kept for later."""
+MAX_IDLE = 10
+"""Idle connections that are kept."""
 
 
 class Reply(NamedTuple):
@@ -31,38 +31,38 @@ class Reply(NamedTuple):
     retry_after: str | None
 
 
-class Links:
-    """May be used by several threads: each has a connection to itself while it asks."""
+class Connections:
+    """A pool of connections. Threads may share it: each request uses a connection alone."""
 
-    def __init__(self, place: Endpoint) -> None:
-        self._host, self._port, self._path = _address(place.url)
-        if not place.token.isascii() or not place.token.isprintable():
-            raise Problem("the token has characters that no token has; copy it anew", code="token")
-        self._trust = trusted(place)
-        self._headers = {"authorization": f"Bearer {place.token}"} if place.token else {}
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._host, self._port, self._path = _address(endpoint.url)
+        if not endpoint.token.isascii() or not endpoint.token.isprintable():
+            raise Problem("the token has characters that no token has; copy it again", code="token")
+        self._trust = tls_context(endpoint)
+        self._headers = {"authorization": f"Bearer {endpoint.token}"} if endpoint.token else {}
         self._idle: list[HTTPConnection] = []
         self._streams: set[socket.socket] = set()
         self._closed = False
 
     def close(self) -> None:
-        """End, also what other threads are reading: they would wait for news that nobody brings any more."""
+        """Close all connections, including streams that other threads still read: they would wait forever."""
         self._closed = True
-        for link in list(self._streams):
+        for sock in list(self._streams):
             with suppress(OSError):
-                link.shutdown(socket.SHUT_RDWR)
+                sock.shutdown(socket.SHUT_RDWR)
         while self._idle:
             self._idle.pop().close()
 
     def ask(self, call: Call[Any]) -> Reply:
-        """Send a call and read its answer whole."""
+        """Send a call and read its whole answer."""
         link = self._take()
         try:
             answer = self._send(link, call, REQUEST_TIMEOUT + call.seconds)
             reply = Reply(answer.status, answer.read(), answer.getheader("retry-after"))
         except BaseException:
-            link.close()  # what comes on it next would be taken for an answer to something else
+            link.close()  # a late answer would be taken for the answer to the next request
             raise
-        if answer.will_close or self._closed or len(self._idle) >= MOST_IDLE:
+        if answer.will_close or self._closed or len(self._idle) >= MAX_IDLE:
             link.close()
         else:
             self._idle.append(link)
@@ -70,7 +70,7 @@ class Links:
 
     @contextmanager
     def stream(self, call: Call[Any]) -> Iterator[HTTPResponse]:
-        """Send a call whose answer comes bit by bit, however long that takes."""
+        """Send a call with a streaming answer, and yield the answer without a limit of time."""
         link = self._take()
         try:
             answer = self._send(link, call, REQUEST_TIMEOUT)
@@ -99,10 +99,10 @@ class Links:
                 link = self._idle.pop()
             except IndexError:
                 return self._new()
-            # Nobody was asked anything: if there is something to read, it is that the server has hung up.
-            news = poll()
-            news.register(link.sock, POLLIN)
-            if not news.poll(0):
+            # No request is open on an idle connection: if it is readable, the server has closed it.
+            readable = poll()
+            readable.register(link.sock, POLLIN)
+            if not readable.poll(0):
                 return link
             link.close()
 
@@ -113,7 +113,7 @@ class Links:
 
 
 def _address(url: str) -> tuple[str, int | None, str]:
-    """Host, port and path of a server."""
+    """Return host, port and path of a URL."""
     try:
         parts = urlsplit(url)
         if parts.scheme in ("http", "https") and parts.hostname:
@@ -124,7 +124,7 @@ def _address(url: str) -> tuple[str, int | None, str]:
 
 
 def _target(call: Call[Any]) -> str:
-    """The path and what it is asked with."""
+    """Return path and query of a call."""
     if not call.parameters:
         return call.path
     return f"{call.path}?{urlencode({name: _text(value) for name, value in call.parameters.items()}, doseq=True)}"

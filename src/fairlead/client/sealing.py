@@ -1,7 +1,7 @@
-"""Calls and results on their way between an executor and its tasks: packed, and sealed with the executor's key.
+"""Packs and seals calls and results that travel between an executor and its tasks, with the executor's key.
 
-A seal is an HMAC-SHA256 over what the bytes are for and the bytes. It is checked before anything is unpickled, because
-to unpickle is to run whatever the bytes say. The key reaches tasks as a secret of their job.
+A seal is an HMAC-SHA256 over the purpose of the bytes and the bytes. It is checked before anything is unpickled,
+because unpickling can run any code. The key reaches tasks as a secret of their job.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ SEAL = 64
 """Characters of a seal."""
 PIECE = 100_000
 """Characters of one argument; the system allows 131,071."""
-MOST_SENT = 1_500_000
-MOST_RETURNED = 8_000_000
+MAX_SENT = 1_500_000
+MAX_RETURNED = 8_000_000
 
-# Standard output is for the result alone: what the function prints goes to standard error. Modules of the working
-# directory come last, so that a file there cannot take the place of a module that is imported before the seal is
-# checked.
+# Standard output carries only the result: output of the function goes to standard error. Modules of the working
+# directory come last, so that a file there cannot replace a module that is imported before the seal is checked.
 RUNNER = """
 import sys
-sys.path[:] = [each for each in sys.path if each]
+sys.path[:] = [path for path in sys.path if path]
 import base64, hmac, os, pickle, traceback, zlib
 sys.path.append("")
 out = os.dup(1)
@@ -35,12 +34,12 @@ most, call, seal = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 text = "".join(sys.argv[4:])
 key = bytes.fromhex(os.environ.pop("FAIRLEAD_CALL_KEY", ""))
 def sealed(*parts):
-    return hmac.new(key, b"\\0".join(each.encode() for each in parts), "sha256").hexdigest()
+    return hmac.new(key, b"\\0".join(part.encode() for part in parts), "sha256").hexdigest()
 if not key:
     sys.exit("there is no key for this call: its secret has expired or was removed; submit the call again")
 if not hmac.compare_digest(seal.encode(), sealed("call", call, text).encode()):
     sys.exit("the call does not carry the seal of the executor that submitted it; it was not read")
-def said(kind, value):
+def packed(kind, value):
     return zlib.compress(pickle.dumps((kind, value)))
 try:
     function, arguments, named = pickle.loads(zlib.decompress(base64.b85decode(text)))
@@ -49,18 +48,18 @@ try:
         import cloudpickle
         data = zlib.compress(cloudpickle.dumps(("result", result)))
     except ImportError:
-        data = said("result", result)
+        data = packed("result", result)
     if len(data) * 5 // 4 > most:
         raise ValueError(f"the result has {len(data)} bytes when packed; write it to a file and return its name")
     code = 0
 except BaseException as error:
-    told = "".join(traceback.format_exception(error))
+    trace = "".join(traceback.format_exception(error))
     try:
-        data = said("error", (error, told))
+        data = packed("error", (error, trace))
         pickle.loads(zlib.decompress(data))
     except BaseException:
-        data = said("error", (RuntimeError(f"{type(error).__name__}: {error}"), told))
-    sys.stderr.write(told)
+        data = packed("error", (RuntimeError(f"{type(error).__name__}: {error}"), trace))
+    sys.stderr.write(trace)
     code = 1
 text = base64.b85encode(data).decode()
 task = os.environ["FAIRLEAD_JOB"], os.environ["FAIRLEAD_INDEX"]
@@ -73,22 +72,22 @@ os._exit(code)
 
 
 class Forged(Exception):
-    """The output of a task is not what the task wrote; nothing of it was unpickled."""
+    """Output without a valid seal: it was changed or replaced. None of it was unpickled."""
 
 
 def call_arguments(key: bytes, call: str, packed: bytes) -> list[str]:
     """Return the arguments of the runner for a pickled call."""
     text = base64.b85encode(packed).decode()
-    if len(text) > MOST_SENT:
+    if len(text) > MAX_SENT:
         raise ValueError(
-            f"function and arguments have {len(text)} bytes when packed, more than {MOST_SENT}; pass file names"
+            f"function and arguments have {len(text)} bytes when packed, more than {MAX_SENT}; pass file names"
         )
     pieces = [text[at : at + PIECE] for at in range(0, len(text), PIECE)]
-    return [str(MOST_RETURNED), call, _sealed(key, "call", call, text), *pieces]
+    return [str(MAX_RETURNED), call, _sealed(key, "call", call, text), *pieces]
 
 
 def result_of(key: bytes, call: str, job: str, output: bytes) -> tuple[str, Any]:
-    """Return what the task of a call wrote, as its kind ("result" or "error") and the value."""
+    """Return the output of the task of a call, as its kind ("result" or "error") and the value."""
     seal, text = output[:SEAL], output[SEAL:]
     expected = _sealed(key, "result", call, job, "0", text.decode("latin-1"))
     if not hmac.compare_digest(seal, expected.encode()):
@@ -101,4 +100,4 @@ def result_of(key: bytes, call: str, job: str, output: bytes) -> tuple[str, Any]
 
 
 def _sealed(key: bytes, *parts: str) -> str:
-    return hmac.new(key, b"\0".join(each.encode() for each in parts), "sha256").hexdigest()
+    return hmac.new(key, b"\0".join(part.encode() for part in parts), "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""The client for programs that wait for their answers."""
+"""The blocking client."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
 from fairlead.client import calls
-from fairlead.client.calls import AGAIN, TRIES, Answer, Call, Document, pause, problem_of, unreachable
+from fairlead.client.calls import RETRIED, TRIES, Answer, Call, Document, pause, problem_of, unreachable
 from fairlead.client.endpoint import Endpoint, find_endpoint
-from fairlead.client.http import LOST, Links
+from fairlead.client.http import LOST, Connections
 from fairlead.wire import api as wire
 
 
@@ -23,20 +23,20 @@ Page = TypeVar("Page", bound=Paged)
 
 
 class Client:
-    """Asks a server. Without arguments it is the one that `fairlead up` runs on this machine.
+    """A client of a server; without arguments, of the server that `fairlead up` runs on this machine.
 
-    Requests that fail on the way are sent again; what they change is changed once all the same. Refusals are raised as
-    `Problem`. It may be used by several threads.
+    Requests that fail on the way are sent again and take effect only once. Refusals are raised as `Problem`. Threads
+    may share a client.
     """
 
     def __init__(
         self, url: str = "", token: str = "", authority: str = "", partition: str = "", insecure: bool = False
     ) -> None:
         """`insecure` sends the token to another machine without TLS."""
-        place = Endpoint(url.rstrip("/"), token, authority, insecure) if url else find_endpoint()
-        self.url = place.url
+        endpoint = Endpoint(url.rstrip("/"), token, authority, insecure) if url else find_endpoint()
+        self.url = endpoint.url
         self.partition = partition
-        self._links = Links(place)
+        self._connections = Connections(endpoint)
 
     def __enter__(self) -> Self:
         return self
@@ -47,28 +47,30 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """End, also what other threads are reading: they would wait for news that nobody brings any more."""
-        self._links.close()
+        """Close all connections, including streams that other threads still read: they would wait forever."""
+        self._connections.close()
 
     # -- jobs ----------------------------------------------------------------------------------------------------
 
     def submit(self, command: list[str] | None = None, document: Document | None = None, **fields: Any) -> str:
-        """Start a job and return its id: a command with what is said of it (`count=3, resources={"cpu": 1},
-        queue=…`), or a whole document with stages."""
+        """Submit a job and return its id.
+
+        The job is a command with fields (`count=3, resources={"cpu": 1}, queue=…`), or a whole document with stages.
+        """
         return self.ask(calls.submit(calls.job_document(command, document, fields), self.partition)).job
 
     def submit_many(self, documents: Iterable[Document]) -> list[wire.BatchItem]:
-        """Start many jobs. Each has the id of its job, or the problem, in the order of the documents."""
+        """Submit many jobs. Return the job id or the problem of each, in the order of the documents."""
         items: list[wire.BatchItem] = []
-        for part in calls.parts_of(documents):
-            items += self.ask(calls.submit_many(part, self.partition)).items
+        for chunk in calls.chunks_of(documents):
+            items += self.ask(calls.submit_many(chunk, self.partition)).items
         return items
 
     def job(self, job: str) -> wire.Job:
         return self.ask(calls.job(job, self.partition))
 
     def jobs(self, **filters: Any) -> Iterator[wire.Job]:
-        """Jobs, the newest first: `state`, `user`, `queue`, `name`, `label`."""
+        """Yield jobs, newest first. Filters: `state`, `user`, `queue`, `name`, `label`."""
         for page in self._pages(lambda cursor: calls.jobs(self.partition, cursor=cursor, **filters)):
             yield from page.jobs
 
@@ -79,14 +81,14 @@ class Client:
             yield from page.tasks
 
     def wait(self, job: str, timeout: float | None = None) -> wire.Job:
-        """Wait for a job to be over. `TimeoutError` if it is not by then."""
+        """Wait until a job is over and return it. Raise `TimeoutError` after `timeout` seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            found = self.ask(calls.job(job, self.partition, calls.until(deadline)))
-            if found.over:
-                return found
+            view = self.ask(calls.job(job, self.partition, calls.poll_seconds(deadline)))
+            if view.over:
+                return view
             if deadline is not None and time.monotonic() >= deadline:
-                raise TimeoutError(f"job {job} is still {found.state}")
+                raise TimeoutError(f"job {job} is still {view.state}")
 
     def kill(self, job: str) -> str:
         return self.ask(calls.kill(job, self.partition)).note
@@ -103,7 +105,7 @@ class Client:
     def log(
         self, job: str, stage: str = "", index: int = 0, stream: str = "out", follow: bool = False, offset: int = 0
     ) -> Iterator[bytes]:
-        """What a task wrote, as it comes."""
+        """Yield the output of a task as it arrives."""
         call = calls.log(job, self.partition, stage=stage, index=index, stream=stream, follow=follow, offset=offset)
         yield from self.stream(call)
 
@@ -114,17 +116,17 @@ class Client:
             yield from page.nodes
 
     def partitions(self) -> list[str]:
-        return [each.name for each in self.ask(calls.partitions()).partitions]
+        return [partition.name for partition in self.ask(calls.partitions()).partitions]
 
     def queues(self) -> list[wire.Queue]:
         return self.ask(calls.queues(self.partition)).queues
 
     def holds(self) -> list[wire.Hold]:
-        """The nodes that are kept free of new work for jobs that waited too long."""
+        """Return the nodes that are held for jobs that have waited too long."""
         return self.ask(calls.holds(self.partition)).holds
 
     def release_hold(self, job: str, stage: str = "") -> str:
-        """Open the nodes that are held for a job, or for one stage of it, to other work."""
+        """Release the nodes held for a job, or for one of its stages."""
         return self.ask(calls.release_hold(job, stage, self.partition)).note
 
     def pools(self) -> list[wire.Pool]:
@@ -140,50 +142,50 @@ class Client:
         return self.ask(calls.move_pool(pool, "resume", self.partition)).note
 
     def scale_pool(self, pool: str, nodes: int) -> str:
-        """Order nodes, or give back idle ones, until the pool has so many."""
+        """Order nodes, or give back idle ones, until the pool has `nodes` nodes."""
         return self.ask(calls.scale_pool(pool, nodes, self.partition)).note
 
     def usage(self) -> wire.Usage:
-        """Nodes by pool: how many there are, how many the waiting work would take, how many are coming."""
+        """Return the nodes of each pool: existing, needed for waiting work, and ordered."""
         return self.ask(calls.usage(self.partition))
 
     def history(self, **filters: Any) -> Iterator[wire.PastJob]:
-        """Jobs that are over, the newest first: `user`, `state`."""
+        """Yield finished jobs, newest first. Filters: `user`, `state`."""
         for page in self._pages(lambda cursor: calls.history(self.partition, cursor=cursor, **filters)):
             yield from page.jobs
 
     def secrets(self) -> list[str]:
-        """The names of the caller's secrets."""
+        """Return the names of the caller's secrets."""
         return self.ask(calls.secrets()).secrets
 
     def set_secret(self, name: str, value: str, expires_in: float | None = None) -> None:
-        """Keep a value for the caller's jobs to name, for a number of seconds or until it is removed."""
+        """Store a secret that the caller's jobs can use, for `expires_in` seconds or until it is removed."""
         self.ask(calls.set_secret(name, value, expires_in))
 
     def remove_secret(self, name: str) -> None:
         self.ask(calls.remove_secret(name))
 
-    # -- asking --------------------------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------------------------
 
     def ask(self, call: Call[Answer]) -> Answer:
-        """Send a call, again if need be, and return its answer."""
+        """Send a call, retry it if needed, and return its answer."""
         for attempt in range(TRIES):
             last = attempt == TRIES - 1
             retry_after = None
             try:
-                answer = self._links.ask(call)
+                answer = self._connections.ask(call)
             except LOST as problem:
                 if last:
                     raise unreachable(self.url, problem) from None
             else:
-                if answer.status not in AGAIN or last:
+                if answer.status not in RETRIED or last:
                     return call.read(answer.status, answer.content)
                 retry_after = answer.retry_after
             time.sleep(pause(attempt, retry_after))
         raise AssertionError
 
     def _pages(self, call: Callable[[str], Call[Page]]) -> Iterator[Page]:
-        """Page after page, each asked for with the cursor of the one before."""
+        """Yield the pages of a list. Each request carries the cursor of the page before."""
         cursor = ""
         while True:
             page = self.ask(call(cursor))
@@ -193,9 +195,9 @@ class Client:
                 return
 
     def stream(self, call: Call[Any]) -> Iterator[bytes]:
-        """An answer that comes bit by bit. It is not asked for again when it is cut."""
+        """Yield the parts of a streaming answer. The call is not sent again if the stream breaks off."""
         try:
-            with self._links.stream(call) as answer:
+            with self._connections.stream(call) as answer:
                 if answer.status >= 400:
                     raise problem_of(answer.status, answer.read())
                 while part := answer.read1():

@@ -275,7 +275,9 @@ CHECKS: Registry[Check] = Registry(
             members_stopping, lambda partition, job: job.allocations > 0, wakes=True, always=True
         ),
         "dependencies": Check(dependencies, lambda partition, job: bool(job.after), wakes=True, always=True),
-        "queue_active": Check(queue_active, lambda partition, job: bool(partition.stopped), wakes=True, always=True),
+        "queue_active": Check(
+            queue_active, lambda partition, job: bool(partition.derived.stopped_queues), wakes=True, always=True
+        ),
         "running_jobs": Check(running_jobs, _has_max_jobs, always=True),
         "share": Check(share, is_unpreemptible, always=True),
         "limits": LIMITS,

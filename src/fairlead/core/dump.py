@@ -422,7 +422,7 @@ def _load(document: _Document) -> Partition:
         partition.managers[manager.name] = Manager(manager.name, manager.registered)
     for user, key, kept_key in document.keys:
         partition.keep_key(user, key, kept_key)
-    heapify(partition.forgetting)
+    heapify(partition.derived.forgetting)
     partition.counters = document.counters
     return partition
 
@@ -468,10 +468,10 @@ def _load_job(partition: Partition, record: _Job, times: dict[int, int], replaci
             )
     if job.ended_at is None:
         for name in spec.after:
-            partition.followers.setdefault(name, []).append(job.id)
+            partition.derived.followers.setdefault(name, []).append(job.id)
         partition.list_or_unlist(job)
     else:
-        partition.forgetting.append((job.ended_at, job.number, job.id))
+        partition.derived.forgetting.append((job.ended_at, job.number, job.id))
 
 
 def _load_pending(flats: tuple[tuple[int, ...], ...]) -> Pending:

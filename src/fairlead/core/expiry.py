@@ -23,7 +23,7 @@ from fairlead.core.effects import Stop
 from fairlead.core.holds.holds import starving_due
 from fairlead.core.holds.release import kept_due
 from fairlead.core.match.match import plan_due
-from fairlead.core.model import Allocation, Job, Micros, Queue
+from fairlead.core.model import FAR, Allocation, Job, Micros, Queue
 from fairlead.core.outcomes import call_back, hand_back, restart, stop, take_back
 from fairlead.core.plan import Plan
 from fairlead.core.pools.demand import demand_due, give_up_late
@@ -31,7 +31,7 @@ from fairlead.core.preempt.preempt import claims_due
 from fairlead.core.preempt.shares import shares_due
 from fairlead.core.ranges import count
 from fairlead.core.resources import format_duration
-from fairlead.core.state import FAR, Partition
+from fairlead.core.state import Partition
 
 MAX_EXPIRED = 1_000
 """The number of records that one cycle forgets at most; the next cycle continues."""
@@ -40,19 +40,19 @@ MAX_EXPIRED = 1_000
 def expiry(plan: Plan) -> None:
     partition = plan.partition
     _become_ready(plan)
-    if partition.forgetting:
+    if partition.derived.forgetting:
         _forget_jobs(plan)
-    if partition.expiring:
+    if partition.derived.expiring:
         _forget_keys(plan)
     if partition.nodes.avoided:
         _end_pauses(plan)
-    if partition.timers:
+    if partition.derived.timers:
         _meet_deadlines(plan)
-    if partition.short:
+    if partition.derived.short:
         _give_up_short_stages(plan)
     if partition.orders and partition.reign.ready:
         give_up_late(plan)
-    if partition.draining:
+    if partition.derived.draining_queues:
         _remove_drained(plan)
 
 
@@ -62,10 +62,10 @@ def due(partition: Partition, forgetting: bool = True) -> Micros | None:
     Without `forgetting`, records that are only to be forgotten do not count: that can wait for the next cycle.
     """
     times: list[Micros] = []
-    if partition.forgetting and forgetting:
-        times.append(partition.forgetting[0][0] + partition.settings.keep_ended)
-    if partition.expiring and forgetting:
-        times.append(partition.expiring[0][0])
+    if partition.derived.forgetting and forgetting:
+        times.append(partition.derived.forgetting[0][0] + partition.settings.keep_ended)
+    if partition.derived.expiring and forgetting:
+        times.append(partition.derived.expiring[0][0])
     if partition.nodes.avoided:
         times += partition.nodes.avoided.values()
     if not partition.reign.ready:
@@ -74,10 +74,10 @@ def due(partition: Partition, forgetting: bool = True) -> Micros | None:
         )
     else:
         _drop_old_timers(partition)
-        if partition.timers:
-            times.append(partition.timers[0][0])
-        if partition.short:
-            times += [_short_until(partition, since) for since in partition.short.values()]
+        if partition.derived.timers:
+            times.append(partition.derived.timers[0][0])
+        if partition.derived.short:
+            times += [_short_until(partition, since) for since in partition.derived.short.values()]
         if partition.nodes.held:
             times += kept_due(partition)
         times += (starving_due(partition), claims_due(partition), plan_due(partition))
@@ -90,14 +90,14 @@ def due(partition: Partition, forgetting: bool = True) -> Micros | None:
 
 def _drop_old_timers(partition: Partition) -> None:
     """Drop timers of allocations that were acknowledged or have ended, so that no cycle runs for them."""
-    while partition.timers:
-        when, number = partition.timers[0]
+    while partition.derived.timers:
+        when, number = partition.derived.timers[0]
         allocation = partition.allocations.get(number)
         now_due = partition.deadline(allocation) if allocation is not None else None
         if now_due is None:
-            heappop(partition.timers)
+            heappop(partition.derived.timers)
         elif now_due > when:
-            heapreplace(partition.timers, (now_due, number))
+            heapreplace(partition.derived.timers, (now_due, number))
         else:
             return
 
@@ -130,14 +130,14 @@ def _meet_deadlines(plan: Plan) -> None:
     A stop that was not confirmed in time is marked overdue: nothing counts on its capacity any more.
     """
     partition = plan.partition
-    while partition.reign.ready and partition.timers and partition.timers[0][0] <= plan.now:
-        _, number = heappop(partition.timers)
+    while partition.reign.ready and partition.derived.timers and partition.derived.timers[0][0] <= plan.now:
+        _, number = heappop(partition.derived.timers)
         allocation = partition.allocations.get(number)
         when = partition.deadline(allocation) if allocation is not None else None
         if allocation is None or when is None:
             continue
         if when > plan.now:
-            heappush(partition.timers, (when, number))
+            heappush(partition.derived.timers, (when, number))
         elif allocation.state == "assigned":
             _give_up_waiting(plan, allocation)
         elif allocation.state == "stopping":
@@ -182,18 +182,21 @@ def _give_up_short_stages(plan: Plan) -> None:
     partition = plan.partition
     if not partition.reign.ready:
         return
-    late = [key for key, since in partition.short.items() if _short_until(partition, since) <= plan.now]
+    late = [key for key, since in partition.derived.short.items() if _short_until(partition, since) <= plan.now]
     for job_id, position in sorted(late, key=lambda key: (partition.jobs[key[0]].number, key[1])):
-        if (job_id, position) in partition.short:  # otherwise it was taken back with another stage of its job
+        if (job_id, position) in partition.derived.short:  # otherwise it was taken back with another stage of its job
             restart(plan, partition.jobs[job_id].stages[position])
 
 
 def _forget_jobs(plan: Plan) -> None:
     partition = plan.partition
     for _ in range(MAX_EXPIRED):
-        if not partition.forgetting or partition.forgetting[0][0] + partition.settings.keep_ended > plan.now:
+        if (
+            not partition.derived.forgetting
+            or partition.derived.forgetting[0][0] + partition.settings.keep_ended > plan.now
+        ):
             return
-        _, number, job_id = heappop(partition.forgetting)
+        _, number, job_id = heappop(partition.derived.forgetting)
         job = partition.jobs.get(job_id)
         # A job with stopping tasks or with waiting followers is entered again when it has none.
         if job is not None and job.ended_at is not None and job.number == number and _may_forget(partition, job):
@@ -201,12 +204,12 @@ def _forget_jobs(plan: Plan) -> None:
 
 
 def _may_forget(partition: Partition, job: Job) -> bool:
-    return not job.allocations and job.id not in partition.followers
+    return not job.allocations and job.id not in partition.derived.followers
 
 
 def _forget(plan: Plan, job: Job, ended_at: Micros) -> None:
     partition = plan.partition
-    key = partition.key_of.get(job.id)
+    key = partition.derived.key_of.get(job.id)
     if key is not None:
         entry = partition.keys[key]
         answer = entry.answer or encode_answer(Accepted(job=job.id))
@@ -218,8 +221,8 @@ def _forget(plan: Plan, job: Job, ended_at: Micros) -> None:
 def _forget_keys(plan: Plan) -> None:
     partition = plan.partition
     gone: dict[tuple[str, str], None] = {}
-    while partition.expiring and partition.expiring[0][0] <= plan.now and len(gone) < MAX_EXPIRED:
-        expires, user, key = heappop(partition.expiring)
+    while partition.derived.expiring and partition.derived.expiring[0][0] <= plan.now and len(gone) < MAX_EXPIRED:
+        expires, user, key = heappop(partition.derived.expiring)
         entry = partition.keys.get((user, key))
         if entry is not None and entry.expires == expires:
             gone[user, key] = None
@@ -231,7 +234,7 @@ def _remove_drained(plan: Plan) -> None:
     """Remove queues that left the configuration once they are empty, children first."""
     partition = plan.partition
     going: list[str] = []
-    for path in sorted(partition.draining, reverse=True):
+    for path in sorted(partition.derived.draining_queues, reverse=True):
         queue = partition.queues[path]
         if _empty(queue, going):
             going.append(path)

@@ -96,7 +96,9 @@ def _held_for_others(partition: Partition, stage: Stage, own: Collection[int], n
 
 def _not_stopping(partition: Partition, stage: Stage) -> tuple[NotStopping, ...]:
     """Return the overdue stops on nodes that accept tasks of a stage, the oldest first."""
-    late = [allocation for allocation in partition.overdue.values() if _accepts(partition, stage, allocation.node)]
+    late = [
+        allocation for allocation in partition.derived.overdue.values() if _accepts(partition, stage, allocation.node)
+    ]
     late.sort(key=lambda allocation: (allocation.since, allocation.id))
     return tuple(
         NotStopping(
@@ -170,7 +172,7 @@ def most_ever(partition: Partition, shape: Shape, manager: str, enough: int) -> 
     cached = shape.ever
     if (
         cached is not None
-        and cached[0] == (nodes.version, partition.pools_version, manager)
+        and cached[0] == (nodes.version, partition.derived.pools_version, manager)
         and (cached[1] >= enough or cached[2])
     ):
         return cached[1]
@@ -186,7 +188,7 @@ def most_ever(partition: Partition, shape: Shape, manager: str, enough: int) -> 
         if shape.accepts(dict(settings.labels), settings.taints, pool.name):
             per_node = _slots(dict(settings.node), shape)
             most += per_node * (enough if settings.max is None else settings.max)
-    shape.ever = ((nodes.version, partition.pools_version, manager), most, counted_all)
+    shape.ever = ((nodes.version, partition.derived.pools_version, manager), most, counted_all)
     return most
 
 
@@ -217,8 +219,8 @@ def never_whole(partition: Partition, needs: Sequence[tuple[Stage, int]]) -> Nev
 
 def capacity_ever(partition: Partition) -> Vector:
     """Return the total capacity of our own nodes and of pools at full size. Cached until a node or pool changes."""
-    version = (partition.nodes.version, partition.pools_version)
-    if partition.ever is None or partition.ever[0] != version:
+    version = (partition.nodes.version, partition.derived.pools_version)
+    if partition.memory.ever is None or partition.memory.ever[0] != version:
         total: Vector = {}
         for row in partition.nodes.rows.values():
             if not partition.nodes.manager[row]:
@@ -226,8 +228,8 @@ def capacity_ever(partition: Partition) -> Vector:
         for pool in partition.pools.values():
             most = pool.settings.max
             add(total, dict(pool.settings.node), MANY if most is None else most)
-        partition.ever = (version, total)
-    return partition.ever[1]
+        partition.memory.ever = (version, total)
+    return partition.memory.ever[1]
 
 
 def _slots(capacity: Mapping[str, int], shape: Shape) -> int:

@@ -46,7 +46,7 @@ def check_touched(partition: Partition) -> None:
             _check_counts(partition, jobs[job_id])
     if touched.chains:
         for number in sorted(touched.chains):
-            if number in partition.chains:
+            if number in partition.derived.chains:
                 _check_chain(partition, number)
 
 
@@ -274,7 +274,7 @@ def _check_allocations(partition: Partition) -> None:
 
 def _check_chain(partition: Partition, number: int) -> None:
     """Check that the waiting tasks of a chain count its rooms correctly, and that all belong to one stage and node."""
-    chain = partition.chains[number].values()
+    chain = partition.derived.chains[number].values()
     rooms = sum(count(allocation.indices) for allocation in chain if not allocation.rooms)
     first = next(iter(chain))
     for member in chain:
@@ -292,7 +292,7 @@ def _check_chains(partition: Partition) -> None:
         _need(not allocation.rooms or bool(allocation.chain), f"allocation {allocation.id} waits in no chain")
         returns = allocation.cause == "return"
         _need(not returns or allocation.state == "assigned", f"allocation {allocation.id} returns and was started")
-    _need(chains == partition.chains, "the chains are not those of the allocations")
+    _need(chains == partition.derived.chains, "the chains are not those of the allocations")
     for number in chains:
         _check_chain(partition, number)
 
@@ -349,7 +349,7 @@ def _check_queues(partition: Partition) -> None:
             f"queue {path} is not a child of its parent",
         )
         _need(
-            (queue.state == "draining") == (path in partition.draining),
+            (queue.state == "draining") == (path in partition.derived.draining_queues),
             f"queue {path} is draining, or is not, but is listed as the opposite",
         )
         listed = sum(job.listed for job in partition.jobs.values() if job.queue is queue)
@@ -360,7 +360,9 @@ def _check_lanes(partition: Partition) -> None:
     sizes: dict[tuple[str, object], int] = {}
     for job in partition.jobs.values():
         for stage in job.stages:
-            _need(partition.shapes.get(stage.shape.key) is stage.shape, f"the shape of {job.id} is not interned")
+            _need(
+                partition.derived.shapes.get(stage.shape.key) is stage.shape, f"the shape of {job.id} is not interned"
+            )
             for ask in stage.asks:
                 if ask is not None:
                     _need(not ask.whole or job.whole, f"stage {stage.name} of {job.id} has an ask for its whole job")
@@ -388,7 +390,7 @@ def _check_lanes(partition: Partition) -> None:
     for job in partition.jobs.values():
         for stage in job.stages:
             uses[id(stage.shape)] = uses.get(id(stage.shape), 0) + 1
-    for shape in partition.shapes.values():
+    for shape in partition.derived.shapes.values():
         _need(shape.stages == uses.get(id(shape), 0) > 0, f"shape {shape.text} outlives its stages")
 
 
@@ -405,7 +407,9 @@ def _check_kept(partition: Partition, settled: bool) -> None:
             kept.setdefault(place[0], {}).setdefault(earmark.seq, []).append(place)
     _need(kept == partition.nodes.held, f"nodes are kept as {partition.nodes.held}, should be {kept}")
     overdue = {number: allocation for number, allocation in partition.allocations.items() if allocation.overdue}
-    _need(overdue == partition.overdue, f"stops are overdue as {partition.overdue}, should be {overdue}")
+    _need(
+        overdue == partition.derived.overdue, f"stops are overdue as {partition.derived.overdue}, should be {overdue}"
+    )
     stops = all(allocation.state == "stopping" for allocation in overdue.values())
     _need(stops, "an allocation is overdue to stop, but is not stopping")
     large = [hold for hold in partition.holds.values() if hold.large]
@@ -432,7 +436,10 @@ def _check_kept(partition: Partition, settled: bool) -> None:
     priorities: dict[int, int] = {}
     for job in partition.jobs.values():
         priorities[job.priority] = priorities.get(job.priority, 0) + 1
-    _need(priorities == partition.priorities, f"jobs have priorities {priorities}, counted are {partition.priorities}")
+    _need(
+        priorities == partition.derived.priorities,
+        f"jobs have priorities {priorities}, counted are {partition.derived.priorities}",
+    )
 
 
 def _check_pools(partition: Partition) -> None:
@@ -473,22 +480,22 @@ def _check_remembered(partition: Partition) -> None:
         for stage in job.stages
         if stage.short_since is not None and stage.terms.on_loss == "replace"
     }
-    _need(short == partition.short, f"stages with too few tasks: {short}, listed: {partition.short}")
+    _need(short == partition.derived.short, f"stages with too few tasks: {short}, listed: {partition.derived.short}")
     for job_id, position in short:
         stage = partition.jobs[job_id].stages[position]
         _need(is_short(stage), f"stage {stage.name} of {job_id} has enough tasks, or is over")
     owners = {entry.job: key for key, entry in partition.keys.items() if entry.job}
-    _need(owners == partition.key_of, f"jobs' keys: {owners}, listed: {partition.key_of}")
+    _need(owners == partition.derived.key_of, f"jobs' keys: {owners}, listed: {partition.derived.key_of}")
     for (user, key), entry in partition.keys.items():
         if entry.job:
-            _need(partition.key_of.get(entry.job) == (user, key), f"key {key} lost its job")
+            _need(partition.derived.key_of.get(entry.job) == (user, key), f"key {key} lost its job")
             _need(entry.job in partition.jobs, f"key {key} outlives its job {entry.job}")
     waiting = {(before, job.id) for job in partition.jobs.values() if not job.over for before in job.after}
-    listed = {(before, follower) for before, followers in partition.followers.items() for follower in followers}
+    listed = {(before, follower) for before, followers in partition.derived.followers.items() for follower in followers}
     _need(waiting == listed, f"jobs after others: {waiting}, listed: {listed}")
     ended = {
         job.id
         for job in partition.jobs.values()
-        if job.over and not job.allocations and job.id not in partition.followers
+        if job.over and not job.allocations and job.id not in partition.derived.followers
     }
-    _need(ended <= {job_id for _, _, job_id in partition.forgetting}, "an ended job would never be forgotten")
+    _need(ended <= {job_id for _, _, job_id in partition.derived.forgetting}, "an ended job would never be forgotten")

@@ -15,6 +15,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterator
 from itertools import islice
 
+from fairlead.core.memory import LaneMemory
 from fairlead.core.model import NEW, REPLACE, SCALE, Ask, Job, Queue
 from fairlead.core.policy.order import Key
 from fairlead.core.shape import Shape
@@ -61,78 +62,42 @@ class Run:
 
 
 class Lane:
-    __slots__ = (
-        "_entries",
-        "_runs",
-        "asleep_at",
-        "blocked",
-        "claims_at",
-        "limited",
-        "moved",
-        "new_while_asleep",
-        "no_room",
-        "queue",
-        "shapes",
-        "size",
-        "text",
-        "unclaimed",
-        "unheld",
-        "woken_by_room",
-    )
+    __slots__ = ("_entries", "_runs", "memory", "queue", "shapes", "size", "text")
 
     def __init__(self, queue: Queue, shapes: tuple[Shape, ...]) -> None:
         self.queue = queue
         self.shapes = shapes
         self.text = text_of(shapes)
         self.size = 0
-        self.asleep_at: tuple[int, int] | None = None
-        """Versions of capacity and nodes when nothing of the lane could be placed. It sleeps while they stay."""
-        self.new_while_asleep: list[Ask] = []
-        """Asks that joined while the lane slept. They change nothing for the asks that were there before."""
-        self.woken_by_room = False
-        """True if only freed capacity can have woken the lane: without it, the reason of its head still holds."""
-        self.blocked: Ask | None = None
-        """The head without capacity; it blocks the lane while it is within its limits."""
-        self.no_room: Ask | None = None
-        """The first ask that was allowed to start and found no capacity at the last look."""
-        self.limited: Ask | None = None
-        """The first ask that was refused for a limit at the last look."""
-        self.unheld: tuple[object, bool] | None = None
-        """State versions at the last hold attempt, and True if no other ask may get a hold before this one."""
-        self.moved = False
-        """True if asks may have other places than when the turns of a match began: walks of the lane are invalid."""
-        self.unclaimed: dict[int, tuple[tuple[int, ...], int]] = {}
-        """Ask number → state versions when no tasks were found to stop for it, and when to look again anyway."""
-        self.claims_at: int | None = None
-        """The time when a pause or a protection ends that kept an ask of the lane from claiming at the last look."""
+        self.memory = LaneMemory()
         self._runs: list[Run] = []
         self._entries = 0
 
     def add(self, ask: Ask) -> None:
-        asleep_at = self.asleep_at
+        asleep_at = self.memory.asleep_at
         self.touch(ask)
         if asleep_at is not None and not self.queue.order.by_running:
-            self.asleep_at = asleep_at
-            self.new_while_asleep.append(ask)
+            self.memory.asleep_at = asleep_at
+            self.memory.new_while_asleep.append(ask)
         self.size += 1
         self.queue.asks += 1
 
     def all_behind(self) -> bool:
         """True if all asks that joined while the lane slept are behind its ask without capacity."""
-        if self.no_room is None or not _stands(self.no_room):
+        if self.memory.no_room is None or not _stands(self.memory.no_room):
             return False
-        first = self.key(self.no_room)
-        return all(self.key(ask) > first for ask in self.new_while_asleep)
+        first = self.key(self.memory.no_room)
+        return all(self.key(ask) > first for ask in self.memory.new_while_asleep)
 
     def drop(self, asks: int = 1) -> None:
         """Count asks that have left their stages. Their entries are removed when they are passed over."""
         self.size -= asks
         self.queue.asks -= asks
-        self.asleep_at = None
+        self.memory.asleep_at = None
 
     def touch(self, ask: Ask) -> None:
         """Give an ask the place it has now. Under some orders it changes with the running tasks of its job."""
-        self.asleep_at = None
+        self.memory.asleep_at = None
         if self._entries > 2 * self.size + _SLACK:
             self._clear_out()
         key = self.key(ask)
@@ -157,13 +122,13 @@ class Lane:
 
     def stir(self) -> None:
         """Have the next match look at the lane. Until then, the results of the last look stay."""
-        if self.asleep_at is not None:
-            self.asleep_at = _STIRRED
+        if self.memory.asleep_at is not None:
+            self.memory.asleep_at = _STIRRED
 
     def move(self, ask: Ask) -> None:
         """Give a replacement the place it has now: its stage fell below `min`, or reached it."""
         self.touch(ask)
-        self.moved = True
+        self.memory.moved = True
 
     def head(self) -> Ask | None:
         runs = self._runs
@@ -195,7 +160,7 @@ class Lane:
         self._runs, self._entries = [], 0
         for ask in sorted(standing.values(), key=self.key):
             self.touch(ask)
-        self.asleep_at = None
+        self.memory.asleep_at = None
 
     def __iter__(self) -> Iterator[Ask]:
         """Yield the asks in order."""

@@ -20,6 +20,9 @@ from fairlead.core.shape import Selectors, Shape, ShapeKey
 Micros = int
 """A point in time or a duration, in microseconds."""
 
+FAR: Micros = 2**62
+"""Later than any other time."""
+
 JobState = Literal["pending", "running", "succeeded", "failed", "killed"]
 AllocationState = Literal["assigned", "running", "stopping"]
 Outcome = Literal["succeeded", "failed", "lost", "preempted", "killed"]

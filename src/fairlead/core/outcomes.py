@@ -409,9 +409,9 @@ def finish_if_done(plan: Plan, job: Job) -> None:
 
 def _followers(plan: Plan, job: Job) -> list[Job]:
     partition = plan.partition
-    if job.id not in partition.followers:
+    if job.id not in partition.derived.followers:
         return []
-    names = partition.followers.get(job.id, ())
+    names = partition.derived.followers.get(job.id, ())
     followers = (partition.jobs[name] for name in names if name in partition.jobs)
     return sorted((follower for follower in followers if not follower.over), key=lambda follower: follower.number)
 

@@ -103,6 +103,11 @@ class Plan:
             change, before = self._done.pop()
             change.undo(self.partition, before)
 
+    def take_back(self, mark: int, openings: int) -> None:
+        """Undo starts that were only tried, and the openings since: the capacity was free before."""
+        self.rollback(mark)
+        self.partition.derived.openings = openings
+
     def seal(self) -> list[Change[Any]]:
         """End the plan and return its changes. The state keeps them."""
         self._sealed = True
@@ -118,8 +123,6 @@ class Plan:
         """Undo the whole plan, sealed or not. Only for a plan that certainly did not reach the journal."""
         self._sealed = False
         if self._done:
-            # These were worked out from the changes that are taken back now.
-            self.partition.scaling.dirty = True
-            self.partition.backfilled = None
-        self.rollback(0)
+            self.rollback(0)
+            self.partition.forget()
         self.partition.now = self.before

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from heapq import heappush
-from typing import Any, NamedTuple
 
 import msgspec
 
+from fairlead.core.derived import Derived, QueueFacts
 from fairlead.core.entitlement import Entitlements
 from fairlead.core.forecast import Forecast
 from fairlead.core.index.pack import FitIndex
 from fairlead.core.index.scored import ScoreIndex
 from fairlead.core.lanes import Lane, LaneKey, lane_key, whole_key
+from fairlead.core.memory import LaneMemory, Memory
 from fairlead.core.model import (
+    FAR,
     REPLACE,
     Account,
     Allocation,
@@ -49,9 +51,6 @@ from fairlead.core.shape import Shape, ShapeKey
 
 WILDCARD = "*"
 
-FAR: Micros = 2**62
-"""Later than any real time."""
-
 CHAIN_RECALL_FACTOR = 10
 """Tasks that wait in a chain for 10 × `chain` are recalled: the tasks before them are slower than measured."""
 
@@ -68,38 +67,6 @@ class Counters(msgspec.Struct, array_like=True):
     ask: int = 1
     front: int = 1
     order: int = 1
-
-
-class Scaling:
-    """Results of the last run of the demand phase, so that it can be skipped. Derived, never journaled."""
-
-    __slots__ = ("dirty", "next_look", "paused", "pools", "shrink_at")
-
-    def __init__(self) -> None:
-        self.dirty = True
-        """True if anything has changed since."""
-        self.next_look: Micros | None = None
-        """The earliest time of the next run, because the last one was expensive; None for any time."""
-        self.shrink_at: Micros | None = None
-        """When the next node will have been idle for `idle_for`."""
-        self.paused: list[str] = []
-        """The pools that were skipped because an order had failed."""
-        self.pools = -1
-        """The version of the pools for which all nodes were checked."""
-
-
-class QueueFacts(NamedTuple):
-    """Which features any queue of the tree uses, for one version of the tree."""
-
-    queue_version: int
-    guarantees: bool
-    firm: bool
-    """True if a queue is not preemptible."""
-    limits: bool
-    """True if a queue has limits, for itself or for users or groups in it."""
-    checks: dict[object, tuple[Any, object]]
-    """For admission: properties of a job → the checks that can refuse it, and its accounts. Holding a reference to the
-    accounts keeps their id from being reused."""
 
 
 class Touched:
@@ -123,100 +90,59 @@ class Partition:
     def __init__(self, name: str) -> None:
         self.name = name
         self.settings = PartitionSettings()
-        self.requestors = Requestors(())
         self.config_version = 0
         self.now: Micros = 0
         """The time of the last journaled cycle, or of the open plan."""
-        self.reign = Reign()
         self.removed = False
         self.counters = Counters()
         self.queues: dict[str, Queue] = {}
-        self.queue_version = 0
-        """Grows when a queue is added, removed or changed, and when the setting `checks` changes."""
-        self._entitlements: tuple[int, Entitlements] | None = None
-        self._facts = QueueFacts(-1, False, False, False, {})
+        self.uneven: dict[str, None] = {}
+        """Queues whose children have been too far from their shares for some time."""
         self.nodes = NodeTable()
         self.jobs: dict[str, Job] = {}
-        self.allocations: dict[int, Allocation] = {}
         self.lanes: dict[LaneKey, Lane] = {}
+        """The asks of the jobs, in order."""
+        self.allocations: dict[int, Allocation] = {}
         self.holds: dict[int, Hold] = {}
-        """Number of a starving ask → its hold."""
+        """The number of a starving ask → the nodes that are kept for it."""
         self.promises: dict[int, Promise] = {}
-        """Number of an ask → its promise."""
-        self.unheld_starving = True
-        """True if a starving ask may have no hold yet."""
-        self.next_starving_at: Micros = 0
-        """No other ask can start starving before this time."""
-        self.priorities: dict[int, int] = {}
-        """Priority → the number of jobs with it."""
-        self.holds_version = 0
-        """Grows when a hold or promise is added, changed or released."""
-        self.stops = 0
-        """Grows when tasks are told to stop, so that capacity is on its way, and when a stop is overdue."""
-        self.overdue: dict[int, Allocation] = {}
-        """The allocations with tasks that were told to stop and have not stopped in time."""
-        self.claims_at: Micros = 0
-        """No ask for which stopping tasks did not help may claim again before this time."""
-        self.replan_at: Micros = FAR
-        """With backfill, the time at which a task overruns the estimate that a planned start relies on."""
-        self.chains: dict[int, dict[int, Allocation]] = {}
-        """Chain → its allocations: those with rooms, and those that wait for one."""
-        self.forecast: Forecast | None = None
-        """The expected ends of running tasks; only with backfill."""
-        self.backfilled: object = None
-        """Results of the last backfill, for reuse by the next one."""
+        """The number of an ask → the nodes on which capacity is coming for it."""
         self.pools: dict[str, Pool] = {}
         self.orders: dict[int, NodeOrder] = {}
-        """The open orders of nodes."""
+        """Orders of nodes that are not over."""
         self.order_of: dict[str, int] = {}
-        """Name of a node that has not joined yet → its order."""
+        """Name of an ordered node that has not come → its order."""
         self.idle: dict[int, Micros] = {}
-        """Node id → since when the node is idle; nodes of elastic pools only."""
+        """Id of an empty node of a pool that can shrink → since when it is empty."""
         self.unwanted: dict[int, Micros] = {}
-        """Node id → since when the node is given back to its pool. Such nodes are draining and empty."""
-        self.scaling = Scaling()
+        """Id of a node that is given back → since when. It drains, and is empty."""
         self.managers: dict[str, Manager] = {}
         self.keys: dict[tuple[str, str], KeptKey] = {}
-        self.shapes: dict[ShapeKey, Shape] = {}
-        self.followers: dict[str, list[str]] = {}
-        """Job → the jobs after it that still wait for it."""
-        self.timers: list[tuple[Micros, int]] = []
-        """A heap of deadlines of allocations; see `deadline`."""
-        self.short: dict[tuple[str, int], Micros] = {}
-        """(Job, stage) → since when a stage with `on_loss: replace` has had too few tasks."""
-        self.stopped: set[str] = set()
-        """The stopped queues: they start nothing."""
-        self.uneven: dict[str, None] = {}
-        """The queues with children that are too far from their shares."""
-        self.draining: set[str] = set()
-        """The draining queues: they are removed once they are empty."""
-        self.forgetting: list[tuple[Micros, int, str]] = []
-        """A heap of ended jobs that may be forgotten, by their end; entries of removed jobs are skipped."""
-        self.expiring: list[tuple[Micros, str, str]] = []
-        """A heap of idempotency keys by expiry; outdated entries are skipped."""
-        self.key_of: dict[str, tuple[str, str]] = {}
-        """Job → the idempotency key of its submission."""
-        self.index: FitIndex | ScoreIndex = FitIndex(self.nodes)
-        self.pools_version = 0
-        self.ever: tuple[tuple[int, int], Vector] | None = None
-        """Cached result of `explain.capacity_ever`, with the versions of nodes and pools."""
-        self.openings = 0
-        """Grows when capacity or a limit may have become free. A lane sleeps while it does not change."""
+        """(User, idempotency key) → the answer."""
+        self.derived = Derived(self.nodes)
+        self.memory = Memory()
+        self.reign = Reign()
         self.touched = Touched()
+
+    def forget(self) -> None:
+        """Forget what phases remember."""
+        self.memory = Memory()
+        for lane in self.lanes.values():
+            lane.memory = LaneMemory()
 
     def set_settings(self, settings: PartitionSettings) -> None:
         if (settings.place, settings.seed) != (self.settings.place, self.settings.seed):
             pack = settings.place == PACK
-            self.index = FitIndex(self.nodes) if pack else ScoreIndex(self.nodes, settings.place, settings.seed)
-            for shape in self.shapes.values():
-                self.index.add(shape)
+            self.derived.index = FitIndex(self.nodes) if pack else ScoreIndex(self.nodes, settings.place, settings.seed)
+            for shape in self.derived.shapes.values():
+                self.derived.index.add(shape)
         if settings.requestors != self.settings.requestors:
-            self.requestors = Requestors(settings.requestors)
+            self.derived.requestors = Requestors(settings.requestors)
         if settings.checks != self.settings.checks:
-            self.queue_version += 1  # `facts` caches which checks apply to which jobs
+            self.derived.queue_version += 1  # `facts` caches which checks apply to which jobs
         self.settings = settings
-        self.forecast = Forecast(self.allocations.values(), self.now) if settings.backfill else None
-        self.unheld_starving = True
+        self.derived.forecast = Forecast(self.allocations.values(), self.now) if settings.backfill else None
+        self.memory.unheld_starving = True
         self.retime()
         self.wake_all_lanes()
 
@@ -232,16 +158,16 @@ class Partition:
         account = Account(f"queue {path}", None if settings.limit is None else dict(settings.limit), settings.max_jobs)
         queue = Queue(path, name, parent, settings, account)
         self.queues[path] = queue
-        self.queue_version += 1
+        self.derived.queue_version += 1
         if parent is not None:
             parent.children[name] = queue
         return queue
 
     def remove_queue(self, path: str) -> Queue:
         queue = self.queues.pop(path)
-        self.queue_version += 1
-        self.draining.discard(path)
-        self.stopped.discard(path)
+        self.derived.queue_version += 1
+        self.derived.draining_queues.discard(path)
+        self.derived.stopped_queues.discard(path)
         self.uneven.pop(path, None)
         if queue.parent is not None:
             del queue.parent.children[queue.name]
@@ -249,7 +175,7 @@ class Partition:
 
     def restore_queue(self, queue: Queue) -> None:
         self.queues[queue.path] = queue
-        self.queue_version += 1
+        self.derived.queue_version += 1
         self._list_state(queue)
         self.mark_uneven(queue, queue.uneven_since)
         if queue.parent is not None:
@@ -258,12 +184,12 @@ class Partition:
     def move_queue(self, path: str, state: QueueState) -> None:
         queue = self.queues[path]
         queue.state = state
-        self.queue_version += 1
+        self.derived.queue_version += 1
         self.wake_all_lanes()
         self._list_state(queue)
 
     def _list_state(self, queue: Queue) -> None:
-        for listed, name in ((self.draining, "draining"), (self.stopped, "stopped")):
+        for listed, name in ((self.derived.draining_queues, "draining"), (self.derived.stopped_queues, "stopped")):
             if queue.state == name:
                 listed.add(queue.path)
             else:
@@ -285,21 +211,21 @@ class Partition:
     def entitlements(self) -> Entitlements:
         """Return the present entitlements of all queues, cached."""
         nodes, unit = self.nodes, self.settings.unit
-        if self._entitlements is not None:
-            queue_version, cached = self._entitlements
-            same = queue_version == self.queue_version and cached.slots == (unit == "slots")
+        if self.derived.entitlements is not None:
+            queue_version, cached = self.derived.entitlements
+            same = queue_version == self.derived.queue_version and cached.slots == (unit == "slots")
             if same and cached.nodes == nodes.up_count and cached.capacity == nodes.total:
                 return cached
         fresh = Entitlements(unit, nodes.total, nodes.up_count)
-        self._entitlements = (self.queue_version, fresh)
+        self.derived.entitlements = (self.derived.queue_version, fresh)
         return fresh
 
     def facts(self) -> QueueFacts:
         """Return which features any queue uses, cached. Code for features that no queue uses can be skipped."""
-        if self._facts.queue_version != self.queue_version:
+        if self.derived.facts.queue_version != self.derived.queue_version:
             all_settings = [queue.settings for queue in self.queues.values()]
-            self._facts = QueueFacts(
-                self.queue_version,
+            self.derived.facts = QueueFacts(
+                self.derived.queue_version,
                 guarantees=any(settings.guarantee for settings in all_settings),
                 firm=not all(settings.preemptible for settings in all_settings),
                 limits=any(
@@ -308,7 +234,7 @@ class Partition:
                 ),
                 checks={},
             )
-        return self._facts
+        return self.derived.facts
 
     def accounts_for(self, queue: Queue, user: str, groups: tuple[str, ...]) -> tuple[Account, ...]:
         """Return all accounts that a job of this user in this queue is booked on, root first."""
@@ -354,35 +280,35 @@ class Partition:
 
     def take_shape(self, key: ShapeKey) -> Shape:
         """Return the one object for this shape. It is kept while a stage uses it."""
-        shape = self.shapes.get(key)
+        shape = self.derived.shapes.get(key)
         if shape is None:
-            shape = self.shapes[key] = Shape(key)
-            self.index.add(shape)
+            shape = self.derived.shapes[key] = Shape(key)
+            self.derived.index.add(shape)
         shape.stages += 1
         return shape
 
     def leave_shape(self, shape: Shape) -> None:
         shape.stages -= 1
         if not shape.stages:
-            del self.shapes[shape.key]
-            self.index.forget(shape)
+            del self.derived.shapes[shape.key]
+            self.derived.index.forget(shape)
 
     def wake(self) -> None:
         """Let sleeping lanes be tried again, after a change other than freed capacity on a node."""
-        self.openings += 1
+        self.derived.openings += 1
 
     def wake_all_lanes(self) -> None:
         """Forget all results about lanes, after a change that may affect any of them."""
         self.wake()
         for lane in self.lanes.values():
-            lane.asleep_at = None
+            lane.memory.asleep_at = None
 
     def wake_lanes(self, stage: Stage) -> None:
         """Forget the results about the lanes of a stage, after its demand changed."""
         self.wake()
         for ask in stage.asks:
             if ask is not None:
-                self.lanes[lane_key(ask)].asleep_at = None
+                self.lanes[lane_key(ask)].memory.asleep_at = None
 
     def lane_of(self, stage: Stage, whole: bool = False) -> Lane | None:
         """Return the lane of a stage's asks, or with `whole` the lane of its whole job."""
@@ -435,7 +361,7 @@ class Partition:
             self.holds[kept.seq] = kept
         else:
             self.promises[kept.seq] = kept
-        self.holds_version += 1
+        self.derived.holds_version += 1
         self.nodes.hold(kept)
         owner = self.kept_for(kept)
         if owner is not None:
@@ -446,9 +372,9 @@ class Partition:
     def let_go(self, kept: Hold | Promise) -> None:
         """The reverse of `keep`. Other asks may fit there now."""
         del (self.holds if isinstance(kept, Hold) else self.promises)[kept.seq]
-        self.holds_version += 1
+        self.derived.holds_version += 1
         self.nodes.let_go(kept)
-        self.unheld_starving = True
+        self.memory.unheld_starving = True
         self.wake()
 
     def keep_other(self, kept: Hold | Promise, places: tuple[Place, ...]) -> None:
@@ -456,8 +382,8 @@ class Partition:
         self.nodes.let_go(kept)
         kept.places, kept.checked = places, -1
         self.nodes.hold(kept)
-        self.holds_version += 1
-        self.unheld_starving = True
+        self.derived.holds_version += 1
+        self.memory.unheld_starving = True
         self.wake()
 
     def _see_held(self, allocation: Allocation) -> None:
@@ -465,7 +391,7 @@ class Partition:
         for seq in self.nodes.held.get(allocation.node, ()):
             hold = self.holds.get(seq)
             if hold is not None and hold.since <= allocation.since:
-                self.holds_version += 1
+                self.derived.holds_version += 1
 
     def kept(self, seq: int) -> Hold | Promise | None:
         """Return the hold or promise of an ask; it never has both."""
@@ -491,9 +417,9 @@ class Partition:
         tasks = count(allocation.indices)
         self.allocations[allocation.id] = allocation
         if allocation.overdue:
-            self.overdue[allocation.id] = allocation
-        if self.forecast is not None:
-            self.forecast.add(allocation, self.now)
+            self.derived.overdue[allocation.id] = allocation
+        if self.derived.forecast is not None:
+            self.derived.forecast.add(allocation, self.now)
         self._arm(allocation)
         used = 0 if allocation.rooms else tasks
         self.nodes.book(allocation, stage.shape, used, allocation.devices)
@@ -532,7 +458,7 @@ class Partition:
         """The jobs, by the identity of their accounts."""
         begun: dict[int, list[Job]] = {}
         """Likewise, the jobs that had no allocation before."""
-        by_number, timers, touched = self.allocations, self.timers, self.touched.jobs
+        by_number, timers, touched = self.allocations, self.derived.timers, self.touched.jobs
         by_running = allocations[0].stage.job.queue.order.by_running
         for allocation in allocations:
             stage = allocation.stage
@@ -551,8 +477,8 @@ class Partition:
             touched[job.id] = None
             if by_running:
                 self._resort(job)
-            if self.forecast is not None:
-                self.forecast.add(allocation, self.now)
+            if self.derived.forecast is not None:
+                self.derived.forecast.add(allocation, self.now)
         for jobs in begun.values():
             for account in jobs[0].accounts:
                 account.running += len(jobs)
@@ -565,12 +491,12 @@ class Partition:
         job = stage.job
         tasks = count(allocation.indices)
         del self.allocations[allocation.id]
-        self.overdue.pop(allocation.id, None)
-        if self.forecast is not None:
-            self.forecast.drop(allocation)
+        self.derived.overdue.pop(allocation.id, None)
+        if self.derived.forecast is not None:
+            self.derived.forecast.drop(allocation)
         used = 0 if allocation.rooms else tasks
         if used and not moves:
-            self.openings += 1
+            self.derived.openings += 1
         self.nodes.unbook(allocation, stage.shape, used, allocation.devices)
         if self.holds:
             self._see_held(allocation)
@@ -607,8 +533,8 @@ class Partition:
             stage = allocation.stage
             job = stage.job
             del self.allocations[allocation.id]
-            if self.forecast is not None:
-                self.forecast.drop(allocation)
+            if self.derived.forecast is not None:
+                self.derived.forecast.drop(allocation)
             self.nodes.unbook(allocation, stage.shape, 1, allocation.devices)
             if self.holds:
                 self._see_held(allocation)
@@ -622,18 +548,22 @@ class Partition:
             for account in jobs[0].accounts:
                 account.running -= len(jobs)
             charge(jobs[0], shape, -len(jobs))
-        self.openings += 1
+        self.derived.openings += 1
 
     def exchange(self, after: Allocation) -> None:
         """Replace an allocation by one with the same number and tasks in another state."""
         stage = after.stage
         self.allocations[after.id] = after
         if after.overdue:
-            self.overdue[after.id] = after
+            self.derived.overdue[after.id] = after
         else:
-            self.overdue.pop(after.id, None)
-        if self.forecast is not None and self.forecast.move(after, self.now) and self.replan_at < FAR:
-            self.replan_at = self.now
+            self.derived.overdue.pop(after.id, None)
+        if (
+            self.derived.forecast is not None
+            and self.derived.forecast.move(after, self.now)
+            and self.memory.replan_at < FAR
+        ):
+            self.memory.replan_at = self.now
         self._arm(after)
         self.nodes.allocations[self.nodes.rows[after.node]][after.id] = after
         assert stage.live is not None
@@ -646,25 +576,25 @@ class Partition:
     def _arm(self, allocation: Allocation) -> None:
         when = self.deadline(allocation)
         if when is not None:
-            heappush(self.timers, (when, allocation.id))
-            if len(self.timers) > 2 * len(self.allocations) + 1_000:
+            heappush(self.derived.timers, (when, allocation.id))
+            if len(self.derived.timers) > 2 * len(self.allocations) + 1_000:
                 self.retime()  # drop the timers of allocations that ended before their deadline
 
     def link(self, allocation: Allocation) -> None:
         """Add an allocation to its chain."""
-        self.chains.setdefault(allocation.chain, {})[allocation.id] = allocation
+        self.derived.chains.setdefault(allocation.chain, {})[allocation.id] = allocation
         self.touched.chains.add(allocation.chain)
 
     def unlink(self, allocation: Allocation) -> None:
-        chain = self.chains[allocation.chain]
+        chain = self.derived.chains[allocation.chain]
         del chain[allocation.id]
         if not chain:
-            del self.chains[allocation.chain]
+            del self.derived.chains[allocation.chain]
         self.touched.chains.add(allocation.chain)
 
     def waiting_in(self, chain: int) -> list[Allocation]:
         """Return the allocations of a chain that wait for a room, in order."""
-        allocations = self.chains.get(chain, {})
+        allocations = self.derived.chains.get(chain, {})
         return [allocations[number] for number in sorted(allocations) if allocations[number].rooms]
 
     def deadline(self, allocation: Allocation) -> Micros | None:
@@ -690,7 +620,7 @@ class Partition:
     def retime(self) -> None:
         """Compute all deadlines again, after a setting changed or when too many are outdated."""
         times = ((self.deadline(allocation), allocation.id) for allocation in self.allocations.values())
-        self.timers = sorted((when, number) for when, number in times if when is not None)
+        self.derived.timers = sorted((when, number) for when, number in times if when is not None)
 
     def update_short(self, stage: Stage) -> None:
         """Update whether a stage has too few live tasks."""
@@ -716,10 +646,10 @@ class Partition:
         self.update_missing(stage)
         stage.short_since = since
         if since is None or stage.terms.on_loss != "replace":
-            self.short.pop((stage.job.id, stage.position), None)
+            self.derived.short.pop((stage.job.id, stage.position), None)
         else:
-            self.short[stage.job.id, stage.position] = since
-            self.unheld_starving = True  # the replacements may have waited for too long already
+            self.derived.short[stage.job.id, stage.position] = since
+            self.memory.unheld_starving = True  # the replacements may have waited for too long already
 
     def _resort(self, job: Job) -> None:
         """Update the places of a job's asks, for orders that depend on the running tasks."""
@@ -739,8 +669,8 @@ class Partition:
 
     def may_forget(self, job: Job) -> None:
         """Schedule a job to be forgotten, if it has ended and no allocation or later job needs it."""
-        if job.ended_at is not None and not job.allocations and job.id not in self.followers:
-            heappush(self.forgetting, (job.ended_at, job.number, job.id))
+        if job.ended_at is not None and not job.allocations and job.id not in self.derived.followers:
+            heappush(self.derived.forgetting, (job.ended_at, job.number, job.id))
 
     # -- idempotency keys and priorities -------------------------------------------------------------------------
 
@@ -748,25 +678,25 @@ class Partition:
         user_key = (user, key)
         before = self.keys.get(user_key)
         if before is not None and before.job:
-            self.key_of.pop(before.job, None)
+            self.derived.key_of.pop(before.job, None)
         self.keys[user_key] = entry
         if entry.job:
-            self.key_of[entry.job] = user_key  # the same tuple, to save memory: there may be one per job
+            self.derived.key_of[entry.job] = user_key  # the same tuple, to save memory: there may be one per job
         if entry.expires is not None:
-            heappush(self.expiring, (entry.expires, user, key))
+            heappush(self.derived.expiring, (entry.expires, user, key))
 
     def drop_key(self, user: str, key: str) -> KeptKey:
         entry = self.keys.pop((user, key))
-        self.key_of.pop(entry.job, None)
+        self.derived.key_of.pop(entry.job, None)
         return entry
 
     def count_priority(self, priority: int, jobs: int) -> None:
         """Change the number of jobs with a priority."""
-        total = self.priorities.get(priority, 0) + jobs
+        total = self.derived.priorities.get(priority, 0) + jobs
         if total:
-            self.priorities[priority] = total
+            self.derived.priorities[priority] = total
         else:
-            del self.priorities[priority]
+            del self.derived.priorities[priority]
 
     # -- queries -------------------------------------------------------------------------------------------------
 

@@ -32,9 +32,9 @@ class PartitionPools:
 
     def follow(self, partition: Partition) -> None:
         """Tend the pools that there are now. Called between turns."""
-        if partition.pools_version == self._version:
+        if partition.derived.pools_version == self._version:
             return
-        self._version = partition.pools_version
+        self._version = partition.derived.pools_version
         kinds = {
             name: PoolKind(partition.name, name, pool.settings, self._pools.join)
             for name, pool in partition.pools.items()

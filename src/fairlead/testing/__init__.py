@@ -1,4 +1,4 @@
-"""Scenarios in a few lines, for our own tests and for users' policies."""
+"""Scenarios in a few lines of code, for Fairlead's tests and for tests of users' policies."""
 
 from fairlead.testing.world import World
 

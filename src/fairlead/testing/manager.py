@@ -1,4 +1,4 @@
-"""A resource manager in a World: what it sends, and what it hears back."""
+"""A resource manager in a `World`: the updates it sends and the events it receives."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Documents = Iterable[Mapping[str, Any]]
 
 
 class ManagerHandle:
-    """Items are documents: nodes `{name, resources, action}`, jobs `{job, queue, user, remove}`,
+    """A resource manager. Items are documents: nodes `{name, resources, action}`, jobs `{job, queue, user, remove}`,
     asks `{job, ask, count, resources, withdraw}`, releases `{job, ask, index}`,
     recover `{job, ask, node, index, resources}`.
     """
@@ -36,24 +36,26 @@ class ManagerHandle:
         self._send(
             UpdateManager(
                 name=self.name,
-                nodes=tuple(dict(each) for each in nodes),
-                jobs=tuple(dict(each) for each in jobs),
-                asks=tuple(dict(each) for each in asks),
-                releases=tuple(dict(each) for each in releases),
-                recover=tuple(dict(each) for each in recover),
+                nodes=tuple(map(dict, nodes)),
+                jobs=tuple(map(dict, jobs)),
+                asks=tuple(map(dict, asks)),
+                releases=tuple(map(dict, releases)),
+                recover=tuple(map(dict, recover)),
                 operator=True,
             )
         )
 
     def events(self) -> list[Event]:
-        """What was heard since the last call: accepted, rejected, allocated, release, released, node."""
+        """Return the events since the last call: accepted, rejected, allocated, release, released, node."""
         events, self._events = self._events, []
         return events
 
-    def hear(self, events: Iterable[Event]) -> None:
+    def receive(self, events: Iterable[Event]) -> None:
+        """Add events of a cycle."""
         self._events += events
 
     def answered(self, answer: Answer) -> None:
+        """Add the answer to a command as events, one per item."""
         if not isinstance(answer, Accepted):
             self._events.append(Event("rejected", reason=str(answer)))
             return

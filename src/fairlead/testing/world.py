@@ -1,7 +1,7 @@
 """`World`: a small cluster on a virtual clock, driven through the real writer, core and journal.
 
-Commands are queued and take effect at the next `cycle()`; `advance()` runs the cycles that are due. Agents
-acknowledge and tasks run until told otherwise. All invariants are checked after every cycle.
+Commands are queued and take effect at the next `cycle()`; `advance()` runs the cycles that are due. By default agents
+acknowledge launches and tasks run without end. All invariants are checked after every cycle.
 
     w = World()
     w.nodes(4, cpu=2)
@@ -79,14 +79,14 @@ from fairlead.writer.cluster import Cluster
 from fairlead.writer.observer import Observer
 from fairlead.writer.writer import Stopped, Writer
 
-Where = Literal["failed", "unknown"]
+Breakage = Literal["failed", "unknown"]
 
 
 class World:
-    """A cluster to play with. It is ready, and the clock stands at 0 s."""
+    """A cluster for experiments. It starts ready, at time 0."""
 
     most_cycles = 10_000
-    """So many may follow each other at one instant. More are a fault: somebody undoes what somebody else does."""
+    """Cycles that may follow each other at one moment. More are an error: two phases keep undoing each other's work."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class World:
         journal: Journal | None = None,
         observers: Sequence[Observer] = (),
     ) -> None:
-        """`config` is a document as in fairlead.yaml, or the settings of one partition, used for each of them."""
+        """`config` is a document as in fairlead.yaml, or the settings of one partition, used for every partition."""
         policies.load()
         self.now: Micros = 0
         self.journal = journal if journal is not None else MemoryJournal()
@@ -108,7 +108,7 @@ class World:
         self._effects: list[Effect] = []
         self._ids: dict[tuple[str, str], str] = {}
         self._taken: set[str] = set()
-        self._unasked = 0
+        self._unordered = 0
         self._home: dict[str, str] = {}
         self._nodes: dict[tuple[str, str], dict[str, Any]] = {}
         self._silent: dict[str, Micros] = {}
@@ -121,58 +121,58 @@ class World:
         self.cycle()
         self._answers, self._effects = [], []
 
-    # -- what there is -------------------------------------------------------------------------------------------
+    # -- the cluster ---------------------------------------------------------------------------------------------
 
     def queue(self, path: str, partition: str | None = None, **settings: Any) -> None:
-        """Add a queue, or set an existing one anew. Queues above it are added if need be."""
+        """Add a queue, or replace the settings of an existing one. Missing parents are added too."""
         top = self._config["partitions"][partition or self._default]
-        place: dict[str, Any] = top.setdefault("queues", {})
+        queue: dict[str, Any] = top.setdefault("queues", {})
         for name in path.split("."):
-            place = place.setdefault(name, {})
-        kept = {name: child for name, child in place.items() if name not in QUEUE_KEYS}
-        place.clear()
-        place.update(settings, **kept)
+            queue = queue.setdefault(name, {})
+        children = {name: child for name, child in queue.items() if name not in QUEUE_KEYS}
+        queue.clear()
+        queue.update(settings, **children)
         self._queue.append(deepcopy(self._config))
 
     def configure(self, config: Mapping[str, Any]) -> None:
-        """Follow another document. A refusal is raised by the cycle that would have followed it."""
+        """Apply another configuration. The cycle that applies it raises if it is refused."""
         names = list(self._config["partitions"])
         self._config = _document(config, None, names)
         self._queue.append(deepcopy(self._config))
 
     def set_share(self, queue: str, share: int, partition: str | None = None) -> None:
-        place = self._config["partitions"][partition or self._default].setdefault("queues", {})
+        settings = self._config["partitions"][partition or self._default].setdefault("queues", {})
         for name in queue.split("."):
-            place = place[name]
-        place["share"] = share
+            settings = settings[name]
+        settings["share"] = share
         self._queue.append(deepcopy(self._config))
 
     def pool(self, name: str, partition: str | None = None, **settings: Any) -> None:
-        """Add a pool, or set one anew. Its nodes come when `arrive` says so, and go as soon as they are given back."""
+        """Add a pool, or replace its settings. Nodes arrive by `arrive`, and leave as soon as they are given back."""
         self._config["partitions"][partition or self._default].setdefault("pools", {})[name] = settings
         _bring_by_hand(settings)
         self._queue.append(deepcopy(self._config))
 
     def arrive(self, pool: str, n: int = 1, partition: str | None = None, **properties: Any) -> list[str]:
-        """So many nodes of a pool come: those that were ordered first, then such that nobody ordered.
+        """Add `n` nodes of a pool and return their names: first ordered nodes, then unordered ones.
 
-        They are what the pool's nodes are, but for the properties that are given. Returns their names.
+        They have the properties of the pool's nodes, unless other properties are given.
         """
         where = partition or self._default
         settings = self._config["partitions"][where]["pools"][pool]
         state = self.partition(where)
-        waited = [name for _, order in sorted(state.orders.items()) if order.pool == pool for name in order.coming]
-        names = [name for name in waited if (where, name) not in self._nodes][:n]
+        ordered = [name for _, order in sorted(state.orders.items()) if order.pool == pool for name in order.coming]
+        names = [name for name in ordered if (where, name) not in self._nodes][:n]
         while len(names) < n:
-            self._unasked += 1
-            names.append(f"{pool}-unasked-{self._unasked}")
+            self._unordered += 1
+            names.append(f"{pool}-unasked-{self._unordered}")
         for name in names:
-            given = {"labels": settings.get("labels"), "taints": settings.get("taints", ()), **settings["node"]}
-            self.node(name, pool=pool, partition=where, **{**given, **properties})
+            defaults = {"labels": settings.get("labels"), "taints": settings.get("taints", ()), **settings["node"]}
+            self.node(name, pool=pool, partition=where, **{**defaults, **properties})
         return names
 
     def fail_order(self, pool: str, reason: str = "no machines", partition: str | None = None) -> None:
-        """The oldest order of a pool fails: what has yet to come does not."""
+        """Fail the oldest order of a pool: its nodes that have not arrived never will."""
         where = partition or self._default
         orders = [number for number, order in sorted(self.partition(where).orders.items()) if order.pool == pool]
         if not orders:
@@ -180,7 +180,7 @@ class World:
         self._send(where, FailOrder(pool=pool, order=orders[0], reason=reason, operator=True))
 
     def fail_machines(self, *names: str, reason: str = "the machine went away", partition: str | None = None) -> None:
-        """Machines of one order, by the names of their nodes, fail before their agents came."""
+        """Fail machines of one order, by the names of their nodes, before their agents join."""
         where = partition or self._default
         state = self.partition(where)
         number = state.order_of[names[0]]
@@ -218,12 +218,12 @@ class World:
         self._send(where, AddNode(name=name, spec=spec, operator=True))
 
     def nodes(self, count: int, prefix: str = "n", **properties: Any) -> None:
-        """That many equal nodes, named by number."""
+        """Add `count` equal nodes, named by prefix and number."""
         for number in range(count):
             self.node(f"{prefix}{number}", **properties)
 
     def update_node(self, name: str, **changes: Any) -> None:
-        """Set resources, or labels, taints, users and pool, and leave the rest."""
+        """Change resources, labels, taints, users or pool of a node; the others stay."""
         where = self._home.get(name, self._default)
         doc = self._nodes[where, name]
         for key, value in changes.items():
@@ -258,9 +258,9 @@ class World:
         partition: str | None = None,
         **rest: Any,
     ) -> str:
-        """Queue a submission and return the job's id. A stage's `duration` is when its tasks end, in seconds.
+        """Queue a submission and return the job's id. The `duration` of a stage is the run time of its tasks.
 
-        A document that cannot be read is refused here; what only the state can refuse shows in `answers()`.
+        A document that cannot be read is refused here; refusals that depend on the state are in `answers()`.
         """
         where = partition or self._default
         job_id = self._id(name, user, key)
@@ -271,8 +271,8 @@ class World:
             document = dict(stage)
             duration = document.pop("duration", None)
             if duration is not None:
-                place = (job_id, document.get("name", "main"))
-                self.fleets[where].durations[place] = parse_duration(duration, "duration")
+                stage_key = (job_id, document.get("name", "main"))
+                self.fleets[where].durations[stage_key] = parse_duration(duration, "duration")
             documents.append(document)
         spec = parse_job({"name": name, "user": user, "stages": documents, **rest})
         self._home[job_id] = where
@@ -290,11 +290,11 @@ class World:
         self._send(self._where(job), SetPriority(job=job, priority=priority, operator=True))
 
     def prioritise(self, job: str, stage: str) -> None:
-        """Bring a stage's asks to the front of their lanes."""
+        """Move the asks of a stage to the front of their lanes."""
         self._send(self._where(job), BringToFront(job=job, stage=stage, operator=True))
 
     def release_hold(self, job: str, stage: str = "") -> None:
-        """Open the nodes that are held for a job, or for one stage of it, to other work."""
+        """Release the nodes held for a job, or for one of its stages."""
         self._send(self._where(job), ReleaseHold(job=job, stage=stage, operator=True))
 
     def cancel(self, job: str, stage: str) -> None:
@@ -310,12 +310,12 @@ class World:
         self._send(partition or self._default, MoveQueue(queue=path, action="start", operator=True))
 
     def finish(self, job: str, stage: str | None = None, index: int | None = None, exit_code: int = 0) -> None:
-        """Report live tasks ended: one, all of a stage, or all of the job."""
-        for each in self._job(job).stages:
-            if stage in (None, each.name):
-                for one in sorted(each.live or ()) if index is None else [index]:
-                    state: ReportState = "succeeded" if exit_code == 0 else "failed"
-                    self._report(job, each, one, None, state, exit_code)
+        """Report that live tasks have ended: one task, all of a stage, or all of the job."""
+        state: ReportState = "succeeded" if exit_code == 0 else "failed"
+        for candidate in self._job(job).stages:
+            if stage in (None, candidate.name):
+                for task in sorted(candidate.live or ()) if index is None else [index]:
+                    self._report(job, candidate, task, None, state, exit_code)
 
     def report(
         self,
@@ -328,7 +328,7 @@ class World:
         exit_code: int | None = None,
         ran: float = 0,
     ) -> None:
-        """Report by hand, also what is stale or odd. `ran` is for how long already, in seconds."""
+        """Send a report, which may be stale or wrong. `ran` is the run time so far, in seconds."""
         self._report(job, self._stage(job, stage), index, attempt, state, exit_code, node, ran)
 
     # -- agents --------------------------------------------------------------------------------------------------
@@ -343,12 +343,12 @@ class World:
         self._fleet_of(node).refuse_launches(node)
 
     def ignore_stops(self, job: str) -> None:
-        """Tasks of the job do not stop when they are told to, as a process that cannot be killed."""
+        """Let tasks of the job ignore stops, like processes that cannot be killed."""
         for fleet in self.fleets.values():
             fleet.ignore_stops(job)
 
     def silence(self, node: str) -> None:
-        """Nothing is heard of the node any more; it is declared lost after the lease and a heartbeat of grace."""
+        """Let a node fall silent. It is declared lost after the lease and one more heartbeat."""
         self._fleet_of(node).silence(node)
         self._silent.setdefault(node, self.now)
 
@@ -364,7 +364,7 @@ class World:
         self._send(where, AddNode(name=node, spec=spec, operator=True))
 
     def rm(self, name: str, partition: str | None = None) -> ManagerHandle:
-        """A resource manager of that name."""
+        """Return the resource manager of that name."""
         where = partition or self._default
         if (where, name) not in self._managers:
             self._managers[where, name] = ManagerHandle(name, lambda command: self._send(where, command))
@@ -373,20 +373,20 @@ class World:
     # -- time ----------------------------------------------------------------------------------------------------
 
     def cycle(self) -> None:
-        """One cycle at the present time; a change of the configuration among the commands has one of its own."""
+        """Run one cycle at the present time. A queued change of the configuration has its own cycle."""
         batch: list[tuple[str, AnyCommand]] = []
         waiting, self._queue = self._queue, []
-        for at, each in enumerate(waiting):
-            if isinstance(each, tuple):
-                batch.append(each)
+        for at, entry in enumerate(waiting):
+            if isinstance(entry, tuple):
+                batch.append(entry)
                 continue
             if at + 1 < len(waiting) and isinstance(waiting[at + 1], dict):
-                continue  # the next document says it all
+                continue  # the next document replaces this one
             if batch:
                 self._turn(batch)
                 batch = []
             try:
-                self._apply(each)
+                self._apply(entry)
             except Refused:
                 self._queue = waiting[at + 1 :]
                 raise
@@ -404,9 +404,7 @@ class World:
                 break
             cycles = cycles + 1 if when <= self.now else 0
             if cycles > self.most_cycles:
-                raise RuntimeError(
-                    f"there is no end of cycles at {self.now / SECOND} s: see what the last ones changed"
-                )
+                raise RuntimeError(f"cycles do not end at {self.now / SECOND} s; look at the changes of the last ones")
             self.now = max(self.now, when)
             self.cycle()
         self.now = target
@@ -416,25 +414,25 @@ class World:
             self._send(name, MarkReady(operator=True))
 
     def restart(self, ready: bool = True, away: float = 0) -> None:
-        """Throw the control plane away and recover another from the journal, after some seconds. The agents live on.
+        """Replace the control plane by a new one that recovers from the journal, `away` seconds later. Agents stay.
 
-        Ready, the new one goes on as if nothing had happened. Otherwise it waits as after any start: for
-        `mark_ready`, `ready_after`, or a report of every node that is up (`node` again, or of its tasks) and of every
-        resource manager (an update).
+        With `ready`, the new one continues at once. Otherwise it waits as after any start: for `mark_ready`, for
+        `ready_after`, or for a report of every node that is up (`node` again, or of its tasks) and of every resource
+        manager (an update).
         """
         self.now += round(away * SECOND)
         self._recover({name: ready for name in self.cluster.writers})
 
-    def break_journal(self, how: Where, written: bool = False) -> None:
+    def break_journal(self, how: Breakage, written: bool = False) -> None:
         """Let the next write fail, for certain or with an unknown outcome. The cycle recovers from it."""
         if not isinstance(self.journal, MemoryJournal):
             raise TypeError("only a memory journal can be broken on demand")
         self.journal.break_next(how, written)
 
-    # -- questions -----------------------------------------------------------------------------------------------
+    # -- reading the state ---------------------------------------------------------------------------------------
 
     def partition(self, name: str | None = None) -> Partition:
-        """The state itself, for reading."""
+        """Return the state itself, for reading."""
         return self.cluster.writers[name or self._default].partition
 
     def placements(self, job: str) -> dict[tuple[str, int], str]:
@@ -450,66 +448,70 @@ class World:
         )
 
     def task(self, job: str, stage: str, index: int) -> TaskView:
-        known = self._stage(job, stage)
-        if not 0 <= index < known.count and index not in (known.live or {}):
-            raise KeyError(f"stage {stage} of job {job} has no task {index}; it has {known.count}")
-        return task_view(self.partition(self._where(job)), known, index)
+        record = self._stage(job, stage)
+        if not 0 <= index < record.count and index not in (record.live or {}):
+            raise KeyError(f"stage {stage} of job {job} has no task {index}; it has {record.count}")
+        return task_view(self.partition(self._where(job)), record, index)
 
     def lanes(self, partition: str | None = None) -> dict[tuple[str, str], list[AskView]]:
         return {
             key: [
-                msgspec.structs.replace(each, asked=_seconds(each.asked), waiting_since=_seconds(each.waiting_since))
-                for each in lane
+                msgspec.structs.replace(ask, asked=_seconds(ask.asked), waiting_since=_seconds(ask.waiting_since))
+                for ask in lane
             ]
             for key, lane in lanes_view(self.partition(partition)).items()
         }
 
     def holds(self, partition: str | None = None) -> dict[str, list[tuple[str, str, int]]]:
-        """Held node → the jobs and stages it is held for, and for how many tasks of each."""
+        """Return held node → job, stage and number of tasks that it is held for."""
         return holds_view(self.partition(partition))
 
     def promises(self, partition: str | None = None) -> dict[tuple[str, str, str], list[tuple[str, int]]]:
-        """Job, stage and kind of an ask → the nodes where room is being made for it, and for how many tasks."""
+        """Return job, stage and kind of an ask → nodes with promised capacity, and the number of tasks there."""
         return promises_view(self.partition(partition))
 
     def pools(self, partition: str | None = None) -> dict[str, dict[str, Any]]:
-        """Pool → its nodes: ready, total, available, pending, idle, ordered, disabled. Before ready, only that."""
+        """Return pool → its sizes: ready, total, available, pending, idle, ordered, disabled.
+
+        Before the partition is ready, there is only `ready`.
+        """
         state = self.partition(partition)
         figures = pool_figures(state)
         if figures is None:
             return {name: {"ready": False} for name in sorted(state.pools)}
         return {
-            name: {"ready": True, **msgspec.structs.asdict(each), "idle": each.idle} for name, each in figures.items()
+            name: {"ready": True, **msgspec.structs.asdict(sizes), "idle": sizes.idle}
+            for name, sizes in figures.items()
         }
 
     def usage(self, queue: str, partition: str | None = None) -> dict[str, float]:
-        """What a queue uses, in the units people write: CPUs, bytes, GPUs."""
+        """Return the use of a queue, in the units that users write: CPUs, bytes, GPUs."""
         if queue not in self.partition(partition).queues:
             raise KeyError(f"there is no queue {queue}")
         used = usage_view(self.partition(partition), queue)
         return {name: _units(name, amount) for name, amount in used.items()}
 
     def entitlement(self, queue: str, partition: str | None = None) -> float:
-        """What a queue may call its own: in slots a number of them, otherwise a fraction of the partition."""
-        rights, known = self._rights(queue, partition)
-        return rights.of(known) if rights.slots else rights.of(known) / rights.whole
+        """Return the entitlement of a queue, in slots if the unit is slots, else as a fraction of the partition."""
+        entitlements, entry = self._entitlements(queue, partition)
+        return entitlements.of(entry) if entitlements.slots else entitlements.of(entry) / entitlements.whole
 
     def loaned(self, queue: str, partition: str | None = None) -> float:
-        """What a queue uses beyond its entitlement, in the same unit."""
-        rights, known = self._rights(queue, partition)
-        return rights.loaned(known) if rights.slots else rights.loaned(known) / rights.whole
+        """Return the use of a queue beyond its entitlement, in the same unit."""
+        entitlements, entry = self._entitlements(queue, partition)
+        return entitlements.loaned(entry) if entitlements.slots else entitlements.loaned(entry) / entitlements.whole
 
     def explain(self, job: str) -> list[Waiting]:
         where = self._where(job)
         return explain_view(self.partition(where), self._job(job), self.cluster.writers[where].reasons, self.now)
 
     def answers(self) -> list[Answer]:
-        """The answers since the last call, in the order of the commands."""
+        """Return the answers since the last call, in the order of the commands."""
         answers, self._answers = self._answers, []
         return answers
 
     def effects(self) -> list[Effect]:
-        """The effects since the last call."""
+        """Return the effects since the last call."""
         effects, self._effects = self._effects, []
         return effects
 
@@ -517,7 +519,7 @@ class World:
         return dump(self.partition(partition))
 
     def check(self) -> None:
-        """All invariants; every cycle does this by itself."""
+        """Check all invariants. Every cycle does this too."""
         for writer in self.cluster.writers.values():
             check_all(writer.partition, settled=not writer.more)
 
@@ -550,7 +552,7 @@ class World:
             writer.take_over(old)
 
     def _losses(self, name: str) -> list[AnyCommand]:
-        """The server's clocks of silence: who is not heard for too long is lost."""
+        """Return commands that declare nodes lost, as the server does after a long silence."""
         late = [node for node, since in self._silent.items() if self._home[node] == name and self._is_late(node, since)]
         for node in late:
             del self._silent[node]
@@ -561,7 +563,7 @@ class World:
         return when is not None and when <= self.now
 
     def _lost_at(self, node: str, since: Micros) -> Micros | None:
-        """When silence expires: not before the partition is ready, and its clock starts again then."""
+        """Return when a silent node is lost. The time counts from readiness if that is later; None before readiness."""
         writer = self.cluster.writers.get(self._home[node])
         if writer is None or not writer.partition.reign.ready:
             return None
@@ -591,9 +593,9 @@ class World:
             if where in by_partition:
                 by_partition[where].append(command)
             else:
-                known = ", ".join(by_partition)
+                names = ", ".join(by_partition)
                 self._answers.append(
-                    Rejected("partition", f"there is no partition {where}; name one of {known}", "unknown")
+                    Rejected("partition", f"there is no partition {where}; name one of {names}", "unknown")
                 )
         for name, commands in by_partition.items():
             reports = [*self.fleets[name].reports(self.now), *self._losses(name)]
@@ -607,11 +609,11 @@ class World:
                 continue
             self._answers += done.answers[len(reports) :]
             for command, answer in zip(commands, done.answers[len(reports) :], strict=True):
-                self._tell_manager(name, command, answer)
+                self._answer_manager(name, command, answer)
             self._deliver(name, done)
             for command in commands:
                 if isinstance(command, AddNode):
-                    self._tell_agent(name, command.name)
+                    self._brief_agent(name, command.name)
         self.check()
 
     def _deliver(self, name: str, done: Cycle) -> None:
@@ -619,17 +621,17 @@ class World:
         self.fleets.setdefault(name, Fleet()).deliver(done.effects, self.now)
         for effect in done.effects:
             if isinstance(effect, ForManager):
-                self.rm(effect.manager, name).hear(effect.events)
+                self.rm(effect.manager, name).receive(effect.events)
             elif isinstance(effect, ForPool):
                 for node in effect.unwanted:
                     self.remove_node(node)
 
-    def _tell_manager(self, where: str, command: AnyCommand, answer: Answer) -> None:
+    def _answer_manager(self, where: str, command: AnyCommand, answer: Answer) -> None:
         if isinstance(command, UpdateManager | RegisterManager):
             self.rm(command.name, where).answered(answer)
 
-    def _tell_agent(self, where: str, node: str) -> None:
-        """Who registers is told all that it should be doing: what was sent before may have been lost."""
+    def _brief_agent(self, where: str, node: str) -> None:
+        """Send an agent that joins all its current orders: earlier messages may have been lost."""
         partition = self.partition(where)
         node_id = partition.nodes.find(node)
         if node_id is not None:
@@ -671,23 +673,23 @@ class World:
             raise KeyError(f"there is no node {node}; add it with node()")
         return self.fleets[self._home[node]]
 
-    def _rights(self, queue: str, partition: str | None) -> tuple[Entitlements, Queue]:
+    def _entitlements(self, queue: str, partition: str | None) -> tuple[Entitlements, Queue]:
         state = self.partition(partition)
         if queue not in state.queues:
             raise KeyError(f"there is no queue {queue}")
         return state.entitlements(), state.queues[queue]
 
     def _job(self, job: str) -> Job:
-        known = self.partition(self._where(job)).jobs.get(job)
-        if known is None:
+        record = self.partition(self._where(job)).jobs.get(job)
+        if record is None:
             raise KeyError(f"there is no job {job}; was it refused? see answers()")
-        return known
+        return record
 
     def _stage(self, job: str, stage: str) -> Stage:
-        known = self._job(job).stage(stage)
-        if known is None:
+        record = self._job(job).stage(stage)
+        if record is None:
             raise KeyError(f"job {job} has no stage {stage}")
-        return known
+        return record
 
     def _report(
         self,
@@ -729,7 +731,7 @@ def _document(config: Mapping[str, Any], unit: str | None, partitions: Sequence[
     document: dict[str, Any] = deepcopy(dict(config))
     if "partitions" not in document:
         document = {"partitions": {name: deepcopy(document) for name in partitions}}
-    # Chains are off unless configured: with them, what runs when depends on what was measured.
+    # Chains are off unless configured: with chains, start times depend on measured run times.
     document["partitions"] = {name: {"chain": 0, **(doc or {})} for name, doc in document["partitions"].items()}
     for doc in document["partitions"].values():
         for pool in (doc.get("pools") or {}).values():
@@ -741,7 +743,7 @@ def _document(config: Mapping[str, Any], unit: str | None, partitions: Sequence[
 
 
 def _bring_by_hand(pool: Any) -> None:
-    """Nodes of every pool can be ordered here: the test brings them."""
+    """Give a pool a provider, so that its nodes can be ordered; the test brings them."""
     if isinstance(pool, dict):
         pool.setdefault("provider", {"memory": {}})
 

@@ -213,7 +213,7 @@ def explain_view(
             if isinstance(reason, NoRoom):
                 reason = why_no_room(partition, stage, reason, now)
             waiting.append(Waiting(stage.name, KINDS[kind], len(wanted), position, reason))
-        if partition.chains:
+        if partition.derived.chains:
             waiting += _in_chains(stage)
     return waiting
 

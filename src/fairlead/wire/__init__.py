@@ -1,1 +1,1 @@
-"""Messages that cross a network, shared by both of their ends."""
+"""Messages that cross a network, shared by sender and receiver."""

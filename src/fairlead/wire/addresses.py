@@ -1,4 +1,4 @@
-"""Addresses of servers: what may be sent to one without TLS."""
+"""Checks of server addresses: which of them need TLS."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 
 def is_loopback(host: str) -> bool:
-    """True if only this machine can reach a host of that name."""
+    """True if the host name means this machine only."""
     if host == "localhost":
         return True
     try:
@@ -17,6 +17,6 @@ def is_loopback(host: str) -> bool:
 
 
 def is_exposed(url: str) -> bool:
-    """True if what is sent can be read on the network: plain HTTP to another machine."""
+    """True if requests to the URL can be read on the network: plain HTTP to another machine."""
     parts = urlsplit(url)
     return parts.scheme == "http" and not is_loopback(parts.hostname or "")

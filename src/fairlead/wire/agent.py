@@ -1,9 +1,8 @@
-"""What an agent and the server say to each other: MessagePack, one message a frame of their WebSocket.
+"""Messages between an agent and the server: MessagePack, one message per WebSocket frame.
 
-First each proves to the other that it has its key: `Knock`, `Challenge`, `Proof` (`wire/identity.py` has what is
-signed). Then the agent greets, and is welcomed with what it should be doing. After that the server sends work, at most
-one message a cycle, and the agent sends reports in numbered batches until they are confirmed, and a sign of life now
-and then.
+First both ends authenticate: `Knock`, `Challenge`, `Proof` (`wire/identity.py` has the signed data). Then the agent
+sends `Hello`, and the server answers with `Welcome` and `Work`. After that the server sends work, at most one message
+per cycle. The agent sends heartbeats, and reports in numbered batches, which it repeats until they are confirmed.
 Times are in microseconds. Sets of tasks are flats as in `core/ranges.py`: (start, end, start, end, …).
 """
 
@@ -15,29 +14,29 @@ import msgspec
 
 VERSION = 1
 MOST_BYTES = 64 << 20
-"""No message is larger."""
+"""Largest message."""
 FIRST_BYTES = 4096
-"""No message is larger before the agent has proved which node it is."""
+"""Largest message before the agent has authenticated."""
 LOG_PARTS = 32
-"""Parts of a log that are under way at most."""
+"""Parts of a log that may be in flight."""
 PATH = "/api/v1/agents"
 
 State = Literal["running", "refused", "succeeded", "failed", "stopped", "lost"]
 Stream = Literal["out", "err"]
 Flat = tuple[int, ...]
 Figure = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
-"""What an agent measures or counts; nothing real is beyond these bounds."""
+"""A number measured or counted by an agent; real values stay within these bounds."""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A record that travels as an array: a new field goes to the end and has a default."""
+    """Base class of messages. They are encoded as arrays: a new field goes to the end and has a default."""
 
 
 # -- parts of messages -------------------------------------------------------------------------------------------
 
 
 class Tasks(Message, frozen=True):
-    """Tasks of one stage under one attempt. The number of a job is never used again, its id may be."""
+    """Tasks of one stage under one attempt. The number of a job is never reused; its id may be."""
 
     job: str
     number: Figure
@@ -47,7 +46,7 @@ class Tasks(Message, frozen=True):
 
 
 class Spec(Message, frozen=True):
-    """What to run. Values of secrets are here and nowhere else: they are never written down or logged."""
+    """A program to run. Values of secrets are in no other message, and are never written to disk or logged."""
 
     command: tuple[str, ...]
     environment: tuple[tuple[str, str], ...] = ()
@@ -57,13 +56,13 @@ class Spec(Message, frozen=True):
     memory: int = 0
     """In bytes; 0 is no limit."""
     secrets: tuple[tuple[str, str], ...] = ()
-    """Variables and their values, which join the environment when a task starts."""
+    """Variables and their values, added to the environment when a task starts."""
     user: str = ""
-    """The user that submitted it."""
+    """The user that submitted the job."""
 
 
 class Place(Message, frozen=True):
-    """A node on which members of a gang are, where it is reached, and their ranks."""
+    """A node with members of a gang: its address and their ranks."""
 
     node: str
     address: str
@@ -71,21 +70,21 @@ class Place(Message, frozen=True):
 
 
 class Gang(Message, frozen=True):
-    """Who works together. The rank of a task is `first` plus its index; places are in the order of their ranks."""
+    """The members of a gang. The rank of a task is `first` plus its index; places are ordered by rank."""
 
     size: int
     first: int
     port: int
     places: tuple[Place, ...]
     key: str = ""
-    """What the members know each other by. Like values of secrets, it is never written down or logged."""
+    """The key with which members authenticate. Like values of secrets, it is never written to disk or logged."""
 
 
 class Launch(Message, frozen=True):
-    """Start these tasks. `spec` says which of the message's; devices are those of the first task, then of the second…
+    """An order to start tasks. `spec` is an index into `Work.specs`; devices are listed task by task.
 
-    With `rooms` above 0 they start as others of their chain on this node end, the lowest index first, so that as many
-    run at a time.
+    With `rooms` above 0, tasks start as earlier tasks of their chain on this node end, lowest index first, so that
+    `rooms` tasks run at a time.
     """
 
     tasks: Tasks
@@ -97,14 +96,14 @@ class Launch(Message, frozen=True):
 
 
 class Stop(Message, frozen=True):
-    """Stop these tasks and confirm; with the cause `return`, only those that have not started."""
+    """An order to stop tasks and confirm it; with the cause `return`, only tasks that have not started."""
 
     tasks: Tasks
     cause: str
 
 
 class Report(Message, frozen=True):
-    """What became of tasks. Lists have an entry a task, in the order of the indices, or are empty."""
+    """A new state of tasks. Lists have one entry per task, in the order of the indices, or are empty."""
 
     tasks: Tasks
     state: State
@@ -113,16 +112,16 @@ class Report(Message, frozen=True):
     reason: str = ""
     ran: tuple[Figure, ...] = ()
     cpu: tuple[Figure, ...] = ()
-    """The time they computed."""
+    """CPU time."""
     memory: tuple[Figure, ...] = ()
-    """The most bytes they had."""
+    """Peak memory in bytes."""
 
 
 # -- from the agent ----------------------------------------------------------------------------------------------
 
 
 class Hello(Message, frozen=True, tag=1):
-    """An agent joins, for the first time or again. What it has, and what it knows of."""
+    """An agent joins, for the first time or again, with its resources and the tasks it knows."""
 
     node: str
     resources: dict[str, int | float | str]
@@ -130,16 +129,16 @@ class Hello(Message, frozen=True, tag=1):
     taints: tuple[str, ...] = ()
     pool: str = ""
     address: str = ""
-    """Where the other members of a gang reach its tasks."""
+    """The address at which other members of a gang reach its tasks."""
     machine: str = ""
-    """What `this_machine` gives there."""
+    """The result of `this_machine` on the node."""
     running: tuple[Tasks, ...] = ()
     ended: tuple[Tasks, ...] = ()
-    """Those whose reports were not confirmed: they follow."""
+    """Ended tasks with unconfirmed reports; the reports follow."""
     notes: tuple[str, ...] = ()
-    """What a person should know of this node, such as limits that it cannot set."""
+    """Notes for operators, such as limits that this node cannot enforce."""
     users: tuple[str, ...] = ()
-    """The users whose tasks it takes; empty: all."""
+    """The users whose tasks it takes; empty for all."""
 
 
 class Reports(Message, frozen=True, tag=2):
@@ -148,14 +147,14 @@ class Reports(Message, frozen=True, tag=2):
 
 
 class Beat(Message, frozen=True, tag=3):
-    """A sign of life, and all that the agent knows to have started and whose end is not confirmed."""
+    """A heartbeat, with all tasks that started on this node and have no confirmed end."""
 
     number: int
     known: tuple[Tasks, ...]
 
 
 class LogPart(Message, frozen=True, tag=4):
-    """A piece of a log, for whoever asked with that number. The last one says so, with the problem if there was one."""
+    """A part of the log of a `LogRequest`. The last part has `last` set, and the problem if there was one."""
 
     request: int
     offset: int
@@ -165,7 +164,7 @@ class LogPart(Message, frozen=True, tag=4):
 
 
 class Knock(Message, frozen=True, tag=5):
-    """The first message of a connection: which node it is for. The server has to sign `nonce`."""
+    """The first message of a connection: the name of the node. The server has to sign `nonce`."""
 
     version: int
     node: str
@@ -178,13 +177,13 @@ class Proof(Message, frozen=True, tag=6):
     key: bytes
     signature: bytes
     instance: str
-    """Where the key is used: another one if the agent's directory was copied. Part of what is signed."""
+    """Where the key is used; differs if the agent's directory was copied. Part of the signed data."""
     token: str = ""
-    """A join token, if the agent has one: it admits a key that the server does not know."""
+    """A join token, if the agent has one: it admits a key that is new to the server."""
 
 
 class NewKey(Message, frozen=True, tag=7):
-    """The answer to `Renew`: the key of later connections, which has signed this."""
+    """The answer to `Renew`: the key for later connections, with its signature."""
 
     key: bytes
     signature: bytes
@@ -196,22 +195,22 @@ FromAgent = Hello | Reports | Beat | LogPart | Knock | Proof | NewKey
 
 
 class Welcome(Message, frozen=True, tag=1):
-    """The agent is known. It takes orders of this epoch and of later ones, never of an earlier one."""
+    """The agent is admitted. It takes orders of this epoch and of later ones, never of an earlier one."""
 
     epoch: int
     heartbeat: int
     lease: int
-    """How long tasks go on without an answer from the server; 0 is for ever."""
+    """How long tasks run without an answer from the server; 0 is unlimited."""
     grace: int
-    """How long a task has to end when it is told to stop."""
+    """How long a task has to end after a stop signal."""
     lock: str = ""
-    """On the server's own machine: a file that is locked while a server runs. While none does, no lease ends."""
+    """On the server's own machine: a file that is locked while a server runs. While none runs, no lease expires."""
 
 
 class Work(Message, frozen=True, tag=2):
-    """What to start and what to stop. Confirmations come first, then stops.
+    """Orders to start and stop tasks. Confirmations are handled first, then stops.
 
-    A `standing` one is all there is to do: what waits in a chain and is not named is to be forgotten.
+    A message with `standing` is complete: the agent forgets tasks that wait in a chain and are not named in it.
     """
 
     epoch: int
@@ -220,23 +219,23 @@ class Work(Message, frozen=True, tag=2):
     stops: tuple[Stop, ...] = ()
     standing: bool = False
     confirmed: tuple[int, ...] = ()
-    """Batches that are confirmed by the way, as by `Confirmed`."""
+    """Numbers of batches that this message confirms, like `Confirmed`."""
 
 
 class Confirmed(Message, frozen=True, tag=3):
-    """The reports of that batch are durable: they need not be sent again."""
+    """The reports of a batch are durable and need not be sent again."""
 
     number: int
 
 
 class Beaten(Message, frozen=True, tag=4):
-    """The answer to a sign of life; it renews the lease from the time when that was sent."""
+    """The answer to a heartbeat. It renews the lease, counted from the time the heartbeat was sent."""
 
     number: int
 
 
 class LogRequest(Message, frozen=True, tag=5):
-    """Send a log from an offset on; the last bytes of it with a negative one. With `follow`, go on until it ends."""
+    """A request for a log from an offset; a negative offset counts from the end. With `follow`, until the task ends."""
 
     request: int
     number: int
@@ -255,17 +254,17 @@ class LogCancel(Message, frozen=True, tag=6):
 
 
 class LogMore(Message, frozen=True, tag=7):
-    """One more part of a log may be sent: whoever reads it has taken one. At first `LOG_PARTS` may."""
+    """Allows one more part of a log, because the reader has taken one. `LOG_PARTS` parts are allowed at first."""
 
     request: int
 
 
 class Refusal(Message, frozen=True, tag=8):
-    """The agent cannot join; what is wrong and what to do. It is closed after this."""
+    """The agent cannot join: what is wrong and what to do. The connection is closed after this."""
 
     problem: str
     final: bool = False
-    """Whether to try again is of no use until somebody acts."""
+    """True if a new attempt fails too until an operator acts."""
 
 
 class Challenge(Message, frozen=True, tag=9):
@@ -278,11 +277,11 @@ class Challenge(Message, frozen=True, tag=9):
 
 
 class Renew(Message, frozen=True, tag=10):
-    """The node's credential ends soon: send a new key."""
+    """A request for a new key: the node's credential expires soon."""
 
 
 class Renewed(Message, frozen=True, tag=11):
-    """The new key is admitted. The old one is, too, until the new one has opened a connection."""
+    """The new key is admitted. The old one stays valid until the new one has opened a connection."""
 
 
 FromServer = (
@@ -291,9 +290,9 @@ FromServer = (
 
 
 def this_machine() -> str:
-    """The same for all processes of a machine, until it is started anew; empty where that is not known.
+    """Return the boot id: the same for all processes of a machine until it restarts, empty if unknown.
 
-    An agent on the server's own machine can see whether a server runs.
+    Agent and server compare it: on the server's own machine, the agent can check whether a server runs.
     """
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:

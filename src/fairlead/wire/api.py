@@ -1,8 +1,8 @@
-"""The documents of the HTTP API: what is asked and what is answered, for the server, the client and OpenAPI.
+"""The documents of the HTTP API: requests and answers, for the server, the client and OpenAPI.
 
-First what people send, as they would write it in YAML; the server reads it with the core's own readers, whose errors
-name the field and the remedy. Then what they get. Times are seconds since 1970, durations are seconds, amounts are in
-the units people write: CPUs, bytes, GPUs.
+Requests come first, in the form in which users write them in YAML. The server reads them with the core's own readers;
+their errors name the field and the remedy. Answers follow. Times are seconds since 1970, durations are seconds, amounts
+are in the units that users write: CPUs, bytes, GPUs.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ Priority = Annotated[int, Meta(ge=-1_000_000, le=1_000_000)]
 
 
 class Request(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What is sent. What is not given has its default, which docs/settings.md has for each key."""
+    """Base class of request documents. Missing keys have their defaults, which docs/settings.md lists."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What is answered."""
+    """Base class of answer documents."""
 
 
-# -- what is sent ------------------------------------------------------------------------------------------------
+# -- requests ----------------------------------------------------------------------------------------------------
 
 
 class StageDocument(Request, kw_only=True):
@@ -61,7 +61,7 @@ class StageDocument(Request, kw_only=True):
 
 
 class JobDocument(Request, kw_only=True):
-    """A job. Its user is the caller, unless an operator names another."""
+    """A job. Its user is the caller, unless an operator names another user."""
 
     stages: Annotated[list[StageDocument], Meta(min_length=1, max_length=1_000)]
     id: Name | UnsetType = UNSET
@@ -77,7 +77,7 @@ class JobDocument(Request, kw_only=True):
 
 
 class BatchDocument(Request, kw_only=True):
-    """Many jobs in one call, each as for one. Each is accepted or refused for itself."""
+    """Many jobs in one call. Each is accepted or refused separately."""
 
     jobs: Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=10_000)]
 
@@ -88,7 +88,7 @@ class ScaleDocument(Request, kw_only=True):
 
 
 class PoolSizeDocument(Request, kw_only=True):
-    """How many nodes a pool should have, of those that it may have."""
+    """The number of nodes that a pool should have, within its limits."""
 
     nodes: Annotated[int, Meta(ge=0, le=100_000)]
 
@@ -103,14 +103,14 @@ class AskDocument(Request, kw_only=True):
 
 
 class HoldDocument(Request, kw_only=True):
-    """The nodes that are held for a job, or for one stage of it."""
+    """The nodes that are held for a job, or for one of its stages."""
 
     job: Name
     stage: Name | UnsetType = UNSET
 
 
 class ResetDocument(Request, kw_only=True):
-    """The head of a lane goes to the tail, or is given up, if it is this job's."""
+    """Move the head of a lane to the tail, or cancel it, if it belongs to this job."""
 
     queue: str
     job: Name
@@ -124,14 +124,14 @@ class ConfigDocument(Request, kw_only=True):
 
 
 class PartitionDocument(Request, kw_only=True, forbid_unknown_fields=False):
-    """One partition's settings, queues and pools, as below `partitions.NAME` of a configuration."""
+    """Settings, queues and pools of one partition, as under `partitions.NAME` of a configuration."""
 
     queues: dict[str, Any] | UnsetType = UNSET
     pools: dict[str, Any] | UnsetType = UNSET
 
 
 class UpdateDocument(Request, kw_only=True):
-    """A resource manager's news, taken in this order: nodes, jobs, recover, asks, releases."""
+    """An update of a resource manager, applied in this order: nodes, jobs, recover, asks, releases."""
 
     nodes: list[dict[str, Any]] | UnsetType = UNSET
     jobs: list[dict[str, Any]] | UnsetType = UNSET
@@ -146,7 +146,7 @@ class RequestorDocument(Request, kw_only=True):
 
 
 class SharesDocument(Request, kw_only=True):
-    """What is given is set, the rest stays. `shares` has queues with their percents; null takes a share away."""
+    """Given keys are set, the others stay. `shares` maps queues to percentages; null removes a share."""
 
     shares: dict[str, int | None] | UnsetType = UNSET
     requestors: list[RequestorDocument] | UnsetType = UNSET
@@ -155,16 +155,16 @@ class SharesDocument(Request, kw_only=True):
 
 
 class SecretDocument(Request, kw_only=True):
-    """A value for jobs to name. With `expires_in` it is forgotten after that time."""
+    """The value of a secret. With `expires_in` it is removed after that time."""
 
     value: Annotated[str, Meta(max_length=65_536)]
     expires_in: Duration | UnsetType = UNSET
 
 
 class TokenDocument(Request, kw_only=True):
-    """A new token. One of role `join` admits machines as nodes: `uses` of them, or the one that `node` names, for tasks
-    of `users` only if there are any. It has no user and no groups, and ends after an hour unless `expires_in` says
-    otherwise."""
+    """A new token. A token of role `join` admits machines as nodes: `uses` machines, or only the one that `node` names.
+    If `users` is given, the nodes take only tasks of these users. A join token has no user and no groups, and expires
+    after one hour unless `expires_in` is given."""
 
     role: Role
     user: Name | UnsetType = UNSET
@@ -217,7 +217,7 @@ class Job(Answer, frozen=True, kw_only=True):
 
 
 class JobPage(Answer, frozen=True, kw_only=True):
-    """`next` is the cursor of the next page; empty on the last."""
+    """A page of jobs. `next` is the cursor of the next page; empty on the last page."""
 
     jobs: list[Job]
     next: str
@@ -247,7 +247,7 @@ class Submitted(Answer, frozen=True, kw_only=True):
 
 
 class BatchItem(Answer, frozen=True, kw_only=True):
-    """The job's id, or why it was refused."""
+    """The id of the job, or the reason why it was refused."""
 
     job: str = ""
     problem: Problem | None = None
@@ -258,7 +258,7 @@ class Batch(Answer, frozen=True, kw_only=True):
 
 
 class Waiting(Answer, frozen=True, kw_only=True):
-    """Why tasks of a stage wait. `position` 0 is the head of its lane; `code` is the reason as programs know it."""
+    """Why tasks of a stage wait. `position` 0 is the head of the lane; `code` is the machine-readable reason."""
 
     stage: str
     kind: str
@@ -275,7 +275,7 @@ class Explanation(Answer, frozen=True, kw_only=True):
 
 
 class Done(Answer, frozen=True, kw_only=True):
-    """It is done, and durable. `note` says what a person may want to know, such as that nothing changed."""
+    """The change is done and durable. `note` is a remark for people, such as that nothing changed."""
 
     note: str = ""
 
@@ -291,16 +291,16 @@ class Node(Answer, frozen=True, kw_only=True):
     labels: dict[str, str]
     taints: list[str]
     users: list[str]
-    """The users whose tasks it takes; empty: all."""
+    """The users whose tasks it takes; empty for all."""
     resources: dict[str, int | float]
     used: dict[str, int | float]
     devices: list[float]
-    """What is used of each GPU."""
+    """The used part of each GPU."""
     tasks: int
     avoided: bool
-    """Whether it gets no work for a while, because launches went wrong there."""
+    """True if the node gets no work for a while because launches failed there."""
     credential: Literal["", "valid", "expired", "revoked"] = ""
-    """Of a node with an agent: whether its key opens connections."""
+    """State of the node's key; empty for a node without an agent."""
     credential_expires: float | None = None
 
 
@@ -323,11 +323,11 @@ class Queue(Answer, frozen=True, kw_only=True):
     """Jobs with a live task."""
     asks: int
     entitlement_percent: float
-    """What it may call its own, of the partition."""
+    """Its entitlement, as a part of the partition."""
     use_percent: float
-    """What it uses: the largest part of any resource, or slots."""
+    """Its use: the largest part of any resource, or of slots."""
     loan_percent: float
-    """What it uses beyond its entitlement."""
+    """Its use beyond its entitlement."""
 
 
 class Queues(Answer, frozen=True, kw_only=True):
@@ -335,14 +335,14 @@ class Queues(Answer, frozen=True, kw_only=True):
 
 
 class Requestor(Answer, frozen=True, kw_only=True):
-    """Who matches the pattern goes to the queue, unless it names one."""
+    """Jobs of users that match the pattern go to the queue, unless they name a queue."""
 
     match: str
     queue: str
 
 
 class Shares(Answer, frozen=True, kw_only=True):
-    """How queues divide a partition. `rebalance_after` is in seconds."""
+    """The shares of queues in a partition. `rebalance_after` is in seconds."""
 
     shares: dict[str, int | None]
     requestors: list[Requestor]
@@ -360,7 +360,7 @@ class Ask(Answer, frozen=True, kw_only=True):
 
 
 class Lane(Answer, frozen=True, kw_only=True):
-    """`first` has the asks at its head that the caller may see."""
+    """A lane. `first` has the asks at its head that the caller may see."""
 
     queue: str
     shape: str
@@ -374,12 +374,12 @@ class Lanes(Answer, frozen=True, kw_only=True):
 
 
 class Hold(Answer, frozen=True, kw_only=True):
-    """Nodes that take no new work but that of a job that waited too long. It ends at `until` at the latest."""
+    """Nodes kept free of new work for a job that has waited too long. The hold ends at `until` at the latest."""
 
     job: str
     stage: str
     tasks: int
-    """How many tasks they are held for."""
+    """Number of tasks that the nodes are held for."""
     nodes: list[str]
     since: float
     until: float
@@ -390,9 +390,9 @@ class Holds(Answer, frozen=True, kw_only=True):
 
 
 class PoolUse(Answer, frozen=True, kw_only=True):
-    """In nodes. `available` ones take work and have none; waiting work would take `pending` ones, and `idle` is the
-    difference, below 0 if nodes are missing; `ordered` ones are coming. Disabled, held and promised ones are not
-    available."""
+    """Numbers of nodes. `available` nodes are empty and accept work; waiting work needs `pending` nodes; `idle` is the
+    difference, below 0 if nodes are missing; `ordered` nodes are on their way. Disabled, held and promised nodes are
+    not available."""
 
     ready: bool
     total: int
@@ -404,7 +404,7 @@ class PoolUse(Answer, frozen=True, kw_only=True):
 
 
 class Usage(Answer, frozen=True, kw_only=True):
-    """Without figures until the partition is ready: nobody could say yet what runs."""
+    """The use of all pools. Empty until the partition is ready, because running tasks are not known before."""
 
     partition: str
     ready: bool
@@ -418,34 +418,34 @@ class OrderedFor(Answer, frozen=True, kw_only=True):
 
 
 class PoolOrder(Answer, frozen=True, kw_only=True):
-    """Nodes that are coming. `jobs` has those of the jobs they are for that the caller may see."""
+    """Ordered nodes. `jobs` has the jobs that need them, as far as the caller may see these."""
 
     order: int
     cause: str
-    """demand (somebody waits for them), spare (so many should be idle) or hand."""
+    """demand (tasks wait for them), spare (the pool keeps idle nodes) or hand."""
     since: float
     nodes: list[str]
     tasks: int
-    """For how many tasks they are, of all jobs."""
+    """Number of tasks, of all jobs, that they are for."""
     jobs: list[OrderedFor]
 
 
 class Orphan(Answer, frozen=True, kw_only=True):
-    """A machine of the provider that is neither a node nor expected. Nobody but its owner takes it away."""
+    """A machine of the provider that is neither a node nor ordered. Fairlead does not remove it; its owner must."""
 
     name: str
     note: str
 
 
 class Pool(Answer, frozen=True, kw_only=True):
-    """`use` is null until the partition is ready."""
+    """A pool. `use` is null until the partition is ready."""
 
     name: str
     partition: str
     provider: str
-    """local or command; empty if nobody brings its nodes."""
+    """local or command; empty for a pool without a provider."""
     resources: dict[str, int | float]
-    """What each of its nodes has."""
+    """Resources of each node."""
     labels: dict[str, str]
     taints: list[str]
     min: int
@@ -457,15 +457,15 @@ class Pool(Answer, frozen=True, kw_only=True):
     use: PoolUse | None
     paused: bool
     paused_until: float | None
-    """Nothing is ordered before this, because an order failed."""
+    """No nodes are ordered before this time, because an order failed."""
     problem: str
     """Why the last order failed, or what is wrong with the provider."""
     grew: float | None
     shrank: float | None
-    """When it was last told to."""
+    """When nodes were last ordered, and when nodes were last given back."""
     orders: list[PoolOrder]
     leaving: list[str]
-    """Nodes that nobody needs and that are being taken away."""
+    """Unneeded nodes that are being removed."""
     orphans: list[Orphan]
 
 
@@ -480,7 +480,7 @@ class Partition(Answer, frozen=True, kw_only=True):
     nodes: int
     jobs: int
     waiting_for: list[str]
-    """The agents and resource managers that have yet to report after a start; the first few."""
+    """Agents and resource managers that have not reported since the start; the first few."""
 
 
 class Partitions(Answer, frozen=True, kw_only=True):
@@ -488,14 +488,14 @@ class Partitions(Answer, frozen=True, kw_only=True):
 
 
 class Config(Answer, frozen=True, kw_only=True):
-    """`version` grows with each configuration that was applied."""
+    """The configuration. `version` grows with each configuration that is applied."""
 
     version: int
     partitions: dict[str, dict[str, Any]]
 
 
 class Difference(Answer, frozen=True, kw_only=True):
-    """A key of the configuration with what it was and what it becomes, as they are written; null for absent."""
+    """A changed key of the configuration, with its old and new value as they are written; null if absent."""
 
     key: str
     before: Any
@@ -503,7 +503,7 @@ class Difference(Answer, frozen=True, kw_only=True):
 
 
 class Applied(Answer, frozen=True, kw_only=True):
-    """What a configuration overwrites."""
+    """The changes that a configuration makes."""
 
     version: int
     differences: list[Difference]
@@ -523,7 +523,7 @@ class Managers(Answer, frozen=True, kw_only=True):
 
 
 class UpdateItem(Answer, frozen=True, kw_only=True):
-    """What became of one item of an update."""
+    """The result of one item of an update."""
 
     what: str
     name: str
@@ -539,7 +539,7 @@ class Updated(Answer, frozen=True, kw_only=True):
 
 
 class Attempt(Answer, frozen=True, kw_only=True):
-    """How an attempt of some tasks ended. `indices` are ranges: start and end, start and end, …"""
+    """The end of an attempt of some tasks. `indices` are ranges: start and end, start and end, …"""
 
     stage: str
     indices: list[int]
@@ -553,7 +553,7 @@ class Attempt(Answer, frozen=True, kw_only=True):
 
 
 class PastJob(Answer, frozen=True, kw_only=True):
-    """A job that is over. `tasks` counts its tasks by how they ended."""
+    """A finished job. `tasks` counts its tasks by outcome."""
 
     id: str
     number: int
@@ -574,7 +574,7 @@ class HistoryPage(Answer, frozen=True, kw_only=True):
 
 
 class StageUse(Answer, frozen=True, kw_only=True):
-    """Over all attempts whose use is known."""
+    """The use of all attempts of a stage, as far as it is known."""
 
     attempts: int
     cpu_seconds: float
@@ -582,7 +582,7 @@ class StageUse(Answer, frozen=True, kw_only=True):
 
 
 class Attempts(Answer, frozen=True, kw_only=True):
-    """The attempts of a job, in the order in which they ended, and what its stages used."""
+    """The attempts of a job in the order in which they ended, and the use of its stages."""
 
     attempts: list[Attempt]
     used: dict[str, StageUse]
@@ -590,13 +590,13 @@ class Attempts(Answer, frozen=True, kw_only=True):
 
 
 class Event(Answer, frozen=True, kw_only=True):
-    """News. `what` is submitted, state, placed, running, stopping, ended or node; fields that say nothing are empty."""
+    """An event. `what` is submitted, state, placed, running, stopping, ended or node; unused fields are empty."""
 
     what: str
     at: float
     job: str = ""
     number: int = 0
-    """Of the job. Its id may be another job's later, its number never is."""
+    """The number of the job. A later job may reuse its id, but never its number."""
     stage: str = ""
     indices: list[int] = []
     attempt: int = 0
@@ -606,7 +606,7 @@ class Event(Answer, frozen=True, kw_only=True):
 
 
 class ManagerEvent(Answer, frozen=True, kw_only=True):
-    """News for a resource manager: allocated, release (please stop), released, node."""
+    """An event for a resource manager: allocated, release (a request to stop), released, node."""
 
     what: str
     job: str = ""
@@ -629,20 +629,20 @@ class Token(Answer, frozen=True, kw_only=True):
     user: str
     groups: list[str]
     partition: str
-    """Of a join token: the only partition, pool and node that it is for; empty for any."""
+    """For a join token: the only partition, pool and node that it admits to; empty for any."""
     pool: str
     node: str
     users: list[str]
-    """Of a join token: the only users whose tasks the node may take; empty for all."""
+    """For a join token: the only users whose tasks the node may take; empty for all."""
     uses: int
-    """Of a join token: how often it can still be used."""
+    """For a join token: how many more machines it admits."""
     note: str
     created: float
     expires: float | None
 
 
 class Secrets(Answer, frozen=True, kw_only=True):
-    """The names of the caller's secrets. Their values are not told."""
+    """The names of the caller's secrets, without their values."""
 
     secrets: list[str]
 
@@ -652,14 +652,14 @@ class Tokens(Answer, frozen=True, kw_only=True):
 
 
 class NewToken(Answer, frozen=True, kw_only=True):
-    """`secret` is what its owner presents. It is shown once and kept nowhere."""
+    """A new token. `secret` is the text to send with requests. It is shown once and stored nowhere."""
 
     secret: str
     token: Token
 
 
 class Caller(Answer, frozen=True, kw_only=True):
-    """Who asks, by the token."""
+    """The caller, according to the token."""
 
     user: str
     groups: list[str]
@@ -670,14 +670,14 @@ class Health(Answer, frozen=True, kw_only=True):
     version: str
     ready: bool
     partitions: dict[str, bool]
-    """Partition → whether it is ready."""
+    """Readiness of each partition."""
     problem: str = ""
     failing: list[str] = []
-    """Parts of the server that do not work now and are tried again, such as `history`. Work is placed without them."""
+    """Parts of the server that fail at the moment and are retried, such as `history`. Tasks are placed without them."""
 
 
 class Problem(Answer, frozen=True, kw_only=True):
-    """RFC 9457. `field` is where in the request, `code` what programs can go by."""
+    """A problem as in RFC 9457. `field` is the field of the request, `code` a machine-readable cause."""
 
     type: str = "about:blank"
     title: str

@@ -1,7 +1,7 @@
-"""How an agent and the server prove to each other that they have their keys: Ed25519 signatures of nonces.
+"""Mutual authentication of agent and server with keys: Ed25519 signatures of nonces.
 
-All that a signature must not be usable for elsewhere is in what is signed: the purpose, the protocol's version, the
-server's key, partition and node, and both nonces of the connection.
+The signed data contains the purpose, the protocol version, the server's key, partition and node, and both nonces of the
+connection, so that a signature cannot be used for anything else.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KEY_BYTES = 32
 
 
 class Exchange(NamedTuple):
-    """What both ends of one connection know before either proves anything."""
+    """Data that both ends of a connection know before they authenticate."""
 
     server: bytes
     """The server's public key."""
@@ -32,15 +32,15 @@ class Exchange(NamedTuple):
     server_nonce: bytes
 
     def for_server(self) -> bytes:
-        """What the server signs."""
+        """Return the data that the server signs."""
         return self._signed("fairlead server")
 
     def for_node(self, key: bytes, instance: str) -> bytes:
-        """What a node signs to open a connection."""
+        """Return the data that a node signs to open a connection."""
         return self._signed("fairlead node", key, instance)
 
     def for_new_key(self, key: bytes) -> bytes:
-        """What a node signs with a new key to have it admitted."""
+        """Return the data that a node signs with a new key to have it admitted."""
         return self._signed("fairlead new key", key)
 
     def _signed(self, purpose: str, *more: bytes | str) -> bytes:
@@ -48,10 +48,10 @@ class Exchange(NamedTuple):
 
 
 class Key:
-    """A private key. `text` is what is written to a file."""
+    """A private key. `text` is its form in a file."""
 
     def __init__(self, text: str = "") -> None:
-        """Without a text a new one is made. Raises `ValueError` for a text that is none."""
+        """Read the key from `text`, or create a new one if it is empty. Raise `ValueError` if `text` is not a key."""
         self._key = Ed25519PrivateKey.from_private_bytes(decoded(text)) if text else Ed25519PrivateKey.generate()
         self.text = encoded(self._key.private_bytes_raw())
         self.public = self._key.public_key().public_bytes_raw()
@@ -61,7 +61,7 @@ class Key:
 
 
 def is_signed(key: bytes, signature: bytes, data: bytes) -> bool:
-    """True if `signature` of `data` was made with the private part of a public key."""
+    """True if `signature` is a signature of `data` by the private key that belongs to the public `key`."""
     try:
         Ed25519PublicKey.from_public_bytes(key).verify(signature, data)
     except (InvalidSignature, ValueError):
@@ -78,7 +78,7 @@ def encoded(key: bytes) -> str:
 
 
 def decoded(text: str) -> bytes:
-    """Raises `ValueError` for what is no key."""
+    """Return the key in a text. Raise `ValueError` if the text is not a key."""
     try:
         key = base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True)
     except binascii.Error as problem:
@@ -89,12 +89,12 @@ def decoded(text: str) -> bytes:
 
 
 def join_token(secret: str, server: bytes) -> str:
-    """A join token names the key of its server, so that an agent shows it to no other."""
+    """Return a join token. It contains the key of its server, so that an agent sends it to no other server."""
     return f"{secret}.{encoded(server)}"
 
 
 def split_token(token: str) -> tuple[str, bytes]:
-    """The secret of a join token, and the key of its server. Raises `ValueError` for what is none."""
+    """Return the secret of a join token and the key of its server. Raise `ValueError` if it is not a join token."""
     secret, dot, server = token.strip().partition(".")
     if not dot or not secret:
         raise ValueError("a join token has two parts with a dot between")

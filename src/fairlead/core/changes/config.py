@@ -121,13 +121,13 @@ class PoolsSet(Change[dict[str, Pool]], frozen=True, tag="pools set"):
     def apply(self, partition: Partition) -> dict[str, Pool]:
         before = partition.pools
         partition.pools = {name: _same_pool(before.get(name), name, settings) for name, settings in self.pools}
-        partition.pools_version += 1
+        partition.derived.pools_version += 1
         partition.wake()
         return before
 
     def undo(self, partition: Partition, before: dict[str, Pool]) -> None:
         partition.pools = before
-        partition.pools_version += 1
+        partition.derived.pools_version += 1
         partition.wake()
 
 
@@ -155,7 +155,7 @@ class PartitionRemoved(Change[None], frozen=True, tag="partition removed"):
 
 def _set_queues(partition: Partition, queues: tuple[tuple[str, QueueSettings], ...]) -> None:
     limits_changed = False
-    partition.queue_version += 1
+    partition.derived.queue_version += 1
     for path, settings in queues:
         queue = partition.queues[path]
         before = queue.settings

@@ -295,15 +295,15 @@ def job_over(names: Names, job: Job, state: JobState, reason: str) -> Line:
 
 def follow(partition: Partition, job: Job) -> None:
     for name in job.after:
-        partition.followers.setdefault(name, []).append(job.id)
+        partition.derived.followers.setdefault(name, []).append(job.id)
 
 
 def unfollow(partition: Partition, job: Job) -> None:
     for name in job.after:
-        followers = partition.followers.get(name)
+        followers = partition.derived.followers.get(name)
         if followers is not None and job.id in followers:
             followers.remove(job.id)
             if not followers:
-                del partition.followers[name]
+                del partition.derived.followers[name]
                 if name in partition.jobs:
                     partition.may_forget(partition.jobs[name])

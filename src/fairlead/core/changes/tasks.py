@@ -191,7 +191,7 @@ class Stopped(Change[MovedUndo], frozen=True, tag="stopped"):
     def apply(self, partition: Partition) -> MovedUndo:
         before = partition.allocations[self.allocation]
         TASK.check(before.state, "stopping")
-        partition.stops += 1
+        partition.derived.stops_version += 1
         return _move(partition, before, self.indices, self.into, "stopping", self.cause, partition.now)
 
     def undo(self, partition: Partition, before: MovedUndo) -> None:
@@ -221,7 +221,7 @@ class StopOverdue(Change[Allocation], frozen=True, tag="stop overdue"):
             raise ValueError(f"allocation {self.allocation} is not expected to stop")
         after = copy(before)
         after.overdue = True
-        partition.stops += 1
+        partition.derived.stops_version += 1
         partition.exchange(after)
         return before
 

@@ -45,7 +45,7 @@ class Candidates:
 
     def __init__(self, partition: Partition, alone: bool = False) -> None:
         self.partition = partition
-        self.version = partition.holds_version
+        self.version = partition.derived.holds_version
         self.claims: Claims = (
             {} if alone else {node_id: claimed_on(partition, node_id) for node_id in held_nodes(partition)}
         )
@@ -62,7 +62,7 @@ def gather(partition: Partition, claims: Claims, own: Claims, without: Collectio
     """Group the nodes that may be held: up, not backed off and not promised. Groups and nodes are in join order."""
     nodes = partition.nodes
     # Labels that no shape selects by make no difference.
-    labels = sorted({label for shape in partition.shapes.values() for label, _ in shape.key.selectors})
+    labels = sorted({label for shape in partition.derived.shapes.values() for label, _ in shape.key.selectors})
     columns = list(nodes.capacity.values())
     groups: dict[object, NodeGroup] = {}
     for node_id in sorted(nodes.rows):

@@ -15,13 +15,13 @@ from fairlead.core.forecast import end_of
 from fairlead.core.holds.candidates import Candidates, Claims, Offer, gather, offers, suffice
 from fairlead.core.holds.release import end_short_holds, most_held, release_obsolete
 from fairlead.core.lanes import Lane
-from fairlead.core.model import NEW, Ask, Micros, Place
+from fairlead.core.model import FAR, NEW, Ask, Micros, Place
 from fairlead.core.outcomes import call_back, live_of
 from fairlead.core.plan import Plan
 from fairlead.core.policy.score import is_exact, may_be_held, node_score
 from fairlead.core.ranges import count
 from fairlead.core.shape import Shape
-from fairlead.core.state import FAR, Partition
+from fairlead.core.state import Partition
 
 MAX_HEADS = 10
 """At most this number of asks get holds in one cycle, since each one ranks all nodes. The next cycle continues."""
@@ -37,20 +37,20 @@ def hold_nodes(plan: Plan) -> None:
         not partition.reign.ready
         or plan.more
         or not partition.settings.hold_for
-        or not (partition.unheld_starving or partition.next_starving_at <= partition.now)
+        or not (partition.memory.unheld_starving or partition.memory.next_starving_at <= partition.now)
     ):
         return
     end_short_holds(plan)
     starving: list[tuple[Lane, Ask]] = []
-    partition.next_starving_at = FAR
+    partition.memory.next_starving_at = FAR
     for lane, ask in _waiting(partition):
         when = starves_at(partition, ask)
         if when <= partition.now:
             starving.append((lane, ask))
         else:
-            partition.next_starving_at = min(partition.next_starving_at, when)
+            partition.memory.next_starving_at = min(partition.memory.next_starving_at, when)
     _hold_in_order(plan, sorted(starving, key=lambda pair: _place_of(pair[1])))
-    partition.unheld_starving = any(ask.seq not in partition.holds for _, ask in starving)
+    partition.memory.unheld_starving = any(ask.seq not in partition.holds for _, ask in starving)
 
 
 def _hold_in_order(plan: Plan, starving: list[tuple[Lane, Ask]]) -> None:
@@ -70,11 +70,11 @@ def _hold_in_order(plan: Plan, starving: list[tuple[Lane, Ask]]) -> None:
         if refusal(partition, ask) is not None:
             continue
         versions = _versions(partition, ask)
-        if lane.unheld is None or lane.unheld[0] != versions:
-            if candidates is None or candidates.version != partition.holds_version:
+        if lane.memory.unheld is None or lane.memory.unheld[0] != versions:
+            if candidates is None or candidates.version != partition.derived.holds_version:
                 candidates = Candidates(partition)
-            lane.unheld = (versions, _waits_alone(plan, ask, candidates))
-        if lane.unheld[1]:
+            lane.memory.unheld = (versions, _waits_alone(plan, ask, candidates))
+        if lane.memory.unheld[1]:
             return
 
 
@@ -83,9 +83,9 @@ def _versions(partition: Partition, ask: Ask) -> object:
     needs = minimum_by_stage(ask)
     wanted = tuple([needed for _, needed in needs])
     # With several shapes, the first ones take the nodes that score best now, which depends on what runs there.
-    starts = (partition.now, partition.openings, partition.counters.allocation) if len(needs) > 1 else None
+    starts = (partition.now, partition.derived.openings, partition.counters.allocation) if len(needs) > 1 else None
     own = _own_room(ask)
-    return (ask.seq, wanted, own, starts, partition.nodes.version, partition.holds_version, partition.settings)
+    return (ask.seq, wanted, own, starts, partition.nodes.version, partition.derived.holds_version, partition.settings)
 
 
 def _waits_alone(plan: Plan, ask: Ask, candidates: Candidates) -> bool:
@@ -120,12 +120,12 @@ def starves_at(partition: Partition, ask: Ask) -> Micros:
 
 def starving_due(partition: Partition) -> Micros:
     """Return the time when an ask may begin to starve, if nothing happens before; now if it is not known yet."""
-    return max(partition.next_starving_at, partition.now) if partition.settings.hold_for else FAR
+    return max(partition.memory.next_starving_at, partition.now) if partition.settings.hold_for else FAR
 
 
 def _waiting(partition: Partition) -> Iterator[tuple[Lane, Ask]]:
     for lane in partition.lanes.values():
-        ask = lane.no_room
+        ask = lane.memory.no_room
         if ask is not None and _may_starve(partition, lane, ask):
             yield lane, ask
 
@@ -133,7 +133,7 @@ def _waiting(partition: Partition) -> Iterator[tuple[Lane, Ask]]:
 def _may_starve(partition: Partition, lane: Lane, ask: Ask) -> bool:
     """True if an ask found no capacity, has no nodes of its own, and its job cannot work without it."""
     stage, kind = ask.stage, ask.kind
-    if lane.asleep_at is None or partition.kept(ask.seq) or stage.asks[kind] is not ask:
+    if lane.memory.asleep_at is None or partition.kept(ask.seq) or stage.asks[kind] is not ask:
         return False
     if kind == NEW:
         return not stage.started

@@ -355,5 +355,5 @@ def is_stuck(partition: Partition, promise: Promise) -> bool:
     return any(
         allocation.id in promise.victims
         or (allocation.node in promise.nodes and allocation.since + patience > promise.since)
-        for allocation in partition.overdue.values()
+        for allocation in partition.derived.overdue.values()
     )

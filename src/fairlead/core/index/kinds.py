@@ -57,8 +57,6 @@ class NodeIndex(Generic[K]):
         """The nodes that were taken out and not put back yet."""
         self._pushes = 0
         self._stale = True
-        self.tight = False
-        """True to choose the tightest node, whatever the placement is."""
 
     # -- for the state
 

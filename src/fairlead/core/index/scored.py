@@ -6,6 +6,8 @@ nodes. Within a turn a chosen node moves to the state it will have, so that the 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from heapq import heappop, heappush
 
 from fairlead.core.index.kinds import Choice, KindKey, NodeIndex, NodeKind
@@ -42,6 +44,7 @@ class ScoreIndex(NodeIndex[Groups]):
         super().__init__(nodes)
         self.placement = PLACEMENTS.get(place, MISSING)
         self.seed = seed
+        self._tight = False
         self._names: list[str] = []
         self._columns: list[tuple[list[int], list[int]]] = []
         """Capacities and use of each resource but GPUs: CPU, then the others by name."""
@@ -70,6 +73,15 @@ class ScoreIndex(NodeIndex[Groups]):
                 self._stand(node_id, kind, _after(group.state, task, devices))
         return [Choice(node_id, tasks, devices) for node_id, (tasks, devices) in chosen.items()]
 
+    @contextmanager
+    def tightly(self) -> Iterator[None]:
+        """Choose the tightest nodes for a while, whatever the placement says."""
+        self._tight = True
+        try:
+            yield
+        finally:
+            self._tight = False
+
     def fits(self, shape: Shape) -> bool:
         task = self._shapes[shape]
         return any(_fits(state, task) for kind in self._kinds_for(shape, None) for state in kind.groups)
@@ -86,7 +98,7 @@ class ScoreIndex(NodeIndex[Groups]):
     # -- inside
 
     def _placement(self) -> Placement:
-        return PLACEMENTS["bestfit"] if self.tight else self.placement
+        return PLACEMENTS["bestfit"] if self._tight else self.placement
 
     def _best(self, shape: Shape, task: Task, near: str | None, number: int) -> tuple[Groups, Group, int] | None:
         """Return the node with the lowest id of those in the best state, or one drawn from them."""

@@ -101,7 +101,7 @@ def move_queue(plan: Plan, command: MoveQueue) -> Accepted:
     plan.do(QueueMoved(queue.path, "active" if command.action == "start" else "stopped"))
     if command.action == "stop":
         partition = plan.partition
-        chained = [waiting for number in sorted(partition.chains) for waiting in partition.waiting_in(number)]
+        chained = [waiting for number in sorted(partition.derived.chains) for waiting in partition.waiting_in(number)]
         call_back(plan, [waiting for waiting in chained if queue in waiting.stage.job.queue.line()])
     return Accepted()
 

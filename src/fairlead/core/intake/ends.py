@@ -44,7 +44,7 @@ class Ends:
             return None
         if report.user or partition.removed:
             return None
-        if len(job.stages) != 1 or job.manager or job.after or job.over or job.id in partition.followers:
+        if len(job.stages) != 1 or job.manager or job.after or job.over or job.id in partition.derived.followers:
             return None
         stage = job.stages[0]
         if stage.count != 1 or stage.history or not stage.live or len(stage.live) > 1 or stage.name != report.stage:

@@ -86,7 +86,7 @@ def find_leaf(partition: Partition, path: str) -> Queue:
     if queue.children:
         below = leaves_text([name for name in partition.queues if name.startswith(f"{path}.")])
         raise Refused("queue", f"{path} has queues below it and takes no jobs; name one of {below}")
-    for level in queue.line() if partition.stopped or partition.draining else ():
+    for level in queue.line() if partition.derived.stopped_queues or partition.derived.draining_queues else ():
         if level.state != "active":
             raise Refused(
                 "queue",
@@ -102,7 +102,7 @@ def route(partition: Partition, spec: JobSpec) -> JobSpec:
         raise Refused("queue", "the partition is not configured yet and has none; ask again later", "unknown")
     if spec.queue:
         return spec
-    requestor = partition.requestors.find(spec.user)
+    requestor = partition.derived.requestors.find(spec.user)
     if requestor is not None:
         return msgspec.structs.replace(spec, queue=requestor.queue, matched=requestor.match)
     default = partition.queues.get("root.default")

@@ -17,13 +17,13 @@ from fairlead.core.changes import Part, Placed
 from fairlead.core.forecast import guess
 from fairlead.core.lanes import Lane, lane_key
 from fairlead.core.match.place import Starter
-from fairlead.core.model import NEW, Allocation, Ask, Micros
+from fairlead.core.model import FAR, NEW, Allocation, Ask, Micros
 from fairlead.core.plan import Plan
 from fairlead.core.policy.backfill import ends_in_time, plan_start
 from fairlead.core.ranges import count
 from fairlead.core.reasons import NoRoom, Reason, WouldDelay
 from fairlead.core.shape import Shape
-from fairlead.core.state import FAR, Partition
+from fairlead.core.state import Partition
 from fairlead.core.whatif import WhatIf
 
 Prospect = Literal[0, 1, 2]
@@ -152,7 +152,7 @@ class Backfill:
         """Keep the results for the next cycle, unless some asks were not looked at."""
         partition = self.plan.partition
         self._versions = _versions(partition)
-        partition.backfilled = self if self.head is not None and not unfinished else None
+        partition.memory.backfill = self if self.head is not None and not unfinished else None
 
     def resume(self, plan: Plan) -> bool:
         """True if the results of an earlier cycle still hold; the new plan then continues from them.
@@ -165,19 +165,19 @@ class Backfill:
             head is None
             or partition.nodes.held
             or self._versions != _versions(partition)
-            or partition.forecast is None
-            or partition.forecast.is_late(plan.now)
+            or partition.derived.forecast is None
+            or partition.derived.forecast.is_late(plan.now)
         ):
             return False
-        path, asleep = head.stage.job.queue.path, (partition.openings, partition.nodes.version)
+        path, asleep = head.stage.job.queue.path, (partition.derived.openings, partition.nodes.version)
         for lane in partition.lanes.values():
-            if lane.queue.path != path or lane.asleep_at != asleep or lane.blocked is not None:
+            if lane.queue.path != path or lane.memory.asleep_at != asleep or lane.memory.blocked is not None:
                 return False
-            if lane.new_while_asleep:
+            if lane.memory.new_while_asleep:
                 # Match remembers the first ask of each sort. An ask that joined before one of these would replace it.
-                firsts = {id(ask): ask for ask in (head, lane.no_room, lane.limited) if ask is not None}
+                firsts = {id(ask): ask for ask in (head, lane.memory.no_room, lane.memory.limited) if ask is not None}
                 last = max([lane.key(ask) for ask in firsts.values()])
-                if min([lane.key(ask) for ask in lane.new_while_asleep]) < last:
+                if min([lane.key(ask) for ask in lane.memory.new_while_asleep]) < last:
                     return False
         self.plan = plan
         plan.planned = self._planned()
@@ -192,8 +192,14 @@ class Backfill:
         if when is None or self._shape is None:
             return False
         for lane in self.plan.partition.lanes.values():
-            ask = lane.no_room
-            if ask is None or lane.asleep_at is None or ask is self.head or ask.whole or lane.shapes != (self._shape,):
+            ask = lane.memory.no_room
+            if (
+                ask is None
+                or lane.memory.asleep_at is None
+                or ask is self.head
+                or ask.whole
+                or lane.shapes != (self._shape,)
+            ):
                 continue
             run_time = _run_time(ask)
             was, is_now = ends_in_time(self._began, run_time, when), ends_in_time(now, run_time, when)
@@ -271,14 +277,14 @@ class Backfill:
 
     def _ends(self) -> Iterable[tuple[Micros, Allocation]]:
         """Return the running allocations with their expected ends, in order of these."""
-        forecast = self.plan.partition.forecast
+        forecast = self.plan.partition.derived.forecast
         return forecast.in_order(self.plan.now) if forecast is not None else ()
 
     def _gain(self, shape: Shape) -> Callable[[Allocation], int]:
         """Return a function that ends one more allocation and gives the number of further tasks that then fit."""
         partition, whatif = self.plan.partition, WhatIf(self.plan.partition)
         rooms: dict[int, int] = {}
-        if len(partition.shapes) == 1 and not shape.key.apart and not partition.nodes.over_rows:
+        if len(partition.derived.shapes) == 1 and not shape.key.apart and not partition.nodes.over_rows:
             # All tasks are equal, so each one that ends frees capacity for one.
             def gain_if_equal(allocation: Allocation) -> int:
                 usable = rooms.get(allocation.node)
@@ -333,29 +339,29 @@ class Backfill:
 
 def resume(plan: Plan) -> Backfill | None:
     """Return the results of an earlier cycle, if they still hold."""
-    backfill = plan.partition.backfilled
+    backfill = plan.partition.memory.backfill
     return backfill if isinstance(backfill, Backfill) and plan.partition.reign.ready and backfill.resume(plan) else None
 
 
 def has_turned_late(partition: Partition) -> bool:
     """True if the passing of time changed which ask is the first without capacity."""
-    return isinstance(partition.backfilled, Backfill) and partition.backfilled.has_turned_late(partition.now)
+    return isinstance(partition.memory.backfill, Backfill) and partition.memory.backfill.has_turned_late(partition.now)
 
 
 def why_passed(partition: Partition, ask: Ask) -> Reason | None:
     """Return the reason why the last match did not try a waiting ask."""
-    backfill, lane = partition.backfilled, partition.lanes.get(lane_key(ask))
+    backfill, lane = partition.memory.backfill, partition.lanes.get(lane_key(ask))
     return backfill.why_passed(lane, ask) if isinstance(backfill, Backfill) and lane is not None else None
 
 
 def _versions(partition: Partition) -> tuple[int, ...]:
     """Return the versions of the state that the results depend on, apart from the waiting asks."""
     return (
-        partition.openings,
+        partition.derived.openings,
         partition.nodes.version,
-        partition.holds_version,
-        partition.queue_version,
-        partition.forecast.version if partition.forecast is not None else -1,
+        partition.derived.holds_version,
+        partition.derived.queue_version,
+        partition.derived.forecast.version if partition.derived.forecast is not None else -1,
     )
 
 

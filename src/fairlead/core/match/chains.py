@@ -43,7 +43,7 @@ def _follow_agent(plan: Plan, number: int) -> None:
         if waiting.state != "running":
             continue
         left = count(waiting.indices)
-        for front in sorted(partition.chains[number].values(), key=lambda allocation: -allocation.id):
+        for front in sorted(partition.derived.chains[number].values(), key=lambda allocation: -allocation.id):
             if front.state == "assigned" and not front.rooms and left:
                 # An agent starts tasks in the order of their indices, so the last ones still wait.
                 back = split(front.indices, max(0, count(front.indices) - left))[1]
@@ -61,7 +61,9 @@ def _pass(plan: Plan, allocation: Allocation, block: tuple[int, ...], rooms: int
 
 def _rooms(partition: Partition, number: int) -> int:
     """Return the number of tasks of a chain that have a room."""
-    return sum(count(allocation.indices) for allocation in partition.chains[number].values() if not allocation.rooms)
+    return sum(
+        count(allocation.indices) for allocation in partition.derived.chains[number].values() if not allocation.rooms
+    )
 
 
 # -- making and lengthening --------------------------------------------------------------------------------------
@@ -106,7 +108,7 @@ def _lengthen(plan: Plan, number: int, most: int) -> int:
     Only if no other ask waits: the rooms of a chain that is lengthened never become free for other asks.
     """
     partition = plan.partition
-    fronts = [allocation for allocation in partition.chains.get(number, {}).values() if not allocation.rooms]
+    fronts = [allocation for allocation in partition.derived.chains.get(number, {}).values() if not allocation.rooms]
     if not fronts:
         return 0
     front = min(fronts, key=lambda allocation: allocation.id)
@@ -150,5 +152,5 @@ def _send(plan: Plan, front: Allocation, most: int, rooms: int) -> int:
             plan.do(Chained(front.id, kind, block, attempt, partition.counters.allocation, rooms))
     lane = partition.lane_of(stage)
     # Asks behind one that left the lane by this have not had their turn.
-    plan.more = plan.more or (lane is not None and lane.asleep_at is None)
+    plan.more = plan.more or (lane is not None and lane.memory.asleep_at is None)
     return most - max(left, 0)

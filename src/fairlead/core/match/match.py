@@ -19,14 +19,14 @@ from fairlead.core.match.place import Starter
 from fairlead.core.match.queue_cursor import QueueCursor
 from fairlead.core.match.share_tree import ShareNode, Tree
 from fairlead.core.match.slot_quota import slot_quotas
-from fairlead.core.model import REPLACE, Ask, Micros
+from fairlead.core.model import FAR, REPLACE, Ask, Micros
 from fairlead.core.outcomes import ask_for_rest
 from fairlead.core.plan import Plan
 from fairlead.core.preempt.preempt import Claims, can_claim
 from fairlead.core.reasons import NoRoom, NotReady, OverLimit, Reason
 from fairlead.core.resources import Vector, add
 from fairlead.core.shape import Shape
-from fairlead.core.state import FAR, Partition
+from fairlead.core.state import Partition
 from fairlead.core.whatif import lent_nodes
 
 Awake = dict[str, list[Lane]]
@@ -36,8 +36,8 @@ Awake = dict[str, list[Lane]]
 def match(plan: Plan) -> None:
     partition = plan.partition
     left = partition.settings.max_placed
-    if partition.replan_at <= partition.now or has_turned_late(partition):
-        partition.replan_at = FAR
+    if partition.memory.replan_at <= partition.now or has_turned_late(partition):
+        partition.memory.replan_at = FAR
         partition.wake_all_lanes()
     # With backfill, claims are made after match.
     claims = Claims(plan) if not partition.settings.backfill and can_claim(partition) else None
@@ -64,7 +64,7 @@ def match(plan: Plan) -> None:
     if left > 0:
         _release_arrivals(plan)
     if backfill is not None:
-        partition.replan_at = _overrun_at(plan, backfill) if left > 0 else partition.now
+        partition.memory.replan_at = _overrun_at(plan, backfill) if left > 0 else partition.now
         backfill.remember(plan.more)
 
 
@@ -72,7 +72,7 @@ def _joined(plan: Plan, backfill: Backfill) -> dict[str, QueueCursor]:
     """Return cursors over the asks that joined sleeping lanes, where at least one of them may start."""
     joined: Awake = {}
     for lane in plan.partition.lanes.values():
-        if lane.new_while_asleep:
+        if lane.memory.new_while_asleep:
             joined.setdefault(lane.queue.path, []).append(lane)
     cursors: dict[str, QueueCursor] = {}
     for path, lanes in joined.items():
@@ -106,12 +106,12 @@ def _release_arrivals(plan: Plan) -> None:
 
 def plan_due(partition: Partition) -> Micros:
     """Return the time at which the planned time of the head may prove wrong, if nothing happens before."""
-    return partition.replan_at if partition.now < partition.replan_at else FAR
+    return partition.memory.replan_at if partition.now < partition.memory.replan_at else FAR
 
 
 def _overrun_at(plan: Plan, backfill: Backfill) -> Micros:
     """Return the first expected end that the planned time, or a loan of held nodes, counts on."""
-    forecast = plan.partition.forecast
+    forecast = plan.partition.derived.forecast
     first = forecast.first(plan.now) if forecast is not None else None
     if first is None or not (plan.lent or (backfill.when is not None and first <= backfill.when)):
         return FAR
@@ -126,43 +126,52 @@ def _starts_change_reasons(partition: Partition) -> bool:
 def _awake(plan: Plan, look_at_all: bool, claims: Claims | None) -> Awake:
     """Return the lanes to look at: those for which something has changed, or all with `look_at_all`."""
     partition = plan.partition
-    openings, version = partition.openings, partition.nodes.version
+    openings, version = partition.derived.openings, partition.nodes.version
     fits: dict[Shape, bool] = {}
     awake: Awake = {}
     asleep: list[tuple[LaneKey, Lane]] = []
     for key, lane in partition.lanes.items():
-        asleep_at = lane.asleep_at
-        if asleep_at is not None and lane.blocked is not None and refusal(partition, lane.blocked) is not None:
+        asleep_at = lane.memory.asleep_at
+        if (
+            asleep_at is not None
+            and lane.memory.blocked is not None
+            and refusal(partition, lane.memory.blocked) is not None
+        ):
             asleep_at = None
-        if lane.claims_at is not None and lane.claims_at <= partition.now:
+        if lane.memory.claims_at is not None and lane.memory.claims_at <= partition.now:
             asleep_at = None
-        if asleep_at is not None and lane.new_while_asleep and not partition.settings.backfill and lane.all_behind():
-            lane.new_while_asleep.clear()
+        if (
+            asleep_at is not None
+            and lane.memory.new_while_asleep
+            and not partition.settings.backfill
+            and lane.all_behind()
+        ):
+            lane.memory.new_while_asleep.clear()
         claim = asleep_at is not None and claims is not None and claims.may_make(lane, untried=True)
-        if asleep_at == (openings, version) and not look_at_all and not lane.new_while_asleep and not claim:
+        if asleep_at == (openings, version) and not look_at_all and not lane.memory.new_while_asleep and not claim:
             asleep.append((key, lane))
             continue
         # Unless the ask without capacity is the head, asks before it were passed over and may be allowed by now.
         if (
             asleep_at is None
             or claim
-            or lane.new_while_asleep
-            or lane.no_room is None
+            or lane.memory.new_while_asleep
+            or lane.memory.no_room is None
             or asleep_at[1] != version
-            or lane.no_room is not lane.head()
+            or lane.memory.no_room is not lane.head()
         ):
-            lane.woken_by_room = False
+            lane.memory.woken_by_room = False
         elif not partition.settings.backfill and _still_full(partition, lane, fits):
             asleep.append((key, lane))
             continue
         else:
-            lane.woken_by_room = True
+            lane.memory.woken_by_room = True
         awake.setdefault(lane.queue.path, []).append(lane)
         plan.looked.add(key)
     # Nodes released and claims made during this match can let an ask of a sleeping lane start: it needs a turn, too.
     for key, lane in asleep if awake and (partition.nodes.held or claims is not None) else ():
         if partition.nodes.held or (claims is not None and claims.may_make(lane)):
-            lane.woken_by_room = False
+            lane.memory.woken_by_room = False
             awake.setdefault(lane.queue.path, []).append(lane)
             plan.looked.add(key)
     if awake and partition.settings.backfill:
@@ -170,7 +179,7 @@ def _awake(plan: Plan, look_at_all: bool, claims: Claims | None) -> Awake:
         # come in a later cycle.
         awake = {}
         for key, lane in partition.lanes.items():
-            lane.asleep_at, lane.woken_by_room = None, False
+            lane.memory.asleep_at, lane.memory.woken_by_room = None, False
             awake.setdefault(lane.queue.path, []).append(lane)
             plan.looked.add(key)
     return awake
@@ -181,14 +190,16 @@ def _still_full(partition: Partition, lane: Lane, fits: dict[Shape, bool]) -> bo
     if partition.nodes.held:  # held nodes may have capacity for their owners, and are not in the index
         return False
     if not fits:
-        partition.index.put_all_back()
+        partition.derived.index.put_all_back()
     shapes = lane.shapes
-    if lane.no_room is not None and lane.no_room.whole:
-        shapes = tuple(stage.shape for stage, _ in minimum_by_stage(lane.no_room))  # some stages may need no task
+    if lane.memory.no_room is not None and lane.memory.no_room.whole:
+        shapes = tuple(
+            stage.shape for stage, _ in minimum_by_stage(lane.memory.no_room)
+        )  # some stages may need no task
     for shape in shapes:
         fits_one = fits.get(shape)
         if fits_one is None:
-            fits_one = fits[shape] = partition.index.fits(shape)
+            fits_one = fits[shape] = partition.derived.index.fits(shape)
         if not fits_one:
             return True
     return False
@@ -210,7 +221,7 @@ class Round:
         self.left = left
         self._backfill = backfill
         partition = self.partition = plan.partition
-        partition.index.put_all_back()
+        partition.derived.index.put_all_back()
         self._awake = awake
         self._open = sum(map(len, awake.values())) + sum([len(cursor.open) for cursor in cursors.values()])
         """The number of lanes that are not closed yet."""
@@ -281,7 +292,7 @@ class Round:
         else:
             placed, reason = self._starter.start(lane, ask, together, most, own)
         self.left -= placed
-        if lane.moved:
+        if lane.memory.moved:
             self._starter.flush()  # the lane is walked from the beginning, where starts not yet booked still stand
         if reason is None:
             if not single and ask.whole:
@@ -320,24 +331,24 @@ class Round:
         if claims.make(lane, ask):
             self.plan.unsettled = True
             self._starter.released = kept is not None
-            self.partition.index.refresh()
+            self.partition.derived.index.refresh()
             for any_lane in self.partition.lanes.values():
-                any_lane.moved = True  # stopped gangs have new asks
+                any_lane.memory.moved = True  # stopped gangs have new asks
 
     def _note_full(self, shape: Shape, reason: Reason) -> None:
         """Note that no task of a shape fits. Lanes of this shape that only capacity could have woken sleep on."""
         if shape.key.apart or self.partition.nodes.held or shape in self._starter.full:
             return
         self._starter.full[shape] = reason
-        seen = (self.partition.openings, self.partition.nodes.version)
+        seen = (self.partition.derived.openings, self.partition.nodes.version)
         for path, lanes in self._awake.items():
-            closed = [lane for lane in lanes if lane.woken_by_room and lane.shapes == (shape,)]
+            closed = [lane for lane in lanes if lane.memory.woken_by_room and lane.shapes == (shape,)]
             for lane in closed:
-                lane.asleep_at = seen
+                lane.memory.asleep_at = seen
                 self.plan.looked.discard((path, shape))
             if closed:
                 self._open -= len(closed)
-                self._awake[path] = [lane for lane in lanes if lane.asleep_at != seen]
+                self._awake[path] = [lane for lane in lanes if lane.memory.asleep_at != seen]
                 self._tree = None  # it has leaves without open lanes now
 
     def _build_tree(self) -> Tree:

@@ -36,7 +36,7 @@ class Starter:
         """With `batches`, starts of single tasks may be booked later: see `flush`."""
         self.plan = plan
         self.admission = Admission(plan.partition)
-        index = plan.partition.index
+        index = plan.partition.derived.index
         # Whether a node yields depends on what queues use, which has to be booked.
         batches = batches and not any(promise.ordered for promise in plan.partition.promises.values())
         self._singles = Singles(plan, index) if batches and isinstance(index, FitIndex) else None
@@ -83,15 +83,14 @@ class Starter:
 
     def before(self) -> Before:
         """Return the present position, for `take_back`."""
-        return self.plan.mark(), self.plan.partition.openings, self.released
+        return self.plan.mark(), self.plan.partition.derived.openings, self.released
 
     def take_back(self, before: Before) -> None:
         """Undo starts that were only tried. The capacity was free before, so no lane wakes up."""
         partition = self.plan.partition
-        mark, room, self.released = before
-        self.plan.rollback(mark)
-        partition.openings = room
-        partition.index.refresh()
+        mark, openings, self.released = before
+        self.plan.take_back(mark, openings)
+        partition.derived.index.refresh()
 
     def _start_whole(self, ask: Ask, together: int, own: bool) -> tuple[int, Reason | None]:
         """Start the tasks that a job needs of every stage, all at once or none."""
@@ -101,13 +100,10 @@ class Starter:
         if reason is not None:
             return 0, reason
         tried = self._place_all(ask, needs, own)
-        if tried and isinstance(partition.index, ScoreIndex):
+        if tried and isinstance(partition.derived.index, ScoreIndex):
             # One stage may have been spread over the nodes that another needs: packed tightly they may all fit.
-            partition.index.tight = True
-            try:
+            with partition.derived.index.tightly():
                 tried = self._place_all(ask, needs, own)
-            finally:
-                partition.index.tight = False
         if tried:
             fitting = sum(placed for _, _, placed in tried)
             return 0, never_whole(partition, needs) or NoRoom(together, fitting, stages=tuple(tried))
@@ -138,16 +134,16 @@ class Starter:
         held = choose_held(partition, stage, ask.kind, most) if partition.nodes.held else []
         most = 0 if own else most - sum([choice.tasks for choice in held])
         withdrawn = (
-            partition.index.withdraw({choice.node: None for choice in stage.live.values()})
+            partition.derived.index.withdraw({choice.node: None for choice in stage.live.values()})
             if shape.key.apart and stage.live
             else []
         )
         if shape.key.near and (most > 1 or stage.live):
             rows = [partition.nodes.rows[choice.node] for choice in (stage.live or {}).values()]
             home = {partition.nodes.labels[row].get(shape.key.near, "") for row in rows}
-            free = gather(partition.index, shape, most, partition.counters.allocation, home)
+            free = gather(partition.derived.index, shape, most, partition.counters.allocation, home)
         else:
-            free = partition.index.choose(shape, most, partition.counters.allocation)
+            free = partition.derived.index.choose(shape, most, partition.counters.allocation)
         chosen, yielded = free, NOTHING
         if partition.nodes.held:
             most -= sum([choice.tasks for choice in free])
@@ -160,7 +156,7 @@ class Starter:
         )
         if partition.nodes.held and placed >= least:
             self._take_kept(ask, held, yielded)
-        partition.index.put_back([*withdrawn, *[choice.node_id for choice in chosen]])
+        partition.derived.index.put_back([*withdrawn, *[choice.node_id for choice in chosen]])
         return placed
 
     def _place_on(
@@ -195,7 +191,9 @@ class Starter:
     def _passes_higher(self, ask: Ask) -> bool:
         """True if an ask is a gang, and an ask of a higher priority waits in its queue."""
         partition, job = self.plan.partition, ask.stage.job
-        if (not ask.whole and gang_size(ask) == 1) or not any(other > job.priority for other in partition.priorities):
+        if (not ask.whole and gang_size(ask) == 1) or not any(
+            other > job.priority for other in partition.derived.priorities
+        ):
             return False
         lanes = [lane for lane in partition.lanes.values() if lane.queue is job.queue]
         return any(other.stage.job.priority > job.priority for lane in lanes for other in lane)
@@ -218,7 +216,7 @@ class Starter:
     def _release(self, seq: int, rest: tuple[Place, ...], why: str) -> None:
         """Release the nodes kept for an ask, except for `rest`."""
         self.plan.do(Trimmed(seq, rest, why) if rest else Released(seq, why))
-        self.plan.partition.index.refresh()
+        self.plan.partition.derived.index.refresh()
         self.released = True
 
 

@@ -41,29 +41,29 @@ class QueueCursor:
         if partition.nodes.held and not joined:
             self._find_owners(lanes)
         for lane in lanes:
-            lane.moved = False
+            lane.memory.moved = False
             if not joined:
-                lane.claims_at = None  # its asks are tried again
+                lane.memory.claims_at = None  # its asks are tried again
             head = lane.head()
             if head is not None:
                 self._walks[lane] = walk = iter(_in_order(lane) if joined else lane)
                 head = next(walk)
                 heappush(self.open, (lane.key(head), lane.text, lane, head))
-            if joined and lane.no_room is not None:
-                self._no_room[lane] = lane.no_room
-            if joined and lane.limited is not None:
-                self._limited[lane] = lane.limited
+            if joined and lane.memory.no_room is not None:
+                self._no_room[lane] = lane.memory.no_room
+            if joined and lane.memory.limited is not None:
+                self._limited[lane] = lane.memory.limited
 
     def current(self) -> tuple[Lane, Ask]:
         """Return the ask that has the turn, until its lane goes on or is closed."""
         _, _, lane, ask = self.open[0]
-        return self._current_moved() if self.moves or lane.moved else (lane, ask)
+        return self._current_moved() if self.moves or lane.memory.moved else (lane, ask)
 
     def _current_moved(self) -> tuple[Lane, Ask]:
         heap = self.open
         while True:
             key, text, lane, ask = heap[0]
-            place = lane.key(ask) if self.moves or lane.moved else key
+            place = lane.key(ask) if self.moves or lane.memory.moved else key
             if place == key:
                 return lane, ask
             # Its job runs more tasks than before, or its stage has reached `min`: another ask of its lane may be first.
@@ -83,7 +83,7 @@ class QueueCursor:
             self._no_room.setdefault(lane, ask)
             self.full[lane] = None
         if lane not in self.blocked:
-            self.blocked[lane] = (self.partition.openings, self.partition.nodes.version)
+            self.blocked[lane] = (self.partition.derived.openings, self.partition.nodes.version)
             place = lane.key(ask)
             self._owners[lane] = [owner for owner in self._owners.get(lane, ()) if lane.key(owner) > place]
         self._next_owner(lane)
@@ -96,7 +96,7 @@ class QueueCursor:
             self._next_owner(lane)
             return
         following = after
-        moves = self.moves or lane.moved
+        moves = self.moves or lane.memory.moved
         if moves:
             # Starts move asks to other places: look from the beginning, without the asks that were passed over.
             first = lane.after(self._passed)
@@ -123,7 +123,7 @@ class QueueCursor:
         heap = self.open
         while heap:
             lane, ask = self.current()
-            if len(heap) == 1 and not (self.moves or lane.moved):
+            if len(heap) == 1 and not (self.moves or lane.memory.moved):
                 self._pass_in_lane(lane, ask, backfill)
                 return
             prospect = backfill.prospect(lane, ask)
@@ -143,7 +143,7 @@ class QueueCursor:
 
     def _note_no_room(self, lane: Lane, ask: Ask) -> None:
         self._no_room.setdefault(lane, ask)
-        self._saw.setdefault(lane, (self.partition.openings, self.partition.nodes.version))
+        self._saw.setdefault(lane, (self.partition.derived.openings, self.partition.nodes.version))
 
     def note_limited(self) -> None:
         """Note that the current ask was refused for a limit."""
@@ -174,21 +174,26 @@ class QueueCursor:
     def close(self) -> None:
         """Close the current lane: it sleeps until something changes for it or for its ask without capacity."""
         lane = heappop(self.open)[2]
-        lane.no_room = no_room = self._no_room.get(lane)
+        lane.memory.no_room = no_room = self._no_room.get(lane)
         if no_room is not None:
-            self.partition.next_starving_at = min(
-                self.partition.next_starving_at, no_room.waiting_since + self.partition.settings.starving_after + 1
+            self.partition.memory.next_starving_at = min(
+                self.partition.memory.next_starving_at,
+                no_room.waiting_since + self.partition.settings.starving_after + 1,
             )
-        lane.limited = self._limited.get(lane)
-        lane.blocked = no_room if no_room is not None and is_bounded(self.partition, no_room.stage.job) else None
-        lane.asleep_at = (
-            self.blocked.get(lane) or self._saw.get(lane) or (self.partition.openings, self.partition.nodes.version)
+        lane.memory.limited = self._limited.get(lane)
+        lane.memory.blocked = no_room if no_room is not None and is_bounded(self.partition, no_room.stage.job) else None
+        lane.memory.asleep_at = (
+            self.blocked.get(lane)
+            or self._saw.get(lane)
+            or (self.partition.derived.openings, self.partition.nodes.version)
         )
-        lane.new_while_asleep.clear()
+        lane.memory.new_while_asleep.clear()
 
 
 def _in_order(lane: Lane) -> list[Ask]:
     """Return the asks that joined a lane while it slept, in order; mostly there is one."""
     return (
-        sorted(lane.new_while_asleep, key=lane.key) if len(lane.new_while_asleep) > 1 else list(lane.new_while_asleep)
+        sorted(lane.memory.new_while_asleep, key=lane.key)
+        if len(lane.memory.new_while_asleep) > 1
+        else list(lane.memory.new_while_asleep)
     )

@@ -48,7 +48,7 @@ class Singles:
         stage = ask.stage
         # `SinglesPlaced` can record only the first start of a stage of one task. A lane in which asks have moved is
         # walked from the beginning, so each start has to be booked at once.
-        if lane.moved or stage.count != 1 or stage.started or ask.kind != NEW or stage.history or stage.floor:
+        if lane.memory.moved or stage.count != 1 or stage.started or ask.kind != NEW or stage.history or stage.floor:
             return False
         if batch is None:
             if lane.size < FEW:

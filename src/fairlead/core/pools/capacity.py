@@ -244,8 +244,8 @@ class Packing:
     def _with_room(self, shape: Shape) -> list[int]:
         """Return the nodes with capacity for a task. They are used from the last one on."""
         partition = self.partition
-        partition.index.put_all_back()
-        node_ids = sorted(partition.nodes.rows if partition.index.fits(shape) else self._freed, reverse=True)
+        partition.derived.index.put_all_back()
+        node_ids = sorted(partition.nodes.rows if partition.derived.index.fits(shape) else self._freed, reverse=True)
         self.looked += len(node_ids)
         return [node_id for node_id in node_ids if self._future.room(node_id, shape, 1)]
 

@@ -25,7 +25,7 @@ LITTLE = 1_000
 
 
 def demand(plan: Plan) -> None:
-    partition, scaling = plan.partition, plan.partition.scaling
+    partition, scaling = plan.partition, plan.partition.memory.scaling
     scaling.dirty = scaling.dirty or len(plan) > 0
     pools = [partition.pools[name] for name in sorted(partition.pools) if partition.pools[name].elastic]
     if not pools:  # the last may have just left the configuration: nothing falls due any more
@@ -48,7 +48,7 @@ def demand(plan: Plan) -> None:
 
 def demand_due(partition: Partition) -> Iterator[Micros]:
     """Yield the times when demand has to run, if nothing happens before."""
-    scaling = partition.scaling
+    scaling = partition.memory.scaling
     for order in partition.orders.values():
         yield _late_at(partition, order.since)
     if scaling.next_look is not None and scaling.dirty:
@@ -104,9 +104,9 @@ def _note_idle(plan: Plan) -> None:
     """Record which nodes of pools became idle or busy."""
     partition = plan.partition
     node_ids = partition.touched.nodes
-    if partition.scaling.pools != partition.pools_version:
+    if partition.memory.scaling.pools != partition.derived.pools_version:
         node_ids = set(partition.nodes.rows)
-        partition.scaling.pools = partition.pools_version
+        partition.memory.scaling.pools = partition.derived.pools_version
     elastic = {name for name, pool in partition.pools.items() if pool.elastic}
     if not elastic and not partition.idle:
         return
@@ -123,7 +123,7 @@ def _note_idle(plan: Plan) -> None:
 
 
 def _is_due(partition: Partition) -> bool:
-    scaling = partition.scaling
+    scaling = partition.memory.scaling
     if scaling.shrink_at is not None and scaling.shrink_at <= partition.now:
         return True
     if any(

@@ -14,7 +14,7 @@ from fairlead.core.changes import Promised, Released
 from fairlead.core.holds.release import end_promises
 from fairlead.core.holds.room import is_back_soon, may_take
 from fairlead.core.lanes import Lane
-from fairlead.core.model import Account, Ask, ClaimCause, Micros, Place, Queue
+from fairlead.core.model import FAR, Account, Ask, ClaimCause, Micros, Place, Queue
 from fairlead.core.plan import Plan
 from fairlead.core.policy.victims import FEW, Unit, best_of_few, is_unmet, keeps, lowest_level, without_covered
 from fairlead.core.preempt.victims import (
@@ -29,7 +29,7 @@ from fairlead.core.preempt.victims import (
 )
 from fairlead.core.ranges import count
 from fairlead.core.resources import Vector, add
-from fairlead.core.state import FAR, Partition
+from fairlead.core.state import Partition
 from fairlead.core.whatif import WhatIf
 
 MAX_CLAIMS = 2_000
@@ -49,15 +49,15 @@ def preempt(plan: Plan) -> None:
     if not partition.reign.ready or plan.more:
         return
     end_promises(plan)
-    partition.claims_at = FAR
+    partition.memory.claims_at = FAR
     if not can_claim(partition):
         return
     later = [
-        lane.claims_at
+        lane.memory.claims_at
         for lane in partition.lanes.values()
-        if lane.claims_at is not None and lane.claims_at > partition.now
+        if lane.memory.claims_at is not None and lane.memory.claims_at > partition.now
     ]
-    partition.claims_at = min(later, default=FAR)
+    partition.memory.claims_at = min(later, default=FAR)
     claims = Claims(plan)
     for lane, ask in sorted(_without_capacity(partition), key=lambda pair: _place_of(pair[1])):
         claims.make(lane, ask)
@@ -65,7 +65,9 @@ def preempt(plan: Plan) -> None:
 
 def can_claim(partition: Partition) -> bool:
     """False if no ask can have a right to stop tasks."""
-    return partition.settings.preempt != "off" and (len(partition.priorities) > 1 or partition.facts().guarantees)
+    return partition.settings.preempt != "off" and (
+        len(partition.derived.priorities) > 1 or partition.facts().guarantees
+    )
 
 
 class Claims:
@@ -79,9 +81,9 @@ class Claims:
     def may_make(self, lane: Lane, untried: bool = False) -> bool:
         """True if an ask of a sleeping lane may claim; with `untried`, only if it has not failed to in this state."""
         partition = self.partition
-        for ask in (lane.limited, lane.no_room):
+        for ask in (lane.memory.limited, lane.memory.no_room):
             if ask is not None and _may_claim(partition, lane, ask):
-                attempt = lane.unclaimed.get(ask.seq) if untried else None
+                attempt = lane.memory.unclaimed.get(ask.seq) if untried else None
                 if attempt is None or attempt[0] != _versions(partition) or attempt[1] <= partition.now:
                     return True
         return False
@@ -96,12 +98,15 @@ class Claims:
         if not _may_claim(partition, lane, ask):
             return False
         versions = _versions(partition)
-        attempt = lane.unclaimed.get(ask.seq)
+        attempt = lane.memory.unclaimed.get(ask.seq)
         same_cycle = self.plan.unclaimed.get(ask.seq)
         if same_cycle is not None and same_cycle[0] == _without_starts(versions):
             attempt = (versions, same_cycle[1])
         if attempt is None or attempt[0] != versions or attempt[1] <= partition.now:
-            if self._coming is None or self._coming.versions != (partition.stops, partition.holds_version):
+            if self._coming is None or self._coming.versions != (
+                partition.derived.stops_version,
+                partition.derived.holds_version,
+            ):
                 self._coming = Coming(partition)
             claim = _Claim(self.plan, ask, self._coming)
             if claim.make():
@@ -109,8 +114,8 @@ class Claims:
             if claim.waits_for_fresh():
                 self.plan.more = True  # the next cycle may stop what this one placed
                 return False
-            lane.unclaimed = {seq: entry for seq, entry in lane.unclaimed.items() if entry[0] == versions}
-            attempt = lane.unclaimed[ask.seq] = (versions, claim.again_at)
+            lane.memory.unclaimed = {seq: entry for seq, entry in lane.memory.unclaimed.items() if entry[0] == versions}
+            attempt = lane.memory.unclaimed[ask.seq] = (versions, claim.again_at)
             if not claim.is_coming:
                 self.plan.unclaimed[ask.seq] = (_without_starts(versions), claim.again_at)
         _claim_later(partition, lane, attempt[1])
@@ -121,10 +126,10 @@ def _versions(partition: Partition) -> Versions:
     """Return the versions of all state that claims depend on."""
     return (
         partition.counters.allocation,
-        partition.openings,
+        partition.derived.openings,
         partition.nodes.version,
-        partition.holds_version,
-        partition.stops,
+        partition.derived.holds_version,
+        partition.derived.stops_version,
     )
 
 
@@ -134,7 +139,7 @@ def _without_starts(versions: Versions) -> tuple[int, ...]:
 
 def claims_due(partition: Partition) -> Micros:
     """Return the time when an ask may claim again, if nothing happens before: after a pause or a protection."""
-    return partition.claims_at if partition.now < partition.claims_at else FAR
+    return partition.memory.claims_at if partition.now < partition.memory.claims_at else FAR
 
 
 def changes_to_come(partition: Partition) -> tuple[dict[str, Vector], dict[str, Vector]]:
@@ -159,16 +164,16 @@ def changes_to_come(partition: Partition) -> tuple[dict[str, Vector], dict[str, 
 def _without_capacity(partition: Partition) -> Iterator[tuple[Lane, Ask]]:
     """Yield the asks of sleeping lanes that found no capacity or were over a limit."""
     for lane in partition.lanes.values():
-        for ask in (lane.limited, lane.no_room):
-            if ask is not None and lane.asleep_at is not None:
+        for ask in (lane.memory.limited, lane.memory.no_room):
+            if ask is not None and lane.memory.asleep_at is not None:
                 yield lane, ask
 
 
 def _claim_later(partition: Partition, lane: Lane, when: Micros) -> None:
     """Have match look at the lane again at a time, because asks behind its first ones may claim then, too."""
     if when < FAR:
-        lane.claims_at = when if lane.claims_at is None else min(lane.claims_at, when)
-    partition.claims_at = min(partition.claims_at, when)
+        lane.memory.claims_at = when if lane.memory.claims_at is None else min(lane.memory.claims_at, when)
+    partition.memory.claims_at = min(partition.memory.claims_at, when)
 
 
 def _may_claim(partition: Partition, lane: Lane, ask: Ask) -> bool:
@@ -199,7 +204,7 @@ class Coming:
     """Capacity when all stopping tasks are gone. It becomes free before that of tasks that are stopped now."""
 
     def __init__(self, partition: Partition) -> None:
-        self.versions = (partition.stops, partition.holds_version)
+        self.versions = (partition.derived.stops_version, partition.derived.holds_version)
         self.losing, self.gaining = changes_to_come(partition)
         self.stopping = [allocation for allocation in partition.allocations.values() if allocation.leaving]
         self._partition = partition

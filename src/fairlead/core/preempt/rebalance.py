@@ -75,8 +75,8 @@ def _claimants(partition: Partition, child: Queue) -> Iterator[tuple[Lane, Ask]]
     """Yield the asks below a queue that found no capacity, leaf by leaf. Asks with a hold count, too."""
     lanes = [lane for lane in partition.lanes.values() if child in lane.queue.line()]
     for lane in sorted(lanes, key=lambda lane: (lane.queue.path, lane.text)):
-        head = lane.no_room
-        if head is None or lane.asleep_at is None or head.stage.asks[head.kind] is not head:
+        head = lane.memory.no_room
+        if head is None or lane.memory.asleep_at is None or head.stage.asks[head.kind] is not head:
             continue
         if not has_claimed(partition, head):
             yield lane, head

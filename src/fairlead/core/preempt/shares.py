@@ -77,6 +77,6 @@ def _wanting(partition: Partition) -> dict[str, None]:
     return {
         queue.path: None
         for lane in partition.lanes.values()
-        if lane.no_room is not None and lane.asleep_at is not None
+        if lane.memory.no_room is not None and lane.memory.asleep_at is not None
         for queue in lane.queue.line()
     }

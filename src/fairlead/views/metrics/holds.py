@@ -39,7 +39,7 @@ class Earmarks(Collector):
 
     def update(self, partition: Partition) -> None:
         """Take the figures of a partition."""
-        overdue = _overdue(partition) if partition.overdue else ()
+        overdue = _overdue(partition) if partition.derived.overdue else ()
         if not partition.nodes.held:
             self._kept[partition.name] = EarmarkFigures(overdue=overdue)
             return
@@ -90,7 +90,9 @@ class Earmarks(Collector):
 
 def _overdue(partition: Partition) -> tuple[tuple[str, str, str, int], ...]:
     counts: dict[tuple[str, str, str], int] = {}
-    for allocation in sorted(partition.overdue.values(), key=lambda allocation: (allocation.since, allocation.id)):
+    for allocation in sorted(
+        partition.derived.overdue.values(), key=lambda allocation: (allocation.since, allocation.id)
+    ):
         node = partition.nodes.name[partition.nodes.rows[allocation.node]]
         series = (allocation.stage.job.id, allocation.stage.name, node)
         counts[series] = counts.get(series, 0) + count(allocation.indices)

@@ -1,0 +1,104 @@
+"""Indexes and totals that follow from the state of a partition.
+
+Changes keep them up to date, and a dump leaves them out: loading a dump works them out again.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from fairlead.core.entitlement import Entitlements
+from fairlead.core.forecast import Forecast
+from fairlead.core.index.pack import FitIndex
+from fairlead.core.index.scored import ScoreIndex
+from fairlead.core.model import Allocation, Micros
+from fairlead.core.nodes import NodeTable
+from fairlead.core.requestors import Requestors
+from fairlead.core.shape import Shape, ShapeKey
+
+
+class QueueFacts(NamedTuple):
+    """Whether any queue of the tree, at one version of it, has something."""
+
+    queue_version: int
+    guarantees: bool
+    firm: bool
+    """A queue whose tasks cannot be preempted."""
+    limits: bool
+    """A limit for itself, or for users or groups in it."""
+    checks: dict[object, tuple[Any, object]]
+    """For admission: kind of job → the checks that can refuse it, and its accounts, which keeps their id in use."""
+
+
+class Derived:
+    __slots__ = (
+        "chains",
+        "draining_queues",
+        "entitlements",
+        "expiring",
+        "facts",
+        "followers",
+        "forecast",
+        "forgetting",
+        "holds_version",
+        "index",
+        "key_of",
+        "openings",
+        "overdue",
+        "pools_version",
+        "priorities",
+        "queue_version",
+        "requestors",
+        "shapes",
+        "short",
+        "stopped_queues",
+        "stops_version",
+        "timers",
+    )
+
+    def __init__(self, nodes: NodeTable) -> None:
+        # -- versions: each grows when something changes, so that a look that found nothing need not be repeated
+        self.openings = 0
+        """Grows when capacity or a limit may have opened. A lane sleeps while it stands."""
+        self.queue_version = 0
+        """Grows when a queue comes, goes, or has other settings or another state, and with other checks."""
+        self.holds_version = 0
+        """Grows when a hold or promise comes or goes."""
+        self.stops_version = 0
+        """Grows when tasks begin to stop, and when a stop becomes overdue."""
+        self.pools_version = 0
+        """Grows when a pool comes, goes, or has other settings."""
+        # -- of settings and queues
+        self.requestors = Requestors(())
+        self.entitlements: tuple[int, Entitlements] | None = None
+        """Entitlements of the queues, and the version of the queues they are for."""
+        self.facts = QueueFacts(-1, False, False, False, {})
+        self.stopped_queues: set[str] = set()
+        """Queues that start nothing."""
+        self.draining_queues: set[str] = set()
+        """Queues that are removed when they are empty."""
+        # -- of jobs
+        self.shapes: dict[ShapeKey, Shape] = {}
+        self.priorities: dict[int, int] = {}
+        """Priority → the number of jobs that have it."""
+        self.followers: dict[str, list[str]] = {}
+        """Job → the jobs that depend on it and wait for it."""
+        self.short: dict[tuple[str, int], Micros] = {}
+        """(Job, stage) → since when a stage with replaceable workers has had too few."""
+        self.forgetting: list[tuple[Micros, int, str]] = []
+        """A heap of ended jobs by their end. Entries of jobs that are gone are skipped."""
+        self.expiring: list[tuple[Micros, str, str]] = []
+        """A heap of idempotency keys by expiry. Entries that changed are skipped."""
+        self.key_of: dict[str, tuple[str, str]] = {}
+        """Job → the key it was submitted with."""
+        # -- of allocations and nodes
+        self.index: FitIndex | ScoreIndex = FitIndex(nodes)
+        """The nodes, for the placement of the settings."""
+        self.timers: list[tuple[Micros, int]] = []
+        """A heap of deadlines of allocations: acknowledgement, time limit, stop."""
+        self.overdue: dict[int, Allocation] = {}
+        """Allocations that were told to stop and have not in time."""
+        self.chains: dict[int, dict[int, Allocation]] = {}
+        """Chain → its allocations: those that run, and those that wait for one of its rooms."""
+        self.forecast: Forecast | None = None
+        """When running tasks are expected to end; only with backfill."""
