@@ -1,7 +1,7 @@
 """A gang starts whole or not at all.
 
-Four workers of two CPUs each are wanted together. Three nodes have room for three of them, so nothing starts until
-a fourth node joins.
+A job needs four workers of two CPUs each at the same time. Three nodes have capacity for three of them, so nothing
+starts until a fourth node joins.
 
 Prints:
     pending: 0 of 4 workers placed

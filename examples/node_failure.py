@@ -1,6 +1,6 @@
-"""A node fails. Its tasks wait again, first in their lane, and run elsewhere under a new attempt.
+"""A node fails. Its tasks go back to the front of their lane and run elsewhere under a new attempt.
 
-`tries` counts failures of the task itself, so a lost node costs none. A report of the old attempt changes nothing.
+`tries` counts failures of the task itself, so a lost node uses none. A report of the old attempt changes nothing.
 
 Prints:
     work[0] running on n0, attempt 1

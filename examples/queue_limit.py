@@ -1,7 +1,7 @@
-"""A limit of a queue, and one for each user in it.
+"""A limit for a queue, and one for each user in it.
 
-The queue may use ten CPUs, and each user four. Ann's first job takes her four. Her second waits for her limit and
-keeps its place, and Bob's job passes it. When Ann's first job ends, her second starts.
+The queue may use ten CPUs, and each user four. Ann's first job uses her four CPUs. Her second job waits because of her
+limit and keeps its place, and Bob's job passes it. When Ann's first job ends, her second job starts.
 
 Prints:
     ann-1 running, ann-2 pending, bob-1 running

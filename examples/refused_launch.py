@@ -1,7 +1,7 @@
-"""A node that refuses launches is left alone for a while, and its tasks run elsewhere.
+"""A node that refuses launches is backed off for a while, and its tasks run elsewhere.
 
-The first node cannot start anything. The task waits again at the tail of its lane, and the launch that went wrong uses
-none of its tries.
+The first node cannot start processes. The task goes back to the tail of its lane, and the refused launch uses none of
+its tries.
 
 Prints:
     on n0: assigned, attempt 1

@@ -1,12 +1,12 @@
-"""A week of two teams with opposite days: loans, and how long who comes back waits for its own.
+"""A week of two teams with opposite days: loans, and how long a team waits for its own nodes when its day begins.
 
-Each team has half of 20 nodes. One works by day, the other by night, and what it began late goes on. In the first week
-loans come back only as their tasks end; in the second, rebalance stops the newest of them, and these begin again later.
-With the name of a file as its argument, the second week is drawn there.
+Each team has half of 20 nodes. One works by day, the other by night, and late tasks run on into the other team's time.
+In the first week loans come back only as their tasks end. In the second week rebalance stops the newest tasks on loan,
+and these run again later. With a file name as its argument, the script draws the second week into that file.
 
 Prints:
-    without rebalance: who comes back waits 120 minutes in the mean, 0 tasks begin again
-    with rebalance: who comes back waits 15 minutes in the mean, 140 tasks begin again
+    without rebalance: first tasks of a day wait 120 minutes on average, 0 tasks run again
+    with rebalance: first tasks of a day wait 15 minutes on average, 140 tasks run again
 """
 
 import sys
@@ -25,7 +25,7 @@ BEGINS = {"day": 8, "night": 20}
 
 
 class Watch:
-    """An observer: when jobs started first, and how many tasks were stopped."""
+    """An observer that records the first start of each job and counts stopped tasks."""
 
     def __init__(self) -> None:
         self.started: dict[str, float] = {}
@@ -51,32 +51,33 @@ class Week:
             self.w.queue(f"root.{team}", share=50)
         self.w.nodes(NODES, cpu=1)
         self.used: dict[str, list[tuple[float, float]]] = {team: [] for team in BEGINS}
-        self.came_back: dict[str, int] = {}
-        """The jobs that a team began its day with, and when."""
-        for at in range(0, DAYS * DAY, STEP):
+        self.first_jobs: dict[str, int] = {}
+        """The first jobs of each day of a team, with their times of submission."""
+        for now in range(0, DAYS * DAY, STEP):
             for team, hour in BEGINS.items():
-                self._work(team, at, (at - hour * HOUR) % DAY)
+                self._submit(team, now, (now - hour * HOUR) % DAY)
             self.w.advance(STEP)
             for team in BEGINS:
-                self.used[team].append((at / DAY, self.w.usage(f"root.{team}").get("cpu", 0)))
+                self.used[team].append((now / DAY, self.w.usage(f"root.{team}").get("cpu", 0)))
 
-    def _work(self, team: str, at: int, since: int) -> None:
-        """Ten tasks of five hours to begin with, and after six hours twenty that go on into the others' day."""
+    def _submit(self, team: str, now: int, since: int) -> None:
+        """Submit ten tasks of five hours at the start of the day, and after six hours twenty tasks of eight hours."""
         tasks, hours = {0: (10, 5), 6 * HOUR: (20, 8)}.get(since, (0, 0))
         for _ in range(tasks):
             job = self.w.submit(queue=f"root.{team}", stages=[{"resources": {"cpu": 1}, "duration": hours * HOUR}])
             if not since:
-                self.came_back[job] = at
+                self.first_jobs[job] = now
 
-    def tell(self, how: str) -> None:
-        waits = [self.watch.started[job] - at for job, at in self.came_back.items() if job in self.watch.started]
+    def report(self, title: str) -> None:
+        started = self.watch.started
+        waits = [started[job] - submitted for job, submitted in self.first_jobs.items() if job in started]
         mean = sum(waits) / len(waits) / 60
-        print(f"{how}: who comes back waits {mean:.0f} minutes in the mean, {self.watch.stops} tasks begin again")
+        print(f"{title}: first tasks of a day wait {mean:.0f} minutes on average, {self.watch.stops} tasks run again")
 
 
-Week().tell("without rebalance")
+Week().report("without rebalance")
 week = Week(rebalance_threshold=10, rebalance_after="15min", preempt_grace="1min")
-week.tell("with rebalance")
+week.report("with rebalance")
 if len(sys.argv) > 1:
     own = NODES / 2
     lines = [Line(f"used by {team}", points) for team, points in week.used.items()]

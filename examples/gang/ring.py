@@ -1,11 +1,11 @@
-"""A gang that adds up vectors in a ring, with nothing but what Fairlead puts into the environment.
+"""A gang that adds vectors with a ring all-reduce, using only the environment variables that Fairlead sets.
 
 Submit it as a stage of several tasks that start together, such as
-`{count: 4, command: [python3, ring.py]}`. Each member has a vector, and in the end all of them have the sum.
+`{count: 4, command: [python3, ring.py]}`. Each member has a vector, and at the end all of them have the sum.
 
-First they meet: each tells the first one where it listens and gets the list of all. Then they are a ring, and each
-piece of the vector goes round it twice: once to be added up, once to be handed to everybody. No member sends more than
-two vectors.
+First each member sends its port to the member of rank 0 and gets the list of all ports. Then the members form a ring.
+Each piece of the vector goes round the ring twice: once to be added up, once to distribute the sum. No member sends
+more than two vectors.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ PEERS = os.environ["FAIRLEAD_PEERS"].split(",")
 
 
 def meet(port: int) -> list[int]:
-    """Everybody's port, by rank."""
+    """Return the ports of all members by rank."""
     if RANK > 0:
         while True:
             try:
                 link = socket.create_connection(MEETING)
                 break
             except ConnectionRefusedError:
-                time.sleep(0.05)  # the first one is not there yet
+                time.sleep(0.05)  # rank 0 does not listen yet
         with link, link.makefile("rw") as file:
             print(json.dumps([RANK, port]), file=file, flush=True)
             ports: list[int] = json.loads(file.readline())
@@ -38,8 +38,8 @@ def meet(port: int) -> list[int]:
         files = []
         while not all(ports):
             file = server.accept()[0].makefile("rw")
-            rank, where = json.loads(file.readline())
-            ports[rank] = where
+            rank, member_port = json.loads(file.readline())
+            ports[rank] = member_port
             files.append(file)
         for file in files:
             print(json.dumps(ports), file=file, flush=True)
@@ -47,32 +47,33 @@ def meet(port: int) -> list[int]:
 
 
 def ring(server: socket.socket, ports: list[int]) -> tuple[socket.socket, socket.socket]:
-    """The links from the one before and to the one behind."""
-    behind = (RANK + 1) % SIZE
-    to = socket.create_connection((PEERS[behind], ports[behind]))
-    return server.accept()[0], to
+    """Return the connections from the previous member and to the next one."""
+    following = (RANK + 1) % SIZE
+    next_link = socket.create_connection((PEERS[following], ports[following]))
+    return server.accept()[0], next_link
 
 
-def all_reduce(vector: list[int], before: socket.socket, behind: socket.socket) -> list[int]:
-    pieces = [vector[at::SIZE] for at in range(SIZE)]
-    with before.makefile("r") as source, behind.makefile("w") as target:
+def all_reduce(vector: list[int], previous_link: socket.socket, next_link: socket.socket) -> list[int]:
+    """Return the sum of the vectors of all members."""
+    pieces = [vector[start::SIZE] for start in range(SIZE)]
+    with previous_link.makefile("r") as source, next_link.makefile("w") as target:
         for step in range(2 * SIZE - 2):
             print(json.dumps(pieces[(RANK - step) % SIZE]), file=target, flush=True)
-            here = (RANK - step - 1) % SIZE
+            position = (RANK - step - 1) % SIZE
             piece = json.loads(source.readline())
             adding = step < SIZE - 1
-            pieces[here] = [a + b for a, b in zip(pieces[here], piece, strict=True)] if adding else piece
+            pieces[position] = [a + b for a, b in zip(pieces[position], piece, strict=True)] if adding else piece
     total = vector.copy()
-    for at, piece in enumerate(pieces):
-        total[at::SIZE] = piece
+    for start, piece in enumerate(pieces):
+        total[start::SIZE] = piece
     return total
 
 
 def main() -> None:
     with socket.create_server(("", 0)) as server:
-        before, behind = ring(server, meet(server.getsockname()[1]))
-    with before, behind:
-        total = all_reduce([RANK + at for at in range(10)], before, behind)
+        previous_link, next_link = ring(server, meet(server.getsockname()[1]))
+    with previous_link, next_link:
+        total = all_reduce([RANK + index for index in range(10)], previous_link, next_link)
     print(f"rank {RANK} of {SIZE}: {total}")
 
 

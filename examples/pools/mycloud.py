@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""A provider for Fairlead, to start your own from: a cloud whose machines are agents on this one.
+"""A template for your own provider: a "cloud" of machines that are agents on this machine.
 
     pools:
       burst: {node: {cpu: 1, memory: 256Mi}, max: 4, idle_for: 1min, provider: {command: [./mycloud.py]}}
 
-Fairlead calls it with create, destroy or list, a JSON document on standard input, and reads one from standard output.
-It may be killed at any time, and it may be asked for the same machines again: what is there is not made twice. For a
-real cloud, make `create` start a machine that is tagged with its name and runs `fairlead agent` with the same options,
-`destroy` end those with these tags, and `list` list those with the tags of this partition and pool.
+Fairlead calls the script with the argument create, destroy or list and a JSON document on standard input, and reads a
+JSON document from standard output. The script may be killed at any time, and may be asked for the same machines again:
+existing machines are not created twice. For a real cloud, `create` starts a machine that is tagged with its name and
+runs `fairlead agent` with the same options, `destroy` ends the machines with these tags, and `list` lists the machines
+with the tags of this partition and pool.
 """
 
 import fcntl
@@ -25,21 +26,21 @@ CLOUD = Path(os.environ.get("MYCLOUD") or Path.home() / ".mycloud")
 FAIRLEAD = os.environ.get("MYCLOUD_FAIRLEAD", "fairlead")
 
 
-def create(asked, folder):
+def create(request, folder):
     failed = {}
-    for name in asked["names"]:
+    for name in request["names"]:
         home = folder / name
         if processes_of(home):
             continue
         home.mkdir(parents=True, exist_ok=True)
-        node, join = asked["node"], asked["join"]
+        node, join = request["node"], request["join"]
         with open(os.open(home / "join-token", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            file.write(join["tokens"][name])  # it admits this machine, once
+            file.write(join["tokens"][name])  # admits this machine once
         command = [FAIRLEAD, "agent", f"--directory={home}", f"--join={join['url']}"]
-        # A real machine starts its agent as root without these, and takes all users.
+        # On a real machine the agent starts as root without these options, and accepts tasks of all users.
         command += [f"--for={getpass.getuser()}", *["--user=root"] * (os.geteuid() == 0)]
         command += [f"--token-file={home / 'join-token'}", f"--name={name}"]
-        command += [f"--partition={asked['partition']}", f"--pool={asked['pool']}"]
+        command += [f"--partition={request['partition']}", f"--pool={request['pool']}"]
         command += [f"--resource={resource}={amount}" for resource, amount in node["resources"].items()]
         command += [f"--label={key}={value}" for key, value in node["labels"].items()]
         command += [f"--taint={taint}" for taint in node["taints"]]
@@ -51,9 +52,9 @@ def create(asked, folder):
     return {"failed": failed}
 
 
-def destroy(asked, folder):
+def destroy(request, folder):
     failed = {}
-    for name in asked["names"]:
+    for name in request["names"]:
         deadline = time.monotonic() + 10
         while running := processes_of(folder / name):
             if time.monotonic() > deadline:
@@ -61,37 +62,37 @@ def destroy(asked, folder):
                 break
             for process in running:
                 with suppress(ProcessLookupError):
-                    os.kill(process, signal.SIGKILL)  # it is idle: nothing runs there that should end well
+                    os.kill(process, signal.SIGKILL)  # the machine is idle: no task needs a clean end
             time.sleep(0.05)
     return {"failed": failed}
 
 
-def list_machines(asked, folder):
+def list_machines(request, folder):
     homes = sorted(folder.iterdir()) if folder.is_dir() else []
     return {"machines": [{"name": home.name, "note": str(home)} for home in homes if processes_of(home)]}
 
 
 def processes_of(home):
-    """The processes that have a machine's directory, or something below it, among their arguments."""
-    found = []
+    """Return the processes that have a machine's directory, or a path below it, among their arguments."""
+    processes = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 arguments = (entry / "cmdline").read_text(errors="replace").split("\0")
             except OSError:
-                continue  # it has ended
-            if any(each == f"--directory={home}" or each.startswith(f"{home}/") for each in arguments):
-                found.append(int(entry.name))
-    return found
+                continue  # the process has ended
+            if any(word == f"--directory={home}" or word.startswith(f"{home}/") for word in arguments):
+                processes.append(int(entry.name))
+    return processes
 
 
 def main():
-    asked = json.load(sys.stdin)
+    request = json.load(sys.stdin)
     CLOUD.mkdir(parents=True, exist_ok=True)
     with open(CLOUD / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # an earlier call may go on, if its server was killed
-        work = {"create": create, "destroy": destroy, "list": list_machines}[sys.argv[1]]
-        print(json.dumps(work(asked, CLOUD / asked["partition"] / asked["pool"])))
+        fcntl.flock(lock, fcntl.LOCK_EX)  # an earlier call may still run if its server was killed
+        operation = {"create": create, "destroy": destroy, "list": list_machines}[sys.argv[1]]
+        print(json.dumps(operation(request, CLOUD / request["partition"] / request["pool"])))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import pytest
 from fairlead.core.documents import parse_node
 from fairlead.core.errors import Refused
 from fairlead.testing import World
+from fairlead.views.metrics.observer import Metrics
 
 
 def _submit(w: World, user: str, cpu: int = 1, count: int = 1) -> str:
@@ -53,14 +54,20 @@ def test_users_share_a_lane_while_every_node_takes_all() -> None:
     assert len(w.partition().derived.shapes) == 1
 
 
-def test_lanes_of_two_users_are_shown_apart() -> None:
-    """A shape of a user has a text of its own: views and metrics name lanes by it."""
-    w = World()
+def test_lanes_of_two_users_are_shown_as_one() -> None:
+    """A shape is shown without its user: views and metrics add up the lanes of one queue and shape."""
+    metrics = Metrics()
+    w = World(observers=[metrics])
     w.node("desk", cpu=1, users=["cem"])
-    for user in ("ann", "bob"):
+    for user in ("ann", "bob", "ann"):
         _submit(w, user)
-    w.cycle()
-    assert list(w.lanes()) == [("root.default", "cpu=1; user ann"), ("root.default", "cpu=1; user bob")]
+        w.advance(1)
+    labels = {"partition": "default", "queue": "root.default", "shape": "cpu=1"}
+    assert len(w.partition().lanes) == 2
+    assert {name: [ask.job for ask in asks] for name, asks in w.lanes().items()} == {
+        ("root.default", "cpu=1"): ["job-1", "job-2", "job-3"]
+    }
+    assert metrics.registry.get_sample_value("fairlead_lane_asks", labels) == 3
 
 
 def test_a_node_that_opens_takes_all_users() -> None:

@@ -96,6 +96,4 @@ def _text(key: ShapeKey) -> str:
         parts.append("apart")
     if key.manager:
         parts.append(f"nodes of {key.manager}")
-    if key.user:
-        parts.append(f"user {key.user}")
     return "; ".join(parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from fairlead.core.explain import why_no_room
-from fairlead.core.lanes import lane_key
+from fairlead.core.lanes import Lane, lane_key
 from fairlead.core.match.backfill import why_passed
 from fairlead.core.model import KINDS, Allocation, Ask, Job, Micros, Stage
 from fairlead.core.ranges import count, indices
@@ -143,9 +143,14 @@ def ask_view(ask: Ask) -> AskView:
 
 
 def lanes_view(partition: Partition) -> dict[tuple[str, str], list[AskView]]:
-    """Return the asks of each lane in order, by queue and shape or set of shapes."""
-    lanes = sorted(partition.lanes.values(), key=lambda lane: (lane.queue.path, lane.text))
-    return {(lane.queue.path, lane.text): [ask_view(ask) for ask in lane] for lane in lanes}
+    """Return the waiting asks in order, by queue and shape or set of shapes. Lanes of all users are shown as one."""
+    lanes: dict[tuple[str, str], list[Lane]] = {}
+    for lane in sorted(partition.lanes.values(), key=lambda lane: (lane.queue.path, lane.text)):
+        lanes.setdefault((lane.queue.path, lane.text), []).append(lane)
+    return {
+        name: [ask_view(ask) for ask in sorted((ask for lane in alike for ask in lane), key=alike[0].key)]
+        for name, alike in lanes.items()
+    }
 
 
 def holds_view(partition: Partition) -> dict[str, list[tuple[str, str, int]]]:

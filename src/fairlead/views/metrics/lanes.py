@@ -65,7 +65,11 @@ class LaneFigures:
         """Return the lanes with the most pending tasks, by queue and shape, and the sum of all others as one."""
         with self._lock:
             items = list(self._lanes.items())
-        by_name = {(queue, text_of(shapes)): figures for (queue, shapes), figures in items}
+        by_name: dict[tuple[str, str], Figures] = {}
+        for (queue, shapes), figures in items:
+            name = (queue, text_of(shapes))  # lanes of several users have one name
+            asks, tasks = by_name.get(name, (0, 0))
+            by_name[name] = Figures(asks + figures.asks, tasks + figures.tasks)
         first = dict(nlargest(lanes, by_name.items(), key=lambda item: (item[1].tasks, item[0])))
         rest = [figures for lane, figures in by_name.items() if lane not in first]
         if not rest:
