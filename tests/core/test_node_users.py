@@ -65,7 +65,7 @@ def test_lanes_of_two_users_are_shown_as_one() -> None:
     labels = {"partition": "default", "queue": "root.default", "shape": "cpu=1"}
     assert len(w.partition().lanes) == 2
     assert {name: [ask.job for ask in asks] for name, asks in w.lanes().items()} == {
-        ("root.default", "cpu=1"): ["job-1", "job-2", "job-3"]
+        ("root.default", "cpu=1"): ["job", "job-2", "job-3"]
     }
     assert metrics.registry.get_sample_value("fairlead_lane_asks", labels) == 3
 
