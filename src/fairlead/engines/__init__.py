@@ -1,1 +1,1 @@
-"""Where tasks run: engines turn effects into messages to machines, and what machines say into commands."""
+"""Engines run tasks: they turn effects into messages to nodes, and messages from nodes into commands."""

@@ -1,7 +1,7 @@
-"""The hub: which agents are connected, what they are told, and what they say.
+"""The hub: connections of agents, orders to them and reports from them.
 
-From the top: the hub as an engine, a connection from its greeting to its end, commands, silence, logs.
-All of it is for one asyncio loop. It decides nothing: that is for the core, which gets what is said as commands.
+From the top: the engine interface, a connection from its greeting to its end, commands, silent nodes, logs.
+All of it is for one asyncio loop. The hub decides nothing: it passes messages of agents to the core as commands.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from fairlead.wire import agent as wire
 from fairlead.wire.agent import Tasks, decode_from_agent, encode
 
 GREETING_TIME = 10.0
-"""Seconds that a connection has to prove which node it is for, and to greet."""
+"""Seconds within which a connection has to prove which node it is for, and to greet."""
 REFUSAL_TIME = 5.0
-"""Seconds that a connection has to take the reason why it is closed."""
+"""Seconds within which a connection has to accept the reason why it is closed."""
 RENEWAL_TIME = 2.0
-"""Seconds that an agent has to send a new key if its credential has expired meanwhile, as when the clock leaps."""
+"""Seconds within which an agent has to send a new key after its credential expired, for example by a clock leap."""
 BUSY_PAUSE = 0.02
 WATCH_PAUSE = 0.5
 BAD, AGAIN = 1008, 1012
-"""Codes of closing: broke the rules; come again in a moment."""
+"""Close codes: protocol violation; reconnect in a moment."""
 
 
 class Agents:
@@ -64,10 +64,10 @@ class Agents:
         lock: str = "",
         steady: Callable[[], float] = monotonic,
     ) -> None:
-        """`ended` hears of all tasks that ended, after that is durable.
+        """`ended` is called with all tasks that ended, after their ends are durable.
 
-        Keys of gangs are derived from `gang_seed`. To be the same after a restart, it has to be kept. `lock` is a file
-        that is locked while this process runs, for agents on the same machine.
+        Keys of gangs are derived from `gang_seed`; they survive a restart only if the same seed is given again.
+        `lock` is a file that is locked while this process runs, for agents on the same machine.
         """
         self._credentials = credentials
         self._log = log
@@ -80,12 +80,12 @@ class Agents:
         self._watchers: dict[str, asyncio.Task[None]] = {}
         self._requests = numbers(1)
 
-    # -- as an engine --------------------------------------------------------------------------------------------
+    # -- engine interface ----------------------------------------------------------------------------------------
 
     def begin(self, partition: str, handle: PartitionHandle) -> None:
         self.end(partition)
         reign = self._reigns[partition] = LedPartition(handle, self._secrets, self._gang_seed)
-        # Who is known and does not come back is lost too, after the same time.
+        # A node of the state that does not reconnect is lost after the same time as a connected one.
         for node in own_nodes(handle.partition):
             reign.nodes[node] = Seen(self._steady())
         self._watchers[partition] = asyncio.create_task(self._watch(partition, reign))
@@ -98,7 +98,7 @@ class Agents:
         for message in messages:
             attached = reign.attached.get(message.node)
             if attached is None:
-                continue  # it is told when it is back
+                continue  # the agent gets its orders when it reconnects
             if attached.open:
                 attached.put(reign.orders.work(reign.handle.partition, message, gangs))
             else:
@@ -116,20 +116,20 @@ class Agents:
     # -- a connection --------------------------------------------------------------------------------------------
 
     async def serve(self, partition: str, connection: Connection) -> None:
-        """Speak with an agent until it or its partition is gone. Always closes the connection."""
-        await self._speak(partition, connection, self._serve(partition, connection))
+        """Serve an agent until the agent or its partition is gone. Always closes the connection."""
+        await self._run(partition, connection, self._serve(partition, connection))
 
     async def dismiss(self, partition: str, epoch: int, connection: Connection) -> None:
-        """Have an agent of a removed partition stop all its tasks, and refuse it then. Always closes the connection.
+        """Stop all tasks of an agent of a removed partition, then refuse the agent. Always closes the connection.
 
         `epoch` is above all epochs that the partition had.
         """
-        await self._speak(partition, connection, self._dismiss(partition, epoch, connection))
+        await self._run(partition, connection, self._dismiss(partition, epoch, connection))
 
-    async def _speak(self, partition: str, connection: Connection, talk: Coroutine[Any, Any, None]) -> None:
-        code, reason = AGAIN, "come again"
+    async def _run(self, partition: str, connection: Connection, dialogue: Coroutine[Any, Any, None]) -> None:
+        code, reason = AGAIN, "connect again"
         try:
-            await talk
+            await dialogue
         except Closed:
             pass
         except (Refused, msgspec.DecodeError, msgspec.ValidationError, TimeoutError) as problem:
@@ -142,7 +142,7 @@ class Agents:
             await connection.close(code, reason.encode()[:120].decode(errors="ignore"))
 
     async def _greeting(self, partition: str, connection: Connection) -> tuple[Peer, wire.Hello]:
-        """Have the other end prove which node it is, and hear what it has."""
+        """Receive the proof which node the other end is, and the description of the node."""
         async with asyncio.timeout(GREETING_TIME):
             knock = decode_from_agent(await connection.recv())
             if not isinstance(knock, wire.Knock):
@@ -162,10 +162,10 @@ class Agents:
         return peer, hello
 
     async def _dismiss(self, partition: str, epoch: int, connection: Connection) -> None:
-        """The agent stays until it has reported the end of each task that it knows."""
+        """Stop the agent's tasks and wait until it has reported the end of each."""
         _, hello = await self._greeting(partition, connection)
         await connection.send(encode(welcome(epoch, PartitionSettings(), hello, self._lock)))
-        stops = tuple(wire.Stop(each, "kill") for each in hello.running)
+        stops = tuple(wire.Stop(tasks, "kill") for tasks in hello.running)
         await connection.send(encode(wire.Work(epoch, stops=stops, standing=True)))
         if stops:
             self._log("agent dismissed", {"partition": partition, "node": hello.node})
@@ -173,11 +173,11 @@ class Agents:
         while left:
             message = decode_from_agent(await connection.recv())
             if isinstance(message, wire.Reports):
-                begun = [each.tasks for each in message.reports if each.state == "running"]
-                for each in message.reports:
-                    check_flat(each.tasks.indices, "indices")
-                    (left.add if each.state == "running" else left.drop)(each.tasks)
-                stops = tuple(wire.Stop(each, "kill") for each in begun)
+                begun = [report.tasks for report in message.reports if report.state == "running"]
+                for report in message.reports:
+                    check_flat(report.tasks.indices, "indices")
+                    (left.add if report.state == "running" else left.drop)(report.tasks)
+                stops = tuple(wire.Stop(tasks, "kill") for tasks in begun)
                 await connection.send(encode(wire.Work(epoch, stops=stops, confirmed=(message.number,))))
             elif isinstance(message, wire.Beat):
                 await connection.send(encode(wire.Beaten(message.number)))
@@ -194,7 +194,7 @@ class Agents:
         self._check_instance(reign, before, peer)
         attached = Attached(peer, connection)
         if before is not None:
-            before.cut()  # an agent that connects again has given up its last connection
+            before.cut()  # an agent that reconnects has given up its last connection
         reign.attached[name] = attached
         sender = asyncio.create_task(self._send(attached))
         try:
@@ -210,27 +210,30 @@ class Agents:
                 self._log("agent gone", {"partition": partition, "node": name})
 
     def _check_instance(self, reign: LedPartition, before: Attached | None, peer: Peer) -> None:
-        """Refuse a second agent of one node until the first is lost: else each would be taken to have lost the
-        other's tasks, which go on there until the lease is over."""
+        """Refuse a second agent of one node until the first is lost.
+
+        Two agents with one identity would each be reported as having lost the tasks of the other, which keep running
+        until the lease is over.
+        """
         seen = reign.nodes.get(peer.node)
         first = "" if seen is None or seen.lost else seen.instance or peer.before
         if before is not None:
             first = before.peer.instance
         if first not in ("", peer.instance):
-            ago = "" if seen is None else f", heard {self._steady() - seen.heard:.0f} s ago"
+            ago = "" if seen is None else f", last seen {self._steady() - seen.heard:.0f} s ago"
             raise Refused(
                 "node",
                 f"another agent has the identity of node {peer.node}{ago}: the directory of one is a copy, or the "
-                "machine was started anew; give this agent a name and a directory of its own, or wait until that one "
-                "is lost",
+                "machine was set up again; give this agent a name and a directory of its own, or wait until the other "
+                "agent is lost",
             )
 
     async def _join(self, reign: LedPartition, attached: Attached, hello: wire.Hello) -> None:
-        """The node is there again. First the state hears what runs, then the agent what stands."""
+        """Add the node: first report its running tasks to the state, then send the standing orders to the agent."""
         name, spec = node_of(hello)
         seen = reign.nodes.setdefault(name, Seen(self._steady()))
         seen.heard, seen.address, seen.instance = self._steady(), hello.address, attached.peer.instance
-        known = Blocks((*hello.running, *hello.ended))
+        greeted = Blocks((*hello.running, *hello.ended))
         commands: list[AnyCommand] = [AddNode(name=name, spec=spec, operator=True)]
         commands += [command_of(name, wire.Report(tasks, "running")) for tasks in hello.running]
         added, *_ = await self._offer(reign, commands)
@@ -239,10 +242,10 @@ class Agents:
 
         def look(partition: Partition) -> tuple[PartitionSettings, list[Tasks], wire.Work]:
             if not reign.handle.reigns:
-                raise Closed  # what it would be told to do may never have been written
+                raise Closed  # the orders may never have been written to the journal
             node_id = partition.nodes.find(name)
             if node_id is None or partition.nodes.state[partition.nodes.rows[node_id]] == "lost":
-                raise Closed  # it went in the turn in which it came: let it come again
+                raise Closed  # the node was removed in the cycle that added it: the agent reconnects
             standing = standing_effects(partition, node_id)
             message = standing[0] if standing else ForNode(name)
             return (
@@ -258,7 +261,7 @@ class Agents:
         attached.put(msgspec.structs.replace(work, stops=(*work.stops, *early)))
         attached.open = True
         attached.running = Blocks(running)
-        await self._offer(reign, self._missing(attached, known))
+        await self._offer(reign, self._missing(attached, greeted))
 
     async def _listen(self, partition: str, reign: LedPartition, attached: Attached) -> None:
         waiting: set[asyncio.Task[None]] = set()
@@ -268,7 +271,9 @@ class Agents:
                 reign.nodes[attached.node].heard = self._steady()
                 match message:
                     case wire.Reports():
-                        slots = await self._take(reign, [command_of(attached.node, each) for each in message.reports])
+                        slots = await self._take(
+                            reign, [command_of(attached.node, report) for report in message.reports]
+                        )
                         task = asyncio.create_task(self._confirm(partition, attached, message, slots))
                         waiting.add(task)
                         task.add_done_callback(waiting.discard)
@@ -293,22 +298,22 @@ class Agents:
                 task.cancel()
 
     async def _send(self, attached: Attached) -> None:
-        """All that is sent goes this way, in order."""
+        """Send all messages to the agent, in order."""
         with suppress(Closed):
             while messages := await attached.take():
                 for message in messages:
                     await attached.connection.send(encode(message))
             if attached.refusal is not None:
                 await attached.connection.send(encode(attached.refusal))
-        await attached.connection.close(AGAIN, "come again")
+        await attached.connection.close(AGAIN, "connect again")
 
     async def _confirm(
         self, partition: str, attached: Attached, batch: wire.Reports, slots: list[asyncio.Future[object]]
     ) -> None:
-        """Wait until a batch is durable, and say so. Without an answer the agent sends it again elsewhere or later."""
+        """Confirm a batch once it is durable. Without a confirmation the agent sends it again, here or elsewhere."""
         ended: list[Ended] = []
         try:
-            for each, slot in zip(batch.reports, slots, strict=True):
+            for report, slot in zip(batch.reports, slots, strict=True):
                 answer = await slot
                 if isinstance(answer, Rejected):
                     self._log("report refused", {"node": attached.node, "problem": str(answer)})
@@ -316,26 +321,26 @@ class Agents:
                 if not isinstance(answer, Accepted):
                     attached.cut()
                     return
-                if each.state == "running":
-                    attached.running.add(each.tasks)
+                if report.state == "running":
+                    attached.running.add(report.tasks)
                 else:
-                    attached.running.drop(each.tasks)
+                    attached.running.drop(report.tasks)
                     if not answer.note:
-                        ended += ends_of(partition, attached.node, each)
+                        ended += ends_of(partition, attached.node, report)
         finally:
             if ended:
                 self._ended(ended)
         attached.put(wire.Confirmed(batch.number))
 
     async def _compare(self, reign: LedPartition, attached: Attached, beat: wire.Beat) -> None:
-        """What the state has running and the agent does not know is lost.
+        """Report tasks as lost that run according to the state and that the agent does not know.
 
-        No race is in it: the agent lists a task until its end is confirmed, which is after it went from `running` here.
+        There is no race: the agent lists a task until its end is confirmed. By then it has left `running` here.
         """
         await self._take(reign, self._missing(attached, Blocks(beat.known)))
 
     def _missing(self, attached: Attached, known: Blocks) -> list[Report]:
-        """Reports of what runs by the state and is not known there."""
+        """Return reports of tasks that run according to the state and are not in `known`."""
         reports: list[Report] = []
         for tasks in attached.running.without(known):
             attached.running.drop(tasks)
@@ -347,7 +352,7 @@ class Agents:
     # -- commands ------------------------------------------------------------------------------------------------
 
     async def _take(self, reign: LedPartition, commands: Iterable[AnyCommand]) -> list[asyncio.Future[object]]:
-        """Have commands taken, in order, however long there is no place for them: the agent's next ones wait too."""
+        """Offer commands in order, and retry while the inbox is full. The agent's later messages wait meanwhile."""
         slots: list[asyncio.Future[object]] = []
         for command in commands:
             while True:
@@ -364,14 +369,14 @@ class Agents:
             raise Closed  # the writer ended
         return answers
 
-    # -- silence -------------------------------------------------------------------------------------------------
+    # -- silent nodes --------------------------------------------------------------------------------------------
 
     async def _watch(self, partition: str, reign: LedPartition) -> None:
-        """Who is silent for longer than its lease, and a heartbeat of grace, is lost. Before ready nobody is."""
+        """Report nodes as lost that are silent for longer than a lease and a heartbeat, once the partition is ready."""
         while True:
             await asyncio.sleep(WATCH_PAUSE)
-            for each in reign.attached.values():
-                self._check_credential(partition, each)
+            for attached in reign.attached.values():
+                self._check_credential(partition, attached)
             ready, settings, own = await reign.handle.read(
                 lambda state: (state.reign.ready, state.settings, own_nodes(state))
             )
@@ -379,32 +384,32 @@ class Agents:
                 continue
             if reign.ready_since is None:
                 reign.ready_since = self._steady()
-            known = set(own)
-            for each in reign.attached.values():
-                if each.open and each.node not in known:
-                    each.cut()  # it was removed, or called lost: an agent that is there joins again
-            known |= reign.attached.keys()
+            present = set(own)
+            for attached in reign.attached.values():
+                if attached.open and attached.node not in present:
+                    attached.cut()  # the node was removed or declared lost: a live agent joins again
+            present |= reign.attached.keys()
             for node, seen in reign.nodes.items():
-                if node not in known:
-                    seen.lost = True  # it was removed, or called lost by somebody else
+                if node not in present:
+                    seen.lost = True  # the node was removed or declared lost by a command
             silent: list[AnyCommand] = []
             for node in own:
                 seen = reign.nodes.setdefault(node, Seen(self._steady()))
                 if seen.lost and node not in reign.attached:
-                    seen.lost, seen.heard = False, self._steady()  # an operator expects it again, for as long
+                    seen.lost, seen.heard = False, self._steady()  # an operator expects it back: full time again
                 late = max(seen.heard, reign.ready_since) + (settings.lease + settings.heartbeat) / SECOND
                 if not seen.lost and self._steady() > late:
                     seen.lost = True
                     self._log("agent silent", {"partition": partition, "node": node})
-                    attached = reign.attached.get(node)
-                    if attached is not None:
-                        attached.cut()
+                    connection = reign.attached.get(node)
+                    if connection is not None:
+                        connection.cut()
                     silent.append(MoveNode(name=node, action="lose", operator=True))
             for slot in await self._take(reign, silent):
-                await slot  # the state has it before the next look
+                await slot  # the state includes the loss before the next check
 
     def _check_credential(self, partition: str, attached: Attached) -> None:
-        """End the connection of a node whose key does not count any more; ask for a new key before that."""
+        """Close the connection of a node with a revoked or expired key; request a new key before it expires."""
         standing = self._credentials.standing(attached.peer)
         if standing == "valid" or attached.refusal is not None:
             return
@@ -420,17 +425,17 @@ class Agents:
                 f"join again with a new token: fairlead token create --role join --node {attached.node}"
             )
 
-    # -- for people ----------------------------------------------------------------------------------------------
+    # -- for the API ---------------------------------------------------------------------------------------------
 
     def connected(self, partition: str) -> dict[str, float]:
-        """The nodes whose agents are connected → how many seconds ago each was heard."""
+        """Return connected nodes → seconds since the last message from each."""
         reign = self._reigns.get(partition)
         if reign is None:
             return {}
         return {name: self._steady() - reign.nodes[name].heard for name in sorted(reign.attached)}
 
     async def log(self, partition: str, node: str, asked: wire.LogRequest) -> AsyncIterator[wire.LogPart]:
-        """A task's log from its node. The last part says so, and why if something is wrong."""
+        """Yield a task's log from its node. The last part is marked, and has the problem if there is one."""
         reign = self._reigns.get(partition)
         attached = reign.attached.get(node) if reign is not None else None
         if attached is None or not attached.open:

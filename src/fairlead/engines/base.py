@@ -1,4 +1,4 @@
-"""The seams of an engine: what the control plane gives it and asks of it, and a connection as it sees one."""
+"""The engine interface: the calls of the control plane, the handle of a partition, and connections to agents."""
 
 from __future__ import annotations
 
@@ -17,45 +17,51 @@ Result = TypeVar("Result")
 
 
 class Busy(Exception):
-    """There is no place in the inbox now: offer it again in a moment."""
+    """The inbox is full; retry."""
 
 
 class PartitionHandle(Protocol):
-    """One partition's writer, as an engine may use it while that writer reigns. It belongs to one asyncio loop."""
+    """The interface of one partition's writer for an engine, valid for the term of that writer.
+
+    It belongs to one asyncio loop.
+    """
 
     @property
     def epoch(self) -> int: ...
 
     @property
     def reigns(self) -> bool:
-        """Whether the state is what was written. Once it is not, nobody may act on it any more."""
+        """True while the state matches the journal. Once it is False, the state must not be acted on."""
 
     @property
     def partition(self) -> Partition:
-        """The state. It may be looked at within `Engine.begin` and `Engine.dispatch` only, which come between turns."""
+        """The state. Read it only within `Engine.begin` and `Engine.dispatch`, which are called between cycles."""
 
     def offer(self, command: AnyCommand) -> Awaitable[object]:
-        """Take a command. What comes is an `Accepted` or `Rejected`, or anything else if the writer ended before.
+        """Take a command. The answer is an `Accepted` or `Rejected`, or anything else if the writer ended before.
 
-        Raises `Busy` if it was not taken.
+        Raises `Busy` if the command was not taken.
         """
 
     async def read(self, look: Callable[[Partition], Result]) -> Result:
-        """Look at the state between two turns. All effects of earlier turns have been dispatched, and none of later
-        ones is before whoever awaits this has had the result. It holds up the writer, so it must be quick."""
+        """Read the state between two cycles.
+
+        All effects of earlier cycles have been dispatched. Effects of later cycles are dispatched after the caller has
+        the result. The writer waits for `look`, so it must be quick.
+        """
 
 
 class Engine(Protocol):
-    """Where tasks run. All calls come from one asyncio loop."""
+    """Runs tasks. All calls come from one asyncio loop."""
 
     def begin(self, partition: str, handle: PartitionHandle) -> None:
-        """A writer took the partition over."""
+        """Start working for a writer that took the partition over."""
 
     def dispatch(self, partition: str, messages: Sequence[ForNode]) -> None:
-        """Tell nodes what to start and to stop. Quick, and never raises."""
+        """Send nodes the tasks to start and to stop. Quick, and never raises."""
 
     def end(self, partition: str) -> None:
-        """Nobody writes the partition any more, or not for a while."""
+        """Stop working for the partition: it has no writer now."""
 
 
 class Closed(Exception):
@@ -63,19 +69,19 @@ class Closed(Exception):
 
 
 class Connection(Protocol):
-    """A WebSocket as an engine sees it: whole binary messages."""
+    """A WebSocket with whole binary messages."""
 
     async def send(self, data: bytes) -> None:
-        """Raises `Closed` if that cannot be."""
+        """Send a message. Raises `Closed` if the other end is gone."""
 
     async def recv(self) -> bytes:
-        """The next message. Raises `Closed` when there is none any more."""
+        """Return the next message. Raises `Closed` when the connection has ended."""
 
     def trust(self) -> None:
-        """Take messages of any size that the protocol allows: the other end has proved which node it is."""
+        """Accept messages of any size that the protocol allows: the other end has proved which node it is."""
 
     async def close(self, code: int, reason: str) -> None:
-        """Close it, with a code of RFC 6455, also if the other end reads nothing. Closing twice is fine."""
+        """Close the connection with a code of RFC 6455, even if the other end reads nothing. Closing twice is fine."""
 
 
 class Peer(msgspec.Struct, frozen=True):
@@ -88,9 +94,9 @@ class Peer(msgspec.Struct, frozen=True):
     users: tuple[str, ...]
     """The only users whose tasks the node may take; empty for all."""
     instance: str
-    """Where the key is used."""
+    """The installation that uses the key."""
     before: str
-    """Where it was used last; empty if that is not known."""
+    """The installation that used the key last; empty if unknown."""
 
     @property
     def node(self) -> str:
@@ -98,26 +104,26 @@ class Peer(msgspec.Struct, frozen=True):
 
 
 class Credentials(Protocol):
-    """The keys of nodes. All but `challenge` and `standing` wait for a disk, and raise `Refused`."""
+    """The keys of nodes. All methods except `challenge` and `standing` wait for a disk and may raise `Refused`."""
 
     def challenge(self, partition: str, knock: Knock) -> tuple[Exchange, Challenge]:
-        """What the server signs and the node has to sign."""
+        """Return the exchange and the challenge, which the server signs and the node has to sign."""
 
     async def admit(self, exchange: Exchange, proof: Proof) -> Peer:
-        """The node that a proof is of. A join token in it admits a new key, durably."""
+        """Return the node that sent a proof. A join token in the proof admits a new key, durably."""
 
     def standing(self, peer: Peer) -> Literal["valid", "due", "expired", "revoked"]:
-        """Whether a node's key still counts. `due` is one that has to be renewed soon."""
+        """Return the validity of a node's key. A key that is `due` has to be renewed soon."""
 
     async def renew(self, peer: Peer, new: NewKey) -> None:
-        """Admit the key of later connections."""
+        """Admit a new key for later connections."""
 
     async def settle(self, peer: Peer) -> None:
-        """Note where the node's key is used from now on."""
+        """Record the installation that uses the node's key from now on."""
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """What one task used, for whoever keeps history. Times are in microseconds."""
+    """The end of one task and the resources it used, for the history. Times are in microseconds."""
 
     partition: str
     node: str
@@ -135,7 +141,7 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 Secrets = Callable[[str, tuple[str, ...]], dict[str, str]]
-"""A user and names of secrets → their values, asked for each launch when it is sent."""
+"""User and names of secrets → their values, looked up for each launch when it is sent."""
 
 Log = Callable[[str, dict[str, Any]], None]
-"""An event by name, with its particulars. Never what a user keeps secret."""
+"""An event by name, with its fields. Fields never contain secrets of users."""

@@ -1,4 +1,4 @@
-"""What the hub keeps: nodes that were heard of, connections that speak for them, and which tasks run there."""
+"""The records of the hub: nodes, their connections, and the tasks that run there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fairlead.wire import agent as wire
 from fairlead.wire.agent import Tasks
 
 MOST_UNSENT = 10_000
-"""Messages. An agent that does not read them is cut off; it learns all of it when it is back."""
+"""Messages waiting to be sent. An agent that does not read them is cut off; it gets all of it when it reconnects."""
 
 Block = tuple[str, int, str, int]
 """Job, number, stage, attempt."""
@@ -28,68 +28,68 @@ class Blocks:
     """A set of tasks, by stage and attempt."""
 
     def __init__(self, tasks: Iterable[Tasks] = ()) -> None:
-        """Raises `Refused` for what cannot be: it may come from an agent, which is not ours to trust."""
-        self._known: dict[Block, Ranges] = {}
-        for each in tasks:
-            check_flat(each.indices, "indices")
-            self.add(each)
+        """Raises `Refused` for malformed indices: the tasks may come from an agent, which is not trusted."""
+        self._ranges: dict[Block, Ranges] = {}
+        for block in tasks:
+            check_flat(block.indices, "indices")
+            self.add(block)
 
     def add(self, tasks: Tasks) -> None:
-        ranges = self._known.setdefault(block_of(tasks), Ranges())
+        ranges = self._ranges.setdefault(block_of(tasks), Ranges())
         ranges.add(difference(tasks.indices, ranges.overlap(tasks.indices)))
 
     def drop(self, tasks: Tasks) -> None:
-        ranges = self._known.get(block_of(tasks))
+        ranges = self._ranges.get(block_of(tasks))
         if ranges is not None:
             ranges.remove(ranges.overlap(tasks.indices))
             if not ranges:
-                del self._known[block_of(tasks)]
+                del self._ranges[block_of(tasks)]
 
     def __bool__(self) -> bool:
-        return bool(self._known)
+        return bool(self._ranges)
 
     def without(self, other: Blocks) -> list[Tasks]:
-        """Those that are not in another."""
-        found: list[Tasks] = []
-        for block, ranges in self._known.items():
+        """Return the tasks of this set that are not in `other`."""
+        rest: list[Tasks] = []
+        for block, ranges in self._ranges.items():
             flat = ranges.flat()
-            theirs = other._known.get(block)
-            gone = difference(flat, theirs.overlap(flat)) if theirs is not None else flat
-            if gone:
-                found.append(Tasks(*block, gone))
-        return found
+            other_ranges = other._ranges.get(block)
+            indices = difference(flat, other_ranges.overlap(flat)) if other_ranges is not None else flat
+            if indices:
+                rest.append(Tasks(*block, indices))
+        return rest
 
 
 class Seen(msgspec.Struct):
-    """What is known of a node in this reign, connected or not."""
+    """The hub's record of a node during the term of one writer, connected or not."""
 
     heard: float
-    """When it was heard last, by the clock of the hub."""
+    """Time of the last message from the node, by the clock of the hub."""
     address: str = ""
     instance: str = ""
-    """Where its key is used, by the agent that spoke for it last; empty if none has in this reign."""
+    """The installation of the agent that connected last; empty if none has connected to this writer."""
     lost: bool = False
 
 
 class Attached:
-    """A connection that speaks for a node."""
+    """The connection of a node's agent."""
 
     def __init__(self, peer: Peer, connection: Connection) -> None:
         self.node = peer.node
         self.peer = peer
         self.connection = connection
         self.open = False
-        """Whether it has been told what stands: before that, only stops are kept for it."""
+        """True once the standing orders have been sent. Before that, only stops are kept for the agent."""
         self.early: list[wire.Stop] = []
         self.running = Blocks()
-        """What the state knows to run there, from its reports."""
+        """Tasks that run there according to the state, from the agent's reports."""
         self._outbox: asyncio.Queue[wire.FromServer | None] = asyncio.Queue(MOST_UNSENT)
-        """`None` is the end."""
+        """`None` ends the connection."""
         self.readers: dict[int, asyncio.Queue[wire.LogPart]] = {}
         self.renewal: float | None = None
-        """When a new key was asked for, by the clock of the hub."""
+        """Time when a new key was requested, by the clock of the hub."""
         self.refusal: wire.Refusal | None = None
-        """The last message, if it says why the connection ends."""
+        """The last message to send, with the reason why the connection ends."""
 
     def put(self, message: wire.FromServer) -> None:
         try:
@@ -98,41 +98,44 @@ class Attached:
             self.cut()
 
     async def take(self) -> list[wire.FromServer]:
-        """All that is to be sent now; nothing at the end. Confirmations travel with work, if there is some."""
+        """Wait for messages to send and return all of them; empty when the connection is to end.
+
+        Confirmations are merged into the first message with work, if there is one.
+        """
         messages = [await self._outbox.get()]
         while messages[-1] is not None and not self._outbox.empty():
             messages.append(self._outbox.get_nowait())
         if messages[-1] is None:
-            return []  # what was not sent by now is learnt over another connection
-        found = [each for each in messages if each is not None]
-        at = next((at for at, each in enumerate(found) if isinstance(each, wire.Work)), None)
-        if at is None or len(found) == 1:
-            return found
-        confirmed = tuple(each.number for each in found if isinstance(each, wire.Confirmed))
-        found[at] = msgspec.structs.replace(found[at], confirmed=confirmed)
-        return [each for each in found if not isinstance(each, wire.Confirmed)]
+            return []  # the agent gets unsent messages over its next connection
+        unsent = [message for message in messages if message is not None]
+        at = next((at for at, message in enumerate(unsent) if isinstance(message, wire.Work)), None)
+        if at is None or len(unsent) == 1:
+            return unsent
+        confirmed = tuple(message.number for message in unsent if isinstance(message, wire.Confirmed))
+        unsent[at] = msgspec.structs.replace(unsent[at], confirmed=confirmed)
+        return [message for message in unsent if not isinstance(message, wire.Confirmed)]
 
     def cut_if_failed(self, task: asyncio.Task[None]) -> None:
-        """What could not be confirmed, by a fault of ours, is sent again over another connection."""
+        """Close the connection if confirming failed because of a bug; the agent then sends its reports again."""
         fault = None if task.cancelled() else task.exception()
         if fault is not None:
             task.get_loop().call_exception_handler({"message": "reports were not confirmed", "exception": fault})
             self.cut()
 
     def refuse(self, problem: str) -> None:
-        """End it, and say why."""
+        """Close the connection and send the reason."""
         self.refusal = wire.Refusal(problem)
         self.cut()
 
     def cut(self) -> None:
-        """End it when what is being sent has been."""
+        """Close the connection after the message that is being sent. Drops all unsent messages."""
         while not self._outbox.empty():
             self._outbox.get_nowait()
         self._outbox.put_nowait(None)
 
 
 class LedPartition:
-    """A partition under one writer."""
+    """A partition during the term of one writer."""
 
     def __init__(self, handle: PartitionHandle, secrets: Secrets, gang_seed: bytes) -> None:
         self.handle = handle
@@ -140,7 +143,7 @@ class LedPartition:
         self.attached: dict[str, Attached] = {}
         self.orders = Orders(handle.epoch, self._address, secrets, gang_seed)
         self.ready_since: float | None = None
-        """When readiness was noticed: the clocks of silence start there."""
+        """Time when the partition became ready. The silence of nodes is measured from this time at the earliest."""
 
     def _address(self, node: str) -> str:
         seen = self.nodes.get(node)

@@ -1,4 +1,4 @@
-"""Between the words of agents and those of the core: greetings, reports, what is booked on a node."""
+"""Converts between messages of agents and values of the core: greetings, reports, tasks running on a node."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def check_knock(knock: wire.Knock) -> None:
         raise Refused("version", f"the agent speaks version {knock.version}, the server {wire.VERSION}; update one")
     check_name(knock.node, "node")
     if len(knock.nonce) != NONCE_BYTES:
-        raise Refused("nonce", f"it has {len(knock.nonce)} bytes; send {NONCE_BYTES}")
+        raise Refused("nonce", f"the nonce has {len(knock.nonce)} bytes; send {NONCE_BYTES}")
 
 
 def check_greeting(hello: Hello, peer: Peer) -> None:
@@ -39,7 +39,7 @@ def check_greeting(hello: Hello, peer: Peer) -> None:
 
 
 def node_of(hello: Hello) -> tuple[str, NodeSpec]:
-    """What an agent says of its node. Raises `Refused`, as for any document."""
+    """Return the name and the specification of an agent's node. Raises `Refused`, as for any document."""
     document: dict[str, object] = {"name": hello.node, "resources": hello.resources, "labels": hello.labels}
     if hello.taints:
         document["taints"] = list(hello.taints)
@@ -51,27 +51,36 @@ def node_of(hello: Hello) -> tuple[str, NodeSpec]:
 
 
 def welcome(epoch: int, settings: PartitionSettings, hello: Hello, lock: str) -> wire.Welcome:
-    """`lock` is the file that this server has locked; it is of use to an agent on the same machine."""
+    """Return the server's answer to a greeting.
+
+    `lock` is the file that this server has locked. It is sent only to an agent on the same machine.
+    """
     here = hello.machine != "" and hello.machine == wire.this_machine()
     lease = settings.lease if settings.fence == "lease" else 0
     return wire.Welcome(epoch, settings.heartbeat, lease, settings.preempt_grace, lock if here else "")
 
 
 def running_on(partition: Partition, node: str) -> list[Tasks]:
-    """What the state has running on a node."""
-    known = partition.nodes.find(node)
-    if known is None:
+    """Return the tasks that run on a node according to the state."""
+    node_id = partition.nodes.find(node)
+    if node_id is None:
         return []
-    allocations = partition.nodes.allocations[partition.nodes.rows[known]]
+    allocations = partition.nodes.allocations[partition.nodes.rows[node_id]]
     return [
-        Tasks(each.stage.job.id, each.stage.job.number, each.stage.name, each.attempt, each.indices)
-        for _, each in sorted(allocations.items())
-        if each.state == "running" and not each.stage.job.manager
+        Tasks(
+            allocation.stage.job.id,
+            allocation.stage.job.number,
+            allocation.stage.name,
+            allocation.attempt,
+            allocation.indices,
+        )
+        for _, allocation in sorted(allocations.items())
+        if allocation.state == "running" and not allocation.stage.job.manager
     ]
 
 
 def own_nodes(partition: Partition) -> list[str]:
-    """Nodes of ours that are not lost."""
+    """Return the nodes with agents (not those of external managers) that are not lost."""
     nodes = partition.nodes
     return [
         nodes.name[row]
@@ -98,7 +107,7 @@ def command_of(node: str, report: wire.Report) -> Report:
 
 
 def ends_of(partition: str, node: str, report: wire.Report) -> Iterable[Ended]:
-    """What ran and has ended. Of what was never started there is nothing to tell."""
+    """Yield the ends of tasks that ran. Tasks that never started are left out."""
     job, number, stage, attempt = block_of(report.tasks)
     state, code, signal = report.state, report.exit_code, report.signal
     listed = indices(report.tasks.indices)

@@ -1,4 +1,4 @@
-"""From effects to orders for an agent, with what only the state knows: specifications, users and gangs."""
+"""Turns effects into orders for an agent, with data from the state: specifications, users and gangs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from fairlead.engines.base import Secrets
 from fairlead.wire.agent import Gang, Launch, Place, Spec, Stop, Tasks, Work
 
 FIRST_PORT, PORTS = 20_000, 6_000
-"""Where gangs meet: below what systems give out by themselves."""
+"""Ports for the rendezvous of gangs, below the range that systems assign by themselves."""
 
 Address = Callable[[str], str]
-"""A node's name → where it is reached."""
+"""Node name → address of the node."""
 
 
 class Orders:
@@ -34,28 +34,28 @@ class Orders:
         self._gang_seed = gang_seed
 
     def work(self, partition: Partition, message: ForNode, gangs: dict[int, Gang], standing: bool = False) -> Work:
-        """`gangs` keeps those that were worked out already, by the `id` of their first stage."""
+        """Return the message for an agent. `gangs` caches gangs by the `id` of their first stage."""
         specs: dict[Spec, int] = {}
-        """Each once, in the order of their numbers: in a flood many jobs run the same."""
-        known: dict[tuple[int, str], int] = {}
+        """Distinct specifications in the order of their numbers. Many jobs may have the same specification."""
+        spec_numbers: dict[tuple[int, str], int] = {}
         launches: list[Launch] = []
-        for each in message.launches:
-            job = partition.jobs.get(each.job)
-            stage = job.stage(each.stage) if job is not None and job.number == each.number else None
+        for effect in message.launches:
+            job = partition.jobs.get(effect.job)
+            stage = job.stage(effect.stage) if job is not None and job.number == effect.number else None
             if job is None or stage is None:
-                continue  # it went in the same cycle
-            at = known.get((each.number, each.stage))
+                continue  # the job was removed in the same cycle
+            at = spec_numbers.get((effect.number, effect.stage))
             if at is None:
-                at = known[each.number, each.stage] = specs.setdefault(self._spec(job, stage), len(specs))
+                at = spec_numbers[effect.number, effect.stage] = specs.setdefault(self._spec(job, stage), len(specs))
             launch = Launch(
-                _tasks(each),
+                _tasks(effect),
                 at,
-                each.devices,
-                each.chain,
-                each.rooms,
+                effect.devices,
+                effect.chain,
+                effect.rooms,
                 self._gang(partition, stage, gangs) if _is_gang(stage) else None,
             )
-            if launches and _alike(launches[-1], launch):
+            if launches and _can_join(launches[-1], launch):
                 launches[-1] = _joined(launches[-1], launch)
             else:
                 launches.append(launch)
@@ -76,65 +76,66 @@ class Orders:
         )
 
     def _gang(self, partition: Partition, stage: Stage, gangs: dict[int, Gang]) -> Gang:
-        """Ranks go by stage and index, so that one who comes in another's place has its rank."""
+        """Return the gang of a stage. Ranks follow stage and index, so a replacement task has the same rank."""
         stages = stage.gang()
         whole = gangs.get(id(stages[0]))
         if whole is None:
             places: dict[int, list[int]] = {}
             first = 0
-            for each in stages:
-                for allocation in live_of(each):
+            for member in stages:
+                for allocation in live_of(member):
                     if allocation.state != "stopping":
                         ranks = (first + index for index in indices(allocation.indices))
                         places.setdefault(allocation.node, []).extend(ranks)
-                first += each.count
+                first += member.count
             port = FIRST_PORT + 2 * ((stage.job.number * 31 + stages[0].position) % PORTS)
             key = self._gang_key(partition.name, stage.job.number, stages[0].position)
             whole = gangs[id(stages[0])] = Gang(first, 0, port, tuple(self._places(partition, places)), key)
-        before = sum(each.count for each in stages[: stages.index(stage)])
+        before = sum(member.count for member in stages[: stages.index(stage)])
         return msgspec.structs.replace(whole, first=before) if before else whole
 
     def _gang_key(self, partition: str, number: int, position: int) -> str:
-        """Return the key of a gang: derived, so that a member that comes after a restart has the same one."""
+        """Return the key of a gang. It is derived, so a member that starts after a server restart has the same key."""
         name = f"{partition}\0{number}\0{position}".encode()
         return hmac.new(self._gang_seed, name, "sha256").hexdigest()
 
     def _places(self, partition: Partition, places: dict[int, list[int]]) -> Iterable[Place]:
-        for join, ranks in sorted(places.items(), key=lambda item: min(item[1])):
-            name = partition.nodes.name[partition.nodes.rows[join]]
+        for node_id, ranks in sorted(places.items(), key=lambda item: min(item[1])):
+            name = partition.nodes.name[partition.nodes.rows[node_id]]
             yield Place(name, self._address(name), Ranges.from_indices(ranks).flat())
 
 
 def stops_of(message: ForNode) -> tuple[Stop, ...]:
-    return tuple(Stop(_tasks(each), each.cause) for each in message.stops)
+    return tuple(Stop(_tasks(stop), stop.cause) for stop in message.stops)
 
 
 def _is_gang(stage: Stage) -> bool:
     return stage.job.whole or stage.min > 1
 
 
-def _tasks(of: effects.Launch | effects.Stop) -> Tasks:
-    return Tasks(of.job, of.number, of.stage, of.attempt, of.indices)
+def _tasks(effect: effects.Launch | effects.Stop) -> Tasks:
+    return Tasks(effect.job, effect.number, effect.stage, effect.attempt, effect.indices)
 
 
-def _alike(one: Launch, other: Launch) -> bool:
-    """Whether two launches can be one. An array that is placed task by task has many of these."""
-    a, b = one.tasks, other.tasks
+def _can_join(first: Launch, second: Launch) -> bool:
+    """True if two launches can be sent as one. An array that is placed task by task has many such launches."""
+    before, after = first.tasks, second.tasks
     return (
-        (a.number, a.stage, a.attempt, one.chain, one.rooms) == (b.number, b.stage, b.attempt, other.chain, other.rooms)
-        and not one.devices
-        and not other.devices
-        and one.gang is None
-        and a.indices[-1] <= b.indices[0]
+        (before.number, before.stage, before.attempt) == (after.number, after.stage, after.attempt)
+        and (first.chain, first.rooms) == (second.chain, second.rooms)
+        and not first.devices
+        and not second.devices
+        and first.gang is None
+        and before.indices[-1] <= after.indices[0]
     )
 
 
-def _joined(one: Launch, other: Launch) -> Launch:
+def _joined(first: Launch, second: Launch) -> Launch:
     return msgspec.structs.replace(
-        one, tasks=msgspec.structs.replace(one.tasks, indices=join(one.tasks.indices, other.tasks.indices))
+        first, tasks=msgspec.structs.replace(first.tasks, indices=join(first.tasks.indices, second.tasks.indices))
     )
 
 
-def join(a: Flat, b: Flat) -> Flat:
-    """Two sets of which all of the second lies behind the first."""
-    return (*a[:-1], *b[1:]) if a[-1] == b[0] else a + b
+def join(first: Flat, second: Flat) -> Flat:
+    """Return the union of two sets of indices. All indices of `second` are above those of `first`."""
+    return (*first[:-1], *second[1:]) if first[-1] == second[0] else first + second
