@@ -69,7 +69,7 @@ def test_one_node_cannot_take_the_room_of_others() -> None:
         inbox = Inbox(max_reports=10, report_credit=2)
         inbox.offer(report("a", 0))
         inbox.offer(report("a", 1))
-        with pytest.raises(Full, match=r"^node a: 2 of its reports wait, as many as one node may have; send it again"):
+        with pytest.raises(Full, match=r"^node a: 2 of its reports wait, the most for one node; send it again"):
             inbox.offer(report("a", 2))
         inbox.offer(report("b", 3))
         assert inbox.refused_reports == 1

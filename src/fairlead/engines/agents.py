@@ -224,7 +224,7 @@ class Agents:
             raise Refused(
                 "node",
                 f"another agent has the identity of node {peer.node}{ago}: the directory of one is a copy, or the "
-                "machine was set up again; give this agent a name and a directory of its own, or wait until the other "
+                "machine was restarted; give this agent a name and a directory of its own, or wait until the other "
                 "agent is lost",
             )
 

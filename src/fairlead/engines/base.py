@@ -94,9 +94,9 @@ class Peer(msgspec.Struct, frozen=True):
     users: tuple[str, ...]
     """The only users whose tasks the node may take; empty for all."""
     instance: str
-    """The installation that uses the key."""
+    """The id of the agent's directory on this boot of its machine."""
     before: str
-    """The installation that used the key last; empty if unknown."""
+    """The instance that used the key last; empty if unknown."""
 
     @property
     def node(self) -> str:
@@ -119,7 +119,7 @@ class Credentials(Protocol):
         """Admit a new key for later connections."""
 
     async def settle(self, peer: Peer) -> None:
-        """Record the installation that uses the node's key from now on."""
+        """Record the instance that uses the node's key from now on."""
 
 
 class Ended(msgspec.Struct, frozen=True):

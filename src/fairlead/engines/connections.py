@@ -67,7 +67,7 @@ class Seen(msgspec.Struct):
     """Time of the last message from the node, by the clock of the hub."""
     address: str = ""
     instance: str = ""
-    """The installation of the agent that connected last; empty if none has connected to this writer."""
+    """The instance of the agent that connected last; empty if none has connected during this term."""
     lost: bool = False
 
 

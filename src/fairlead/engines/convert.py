@@ -24,7 +24,7 @@ def check_knock(knock: wire.Knock) -> None:
         raise Refused("version", f"the agent speaks version {knock.version}, the server {wire.VERSION}; update one")
     check_name(knock.node, "node")
     if len(knock.nonce) != NONCE_BYTES:
-        raise Refused("nonce", f"the nonce has {len(knock.nonce)} bytes; send {NONCE_BYTES}")
+        raise Refused("nonce", f"it has {len(knock.nonce)} bytes; send {NONCE_BYTES}")
 
 
 def check_greeting(hello: Hello, peer: Peer) -> None:

@@ -1,9 +1,9 @@
-"""The inbox: where messages wait for their cycle. Bounded, with a place of their own for agents' reports.
+"""The inbox: messages wait here for their cycle. It is bounded, with separate bounds for agents' reports.
 
-Users take turns: however many commands one of them sends, another's next command is in the next cycle.
+Users take turns: a flood of commands from one user does not keep the next command of another user from the next cycle.
 
-What is taken gets a reply, always; what cannot be taken is refused at once. Nothing blocks and nothing is dropped.
-All of it is for one asyncio loop and its thread: there are no locks.
+Every message that is taken gets a reply. A message that cannot be taken is refused at once. Nothing blocks and nothing
+is dropped. All of it is for one asyncio loop and its thread: there are no locks.
 """
 
 from __future__ import annotations
@@ -20,19 +20,21 @@ from fairlead.writer.clock import Steady
 
 
 class Full(Exception):
-    """There is no place now. Nothing was taken: ask again in a moment."""
+    """The inbox is full; retry. The command was not taken."""
 
 
 class Unavailable(msgspec.Struct, frozen=True, tag="unavailable"):
-    """The writer ended before there was an answer: ask the next one."""
+    """The writer ended before it answered; ask the next writer."""
 
     why: str
     doubtful: bool = False
-    """Whether it may have been done all the same. Otherwise it certainly was not."""
+    """True if the command may have been carried out. If False, it certainly was not."""
 
     def __str__(self) -> str:
-        known = "it may have been done; ask again with the same key" if self.doubtful else "nothing was done; ask again"
-        return f"{self.why}; {known}"
+        advice = (
+            "it may have been done; ask again with the same key" if self.doubtful else "nothing was done; ask again"
+        )
+        return f"{self.why}; {advice}"
 
 
 Reply = Answer | Unavailable
@@ -40,15 +42,15 @@ Slot = asyncio.Future[Reply]
 
 
 class Message(msgspec.Struct, frozen=True):
-    """A command that waits, and where its reply goes."""
+    """A waiting command and the slot for its reply."""
 
     command: AnyCommand
     slot: Slot
     arrived: float
-    """When, by the clock of the inbox."""
+    """Time of arrival, by the clock of the inbox."""
 
     def reply(self, reply: Reply) -> None:
-        # Who asked may have gone; the command was taken all the same.
+        # The caller may have gone; the command was carried out anyway.
         if not self.slot.done():
             self.slot.set_result(reply)
 
@@ -62,9 +64,10 @@ class Inbox:
         command_credit: int = 5_000,
         steady: Steady = monotonic,
     ) -> None:
-        """How many commands and reports may wait; how many reports of one node, and how many commands of one user.
+        """`max_commands` and `max_reports` bound what may wait in all.
 
-        `steady` says when messages arrive; whoever drains the inbox goes by the same clock.
+        `report_credit` bounds the waiting reports of one node, `command_credit` the waiting commands of one user.
+        `steady` is the clock for arrival times; the loop that drains the inbox uses the same clock.
         """
         self.max_commands = max_commands
         self.max_reports = max_reports
@@ -74,14 +77,14 @@ class Inbox:
         self.refused_commands = 0
         self.refused_reports = 0
         self._commands: dict[str, deque[Message]] = {}
-        """User → its commands that wait. Those of the server itself have an empty name."""
+        """User → its waiting commands. Commands of the server itself have an empty user."""
         self._turns: deque[str] = deque()
-        """The users with commands that wait, in the order of their turns."""
+        """Users with waiting commands, in the order of their turns."""
         self._waiting = 0
-        """How many commands wait."""
+        """Number of waiting commands."""
         self._reports: deque[Message] = deque()
         self._owed: Counter[str] = Counter()
-        """Node → how many of its reports wait."""
+        """Node → number of its waiting reports."""
         self._closed: str = ""
         self._arrived: Callable[[], None] | None = None
 
@@ -98,13 +101,13 @@ class Inbox:
         return self._waiting + len(self._reports)
 
     def listen(self, arrived: Callable[[], None]) -> None:
-        """Have this called after each message that was taken."""
+        """Call `arrived` after each message that is taken."""
         self._arrived = arrived
 
     def offer(self, command: AnyCommand) -> Slot:
-        """Take a command, and give the slot in which its reply will be; `Full` means that it was not taken.
+        """Take a command and return the slot for its reply. Raises `Full` if it was not taken.
 
-        To cancel the slot is to lose interest in the reply: the command is not withdrawn by it.
+        Cancelling the slot discards the reply; it does not withdraw the command.
         """
         slot: Slot = asyncio.get_running_loop().create_future()
         if self._closed:
@@ -120,11 +123,13 @@ class Inbox:
         return slot
 
     def drain(self, max_batch: int) -> list[Message]:
-        """What the next cycle takes: every report that waits, as they came, then up to `max_batch` commands.
+        """Take and return the messages of the next cycle: all waiting reports, then up to `max_batch` commands.
 
-        Users take turns, with one command each; those of one user are in the order in which they came.
+        Reports are in the order of arrival. Users take turns with one command each; the commands of one user are in
+        the order of arrival.
 
-        A flood of one sort does not keep the other from any cycle; the bound on reports is that of the inbox.
+        A flood of reports or commands does not keep the other kind from any cycle. Reports are bounded by the size of
+        the inbox.
         """
         batch = list(self._reports)
         self._reports.clear()
@@ -141,11 +146,11 @@ class Inbox:
         return batch
 
     def close(self, why: str) -> None:
-        """From now on whoever offers gets `Unavailable`. What waits goes on waiting."""
+        """Answer all further offers with `Unavailable`. Messages already taken keep waiting."""
         self._closed = self._closed or why
 
     def give_up(self, why: str) -> None:
-        """Close, and answer everything that waits with `Unavailable`."""
+        """Close the inbox and answer all waiting messages with `Unavailable`."""
         self.close(why)
         for message in self.drain(self._waiting):
             message.reply(Unavailable(why))
@@ -168,7 +173,7 @@ class Inbox:
         if self._owed[node] >= self.report_credit:
             self.refused_reports += 1
             raise Full(
-                f"node {node}: {self.report_credit} of its reports wait, as many as one node may have; "
+                f"node {node}: {self.report_credit} of its reports wait, the most for one node; "
                 "send it again when one of them is confirmed"
             )
         if len(self._reports) >= self.max_reports:

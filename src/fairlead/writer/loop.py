@@ -1,6 +1,6 @@
-"""The live loop: messages, timers and unfinished work become cycles of a writer, one after the other.
+"""The live loop: runs cycles of a writer for messages, timers and unfinished work.
 
-From the top: the thread in which turns are made, the loop, when a cycle starts, one pass.
+From the top: the thread in which cycles run, the loop, when a cycle starts, one pass.
 """
 
 from __future__ import annotations
@@ -29,15 +29,18 @@ from fairlead.writer.writer import Stopped, Writer
 Result = TypeVar("Result")
 
 FRACTION = 5
-"""Under load cycles start at least this part of `batch_window` apart: 10 ms with the default."""
+"""Under load, cycles start at least `batch_window` / FRACTION apart: 10 ms with the default."""
 BURST = 4
-"""So many cycles of several messages may follow each other at once after a quiet time: a lone task's end is one."""
+"""Burst allowance: cycles of several messages that may run back to back after a quiet period.
+
+The end of a single task is such a cycle.
+"""
 TIMER_PAUSE = 0.01
-"""Seconds between two cycles that time alone starts, if the first altered nothing."""
+"""Seconds between two cycles started by a timer, if the first changed nothing."""
 
 
 class Phase(msgspec.Struct):
-    """How long something took, in seconds."""
+    """Statistics of a duration, in seconds."""
 
     count: int = 0
     total: float = 0.0
@@ -56,23 +59,23 @@ Give = Callable[[Given | None], None]
 
 
 class WriterThread:
-    """The thread in which a journal is used, and whose turn it is. Writers on one journal object share one."""
+    """The thread that uses a journal, and the lock that orders its users. Writers on one journal object share it."""
 
     def __init__(self, give: Give | None = None) -> None:
-        """`give` takes work and does it, one after the other; without it a thread does."""
+        """`give` takes work items and runs them one after the other; by default a new thread does."""
         self.lock = asyncio.Lock()
         self._give = give or start_thread()
 
     def start(self, work: Callable[[], Result]) -> asyncio.Future[Result]:
-        # Through an executor the way there and back takes three times as long.
+        # An executor takes three times as long for the round trip.
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._give((work, future))
         return future
 
     async def alone(self, work: Callable[[], Result], then: Callable[[Result], None] = lambda result: None) -> Result:
-        """Do something while no writer has its turn, such as following a configuration; `look()` comes after it.
+        """Run `work` while no cycle runs, such as applying a configuration. Call `look()` of the writer after it.
 
-        `then` is called with what came of it before any other turn begins.
+        `then` is called with the result before any other cycle begins.
         """
         async with self.lock:
             future = self.start(work)
@@ -84,21 +87,21 @@ class WriterThread:
         return future.result()
 
     def close(self) -> None:
-        """What was started is still done."""
+        """End the thread after the work that was started."""
         self._give(None)
 
 
 def start_thread() -> Give:
-    """Start a thread, and return what gives it work; `None` ends it."""
-    given: SimpleQueue[Given | None] = SimpleQueue()
-    Thread(target=_work_off, args=(given,), name="writer", daemon=True).start()
-    return given.put
+    """Start a thread and return the function that gives it work; `None` ends the thread."""
+    queue: SimpleQueue[Given | None] = SimpleQueue()
+    Thread(target=_run_queue, args=(queue,), name="writer", daemon=True).start()
+    return queue.put
 
 
-def _work_off(given: SimpleQueue[Given | None]) -> None:
-    while (each := given.get()) is not None:
-        _do(*each)
-        del each  # a batch and all that came of it would stay until the next one
+def _run_queue(queue: SimpleQueue[Given | None]) -> None:
+    while (item := queue.get()) is not None:
+        _do(*item)
+        del item  # frees the batch and its results before the next item arrives
 
 
 def _do(work: Callable[[], Any], future: asyncio.Future[Any]) -> None:
@@ -106,24 +109,24 @@ def _do(work: Callable[[], Any], future: asyncio.Future[Any]) -> None:
         settle = partial(future.set_result, work())
     except BaseException as problem:
         settle = partial(future.set_exception, problem)
-    with suppress(RuntimeError):  # the loop is over, and nobody waits any more
+    with suppress(RuntimeError):  # the loop has ended, so no caller waits
         future.get_loop().call_soon_threadsafe(settle)
 
 
 class LiveWriter:
     """Runs a writer inside an asyncio loop.
 
-    **When a cycle starts.** Everything that asks for one (messages, a timer that is due, work that the last cycle left)
-    is served by the same pass. An idle loop sleeps, and the first message starts a cycle at once. After a few cycles of
-    two messages or more in a short time the writer counts as busy, and lets others gather: the next one starts when
-    `max_batch` messages wait, or a fifth of `batch_window` after the last one started. Where turns are slow, so that
-    they would take more than half of the time, it waits for twice as long as turns take, but never for more than
-    `batch_window`. Work that a cycle left because it reached its bounds is never waited for.
+    **When a cycle starts.** Messages, due timers and work left by the last cycle are served by the same pass. An idle
+    loop sleeps, and the first message starts a cycle at once. After a few cycles of two messages or more in a short
+    time the writer counts as busy and collects messages: the next cycle starts when `max_batch` messages wait, or a
+    fifth of `batch_window` after the start of the last cycle. If cycles are so slow that they would take more than
+    half of the time, the pause is twice the duration of a cycle, but at most `batch_window`. Work that a cycle left
+    because it reached its bounds starts the next cycle without a pause.
 
-    **Threads.** A turn, core and durable write together, is made in a thread of its own, and what arrives meanwhile is
-    the next batch. Nobody else may look at the state meanwhile. `publish` and `dispatch` are called in the loop's
-    thread, after the commit and before the next turn: `publish` may read the state, and what it makes of it is what
-    readers get. Both must be quick and must not raise: a node that cannot be reached is theirs to deal with.
+    **Threads.** A cycle (core and durable write together) runs in its own thread, and messages that arrive meanwhile
+    form the next batch. No other code may read the state meanwhile. `publish` and `dispatch` are called in the loop's
+    thread, after the commit and before the next cycle. `publish` may read the state and builds the views for readers.
+    Both must be quick and must not raise: they have to handle unreachable nodes themselves.
     """
 
     def __init__(
@@ -139,9 +142,9 @@ class LiveWriter:
         self.inbox = inbox
         self.offer = inbox.offer
         self.stopped = ""
-        """Why the writer stopped, if it did by itself. Another one has to start from the journal."""
+        """Why the writer stopped by itself; empty if it did not. A new writer has to start from the journal."""
         self.intake_wait = Phase()
-        """From the arrival of the oldest message of a batch to its turn."""
+        """From the arrival of the oldest message of a batch to the start of its cycle."""
         self.cycle = Phase()
         self.after_cycle = Phase()
         """Publishing, answering and dispatching."""
@@ -155,7 +158,7 @@ class LiveWriter:
         self._due: Micros | None = None
         self._not_before = 0.0
         self._credit, self._credited = float(BURST), 0.0
-        """So many cycles may follow each other at once, as of then."""
+        """Cycles that may run back to back, and the time at which this was computed."""
         self._timers_not_before = 0.0
         self._enough = 1
         self._wake = asyncio.Event()
@@ -167,10 +170,10 @@ class LiveWriter:
         inbox.listen(self._arrived)
 
     async def run(self) -> str:
-        """Work until closed, or until the writer stops; says why it stopped.
+        """Run until closed or until the writer stops; return why it stopped.
 
-        A cancellation ends it after the turn that is under way, and a fault of ours ends it at once; both are raised.
-        However it ends, everybody who waits gets a reply.
+        A cancellation ends the loop after the running cycle, and a bug ends it at once; both are raised. In every case
+        all waiting messages get a reply.
         """
         if self._over.is_set():
             return self.stopped
@@ -193,7 +196,7 @@ class LiveWriter:
         return self.stopped
 
     async def close(self) -> None:
-        """Take nothing more, do what was taken, and end."""
+        """Refuse new messages, serve those already taken, and end."""
         self._closing = True
         self.inbox.close("the writer is closing")
         self._wake.set()
@@ -204,18 +207,18 @@ class LiveWriter:
 
     @property
     def over(self) -> bool:
-        """Whether it has ended, for whatever reason: what the state has now may never have been written."""
+        """True if the loop has ended for any reason. The state may then differ from the journal."""
         return self._over.is_set()
 
     def look(self) -> None:
-        """Have a cycle now, with or without messages: the state was altered outside of the loop."""
+        """Start a cycle now, with or without messages, because the state was changed outside of the loop."""
         self._looked_for = True
         self._wake.set()
 
     async def _begin(self) -> None:
         async with self._thread.lock:
             standing, self._due = await self._in_thread(self._survey)
-        # An earlier writer may have ended between a commit and its effects. Agents know what they have had before.
+        # An earlier writer may have ended between a commit and its effects. Agents ignore orders they already have.
         if standing:
             self._dispatch(standing)
 
@@ -229,7 +232,7 @@ class LiveWriter:
     # -- when a cycle starts -------------------------------------------------------------------------------------
 
     async def _wait(self) -> bool:
-        """Sleep until a cycle should start; False if the loop is to end instead."""
+        """Sleep until a cycle should start; return False if the loop should end instead."""
         while not self._closing:
             enough = self._settings.max_batch
             if self.writer.more or self._looked_for or self.inbox.waiting >= enough:
@@ -250,7 +253,7 @@ class LiveWriter:
         return max((self._due - self._clock()) / SECOND, self._timers_not_before - self._steady())
 
     async def _sleep(self, seconds: float | None, enough: int) -> None:
-        """Until so many messages wait, the time is over, or somebody calls."""
+        """Sleep until `enough` messages wait, the time is over, or the loop is woken."""
         self._enough = enough
         self._wake.clear()
         alarm = None
@@ -263,7 +266,7 @@ class LiveWriter:
                 alarm.cancel()
 
     def _arrived(self) -> None:
-        # While others gather nobody is woken for each of them.
+        # While messages are collected, a single one does not wake the loop.
         if self.inbox.waiting >= self._enough:
             self._wake.set()
 
@@ -277,10 +280,10 @@ class LiveWriter:
             self.intake_wait.add(began - min(message.arrived for message in batch))
         try:
             decided, self._due = await self._in_thread(partial(self._cycle, batch))
-            turned = self._steady()
-            # Views first: who has an answer and then reads finds what was answered.
+            cycled = self._steady()
+            # Views first: a caller that reads after its answer sees the result.
             self._publish(decided)
-            # Then agents: what confirms their reports travels with their work, and that waits for nobody's answer.
+            # Then agents: confirmations of reports are sent together with work, before the answers to other commands.
             answers = list(zip(batch, decided.answers, strict=True))
             for message, answer in answers:
                 if isinstance(message.command, Report):
@@ -294,21 +297,21 @@ class LiveWriter:
             _refuse(batch, problem)
             raise
         ended = self._steady()
-        # One turn may stall; two in a row are slow.
-        slow = min(self.cycle.last, turned - began)
-        self.cycle.add(turned - began)
-        self.after_cycle.add(ended - turned)
+        # A single slow cycle is ignored: the shorter one of two counts.
+        slow = min(self.cycle.last, cycled - began)
+        self.cycle.add(cycled - began)
+        self.after_cycle.add(ended - cycled)
         self._settings = self.writer.partition.settings
         self._not_before = began + self._pause(len(batch), slow, began)
-        # A timer may ask again at once for what cannot be done yet.
+        # A timer may stay due because its work cannot be done yet.
         self._timers_not_before = 0.0 if batch or decided.changes else ended + TIMER_PAUSE
 
-    def _pause(self, messages: int, turns: float, now: float) -> float:
-        """How long after the start of a cycle the next should start, as the class says."""
+    def _pause(self, messages: int, duration: float, now: float) -> float:
+        """Return the seconds from the start of a cycle of this duration to the start of the next."""
         if messages <= 1:
             return 0.0
         window = self._settings.batch_window / SECOND
-        pause = min(window, max(window / FRACTION, 2 * turns))
+        pause = min(window, max(window / FRACTION, 2 * duration))
         self._credit = min(BURST, self._credit + (now - self._credited) / pause) if pause else BURST
         self._credited = now
         if self._credit >= 1:
@@ -333,20 +336,23 @@ class LiveWriter:
 
 
 async def _ended(future: asyncio.Future[Result]) -> asyncio.CancelledError | None:
-    """Wait for work in the thread. A cancellation is kept for later: a turn cannot be interrupted, and has answers."""
+    """Wait for work in the thread; return a cancellation that arrived meanwhile.
+
+    It is not raised at once: a cycle cannot be interrupted, and its messages need answers.
+    """
     cancelled = None
     while not future.done():
         try:
             await asyncio.shield(future)
-        except asyncio.CancelledError as asked:
-            cancelled = asked
+        except asyncio.CancelledError as cancellation:
+            cancelled = cancellation
         except BaseException:
-            break  # it is the work's, and whoever started it asks for it
+            break  # raised by the work; the caller gets it from the future
     return cancelled
 
 
 def _refuse(batch: Sequence[Message], problem: BaseException) -> None:
-    """No answer came of the turn. Only if the journal says so it is certain that nothing did."""
+    """Answer the messages of a failed cycle. Only a definite journal error makes sure that nothing was written."""
     cause = problem.__cause__ if isinstance(problem, Stopped) else None
     certain = isinstance(cause, JournalError) and not isinstance(cause, UnknownOutcome)
     why = str(problem) if isinstance(problem, Stopped) else f"the writer ended: {problem!r}"
