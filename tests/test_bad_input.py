@@ -641,17 +641,17 @@ AT = "partitions.default.pools.p"
 PROVIDERS: dict[str, tuple[object, str]] = {
     "a provider that there is not": (
         pool(provider={"comand": ["./cloud"]}),
-        f'{AT}.provider: "comand" names no provider that there is (did you mean command?); '
+        f'{AT}.provider: "comand" names no provider (did you mean command?); '
         "write for example {local: {}} or {command: [./mycloud]}",
     ),
     "no provider": (
         pool(provider={}),
-        f"{AT}.provider: it names no provider that there is; "
+        f"{AT}.provider: it names no provider; "
         "write for example {local: {}} or {command: [./mycloud]}",
     ),
     "a provider for tests": (
         pool(provider={"memory": {}}),
-        f'{AT}.provider: "memory" names no provider that there is; '
+        f'{AT}.provider: "memory" names no provider; '
         "write for example {local: {}} or {command: [./mycloud]}",
     ),
     "two providers": (

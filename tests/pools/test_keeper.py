@@ -351,7 +351,7 @@ def test_a_provider_that_cannot_be_made(story: Story) -> None:
 def test_a_provider_that_breaks_its_word_is_asked_again(story: Story) -> None:
     with story.up() as site:
         story.provider.failing["list"] = ValueError("not what it may raise")  # type: ignore[assignment]
-        until(lambda: story.events("pool not tended"))
+        until(lambda: story.events("pool pass failed"))
         story.provider.failing.clear()
         burst(site, 1)
         until(lambda: len(story.provider.machines) == 1)

@@ -1,1 +1,1 @@
-"""Pools: who brings machines and takes them away, and the keeper that has it done. docs/pools.md is for people."""
+"""Pools: providers that create and destroy machines, and the service that calls them. docs/pools.md is for users."""

@@ -1,4 +1,4 @@
-"""The seams of pools: what a provider is asked, what it is told, and the desk that a keeper works at."""
+"""The provider interface, its data, and the handle of a partition that pools use."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from fairlead.core.state import Partition
 Result = TypeVar("Result")
 
 Log = Callable[[str, str, dict[str, Any]], None]
-"""A level (info or warning), an event by name, its particulars."""
+"""Level (info or warning), event name, fields."""
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """A machine that there is. Its name is that of the node which its agent brings."""
+    """An existing machine. Its name is the name of the node that its agent adds."""
 
     name: str
     note: str = ""
-    """What helps a person to find it at the provider, such as an instance's id."""
+    """Helps a person to find the machine at the provider, such as an instance id."""
 
 
 class Join(msgspec.Struct, frozen=True):
-    """How agents of new machines join this server."""
+    """Lets agents of new machines join this server."""
 
     url: str
     invite: Callable[[str, str, Sequence[str]], dict[str, str]]
-    """Partition, pool and names of nodes → a join token for each. It waits for a disk."""
+    """Partition, pool and names of nodes → a join token for each. The call waits for a disk."""
     forget: Callable[[str, Sequence[str]], None]
-    """Drop the credentials of nodes of a partition, whose machines are gone. It waits for a disk."""
+    """Drop the credentials of nodes of a partition after their machines are gone. The call waits for a disk."""
 
 
 class PoolKind(msgspec.Struct, frozen=True):
-    """What every machine of a pool is: how much it has, and how its agent has to join."""
+    """The settings of all machines of a pool: their resources, and how their agents join."""
 
     partition: str
     pool: str
@@ -45,9 +45,9 @@ class PoolKind(msgspec.Struct, frozen=True):
 
 
 class ProviderError(Exception):
-    """Something could not be done. `names` are the machines that it certainly was not done for, if that is known.
+    """A failed call. `names` are the machines for which it certainly failed, if that is known.
 
-    If it is `unknown` what came of it, because there was no answer, the provider has to be looked up.
+    If the outcome is `unknown` because no answer came, the machines have to be listed.
     """
 
     def __init__(self, reason: str, names: Sequence[str] = (), unknown: bool = False) -> None:
@@ -61,41 +61,41 @@ class ProviderError(Exception):
 
 
 class Provider(Protocol):
-    """Brings machines of one pool and takes them away. It is asked one thing at a time, and raises `ProviderError`."""
+    """Creates and destroys machines of one pool. Calls come one at a time and may raise `ProviderError`."""
 
     async def create(self, names: Sequence[str]) -> None:
-        """Bring machines of these names. One that is there already is not brought a second time."""
+        """Create machines of these names. A machine that exists already is not created again."""
 
     async def destroy(self, names: Sequence[str]) -> None:
-        """Take machines away. One that is not there is none to take away. It may go later, and is listed until then."""
+        """Destroy machines, now or later. Missing machines are ignored. A machine is listed until it is gone."""
 
     async def list(self) -> Sequence[Machine]:
-        """All machines of the pool that there are, also those that have yet to start or to end."""
+        """Return all existing machines of the pool, including those that are starting or ending."""
 
     async def close(self) -> None:
-        """Nobody asks any more. Machines stay."""
+        """Release the provider: no more calls follow. Machines stay."""
 
 
 MakeProvider = Callable[[PoolKind], Provider]
-"""Raises `Refused` if the pool's provider cannot be understood."""
+"""Makes the provider of a pool. Raises `Refused` if its settings are invalid."""
 
 
 class PartitionHandle(Protocol):
-    """One partition's writer, as a keeper may use it while that writer reigns."""
+    """The interface of one partition's writer for pools, valid for the term of that writer."""
 
     @property
     def partition(self) -> Partition:
-        """The state. It may be looked at between turns only."""
+        """The state. Read it only between cycles."""
 
     @property
     def reigns(self) -> bool:
-        """Whether the writer is still at work. Afterwards the state may have what the journal does not."""
+        """True while the writer works. After that the state may differ from the journal."""
 
     def settle(self, command: AnyCommand) -> Awaitable[object]:
-        """Have a command carried out, however long the inbox is full.
+        """Carry out a command; wait while the inbox is full.
 
-        What comes is an `Accepted` or `Rejected`, or anything else if the writer ended before.
+        The answer is an `Accepted` or `Rejected`, or anything else if the writer ended before.
         """
 
     async def read(self, look: Callable[[Partition], Result]) -> Result:
-        """Look at the state between two turns. It holds up the writer, so it must be quick."""
+        """Read the state between two cycles. The writer waits for `look`, so it must be quick."""

@@ -1,4 +1,4 @@
-"""The user's own program as a provider: called with create, destroy or list, JSON in and JSON out, and no shell."""
+"""A user's program as a provider: called without a shell with create, destroy or list; JSON in, JSON out."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from fairlead.pools.base import Machine, PoolKind, ProviderError
 
 TAIL = 500
 MAX_OUTPUT = 64 << 20
-"""Bytes of an answer."""
+"""The longest answer, in bytes."""
 
 Form = TypeVar("Form", bound=msgspec.Struct)
 
 
 class Done(msgspec.Struct, frozen=True):
-    """Machines for which it was not done → why."""
+    """The answer to create and destroy: machine → why the call failed for it."""
 
     failed: dict[str, str] = {}
 
@@ -48,8 +48,8 @@ class CommandProvider:
             "taints": list(settings.taints),
         }
         tokens = await asyncio.to_thread(join.invite, self._kind.partition, self._kind.pool, names)
-        about = {"node": node, "join": {"url": join.url, "tokens": tokens}}
-        self._check(await self._call("create", Done, names, about))
+        details = {"node": node, "join": {"url": join.url, "tokens": tokens}}
+        self._check(await self._call("create", Done, names, details))
 
     async def destroy(self, names: Sequence[str]) -> None:
         self._check(await self._call("destroy", Done, names))
@@ -60,7 +60,7 @@ class CommandProvider:
             for machine in listed:
                 check_name(machine.name, "name")
         except Refused as refusal:
-            raise self._error(f"list answered with a machine that cannot be: {refusal}", unknown=True) from None
+            raise self._error(f"list answered with an invalid machine: {refusal}", unknown=True) from None
         return listed
 
     async def close(self) -> None:
@@ -73,33 +73,35 @@ class CommandProvider:
             raise self._error(f"{name}: {printable(reason, TAIL)}{more}", tuple(done.failed))
 
     async def _call(
-        self, what: str, form: type[Form], names: Sequence[str] = (), about: dict[str, Any] | None = None
+        self, call: str, form: type[Form], names: Sequence[str] = (), details: dict[str, Any] | None = None
     ) -> Form:
         document: dict[str, Any] = {"partition": self._kind.partition, "pool": self._kind.pool}
-        if what != "list":
+        if call != "list":
             document["names"] = list(names)
-        # Files and no pipes: what the program leaves running may keep them open.
-        with TemporaryFile() as given, TemporaryFile() as said, TemporaryFile() as errors:
-            given.write(msgspec.json.encode(document | (about or {})))
-            given.seek(0)
-            code = await self._run(what, names, given, said, errors)
+        # Files instead of pipes: processes that the program leaves running may keep them open.
+        with TemporaryFile() as stdin, TemporaryFile() as stdout, TemporaryFile() as stderr:
+            stdin.write(msgspec.json.encode(document | (details or {})))
+            stdin.seek(0)
+            code = await self._run(call, names, stdin, stdout, stderr)
             if code:
-                tail = printable(_end_of(errors).strip(), TAIL)
-                raise self._error(f"{what} ended with code {code}" + (f": {tail}" if tail else ""))
-            said.seek(0)
-            text = said.read(MAX_OUTPUT).strip()
+                tail = printable(_end_of(stderr).strip(), TAIL)
+                raise self._error(f"{call} ended with code {code}" + (f": {tail}" if tail else ""))
+            stdout.seek(0)
+            text = stdout.read(MAX_OUTPUT).strip()
         try:
             return msgspec.json.decode(text or b"{}", type=form)
         except (msgspec.DecodeError, UnicodeDecodeError) as problem:
             raise self._error(
-                f"{what} answered with something else than it should ({problem}); docs/pools.md has the form",
+                f"{call} answered in a wrong form ({problem}); docs/pools.md describes the form",
                 unknown=True,
             ) from None
 
-    async def _run(self, what: str, names: Sequence[str], given: IO[bytes], said: IO[bytes], errors: IO[bytes]) -> int:
+    async def _run(
+        self, call: str, names: Sequence[str], stdin: IO[bytes], stdout: IO[bytes], stderr: IO[bytes]
+    ) -> int:
         try:
             process = await asyncio.create_subprocess_exec(
-                *self._command, what, stdin=given, stdout=said, stderr=errors, start_new_session=True
+                *self._command, call, stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True
             )
         except OSError as problem:
             raise self._error(f"it cannot be run: {problem.strerror}", names) from None
@@ -107,7 +109,7 @@ class CommandProvider:
             async with asyncio.timeout(self._timeout):
                 return await process.wait()
         except TimeoutError:
-            raise self._error(f"{what} took longer than {self._timeout:g} s", unknown=True) from None
+            raise self._error(f"{call} took longer than {self._timeout:g} s", unknown=True) from None
         finally:
             if process.returncode is None:
                 with suppress(ProcessLookupError):
@@ -118,7 +120,7 @@ class CommandProvider:
 
 
 def _units(name: str, amount: int) -> int | float:
-    """In the units people write, as in the configuration."""
+    """Return an amount in the units of the configuration."""
     if name == MEMORY:
         return amount
     return amount / MILLI if amount % MILLI else amount // MILLI

@@ -1,4 +1,4 @@
-"""Metrics of machines: what providers were asked, and what came of it. docs/metrics.md has them in its table."""
+"""Metrics of machines: calls of providers and their outcomes. docs/metrics.md has them in its table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CALLS = ("create", "destroy", "list")
 
 class Figures:
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        """`registry` is where they are shown, beside others."""
+        """`registry` shows the metrics together with those of other modules."""
         registry = registry or CollectorRegistry()
         self.created = Counter(
             "fairlead_machines_brought_total",
@@ -27,14 +27,14 @@ class Figures:
         )
         self.destroyed = Counter(
             "fairlead_machines_destroyed_total",
-            "Machines that were taken away because nobody needs them.",
+            "Machines that were destroyed because they are not needed any more.",
             LABELS,
             registry=registry,
         )
         self.machines = Gauge("fairlead_machines", "Machines that the provider lists.", LABELS, registry=registry)
         self.orphans = Gauge(
             "fairlead_orphan_machines",
-            "Machines that the provider lists and that are neither nodes nor expected. Nobody takes them away.",
+            "Machines that the provider lists and that are neither nodes nor expected. Fairlead does not destroy them.",
             LABELS,
             registry=registry,
         )
@@ -47,13 +47,13 @@ class Figures:
         )
         self.errors = Counter(
             "fairlead_provider_errors_total",
-            "Calls of a provider that failed, or that nobody knows the outcome of.",
+            "Calls of a provider that failed, or with an unknown outcome.",
             (*LABELS, "call"),
             registry=registry,
         )
 
     def begin(self, partition: str, pool: str) -> None:
-        """A rate sees the first event only if there was a zero before it."""
+        """Create the series of a pool at zero: a rate includes the first event only if a zero came before it."""
         for metric in (self.created, self.failed, self.destroyed, self.machines, self.orphans):
             metric.labels(partition, pool)
         for call in CALLS:
@@ -61,6 +61,6 @@ class Figures:
             self.calls.labels(partition, pool, call)
 
     def end(self, partition: str, pool: str) -> None:
-        """The pool is gone, or its provider is: what there was is not to be seen any more."""
+        """Remove the gauges of a pool that is gone or has no provider any more."""
         self.machines.remove(partition, pool)
         self.orphans.remove(partition, pool)

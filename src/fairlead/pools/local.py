@@ -1,7 +1,8 @@
-"""Agents as processes of this machine. A machine is a directory, and it is there while its agent holds the lock in it.
+"""The local provider: runs agents as processes of this machine.
 
-Agents outlive the server: the next one finds them by their directories. What is left of an agent that ended by itself,
-its spawners and their tasks, is ended when it is noticed, so that nothing runs of what is not listed.
+A "machine" is a directory. It exists while its agent holds the lock in it. Agents outlive the server: the next server
+finds them by their directories. When an agent has ended by itself, its spawners and their tasks are ended too, so that
+no process of an unlisted machine keeps running.
 """
 
 from __future__ import annotations
@@ -23,29 +24,29 @@ from fairlead.pools.base import Log, Machine, PoolKind, ProviderError
 
 PROGRAM = "from fairlead.cli import main; main()"
 MARK = b"FAIRLEAD_TASK="
-"""In the environment of spawners and their tasks, with what is in the file `id` of a spawner's directory."""
+"""Variable in the environment of spawners and their tasks. Its value starts with the file `id` of the spawner."""
 GRACE = 5.0
-"""Seconds between TERM and KILL for an agent and its tasks. Spawners hear of KILL only."""
+"""Seconds between TERM and KILL for an agent and its tasks. Spawners react to KILL only."""
 KILLED = 10.0
-"""Seconds within which what was killed is gone."""
+"""Seconds to wait for killed processes to end."""
 LOCK, LOG, JOINED, TOKEN = "machine.lock", "agent.log", "joined", "join-token"
-LAST_WORDS = 500
+LAST_OUTPUT = 500
 
 
 class LocalProvider:
     def __init__(self, kind: PoolKind, folder: Path, log: Log) -> None:
-        """`folder` has a directory for each machine of this pool, and nothing else."""
+        """`folder` contains a directory for each machine of this pool, and nothing else."""
         self._kind = kind
         self._folder = folder
         self._log = log
         self._started: dict[str, int] = {}
-        """Machine → the process of its agent, where that is a child of ours."""
+        """Machine → the process of its agent, if this process started it."""
 
     async def create(self, names: Sequence[str]) -> None:
-        await asyncio.to_thread(self._each, self._create, names)
+        await asyncio.to_thread(self._for_all, self._create, names)
 
     async def destroy(self, names: Sequence[str]) -> None:
-        await asyncio.to_thread(self._each, self._destroy, names)
+        await asyncio.to_thread(self._for_all, self._destroy, names)
 
     async def list(self) -> Sequence[Machine]:
         return await asyncio.to_thread(self._list)
@@ -55,7 +56,7 @@ class LocalProvider:
 
     # -- in a thread ---------------------------------------------------------------------------------------------
 
-    def _each(self, work: Callable[[str], None], names: Sequence[str]) -> None:
+    def _for_all(self, work: Callable[[str], None], names: Sequence[str]) -> None:
         problems: dict[str, str] = {}
         for name in names:
             try:
@@ -70,7 +71,7 @@ class LocalProvider:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = _take(directory)
         if lock is None:
-            return  # it is there
+            return  # the machine exists
         try:
             kind = self._kind
             [token] = kind.join.invite(kind.partition, kind.pool, (name,)).values()
@@ -81,7 +82,7 @@ class LocalProvider:
             os.close(lock)
 
     def _start(self, name: str, directory: Path, lock: int) -> None:
-        """The agent holds the lock from its first moment: it is the same open file as ours."""
+        """Start the agent. It holds the lock from its first moment, since it inherits our open file."""
         log = str(directory / LOG)
         environment = {key: value for key, value in os.environ.items() if not key.startswith("FAIRLEAD_")}
         self._started[name] = os.posix_spawn(
@@ -99,7 +100,7 @@ class LocalProvider:
         (directory / JOINED).write_text(self._kind.join.url)
 
     def _arguments(self, name: str, directory: Path) -> tuple[str, ...]:
-        """What the node has is what the pool says, and nothing that this machine has besides."""
+        """Return the command line of an agent. The node has the pool's resources only, not all of this machine."""
         kind, settings = self._kind, self._kind.settings
         amounts = {CPU: 0, MEMORY: 0, **dict(settings.node)}
         return (
@@ -108,7 +109,7 @@ class LocalProvider:
             *["--user=root"] * (os.geteuid() == 0),
             *(f"--join={kind.join.url}", f"--token-file={directory / TOKEN}"),
             *(f"--name={name}", f"--partition={kind.partition}", f"--pool={kind.pool}"),
-            *(f"--resource={each}={format_quantity(each, amount)}" for each, amount in sorted(amounts.items())),
+            *(f"--resource={key}={format_quantity(key, amount)}" for key, amount in sorted(amounts.items())),
             *(f"--label={key}={value}" for key, value in settings.labels),
             *(f"--taint={taint}" for taint in settings.taints),
         )
@@ -118,32 +119,32 @@ class LocalProvider:
         self._reap()
 
     def _list(self) -> Sequence[Machine]:
-        found = []
+        machines = []
         try:
             self._reap()
             for directory in sorted(self._folder.iterdir()) if self._folder.is_dir() else ():
                 lock = _take(directory)
                 if lock is None:
                     self._rejoin(directory)
-                    found.append(Machine(directory.name, str(directory)))
+                    machines.append(Machine(directory.name, str(directory)))
                     continue
                 try:
-                    words = _last_words(directory)
-                    self._log("warning", "local agent ended", {**self._who(), "node": directory.name, "said": words})
+                    fields = {"node": directory.name, "said": _last_output(directory)}
+                    self._log("warning", "local agent ended", {**self._labels(), **fields})
                     _end(directory)
                     shutil.rmtree(directory)
                 finally:
                     os.close(lock)
         except OSError as problem:
             raise ProviderError(f"{self._folder}: {problem}") from problem
-        return found
+        return machines
 
     def _rejoin(self, directory: Path) -> None:
-        """A server that came back under another address has its agents started anew. Their tasks go on meanwhile."""
+        """Restart an agent if the server came back under another address. Its tasks keep running meanwhile."""
         try:
             joined = (directory / JOINED).read_text()
         except FileNotFoundError:
-            joined = self._kind.join.url  # it has just been started
+            joined = self._kind.join.url  # the agent has just been started
         if joined == self._kind.join.url:
             return
         lock = _end_and_take(directory, agent_only=True)
@@ -161,12 +162,12 @@ class LocalProvider:
             if ended:
                 del self._started[name]
 
-    def _who(self) -> dict[str, str]:
+    def _labels(self) -> dict[str, str]:
         return {"partition": self._kind.partition, "pool": self._kind.pool}
 
 
 def end_machines(folder: Path) -> int:
-    """End all machines of all pools whose directories are there, with what runs on them. Returns how many."""
+    """End all machines of all pools in `folder` with their tasks; return the number of machines."""
     ended = 0
     for directory in sorted(folder.glob("*/*/*")):
         ended += directory.is_dir()
@@ -184,7 +185,7 @@ def _remove(directory: Path) -> None:
 
 
 def _take(directory: Path) -> int | None:
-    """The lock of a machine, or None while its agent has it."""
+    """Take the lock of a machine; return None while its agent holds it."""
     lock = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -198,9 +199,9 @@ def _directory_option(directory: Path) -> str:
     return f"--directory={directory}"
 
 
-def _last_words(directory: Path) -> str:
+def _last_output(directory: Path) -> str:
     try:
-        return (directory / LOG).read_bytes()[-LAST_WORDS:].decode(errors="replace")
+        return (directory / LOG).read_bytes()[-LAST_OUTPUT:].decode(errors="replace")
     except OSError:
         return ""
 
@@ -209,7 +210,7 @@ def _last_words(directory: Path) -> str:
 
 
 def _end_and_take(directory: Path, agent_only: bool = False) -> int:
-    """End the processes of a machine and have its lock: whoever has just started, or not quite ended, holds it."""
+    """End the processes of a machine and take its lock. Retries while a process that starts or ends holds the lock."""
     deadline = time.monotonic() + KILLED
     while True:
         _end(directory, agent_only)
@@ -217,12 +218,12 @@ def _end_and_take(directory: Path, agent_only: bool = False) -> int:
         if lock is not None:
             return lock
         if time.monotonic() > deadline:
-            raise ProviderError(f"somebody holds {directory / LOCK}")
+            raise ProviderError(f"another process holds the lock {directory / LOCK}")
         time.sleep(0.01)
 
 
 def _end(directory: Path, agent_only: bool = False) -> None:
-    """End the agent of a machine, its spawners and their tasks: TERM first, then KILL, until nobody is left."""
+    """End the agent of a machine, its spawners and their tasks: TERM first, then KILL, until no process is left."""
     began = time.monotonic()
     for pid, _ in _processes(directory, agent_only):
         _signal(directory, pid, signal.SIGTERM, agent_only)
@@ -240,17 +241,17 @@ def _end(directory: Path, agent_only: bool = False) -> None:
 
 
 def _processes(directory: Path, agent_only: bool) -> list[tuple[int, bool]]:
-    """The processes of a machine, and whether each is a spawner."""
+    """Return the processes of a machine, each with True if it is a spawner."""
     marks = () if agent_only else tuple(_marks(directory))
-    found: list[tuple[int, bool]] = []
-    for each in os.listdir("/proc"):
-        if each.isdigit() and (kind := _belongs(int(each), directory, marks)):
-            found.append((int(each), kind == "spawner"))
-    return found
+    processes: list[tuple[int, bool]] = []
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (role := _role(int(name), directory, marks)):
+            processes.append((int(name), role == "spawner"))
+    return processes
 
 
-def _belongs(pid: int, directory: Path, marks: tuple[bytes, ...]) -> str:
-    """What a process is of a machine, if it is one of its. One that has ended and waits for its parent is none."""
+def _role(pid: int, directory: Path, marks: tuple[bytes, ...]) -> str:
+    """Return "agent", "spawner" or "task" for a process of a machine; empty for others and for zombies."""
     with suppress(OSError):
         arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         if os.fsencode(_directory_option(directory)) in arguments:
@@ -264,16 +265,16 @@ def _belongs(pid: int, directory: Path, marks: tuple[bytes, ...]) -> str:
 def _marks(directory: Path) -> Iterator[bytes]:
     for file in sorted(directory.glob("spawner-*/id")):
         mark = file.read_bytes()
-        if len(mark) > 1 and mark.endswith(b":"):  # half a mark would be anybody's
+        if len(mark) > 1 and mark.endswith(b":"):  # an incomplete mark would match foreign processes
             yield MARK + mark
 
 
 def _signal(directory: Path, pid: int, number: int, agent_only: bool) -> None:
-    """To that very process: its number may be somebody else's by now, the handle is not."""
+    """Send a signal through a handle: the pid may have been reused, the handle still means the checked process."""
     with suppress(OSError):
         handle = os.pidfd_open(pid)
         try:
-            if _belongs(pid, directory, () if agent_only else tuple(_marks(directory))):
+            if _role(pid, directory, () if agent_only else tuple(_marks(directory))):
                 signal.pidfd_send_signal(handle, number)
         finally:
             os.close(handle)

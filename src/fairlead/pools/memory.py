@@ -1,4 +1,4 @@
-"""Machines that are only names, for tests: they come late, fail, come twice or go away as they are told."""
+"""A provider in memory, for tests: its machines are only names and come late, fail or go away on demand."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from fairlead.pools.base import Machine, ProviderError
 
 
 class MemoryProvider:
-    """What it was asked is in `asked`, in order; what there is in `machines`, with how often each was brought."""
+    """Records calls in `asked`, in order. `machines` maps existing machines to how often each was created."""
 
     def __init__(self) -> None:
         self.machines: dict[str, int] = {}
         self.asked: list[tuple[str, tuple[str, ...]]] = []
         self.failing: dict[str, ProviderError] = {}
-        """What is asked → what comes of it instead, until it is removed from here."""
+        """Call → the error it raises, until the entry is removed."""
         self.doubtful: set[str] = set()
-        """What is asked → it is done, and yet no answer comes, the next time."""
+        """Calls that are carried out once more without an answer."""
         self.slow: dict[str, asyncio.Event] = {}
-        """What is asked → it is not begun before this."""
+        """Call → the event it waits for before it begins."""
         self.lingering: set[str] = set()
-        """Machines that are listed after they were destroyed."""
+        """Machines that stay listed after they were destroyed."""
         self.hidden: set[str] = set()
         """Machines that are not listed yet."""
 

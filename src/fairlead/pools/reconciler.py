@@ -1,7 +1,7 @@
-"""Who tends one pool: it has machines brought and taken away, and tells the writer what came of it.
+"""Reconciles one pool with its provider: creates and destroys machines, and reports the results to the writer.
 
-A pass looks at what the provider lists and then at the state, and does what is missing. So it does not matter what an
-earlier pass, or an earlier server, has done or has died over: what is listed is not brought again.
+A pass compares the machines that the provider lists with the state, and makes the missing calls. It does not depend on
+what an earlier pass or an earlier server has done: a listed machine is not created again.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ Result = TypeVar("Result")
 BUSY, QUIET = 3.0, 30.0
 """Seconds between two passes while something is expected to happen, and otherwise."""
 GONE = 5.0
-"""Seconds for which a machine has to be missing from the lists to be gone. Some providers list with a delay."""
+"""Seconds a machine has to be missing from the list to count as gone. Some providers list with a delay."""
 MOST_REASON = 500
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0
-"""Seconds before a destruction that failed is tried again."""
+"""Seconds before a failed destroy call is repeated."""
 
 
 class CallQueue:
-    """Calls of one provider, one after the other, whoever makes them. Each is finished, also if nobody waits for it."""
+    """Runs the calls of one provider one after the other. A call is finished even if its caller was cancelled."""
 
     def __init__(self) -> None:
         self._last: asyncio.Task[Any] | None = None
@@ -49,21 +49,21 @@ class CallQueue:
         return await asyncio.shield(task)
 
     async def close(self, seconds: float) -> None:
-        """Let what is under way end, for so long."""
+        """Wait at most this long for calls under way, then cancel."""
         if self._last is not None:
             await asyncio.wait([self._last], timeout=seconds)
             self._last.cancel()
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """What the state has of a pool, as of one look."""
+    """The state of a pool at one time."""
 
     orders: dict[int, tuple[str, ...]]
-    """Order → the nodes that have yet to come."""
+    """Order → the nodes that have not joined yet."""
     unwanted: tuple[str, ...]
     lost: tuple[str, ...]
     known: frozenset[str]
-    """Those of the listed machines that are nodes."""
+    """Listed machines that are nodes."""
 
     @property
     def coming(self) -> set[str]:
@@ -83,31 +83,31 @@ class PoolReconciler:
     ) -> None:
         self.kind = kind
         self.problem = ""
-        """Why the last call of the provider failed, if it did."""
+        """Why the last call of the provider failed; empty if it did not."""
         self.orphans: tuple[Machine, ...] = ()
         self._provider = provider
-        self._desk = handle
+        self._handle = handle
         self._line = line
         self._figures = figures
         self._log = log
         self._steady = steady
         self._wake = asyncio.Event()
-        self._tried = {each.order for each in _orders(handle.partition, kind.pool)}
-        """Orders that the provider may have had, from an earlier server or from us."""
+        self._tried = {order.order for order in _orders(handle.partition, kind.pool)}
+        """Orders that the provider may have received, from an earlier server or from this one."""
         self._asked: set[str] = set()
-        """Nodes that have yet to come, whose machines were asked for or seen."""
+        """Nodes that have not joined yet and that were requested from the provider or listed by it."""
         self._missing: dict[str, float] = {}
-        """Machine → since when it is not listed, though it should be."""
+        """Machine → time since which it should be listed and is not."""
         self._destroyed: set[str] = set()
-        """Machines that were to be destroyed, and may be listed for a while."""
+        """Machines that were destroyed and may still be listed for a while."""
         self._named: set[str] = set()
-        """Orphans that have been told of."""
+        """Orphans that have been logged."""
         self._pause = 0.0
         self._not_before = 0.0
         figures.begin(kind.partition, kind.pool)
 
     def wake(self) -> None:
-        """Something was ordered, or is not wanted any more."""
+        """Start a pass now, because nodes were ordered or are not wanted any more."""
         self._wake.set()
 
     async def run(self) -> None:
@@ -115,19 +115,19 @@ class PoolReconciler:
             self._wake.clear()
             try:
                 busy = await self._pass()
-            except Exception as fault:  # of ours, or of a provider that raises what it should not
-                self._say("warning", "pool not tended", reason=repr(fault))
+            except Exception as fault:  # a bug here, or a provider that raises another exception than `ProviderError`
+                self._write_log("warning", "pool pass failed", reason=repr(fault))
                 busy = True
             with suppress(TimeoutError):
                 async with asyncio.timeout(BUSY if busy else QUIET):
                     await self._wake.wait()
 
     async def _pass(self) -> bool:
-        """Look, and do what is missing. Whether more is to be done soon."""
+        """Compare the list with the state and make the missing calls; return True if more is expected soon."""
         listed = await self._list()
         names = () if listed is None else tuple(listed)
-        standing = await self._desk.read(
-            lambda partition: _standing(partition, self.kind.pool, names) if self._desk.reigns else None
+        standing = await self._handle.read(
+            lambda partition: _standing(partition, self.kind.pool, names) if self._handle.reigns else None
         )
         if standing is None:
             return False
@@ -155,30 +155,33 @@ class PoolReconciler:
             wanted = [name for name in names if name not in self._asked]
             if not wanted:
                 continue
-            self._say("info", "machines asked for", order=order, names=wanted)
+            self._write_log("info", "machines asked for", order=order, names=wanted)
             self._asked.update(wanted)
             self._tried.add(order)
             try:
                 await self._call("create", partial(self._provider.create, wanted))
             except ProviderError as problem:
-                failed = await self._not_brought(wanted, problem)
+                failed = await self._not_created(wanted, problem)
                 self._asked.difference_update(failed)
                 if not problem.unknown:
                     await self._fail(order, [name for name in wanted if name in failed], str(problem))
                 wanted = [name for name in wanted if name not in failed]
             self._figures.created.labels(*self._where).inc(len(wanted))
             if wanted:
-                self._say("info", "machines created", order=order, names=wanted)
+                self._write_log("info", "machines created", order=order, names=wanted)
 
-    async def _not_brought(self, wanted: Sequence[str], problem: ProviderError) -> set[str]:
-        """For which machines it was not done. If nobody says so, whatever is not listed is asked for again."""
+    async def _not_created(self, wanted: Sequence[str], problem: ProviderError) -> set[str]:
+        """Return the machines that were not created.
+
+        If the provider does not name them, these are the machines that it does not list.
+        """
         if problem.names:
             return set(problem.names).intersection(wanted)
         listed = await self._list()
         return set(wanted).difference(listed or ())
 
     async def _give_up_new(self, standing: Standing) -> None:
-        """The provider cannot be looked up. What it was never asked for cannot be there."""
+        """Fail new orders while the provider cannot list: machines that were never requested cannot exist."""
         for order, names in standing.orders.items():
             if order not in self._tried:
                 await self._fail(order, names, self.problem)
@@ -194,9 +197,9 @@ class PoolReconciler:
             return
         reason = reason[:MOST_REASON]
         self._figures.failed.labels(*self._where).inc(len(names))
-        self._say("warning", "machines failed", order=order, names=list(names), reason=reason)
+        self._write_log("warning", "machines failed", order=order, names=list(names), reason=reason)
         pool = self.kind.pool
-        await self._tell(FailOrder(pool=pool, order=order, reason=reason, names=tuple(names), operator=True))
+        await self._settle(FailOrder(pool=pool, order=order, reason=reason, names=tuple(names), operator=True))
 
     # -- shrinking -----------------------------------------------------------------------------------------------
 
@@ -204,7 +207,7 @@ class PoolReconciler:
         there = [name for name in standing.unwanted if name in listed]
         self._destroyed.intersection_update(standing.unwanted)
         if [name for name in there if name not in self._destroyed] and self._steady() >= self._not_before:
-            self._say("info", "machines to destroy", names=there)
+            self._write_log("info", "machines to destroy", names=there)
             try:
                 await self._call("destroy", partial(self._provider.destroy, there))
                 self._pause = 0.0
@@ -218,21 +221,21 @@ class PoolReconciler:
         ended = [name for name in standing.unwanted if name in self._destroyed and name not in listed]
         self._figures.destroyed.labels(*self._where).inc(len(ended))
         rest = [name for name in standing.unwanted if name not in self._destroyed]
-        await self._remove([*ended, *self._gone(rest, listed)], "nobody needs it")
+        await self._remove([*ended, *self._gone(rest, listed)], "it is not needed any more")
 
     async def _remove(self, names: Sequence[str], reason: str) -> None:
-        """Nodes whose machines are gone are forgotten, and not before: an agent that lives would bring them back."""
+        """Remove nodes after their machines are gone. An agent that still runs would add its node again."""
         if names:
             await asyncio.to_thread(self.kind.join.forget, self.kind.partition, names)
         for name in names:
-            self._say("info", "machine gone", node=name, reason=reason)
+            self._write_log("info", "machine gone", node=name, reason=reason)
             self._missing.pop(name, None)
-            await self._tell(RemoveNode(name=name, operator=True))
+            await self._settle(RemoveNode(name=name, operator=True))
 
     # -- looking -------------------------------------------------------------------------------------------------
 
     def _gone(self, names: Iterable[str], listed: Mapping[str, Machine]) -> list[str]:
-        """Those that have been missing for long enough."""
+        """Return the machines that have been missing for at least `GONE`."""
         gone: list[str] = []
         for name in names:
             if name in listed:
@@ -257,53 +260,54 @@ class PoolReconciler:
         for machine in self.orphans:
             if machine.name not in self._named:
                 self._named.add(machine.name)
-                self._say("warning", "orphan machine", name=machine.name, note=machine.note)
+                self._write_log("warning", "orphan machine", name=machine.name, note=machine.note)
 
     # -- calls and commands --------------------------------------------------------------------------------------
 
-    async def _call(self, what: str, work: Callable[[], Awaitable[Result]]) -> Result:
+    async def _call(self, call: str, work: Callable[[], Awaitable[Result]]) -> Result:
         began = self._steady()
         try:
-            done = await self._line.do(work)
+            result = await self._line.do(work)
             self.problem = ""
-            return done
+            return result
         except ProviderError as problem:
             if str(problem) != self.problem:
-                self._say("warning", "provider failed", call=what, reason=str(problem))
+                self._write_log("warning", "provider failed", call=call, reason=str(problem))
             self.problem = str(problem)
-            self._figures.errors.labels(*self._where, what).inc()
+            self._figures.errors.labels(*self._where, call).inc()
             raise
         finally:
-            self._figures.calls.labels(*self._where, what).observe(self._steady() - began)
+            self._figures.calls.labels(*self._where, call).observe(self._steady() - began)
 
-    async def _tell(self, command: AnyCommand) -> None:
-        answer = await self._desk.settle(command)
+    async def _settle(self, command: AnyCommand) -> None:
+        answer = await self._handle.settle(command)
         if isinstance(answer, Rejected):
-            # It was so no more: the node came after all, or somebody was faster.
-            self._say("info", "pool command refused", problem=str(answer))
+            # The state changed meanwhile: the node joined after all, or another command came first.
+            self._write_log("info", "pool command refused", problem=str(answer))
 
     @property
     def _where(self) -> tuple[str, str]:
         return self.kind.partition, self.kind.pool
 
-    def _say(self, level: str, event: str, **fields: Any) -> None:
+    def _write_log(self, level: str, event: str, **fields: Any) -> None:
         self._log(level, event, {"partition": self.kind.partition, "pool": self.kind.pool, **fields})
 
 
 def _orders(partition: Partition, pool: str) -> Iterable[Any]:
-    return (order for each in standing_pools(partition) if each.pool == pool for order in each.orders)
+    return (order for message in standing_pools(partition) if message.pool == pool for order in message.orders)
 
 
 def _standing(partition: Partition, pool: str, listed: Sequence[str]) -> Standing:
     nodes = partition.nodes
-    unwanted = tuple(name for each in standing_pools(partition) if each.pool == pool for name in each.unwanted)
+    messages = [message for message in standing_pools(partition) if message.pool == pool]
+    unwanted = tuple(name for message in messages for name in message.unwanted)
     lost = tuple(
         nodes.name[row]
         for _, row in sorted(nodes.rows.items())
         if nodes.pool[row] == pool and not nodes.manager[row] and nodes.state[row] == "lost"
     )
     return Standing(
-        orders={each.order: each.names for each in _orders(partition, pool)},
+        orders={order.order: order.names for order in _orders(partition, pool)},
         unwanted=unwanted if partition.reign.ready else (),
         lost=lost if partition.reign.ready else (),
         known=frozenset(name for name in listed if nodes.find(name) is not None),

@@ -1,7 +1,7 @@
-"""Keepers: one a partition, with somebody to tend each of its pools that has a provider.
+"""The pools of a server: one reconciler for each pool that has a provider.
 
-`Pools` is for the whole process, and all of it for one asyncio loop. Nothing here holds up a writer: effects wake a
-tender, and what it finds goes to the writer's inbox as commands. Whoever closes all this ends no machine.
+`PoolService` is for the whole process, and all of it for one asyncio loop. Nothing here delays a writer: effects wake
+a reconciler, and its results go to the writer's inbox as commands. Closing the service ends no machine.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from fairlead.pools.figures import Figures
 from fairlead.pools.reconciler import CallQueue, PoolReconciler
 
 GRACE = 10.0
-"""Seconds for which a closing server waits for calls of providers that are under way."""
+"""Seconds a closing server waits for calls of providers that are under way."""
 
 
 class PartitionPools:
-    """The pools of one partition while one writer reigns."""
+    """The pools of one partition during the term of one writer."""
 
     def __init__(self, pools: PoolService, handle: PartitionHandle) -> None:
         self._pools = pools
-        self._desk = handle
-        self._tended: dict[str, tuple[PoolReconciler, Provider, asyncio.Task[None]]] = {}
+        self._handle = handle
+        self._running: dict[str, tuple[PoolReconciler, Provider, asyncio.Task[None]]] = {}
         self._version: int | None = None
         self.follow(handle.partition)
 
     def follow(self, partition: Partition) -> None:
-        """Tend the pools that there are now. Called between turns."""
+        """Start and end reconcilers according to the present pools. Called between cycles."""
         if partition.derived.pools_version == self._version:
             return
         self._version = partition.derived.pools_version
@@ -41,24 +41,24 @@ class PartitionPools:
             for name, pool in partition.pools.items()
             if pool.settings.provider
         }
-        for name in [name for name, (tender, *_) in self._tended.items() if kinds.get(name) != tender.kind]:
+        for name in [name for name, (reconciler, *_) in self._running.items() if kinds.get(name) != reconciler.kind]:
             self._end(name)
         for name, kind in kinds.items():
-            if name not in self._tended:
+            if name not in self._running:
                 self._begin(kind)
 
     def dispatch(self, messages: Sequence[ForPool]) -> None:
         for message in messages:
-            tended = self._tended.get(message.pool)
-            if tended is not None:
-                tended[0].wake()
+            reconciler = self.reconciler(message.pool)
+            if reconciler is not None:
+                reconciler.wake()
 
-    def tender(self, pool: str) -> PoolReconciler | None:
-        tended = self._tended.get(pool)
-        return None if tended is None else tended[0]
+    def reconciler(self, pool: str) -> PoolReconciler | None:
+        running = self._running.get(pool)
+        return None if running is None else running[0]
 
     def end(self) -> None:
-        for name in list(self._tended):
+        for name in list(self._running):
             self._end(name)
 
     def _begin(self, kind: PoolKind) -> None:
@@ -68,19 +68,19 @@ class PartitionPools:
         except Refused as refusal:
             provider = UnavailableProvider(str(refusal))
         line = pools.lines.setdefault((kind.partition, kind.pool), CallQueue())
-        tender = PoolReconciler(kind, provider, self._desk, line, pools.figures, pools.log, pools.steady)
-        task = asyncio.create_task(tender.run())
-        self._tended[kind.pool] = (tender, provider, task)
+        reconciler = PoolReconciler(kind, provider, self._handle, line, pools.figures, pools.log, pools.steady)
+        task = asyncio.create_task(reconciler.run())
+        self._running[kind.pool] = (reconciler, provider, task)
 
     def _end(self, name: str) -> None:
-        tender, provider, task = self._tended.pop(name)
+        reconciler, provider, task = self._running.pop(name)
         task.cancel()
-        self._pools.figures.end(tender.kind.partition, tender.kind.pool)
+        self._pools.figures.end(reconciler.kind.partition, reconciler.kind.pool)
         self._pools.retire(provider)
 
 
 class PoolService:
-    """All pools of a server. Calls of a provider that outlive a reign are finished before the next one's begin."""
+    """All pools of a server. Calls that outlive the term of a writer are finished before calls of the next begin."""
 
     def __init__(
         self,
@@ -90,46 +90,46 @@ class PoolService:
         log: Log = lambda level, event, fields: None,
         steady: Callable[[], float] = monotonic,
     ) -> None:
-        self.make = make or nobody
+        self.make = make or no_provider
         self.join = join or Join("", lambda partition, pool, names: {}, lambda partition, names: None)
         self.figures = figures or Figures()
         self.log = log
         self.steady = steady
         self.lines: dict[tuple[str, str], CallQueue] = {}
-        self._keepers: dict[str, PartitionPools] = {}
+        self._partitions: dict[str, PartitionPools] = {}
         self._retiring: set[asyncio.Task[None]] = set()
 
     def begin(self, partition: str, handle: PartitionHandle) -> None:
-        """A writer took the partition over. Called between turns, as are the next two."""
+        """Start the pools of a partition that a writer took over. Called between cycles, as are the next two."""
         self.end(partition)
-        self._keepers[partition] = PartitionPools(self, handle)
+        self._partitions[partition] = PartitionPools(self, handle)
 
     def follow(self, partition: str, state: Partition) -> None:
-        """A cycle is over, after which there may be other pools."""
-        if partition in self._keepers:
-            self._keepers[partition].follow(state)
+        """Follow changes of the pools after a cycle."""
+        if partition in self._partitions:
+            self._partitions[partition].follow(state)
 
     def dispatch(self, partition: str, messages: Sequence[ForPool]) -> None:
-        """Something was ordered, or is not wanted any more. Quick, and never raises."""
-        if partition in self._keepers:
-            self._keepers[partition].dispatch(messages)
+        """Wake the reconcilers of pools with new orders or unwanted nodes. Quick, and never raises."""
+        if partition in self._partitions:
+            self._partitions[partition].dispatch(messages)
 
     def end(self, partition: str) -> None:
-        """Nobody writes the partition any more, or not for a while."""
-        keeper = self._keepers.pop(partition, None)
-        if keeper is not None:
-            keeper.end()
+        """Stop the pools of a partition that has no writer now."""
+        pools = self._partitions.pop(partition, None)
+        if pools is not None:
+            pools.end()
 
     async def close(self) -> None:
-        for partition in list(self._keepers):
+        for partition in list(self._partitions):
             self.end(partition)
         await asyncio.gather(*(line.close(GRACE) for line in self.lines.values()))
         await asyncio.gather(*self._retiring)
 
     def about(self, partition: str, pool: str) -> tuple[str, tuple[Machine, ...]]:
-        """What is wrong with a pool's provider, if something is, and the machines that nobody knows."""
-        tender = self._keepers[partition].tender(pool) if partition in self._keepers else None
-        return ("", ()) if tender is None else (tender.problem, tender.orphans)
+        """Return the problem of a pool's provider (empty if there is none) and the orphan machines."""
+        reconciler = self._partitions[partition].reconciler(pool) if partition in self._partitions else None
+        return ("", ()) if reconciler is None else (reconciler.problem, reconciler.orphans)
 
     def retire(self, provider: Provider) -> None:
         task = asyncio.ensure_future(provider.close())
@@ -137,12 +137,12 @@ class PoolService:
         task.add_done_callback(self._retiring.discard)
 
 
-def nobody(kind: PoolKind) -> Provider:
+def no_provider(kind: PoolKind) -> Provider:
     raise Refused("provider", "this server brings no machines; start it with `fairlead up` or `fairlead server`")
 
 
 class UnavailableProvider:
-    """Stands for a provider that cannot be made."""
+    """Stands in for a provider with invalid settings: all calls fail."""
 
     def __init__(self, problem: str) -> None:
         self._problem = problem

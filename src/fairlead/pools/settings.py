@@ -1,4 +1,4 @@
-"""The setting `provider` of a pool: read when a configuration arrives, and again when a provider is made of it."""
+"""The setting `provider` of a pool: checked when a configuration arrives, and read again to make the provider."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class ProviderSettings(msgspec.Struct, frozen=True):
     kind: Literal["local", "command"]
     command: tuple[str, ...] = ()
     timeout: float = 0.0
-    """Seconds that a call of the command may take."""
+    """The longest time for a call of the command, in seconds."""
 
 
 def check_providers(configs: Mapping[str, PartitionConfig]) -> None:
-    """Refuse a configuration with a pool whose provider cannot be made."""
+    """Refuse a configuration with an invalid provider."""
     for name, config in configs.items():
         for pool, settings in config.pools:
             if settings.provider:
@@ -34,25 +34,25 @@ def check_providers(configs: Mapping[str, PartitionConfig]) -> None:
 
 
 def kind_of(pool: PoolSettings) -> str:
-    """Which provider a pool has, by its name; empty if it has none."""
+    """Return the name of a pool's provider; empty if it has none."""
     named = msgspec.json.decode(pool.provider) if pool.provider else {}
     return next((kind for kind in KINDS if kind in named), ", ".join(named))
 
 
 def parse_provider(pool: PoolSettings, field: str) -> ProviderSettings:
-    """What a pool's `provider` says; `field` is where the pool stands."""
+    """Read a pool's `provider`; `field` is the place of the pool in the configuration."""
     doc = msgspec.json.decode(pool.provider)
     read = Reader(doc, f"{field}.provider", "a provider")
     named = [kind for kind in KINDS if kind in read.doc]
     if not named:
         given = ", ".join(map(shown, read.doc))
         meant = suggestion(next(iter(read.doc), ""), KINDS)
-        raise Refused(read.field, f"{given or 'it'} names no provider that there is{meant}; write for example {FORMS}")
+        raise Refused(read.field, f"{given or 'it'} names no provider{meant}; write for example {FORMS}")
     if len(named) > 1:
         raise Refused(read.field, f"it names {' and '.join(named)}; a pool has one provider, so remove one")
-    found = _local(read, pool, field) if named == ["local"] else _command(read)
+    settings = _local(read, pool, field) if named == ["local"] else _command(read)
     read.close()
-    return found
+    return settings
 
 
 def _local(read: Reader, pool: PoolSettings, field: str) -> ProviderSettings:

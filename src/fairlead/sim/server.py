@@ -297,7 +297,7 @@ class Server:
     def _hear_pools(self, level: str, event: str, fields: dict[str, Any]) -> None:
         names, reason = fields.get("names", fields.get("node", "")), fields.get("reason", "")
         self._outside.log(f"pool {fields['pool']}: {event} {names} {reason}".rstrip())
-        if event == "pool not tended":
+        if event == "pool pass failed":
             self._loop.fail(CheckFailed(reason))
         if event == "machines failed":
             self._judge(lambda: self._outside.failed(names))
