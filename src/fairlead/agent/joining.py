@@ -1,4 +1,4 @@
-"""An agent without I/O of its own: its book between spawners and a server, which it joins again and again.
+"""An agent without I/O: connects its task table with spawners and with a server, and reconnects when needed.
 
 `Joining` is given the links to its spawners, the connections to the server and the clock.
 """
@@ -28,46 +28,49 @@ class Spawner(Protocol):
     """A link to a spawner."""
 
     def send(self, *frames: Frame) -> bool:
-        """Send messages; False if there is no link."""
+        """Send messages; return False if there is no link."""
 
     def wake(self) -> None:
-        """Look again whether the spawner is wanted."""
+        """Check again whether the spawner is wanted."""
 
 
 class Identity(Keys, Protocol):
-    """What the node proves itself with."""
+    """The keys with which the node proves its identity."""
 
     async def prove(self, channel: Channel) -> None:
-        """Open a connection for the node."""
+        """Prove the node's identity on a new connection."""
 
     def joined(self) -> None:
-        """The server has taken the node."""
+        """Note that the server has accepted the node."""
 
 
 class Outside(Protocol):
-    """What an agent reaches."""
+    """The outside of an agent: server, spawners and logs."""
 
     server: str
-    """Where the server is, for the log."""
+    """The address of the server, for the log."""
 
     def connect(self) -> AbstractAsyncContextManager[tuple[Channel, str]]:
-        """A connection to the server, and the address of this end. Raises `OSError`, also later when it breaks."""
+        """Open a connection to the server; return it and the address of this end.
+
+        Raises `OSError`, also later when the connection breaks.
+        """
 
     def describe(self, address: str) -> Hello:
-        """What the node has; the book knows what runs there."""
+        """Return the description of the node, without its tasks."""
 
     def open_link(self, at: int, user: str) -> Spawner:
-        """Link the spawner of that number, which tells `Joining` what it says."""
+        """Open a link to the spawner of that number. The link passes its messages to `Joining.hear`."""
 
     def logs_of(self, user: str) -> str:
-        """Where the logs of a user are."""
+        """Return the folder with the logs of a user."""
 
 
 class Epoch:
-    """The highest epoch that was seen. Orders of a reign that is over are not taken, also after a restart."""
+    """The highest epoch seen. Orders of an earlier epoch are refused, also after a restart of the agent."""
 
     def __init__(self, seen: int, store: Callable[[int], None], place: str, log: Log) -> None:
-        """`store` may raise `OSError`. `place` is where it keeps the number, for a person."""
+        """`store` may raise `OSError`. `place` names the file with the number, for messages."""
         self._seen = self._stored = seen
         self._store = store
         self._place = place
@@ -76,7 +79,7 @@ class Epoch:
     def check(self, epoch: int) -> None:
         if epoch < self._seen:
             raise Refused(
-                f"the server's epoch {epoch} is over, since {self._seen} was seen; if the server was set up anew, "
+                f"the server's epoch {epoch} is over, since {self._seen} was seen; if the server was set up again, "
                 f"remove {self._place} and start the agent again",
                 False,
             )
@@ -85,14 +88,14 @@ class Epoch:
             try:
                 self._store(epoch)
                 self._stored = epoch
-            except OSError as problem:  # a full disk must not keep it from its server; it is tried with the next order
+            except OSError as problem:  # a full disk must not stop the agent; storing is retried with the next order
                 self._log("epoch not stored", {"file": self._place, "problem": str(problem)})
 
 
 class Joining:
     def __init__(
         self,
-        book: TaskTable,
+        table: TaskTable,
         outside: Outside,
         identity: Identity,
         epoch: Epoch,
@@ -100,17 +103,17 @@ class Joining:
         steady: Callable[[], float] = monotonic,
         spread: Callable[[float, float], float] = random.uniform,
     ) -> None:
-        """`spread` draws a number between two, so that not all agents connect at once."""
+        """`spread` draws a random number between two bounds, so that not all agents connect at once."""
         self.links: list[Spawner] = []
         self.found: set[int] = set()
-        """The spawners that have said what they know."""
+        """Spawners that have listed their tasks."""
         self.all_found = asyncio.Event()
-        """Set when those have that the server is not to hear of this node without."""
+        """Set when all spawners have listed their tasks that existed at the start; the agent joins only then."""
         self.notes: dict[int, str] = {}
         self.cgroup = "none"
         self.joined = asyncio.Event()
-        """Set while the server knows this agent."""
-        self._book = book
+        """Set while this agent is joined to the server."""
+        self._table = table
         self._outside = outside
         self._identity = identity
         self._epoch = epoch
@@ -118,13 +121,13 @@ class Joining:
         self._steady = steady
         self._spread = spread
         self._first = 0
-        """Spawners that are waited for before the server hears of this node."""
+        """Number of spawners that have to list their tasks before the agent joins."""
         self._session: Session | None = None
         self._lease_of_tasks: Frame | None = None
-        """What a session has told last. Until one has, spawners go by what an earlier agent has told them."""
+        """The last lease of a session. Until there is one, spawners use the lease from an earlier agent."""
 
     def begin(self) -> None:
-        """Link the spawners that there are."""
+        """Open links to the existing spawners."""
         self._follow_users()
         self._first = len(self.links)
         if not self._first:
@@ -132,13 +135,13 @@ class Joining:
 
     @property
     def silent(self) -> list[int]:
-        """The spawners that are waited for."""
+        """Spawners that have not listed their tasks yet."""
         return [at for at in range(self._first) if at not in self.found]
 
     # -- the server ----------------------------------------------------------------------------------------------
 
     async def stay(self) -> None:
-        """Stay joined, until the server refuses this agent for good, which raises."""
+        """Stay joined until the server refuses this agent for good, which raises."""
         server = self._outside.server
         pause = FIRST_PAUSE
         while True:
@@ -158,22 +161,22 @@ class Joining:
                 self.joined.clear()
                 self._session = None
             pause = FIRST_PAUSE if was_joined else min(LONGEST_PAUSE, 2 * pause)
-            # Not all at once, when a server comes back that many wait for.
+            # Spread reconnections of many agents when a server comes back.
             await asyncio.sleep(pause * self._spread(0.5, 1.5))
 
     async def _talk(self, channel: Channel, address: str) -> None:
         await self._identity.prove(channel)
-        book = self._book
-        book.reconnected()
+        table = self._table
+        table.reconnected()
         hello = msgspec.structs.replace(
             self._outside.describe(address),
-            running=book.started("running"),
-            ended=book.started("ended"),
+            running=table.started("running"),
+            ended=table.started("ended"),
             notes=tuple(sorted(set(self.notes.values()))),
         )
         session = Session(
             channel,
-            book,
+            table,
             self._outside.logs_of,
             self._lease,
             self.deliver,
@@ -186,53 +189,53 @@ class Joining:
             self._session = session
             self._identity.joined()
             self.joined.set()
-            self._log("joined", {"server": self._outside.server, "node": hello.node, "running": len(book)})
+            self._log("joined", {"server": self._outside.server, "node": hello.node, "running": len(table)})
             session.poke()
 
         await session.run(hello, joined)
 
     # -- spawners ------------------------------------------------------------------------------------------------
 
-    def hear(self, at: int, what: str, *rest: Any) -> None:
-        """A spawner has said something."""
-        if what == "state":
-            known, self.notes[at], self.cgroup = rest
+    def hear(self, at: int, kind: str, *rest: Any) -> None:
+        """Handle a message of a spawner."""
+        if kind == "state":
+            tasks, self.notes[at], self.cgroup = rest
             if self._lease_of_tasks is not None:
                 self.links[at].send(self._lease_of_tasks)
-            self._book.find(at, known)
+            self._table.find(at, tasks)
             self._find(at)
         else:
-            self._book.hear(*rest)
+            self._table.hear(*rest)
         self._tell()
 
     def miss(self, at: int, problem: str, gone: bool) -> None:
-        """A spawner ended, or could not be started; `gone`: there is none for now."""
+        """Handle a spawner that ended or could not be started. `gone` means that there is none for now."""
         self._log("spawner", {"problem": problem})
         if gone:
-            self._book.miss(at, problem)
+            self._table.miss(at, problem)
             self._tell()
 
     def refuse(self, at: int, problem: str) -> None:
-        """A user may not run tasks here."""
+        """Handle a user that may not run tasks here."""
         self._log("user refused", {"problem": problem})
-        self._book.refuse(at, problem)
+        self._table.refuse(at, problem)
         self._find(at)
         self._tell()
 
     def deliver(self) -> None:
-        """Hand the book's outbox to spawners."""
+        """Send the messages of the task table's outbox to spawners."""
         self._follow_users()
-        for at, outbox in enumerate(self._book.outbox):
+        for at, outbox in enumerate(self._table.outbox):
             if outbox:
-                frames, self._book.outbox[at] = outbox, []
+                frames, self._table.outbox[at] = outbox, []
                 if not self.links[at].send(*frames):
-                    self._book.not_sent(at, frames)
+                    self._table.not_sent(at, frames)
                 self.links[at].wake()
 
     def _follow_users(self) -> None:
-        """Have a link for every spawner that the book has."""
-        for at in range(len(self.links), len(self._book.users)):
-            self.links.append(self._outside.open_link(at, self._book.users[at]))
+        """Open links to new spawners of the task table."""
+        for at in range(len(self.links), len(self._table.users)):
+            self.links.append(self._outside.open_link(at, self._table.users[at]))
 
     def _find(self, at: int) -> None:
         self.found.add(at)

@@ -1,4 +1,4 @@
-"""From a launch to what the spawner is given: the environment of tasks, their gang, their GPUs, where they run."""
+"""Turns a launch into data for the spawner: environment, gang, GPUs and directory of tasks."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ import msgspec
 from fairlead.wire.agent import Flat, Gang, Launch, Spec
 
 KEPT = frozenset("PATH HOME USER LOGNAME SHELL LANG TZ TMPDIR LD_LIBRARY_PATH".split())
-"""Variables of the agent that its tasks have too. Others, such as tokens, are not theirs to see."""
+"""Variables of the agent that its tasks inherit. Tasks must not see others, such as tokens."""
 PERSONAL = frozenset("HOME USER LOGNAME SHELL TMPDIR".split())
-"""Those of them that are another user's."""
+"""Inherited variables that differ between users."""
 PER_FOLDER = 1_000
-"""Jobs whose logs share a folder."""
+"""Number of jobs that share a folder for their logs."""
 
 
 class Surroundings(msgspec.Struct, frozen=True):
-    """What all tasks of a node have in common."""
+    """Settings that all tasks of a node share."""
 
     node: str
     directory: str
-    """Where tasks run that name no directory; empty: in the home of their user."""
+    """Directory of tasks that name none; empty for the home of their user."""
     environment: dict[str, str]
     gpus: tuple[str, ...] = ()
 
 
 def surroundings(node: str, gpus: tuple[str, ...], inherited: Mapping[str, str], as_users: bool) -> Surroundings:
-    """`as_users`: tasks run as their users, whose spawners know home, shell and names."""
+    """Return the shared settings. With `as_users`, tasks run as their users and their spawners set home and shell."""
     kept = {name: value for name, value in inherited.items() if name in KEPT or name.startswith("LC_")}
     if as_users:
         return Surroundings(node, "", {name: value for name, value in kept.items() if name not in PERSONAL}, gpus)
@@ -42,9 +42,9 @@ SpawnerSpec = tuple[tuple[str, ...], dict[str, str], str, str, int, int]
 
 
 def spawner_spec(around: Surroundings, launch: Launch, spec: Spec) -> SpawnerSpec:
-    """What the tasks of a launch have in common, also with those of other jobs that run the same.
+    """Return the data that the tasks of a launch share, also with tasks of other jobs with the same specification.
 
-    Ours come last: nobody gives himself a GPU. The spawner adds which task it is.
+    Our variables come last, so a job cannot give itself a GPU. The spawner adds the variables that identify the task.
     """
     environment = around.environment | dict(spec.environment) | dict(spec.secrets)
     environment["FAIRLEAD_NODE"] = around.node
@@ -57,16 +57,16 @@ def spawner_spec(around: Surroundings, launch: Launch, spec: Spec) -> SpawnerSpe
 
 
 def own_variables(around: Surroundings, launch: Launch) -> list[dict[str, str]] | None:
-    """What differs from task to task, if anything does."""
+    """Return the variables of each task of a launch; None if they do not differ."""
     if not launch.devices and launch.gang is None:
         return None
     indices = list(each_of(launch.tasks.indices))
     own: list[dict[str, str]] = [{} for _ in indices]
     if launch.devices:
-        many = len(launch.devices) // len(indices)
+        per_task = len(launch.devices) // len(indices)
         for at, variables in enumerate(own):
-            given = launch.devices[at * many : (at + 1) * many]
-            variables.update(_gpu_variables(",".join(_gpu_name(around, device) for device in given)))
+            devices = launch.devices[at * per_task : (at + 1) * per_task]
+            variables.update(_gpu_variables(",".join(_gpu_name(around, device) for device in devices)))
     if launch.gang is not None:
         for index, variables in zip(indices, own, strict=True):
             variables.update(rank_variables(launch.gang, index, around.node, alone=bool(launch.devices)))
@@ -74,7 +74,7 @@ def own_variables(around: Surroundings, launch: Launch) -> list[dict[str, str]] 
 
 
 def gang_variables(gang: Gang) -> dict[str, str]:
-    """Where the members are, and where they meet: on the node of the first, at a port that all of them know."""
+    """Return the addresses of the members and their rendezvous: the node of the first member and a common port."""
     peers = [""] * gang.size
     for place in gang.places:
         for rank in each_of(place.ranks):
@@ -93,29 +93,32 @@ def gang_variables(gang: Gang) -> dict[str, str]:
 
 
 def rank_variables(gang: Gang, index: int, node: str, alone: bool) -> dict[str, str]:
-    """Who a member is. With GPUs of its own it sees no others, so that what it calls its own begins at 0 (`alone`)."""
+    """Return the variables that identify a member.
+
+    `alone` means that the member has its own GPUs. It sees only these, so its local rank is 0.
+    """
     rank = str(gang.first + index)
     here: Flat = next((place.ranks for place in gang.places if place.node == node), ())
     beside = list(each_of(here))
     local = bisect_right(beside, gang.first + index - 1)
     which = next((at for at, place in enumerate(gang.places) if place.node == node), 0)
-    seen, many = ("0", "1") if alone else (str(local), str(max(1, len(beside))))
+    local_rank, local_size = ("0", "1") if alone else (str(local), str(max(1, len(beside))))
     return {
         "RANK": rank,
         "FAIRLEAD_RANK": rank,
         "FAIRLEAD_LOCAL_RANK": str(local),
-        "LOCAL_RANK": seen,
-        "LOCAL_WORLD_SIZE": many,
+        "LOCAL_RANK": local_rank,
+        "LOCAL_WORLD_SIZE": local_size,
         "GROUP_RANK": str(which),
         "NODE_RANK": str(which),
         "OMPI_COMM_WORLD_RANK": rank,
-        "OMPI_COMM_WORLD_LOCAL_RANK": seen,
-        "OMPI_COMM_WORLD_LOCAL_SIZE": many,
+        "OMPI_COMM_WORLD_LOCAL_RANK": local_rank,
+        "OMPI_COMM_WORLD_LOCAL_SIZE": local_size,
     }
 
 
 def _gpu_name(around: Surroundings, device: int) -> str:
-    """Who says that there are more GPUs than were found knows better."""
+    """Return the name of a GPU. An operator may set more GPUs than were detected: these are named by number."""
     return around.gpus[device] if device < len(around.gpus) else str(device)
 
 
@@ -128,7 +131,7 @@ def _gpu_variables(names: str) -> dict[str, str]:
 
 
 def log_folder(number: int) -> str:
-    """The folder, among the logs of a user, of a job with that number."""
+    """Return the folder for a job's logs, relative to the logs of its user."""
     return str(number // PER_FOLDER)
 
 
@@ -137,7 +140,7 @@ def each_of(flat: Flat) -> chain[int]:
 
 
 def flat_of(numbers: list[int]) -> Flat:
-    """Indices as spans; the list is sorted by it."""
+    """Return indices as spans. Sorts the list."""
     numbers.sort()
     bounds: list[int] = []
     for number in numbers:

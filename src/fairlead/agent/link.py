@@ -1,6 +1,7 @@
-"""The agent's end of a spawner: it is found or started, told what to do, and started again should it end.
+"""The agent's link to a spawner: finds or starts it, sends it messages, and restarts it when it ends.
 
-A single-user node starts its spawners itself. Where tasks run as their users, the root helper does (`split.py`).
+On a single-user node the agent starts its spawners itself. Where tasks run as their users, the root helper does
+(`split.py`).
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from fairlead.agent.spawner.processes import MARK
 from fairlead.agent.spawner.records import ENDED
 
 SOURCE = str(Path(__file__).parents[2])
-# What a task leaves behind becomes a child of the spawner. That is asked for by a first program, which is then
-# replaced by the spawner itself: it would only make it larger.
+# Orphaned processes of tasks become children of the spawner (PR_SET_CHILD_SUBREAPER). A first program requests this
+# and then replaces itself with the spawner, so that ctypes does not take memory in the spawner.
 BOOT = "import ctypes, os, sys; ctypes.CDLL(None).prctl(36, 1, 0, 0, 0); os.execv(sys.argv[1], sys.argv[1:])"
 RUN = """
 import sys
@@ -34,15 +35,15 @@ sys.exit(sys.modules[f"fairlead.agent.spawner.{sys.argv[2]}"].main(*sys.argv[3:]
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
 LOG = "spawner.log"
 SILENT = 15
-"""Tries to connect, in about ten seconds, after which a spawner counts as missing."""
+"""Attempts to connect, within about ten seconds, after which a spawner counts as missing."""
 
 
 class Forbidden(Exception):
-    """A user may have no spawner here; the text says why."""
+    """Raised if a user may have no spawner here; the text says why."""
 
 
 class Link(asyncio.Protocol):
-    """A connection to one spawner, whose socket is in `directory`. `heard` is called with each of its messages."""
+    """A connection to the spawner with its socket in `directory`. `heard` is called with each of its messages."""
 
     def __init__(
         self,
@@ -55,9 +56,9 @@ class Link(asyncio.Protocol):
     ) -> None:
         """`start` starts the spawner, unless it is being started, and returns why the last start failed, if it did.
 
-        `failed` hears why a spawner ended or could not be started; a new one is tried without end. Its second argument
-        is True once a start has failed: until a spawner speaks again there is none. The link is kept while it is
-        `wanted`. `forbidden` hears that there can be none.
+        `failed` is called with the reason why a spawner ended or could not be started; starts are retried without end.
+        Its second argument is True once a start has failed: there is no spawner until one sends a message again. The
+        link is kept while it is `wanted`. `forbidden` is called if the user may have no spawner here.
         """
         self._directory = directory
         self._start = start
@@ -68,7 +69,7 @@ class Link(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._spoken = False
         self._settled = False
-        """True once a spawner has said what it knows, or cannot be had: until then one is wanted."""
+        """True once a spawner has listed its tasks, or is forbidden. Until then the spawner counts as wanted."""
         self._incoming = Unpacker()
         self._lost = asyncio.Event()
         self._wake = asyncio.Event()
@@ -91,14 +92,15 @@ class Link(asyncio.Protocol):
                 self._transport.close()
 
     def wake(self) -> None:
-        """Look again whether the spawner is wanted."""
+        """Check again whether the spawner is wanted."""
         self._wake.set()
 
     def send(self, *frames: tuple[Any, ...]) -> bool:
-        """Send messages. Without a spawner, or before it has said what it knows, they are lost: that settles them.
+        """Send messages; return False if they were dropped.
 
-        A launch that it took before would not be in what it says, and its tasks would be given to others. False if the
-        messages are lost here; if True, they may have been lost on the way to a spawner that ended.
+        They are dropped without a spawner, and before it has listed its tasks: a launch sent earlier would be missing
+        from the list, and its tasks would be started again. If the result is True, messages may still be lost if
+        the spawner ends.
         """
         if self._transport is None or not self._spoken:
             return False
@@ -107,7 +109,7 @@ class Link(asyncio.Protocol):
 
     async def _connect(self) -> None:
         pause = FIRST_PAUSE
-        tries, gone, said = 0, False, ("", False)
+        tries, gone, reported = 0, False, ("", False)
         while True:
             problem = ""
             try:
@@ -121,8 +123,8 @@ class Link(asyncio.Protocol):
                     problem, gone = f"no spawner answers in {self._directory}", True
             except OSError as fault:
                 problem, gone = f"no spawner could be started in {self._directory}: {fault.strerror or fault}", True
-            if problem and (problem, gone) != said:
-                said = (problem, gone)
+            if problem and (problem, gone) != reported:
+                reported = (problem, gone)
                 self._failed(problem, gone)
             await asyncio.sleep(pause)
             pause = min(LONGEST_PAUSE, 1.5 * pause)
@@ -133,12 +135,12 @@ class Link(asyncio.Protocol):
     # -- called by the loop --------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # that of another loop is none by its type
+        self._transport = cast(asyncio.Transport, transport)  # transports of other loops do not subclass it
         self._spoken = False
 
     def data_received(self, data: bytes) -> None:
         for message in self._incoming.feed(data):
-            self._spoken = self._settled = True  # its first message is what it knows
+            self._spoken = self._settled = True  # the first message lists the spawner's tasks
             self._heard(*message)
 
     def connection_lost(self, problem: Exception | None) -> None:
@@ -147,14 +149,17 @@ class Link(asyncio.Protocol):
 
 
 def _open(directory: Path) -> socket.socket | None:
-    """Connect, if a spawner listens. The path of a socket must be short, and that of a directory may be long."""
+    """Connect if a spawner listens; else return None.
+
+    The path of a socket must be short and the directory's may be long, so the socket is opened through /proc.
+    """
     try:
         folder = os.open(directory, os.O_PATH | os.O_DIRECTORY)
     except FileNotFoundError:
-        return None  # the root helper makes it
+        return None  # the root helper creates the directory
     try:
         link = socket.socket(socket.AF_UNIX)
-        link.setblocking(False)  # a spawner that is stopped accepts no link, and connecting would wait for it
+        link.setblocking(False)  # a spawner stopped by a signal accepts no link, and connecting would block
         try:
             link.connect(f"/proc/self/fd/{folder}/socket")
         except OSError:
@@ -182,7 +187,7 @@ class OwnSpawner:
 
 
 def start_spawner(directory: Path, logs: Path) -> subprocess.Popen[bytes]:
-    """Start a spawner. If there is one after all, the new one ends by itself."""
+    """Start a spawner. If one already runs, the new one ends by itself."""
     mark = _mark(directory)
     python = [sys.executable, "-I", "-S", "-c"]
     with open(directory / LOG, "ab") as log:
@@ -198,7 +203,7 @@ def start_spawner(directory: Path, logs: Path) -> subprocess.Popen[bytes]:
 
 
 def _mark(directory: Path) -> str:
-    """What every process below this spawner, and below any later one of this directory, is known by."""
+    """Return the mark of all processes below this spawner, and below later spawners of this directory."""
     file = directory / "id"
     mark = file.read_text() if file.exists() else ""
     if not mark:
@@ -216,23 +221,23 @@ def prepare(directory: Path) -> Path:
 
 
 def end_all(directory: Path, grace: float) -> int:
-    """End all tasks of an agent's directory, and their spawners too; returns how many tasks there were.
+    """End all tasks of an agent's directory and their spawners; return the number of tasks.
 
-    What became of them is kept for the next agent.
+    The results of the tasks are kept for the next agent.
     """
     folders = sorted((*directory.glob("spawner-*"), *directory.glob("users/*")))
-    links = {each: link for each in folders if (link := _open(each)) is not None}
+    links = {folder: link for folder in folders if (link := _open(folder)) is not None}
     ended = 0
     for link in links.values():
         link.setblocking(True)
-        with suppress(ConnectionError):  # it was killed just now
+        with suppress(ConnectionError):  # the spawner was killed just now
             link.sendall(pack(("end", grace)))
     for folder, link in links.items():
         incoming = Unpacker()
         with suppress(ConnectionError):
             while data := link.recv(1 << 16):
-                for what, *rest in incoming.feed(data):
-                    if what == "state":  # what it knew when we came
+                for kind, *rest in incoming.feed(data):
+                    if kind == "state":  # the tasks at the time of the connection
                         ended += sum(state != ENDED for _, _, _, state, _ in rest[0])
         link.close()
         with (folder / "lock").open() as lock:
@@ -241,7 +246,7 @@ def end_all(directory: Path, grace: float) -> int:
 
 
 def is_used(directory: Path) -> bool:
-    """Whether an agent uses a directory now."""
+    """True if an agent uses a directory now."""
     if not (directory / "lock").exists():
         return False
     with (directory / "lock").open() as lock:

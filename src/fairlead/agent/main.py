@@ -1,4 +1,4 @@
-"""The agent at work: its directory, its spawners and its connections, between which `joining.py` does the talking."""
+"""The agent process: its directory, spawners and connections. `joining.py` passes messages between them."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from fairlead.wire import agent as wire
 from fairlead.wire.agent import MOST_BYTES, PATH, Hello
 
 SPAWNER_TIMEOUT = 10.0
-"""Seconds for the spawners of users to say what they know, when the agent starts."""
+"""Seconds within which the spawners of users have to list their tasks when the agent starts."""
 SWEEP = 3600.0
-"""Seconds between two looks for old logs."""
+"""Seconds between two removals of old logs."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """How an agent was started. What is left out is found out."""
+    """The options of an agent. Missing values are detected."""
 
     join: str
-    """The server, as http:// or https://."""
+    """The URL of the server, with http:// or https://."""
     directory: Path
-    """Where its state and its tasks' logs are."""
+    """The directory for the agent's state and the logs of its tasks."""
     token: str = ""
     """A join token, for a machine that has not joined yet."""
     name: str = ""
@@ -50,13 +50,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     labels: dict[str, str] = {}
     taints: tuple[str, ...] = ()
     resources: dict[str, int | float | str] = {}
-    """Instead of what was found on the machine."""
+    """Resources that replace the detected ones."""
     address: str = ""
     authority: Path | None = None
     """A file with the certificates to trust, instead of the machine's."""
     spawners: int = 0
     users: tuple[str, ...] = ()
-    """The users whose tasks this node takes; empty: all. Only a node that separates users may take all."""
+    """The users whose tasks this node takes; empty for all. Only a node that separates users may take all."""
 
 
 class Taken(Exception):
@@ -67,7 +67,7 @@ class Agent:
     def __init__(
         self, settings: Settings, log: Log, machine: Machine | None = None, helper: Helper | None = None
     ) -> None:
-        """With the root helper tasks run as their users, else as the user of the agent."""
+        """With the root helper, tasks run as their users; without it, as the user of the agent."""
         self._settings = settings
         self._log = log
         self._machine = machine or this_machine()
@@ -91,13 +91,13 @@ class Agent:
         """Set while the server knows this agent."""
 
     async def run(self) -> None:
-        """Work until cancelled. The tasks go on under their spawners."""
+        """Run until cancelled. The tasks keep running under their spawners."""
         self._over = asyncio.get_running_loop().create_future()
         self._joining.begin()
         self._keep(self._serve())
         self._keep(self._sweep())
         try:
-            await self._over  # a part that failed ends the agent, never silently only itself
+            await self._over  # a part that fails ends the whole agent
         finally:
             self.table.tell_confirmed()
             self._joining.deliver()
@@ -119,11 +119,11 @@ class Agent:
         await self._joining.stay()
 
     async def _end_silent(self) -> None:
-        """End spawners of users that do not answer: a user that stops its own must not keep the node from joining."""
+        """End spawners of users that do not answer: a user that stops its spawner must not keep the node from joining."""
         for user in [self.table.users[at] for at in self._joining.silent] if self._helper else ():
             assert self._helper is not None
             problem = await self._helper.end(user)
-            self._log("spawner ended", {"user": user, "problem": problem or "it did not answer"})
+            self._log("spawner ended", {"user": user, "problem": problem or "the spawner did not answer"})
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[tuple[Channel, str]]:
@@ -174,7 +174,7 @@ class Agent:
         return link
 
     def _is_wanted(self, at: int) -> bool:
-        """True if a spawner is to run: that of a user only while the user has tasks."""
+        """True if a spawner should run. The spawner of a user runs only while the user has tasks."""
         return self._helper is None or self.table.has_tasks_at(at)
 
     def _keep(self, work: Coroutine[Any, Any, None]) -> None:
@@ -195,26 +195,26 @@ class Agent:
         return str(self._directory / "logs" if self._helper is None else self._helper.users / user / "logs")
 
     def _facts(self) -> dict[str, str]:
-        """What separates users here, as labels."""
+        """Return labels that describe how users are separated here."""
         if self._helper is not None:
             return {"users": "separate", **self._helper.facts}
         return {"users": "one", "cgroup": self._joining.cgroup, "tmp": "shared"}
 
     async def _sweep(self) -> None:
         while True:
-            users = [""] if self._helper is None else [each.name for each in self._helper.folders()]
+            users = [""] if self._helper is None else [folder.name for folder in self._helper.folders()]
             for user in users:
                 try:
                     await asyncio.to_thread(remove_old, self.logs_of(user))
                 except FileNotFoundError:
                     continue  # there are no logs yet
-                except Exception as problem:  # what one user has put there must not end the agent of all
+                except Exception as problem:  # files of one user must not end the agent of all users
                     self._log("old logs not removed", {"folder": self.logs_of(user), "problem": str(problem)})
             await asyncio.sleep(SWEEP)
 
 
 class _Channel:
-    """A client's WebSocket as a session sees it."""
+    """A client's WebSocket as the channel of a session."""
 
     def __init__(self, connection: ClientConnection) -> None:
         self._connection = connection
@@ -239,7 +239,7 @@ def _trust(settings: Settings) -> ssl.SSLContext | None:
 
 
 def _number_in(file: Path) -> int:
-    """The number that a file has; 0 if there is none, or none was written before the machine went down."""
+    """Return the number in a file; 0 if the file is missing, or empty because the machine went down."""
     text = file.read_text() if file.exists() else ""
     return int(text) if text.isdigit() else 0
 
@@ -251,7 +251,7 @@ def _store_number(file: Path, number: int) -> None:
 
 
 def _lock(directory: Path) -> int:
-    """Two agents would take the spawners from each other again and again."""
+    """Lock the directory. Two agents would keep taking the spawners from each other."""
     lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""What an agent has to report: in batches, and again and again until the server has confirmed it."""
+"""The reports of an agent: sent in batches, and repeated until the server has confirmed them."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ STATES: dict[str, State] = {
     "signal": "failed",
 }
 MOST_REPORTS = 400
-"""In one batch."""
+"""Reports in one batch."""
 MOST_UNCONFIRMED = 800
-"""Reports under way at a time. The server takes 1,000 of a node."""
+"""Unconfirmed reports at a time. The server accepts 1,000 of a node."""
 MOST_PROMPT = 4
-"""Tasks whose begin is reported at once, until the server has confirmed it. In a flood the others wait a little, and
-while some wait there are no more than so many each time they are looked at: to the server a few begins are a cycle."""
+"""Unconfirmed starts that are reported at once. Further starts wait a little. While some wait, at most this many are
+reported at once per check, because a few starts already cost the server a cycle."""
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """Reports that were sent: those of ends are over when they are confirmed."""
+    """Reports that were sent. Ended tasks are dropped when their batch is confirmed."""
 
     reports: int
     ended: tuple[Key, ...]
@@ -39,21 +39,21 @@ class Batch(msgspec.Struct, frozen=True):
 class Reporting:
     def __init__(self) -> None:
         self._news: dict[Key, Entry] = {}
-        """What is to be reported, in order."""
+        """Tasks to report, in order."""
         self._young: list[Entry] = []
-        """Tasks that have just begun beside many others. Most will have ended before anybody needs to know."""
+        """Tasks that have just started among many. Most end before their start has to be reported."""
         self._grown = 0
         self._prompt = 0
-        """Begins that were reported at once and are not confirmed; in a flood, since those who wait were looked at."""
+        """Starts that were reported at once and are not confirmed; while some wait, only those since the last check."""
         self._unsent_prompt = 0
         self._answers: list[Report] = []
-        """Reports of tasks that are not known here."""
+        """Reports of tasks that are not in the table."""
         self._batches: dict[int, Batch] = {}
         self._unconfirmed = 0
         self._number = 0
 
     def tell(self, entry: Entry) -> None:
-        """Report the present state of a task. One of a chain, or of a flood, that has just begun can wait."""
+        """Report the present state of a task. The start of a chained task, or of one among many, can wait."""
         entry.told = False
         if entry.state == "running":
             if entry.waits or self._prompt >= MOST_PROMPT:
@@ -67,7 +67,7 @@ class Reporting:
         self._answers.append(report)
 
     def grow_up(self) -> None:
-        """Called now and then: what has begun before the last time, and still runs, is news."""
+        """Report tasks that started before the last call and still run. Called at regular intervals."""
         for entry in self._young[: self._grown]:
             if entry.state == "running" and not entry.told:
                 self._news[entry.key] = entry
@@ -85,22 +85,22 @@ class Reporting:
 
     @property
     def is_settled(self) -> bool:
-        """True if all that happened was reported, and the server has confirmed it."""
+        """True if all changes were reported and confirmed by the server."""
         return not (self._news or self._young or self._answers or self._batches)
 
-    def reconnected(self, known: Iterable[Entry]) -> None:
-        """A new connection: nothing that was sent before counts. What runs is told by the greeting."""
+    def reconnected(self, entries: Iterable[Entry]) -> None:
+        """Report all ended tasks again for a new connection. Running tasks are listed in the greeting."""
         self._batches.clear()
         self._unconfirmed = self._prompt = self._unsent_prompt = 0
         self._answers.clear()
         self._news.clear()
-        for entry in known:
+        for entry in entries:
             entry.told = entry.state == "running"
             if entry.state == "ended":
                 self._news[entry.key] = entry
 
     def batch(self) -> tuple[int, tuple[Report, ...]]:
-        """The next batch and its number, by which it will be confirmed."""
+        """Return the number of the next batch, by which it will be confirmed, and its reports."""
         reports, self._answers = self._answers[:MOST_REPORTS], self._answers[MOST_REPORTS:]
         groups: dict[tuple[Meta, str, int, str], list[Entry]] = {}
         taken: list[Key] = []
@@ -112,8 +112,8 @@ class Reporting:
                 continue
             entry.told = True
             result = entry.result
-            of = ("running", 0, "") if result is None else (result[0], result[1], result[2])
-            groups.setdefault((entry.meta, *of), []).append(entry)
+            outcome = ("running", 0, "") if result is None else (result[0], result[1], result[2])
+            groups.setdefault((entry.meta, *outcome), []).append(entry)
         for key in taken:
             del self._news[key]
         ended: list[Key] = []
@@ -128,7 +128,7 @@ class Reporting:
         return self._number, tuple(reports)
 
     def confirmed(self, number: int) -> tuple[Key, ...]:
-        """The server has made a batch durable. Which ends it had: they need not be known any longer."""
+        """Return the ended tasks of a batch that the server has made durable: they can be dropped."""
         batch = self._batches.pop(number, None)
         if batch is None:
             return ()

@@ -1,4 +1,4 @@
-"""One connection of an agent with the server: the greeting, orders in, reports and signs of life out."""
+"""One connection of an agent with the server: the greeting, orders in, reports and heartbeats out."""
 
 from __future__ import annotations
 
@@ -35,17 +35,20 @@ from fairlead.wire.agent import (
 )
 
 YOUNG = 0.1
-"""Seconds. A task of a chain that runs for less than this, or twice of it, is reported by its end alone."""
+"""Seconds between checks for short tasks. A chained task that ends within one or two checks is reported by its end only."""
 MOST_LOGS = 100
-"""Logs that are read at a time."""
-PUSHED_OUT = f"more than {MOST_LOGS} logs are read on this node, and others began later; read it again in a while"
+"""Logs that can be read at a time."""
+PUSHED_OUT = f"more than {MOST_LOGS} logs are read on this node, and newer readers replaced this one; try again later"
 MOST_UNANSWERED = 3
-"""Signs of life. After so many without an answer the connection counts as dead, whatever the network says."""
+"""Unanswered heartbeats after which the connection counts as dead, even if the network reports no error."""
 MICRO = 1_000_000
 
 
 class Refused(Exception):
-    """The server does not want this agent, or this agent not that server. `final`: until somebody acts."""
+    """The server refuses this agent, or this agent refuses the server.
+
+    `final` means that retrying does not help until a person acts.
+    """
 
     def __init__(self, problem: str, final: bool) -> None:
         super().__init__(problem)
@@ -53,21 +56,21 @@ class Refused(Exception):
 
 
 class KeyRenewed(Exception):
-    """The server has admitted a new key: the next connection is opened with it."""
+    """The server has admitted a new key; the next connection uses it."""
 
 
 class Keys(Protocol):
     """The keys of the agent's node."""
 
     def new_key(self) -> NewKey:
-        """A key for later connections."""
+        """Return a key for later connections."""
 
     def renewed(self) -> None:
-        """The server has admitted it."""
+        """Use the new key from now on: the server has admitted it."""
 
 
 class Channel(Protocol):
-    """A connection: whole binary messages. Both raise when it is over."""
+    """A connection with whole binary messages. Both methods raise when it has ended."""
 
     async def send(self, data: bytes) -> None: ...
 
@@ -75,7 +78,7 @@ class Channel(Protocol):
 
 
 class Reader(NamedTuple):
-    """Sends a log of a user."""
+    """The task that sends a log of a user."""
 
     user: str
     task: asyncio.Task[None]
@@ -93,11 +96,14 @@ class Session:
         keys: Keys,
         steady: Callable[[], float] = monotonic,
     ) -> None:
-        """`logs` returns where the logs of a user are; `lease` hears by when tasks are to be asked and made to end, how
-        long a lease is, and the server's lock if that is on this machine; `deliver` hands the book's outbox to
-        spawners; `check_epoch` raises `Refused` for one that is over."""
+        """`logs` returns the folder with the logs of a user.
+
+        `lease` is called with the times at which tasks are asked and forced to end, the length of a lease, and the
+        server's lock if the server is on this machine. `deliver` sends the table's outbox to spawners. `check_epoch`
+        raises `Refused` for an epoch that is over.
+        """
         self._channel = channel
-        self._book = table
+        self._table = table
         self._logs = logs
         self._lease = lease
         self._deliver = deliver
@@ -113,12 +119,12 @@ class Session:
         self._credits: dict[int, asyncio.Semaphore] = {}
 
     def poke(self) -> None:
-        """The book has heard something."""
+        """Check the task table for new reports."""
         self._news.set()
         self._stirred.set()
 
     async def run(self, hello: Hello, joined: Callable[[], None]) -> None:
-        """Until the connection ends, which raises. `joined` is called when the server has taken the agent."""
+        """Run until the connection ends, which raises. `joined` is called when the server has accepted the agent."""
         greeted = self._steady()
         await self._channel.send(encode(hello))
         first = decode_from_server(await self._channel.recv())
@@ -128,10 +134,11 @@ class Session:
             raise Refused("the server did not greet; is it a Fairlead server of another version?", False)
         self._check_epoch(first.epoch)
         self._welcome = first
-        self._book.grace = first.grace / MICRO
+        self._table.grace = first.grace / MICRO
         self._renew(greeted)
         joined()
-        work = [asyncio.create_task(each) for each in (self._listen(), self._report(), self._grow_up(), self._beat())]
+        parts = (self._listen(), self._report(), self._grow_up(), self._beat())
+        work = [asyncio.create_task(part) for part in parts]
         try:
             await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
             for task in work:
@@ -153,20 +160,20 @@ class Session:
             else:
                 if isinstance(message, LogRequest) and len(self._readers) >= MOST_LOGS:
                     await self._push_out_reader()
-                self._heed(message)
+                self._handle(message)
 
-    def _heed(self, message: FromServer) -> None:
+    def _handle(self, message: FromServer) -> None:
         match message:
             case Work():
                 if message.launches and self._steady() >= self._leased_until:
-                    # The server may have called this node lost, and have these tasks run elsewhere.
+                    # The server may have declared this node lost and started these tasks elsewhere.
                     raise ConnectionError("the lease was over when the order was read")
                 self._check_epoch(message.epoch)
                 for number in message.confirmed:
-                    self._book.confirmed(number)
-                self._book.handle(message)
+                    self._table.confirmed(number)
+                self._table.handle(message)
             case Confirmed():
-                self._book.confirmed(message.number)
+                self._table.confirmed(message.number)
             case Beaten():
                 self._renew(self._beats.pop(message.number, None))
             case LogRequest():
@@ -186,11 +193,14 @@ class Session:
             case Welcome() | Challenge():
                 raise Refused("the server greeted twice", False)
         self._deliver()
-        if self._book.reporting.has_news:
+        if self._table.reporting.has_news:
             self._news.set()
 
     def _renew(self, sent: float | None) -> None:
-        """The lease counts from when the server was asked: it had the question later, so it is over there later too."""
+        """Renew the lease from the time the heartbeat was sent.
+
+        The server received it later, so on the server the lease ends later too.
+        """
         lease = self._welcome.lease / MICRO
         if sent is None:
             return
@@ -207,25 +217,25 @@ class Session:
         pace = Pace()
         while True:
             await self._news.wait()
-            while self._book.reporting.has_news:
-                await asyncio.sleep(pace.wait(self._steady(), self._book.at_work, self._book.queued > 0))
-                number, reports = self._book.reporting.batch()
+            while self._table.reporting.has_news:
+                await asyncio.sleep(pace.wait(self._steady(), self._table.at_work, self._table.queued > 0))
+                number, reports = self._table.reporting.batch()
                 if reports:
                     pace.sent(self._steady())
                     await self._channel.send(encode(Reports(number, reports)))
                 else:
-                    self._book.confirmed(number)
+                    self._table.confirmed(number)
             self._news.clear()
 
     async def _grow_up(self) -> None:
-        """What has begun and does not end soon is told after a while."""
+        """Report started tasks that do not end soon."""
         while True:
             await self._stirred.wait()
             self._stirred.clear()
-            while self._book.reporting.has_young:
+            while self._table.reporting.has_young:
                 await asyncio.sleep(YOUNG)
-                self._book.reporting.grow_up()
-                if self._book.reporting.has_news:
+                self._table.reporting.grow_up()
+                if self._table.reporting.has_news:
                     self._news.set()
 
     async def _beat(self) -> None:
@@ -233,34 +243,34 @@ class Session:
         while True:
             await asyncio.sleep(self._welcome.heartbeat / MICRO)
             if len(self._beats) >= MOST_UNANSWERED:
-                raise ConnectionError(f"the server answered none of {len(self._beats)} signs of life")
-            self._book.tell_confirmed()
+                raise ConnectionError(f"the server answered none of {len(self._beats)} heartbeats")
+            self._table.tell_confirmed()
             self._deliver()
             number += 1
             self._beats[number] = self._steady()
-            await self._channel.send(encode(Beat(number, self._book.started("running", "ended"))))
+            await self._channel.send(encode(Beat(number, self._table.started("running", "ended"))))
 
     # -- logs ----------------------------------------------------------------------------------------------------
 
     async def _push_out_reader(self) -> None:
-        """End the oldest reader of the user whose logs have the most, and say so."""
+        """End the oldest reader of the user with the most readers, and send it the reason."""
         [(user, _)] = Counter(reader.user for reader in self._readers.values()).most_common(1)
         oldest = next(request for request, reader in self._readers.items() if reader.user == user)
         self._readers.pop(oldest).task.cancel()
         await self._channel.send(encode(LogPart(oldest, 0, b"", True, PUSHED_OUT)))
 
-    def _read(self, asked: LogRequest) -> None:
-        self._readers[asked.request] = Reader(asked.user, asyncio.create_task(self._send_log(asked)))
+    def _read(self, wanted: LogRequest) -> None:
+        self._readers[wanted.request] = Reader(wanted.user, asyncio.create_task(self._send_log(wanted)))
 
-    async def _send_log(self, asked: LogRequest) -> None:
+    async def _send_log(self, wanted: LogRequest) -> None:
         def is_over() -> bool:
-            return self._book.is_over(asked.number, asked.stage, asked.attempt, asked.index)
+            return self._table.is_over(wanted.number, wanted.stage, wanted.attempt, wanted.index)
 
-        credit = self._credits[asked.request] = asyncio.Semaphore(LOG_PARTS)
+        credit = self._credits[wanted.request] = asyncio.Semaphore(LOG_PARTS)
         try:
-            async for part in read_log(self._logs(asked.user), asked, is_over):
+            async for part in read_log(self._logs(wanted.user), wanted, is_over):
                 await credit.acquire()
                 await self._channel.send(encode(part))
         finally:
-            self._readers.pop(asked.request, None)
-            self._credits.pop(asked.request, None)
+            self._readers.pop(wanted.request, None)
+            self._credits.pop(wanted.request, None)

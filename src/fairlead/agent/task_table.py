@@ -1,8 +1,8 @@
-"""What an agent knows of its tasks, from the launch until the server has confirmed the end.
+"""The tasks of an agent, from their launch until the server has confirmed their end.
 
-It does no I/O: it is told what the server and the spawners say, and says what they are to be told. A task is `sent`
-to a spawner, `running`, and `ended`. (task, attempt) is known by its key and is taken once.
-From the top: the server's orders, the spawners' news, what is over.
+The table does no I/O: it receives messages of the server and of spawners, and collects the messages to them. A task is
+`sent` to a spawner, `running`, and `ended`. A (task, attempt) is identified by its key and accepted once.
+From the top: the server's orders, messages of spawners, ended tasks.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from fairlead.agent.spawner_balance import Rooms
 from fairlead.wire.agent import Launch, Report, Stop, Tasks, Work
 
 MOST_GONE = 200
-"""Ends that are confirmed, before a spawner hears of it."""
+"""Confirmed ends that are collected before they are sent to a spawner."""
 
 
 class TaskTable:
     def __init__(self, around: Surroundings, spawners: int) -> None:
-        """`spawners` run the tasks of all users; with 0 of them, each user has one of its own."""
+        """`spawners` is the number of spawners shared by all users; with 0, each user has its own spawner."""
         self.grace = 30.0
-        """Seconds that a task has to end when it is told to stop."""
+        """Seconds within which a task has to end after a stop."""
         self.reporting = Reporting()
         self.queued = 0
-        """How many tasks wait for a room of their chain."""
+        """Number of tasks that wait for a room of their chain."""
         self.outbox: list[list[Frame]] = [[] for _ in range(spawners)]
-        """What spawners are to be told; whoever sends it empties it."""
+        """Messages for each spawner. The sender empties it."""
         self.users: list[str] = [""] * spawners
-        """The user of each spawner; empty if it runs the tasks of all."""
+        """The user of each spawner; empty if it runs the tasks of all users."""
         self.missing: dict[int, str] = {}
-        """Spawners that cannot be started → why. They get no tasks; while all of a user are missing, its launches are
-        refused."""
+        """Spawners that cannot be started → why. They get no tasks. While all spawners of a user are missing, the
+        user's launches are refused."""
         self._unsent: dict[int, list[Key]] = {}
-        """What spawners without a link were to start."""
+        """Tasks that could not be sent to spawners without a link."""
         self._shared = range(spawners)
         self._ranges: dict[str, range] = {}
         """The spawner of each user."""
@@ -53,27 +53,27 @@ class TaskTable:
         self._live: dict[Task, Key] = {}
         """The attempt of each task that has not ended."""
         self._held: dict[Task, Entry] = {}
-        """Later attempts of these, which wait until that has."""
+        """Later attempts, which wait until the live attempt of their task has ended."""
         self._gone: list[list[Key]] = [[] for _ in range(spawners)]
-        """Ends that are confirmed, and that spawners keep until they hear of it."""
+        """Confirmed ends that spawners keep until they receive the confirmation."""
         self._specs: dict[tuple[int, int, bool], SpawnerSpec] = {}
-        """Of the message that is being heeded."""
+        """Specifications of the message that is being handled."""
 
     def spawners_of(self, user: str) -> range:
-        """The numbers of the spawners that run the tasks of a user; a new one if it has none yet."""
-        found = self._shared or self._ranges.get(user)
-        if not found:
+        """Return the numbers of the spawners that run the tasks of a user. Adds one if the user has none yet."""
+        spawners = self._shared or self._ranges.get(user)
+        if not spawners:
             at = len(self.users)
             self.users.append(user)
             self.outbox.append([])
             self._gone.append([])
-            found = self._ranges[user] = range(at, at + 1)
-        return found
+            spawners = self._ranges[user] = range(at, at + 1)
+        return spawners
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    # -- what the server says ------------------------------------------------------------------------------------
+    # -- orders of the server ------------------------------------------------------------------------------------
 
     def handle(self, work: Work) -> None:
         for stop in work.stops:
@@ -88,11 +88,11 @@ class TaskTable:
         for launch in work.launches:
             if not launch.rooms:
                 self._launch(launch, work, groups)
-        for chain, (many, user) in {
-            each.chain: (each.rooms, work.specs[each.spec].user) for each in work.launches if each.rooms
+        for chain, (number, user) in {
+            launch.chain: (launch.rooms, work.specs[launch.spec].user) for launch in work.launches if launch.rooms
         }.items():
             among = self.spawners_of(user)
-            self._rooms.set_rooms(chain, many, among)
+            self._rooms.set_rooms(chain, number, among)
             for spawner in among:
                 rooms[spawner][chain] = self._rooms.rooms_at(chain, spawner)
                 if self._rooms.stranded(chain, spawner):
@@ -110,12 +110,12 @@ class TaskTable:
         spec = self._spec_of(launch, work)
         own = own_variables(self._around, launch)
         among = self.spawners_of(work.specs[launch.spec].user)
-        given: dict[int, list[int]] = {spawner: [] for spawner in among}
-        theirs: dict[int, list[dict[str, str]]] = {spawner: [] for spawner in among}
+        placed: dict[int, list[int]] = {spawner: [] for spawner in among}
+        variables: dict[int, list[dict[str, str]]] = {spawner: [] for spawner in among}
         for at, index in enumerate(each_of(tasks.indices)):
             key = (tasks.number, tasks.stage, tasks.attempt, index)
             if key in self._entries:
-                continue  # sent again: it is started once
+                continue  # a repeated order: the task is started once
             spawner = self._rooms.queue(launch.chain) if launch.rooms else self._rooms.place(launch.chain, among)
             entry = self._entries[key] = Entry(key, meta, spawner, launch.chain)
             entry.spec = spec
@@ -123,7 +123,7 @@ class TaskTable:
             self.queued += entry.waits
             if own is not None:
                 entry.own = own[at]
-            if all(each in self.missing for each in among):
+            if all(candidate in self.missing for candidate in among):
                 self._end(entry, ("refused", 0, self.missing[spawner], 0, 0, 0))
                 continue
             task = (tasks.number, tasks.stage, index)
@@ -133,28 +133,31 @@ class TaskTable:
                 self._held[task] = entry
                 continue
             self._live[task] = key
-            given[spawner].append(index)
+            placed[spawner].append(index)
             if own is not None:
-                theirs[spawner].append(own[at])
-        for spawner, indices in given.items():
+                variables[spawner].append(own[at])
+        for spawner, indices in placed.items():
             if indices:
-                group = (meta, spec, indices, launch.chain, launch.rooms > 0, theirs[spawner] if own else None)
+                group = (meta, spec, indices, launch.chain, launch.rooms > 0, variables[spawner] if own else None)
                 groups[spawner].append(group)
 
     def _spec_of(self, launch: Launch, work: Work) -> SpawnerSpec:
-        """The same object for all launches of a message that have it in common: it is then sent to a spawner once."""
+        """Return the specification of a launch.
+
+        Launches of a message that share a specification get the same object, so it is sent to a spawner once.
+        """
         if launch.gang is not None:
             return spawner_spec(self._around, launch, work.specs[launch.spec])
         key = (launch.spec, launch.tasks.number // PER_FOLDER, bool(launch.devices))
-        found = self._specs.get(key)
-        if found is None:
-            found = self._specs[key] = spawner_spec(self._around, launch, work.specs[launch.spec])
-        return found
+        spec = self._specs.get(key)
+        if spec is None:
+            spec = self._specs[key] = spawner_spec(self._around, launch, work.specs[launch.spec])
+        return spec
 
     def _stop(self, stop: Stop) -> None:
         tasks = stop.tasks
         unknown: list[int] = []
-        asked: list[list[Key]] = [[] for _ in self.outbox]
+        stopping: list[list[Key]] = [[] for _ in self.outbox]
         for index in each_of(tasks.indices):
             key = (tasks.number, tasks.stage, tasks.attempt, index)
             entry = self._entries.get(key)
@@ -163,18 +166,18 @@ class TaskTable:
             elif self._is_held(entry):
                 self._end(entry, NOT_STARTED)
             elif entry.state != "ended":
-                asked[entry.at].append(key)
-        for spawner, keys in enumerate(asked):
+                stopping[entry.at].append(key)
+        for spawner, keys in enumerate(stopping):
             if keys and stop.cause == "return":
                 self.outbox[spawner].append(("return", keys))
             elif keys:
                 self.outbox[spawner].append(("stop", [(key, self.grace) for key in keys]))
         if unknown:
-            gone = Tasks(tasks.job, tasks.number, tasks.stage, tasks.attempt, flat_of(unknown))
-            self.reporting.answer(Report(gone, "stopped"))
+            unknown_tasks = Tasks(tasks.job, tasks.number, tasks.stage, tasks.attempt, flat_of(unknown))
+            self.reporting.answer(Report(unknown_tasks, "stopped"))
 
     def _forget_unnamed(self, launches: Iterable[Launch]) -> None:
-        """What has not started and is not wanted any more. A stop may have been missed meanwhile."""
+        """Return tasks that have not started and are not in the standing orders: their stop may have been missed."""
         wanted: set[Key] = set()
         for launch in launches:
             tasks = launch.tasks
@@ -197,33 +200,37 @@ class TaskTable:
             self.outbox[spawner].append(("return", keys))
 
     def not_sent(self, spawner: int, frames: Iterable[Frame]) -> None:
-        """A spawner has no link: it gets what it does not know when it is back, or what it was to start is refused."""
+        """Note tasks that could not be sent because a spawner has no link.
+
+        They are sent when the spawner is back, or refused if it cannot be started.
+        """
         keys = self._unsent.setdefault(spawner, [])
-        for what, *rest in frames:
-            if what == "launch":
+        for kind, *rest in frames:
+            if kind == "launch":
                 for meta, _, indices, *_ in rest[0]:
                     keys += [(meta[1], meta[2], meta[3], index) for index in indices]
 
-    # -- what spawners say ---------------------------------------------------------------------------------------
+    # -- messages of spawners ------------------------------------------------------------------------------------
 
     def hear(self, started: Sequence[Key], ended: Sequence[tuple[Key, Result]]) -> None:
+        """Record tasks that a spawner reports as started and ended."""
         for key in started:
             self._begin(self._entries[key])
         for key, result in ended:
             self._end(self._entries[key], result)
 
-    def find(self, spawner: int, known: Iterable[tuple[Meta, int, int, str, Result | None]]) -> None:
-        """A spawner says all that it knows: at first, and when it was started again."""
+    def find(self, spawner: int, tasks: Iterable[tuple[Meta, int, int, str, Result | None]]) -> None:
+        """Record the full list of a spawner's tasks, which it sends at first and after a restart."""
         self.missing.pop(spawner, None)
         self._unsent.pop(spawner, None)
         before = [key for key, entry in self._entries.items() if entry.at == spawner and not self._is_held(entry)]
         named: set[Key] = set()
         confirmed = set(self._gone[spawner])
-        for meta, index, chain, state, result in known:
+        for meta, index, chain, state, result in tasks:
             key = (meta[1], meta[2], meta[3], index)
             named.add(key)
             if key in confirmed:
-                continue  # the spawner has not heard of it yet
+                continue  # the confirmation has not reached the spawner yet
             entry = self._entries.get(key)
             if entry is None:
                 entry = self._entries[key] = Entry(key, meta, spawner, chain)
@@ -242,7 +249,7 @@ class TaskTable:
         self.tell_confirmed()
 
     def miss(self, spawner: int, why: str) -> None:
-        """A spawner cannot be started for now. What it was to start, and never heard of, is refused."""
+        """Mark a spawner as missing: it cannot be started for now. Tasks that never reached it are refused."""
         self.missing[spawner] = why
         for key in self._unsent.pop(spawner, ()):
             entry = self._entries.get(key)
@@ -250,7 +257,7 @@ class TaskTable:
                 self._end(entry, ("refused", 0, why, 0, 0, 0))
 
     def refuse(self, spawner: int, why: str) -> None:
-        """There can be no such spawner: what it was to start fails."""
+        """End all tasks of a spawner that is not allowed: tasks not started fail, running tasks are lost."""
         for entry in list(self._entries.values()):
             if entry.at == spawner and entry.state != "ended":
                 state = "failed" if entry.state == "sent" else "lost"
@@ -261,9 +268,9 @@ class TaskTable:
         return any(entry.at == spawner and entry.state != "ended" for entry in self._entries.values())
 
     def _settle_unknown(self, entry: Entry) -> None:
-        """A spawner does not know a task that it was sent. It writes down what it takes, so it did not."""
+        """Handle a task that its spawner does not know. Spawners record what they receive, so it was not received."""
         if entry.state == "running":
-            self._end(entry, ("lost", 0, "its spawner does not know it any more", 0, 0, 0))
+            self._end(entry, ("lost", 0, "its spawner does not know the task any more", 0, 0, 0))
         elif entry.state == "sent" and (entry.waits or entry.spec is None):
             self._end(entry, NOT_STARTED)
         elif entry.state == "sent":
@@ -291,7 +298,7 @@ class TaskTable:
         self.reporting.tell(entry)
 
     def _is_held(self, entry: Entry) -> bool:
-        """Whether an earlier attempt of its task has yet to end: no task runs twice at once."""
+        """True if an earlier attempt of the task has not ended yet: no task runs twice at once."""
         return bool(self._held) and self._held.get(entry.task) is entry
 
     def _make_way(self, entry: Entry) -> None:
@@ -305,19 +312,19 @@ class TaskTable:
                 self._live[task] = later.key
                 self._send(later)
 
-    # -- what is over --------------------------------------------------------------------------------------------
+    # -- ended tasks ---------------------------------------------------------------------------------------------
 
     @property
     def at_work(self) -> int:
-        """How many tasks have not ended."""
+        """Number of tasks that have not ended."""
         return len(self._live)
 
     def reconnected(self) -> None:
-        """There is a new connection to the server."""
+        """Prepare the reports for a new connection to the server."""
         self.reporting.reconnected(self._entries.values())
 
     def confirmed(self, number: int) -> None:
-        """The server has made a batch of reports durable."""
+        """Drop the tasks of a batch of reports that the server has made durable."""
         for key in self.reporting.confirmed(number):
             entry = self._entries.pop(key, None)
             if entry is not None:
@@ -325,14 +332,17 @@ class TaskTable:
         self.tell_confirmed(MOST_GONE)
 
     def tell_confirmed(self, least: int = 1) -> None:
-        """Tell spawners which ends are of no more use. There is no hurry, and each message costs both something."""
+        """Send confirmed ends to spawners that have at least `least` of them, so that they can drop them.
+
+        This is not urgent, so small numbers are collected to save messages.
+        """
         for spawner, keys in enumerate(self._gone):
             if len(keys) >= least:
                 self.outbox[spawner].append(("confirm", keys))
                 self._gone[spawner] = []
 
     def started(self, *states: str) -> tuple[Tasks, ...]:
-        """The tasks in these states, by stage and attempt."""
+        """Return the tasks in these states, by stage and attempt."""
         groups: dict[Meta, list[int]] = {}
         for entry in self._entries.values():
             if entry.state in states:

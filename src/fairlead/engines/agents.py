@@ -339,10 +339,10 @@ class Agents:
         """
         await self._take(reign, self._missing(attached, Blocks(beat.known)))
 
-    def _missing(self, attached: Attached, known: Blocks) -> list[Report]:
-        """Return reports of tasks that run according to the state and are not in `known`."""
+    def _missing(self, attached: Attached, listed: Blocks) -> list[Report]:
+        """Return reports of tasks that run according to the state and are not in `listed`."""
         reports: list[Report] = []
-        for tasks in attached.running.without(known):
+        for tasks in attached.running.without(listed):
             attached.running.drop(tasks)
             self._log("tasks missing", {"node": attached.node, "job": tasks.job, "stage": tasks.stage})
             reason = f"node {attached.node} does not have it"
