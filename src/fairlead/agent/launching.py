@@ -12,7 +12,7 @@ import msgspec
 from fairlead.wire.agent import Flat, Gang, Launch, Spec
 
 KEPT = frozenset("PATH HOME USER LOGNAME SHELL LANG TZ TMPDIR LD_LIBRARY_PATH".split())
-"""Variables of the agent that its tasks inherit. Tasks must not see others, such as tokens."""
+"""Variables of the agent that its tasks inherit. Tasks must not see other variables, such as tokens."""
 PERSONAL = frozenset("HOME USER LOGNAME SHELL TMPDIR".split())
 """Inherited variables that differ between users."""
 PER_FOLDER = 1_000

@@ -119,7 +119,10 @@ class Agent:
         await self._joining.stay()
 
     async def _end_silent(self) -> None:
-        """End spawners of users that do not answer: a user that stops its spawner must not keep the node from joining."""
+        """End spawners of users that do not answer.
+
+        A user that stops its own spawner must not keep the node from joining.
+        """
         for user in [self.table.users[at] for at in self._joining.silent] if self._helper else ():
             assert self._helper is not None
             problem = await self._helper.end(user)

@@ -35,7 +35,7 @@ from fairlead.wire.agent import (
 )
 
 YOUNG = 0.1
-"""Seconds between checks for short tasks. A chained task that ends within one or two checks is reported by its end only."""
+"""Seconds between checks for started tasks. A chained task that ends within two checks is reported by its end only."""
 MOST_LOGS = 100
 """Logs that can be read at a time."""
 PUSHED_OUT = f"more than {MOST_LOGS} logs are read on this node, and newer readers replaced this one; try again later"

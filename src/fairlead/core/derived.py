@@ -18,14 +18,14 @@ from fairlead.core.shape import Shape, ShapeKey
 
 
 class QueueFacts(NamedTuple):
-    """Whether any queue of the tree, at one version of it, has something."""
+    """Properties of the queue tree at one version: True if at least one queue has it."""
 
     queue_version: int
     guarantees: bool
     firm: bool
-    """A queue whose tasks cannot be preempted."""
+    """Tasks of a queue cannot be preempted."""
     limits: bool
-    """A limit for itself, or for users or groups in it."""
+    """A queue has a limit, for itself or for its users or groups."""
     checks: dict[object, tuple[Any, object]]
     """For admission: kind of job → the checks that can refuse it, and its accounts, which keeps their id in use."""
 
@@ -97,7 +97,7 @@ class Derived:
         self.timers: list[tuple[Micros, int]] = []
         """A heap of deadlines of allocations: acknowledgement, time limit, stop."""
         self.overdue: dict[int, Allocation] = {}
-        """Allocations that were told to stop and have not in time."""
+        """Allocations that did not stop in time."""
         self.chains: dict[int, dict[int, Allocation]] = {}
         """Chain → its allocations: those that run, and those that wait for one of its rooms."""
         self.forecast: Forecast | None = None

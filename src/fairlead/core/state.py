@@ -97,7 +97,7 @@ class Partition:
         self.counters = Counters()
         self.queues: dict[str, Queue] = {}
         self.uneven: dict[str, None] = {}
-        """Queues whose children have been too far from their shares for some time."""
+        """Queues with children that have been too far from their shares for some time."""
         self.nodes = NodeTable()
         self.jobs: dict[str, Job] = {}
         self.lanes: dict[LaneKey, Lane] = {}

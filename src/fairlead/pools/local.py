@@ -251,7 +251,7 @@ def _processes(directory: Path, agent_only: bool) -> list[tuple[int, bool]]:
 
 
 def _role(pid: int, directory: Path, marks: tuple[bytes, ...]) -> str:
-    """Return "agent", "spawner" or "task" for a process of a machine; empty for others and for zombies."""
+    """Return "agent", "spawner" or "task" for a process of a machine; empty for zombies and foreign processes."""
     with suppress(OSError):
         arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         if os.fsencode(_directory_option(directory)) in arguments:
