@@ -676,7 +676,7 @@ PROVIDERS: dict[str, tuple[object, str]] = {
     ),
     "a command with no time": (
         pool(provider={"command": ["./cloud"], "timeout": 0}),
-        f"{AT}.provider.timeout: it has to be longer than nothing; write for example 1min",
+        f"{AT}.provider.timeout: it has to be longer than 0 s; write for example 1min",
     ),
     "a command with a slip": (
         pool(provider={"command": ["./cloud"], "time_out": 5}),

@@ -99,8 +99,8 @@ class Link(asyncio.Protocol):
         """Send messages; return False if they were dropped.
 
         They are dropped without a spawner, and before it has listed its tasks: a launch sent earlier would be missing
-        from the list, and its tasks would be started again. If the result is True, messages may still be lost if
-        the spawner ends.
+        from the list, and its tasks would be placed elsewhere. Dropping is safe, since the list shows what is missing.
+        If the result is True, messages may still be lost when the spawner ends.
         """
         if self._transport is None or not self._spoken:
             return False

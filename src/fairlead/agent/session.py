@@ -259,18 +259,18 @@ class Session:
         self._readers.pop(oldest).task.cancel()
         await self._channel.send(encode(LogPart(oldest, 0, b"", True, PUSHED_OUT)))
 
-    def _read(self, wanted: LogRequest) -> None:
-        self._readers[wanted.request] = Reader(wanted.user, asyncio.create_task(self._send_log(wanted)))
+    def _read(self, log_request: LogRequest) -> None:
+        self._readers[log_request.request] = Reader(log_request.user, asyncio.create_task(self._send_log(log_request)))
 
-    async def _send_log(self, wanted: LogRequest) -> None:
+    async def _send_log(self, log_request: LogRequest) -> None:
         def is_over() -> bool:
-            return self._table.is_over(wanted.number, wanted.stage, wanted.attempt, wanted.index)
+            return self._table.is_over(log_request.number, log_request.stage, log_request.attempt, log_request.index)
 
-        credit = self._credits[wanted.request] = asyncio.Semaphore(LOG_PARTS)
+        credit = self._credits[log_request.request] = asyncio.Semaphore(LOG_PARTS)
         try:
-            async for part in read_log(self._logs(wanted.user), wanted, is_over):
+            async for part in read_log(self._logs(log_request.user), log_request, is_over):
                 await credit.acquire()
                 await self._channel.send(encode(part))
         finally:
-            self._readers.pop(wanted.request, None)
-            self._credits.pop(wanted.request, None)
+            self._readers.pop(log_request.request, None)
+            self._credits.pop(log_request.request, None)

@@ -177,7 +177,7 @@ class TaskTable:
             self.reporting.answer(Report(unknown_tasks, "stopped"))
 
     def _forget_unnamed(self, launches: Iterable[Launch]) -> None:
-        """Return tasks that have not started and are not in the standing orders: their stop may have been missed."""
+        """Drop tasks that have not started and are not in the standing orders: their stop may have been missed."""
         wanted: set[Key] = set()
         for launch in launches:
             tasks = launch.tasks

@@ -290,7 +290,7 @@ class Agents:
                         self._log("node key renewed", {"partition": partition, "node": attached.node})
                         attached.put(wire.Renewed())
                     case wire.Hello() | wire.Knock() | wire.Proof():
-                        raise Refused("greeting", "an agent greets once; connect again for another")
+                        raise Refused("greeting", "an agent greets once per connection; connect again")
         finally:
             for reader in attached.readers.values():
                 reader.put_nowait(wire.LogPart(0, 0, b"", True, f"node {attached.node} is not connected any more"))

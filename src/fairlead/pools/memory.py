@@ -17,7 +17,7 @@ class MemoryProvider:
         self.failing: dict[str, ProviderError] = {}
         """Call → the error it raises, until the entry is removed."""
         self.doubtful: set[str] = set()
-        """Calls that are carried out once more without an answer."""
+        """Calls that are carried out the next time, but raise an error with unknown outcome."""
         self.slow: dict[str, asyncio.Event] = {}
         """Call → the event it waits for before it begins."""
         self.lingering: set[str] = set()

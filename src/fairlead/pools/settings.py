@@ -75,5 +75,5 @@ def _command(read: Reader) -> ProviderSettings:
         raise Refused(read.at("command"), "empty; name the program, such as [./mycloud]")
     timeout = read.duration("timeout", TIMEOUT)
     if timeout <= 0:
-        raise Refused(read.at("timeout"), "it has to be longer than nothing; write for example 1min")
+        raise Refused(read.at("timeout"), "it has to be longer than 0 s; write for example 1min")
     return ProviderSettings("command", command, timeout / SECOND)
