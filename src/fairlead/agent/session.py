@@ -38,7 +38,9 @@ YOUNG = 0.1
 """Seconds between checks for started tasks. A chained task that ends within two checks is reported by its end only."""
 MOST_LOGS = 100
 """Logs that can be read at a time."""
-PUSHED_OUT = f"more than {MOST_LOGS} logs are read on this node, and newer readers replaced this one; try again later"
+PUSHED_OUT = (
+    f"more than {MOST_LOGS} logs are read on this node, and newer readers replaced this one; read it again in a while"
+)
 MOST_UNANSWERED = 3
 """Unanswered heartbeats after which the connection counts as dead, even if the network reports no error."""
 MICRO = 1_000_000
