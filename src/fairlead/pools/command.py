@@ -92,7 +92,7 @@ class CommandProvider:
             return msgspec.json.decode(text or b"{}", type=form)
         except (msgspec.DecodeError, UnicodeDecodeError) as problem:
             raise self._error(
-                f"{call} answered in a wrong form ({problem}); docs/pools.md describes the form",
+                f"{call} answered in a wrong form ({problem}); docs/pools.md has the form",
                 unknown=True,
             ) from None
 
