@@ -646,13 +646,11 @@ PROVIDERS: dict[str, tuple[object, str]] = {
     ),
     "no provider": (
         pool(provider={}),
-        f"{AT}.provider: it names no provider; "
-        "write for example {local: {}} or {command: [./mycloud]}",
+        f"{AT}.provider: it names no provider; write for example {{local: {{}}}} or {{command: [./mycloud]}}",
     ),
     "a provider for tests": (
         pool(provider={"memory": {}}),
-        f'{AT}.provider: "memory" names no provider; '
-        "write for example {local: {}} or {command: [./mycloud]}",
+        f'{AT}.provider: "memory" names no provider; write for example {{local: {{}}}} or {{command: [./mycloud]}}',
     ),
     "two providers": (
         pool(provider={"local": {}, "command": ["x"]}, max=1),
