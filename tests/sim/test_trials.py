@@ -18,8 +18,8 @@ from fairlead.core.holds import release
 from fairlead.core.intake import reports
 from fairlead.core.pools import capacity, demand
 from fairlead.core.ranges import Ranges
-from fairlead.sim.checkers import AnswerChecker, AttemptChecker, CheckFailed, RoomChecker
-from fairlead.sim.faults import (
+from fairlead.sim.chaos.checkers import AnswerChecker, AttemptChecker, CheckFailed, RoomChecker
+from fairlead.sim.chaos.faults import (
     PROFILES,
     AgentTrouble,
     CloudTrouble,
@@ -28,9 +28,9 @@ from fairlead.sim.faults import (
     Submission,
     draw_scenario,
 )
-from fairlead.sim.soak import describe, main, shrink
-from fairlead.sim.tasks import Live, Task, flat, indices
-from fairlead.sim.trial import Failure, try_out
+from fairlead.sim.chaos.run import Failure, try_out
+from fairlead.sim.chaos.soak import describe, main, shrink
+from fairlead.sim.chaos.tasks import Live, Task, flat, indices
 from tests import planted
 from tests.sim import planted_parts
 
@@ -60,8 +60,8 @@ def test_a_scenario_is_the_same_again() -> None:
 
 DIGEST = """
 import hashlib
-from fairlead.sim.faults import PROFILES, draw_scenario
-from fairlead.sim.trial import Trial
+from fairlead.sim.chaos.faults import PROFILES, draw_scenario
+from fairlead.sim.chaos.run import Trial
 for profile, seed in (("storm", 4), ("all", 11)):
     trial = Trial(draw_scenario(seed, PROFILES[profile]))
     trial.run()

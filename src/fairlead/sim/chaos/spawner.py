@@ -13,8 +13,8 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from fairlead.agent.entries import Frame, Key, Meta, Result
-from fairlead.sim.loop import Process, VirtualLoop
-from fairlead.sim.tasks import Live, Micros, Task
+from fairlead.sim.chaos.loop import Process, VirtualLoop
+from fairlead.sim.chaos.tasks import Live, Micros, Task
 
 NEVER = float("inf")
 PROMPT = 0.005

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from random import Random
 
-from fairlead.sim.loop import Process, VirtualLoop
+from fairlead.sim.chaos.loop import Process, VirtualLoop
 from fairlead.wire.agent import Reports, decode_from_agent
 
 QUICK, SLOW = 0.02, 8.0

@@ -14,10 +14,10 @@ from fairlead.agent.joining import Epoch, Joining
 from fairlead.agent.launching import Surroundings
 from fairlead.agent.session import Channel, Refused
 from fairlead.agent.task_table import TaskTable
-from fairlead.sim.loop import Process, VirtualLoop
-from fairlead.sim.network import Line, Wire
-from fairlead.sim.spawner import Spawner, SpawnerLink, Wires
-from fairlead.sim.tasks import Live, Task
+from fairlead.sim.chaos.loop import Process, VirtualLoop
+from fairlead.sim.chaos.network import Line, Wire
+from fairlead.sim.chaos.spawner import Spawner, SpawnerLink, Wires
+from fairlead.sim.chaos.tasks import Live, Task
 from fairlead.wire.agent import VERSION, Challenge, Hello, Knock, NewKey, Proof, Refusal, decode_from_server, encode
 from fairlead.wire.identity import NONCE_BYTES
 

@@ -12,10 +12,10 @@ from random import Random
 from typing import Protocol, TypeVar
 
 from fairlead.pools.base import Machine, PoolKind, ProviderError
-from fairlead.sim import agents
-from fairlead.sim.checkers import need
-from fairlead.sim.faults import CloudFault
-from fairlead.sim.loop import RUNNING_IN, VirtualLoop
+from fairlead.sim.chaos import agents
+from fairlead.sim.chaos.checkers import need
+from fairlead.sim.chaos.faults import CloudFault
+from fairlead.sim.chaos.loop import RUNNING_IN, VirtualLoop
 
 Result = TypeVar("Result")
 

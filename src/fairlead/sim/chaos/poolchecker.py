@@ -10,8 +10,8 @@ from fairlead.core.model import PoolSettings, Stage
 from fairlead.core.resources import GPU
 from fairlead.core.shape import WHOLE_DEVICE
 from fairlead.core.state import Partition
-from fairlead.sim.checkers import need, takes_work, used_on
-from fairlead.sim.tasks import Micros, indices
+from fairlead.sim.chaos.checkers import need, takes_work, used_on
+from fairlead.sim.chaos.tasks import Micros, indices
 
 
 class PoolChecker:

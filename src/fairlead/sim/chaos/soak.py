@@ -1,4 +1,4 @@
-"""`python -m fairlead.sim.soak`: play out scenarios of trouble, seed after seed, until one fails or somebody stops it.
+"""Run fault scenarios, seed after seed, until one fails or the run is stopped: `python -m fairlead.sim.chaos.soak`.
 
 A failure is cut down to the events that it takes, and printed with its seed and with what happened.
 """
@@ -13,8 +13,8 @@ from time import monotonic
 
 import msgspec
 
-from fairlead.sim.faults import PROFILES, Event, Scenario, draw_scenario
-from fairlead.sim.trial import Failure, try_out
+from fairlead.sim.chaos.faults import PROFILES, Event, Scenario, draw_scenario
+from fairlead.sim.chaos.run import Failure, try_out
 
 SHRINKING = 120.0
 """Seconds that are spent on cutting a failure down."""
@@ -67,7 +67,7 @@ def describe(failure: Failure) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m fairlead.sim.soak", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m fairlead.sim.chaos.soak", description=__doc__.splitlines()[0])
     parser.add_argument("--profile", choices=list(PROFILES), default="all", help="what goes wrong, and how much")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--seeds", type=int, default=None, help="how many; without it until Ctrl-C")
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if failure is not None:
                 print(f"seed {seed} fails; cutting it down", flush=True)
                 print("\n".join(describe(shrink(failure, SHRINKING))))
-                print(f"again: python -m fairlead.sim.soak --profile {options.profile} --first {seed} --seeds 1")
+                print(f"again: python -m fairlead.sim.chaos.soak --profile {options.profile} --first {seed} --seeds 1")
                 return 1
             if done % 100 == 0:
                 print(f"{done} seeds in {monotonic() - began:.0f} s, up to {seed}: all is well", flush=True)

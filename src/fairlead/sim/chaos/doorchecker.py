@@ -1,7 +1,7 @@
 """Judges what starts: that the rules allow it, that it is its turn, and that the cycle does not stop it again.
 
 `DoorChecker` follows a partition change by change on a copy of its own, and looks at the copy just before each start.
-The rules are those of `sim/rules.py`, not the core's.
+The rules are those of `sim/chaos/rules.py`, not the core's.
 
 An ask is passed over wrongly if another ask is placed although the first one has an earlier turn, may start, and fits
 whole on the nodes that are kept for it and on those that no ask has. It has an earlier turn
@@ -28,8 +28,8 @@ from fairlead.core.entitlement import Entitlements
 from fairlead.core.lanes import Lane
 from fairlead.core.model import NEW, Ask, Queue, Stage
 from fairlead.core.state import Partition, Touched
-from fairlead.sim.checkers import need
-from fairlead.sim.rules import (
+from fairlead.sim.chaos.checkers import need
+from fairlead.sim.chaos.rules import (
     More,
     Rooms,
     comes_before,
@@ -39,7 +39,7 @@ from fairlead.sim.rules import (
     refusal_to_wait_behind,
     waits_whole,
 )
-from fairlead.sim.tasks import Micros, indices
+from fairlead.sim.chaos.tasks import Micros, indices
 
 Ordering = tuple[Ask | None, list[tuple[Stage, int]]]
 """An ask that nodes are ordered for, and the tasks."""

@@ -13,7 +13,7 @@ from fairlead.core.model import NEW, REPLACE, SCALE, Account, Ask, Job, Stage
 from fairlead.core.resources import GPU
 from fairlead.core.shape import WHOLE_DEVICE, Shape
 from fairlead.core.state import Partition
-from fairlead.sim.tasks import indices
+from fairlead.sim.chaos.tasks import indices
 
 Tasks = Sequence[tuple[Stage, int]]
 """Stages and a number of tasks of each."""

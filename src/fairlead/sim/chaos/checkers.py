@@ -10,7 +10,7 @@ from fairlead.core.model import SCALE, Allocation, Job, Stage
 from fairlead.core.resources import GPU
 from fairlead.core.shape import WHOLE_DEVICE
 from fairlead.core.state import Partition
-from fairlead.sim.tasks import Live, Micros, Task, indices
+from fairlead.sim.chaos.tasks import Live, Micros, Task, indices
 
 
 class CheckFailed(AssertionError):

@@ -29,10 +29,10 @@ from fairlead.journal.memory import MemoryJournal
 from fairlead.pools.base import Join, MakeProvider
 from fairlead.pools.figures import Figures
 from fairlead.pools.service import PoolService
-from fairlead.sim.checkers import CheckFailed, need
-from fairlead.sim.faults import ServerTrouble
-from fairlead.sim.loop import Process, VirtualLoop
-from fairlead.sim.network import End
+from fairlead.sim.chaos.checkers import CheckFailed, need
+from fairlead.sim.chaos.faults import ServerTrouble
+from fairlead.sim.chaos.loop import Process, VirtualLoop
+from fairlead.sim.chaos.network import End
 from fairlead.wire.agent import Challenge, Knock, NewKey, Proof
 from fairlead.wire.identity import Exchange
 from fairlead.writer.inbox import Inbox, Message, Unavailable

@@ -26,9 +26,9 @@ from fairlead.core.model import Allocation, Ask, Job, Queue, Stage
 from fairlead.core.policy.shares import Claim, spread
 from fairlead.core.resources import MINUTE, SECOND
 from fairlead.core.state import Partition
-from fairlead.sim.checkers import need
-from fairlead.sim.rules import Rooms, has_one_shape, is_unpreemptible, together, waits_whole
-from fairlead.sim.tasks import Micros, indices
+from fairlead.sim.chaos.checkers import need
+from fairlead.sim.chaos.rules import Rooms, has_one_shape, is_unpreemptible, together, waits_whole
+from fairlead.sim.chaos.tasks import Micros, indices
 
 MARGIN: Micros = MINUTE
 """For this long beyond `preempt_grace` a task that stops is expected to end."""

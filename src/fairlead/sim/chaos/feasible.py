@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from fairlead.core.model import Stage
 from fairlead.core.resources import CPU, GPU
 from fairlead.core.shape import WHOLE_DEVICE
-from fairlead.sim.faults import Scenario
+from fairlead.sim.chaos.faults import Scenario
 
 
 class Need:

@@ -39,8 +39,8 @@ from fairlead.core.resources import SECOND
 from fairlead.core.state import Partition
 from fairlead.engines.base import Closed
 from fairlead.pools.base import ProviderError
-from fairlead.sim.agents import Machine
-from fairlead.sim.checkers import (
+from fairlead.sim.chaos.agents import Machine
+from fairlead.sim.chaos.checkers import (
     AnswerChecker,
     AttemptChecker,
     GangChecker,
@@ -52,9 +52,9 @@ from fairlead.sim.checkers import (
     check_conserving,
     need,
 )
-from fairlead.sim.cloud import Cloud
-from fairlead.sim.doorchecker import DoorChecker
-from fairlead.sim.faults import (
+from fairlead.sim.chaos.cloud import Cloud
+from fairlead.sim.chaos.doorchecker import DoorChecker
+from fairlead.sim.chaos.faults import (
     AgentTrouble,
     Asking,
     CloudTrouble,
@@ -64,13 +64,13 @@ from fairlead.sim.faults import (
     ServerTrouble,
     Submission,
 )
-from fairlead.sim.feasible import Need, could_run
-from fairlead.sim.loanchecker import LoanChecker
-from fairlead.sim.loop import Process, VirtualLoop
-from fairlead.sim.network import QUICK, Line, Wire
-from fairlead.sim.poolchecker import PoolChecker
-from fairlead.sim.server import Server
-from fairlead.sim.tasks import Live, Task
+from fairlead.sim.chaos.feasible import Need, could_run
+from fairlead.sim.chaos.loanchecker import LoanChecker
+from fairlead.sim.chaos.loop import Process, VirtualLoop
+from fairlead.sim.chaos.network import QUICK, Line, Wire
+from fairlead.sim.chaos.poolchecker import PoolChecker
+from fairlead.sim.chaos.server import Server
+from fairlead.sim.chaos.tasks import Live, Task
 from fairlead.wire.agent import Hello
 from fairlead.writer.inbox import Inbox
 from fairlead.writer.writer import Writer
