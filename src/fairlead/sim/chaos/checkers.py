@@ -257,7 +257,7 @@ class KeepingChecker:
 
 
 def check_conserving(partition: Partition) -> None:
-    """Check that no head of a lane that may start waits while it fits. Free capacity is counted from the allocations."""
+    """Check that no lane head that may start waits while it fits. Free capacity is counted from the allocations."""
     if not partition.reign.ready or partition.settings.backfill:
         return
     for lane in partition.lanes.values():

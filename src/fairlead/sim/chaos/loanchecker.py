@@ -11,8 +11,8 @@ A queue is **deprived** if all of this is true:
   that other asks hold too does not count: its capacity goes to the owner of the hold, not to a claim.
 
 It may be deprived for `rebalance_after`, `preempt_grace` and some slack without a break. Time while the partition is
-not ready does not count, and a new writer starts the time again. Left out as the ask that waits: jobs that start whole, and
-stages with `near` or `apart`.
+not ready does not count, and a new writer starts the time again. Left out as the ask that waits:
+jobs that start whole, and stages with `near` or `apart`.
 """
 
 from __future__ import annotations
@@ -60,12 +60,13 @@ class LoanChecker:
             self._since, self._ready_at = {}, partition.reign.ready_at
         if not partition.reign.ready or not on:
             return
-        found = deprived(partition, now)
-        self._since = {path: self._since.get(path, now) for path in found}
+        reasons = deprived(partition, now)
+        self._since = {path: self._since.get(path, now) for path in reasons}
         bound = settings.rebalance_after + settings.preempt_grace + SLACK
         for path, since in self._since.items() if settled else ():
             need(
-                now - since <= bound, f"queue {path} has been below its entitlement for {now - since} us: {found[path]}"
+                now - since <= bound,
+                f"queue {path} has been below its entitlement for {now - since} us: {reasons[path]}",
             )
 
 
@@ -76,7 +77,7 @@ def deprived(partition: Partition, now: Micros) -> dict[str, str]:
     waiting = [ask for ask in _first_asks(partition) if not free.whole(ask)]
     wanting = {queue.path for ask in waiting for queue in ask.stage.job.queue.line()}
     expected = _Use(partition, claims=True)
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for parent in partition.queues.values():
         children = list(parent.children.values())
         lacking = [child for child in children if child.path in wanting and expected.of(child) < rights.of(child)]
@@ -93,8 +94,8 @@ def deprived(partition: Partition, now: Micros) -> dict[str, str]:
                     continue
                 helpers = _helpers(partition, now, parent, ask, [unit for unit in units if child not in unit.line])
                 if helpers:
-                    found[child.path] = f"job {ask.stage.job.id} could start by the stop of {helpers}"
-    return found
+                    reasons[child.path] = f"job {ask.stage.job.id} could start by the stop of {helpers}"
+    return reasons
 
 
 def _first_asks(partition: Partition) -> Iterator[Ask]:
