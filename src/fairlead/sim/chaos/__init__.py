@@ -1,11 +1,12 @@
 """Fault simulation: shipped parts of Fairlead run on virtual time while faults are injected.
 
-`soak.py` is the command and `run.py` runs one scenario, which `faults.py` draws from a seed.
+`soak.py` is the command, and `run.py` runs one scenario, which `faults.py` draws from a seed.
 
-The world is virtual: the event loop (`loop.py`), the network, the server's machine, the nodes with their agents and
-spawners, and the cloud. `tasks.py` records which tasks really run.
+The surroundings are virtual: `loop.py` is the event loop with its processes, `network.py` the connections, `server.py`
+the server's process and disk, `agents.py` the nodes, `spawner.py` their spawners and `cloud.py` the machines of pools.
+`tasks.py` has the types of running tasks.
 
-The judges share no code with the core: `checkers.py` (attempts, capacity, answers), `doorchecker.py` (starts),
-`loanchecker.py` (loans and preemption) and `poolchecker.py` (pools), with the rules in `rules.py`. `feasible.py` says
-which jobs could have run.
+The checkers judge without the core's rules: `checkers.py` (attempts, capacity, answers, gangs, holds), `doorchecker.py`
+(starts), `loanchecker.py` (loans) and `poolchecker.py` (pools). `rules.py` has their rules of starting, and
+`feasible.py` decides which jobs could run.
 """
