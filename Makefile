@@ -53,7 +53,7 @@ test-crash: $(READY) ## 60 kills among 3,000 tasks, ten seeds: agents, spawners,
 	$(PY) -m pytest -n 2 -m long tests/agent/test_kill.py -rP
 
 soak: $(READY) ## simulate trouble, seed after seed, until Ctrl-C or a failure; SOAK="--profile storm --first 1000"
-	$(PY) -m fairlead.sim.soak $(SOAK)
+	$(PY) -m fairlead.sim.chaos.soak $(SOAK)
 
 format: $(READY) ## format the code and fix what the linter can
 	$(PY) -m ruff format

@@ -13,8 +13,8 @@ from fairlead.core.match import share_tree
 from fairlead.core.outcomes import stop
 from fairlead.core.plan import Plan
 from fairlead.core.policy.order import ORDERS, Order
-from fairlead.sim import doorchecker, loanchecker
-from fairlead.sim.checkers import need
+from fairlead.sim.chaos import doorchecker, loanchecker
+from fairlead.sim.chaos.checkers import need
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 

@@ -27,8 +27,8 @@ from fairlead.core.policy.placement import PLACEMENTS
 from fairlead.core.shape import Shape
 from fairlead.core.state import Partition
 from fairlead.journal.codec import restore
-from fairlead.sim.doorchecker import DoorChecker
-from fairlead.sim.loanchecker import LoanChecker
+from fairlead.sim.chaos.doorchecker import DoorChecker
+from fairlead.sim.chaos.loanchecker import LoanChecker
 from fairlead.views.metrics.observer import Metrics
 from tests.core.gang_watch import WatchedWorld
 

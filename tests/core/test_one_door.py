@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from fairlead.sim.doorchecker import DoorChecker
-from fairlead.sim.loanchecker import LoanChecker
+from fairlead.sim.chaos.doorchecker import DoorChecker
+from fairlead.sim.chaos.loanchecker import LoanChecker
 from fairlead.testing import World
 from tests import planted
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fairlead.sim.checkers import CheckFailed
+from fairlead.sim.chaos.checkers import CheckFailed
 from tests import planted
 from tests.core.test_machine import Machine
 

@@ -1,6 +1,6 @@
-"""FCFS and EASY on identical processors, written apart from the scheduler: plain lists, a pass at a time.
+"""FCFS and EASY on identical processors, implemented apart from the scheduler with plain lists, one pass at a time.
 
-A job is (submit, run, processors, estimate), in the order of the queue. Each function gives the start of each.
+A job is (submit, run, processors, estimate), in the order of the queue. Each function returns the start of every job.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def chosen(
     starts: list[int],
     backfill: bool,
 ) -> list[int]:
-    """Who starts in one pass."""
+    """Return the jobs that start in one pass."""
     free = machine - sum(jobs[job][2] for _, job in running)
     begun: list[int] = []
     queue = list(waiting)
@@ -56,7 +56,7 @@ def chosen(
     if not queue or not backfill:
         return begun
     head = jobs[queue[0]][2]
-    # By the estimates: when the head fits, and what is then to spare.
+    # By the estimates: the time at which the head fits, and the processors to spare then.
     ends = sorted(
         [(starts[job] + jobs[job][3], jobs[job][2]) for _, job in running]
         + [(now + jobs[job][3], jobs[job][2]) for job in begun]

@@ -29,7 +29,7 @@ from fairlead.writer.writer import Stopped, Writer
 
 
 def dispatch_before_the_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nodes are told what was decided, also if it is not written then."""
+    """Effects are sent before the commit, even if the write then fails."""
     commit, turn = Writer._commit, LiveWriter._cycle
     decisions: list[Any] = []
 
@@ -57,7 +57,7 @@ def answer_what_was_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def drop_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of many messages the last is in no turn."""
+    """The last of many messages is in no turn."""
     drain = Inbox.drain
 
     def planted(self: Inbox, max_batch: int) -> Any:
@@ -68,7 +68,7 @@ def drop_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def forget_timers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without messages there are no turns."""
+    """Only messages start turns, timers do not."""
     monkeypatch.setattr(LiveWriter, "_until_timer", lambda self: None)
 
 
@@ -76,7 +76,7 @@ def forget_timers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def create_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was asked for, or seen, is asked for in each pass."""
+    """Machines that were ordered or listed are ordered again in each pass."""
     create = PoolReconciler._create
 
     async def planted(self: PoolReconciler, standing: Any) -> None:
@@ -97,7 +97,7 @@ def fail_what_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def destroy_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All nodes of a pool are taken to be unwanted, once one of them is."""
+    """If one node of a pool is unwanted, all its nodes are destroyed."""
     standing_of = reconciler._standing
 
     def planted(partition: Any, pool: str, listed: Any) -> Any:
@@ -113,7 +113,7 @@ def destroy_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def start_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What one spawner is to start, the others start too."""
+    """Every spawner starts the tasks of one spawner."""
     launch = TaskTable._launch
 
     def planted(self: TaskTable, order: wire.Launch, work: Any, groups: Any) -> None:
@@ -125,21 +125,21 @@ def start_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def forget_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An end is forgotten when it is reported, whether or not that is confirmed."""
+    """An end is forgotten when it is reported, without waiting for the confirmation."""
     batch = Reporting.batch
 
     def planted(self: Reporting) -> Any:
         ended = [entry for entry in self._news.values() if entry.state == "ended"]
         number, reports = batch(self)
         for entry in ended:
-            entry.state = "sent"  # neither in the next greeting nor in the next sign of life
+            entry.state = "sent"  # it is in neither the next hello nor the next heartbeat
         return number, reports
 
     monkeypatch.setattr(Reporting, "batch", planted)
 
 
 def ignore_early_stops(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A task that has not started is not told to stop."""
+    """A stop of a task that has not started is dropped."""
     stop = TaskTable._stop
 
     def planted(self: TaskTable, order: wire.Stop) -> None:
@@ -155,7 +155,7 @@ def ignore_early_stops(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def lose_standing_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An agent that connects again is not told what it should be doing."""
+    """An agent that reconnects does not receive its standing work."""
     work = Orders.work
 
     def planted(self: Orders, partition: Any, message: Any, gangs: Any, standing: bool = False) -> wire.Work:
@@ -184,7 +184,7 @@ def never_call_a_node_lost(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def keep_what_runs_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The state does not hear what an agent that connects again has running."""
+    """The running tasks of an agent that reconnects are not reported to the writer."""
     join = Agents._join
 
     async def planted(self: Agents, reign: Any, attached: Any, hello: wire.Hello) -> None:

@@ -43,11 +43,11 @@ def test_what_fits_is_placed_whatever_the_order(place: str) -> None:
     for seed in range(5):
         packed = pack(trace, place, 100, seed)
         assert packed is not None and (packed.allocated, packed.failed, packed.fragmented) == (4000, 0, 0.0)
-        assert packed.arrived in (4, 5)  # it is over when the last GPU was asked for
+        assert packed.arrived in (4, 5)  # the run ends when the last GPU was asked for
 
 
 def test_who_finds_no_room_fails_and_holds_up_nobody_else() -> None:
-    # One wants a model that nobody has, one more CPUs than any node; the others fill the node.
+    # One pod wants a model that no node has, one more CPUs than any node has; the others fill the node.
     trace = trace_of([(4, 2, "A")], [(1, 1, 1000, "B"), (5, 1, 1000, ""), (1, 1, 1000, ""), (1, 1, 1000, "A")])
     packed = pack(trace, "pack", 200, seed=1)
     assert packed is not None
@@ -63,7 +63,7 @@ def test_more_than_the_trace_has_is_drawn_from_it_again() -> None:
 
 
 def test_idle_gpus_of_no_use() -> None:
-    # The node has no CPU left beside the first job, so that the GPU that is left is of no use to any other.
+    # The first job uses all CPUs of the node, so no other job can use the remaining GPU.
     trace = trace_of([(4, 2, "A")], [(4, 1, 1000, "")])
     packed = pack(trace, "pack", 50, seed=1)
     assert packed is not None and (packed.allocated, packed.fragmented) == (1000, 1.0)

@@ -55,7 +55,7 @@ def test_swf(tmp_path: Path, name: str) -> None:
         (StageSpec("main", 2, 0, (("cpu", 1000),), estimate=90 * SECOND),),
         groups=("g4",),
     )
-    # Without a request it is what was allocated, without an estimate the run time; nobody knows who it was.
+    # Without a request it is what was allocated, without an estimate the run time; the user is unknown.
     assert trace.arrivals[0].spec == JobSpec(
         "j1", "unknown", "", (StageSpec("main", 8, 0, (("cpu", 1000),), estimate=10 * SECOND),)
     )

@@ -1,4 +1,4 @@
-"""Trouble from seeds: a fixed set of scenarios passes, bugs planted on purpose are found, and failures are cut down."""
+"""Fault scenarios: fixed seeds pass, planted faults are found, and failing scenarios are reduced."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from fairlead.core.holds import release
 from fairlead.core.intake import reports
 from fairlead.core.pools import capacity, demand
 from fairlead.core.ranges import Ranges
-from fairlead.sim.checkers import AnswerChecker, AttemptChecker, CheckFailed, RoomChecker
-from fairlead.sim.faults import (
+from fairlead.sim.chaos.checkers import AnswerChecker, AttemptChecker, CheckFailed, RoomChecker
+from fairlead.sim.chaos.faults import (
     PROFILES,
     AgentTrouble,
     CloudTrouble,
@@ -28,14 +28,14 @@ from fairlead.sim.faults import (
     Submission,
     draw_scenario,
 )
-from fairlead.sim.soak import describe, main, shrink
-from fairlead.sim.tasks import Live, Task, flat, indices
-from fairlead.sim.trial import Failure, try_out
+from fairlead.sim.chaos.run import Failure, try_out
+from fairlead.sim.chaos.soak import describe, main, shrink
+from fairlead.sim.chaos.tasks import Live, Task, flat, indices
 from tests import planted
 from tests.sim import planted_parts
 
-# Seeds that failed once, and some others. What a seed stands for has changed since, with what is simulated: the faults
-# that they found have tests of their own in tests/core, tests/agent and tests/api.
+# Seeds that failed once, and some others. The scenarios of the seeds have changed since: the faults that they found
+# have their own tests in tests/core, tests/agent and tests/api.
 FIXED = [
     ("calm", (*range(4), 200891, 201081)),
     ("agents", (*range(10), 410613, 800169, 801468, 820186)),
@@ -60,8 +60,8 @@ def test_a_scenario_is_the_same_again() -> None:
 
 DIGEST = """
 import hashlib
-from fairlead.sim.faults import PROFILES, draw_scenario
-from fairlead.sim.trial import Trial
+from fairlead.sim.chaos.faults import PROFILES, draw_scenario
+from fairlead.sim.chaos.run import Trial
 for profile, seed in (("storm", 4), ("all", 11)):
     trial = Trial(draw_scenario(seed, PROFILES[profile]))
     trial.run()
@@ -89,7 +89,7 @@ def test_some_scenarios_have_pools() -> None:
     assert 3 <= len(with_pools) <= 10 and {CloudTrouble, MachineTrouble} <= kinds
 
 
-# -- bugs on purpose ---------------------------------------------------------------------------------------------
+# -- planted faults ----------------------------------------------------------------------------------------------
 
 
 def forget_to_undo(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +98,7 @@ def forget_to_undo(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def forget_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dropped undo of demand: what was asked for stays in its lane."""
+    """A dropped undo of demand: the ask stays in its lane."""
     monkeypatch.setattr(Asked, "undo", lambda self, partition, before: None)
 
 
@@ -119,7 +119,7 @@ def accept_stale_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def keep_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hold is not released when its time is over, or when its nodes are not what they were."""
+    """A hold is not released when it expires or its nodes change."""
     monkeypatch.setattr(release, "_expired", lambda partition, kept: None)
 
 
@@ -129,7 +129,7 @@ def order_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ignore_max(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pool grows as large as anybody likes."""
+    """A pool grows beyond its `max`."""
     monkeypatch.setattr(capacity, "nodes_left", lambda partition, pool: None)
     monkeypatch.setattr(demand, "nodes_left", lambda partition, pool: None)
 
@@ -140,7 +140,7 @@ def wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def give_all_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`min` does not count, nor what may stay idle."""
+    """`min` and the idle settings are ignored: all idle nodes are given back."""
     monkeypatch.setattr(demand, "nodes_to_give_back", lambda *, idle, **_: idle)
 
 
@@ -238,7 +238,7 @@ def test_a_failure_is_cut_down(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
         failure for seed in range(20) if (failure := try_out(draw_scenario(seed, PROFILES["server"]))) is not None
     )
     short = shrink(found, seconds=20)
-    # One job is enough, and at most one more event.
+    # One job and at most one more event are enough.
     assert len(short.scenario.events) <= 2 < len(found.scenario.events)
     assert main(["--profile", "server", "--first", str(found.scenario.seed), "--seeds", "1"]) == 1
     printed = capsys.readouterr().out
@@ -260,7 +260,7 @@ def test_faults_of_our_own_are_failures_too(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 class Machine:
-    """As much of an agent as the checkers look at."""
+    """The part of an agent that the checkers read."""
 
     def __init__(self, name: str, *running: Live) -> None:
         self.name = name
@@ -296,7 +296,7 @@ def test_two_answers() -> None:
     from fairlead.core.commands import Accepted, Rejected
 
     checker = AnswerChecker()
-    checker.answered("k", Rejected("x", "no"), "j")  # what was refused may be asked again
+    checker.answered("k", Rejected("x", "no"), "j")  # a refused request may be repeated
     checker.answered("k", Accepted(job="j"), "j")
     for answer in (Accepted(job="i"), Rejected("x", "no")):
         with pytest.raises(CheckFailed):

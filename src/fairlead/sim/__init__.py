@@ -1,1 +1,1 @@
-"""The simulator's parts: a virtual fleet for the real writer."""
+"""Simulators: traces on a virtual fleet (`fairlead simulate`), and the fault simulation in `chaos/`."""

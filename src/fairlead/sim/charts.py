@@ -14,7 +14,7 @@ from typing import NamedTuple
 WIDTH, HEIGHT = 760, 240
 LEFT, RIGHT, TOP, BOTTOM = 56, 12, 12, 34
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#000000")
-"""Told apart also by those who see few colours."""
+"""A palette that colour-blind readers can distinguish."""
 
 Show = Callable[[float], str]
 
@@ -25,14 +25,14 @@ class Line(NamedTuple):
 
 
 class Bars(NamedTuple):
-    """One value for each label."""
+    """A group of bars, one value for each label."""
 
     name: str
     values: Sequence[float]
 
 
 class Axis(NamedTuple):
-    """From `low` to `high`, with marks at some values; by orders of magnitude if `log`."""
+    """An axis from `low` to `high` with marks, logarithmic if `log`."""
 
     low: float
     high: float
@@ -41,7 +41,7 @@ class Axis(NamedTuple):
     log: bool = False
 
     def at(self, value: float) -> float:
-        """Where a value stands, from 0 to 1."""
+        """Return the position of a value on the axis, from 0 to 1."""
         if self.log:
             low, high = log10(self.low), log10(self.high)
             return (log10(max(value, self.low)) - low) / ((high - low) or 1)
@@ -49,7 +49,7 @@ class Axis(NamedTuple):
 
 
 def linear(high: float, show: Show, low: float = 0.0) -> Axis:
-    """Four to eight round marks."""
+    """Return a linear axis with four to eight round marks."""
     span = (high - low) or 1.0
     step = 10.0 ** floor(log10(span / 4))
     step *= next(factor for factor in (1, 2, 5, 10) if span / (step * factor) <= 8)
@@ -58,12 +58,12 @@ def linear(high: float, show: Show, low: float = 0.0) -> Axis:
 
 
 def stepped(marks: Sequence[float], low: float, high: float, show: Show) -> Axis:
-    """By orders of magnitude, with marks at given values."""
+    """Return a logarithmic axis with the given marks that lie on it."""
     return Axis(low, high, [mark for mark in marks if low <= mark <= high], show, log=True)
 
 
 def line_chart(lines: Sequence[Line], x: Axis, y: Axis, pointed: bool = True) -> str:
-    """`pointed` says that all lines have the same places on the x axis, so that one can point at all of them."""
+    """Draw lines. `pointed` means that all lines have the same x values, so the mouse shows a value of each."""
     body = _frame(x, y)
     for number, line in enumerate(lines):
         points = " ".join(f"{_x(x, a):.1f},{_y(y, b):.1f}" for a, b in line.points)
@@ -81,7 +81,7 @@ def line_chart(lines: Sequence[Line], x: Axis, y: Axis, pointed: bool = True) ->
 
 
 def bar_chart(groups: Sequence[Bars], labels: Sequence[str], y: Axis) -> str:
-    """The bars of one label side by side."""
+    """Draw bars, those of one label side by side."""
     x = Axis(0, max(1, len(labels)), (), str)
     body = _frame(x, y)
     room = (WIDTH - LEFT - RIGHT) / max(1, len(labels))
@@ -108,7 +108,7 @@ def legend(names: Sequence[str]) -> str:
 
 
 def picture(lines: Sequence[Line], x: Axis, y: Axis) -> str:
-    """A chart of lines as a file of its own, with its legend, for a page that has no style for it."""
+    """Draw a line chart with its legend and style as a file of its own."""
     chart = line_chart(lines, x, y, pointed=False)
     names, at = "", LEFT
     for number, line in enumerate(lines):

@@ -1,4 +1,4 @@
-"""The figures of a simulation: waits, slowdowns, utilisation, and the schedule itself as one digest."""
+"""Figures of a simulation: waits, slowdowns, utilisation, and a digest of the schedule."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fairlead.core.resources import MILLI, SECOND
 from fairlead.sim.record import Record
 
 BOUND = 10 * SECOND
-"""Jobs shorter than this count as so long in a bounded slowdown."""
+"""Minimum run time in a bounded slowdown."""
 DIGITS = 6
 
 
 class Job(msgspec.Struct, frozen=True, gc=False):
-    """A job that started, with what figures are made of. `work` is what it asks for times how long it runs."""
+    """A started job, as input of the figures. `work` is its resources times its run time."""
 
     id: str
     submit: Micros
@@ -33,12 +33,12 @@ class Job(msgspec.Struct, frozen=True, gc=False):
     slowdown: float
 
     def work_by(self, now: Micros) -> int:
-        """How much of its work is done: of one that still runs, in proportion to the time."""
+        """Return the finished work, of a running job in proportion to its time."""
         return self.work if self.end is not None else self.work * min(now - self.start, self.run) // max(self.run, 1)
 
 
 def started_jobs(record: Record) -> list[Job]:
-    """In the order of the queue."""
+    """Return the started jobs, in the order of the trace."""
     jobs: list[Job] = []
     resource = record.trace.resource
     for at, arrival in enumerate(record.trace.arrivals):
@@ -63,14 +63,14 @@ def started_jobs(record: Record) -> list[Job]:
 
 
 def figures(record: Record, policy: str, wall: float) -> dict[str, Any]:
-    """All of them, as a document. Durations are in seconds."""
+    """Return all figures as a document. Durations are in seconds."""
     trace = record.trace
     jobs = started_jobs(record)
-    submits = [each.at for each in trace.arrivals]
-    ends = [record.now if each.end is None else each.end for each in jobs]
+    submits = [arrival.at for arrival in trace.arrivals]
+    ends = [record.now if job.end is None else job.end for job in jobs]
     makespan = max(ends) - min(submits) if ends else 0
     amount = trace.amount(trace.resource)
-    work = sum(each.work_by(record.now) for each in jobs)
+    work = sum(job.work_by(record.now) for job in jobs)
     return {
         "trace": trace.name,
         "policy": policy,
@@ -86,8 +86,8 @@ def figures(record: Record, policy: str, wall: float) -> dict[str, Any]:
         "work_s": _rounded(Decimal(work) / MILLI / SECOND),
         "makespan_s": plain(makespan),
         "starts_sha256": sha256(starts(jobs).encode()).hexdigest(),
-        "queues": _by((each.queue, each) for each in jobs),
-        "users": _by((each.user, each) for each in jobs),
+        "queues": _by((job.queue, job) for job in jobs),
+        "users": _by((job.user, job) for job in jobs),
         "wall_s": round(wall, 3),
         "cycles": record.cycles,
         "decisions": record.placements,
@@ -97,7 +97,7 @@ def figures(record: Record, policy: str, wall: float) -> dict[str, Any]:
 
 
 def summary(jobs: Sequence[Job]) -> dict[str, Any]:
-    waits = sorted([each.wait for each in jobs])
+    waits = sorted([job.wait for job in jobs])
     total = sum(waits)
     return {
         "jobs": len(jobs),
@@ -107,32 +107,32 @@ def summary(jobs: Sequence[Job]) -> dict[str, Any]:
         "median_wait_s": plain(percentile(waits, 50)),
         "p95_wait_s": plain(percentile(waits, 95)),
         "max_wait_s": plain(waits[-1] if waits else 0),
-        "mean_bounded_slowdown_10s": round(sum([each.slowdown for each in jobs]) / len(jobs), DIGITS) if jobs else 0.0,
+        "mean_bounded_slowdown_10s": round(sum([job.slowdown for job in jobs]) / len(jobs), DIGITS) if jobs else 0.0,
     }
 
 
 def percentile(ordered: Sequence[int], percent: int) -> int:
-    """By nearest rank: the smallest of which so many percent are not above."""
+    """Return a percentile by nearest rank."""
     return ordered[max(1, -(-len(ordered) * percent // 100)) - 1] if ordered else 0
 
 
 def starts(jobs: Iterable[Job]) -> str:
-    """A line for each job: its id and when it started, in seconds."""
-    return "".join([f"{each.id} {plain(each.start)}\n" for each in jobs])
+    """Return a line for each job: its id and its start in seconds."""
+    return "".join([f"{job.id} {plain(job.start)}\n" for job in jobs])
 
 
 def plain(micros: Micros) -> int | float:
-    """Seconds, as a whole number where it is one."""
+    """Return seconds, as an int if they are whole."""
     whole, rest = divmod(micros, SECOND)
     return micros / SECOND if rest else whole
 
 
 def refusals(record: Record) -> list[dict[str, Any]]:
-    """Why the scheduler did not take jobs, with how many and the first of them."""
-    found: dict[str, list[str]] = {}
+    """Return the reasons of refusals, each with the number of jobs and the first job ids."""
+    jobs: dict[str, list[str]] = {}
     for at in sorted(record.refused):
-        found.setdefault(record.refused[at], []).append(record.trace.arrivals[at].id)
-    return [{"why": why, "count": len(ids), "jobs": ids[:10]} for why, ids in found.items()]
+        jobs.setdefault(record.refused[at], []).append(record.trace.arrivals[at].id)
+    return [{"why": why, "count": len(ids), "jobs": ids[:10]} for why, ids in jobs.items()]
 
 
 def _by(jobs: Iterable[tuple[str, Job]]) -> dict[str, dict[str, Any]]:
@@ -142,7 +142,7 @@ def _by(jobs: Iterable[tuple[str, Job]]) -> dict[str, dict[str, Any]]:
     return {
         name: {
             **summary(groups[name]),
-            "work_s": _rounded(Decimal(sum(each.work for each in groups[name])) / MILLI / SECOND),
+            "work_s": _rounded(Decimal(sum(job.work for job in groups[name])) / MILLI / SECOND),
         }
         for name in sorted(groups)
     }

@@ -1,9 +1,8 @@
-"""A virtual fleet: what agents would do with launches and stops, on a virtual clock, and as badly as asked.
+"""A virtual fleet: agents that carry out launches and stops on a virtual clock, with faults on request.
 
-Agents acknowledge at once, or with whatever happens next; tasks run until they are told to end or their duration is
-over, and stops are confirmed.
-Tasks of a chain run in as many rooms as it has, one after another, and what became of them is gathered for a moment.
-Reports come out as commands, in the order in which they fell due.
+Agents acknowledge a launch at once, or with their next report. Tasks run until they are stopped or their duration is
+over, and stops are confirmed. Tasks of a chain run one after another in the rooms of the chain; their ends are gathered
+for a moment before they are reported. Reports come out as commands, in the order in which they fell due.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from fairlead.core.model import Micros
 from fairlead.core.ranges import Ranges, count, difference, split
 
 GATHER: Micros = 10_000
-"""For so long an agent gathers what became of the tasks of a chain before it reports it."""
+"""Time for which an agent gathers ended tasks of a chain before it reports them."""
 
 
 Key = tuple[str, str, str, int]
@@ -37,7 +36,7 @@ class Running(msgspec.Struct, eq=False):
     number: int = 0
     chain: int = 0
     told: bool = True
-    """Whether it was reported as running."""
+    """True if the block was reported as running."""
 
     def key(self) -> Key:
         return (self.node, self.job, self.stage, self.attempt)
@@ -65,12 +64,12 @@ class ChainQueue(msgspec.Struct):
     waiting: list[Running] = msgspec.field(default_factory=list)
     running: list[Running] = msgspec.field(default_factory=list)
     ended: list[Running] = msgspec.field(default_factory=list)
-    """What was not reported yet."""
+    """Ended tasks that are not reported yet."""
     gathers: bool = False
 
 
 class Flush(msgspec.Struct, frozen=True):
-    """An agent reports what it gathered of a chain."""
+    """A due report of the gathered ends of a chain."""
 
     node: str
     chain: int
@@ -78,19 +77,19 @@ class Flush(msgspec.Struct, frozen=True):
 
 class Fleet:
     def __init__(self, prompt: bool = True) -> None:
-        """Unless they are prompt, agents say that something runs only when something else is due, and since when."""
+        """With `prompt`, agents report started tasks at once; else with the next due report, and how long they ran."""
         self._prompt = prompt
         self._begun: list[tuple[Micros, Running]] = []
         self.durations: dict[tuple[str, str], Micros] = {}
-        """(job, stage) → how long each of its tasks runs; others run until told."""
+        """(Job, stage) → run time of each task. Tasks of other stages run until they are ended by hand."""
         self._running: dict[Key, list[Running]] = {}
         self._held: dict[str, list[Launch]] = {}
         self._refusing: set[str] = set()
         self._silent: set[str] = set()
         self._hanging: set[str] = set()
-        """The jobs whose tasks ignore a stop."""
+        """Jobs with tasks that ignore stops."""
         self._lines: dict[str, dict[int, ChainQueue]] = {}
-        """Node → chain → what the agent has of it."""
+        """Node → chain → its tasks at the agent."""
         self._due: list[tuple[Micros, int, AnyCommand | Flush]] = []
         self._unheard: list[AnyCommand] = []
         self._count = 0
@@ -98,7 +97,7 @@ class Fleet:
     # -- misbehaviour --------------------------------------------------------------------------------------------
 
     def hold_acks(self, node: str) -> None:
-        """The agent takes launches but does not start them until released."""
+        """Make an agent keep launches without starting them, until `release_acks`."""
         self._held.setdefault(node, [])
 
     def release_acks(self, node: str, now: Micros) -> None:
@@ -112,33 +111,33 @@ class Fleet:
         self._refusing.discard(node)
 
     def ignore_stops(self, job: str) -> None:
-        """Tasks of the job do not stop when they are told to."""
+        """Make the tasks of a job ignore stops."""
         self._hanging.add(job)
 
     def silence(self, node: str) -> None:
-        """Nothing is heard of the agent any more, and nothing reaches it. When it is lost is for others to say."""
+        """Drop all messages from and to an agent. The caller decides when the node is lost."""
         self._silent.add(node)
 
     def fail(self, node: str, now: Micros) -> None:
-        """The machine dies with everything on it, and that is noticed at once."""
+        """Kill a machine with all its tasks, and report the node as lost at once."""
         self.silence(node)
         self._at(now, MoveNode(name=node, action="lose", operator=True))
         self._empty(node)
 
     def return_node(self, node: str, now: Micros) -> None:
-        """The agent is back and has stopped what it ran; a server that still counts on it hears that it is lost."""
+        """Bring an agent back without its tasks. They are reported as lost."""
         self._silent.discard(node)
         self._refusing.discard(node)
         self._due = [entry for entry in self._due if not _is_about(entry[2], node)]
         heapify(self._due)
-        self._unheard = [each for each in self._unheard if not _is_about(each, node)]
-        for each in self._empty(node):
-            self._at(now, each.report("lost", reason=f"node {node} came back without it"))
+        self._unheard = [report for report in self._unheard if not _is_about(report, node)]
+        for block in self._empty(node):
+            self._at(now, block.report("lost", reason=f"node {node} came back without it"))
 
     # -- work ----------------------------------------------------------------------------------------------------
 
     def deliver(self, effects: Iterable[object], now: Micros) -> None:
-        """Do what the core asks. Messages to a silent node are lost."""
+        """Carry out the effects of the core. Messages to a silent node are lost."""
         for effect in effects:
             if isinstance(effect, ForNode) and effect.node not in self._silent:
                 for stop in effect.stops:
@@ -148,16 +147,16 @@ class Fleet:
                     self._launch(effect.node, launch, now)
 
     def ended(self, job: str, stage: str, index: int, now: Micros) -> None:
-        """Somebody reports this task by hand: the fleet runs it no more."""
+        """Remove a task that the caller reports itself."""
         for where in (*self._running.values(), *(line.waiting for line in self._all_lines())):
-            for each in list(where):
-                if each.job == job and each.stage == stage:
-                    self._drop(where, each, Ranges(each.indices).overlap((index, index + 1)))
+            for block in list(where):
+                if block.job == job and block.stage == stage:
+                    self._drop(where, block, Ranges(block.indices).overlap((index, index + 1)))
         for node in list(self._lines):
             self._go_on(node, now)
 
     def at_work(self) -> Iterator[Running]:
-        """What the agents really run."""
+        """Yield the blocks that the agents really run."""
         for blocks in self._running.values():
             yield from blocks
 
@@ -167,28 +166,28 @@ class Fleet:
         return self._due[0][0] if self._due else None
 
     def reports(self, now: Micros) -> list[AnyCommand]:
-        """What has fallen due by now."""
-        due = [each for each in self._unheard if not self._is_unheard(each)]
+        """Return the reports that have fallen due by now."""
+        due = [report for report in self._unheard if not self._is_unheard(report)]
         self._unheard = []
         if self._begun:
             due += [
-                each.report("running", ran=now - when) for when, each in self._begun if each.node not in self._silent
+                block.report("running", ran=now - when) for when, block in self._begun if block.node not in self._silent
             ]
             self._begun = []
         while self._due and self._due[0][0] <= now:
             when, _, command = heappop(self._due)
-            told: list[AnyCommand] = []
+            reports: list[AnyCommand] = []
             if isinstance(command, Flush):
-                told += self._flush(command)
+                reports += self._flush(command)
             elif isinstance(command, Report) and command.state == "succeeded":
-                told += self._end(command, when)
+                reports += self._end(command, when)
             else:
-                told.append(command)
-            due += [each for each in told if not self._is_unheard(each)] if self._silent else told
+                reports.append(command)
+            due += [report for report in reports if not self._is_unheard(report)] if self._silent else reports
         return due
 
     def send_again(self, reports: Iterable[AnyCommand]) -> None:
-        """The server ended before it had taken these. Agents send until they are heard."""
+        """Queue reports again that the server did not take before it ended."""
         self._unheard += reports
 
     # -- inside --------------------------------------------------------------------------------------------------
@@ -199,7 +198,7 @@ class Fleet:
             return
         block = _running(node, launch)
         if self._has_had(block):
-            return  # sent again: (task, attempt) is started once, and who has taken it does not refuse it any more
+            return  # sent again: an agent starts (task, attempt) once, and does not refuse one that it has accepted
         if node in self._refusing:
             self._at(now, block.report("refused", reason=f"node {node} refused the launch"))
             return
@@ -216,13 +215,13 @@ class Fleet:
             self._start(block, now)
 
     def _has_had(self, block: Running) -> bool:
-        """Whether the agent was told of that attempt before."""
-        known = self._running.get(block.key(), [])
-        if not (known or self._lines or self._unheard):
+        """True if the agent has received this attempt before."""
+        blocks = self._running.get(block.key(), [])
+        if not (blocks or self._lines or self._unheard):
             return False
         for line in self._lines.get(block.node, {}).values():
-            known = [*known, *line.waiting, *line.ended]
-        return any(_same(each, block) for each in known) or any(_is_of(each, block) for each in self._unheard)
+            blocks = [*blocks, *line.waiting, *line.ended]
+        return any(_same(other, block) for other in blocks) or any(_is_of(report, block) for report in self._unheard)
 
     def _start(self, block: Running, now: Micros) -> None:
         self._running.setdefault(block.key(), []).append(block)
@@ -234,35 +233,35 @@ class Fleet:
             self._at(now + duration, block.report("succeeded", 0, ran=duration))
 
     def _end(self, command: Report, now: Micros) -> list[Report]:
-        """A task ends by itself. One of a chain is reported later, and the next one starts at once."""
+        """End a task at its run time. In a chain, the end is reported later and the next task starts at once."""
         where = self._running.get((command.node, command.job, command.stage, command.attempt), [])
-        for each in where:
-            still = each.indices
+        for block in where:
+            still = block.indices
             if still != command.indices:
                 still = Ranges(still).overlap(command.indices)
             if still:
-                line = self._line(each)
-                self._drop(where, each, still)
+                line = self._line(block)
+                self._drop(where, block, still)
                 if line is None:
                     return [command if still == command.indices else msgspec.structs.replace(command, indices=still)]
-                line.ended.append(msgspec.structs.replace(each, indices=still))
-                self._go_on(each.node, now)
+                line.ended.append(msgspec.structs.replace(block, indices=still))
+                self._go_on(block.node, now)
                 break
         return []
 
     def _go_on(self, node: str, now: Micros) -> None:
-        """Start what waits where a room of its chain is free, and see that the ends are reported."""
+        """Start waiting tasks in free rooms of their chains, and schedule the reports of ended ones."""
         lines = self._lines.get(node)
         if lines is None:
             return
         for chain, line in list(lines.items()):
-            free = line.rooms - sum(count(each.indices) for each in line.running)
+            free = line.rooms - sum(count(block.indices) for block in line.running)
             idle, news = not line.running, bool(line.ended)
             while free > 0 and line.waiting:
-                first = min(line.waiting, key=lambda each: each.indices)
-                one = msgspec.structs.replace(first, indices=split(first.indices, 1)[0], told=False)
-                self._drop(line.waiting, first, one.indices)
-                self._start(one, now)
+                first = min(line.waiting, key=lambda block: block.indices)
+                task = msgspec.structs.replace(first, indices=split(first.indices, 1)[0], told=False)
+                self._drop(line.waiting, first, task.indices)
+                self._start(task, now)
                 free, news = free - 1, True
             if not line.waiting and idle and not news:
                 del lines[chain]
@@ -279,20 +278,21 @@ class Fleet:
         if line is None:
             return []
         ended: dict[Key, Running] = {}
-        for each in line.ended:
-            known = ended.setdefault(each.key(), each)
-            if known is not each:
-                joined = Ranges(known.indices)
-                joined.add(each.indices)
-                known.indices = joined.flat()
+        for block in line.ended:
+            merged = ended.setdefault(block.key(), block)
+            if merged is not block:
+                joined = Ranges(merged.indices)
+                joined.add(block.indices)
+                merged.indices = joined.flat()
         line.ended, line.gathers = [], False
         reports = [
-            each.report("succeeded", 0, ran=self.durations.get((each.job, each.stage), 0)) for each in ended.values()
+            block.report("succeeded", 0, ran=self.durations.get((block.job, block.stage), 0))
+            for block in ended.values()
         ]
-        for each in line.running:
-            if not each.told:
-                each.told = True
-                reports.append(each.report("running"))
+        for block in line.running:
+            if not block.told:
+                block.told = True
+                reports.append(block.report("running"))
         return reports
 
     def _stop(self, node: str, stop: Stop, now: Micros) -> None:
@@ -302,32 +302,32 @@ class Fleet:
         if node in self._held:
             key = (stop.job, stop.stage, stop.attempt)
             held = [
-                each
-                if (each.job, each.stage, each.attempt) != key
-                else msgspec.structs.replace(each, indices=difference(each.indices, stop.indices))
-                for each in self._held[node]
+                launch
+                if (launch.job, launch.stage, launch.attempt) != key
+                else msgspec.structs.replace(launch, indices=difference(launch.indices, stop.indices))
+                for launch in self._held[node]
             ]
-            self._held[node] = [each for each in held if each.indices]
+            self._held[node] = [launch for launch in held if launch.indices]
         lines = self._lines.get(node, {})
         for line in lines.values():
-            for each in [each for each in line.waiting if each.key() == stopping.key()]:
-                self._drop(line.waiting, each, Ranges(each.indices).overlap(stop.indices))
+            for block in [block for block in line.waiting if block.key() == stopping.key()]:
+                self._drop(line.waiting, block, Ranges(block.indices).overlap(stop.indices))
         where = self._running.get(stopping.key(), [])
-        for each in list(where):
+        for block in list(where):
             if stop.cause == "return":
-                stopping.indices = difference(stopping.indices, Ranges(each.indices).overlap(stop.indices))
+                stopping.indices = difference(stopping.indices, Ranges(block.indices).overlap(stop.indices))
             else:
-                self._drop(where, each, Ranges(each.indices).overlap(stop.indices))
+                self._drop(where, block, Ranges(block.indices).overlap(stop.indices))
         for chain, line in lines.items():
             if line.ended:
-                self._at(now, Flush(node, chain))  # what has ended was not stopped
+                self._at(now, Flush(node, chain))  # report ends before the stop: these tasks were not stopped
         if stopping.indices:
             self._at(now, stopping.report("stopped"))
 
     def _empty(self, node: str) -> list[Running]:
-        """Everything at an agent is gone; what it was."""
+        """Remove and return all tasks of an agent."""
         had: list[Running] = []
-        self._begun = [each for each in self._begun if each[1].node != node]
+        self._begun = [entry for entry in self._begun if entry[1].node != node]
         for key in [key for key in self._running if key[0] == node]:
             had += self._running.pop(key)
         for line in self._lines.pop(node, {}).values():
@@ -338,12 +338,12 @@ class Fleet:
         return had
 
     def _line(self, block: Running) -> ChainQueue | None:
-        """The chain that it is in, if it is in one."""
+        """Return the chain of a block, or None."""
         return self._lines[block.node].get(block.chain) if block.node in self._lines else None
 
     def _new_line(self, node: str, chain: int) -> ChainQueue:
-        """A chain begins behind those that run in its rooms already."""
-        line = ChainQueue(running=[each for each in self.at_work() if (each.node, each.chain) == (node, chain)])
+        """Add a chain behind the tasks that already run in its rooms."""
+        line = ChainQueue(running=[block for block in self.at_work() if (block.node, block.chain) == (node, chain)])
         self._lines.setdefault(node, {})[chain] = line
         return line
 
@@ -352,7 +352,7 @@ class Fleet:
             yield from lines.values()
 
     def _drop(self, where: list[Running], running: Running, block: tuple[int, ...]) -> None:
-        """Tasks are not there any more; without any left, neither is what held them."""
+        """Remove tasks from a block, and the block from all lists when it is empty."""
         running.indices = () if block == running.indices else difference(running.indices, block)
         if running.indices:
             return
@@ -381,7 +381,7 @@ def _same(one: Running, other: Running) -> bool:
 
 
 def _is_of(command: AnyCommand, running: Running) -> bool:
-    """Whether a report is of that attempt: the agent has had it, and may be done with it."""
+    """True if a report is about this attempt, so the agent has received it before."""
     return (
         isinstance(command, Report)
         and command.state != "refused"

@@ -1,4 +1,4 @@
-"""Machines that come some time after they are ordered, and go when they are not wanted: for simulations of pools."""
+"""Virtual machines of pools: they come some time after their order and go when they are unwanted."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fairlead.core.state import Partition
 class Machines:
     def __init__(self, boot: Micros = 2 * MINUTE) -> None:
         self.boot = boot
-        """How long an ordered node takes to come."""
+        """Time from the order of a node until it joins."""
         self._coming: list[tuple[Micros, str, str]] = []
         self._going: list[str] = []
 
-    def hear(self, effects: Iterable[Effect], now: Micros) -> None:
+    def receive(self, effects: Iterable[Effect], now: Micros) -> None:
         for effect in effects:
             if isinstance(effect, ForPool):
                 self._going += effect.unwanted
@@ -34,14 +34,14 @@ class Machines:
         return self._coming[0][0] if self._coming else None
 
     def happen(self, partition: Partition, now: Micros) -> list[AnyCommand]:
-        """The nodes that have gone and come by now."""
+        """Return commands for the nodes that have gone or come by now."""
         commands: list[AnyCommand] = [RemoveNode(name=name, operator=True) for name in self._going]
         self._going = []
         while self._coming and self._coming[0][0] <= now:
             _, name, pool = heappop(self._coming)
-            known = partition.pools.get(pool)
-            if known is not None:
-                settings = known.settings
+            configured = partition.pools.get(pool)
+            if configured is not None:
+                settings = configured.settings
                 spec = NodeSpec(settings.node, settings.labels, settings.taints, pool)
                 commands.append(AddNode(name=name, spec=spec, operator=True))
         return commands

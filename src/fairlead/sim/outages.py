@@ -1,4 +1,4 @@
-"""Machines that fail now and then, and come back after a while, from a seed: for simulations of traces."""
+"""Random outages of nodes, drawn from a seed, for simulations of traces."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ What = Literal["fails", "returns", "refuses", "accepts"]
 
 
 class Profile(msgspec.Struct, frozen=True):
-    """Of one node, on the average."""
+    """Averages for one node."""
 
     between: Micros
-    """How long it works until the next trouble."""
+    """Time from the end of an outage to the next one."""
     lasts: Micros
     refusing: int = 0
-    """Percent of the trouble in which it only refuses to start anything."""
+    """Percent of the outages in which the node runs on but refuses launches."""
 
 
 PROFILES = {"light": Profile(30 * DAY, HOUR), "heavy": Profile(2 * DAY, 30 * MINUTE, refusing=25)}
@@ -32,7 +32,7 @@ class Outages:
         self.profile = profile
         self.count = 0
         self.out: set[str] = set()
-        """The nodes that are in trouble now."""
+        """Nodes with an outage now."""
         self._rng = Random(seed)
         self._due: list[tuple[Micros, str, What]] = []
         for node in nodes:
@@ -42,7 +42,7 @@ class Outages:
         return self._due[0][0] if self._due else None
 
     def happen(self, now: Micros) -> list[tuple[str, What]]:
-        """What has happened by now; the next trouble of a node is drawn when it is over its last."""
+        """Return the events until now. The next outage of a node is drawn when its last one ends."""
         events: list[tuple[str, What]] = []
         while self._due and self._due[0][0] <= now:
             when, node, what = heappop(self._due)

@@ -1,7 +1,7 @@
-"""How full a placement can pack a fleet: jobs only arrive, in random order, until a share of all GPUs was asked for.
+"""Packing: how full a placement fills a fleet. Jobs arrive in random order until a share of all GPUs was asked for.
 
-Nothing ends, so a job that finds no room fails. What arrives is the trace, shuffled; if that is not enough, random jobs
-of it come again. Nodes join in a random order too: of equal ones the first is taken, and that must not decide.
+No job ends, so a job that does not fit fails. The trace is shuffled; if it is too short, random jobs of it arrive
+again. Nodes join in a random order too, so that ties between equal nodes do not favour any of them.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from fairlead.sim.simulation import Simulation
 from fairlead.sim.traces import Arrival, LeftOut, Trace
 
 BATCH = 100
-"""So many arrive at a time."""
+"""Number of jobs that arrive at the same time."""
 FOR_EVER = 10_000 * 24 * 3600 * SECOND
 
 
 class Packed(msgspec.Struct, frozen=True):
-    """What one shuffle came to."""
+    """The result of one shuffle."""
 
     seed: int
     allocated: int
-    """Milli-GPU."""
+    """Allocated milli-GPUs."""
     failed: int
     arrived: int
     fragmented: float
-    """Of the idle GPUs, how many the next job is expected to find useless."""
+    """Expected number of idle GPUs that the next job cannot use."""
 
 
 def pack(trace: Trace, place: str, percent: int, seed: int, stop: Callable[[], bool] = lambda: False) -> Packed | None:
-    """One shuffle; nothing if it was stopped."""
+    """Run one shuffle; return None if it was stopped."""
     if place not in placement_names():
         raise Refused("place", f"there is no placement {place}; write {', '.join(placement_names())}")
     if not trace.amount(GPU):
@@ -62,9 +62,9 @@ def pack(trace: Trace, place: str, percent: int, seed: int, stop: Callable[[], b
 
 
 def summary(trace: Trace, place: str, percent: int, packed: Sequence[Packed]) -> dict[str, Any]:
-    """Means over the shuffles."""
+    """Return the means over the shuffles."""
     total = trace.amount(GPU)
-    shares = [100 * each.allocated / total for each in packed]
+    shares = [100 * shuffle.allocated / total for shuffle in packed]
     mean = sum(shares) / len(shares)
     return {
         "trace": trace.name,
@@ -76,9 +76,9 @@ def summary(trace: Trace, place: str, percent: int, packed: Sequence[Packed]) ->
         "lowest_percent": round(min(shares), 3),
         "highest_percent": round(max(shares), 3),
         "unallocated_gpus": round(total / MILLI * (1 - mean / 100), 2),
-        "failed_pods": round(sum(each.failed for each in packed) / len(packed), 1),
-        "arrived_pods": round(sum(each.arrived for each in packed) / len(packed), 1),
-        "fragmented_gpus": round(sum(each.fragmented for each in packed) / len(packed), 2),
+        "failed_pods": round(sum(shuffle.failed for shuffle in packed) / len(packed), 1),
+        "arrived_pods": round(sum(shuffle.arrived for shuffle in packed) / len(packed), 1),
+        "fragmented_gpus": round(sum(shuffle.fragmented for shuffle in packed) / len(packed), 2),
         "left_out": trace.left_out.rows(),
     }
 
@@ -89,26 +89,26 @@ def _shuffled(trace: Trace, percent: int, rng: Random) -> Trace:
     wanted = trace.amount(GPU) * percent // 100
     arrivals: list[Arrival] = []
     asked = 0
-    for each in _endless(trace.arrivals, rng):
+    for arrival in _endless(trace.arrivals, rng):
         if asked >= wanted:
             break
         number = len(arrivals)
-        arrivals.append(Arrival(number // BATCH * SECOND, str(number), each.spec, (FOR_EVER,)))
-        asked += sum(dict(stage.resources).get(GPU, 0) * stage.count for stage in each.spec.stages)
+        arrivals.append(Arrival(number // BATCH * SECOND, str(number), arrival.spec, (FOR_EVER,)))
+        asked += sum(dict(stage.resources).get(GPU, 0) * stage.count for stage in arrival.spec.stages)
     return Trace(trace.name, arrivals, nodes, LeftOut())
 
 
 def _endless(arrivals: Sequence[Arrival], rng: Random) -> Iterator[Arrival]:
-    """All of them in random order, then any of them again and again."""
+    """Yield all arrivals in random order, then random ones without end."""
     yield from rng.sample(arrivals, len(arrivals))
-    if not any(dict(stage.resources).get(GPU) for each in arrivals for stage in each.spec.stages):
+    if not any(dict(stage.resources).get(GPU) for arrival in arrivals for stage in arrival.spec.stages):
         raise Refused("packing", "no job asks for GPUs; name a trace with some that do")
     while True:
         yield rng.choice(arrivals)
 
 
 def fragmented(partition: Partition, usual: Sequence[Arrival]) -> float:
-    """The idle GPUs that the usual work cannot use, on the average over its jobs."""
+    """Return how many idle GPUs the usual jobs cannot use, on average over the jobs."""
     weights: dict[Shape, int] = {}
     shapes: dict[object, Shape] = {}
     for arrival in usual:
@@ -133,7 +133,7 @@ def fragmented(partition: Partition, usual: Sequence[Arrival]) -> float:
 
 
 def _workload(weights: dict[Shape, int], names: Sequence[str], labels: dict[str, str]) -> Workload:
-    """The usual work on nodes with these labels."""
+    """Return the usual jobs as a workload for nodes with these labels."""
     here = [(shape, weight) for shape, weight in weights.items() if shape.accepts(labels, (), "")]
     tasks: list[tuple[Task, int]] = []
     for shape, weight in here:

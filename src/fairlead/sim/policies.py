@@ -1,4 +1,4 @@
-"""Policies to simulate: a few by name, or the configuration of a partition as in fairlead.yaml."""
+"""Policies to simulate: built-in ones by name, or the configuration of a partition as in fairlead.yaml."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from fairlead.sim.traces import Trace
 
 MAX_CANDIDATES = 10_000_000
 ONE_QUEUE: dict[str, Any] = {
-    "chain": 0,  # with chains, what runs when depends on what was measured
-    "hold_for": 0,  # the rules of these policies know no holds
-    "max_placed": MAX_CANDIDATES,  # all that may start at one instant starts in one cycle
+    "chain": 0,  # with chains, start times depend on measured run times
+    "hold_for": 0,  # these policies have no holds
+    "max_placed": MAX_CANDIDATES,  # all jobs that may start at one instant start in one cycle
     "queues": {"root": {"all": {"order": "fifo"}}},
     "requestors": [{"match": "", "queue": "root.all"}],
 }
@@ -28,11 +28,11 @@ class Policy:
         self.name = name
         self.config = config
         self._homes = homes or {}
-        """User → queue, where the trace names none that the policy knows."""
+        """User → queue, for jobs with a queue that the policy does not have."""
         self._paths = {path for path, _ in config.queues}
 
     def place(self, spec: JobSpec) -> JobSpec:
-        """The job as it is submitted: the queue of its trace counts where the policy has one of that name."""
+        """Return the job to submit. It keeps the queue of the trace if the policy has that queue."""
         queue = self._homes.get(spec.user, "")
         if spec.queue in self._paths:
             return spec
@@ -42,18 +42,18 @@ class Policy:
 
 
 def fcfs(trace: Trace) -> Policy:
-    """First come, first served: one queue, and nobody passes its head."""
+    """First come, first served: one queue, and no job passes its head."""
     return Policy("fcfs", parse_partition(ONE_QUEUE, "fcfs"))
 
 
 def easy(trace: Trace) -> Policy:
-    """The same, and who does not delay the head may pass it."""
+    """EASY backfilling: as `fcfs`, but a job that does not delay the head may pass it."""
     return Policy("easy", parse_partition({**ONE_QUEUE, "backfill": True}, "easy"))
 
 
 def fair(trace: Trace) -> Policy:
-    """A queue for each user with an equal share, and backfilling, so that large jobs have their turn too."""
-    users = sorted({each.spec.user for each in trace.arrivals})
+    """One queue per user with equal shares. Backfilling ensures that large jobs start too."""
+    users = sorted({arrival.spec.user for arrival in trace.arrivals})
     names = {user: user if QUEUE_NAME.fullmatch(user) else f"user-{at}" for at, user in enumerate(users)}
     queues = {name: {"order": "fifo", "share": 1} for name in names.values()}
     document = {**ONE_QUEUE, "backfill": True, "queues": {"root": queues}, "requestors": []}
@@ -64,7 +64,7 @@ NAMED: dict[str, Callable[[Trace], Policy]] = {"fcfs": fcfs, "easy": easy, "fair
 
 
 def policy_of(name: str, document: object) -> Policy:
-    """A policy from a configuration document with one partition, or from the settings of one."""
+    """Return a policy from a configuration with one partition, or from the settings of one."""
     if isinstance(document, Mapping) and "partitions" not in document:
         document = {"partitions": {"default": document}}
     configs = parse_config({} if document is None else document)

@@ -1,4 +1,4 @@
-"""What became of each job of a simulation, gathered after each cycle from the jobs that it touched."""
+"""Outcomes of the jobs of a simulation, updated after each cycle from the jobs that it touched."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NEVER = -1
 
 
 class Outcome(NamedTuple):
-    """One job. Times are None while they have not come."""
+    """The outcome of one job. Times are None until they are known."""
 
     submitted: Micros
     started: Micros | None
@@ -26,17 +26,17 @@ class Outcome(NamedTuple):
 
 
 class Record:
-    """An observer of the writer. Jobs are known by their place in the trace."""
+    """An observer of the writer. Jobs are identified by their position in the trace."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self._resource = trace.resource
-        self._at = {each.job: at for at, each in enumerate(trace.arrivals)}
+        self._at = {arrival.job: at for at, arrival in enumerate(trace.arrivals)}
         jobs = len(trace.arrivals)
         self._started = array("q", [NEVER]) * jobs
         self._ended = array("q", [NEVER]) * jobs
         self._states: dict[int, str] = {}
-        """Only of jobs that ended in another way than well."""
+        """End states other than succeeded."""
         self._queues: dict[int, str] = {}
         self.refused: dict[int, str] = {}
         self.arrived = 0
@@ -44,15 +44,15 @@ class Record:
         self.over = 0
         self.cycles = 0
         self.now: Micros = 0
-        """The last instant that was simulated."""
+        """Time of the last cycle."""
         self.placements = 0
         self.tasks = 0
         self.times = array("q")
-        """At these times the figures below changed."""
+        """Times at which `used` or `waiting` changed."""
         self.used = array("q")
-        """How much of the trace's main resource was allocated."""
+        """Allocated amount of the trace's main resource."""
         self.waiting = array("q")
-        """How many jobs had not started yet."""
+        """Number of submitted jobs that had not started."""
         self._partition: Partition | None = None
 
     def job(self, at: int) -> Outcome:
@@ -66,15 +66,15 @@ class Record:
         )
 
     def arrive(self, jobs: int) -> None:
-        """So many are submitted in the next cycle."""
+        """Count jobs that are submitted in the next cycle."""
         self.arrived += jobs
 
     def accept(self, at: int, queue: str) -> None:
-        """The scheduler took a job, into that queue."""
+        """Record that the scheduler accepted a job into a queue."""
         self._queues[at] = queue
 
     def refuse(self, at: int, why: str) -> None:
-        """The scheduler did not take a job."""
+        """Record that the scheduler refused a job."""
         self.refused[at] = why
         self._states[at] = "refused"
         self.over += 1
@@ -110,12 +110,12 @@ class Record:
                 self.placements += len(change.tasks)
                 self.tasks += len(change.tasks)
             elif kind is JobForgotten:
-                forgotten: JobForgottenUndo = before  # where nothing is kept, in the cycle in which it ended
+                forgotten: JobForgottenUndo = before  # with keep_ended 0, in the cycle in which the job ended
                 self._end(forgotten.job.id, partition.now, forgotten.job.state)
         self._sample(partition.now)
 
     def stopped(self, partition: Partition, why: str) -> None:
-        """Nothing to do: what was not written did not happen."""
+        """Nothing to do: a cycle that was not written has no effect."""
 
     def _start(self, job: str, now: Micros) -> None:
         at = self._at.get(job)

@@ -1,4 +1,4 @@
-"""The report of a simulation: one HTML file that needs nothing else, with the policies side by side."""
+"""The report of a simulation: one self-contained HTML file with the policies side by side."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HIGHER_IS_BETTER = ("utilisation",)
 
 
 def page(runs: Sequence[Run]) -> str:
-    """All of the page."""
+    """Return the HTML page."""
     trace = runs[0].record.trace
     names = [run.policy.name for run in runs]
     jobs = [started_jobs(run.record) for run in runs]
@@ -45,7 +45,7 @@ def page(runs: Sequence[Run]) -> str:
             "How long jobs of a size waited, on the average. The size is the number of tasks.",
             legend(names) + _by_size(runs, jobs, names),
         ),
-        *[_shares(run, each) for run, each in zip(runs, jobs, strict=True)],
+        *[_shares(run, own) for run, own in zip(runs, jobs, strict=True)],
         _notes(runs),
     ]
     title = f"{trace.name}: {', '.join(names)}"
@@ -79,7 +79,7 @@ def _figures(runs: Sequence[Run]) -> str:
 
 
 def _over_time(runs: Sequence[Run], values: Callable[[Run], Sequence[int]], factor: float, unit: str) -> str:
-    start = min(each.at for each in runs[0].record.trace.arrivals)
+    start = min(arrival.at for arrival in runs[0].record.trace.arrivals)
     end = max([run.record.times[-1] for run in runs if run.record.times], default=start + SECOND)
     lines = [
         Line(
@@ -97,18 +97,18 @@ def _over_time(runs: Sequence[Run], values: Callable[[Run], Sequence[int]], fact
 
 
 def time_axis(longest: float) -> Axis:
-    """From 0 to so many seconds, in the unit that suits."""
+    """Return an axis from 0 to `longest` seconds, in a suitable unit."""
     seconds = max(1.0, longest)
     units = ((DAY, "d"), (HOUR, "h"), (MINUTE, "min"), (1, "s"))
-    size, unit = next(each for each in units if seconds >= 3 * each[0] or each[0] == 1)
+    size, unit = next(entry for entry in units if seconds >= 3 * entry[0] or entry[0] == 1)
     axis = linear(seconds / size, str)
     return Axis(0, seconds, [mark * size for mark in axis.marks], lambda value: f"{value / size:,.3g} {unit}")
 
 
 def _waits(jobs: Sequence[Sequence[Job]], names: Sequence[str]) -> str:
     lines: list[Line] = []
-    for name, each in zip(names, jobs, strict=True):
-        ordered = sorted(job.wait for job in each)
+    for name, own in zip(names, jobs, strict=True):
+        ordered = sorted(job.wait for job in own)
         points = [(max(1.0, percentile(ordered, percent) / SECOND), float(percent)) for percent in range(1, 101)]
         lines.append(Line(name, points if ordered else []))
     y = linear(100.0, lambda value: f"{value:.0f} %")
@@ -117,13 +117,13 @@ def _waits(jobs: Sequence[Sequence[Job]], names: Sequence[str]) -> str:
 
 
 def _by_size(runs: Sequence[Run], jobs: Sequence[Sequence[Job]], names: Sequence[str]) -> str:
-    sizes = {each.id: sum(stage.count for stage in each.spec.stages) for each in runs[0].record.trace.arrivals}
-    classes = sorted({sizes[job.id].bit_length() for each in jobs for job in each})
-    labels = [_size_label(each) for each in classes]
+    sizes = {arrival.id: sum(stage.count for stage in arrival.spec.stages) for arrival in runs[0].record.trace.arrivals}
+    classes = sorted({sizes[job.id].bit_length() for own in jobs for job in own})
+    labels = [_size_label(size) for size in classes]
     groups: list[Bars] = []
-    for name, each in zip(names, jobs, strict=True):
+    for name, own in zip(names, jobs, strict=True):
         waits: dict[int, list[int]] = {size: [] for size in classes}
-        for job in each:
+        for job in own:
             waits[sizes[job.id].bit_length()].append(job.wait)
         groups.append(Bars(name, [sum(waits[size]) / SECOND / max(1, len(waits[size])) for size in classes]))
     return bar_chart(groups, labels, time_axis(max((value for group in groups for value in group.values), default=1)))
@@ -139,8 +139,8 @@ def _wait_axis(longest: float) -> Axis:
 
 
 def _shares(run: Run, jobs: Sequence[Job]) -> str:
-    """What each queue may have, what it wanted and what it used, where there are several."""
-    settings = {path: each for path, each in run.policy.config.queues}
+    """Draw the share and the use of each queue; "" for a single queue."""
+    settings = {path: queue for path, queue in run.policy.config.queues}
     parents = {path.rpartition(".")[0] for path in settings}
     used: dict[str, int] = {path: 0 for path in settings if path not in parents}
     for job in jobs:
@@ -149,7 +149,7 @@ def _shares(run: Run, jobs: Sequence[Job]) -> str:
         return ""
     total = sum(used.values()) or 1
     largest = sorted(used, key=lambda path: (-used[path], path))[:MOST_QUEUES]
-    entitled = _entitled({path: each.share for path, each in settings.items()})
+    entitled = _entitled({path: queue.share for path, queue in settings.items()})
     groups = [
         Bars("share", [100 * entitled[path] for path in largest]),
         Bars("use", [100 * used[path] / total for path in largest]),
@@ -165,7 +165,7 @@ def _shares(run: Run, jobs: Sequence[Job]) -> str:
 
 
 def _entitled(shares: dict[str, int | None]) -> dict[str, float]:
-    """The part of the whole that each queue is entitled to: its share among its siblings, of what its parent has."""
+    """Return the fraction of the whole that each queue is entitled to: its share of its parent's fraction."""
     parts: dict[str, float] = {}
     for path, share in shares.items():
         above = path.rpartition(".")[0]

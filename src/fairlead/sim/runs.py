@@ -1,4 +1,4 @@
-"""One trace under several policies, or several placements, one after another."""
+"""Run one trace under several policies, or several placements, one after another."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fairlead.sim.traces import Trace
 from fairlead.writer.memory import spared
 
 Watch = Callable[[Simulation], bool]
-"""Asked before each cycle: whether to stop."""
+"""Called before each cycle; True stops the run."""
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -28,11 +28,11 @@ class Run(msgspec.Struct, frozen=True):
     record: Record
     result: dict[str, Any]
     whole: bool
-    """Whether it came to its end; else its figures are of what there was until then."""
+    """False if the run was stopped; its figures are those until then."""
 
 
 class Faults(msgspec.Struct, frozen=True):
-    """Which trouble nodes have, and from which seed it is drawn: the same for each policy."""
+    """Profile and seed of the nodes' outages, the same for each policy."""
 
     profile: str
     seed: int = 1
@@ -46,7 +46,7 @@ class Faults(msgspec.Struct, frozen=True):
 def run_policies(
     trace: Trace, policies: Sequence[Policy], until: Micros | None, watch: Watch, faults: Faults | None = None
 ) -> list[Run]:
-    """If one is stopped, those after it are not begun."""
+    """Run the policies. If one is stopped, the remaining ones are not started."""
     runs: list[Run] = []
     for policy in policies:
         began = perf_counter()
@@ -63,7 +63,7 @@ def run_policies(
 
 
 class Packing(msgspec.Struct, frozen=True):
-    """How full the GPUs of a fleet become: what share of them is asked for, and in how many random orders."""
+    """Settings of packing: percent of the GPUs to ask for, and number of shuffles."""
 
     percent: int
     shuffles: int = 10
@@ -71,22 +71,25 @@ class Packing(msgspec.Struct, frozen=True):
 
 
 PackWatch = Callable[[str, int], bool]
-"""Asked before each cycle, with the placement and how many shuffles are done: whether to stop."""
+"""Called before each cycle with the placement and the number of finished shuffles; True stops the run."""
 
 
 def run_placements(
     trace: Trace, places: Sequence[str], packing: Packing, watch: PackWatch
 ) -> tuple[list[dict[str, Any]], bool]:
-    """The result of each placement, and whether it came to its end; what was stopped has those shuffles that were."""
+    """Return the results of the placements, and False if the run was stopped.
+
+    The result of a stopped placement covers its finished shuffles.
+    """
     results: list[dict[str, Any]] = []
     for place in places:
         began = perf_counter()
         packed: list[Packed] = []
         for seed in range(packing.seed, packing.seed + packing.shuffles):
-            one = pack(trace, place, packing.percent, seed, lambda: watch(place, len(packed)))  # noqa: B023
-            if one is None:
+            shuffle = pack(trace, place, packing.percent, seed, lambda: watch(place, len(packed)))  # noqa: B023
+            if shuffle is None:
                 break
-            packed.append(one)
+            packed.append(shuffle)
         whole = len(packed) == packing.shuffles
         if packed:
             result = summary(trace, place, packing.percent, packed)

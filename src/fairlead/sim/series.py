@@ -1,4 +1,4 @@
-"""Figures over time, brought down to as many points as a chart can show."""
+"""Time series, reduced to the number of points of a chart."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from fairlead.core.model import Micros
 def means(
     times: Sequence[Micros], values: Sequence[int], start: Micros, end: Micros, buckets: int
 ) -> list[tuple[float, float]]:
-    """The mean over time of a value that stays until it changes, in each of so many equal parts of a span.
+    """Return the mean of a step function in each of `buckets` equal parts of a span.
 
-    Points are (middle of the part, mean). Before the first change the value is 0.
+    Points are (middle of the part, mean). The value is 0 before the first change.
     """
     length = max(1, end - start) / buckets
     points: list[tuple[float, float]] = []

@@ -1,7 +1,7 @@
 """A simulation: the real writer, core and journal on a virtual clock, with a virtual fleet and the jobs of a trace.
 
-All that is due at one instant is one batch: what ended, then what arrives; then one cycle decides. What a cycle brings
-about at the same instant, such as the end of a job of no length, is the batch of another one.
+All events of one instant are one batch for one cycle: first reports, then arrivals. Events that a cycle causes at the
+same instant, such as the end of a job with run time 0, go into the next batch.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ class Simulation:
         self.record = Record(trace)
         self.fleet = Fleet(prompt=False)
         self.machines = Machines()
-        """Those of the policy's pools."""
+        """Machines of the policy's pools."""
         self.writer = Writer(MemoryJournal(), "default", [self.record, *observers])
         self.now: Micros = 0
         self._next = 0
-        """The first arrival that has not come."""
+        """Position of the next arrival in the trace."""
         self._open()
 
     def run(self, until: Micros | None = None, stop: Callable[[Simulation], bool] = lambda simulation: False) -> bool:
-        """Until all jobs have ended, nothing can happen any more, or it is that late. Returns whether it got there.
+        """Run until all jobs have ended, no event is left, or `until` is reached; return True then.
 
-        Before each cycle `stop` is asked: if it says so, this returns at once and may be called again.
+        `stop` is called before each cycle. If it returns True, `run` returns False at once and may be called again.
         """
         while not stop(self):
             when = self._next_due()
@@ -59,7 +59,7 @@ class Simulation:
         return False
 
     def step(self) -> None:
-        """One cycle at the present time."""
+        """Run one cycle at the current time."""
         back = self._break() if self.outages is not None else []
         machines = self.machines.happen(self.writer.partition, self.now)
         reports = [*back, *machines, *self.fleet.reports(self.now)]
@@ -73,13 +73,13 @@ class Simulation:
             else:
                 self.record.accept(at, self.writer.partition.jobs[answer.job].queue.path)
         self.fleet.deliver(done.effects, self.now)
-        self.machines.hear(done.effects, self.now)
+        self.machines.receive(done.effects, self.now)
 
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        """Set the partition up, at the beginning of time."""
-        # No message is lost here, and that something runs is said when something else happens, however late that is.
+        """Configure the partition and add the nodes, at time 0."""
+        # Launches never time out: no message is lost here, but a start is reported with the next event, however late.
         settings = replace(self.policy.config.settings, launch_timeout=MAX_DURATION)
         config = replace(self.policy.config, settings=settings)
         commands: list[AnyCommand] = [Configure(config=config, version=1, operator=True)]
@@ -89,10 +89,10 @@ class Simulation:
         for answer in done.answers:
             if isinstance(answer, Rejected):
                 raise Refused(answer.field, answer.problem, answer.code)
-        self.machines.hear(done.effects, self.now)
+        self.machines.receive(done.effects, self.now)
 
     def _break(self) -> list[AnyCommand]:
-        """Nodes get into trouble, or out of it; those that are back register."""
+        """Apply the due outages; return the registrations of nodes that are back."""
         assert self.outages is not None
         specs = dict(self.trace.nodes)
         back: list[AnyCommand] = []
@@ -109,7 +109,7 @@ class Simulation:
         return back
 
     def _is_stuck(self, outages: Outages) -> bool:
-        """Whether trouble that comes and goes is all that can still happen. A node in back-off is tried again."""
+        """True if only further outages can still happen. A node in back-off counts: it is tried again."""
         if outages.out or self.writer.more or self._next < len(self.trace.arrivals):
             return False
         partition = self.writer.partition
@@ -118,7 +118,7 @@ class Simulation:
     def _next_due(self) -> Micros | None:
         if self.writer.more:
             return self.now
-        # What is to be forgotten goes with whatever comes next: a cycle of its own would decide nothing.
+        # Ended jobs are forgotten with the next event: a cycle of their own would decide nothing.
         reported = self.fleet.next_due()
         if reported == self.now:
             return reported

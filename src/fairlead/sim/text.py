@@ -1,4 +1,4 @@
-"""Results of simulations for people and for spreadsheets."""
+"""Results of simulations as text tables and CSV."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 
 def parse_time(text: str, field: str) -> Micros:
-    """A point in simulated time, written as a duration since its beginning; plain numbers are seconds."""
+    """Return a simulated time from text: a duration since the start. Plain numbers are seconds."""
     return parse_duration(int(text) if text.isdigit() else text, field)
 
 
 def span(seconds: float) -> str:
-    """A duration to read: its two largest units."""
+    """Return a duration as text in its two largest units."""
     left = round(seconds)
     parts: list[str] = []
     for length, unit in UNITS:
@@ -33,7 +33,7 @@ def span(seconds: float) -> str:
 
 
 Rows = tuple[tuple[str, str, Callable[[Any], str]], ...]
-"""What a row is called, which figure it has, and how it is written."""
+"""(Label, key of the figure, formatter) of each row."""
 
 ROWS: Rows = (
     ("jobs", "jobs", lambda value: f"{value:,}"),
@@ -63,14 +63,14 @@ PACKING_ROWS: Rows = (
 
 
 def table(results: Sequence[dict[str, Any]], rows: Rows = ROWS) -> Iterator[str]:
-    """The results side by side, a policy a column."""
-    cells = [["", *(str(each["policy"]) for each in results)]]
-    cells += [[label, *(show(each[key]) for each in results)] for label, key, show in rows]
+    """Yield the lines of a table with one column per policy."""
+    cells = [["", *(str(result["policy"]) for result in results)]]
+    cells += [[label, *(show(result[key]) for result in results)] for label, key, show in rows]
     widths = [max(len(row[at]) for row in cells) for at in range(len(cells[0]))]
     for row in cells:
         first, *rest = row
         yield "  ".join(
-            [first.ljust(widths[0]), *(each.rjust(width) for each, width in zip(rest, widths[1:], strict=True))]
+            [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))]
         )
 
 
@@ -79,24 +79,24 @@ def plural(number: int, what: str) -> str:
 
 
 def remarks(result: dict[str, Any]) -> Iterator[str]:
-    """What a reader of the figures has to know: what they are not about."""
+    """Yield remarks on jobs that the figures do not cover, and on outages."""
     if result["not_started"]:
         yield f"{result['not_started']:,} of {result['submitted']:,} jobs had not started"
     if result["not_ended"] > result["not_started"]:
         yield f"{plural(result['not_ended'] - result['not_started'], 'job')} had not ended"
     if result["outages"]:
         yield f"nodes were in trouble {plural(result['outages'], 'time')}"
-    for each in result["refused"]:
-        yield f"{each['count']:,} refused ({', '.join(each['jobs'])}): {each['why']}"
+    for refusal in result["refused"]:
+        yield f"{refusal['count']:,} refused ({', '.join(refusal['jobs'])}): {refusal['why']}"
 
 
 def write_starts(file: TextIO, runs: Iterable[Run]) -> None:
-    """A line for each job of the trace and each policy. Times are in seconds; what did not happen is empty."""
+    """Write a CSV row for each job and policy. Times are in seconds, empty if the event did not happen."""
     out = csv.writer(file, lineterminator="\n")
     out.writerow(["id", "submit_s", "start_s", "end_s", "state", "user", "queue", "policy"])
     for run in runs:
         record = run.record
         for at, arrival in enumerate(record.trace.arrivals[: record.arrived]):
             job = record.job(at)
-            times = ["" if each is None else plain(each) for each in (job.submitted, job.started, job.ended)]
+            times = ["" if time is None else plain(time) for time in (job.submitted, job.started, job.ended)]
             out.writerow([arrival.id, *times, job.state, arrival.spec.user, job.queue, run.policy.name])

@@ -1,4 +1,4 @@
-"""Traces: who arrives when and runs for how long. Files are told apart by their names and their first lines."""
+"""Traces: arrival times and run times of jobs. The kind of a file follows from its name and its first line."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def read_traces(
     jobs: int | None = None,
     seed: int | None = None,
 ) -> Trace:
-    """One trace out of all files. Nodes that are given stand in place of those of the files."""
+    """Read one trace from all files. `nodes` replaces the nodes of the files."""
     parts = [_read(path, load, overrun, nodes, seed) for path in paths]
     arrivals = list(chain.from_iterable(part.arrivals for part in parts))
-    known = list(nodes) if nodes is not None else list(chain.from_iterable(part.nodes for part in parts))
+    all_nodes = list(nodes) if nodes is not None else list(chain.from_iterable(part.nodes for part in parts))
     left_out = LeftOut()
     for part in parts:
         left_out.join(part.left_out, part.name if len(parts) > 1 else "")
-    _check(arrivals, known, [part.name for part in parts])
-    return Trace(" + ".join(part.name for part in parts), queue_up(arrivals, jobs), known, left_out)
+    _check(arrivals, all_nodes, [part.name for part in parts])
+    return Trace(" + ".join(part.name for part in parts), queue_up(arrivals, jobs), all_nodes, left_out)
 
 
 def _read(
@@ -73,15 +73,15 @@ def _read_table(path: Path, overrun: Overrun) -> Trace:
 
 
 def parse_nodes(text: str, load: Load) -> list[tuple[str, NodeSpec]]:
-    """Nodes as the command line names them: `64`, `8x16`, `8xcpu=16,gpu=2`, or a file with a list of nodes."""
-    found = NODES.fullmatch(text)
-    if found is None:
+    """Read the `--nodes` option: `64`, `8x16`, `8xcpu=16,gpu=2`, or a file with a list of nodes."""
+    match = NODES.fullmatch(text)
+    if match is None:
         trace = _read(Path(text), load, "extend", None, None)
         if not trace.nodes:
             raise Refused("nodes", f"{text} has no nodes; name a list of nodes")
         return trace.nodes
-    count, each = int(found[1]), found[2] or "1"
-    resources = dict(part.partition("=")[::2] for part in each.split(",")) if "=" in each else {"cpu": each}
+    count, node = int(match[1]), match[2] or "1"
+    resources = dict(part.partition("=")[::2] for part in node.split(",")) if "=" in node else {"cpu": node}
     return own.parse_nodes([{"name": "n", "count": count, "resources": resources}], "nodes")
 
 
@@ -96,7 +96,7 @@ def _check(arrivals: Sequence[Arrival], nodes: Sequence[object], names: Sequence
     if not nodes:
         raise Refused("nodes", f"{files} says nothing of nodes; name a list of nodes, or give --nodes, such as 8x16")
     seen: set[str] = set()
-    for each in arrivals:
-        if each.id in seen:
-            raise Refused("jobs", f"{each.id} stands in more than one of {files}; simulate them apart")
-        seen.add(each.id)
+    for arrival in arrivals:
+        if arrival.id in seen:
+            raise Refused("jobs", f"{arrival.id} stands in more than one of {files}; simulate them apart")
+        seen.add(arrival.id)

@@ -1,4 +1,4 @@
-"""What every reader of traces gives: who arrives when and runs for how long, on which nodes, and what was left out."""
+"""The result of every trace reader: arrivals with run times, nodes, and the lines that were left out."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from fairlead.core.model import JobSpec, Micros, StageSpec
 from fairlead.core.resources import CPU, GPU, MAX_DURATION, MILLI, SECOND
 
 Overrun = Literal["extend", "kill"]
-"""What becomes of a job that ran longer than was estimated: its estimate is raised, or its run is cut."""
+"""Treatment of a job that ran longer than its estimate: raise the estimate, or cut the run."""
 
 NAMED = 10
-"""So many lines are named for each reason to leave some out; the others are counted."""
+"""Number of lines that are named for each reason; further lines are only counted."""
 
 
 class Arrival(msgspec.Struct, frozen=True, gc=False):
@@ -27,10 +27,10 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
 
     at: Micros
     id: str
-    """As the trace has it."""
+    """The id in the trace."""
     spec: JobSpec
     durations: tuple[Micros, ...]
-    """How long each task runs, by stage."""
+    """Run time of a task, by stage."""
 
     @property
     def job(self) -> str:
@@ -38,11 +38,11 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def run(self) -> Micros:
-        """How long it runs if all its stages start together."""
+        """Run time if all stages start together."""
         return max(self.durations, default=0)
 
     def work(self, resource: str) -> int:
-        """Amount times microseconds, of all its tasks."""
+        """Return amount times microseconds, summed over all tasks."""
         return sum(
             dict(stage.resources).get(resource, 0) * stage.count * duration
             for stage, duration in zip(self.spec.stages, self.durations, strict=True)
@@ -50,12 +50,12 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
 
 
 def job_id(name: str) -> str:
-    """What a job of a trace is called in the simulation: the scheduler keeps plain numbers for itself."""
+    """Return the job id in the simulation. Plain numbers are reserved for the scheduler's own ids."""
     return f"j{name}"
 
 
 class LeftOut:
-    """Lines that are not simulated, by the reason: all are counted, the first are named."""
+    """Lines that are not simulated, by reason: all are counted, the first ones are named."""
 
     def __init__(self) -> None:
         self._lines: dict[str, list[int]] = {}
@@ -68,11 +68,11 @@ class LeftOut:
             lines.append(line)
 
     def join(self, other: LeftOut, name: str) -> None:
-        """Take over what another one has, said to be of a file."""
+        """Add the lines of another reader, prefixed with its file name."""
         for why, count in other._counts.items():
-            known = f"{name}: {why}" if name else why
-            self._counts[known] = self._counts.get(known, 0) + count
-            self._lines[known] = [*self._lines.get(known, ()), *other._lines[why]][:NAMED]
+            reason = f"{name}: {why}" if name else why
+            self._counts[reason] = self._counts.get(reason, 0) + count
+            self._lines[reason] = [*self._lines.get(reason, ()), *other._lines[why]][:NAMED]
 
     def __len__(self) -> int:
         return sum(self._counts.values())
@@ -81,7 +81,7 @@ class LeftOut:
         return [{"why": why, "count": self._counts[why], "lines": list(self._lines[why])} for why in self._counts]
 
     def texts(self) -> list[str]:
-        """A line for each reason, for people."""
+        """Return a readable line for each reason."""
         texts = []
         for why, count in self._counts.items():
             lines = ", ".join(map(str, self._lines[why])) + (", …" if count > NAMED else "")
@@ -90,7 +90,7 @@ class LeftOut:
 
 
 class Trace(msgspec.Struct):
-    """Arrivals are in the order in which they queue up: by time, then as they stand in the trace."""
+    """A trace. Arrivals are sorted by time, those of one instant in the order of the file."""
 
     name: str
     arrivals: list[Arrival]
@@ -98,12 +98,12 @@ class Trace(msgspec.Struct):
     left_out: LeftOut
 
     def amount(self, resource: str) -> int:
-        """What all nodes have together."""
+        """Return the total amount of a resource on all nodes."""
         return sum(dict(spec.capacity).get(resource, 0) for _, spec in self.nodes)
 
     @property
     def resource(self) -> str:
-        """What utilisation is about: GPUs where there are any, else CPUs."""
+        """The main resource, for utilisation: GPUs if there are any, else CPUs."""
         return GPU if self.amount(GPU) else CPU
 
 
@@ -112,20 +112,21 @@ def cpu_node(cpus: int) -> NodeSpec:
 
 
 def queue_up(arrivals: list[Arrival], jobs: int | None) -> list[Arrival]:
-    """In the order of the queue, and only so many of them."""
-    arrivals = sorted(arrivals, key=lambda each: each.at)  # those of one instant stay in the order of their lines
+    """Return the first `jobs` arrivals in the order of the queue; all if None."""
+    # A stable sort: arrivals of one instant keep the order of their lines.
+    arrivals = sorted(arrivals, key=lambda arrival: arrival.at)
     return arrivals if jobs is None else arrivals[:jobs]
 
 
 def settle_overrun(stage: StageSpec, duration: Micros, overrun: Overrun) -> tuple[StageSpec, Micros]:
-    """Bring the estimate and the run time of a stage together; without an estimate it is the run time."""
+    """Apply the overrun rule to a stage. A missing estimate becomes the run time."""
     if stage.estimate is None or (overrun == "extend" and stage.estimate < duration):
         return msgspec.structs.replace(stage, estimate=duration), duration
     return stage, min(duration, stage.estimate) if overrun == "kill" else duration
 
 
 def seconds(text: str) -> Micros:
-    """A number of seconds, exactly; -1 in a trace stands for unknown and stays negative."""
+    """Parse seconds exactly. In traces -1 stands for unknown; it stays negative."""
     try:
         return int(text) * SECOND
     except ValueError:
@@ -140,7 +141,7 @@ def seconds(text: str) -> Micros:
 
 
 def open_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a file, which may be gzipped, with their numbers. What is not UTF-8 is shown as such."""
+    """Yield the numbered lines of a file, which may be gzipped. Bytes that are not UTF-8 are replaced."""
     with path.open("rb") as probe:
         zipped = probe.read(2) == b"\x1f\x8b"
     with gzip.open(path, "rb") if zipped else path.open("rb") as file:

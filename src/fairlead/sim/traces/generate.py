@@ -1,8 +1,8 @@
-"""Made-up work, drawn from a seed: the same numbers give the same jobs.
+"""Generated jobs, drawn from a seed: the same settings give the same jobs.
 
-Sizes are mostly powers of two and often one; run times are many short ones and a few long ones; people estimate in
-round figures, mostly too much; they work by day and rest at weekends. How fast jobs arrive follows from the load: what
-all of them need, divided by what the nodes could give between the first arrival and the last.
+Sizes are often 1 and mostly powers of two. Most run times are short, a few are long. Estimates are round figures,
+mostly too high. Most jobs arrive by day and on weekdays. The arrival rate follows from the load: the work of all jobs
+divided by the capacity of the nodes between the first and the last arrival.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from fairlead.core.reader import Reader
 from fairlead.core.resources import CPU, HOUR, MILLI, MINUTE, SECOND, parse_request
 from fairlead.sim.traces.base import Arrival, Overrun, settle_overrun
 
-ROUND = [each * MINUTE for each in (1, 5, 10, 15, 30, 60, 120, 240, 480, 720, 1080, 1440, 2880, 7200, 14400)]
-"""What people write as an estimate."""
+ROUND = [minutes * MINUTE for minutes in (1, 5, 10, 15, 30, 60, 120, 240, 480, 720, 1080, 1440, 2880, 7200, 14400)]
+"""Typical estimates of users."""
 
 DAY_RHYTHM = (2, 2, 1, 1, 1, 1, 2, 4, 8, 12, 14, 14, 12, 13, 14, 13, 11, 9, 6, 5, 4, 4, 3, 3)
-"""How much arrives in each hour of a day, against the others; the clock starts on a Monday at midnight."""
+"""Relative arrival rate by hour of the day. The clock starts on a Monday at midnight."""
 WEEKEND = 4
-"""By how much less arrives on a Saturday or Sunday."""
+"""Divisor of the arrival rate on Saturdays and Sundays."""
 
 
 class Workload(msgspec.Struct, frozen=True):
     jobs: int = 1000
     seed: int = 1
     load: int = 80
-    """Percent."""
+    """Load of the nodes in percent."""
     users: int = 20
     largest: int | None = None
-    """The most tasks of a job; else half of what fits on all nodes."""
+    """The most tasks of a job; None for half of the tasks that fit on all nodes."""
     singles: int = 25
-    """Percent of the jobs that have one task only."""
+    """Percent of the jobs with exactly one task."""
     shortest: Micros = 10 * SECOND
     longest: Micros = 18 * HOUR
     rhythm: bool = True
     task: Amounts = ((CPU, MILLI),)
-    """What one task asks for."""
+    """Resources of a task."""
 
 
 def parse_workload(document: object, field: str) -> Workload:
@@ -103,11 +103,11 @@ def _size(rng: Random, workload: Workload, largest: int) -> int:
 
 def _log2(value: float) -> float:
     whole = int(value).bit_length() - 1
-    return whole + value / (1 << whole) - 1  # a straight line between the powers: near enough, and the same everywhere
+    return whole + value / (1 << whole) - 1  # linear between powers of two: close enough, and the same on all platforms
 
 
 def _run(rng: Random, workload: Workload) -> Micros:
-    """Three of five are quick: they come from the lower half of the scale, by orders of magnitude."""
+    """Draw a run time on a logarithmic scale. Three of five are from its lower half."""
     scale = rng.random()
     if rng.random() < 0.6:
         scale /= 2
@@ -116,7 +116,7 @@ def _run(rng: Random, workload: Workload) -> Micros:
 
 
 def _estimate(rng: Random, run: Micros) -> Micros:
-    """Some know, one of fifty is wrong, the others add something and take the next round figure."""
+    """Draw an estimate: 15 % are exact, 2 % are too low, the rest are padded and rounded up to a round figure."""
     kind = rng.random()
     if kind < 0.15:
         return run
@@ -128,7 +128,7 @@ def _estimate(rng: Random, run: Micros) -> Micros:
 
 
 def _times(rng: Random, workload: Workload, span: Micros) -> list[Micros]:
-    """When jobs arrive within a span, in whole seconds: evenly, or with the rhythm of days and weeks."""
+    """Draw arrival times within a span, in whole seconds: uniform, or following days and weeks."""
     draws = sorted(rng.random() for _ in range(workload.jobs))
     if not workload.rhythm:
         return [round(draw * span / SECOND) * SECOND for draw in draws]

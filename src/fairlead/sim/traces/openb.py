@@ -48,9 +48,9 @@ def read_nodes(lines: Lines, left_out: LeftOut) -> list[tuple[str, NodeSpec]]:
 
 
 def read_pods(lines: Lines, left_out: LeftOut, overrun: Overrun) -> list[Arrival]:
-    """Pods arrive when they were created and run from when they were scheduled to when they were deleted.
+    """Read a list of pods. A pod arrives at its creation and runs from its scheduling to its deletion.
 
-    A list without times is for packing: all arrive at once and nothing ends before it began.
+    A list without times is for packing: all pods arrive at once, with run time 0.
     """
     table = Table(lines)
     table.need(*POD_COLUMNS)

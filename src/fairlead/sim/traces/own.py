@@ -6,7 +6,7 @@
       - {id: a, submit: 0s, user: ann, stages: [{count: 8, resources: {cpu: 1}, duration: 90s}]}
     generate: {jobs: 1000, seed: 1}
 
-A job is written as for `fairlead submit`, with when it is submitted and how long the tasks of each stage run.
+A job is written as for `fairlead submit`, plus its submit time and the run time of the tasks of each stage.
 `generate` adds made-up jobs; see `generate.py`.
 """
 
@@ -45,18 +45,18 @@ def read_document(
     instead: Sequence[tuple[str, NodeSpec]] | None = None,
     seed: int | None = None,
 ) -> Trace:
-    """Work is generated for the nodes of the document and from its seed, or for those that are given instead."""
+    """Read a document. `instead` replaces its nodes and `seed` its seed, also for generated jobs."""
     read = Reader({} if document is None else document, "", "a trace")
     nodes = parse_nodes(read.get("nodes", []), "nodes")
     nodes = nodes if instead is None else list(instead)
     left_out = LeftOut()
     arrivals: list[Arrival] = []
-    known: set[str] = set()
-    for at, each in enumerate(_list(read.get("jobs", []), "jobs"), 1):
-        _add(arrivals, known, left_out, at, each, overrun)
-    made = read.get("generate")
-    if made is not None:
-        workload = parse_workload(made, "generate")
+    ids: set[str] = set()
+    for at, job in enumerate(_list(read.get("jobs", []), "jobs"), 1):
+        _add(arrivals, ids, left_out, at, job, overrun)
+    generated = read.get("generate")
+    if generated is not None:
+        workload = parse_workload(generated, "generate")
         workload = workload if seed is None else msgspec.structs.replace(workload, seed=seed)
         arrivals += generate(workload, nodes, overrun)
     read.close()
@@ -68,39 +68,39 @@ def is_table(columns: Collection[str]) -> bool:
 
 
 def read_table(lines: Lines, name: str, overrun: Overrun) -> Trace:
-    """A job a row, with one stage. What is left empty has its default."""
+    """Read a table with one job of one stage per row. Empty values have their defaults."""
     table = Table(lines)
     table.need("submit", "duration")
     table.allow(COLUMNS)
     left_out = LeftOut()
     arrivals: list[Arrival] = []
-    known: set[str] = set()
+    ids: set[str] = set()
     for at, row in table:
         if "" in row:
             left_out.add("more values than columns", at)
         else:
-            _add(arrivals, known, left_out, at, _document(row), overrun)
+            _add(arrivals, ids, left_out, at, _document(row), overrun)
     return Trace(name, arrivals, [], left_out)
 
 
 def parse_nodes(document: object, field: str) -> list[tuple[str, NodeSpec]]:
-    """Nodes as documents; with a `count`, so many equal ones whose names are numbered."""
+    """Read a list of nodes. An entry with a `count` of N stands for N equal nodes with numbered names."""
     nodes: dict[str, NodeSpec] = {}
-    for at, each in enumerate(_list(document, field)):
+    for at, entry in enumerate(_list(document, field)):
         place = f"{field}[{at}]"
-        read = Reader(each, place, "a node")
+        read = Reader(entry, place, "a node")
         count = read.optional_count("count", 1, MAX_NODES)
         name, spec = parse_node({key: value for key, value in read.doc.items() if key != "count"}, place)
         names = [name] if count is None else [f"{name}{number}" for number in range(count)]
-        for each_name in names:
-            if check_name(each_name, f"{place}.name") in nodes:
-                raise Refused(f"{place}.name", f"there is already a node {each_name}; give each its own name")
-            nodes[each_name] = spec
+        for node in names:
+            if check_name(node, f"{place}.name") in nodes:
+                raise Refused(f"{place}.name", f"there is already a node {node}; give each its own name")
+            nodes[node] = spec
     return list(nodes.items())
 
 
 def _document(row: Mapping[str, str]) -> dict[str, Any]:
-    """A row in the form of a job's document. Numbers are given as such, other texts are read as people write them."""
+    """Return a row as a job document. Plain numbers become numbers; other values stay text, as in YAML."""
     given: dict[str, Any] = {key: _number(value) for key, value in row.items() if value}
     stage: dict[str, Any] = {key: given.pop(key) for key in ("duration", "count", "min", "estimate") if key in given}
     stage["resources"] = {key: given.pop(key) for key in RESOURCES if key in given} or {"cpu": 1}
@@ -119,16 +119,16 @@ def _number(text: str) -> int | Decimal | str:
 
 
 def _add(
-    arrivals: list[Arrival], known: set[str], left_out: LeftOut, at: int, document: object, overrun: Overrun
+    arrivals: list[Arrival], ids: set[str], left_out: LeftOut, at: int, document: object, overrun: Overrun
 ) -> None:
     try:
         arrival = _arrival(document, at, overrun)
-        if arrival.id in known:
+        if arrival.id in ids:
             raise Refused("id", f"there is already a job {arrival.id}; give each its own")
     except Refused as problem:
         left_out.add(str(problem), at)
         return
-    known.add(arrival.id)
+    ids.add(arrival.id)
     arrivals.append(arrival)
 
 
@@ -139,8 +139,8 @@ def _arrival(document: object, number: int, overrun: Overrun) -> Arrival:
     submit = parse_duration(rest.pop("submit", 0), "submit")
     durations: list[Micros] = []
     stages: list[dict[str, Any]] = []
-    for at, each in enumerate(_list(rest.get("stages"), "stages")):
-        stage = dict(Reader(each, f"stages[{at}]", "a stage").doc)
+    for at, entry in enumerate(_list(rest.get("stages"), "stages")):
+        stage = dict(Reader(entry, f"stages[{at}]", "a stage").doc)
         if stage.get("duration") is None:
             raise Refused(f"stages[{at}].duration", "missing; say how long its tasks run")
         durations.append(parse_duration(stage.pop("duration"), f"stages[{at}].duration"))
@@ -148,7 +148,7 @@ def _arrival(document: object, number: int, overrun: Overrun) -> Arrival:
     spec = parse_job({"name": job_id(name), **rest, "stages": stages})
     settled = [settle_overrun(stage, run, overrun) for stage, run in zip(spec.stages, durations, strict=True)]
     spec = msgspec.structs.replace(
-        spec, stages=tuple(stage for stage, _ in settled), after=tuple(job_id(each) for each in spec.after)
+        spec, stages=tuple(stage for stage, _ in settled), after=tuple(job_id(other) for other in spec.after)
     )
     return Arrival(submit, name, spec, tuple(run for _, run in settled))
 

@@ -1,7 +1,7 @@
-"""The Standard Workload Format of batch logs: a header of `;` lines, then a job a line in 18 columns, -1 for unknown.
+"""The Standard Workload Format of batch logs: a header of `;` lines, then a line of 18 columns per job.
 
-The machine is one node with all its processors. A job of n processors is one stage of n tasks of one CPU that start
-together.
+The value -1 stands for unknown. The machine is one node with all its processors. A job of n processors is one stage of
+n tasks of one CPU that start together.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_PROCESSORS = 10_000_000
 
 
 class Row(msgspec.Struct, frozen=True, gc=False):
-    """A line, as far as it is of use. Times are in microseconds."""
+    """The columns of a line that are used. Times are in microseconds."""
 
     line: int
     number: str
@@ -37,16 +37,16 @@ class Row(msgspec.Struct, frozen=True, gc=False):
 
 
 def read_swf(lines: Iterable[tuple[int, str]], name: str, overrun: Overrun, processors: int | None = None) -> Trace:
-    """A log. The machine has as many processors as the header says, unless others are given."""
+    """Read a log. The machine has the number of processors in the header, unless `processors` is given."""
     left_out = LeftOut()
     header: dict[str, int] = {}
     rows: list[Row] = []
     seen: set[str] = set()
     for at, line in lines:
         if line.startswith(";") or not line.strip():
-            found = HEADER.match(line)
-            if found is not None:
-                header.setdefault(found[1], int(found[2]))
+            match = HEADER.match(line)
+            if match is not None:
+                header.setdefault(match[1], int(match[2]))
             continue
         try:
             row = _row(at, line)

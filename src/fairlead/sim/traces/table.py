@@ -1,4 +1,4 @@
-"""CSV files with a header: rows by column name, with their lines."""
+"""CSV files with a header: rows as dicts by column name, with their line numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Lines = Iterable[tuple[int, str]]
 
 
 class Table:
-    """The header is read at once, the rows as they are asked for."""
+    """A CSV table. The header is read at once, the rows during iteration."""
 
     def __init__(self, lines: Lines) -> None:
         rows = _rows(lines)
@@ -28,13 +28,13 @@ class Table:
             raise Refused("columns", f"{', '.join(missing)} missing; the header has {', '.join(self.columns)}")
 
     def allow(self, columns: Collection[str]) -> None:
-        """A column that nobody reads would be a setting that does nothing."""
+        """Refuse unknown columns, which would silently have no effect."""
         unknown = [name for name in self.columns if name not in columns]
         if unknown:
             raise Refused("columns", f"{', '.join(unknown)} not known; known are {', '.join(columns)}")
 
     def __iter__(self) -> Iterator[tuple[int, dict[str, str]]]:
-        """Values that are not given are empty. A row with more values than columns has the key `""`."""
+        """Yield the rows. Missing values are empty. A row with too many values has the key `""`."""
         for at, row in self._rows:
             if row:
                 values = chain((value.strip() for value in row), [""] * (len(self.columns) - len(row)))
@@ -45,7 +45,7 @@ class Table:
 
 
 def _rows(lines: Lines) -> Iterator[tuple[int, list[str]]]:
-    # A quoted value may go over several lines, so that the reader has to count them itself.
+    # A quoted value may span several lines, so the CSV reader counts the lines.
     reader = csv.reader(text for _, text in lines)
     while True:
         try:

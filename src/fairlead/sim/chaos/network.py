@@ -1,6 +1,6 @@
-"""The network of a trial: connections that keep the order of messages, are slow, stand still, and break.
+"""The network of a trial: connections that can be slow, stand still and break.
 
-A connection is what a WebSocket is: whole messages in order, each at most once, until an end closes it or it breaks.
+A connection behaves like a WebSocket: whole messages in order, each at most once, until an end closes it or it breaks.
 """
 
 from __future__ import annotations
@@ -10,29 +10,29 @@ from collections import deque
 from collections.abc import Callable
 from random import Random
 
-from fairlead.sim.loop import Process, VirtualLoop
+from fairlead.sim.chaos.loop import Process, VirtualLoop
 from fairlead.wire.agent import Reports, decode_from_agent
 
 QUICK, SLOW = 0.02, 8.0
-"""The most seconds that a message takes, usually and in bad times. The server gives launches more time than that."""
+"""The most seconds that a message takes, usually and on a slow network. Launch timeouts are longer."""
 LATE = 0.5
-"""The most seconds that a message takes which is on its way when its sender connects again."""
+"""The most seconds that a message takes if its sender reconnects meanwhile."""
 OFTEN = 0.5
-"""The part of the messages with reports that such trouble is about."""
+"""Fraction of the report messages that are hit by `resend` and `overtake`."""
 
 
 class End:
-    """One end of a connection, both as the hub and as an agent's session see it."""
+    """One end of a connection, with the interfaces of the hub and of an agent's session."""
 
     def __init__(self, wire: Wire, owner: Process, gone: type[Exception]) -> None:
         self.owner = owner
         self.other: End
         self.closed = False
         self.waiting: deque[bytes | None] = deque()
-        """What has arrived; `None` is the end."""
+        """Messages that have arrived; `None` is the end of the connection."""
         self.under_way = 0
         self.last = 0.0
-        """When the last message arrives here: the next one comes later."""
+        """Arrival time of the last message: later messages arrive after it."""
         self._wire = wire
         self._gone = gone
         self._reader: asyncio.Future[None] | None = None
@@ -55,13 +55,13 @@ class End:
         return data
 
     def trust(self) -> None:
-        """Messages are of any size."""
+        """Nothing to do: the size of messages is not limited."""
 
     async def close(self, code: int = 1000, reason: str = "") -> None:
         self.hang_up()
 
     def hang_up(self) -> None:
-        """The system closes it for its process."""
+        """Close the connection, as the operating system does for a dead process."""
         if not self.closed:
             self.closed = True
             self._wire.carry(self.other, None)
@@ -78,7 +78,7 @@ class End:
 
 
 class Line:
-    """How a machine is connected: what goes wrong there, and until when."""
+    """Network faults of a machine."""
 
     def __init__(self) -> None:
         self.stands_still_until = 0.0
@@ -86,7 +86,7 @@ class Line:
 
 
 class Wire:
-    """A connection of an agent with a server."""
+    """A connection between an agent and a server."""
 
     def __init__(
         self, loop: VirtualLoop, rng: Random, line: Line, agent: Process, server: Process, lost: type[Exception],
@@ -101,7 +101,7 @@ class Wire:
 
     @property
     def is_quiet(self) -> bool:
-        """True if nothing is on its way."""
+        """True if no message is under way or unread."""
         return not any(end.under_way or end.waiting for end in (self.agent, self.server))
 
     @property
@@ -109,11 +109,11 @@ class Wire:
         return self._cut or (self.agent.closed and self.server.closed)
 
     def cut(self) -> None:
-        """Without power nobody says that it is over."""
+        """Drop all messages from now on, and notify neither end: the machine has no power."""
         self._cut = True
 
     def reset(self) -> None:
-        """Both ends hear that it is over, and nothing else that was on its way."""
+        """Drop all messages and notify both ends."""
         self.cut()
         for end in (self.agent, self.server):
             end.waiting.clear()
@@ -123,7 +123,7 @@ class Wire:
         line, loop, rng = self._line, self._loop, self._rng
         when = loop.time() + rng.random() * (SLOW if line.has("slow") else QUICK)
         if to is self.server and data is not None and self._strikes("overtake", data):
-            # Its sender gives the connection up while this is on its way.
+            # The sender closes the connection while this message is under way.
             when = loop.time() + rng.random() * LATE
             loop.world_at(loop.time(), self.agent.hang_up)
         to.under_way += 1
@@ -141,11 +141,11 @@ class Wire:
             return
         to.arrive(data)
         if to is self.server and data is not None and self._strikes("resend", data):
-            # The server has it, and no confirmation comes back.
+            # The server has the message, and its confirmation is lost.
             self.cut()
             self.agent.arrive(None)
             self.server.arrive(None)
 
     def _strikes(self, trouble: str, data: bytes) -> bool:
-        """True if some trouble with reports comes about."""
+        """True if a fault of report messages hits this message."""
         return self._line.has(trouble) and isinstance(decode_from_agent(data), Reports) and self._rng.random() < OFTEN

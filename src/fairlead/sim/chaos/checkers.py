@@ -1,4 +1,4 @@
-"""What must hold in a trial, judged from outside: by agents, clients and brute force, with none of the core's sums."""
+"""Checkers of a trial. They judge from machines, clients and allocations, and use none of the core's sums."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from fairlead.core.model import SCALE, Allocation, Job, Stage
 from fairlead.core.resources import GPU
 from fairlead.core.shape import WHOLE_DEVICE
 from fairlead.core.state import Partition
-from fairlead.sim.tasks import Live, Micros, Task, indices
+from fairlead.sim.chaos.tasks import Live, Micros, Task, indices
 
 
 class CheckFailed(AssertionError):
-    """Something that must hold does not."""
+    """A rule that must hold in a trial is broken."""
 
 
 def need(holds: bool, text: str) -> None:
+    """Raise `CheckFailed` with the text unless the rule holds."""
     if not holds:
         raise CheckFailed(text)
 
 
 class Runs(Protocol):
-    """As much of a machine as is judged."""
+    """The part of a machine that the checkers read."""
 
     @property
     def name(self) -> str: ...
@@ -33,7 +34,7 @@ class Runs(Protocol):
 
 
 class AttemptChecker:
-    """No task runs twice at once, no attempt runs twice at all, and nothing that succeeded starts again."""
+    """Checks that no task has two running attempts and that each new attempt has a higher number."""
 
     def __init__(self) -> None:
         self.live: dict[Task, tuple[int, str]] = {}
@@ -56,14 +57,14 @@ class AttemptChecker:
 
 
 class RoomChecker:
-    """No machine runs more than it has, nor more than a whole GPU on one device."""
+    """Checks that no machine runs more than its capacity, and no GPU device more than one whole GPU."""
 
     def __init__(
         self, capacity: Mapping[str, Mapping[str, int]], asked: Mapping[tuple[str, str], Mapping[str, int]]
     ) -> None:
         self.capacity = capacity
         self.asked = asked
-        """(Job, stage) → what each task asks for, in milli-units."""
+        """(Job, stage) → resources of one task, in milli-units."""
 
     def check(self, agent: Runs) -> None:
         cpu = 0
@@ -81,44 +82,49 @@ class RoomChecker:
 
 
 def check_agreement(partition: Partition, agent: Runs) -> None:
-    """Where nothing is under way between them, the server and an agent believe the same."""
+    """Check that an agent runs the tasks that the server expects. No message between them may be under way."""
     node_id = partition.nodes.find(agent.name)
-    known: dict[int, Allocation] = {} if node_id is None else partition.nodes.allocations[partition.nodes.rows[node_id]]
+    allocations: dict[int, Allocation] = {}
+    if node_id is not None:
+        allocations = partition.nodes.allocations[partition.nodes.rows[node_id]]
     believed = {
-        Task(each.stage.job.id, each.stage.job.number, each.stage.name, index): each.attempt
-        for each in known.values()
-        for index in indices(each.indices)
+        Task(allocation.stage.job.id, allocation.stage.job.number, allocation.stage.name, index): allocation.attempt
+        for allocation in allocations.values()
+        for index in indices(allocation.indices)
     }
     real = {task: live.attempt for task, live in agent.running.items()}
     need(believed == real, f"{agent.name} runs {real}, and the server believes {believed}")
 
 
 class StopChecker:
-    """What was told to stop stops: between two looks at which nothing is under way, tasks have the time to."""
+    """Checks that stopping tasks end.
+
+    Between two looks at a quiet node, which has no message under way, tasks have time to stop.
+    """
 
     def __init__(self) -> None:
         self._stopping: set[int] = set()
-        """Allocations that were told to stop, at the last look."""
+        """Ids of the allocations that were stopping at the last look."""
 
     def look(self, partition: Partition, quiet: Iterable[str]) -> None:
-        """`quiet` are the nodes with nothing under way, which have been told everything."""
-        found: set[int] = set()
+        """`quiet` are the nodes with no message under way."""
+        stopping: set[int] = set()
         for name in quiet:
             node_id = partition.nodes.find(name)
-            for each in [] if node_id is None else partition.nodes.allocations[partition.nodes.rows[node_id]].values():
-                if each.state == "stopping":
-                    found.add(each.id)
-                    text = (
-                        f"{each.stage.job.id} {each.stage.name} {each.indices} on {name} was told to stop and has not"
-                    )
-                    need(each.id not in self._stopping, text)
-        self._stopping = found
+            if node_id is None:
+                continue
+            for allocation in partition.nodes.allocations[partition.nodes.rows[node_id]].values():
+                if allocation.state == "stopping":
+                    stopping.add(allocation.id)
+                    tasks = f"{allocation.stage.job.id} {allocation.stage.name} {allocation.indices}"
+                    need(allocation.id not in self._stopping, f"{tasks} on {name} was told to stop and has not")
+        self._stopping = stopping
 
 
 class SilenceChecker:
-    """A node that is silent is lost, in time. What counts is the time for which the server is ready.
+    """Checks that a silent node is declared lost in time. Only time while the server is ready counts.
 
-    An operator that enables a lost node has it expected for as long again.
+    If an operator enables a lost node, its time starts again.
     """
 
     def __init__(self, allowed: Micros) -> None:
@@ -127,7 +133,7 @@ class SilenceChecker:
         self._ready_at: Micros = 0
 
     def look(self, partition: Partition, down: Iterable[str], passed: Micros) -> None:
-        """`down` are the nodes whose machines have no power."""
+        """`down` are the nodes without power."""
         if not partition.reign.ready or partition.reign.ready_at != self._ready_at:
             self._ready_at = partition.reign.ready_at
             self._silent = {}
@@ -143,7 +149,7 @@ class SilenceChecker:
 
 
 class AnswerChecker:
-    """Nothing that was answered is lost, and the same question has one answer."""
+    """Checks that no accepted job is lost and that a repeated request gets the same answer."""
 
     def __init__(self) -> None:
         self.accepted: dict[str, str] = {}
@@ -161,7 +167,7 @@ class AnswerChecker:
             self.accepted[job] = key
 
     def seen(self, partition: Partition, jobs: Iterable[str]) -> None:
-        """These were touched by a cycle."""
+        """Record which of the jobs that a cycle touched are over."""
         self.over.update(job for job in jobs if partition.jobs[job].over)
 
     def check(self, partition: Partition) -> None:
@@ -169,7 +175,7 @@ class AnswerChecker:
             need(job in partition.jobs or job in self.over, f"job {job} was accepted, has not ended, and is not known")
 
     def check_ends(self, partition: Partition, succeeded: Mapping[Task, int]) -> None:
-        """A task that the books call done has really been, as far as they still know it."""
+        """Check that each task that the state counts as succeeded has really succeeded."""
         for job in partition.jobs.values():
             for stage in job.stages:
                 for index in indices(stage.ended_as("succeeded").flat()):
@@ -178,10 +184,10 @@ class AnswerChecker:
 
 
 class GangChecker:
-    """A gang does not run short for long: what lives and what is done is at least `min`, or it is taken back.
+    """Checks that a gang does not stay short: its live and ended tasks reach `min`, or it is stopped.
 
-    Time counts only while the server is ready and every agent is in touch: otherwise nobody could know. A server that
-    was away gives everybody its time anew.
+    Time counts only while the server is ready and every agent is in touch, since a loss cannot be noticed otherwise.
+    After a restart of the server, the time of every gang starts again.
     """
 
     def __init__(self, allowed: Micros) -> None:
@@ -213,22 +219,25 @@ class GangChecker:
 
     @staticmethod
     def _is_short(stage: Stage, running: int) -> bool:
-        """Tasks that were added later are awaited by nobody, and other ways to deal with losses know no `min`."""
+        """True if a gang has fewer than `min` tasks.
+
+        Stages that wait for added tasks are left out, and so are those with another `on_loss`, which has no `min`.
+        """
         if stage.terms.on_loss != "replace" or stage.asks[SCALE] is not None:
             return False
         return running + len(stage.ended_as("succeeded")) + len(stage.ended_as("failed")) < stage.min
 
 
 class KeepingChecker:
-    """Nodes are kept for those who wait, not too many, and not for long: whoever has them starts, or gives them back.
+    """Checks holds and promises: each belongs to a waiting ask, and holds are few enough and end in time.
 
-    Who starves has nodes in the end: what keeps it from them is over after as long as others may have theirs.
+    The time limit is also what gives every starving ask its nodes in the end.
     """
 
     def check(self, partition: Partition, now: Micros) -> None:
-        waiting = {each.seq: each for lane in partition.lanes.values() for each in lane}
-        for kept in (*partition.holds.values(), *partition.promises.values()):
-            need(kept.seq in waiting, f"nodes are kept for {kept.job}, which does not wait")
+        waiting = {ask.seq for lane in partition.lanes.values() for ask in lane}
+        for earmark in (*partition.holds.values(), *partition.promises.values()):
+            need(earmark.seq in waiting, f"nodes are kept for {earmark.job}, which does not wait")
         if not partition.reign.ready:
             return
         held: set[int] = set()
@@ -248,7 +257,7 @@ class KeepingChecker:
 
 
 def check_conserving(partition: Partition) -> None:
-    """No allowed head of a lane waits beside nodes on which it would fit, counted from the allocations alone."""
+    """Check that no lane head that may start waits while it fits. Free capacity is counted from the allocations."""
     if not partition.reign.ready or partition.settings.backfill:
         return
     for lane in partition.lanes.values():
@@ -256,8 +265,8 @@ def check_conserving(partition: Partition) -> None:
         if head is None or head.whole or head.stage.shape.key.apart or head.stage.shape.key.near:
             continue
         stage = head.stage
-        # Members of the same gang that still stop are waited for.
-        if any(each.state == "stopping" for each in (stage.live or {}).values()) or not _allowed(stage.job):
+        # A gang waits until its old members have stopped.
+        if any(allocation.state == "stopping" for allocation in (stage.live or {}).values()) or not _allowed(stage.job):
             continue
         wanted = len(indices(stage.wanted(head.kind).flat()))
         least = 1 if stage.started else stage.needed
@@ -270,12 +279,12 @@ def check_conserving(partition: Partition) -> None:
 
 
 def _allowed(job: Job) -> bool:
-    """Only where nothing bounds it: whether a limit, or a share that is spent, holds it back is for others to judge."""
-    return job.spec.preemptible and all(each.limit is None and each.max_jobs is None for each in job.accounts)
+    """True if no limit applies to the job and it can be preempted. Other checkers judge limits and spent shares."""
+    return job.spec.preemptible and all(account.limit is None and account.max_jobs is None for account in job.accounts)
 
 
 def room(partition: Partition, stage: Stage) -> int:
-    """How many tasks of a stage would find room now, node by node."""
+    """Count the tasks of a stage that fit now, node by node."""
     wanted = stage.shape.key.pool
     return sum(
         _room_on(partition, row, stage)
@@ -285,7 +294,7 @@ def room(partition: Partition, stage: Stage) -> int:
 
 
 def takes_work(partition: Partition, node_id: int, row: int) -> bool:
-    """Not what is kept for somebody: whether it is kept rightly is another question."""
+    """True if a node takes new work. Held nodes do not; `KeepingChecker` judges the holds."""
     return (
         partition.nodes.state[row] == "up"
         and node_id not in partition.nodes.avoided
@@ -294,15 +303,16 @@ def takes_work(partition: Partition, node_id: int, row: int) -> bool:
 
 
 def used_on(partition: Partition, row: int) -> tuple[dict[str, int], list[int]]:
-    """What a node's allocations use of its resources, and of each of its devices."""
+    """Return how much a node's allocations use of each resource, and of each GPU device."""
     used: dict[str, int] = {}
     devices = [0] * (partition.nodes.capacity.get(GPU, [0] * (row + 1))[row] // WHOLE_DEVICE)
-    for each in partition.nodes.allocations[row].values():
-        tasks = len(indices(each.indices))
-        for name, amount in each.stage.shape.key.resources:
+    for allocation in partition.nodes.allocations[row].values():
+        tasks = len(indices(allocation.indices))
+        resources = dict(allocation.stage.shape.key.resources)
+        for name, amount in resources.items():
             used[name] = used.get(name, 0) + amount * tasks
-        for device in each.devices:
-            devices[device] += min(WHOLE_DEVICE, dict(each.stage.shape.key.resources)[GPU])
+        for device in allocation.devices:
+            devices[device] += min(WHOLE_DEVICE, resources[GPU])
     return used, devices
 
 
@@ -316,5 +326,5 @@ def _room_on(partition: Partition, row: int, stage: Stage) -> int:
     ]
     if asked.get(GPU):
         milli = min(WHOLE_DEVICE, asked[GPU])
-        fits.append(sum((WHOLE_DEVICE - each) // milli for each in devices) // max(1, asked[GPU] // WHOLE_DEVICE))
+        fits.append(sum((WHOLE_DEVICE - load) // milli for load in devices) // max(1, asked[GPU] // WHOLE_DEVICE))
     return min(fits, default=0)

@@ -1,7 +1,7 @@
-"""The rules of starting, stated a second time: whether an ask may start, and whether there is room for it.
+"""A second implementation of the rules of starting: which asks may start, and which fit.
 
-Judges of trials and tests use this, the core does not. Sums are taken over the allocations. Only the arithmetic of
-shares is the core's own; it has tables of its own.
+The checkers use it; the core does not. Use is summed over the allocations. Only the arithmetic of shares is the core's;
+it has its own tests.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from fairlead.core.model import NEW, REPLACE, SCALE, Account, Ask, Job, Stage
 from fairlead.core.resources import GPU
 from fairlead.core.shape import WHOLE_DEVICE, Shape
 from fairlead.core.state import Partition
-from fairlead.sim.tasks import indices
+from fairlead.sim.chaos.tasks import indices
 
 Tasks = Sequence[tuple[Stage, int]]
 """Stages and a number of tasks of each."""
 
 UNBOUNDED = 1_000_000
-"""How many tasks that ask for nothing fit a node."""
+"""Number of tasks without resources that fit a node."""
 
 
-# -- what an ask is ----------------------------------------------------------------------------------------------
+# -- asks --------------------------------------------------------------------------------------------------------
 
 
 def together(ask: Ask) -> list[tuple[Stage, int]]:
-    """The tasks of an ask that start at once, or not at all."""
+    """Return the tasks of an ask that start together or not at all."""
     if ask.whole:
         return [(stage, stage.needed) for stage in ask.stages if stage.needed]
     stage = ask.stage
@@ -38,13 +38,13 @@ def together(ask: Ask) -> list[tuple[Stage, int]]:
 
 
 def has_one_shape(ask: Ask) -> bool:
-    """True if counting the tasks that fit each node decides whether the ask fits."""
+    """True if the ask fits exactly when the counts of tasks that fit each node suffice."""
     key = ask.stage.shape.key
     return not (ask.whole or key.near or key.apart)
 
 
 def is_unpreemptible(job: Job) -> bool:
-    """True if the tasks of a job cannot be taken back once they have started."""
+    """True if the tasks of a job cannot be preempted."""
     return not job.preemptible or not all(queue.settings.preemptible for queue in job.queue.line())
 
 
@@ -56,16 +56,16 @@ def is_missed(ask: Ask) -> bool:
 def comes_before(one: Ask, other: Ask) -> bool:
     """True if an ask is certainly tried before another one of the same queue.
 
-    Under `priority` replacements that a gang needs come first. Of any others, one comes before another for certain if
-    neither its priority nor its kind speaks against it. Nothing is certain under an order of another package.
+    Under `priority`, replacements that a gang needs come first. For other asks the result is certain only if priority
+    and kind agree. Under an order of another package it is never certain.
     """
     settings = one.stage.job.queue.settings
-    places = [(each.round, -each.front) for each in (one, other)]
+    places = [(ask.round, -ask.front) for ask in (one, other)]
     if places[0] != places[1]:
         return places[0] < places[1]
-    kinds = [NEW if each.kind == SCALE and not settings.scale_first else each.kind for each in (one, other)]
+    kinds = [NEW if ask.kind == SCALE and not settings.scale_first else ask.kind for ask in (one, other)]
     jobs = (one.stage.job, other.stage.job)
-    ages = [(each.asked, each.place, each.seq) for each in (one, other)]
+    ages = [(ask.asked, ask.place, ask.seq) for ask in (one, other)]
     if settings.order == "priority":
         if is_missed(one) != is_missed(other):
             return is_missed(one) and kinds[0] <= kinds[1] and jobs[0].priority >= jobs[1].priority
@@ -77,11 +77,11 @@ def comes_before(one: Ask, other: Ask) -> bool:
     return settings.order == "fifo" and (kinds[0], ages[0]) < (kinds[1], ages[1])
 
 
-# -- may it start ------------------------------------------------------------------------------------------------
+# -- permission --------------------------------------------------------------------------------------------------
 
 
 class More:
-    """Starts that are decided but are not in the state yet."""
+    """Starts that are decided but not in the state yet."""
 
     def __init__(self) -> None:
         self._starts: list[tuple[Job, Shape, int]] = []
@@ -108,9 +108,9 @@ def refusal(
     more: More = NOTHING,
     rights: Entitlements | None = None,
 ) -> str:
-    """Why these tasks of an ask may not start now, on top of some more; "" if they may.
+    """Return why these tasks of an ask may not start now, in addition to `more`; "" if they may.
 
-    The tasks of a gang start at once: a share has to be unspent before the first of them only.
+    The tasks of a gang start at once: the share must be unspent only before its first task.
     """
     if ask is None:
         return "no ask waits for them"
@@ -125,10 +125,10 @@ def refusal(
 
 
 def refusal_to_wait_behind(partition: Partition, ask: Ask | None, stage: Stage) -> str:
-    """Why a task of an ask may not take over the room of another task of its stage; "" if it may.
+    """Return why a task of an ask may not take over the room of another task of its stage; "" if it may.
 
-    A room that passes on leaves the use of every account as it was, so that limits that are reached stay kept. The
-    ask may not be one that would be refused if the room were free.
+    A handed-over room does not change the use of any account, so a limit that is reached is not exceeded. The ask must
+    not be one that would be refused if the room were free.
     """
     if ask is None:
         return "no ask waits for them"
@@ -142,12 +142,12 @@ def refusal_to_wait_behind(partition: Partition, ask: Ask | None, stage: Stage) 
 
 
 def refusal_to_claim(partition: Partition, ask: Ask | None) -> str:
-    """Why no task may be stopped for an ask. Limits and shares are left out: the stops may be what meets them."""
+    """Return why no task may be stopped for an ask; "" if tasks may be. The stops may free limits and shares."""
     return "no ask waits for them" if ask is None else _not_active(partition, ask.stage.job)
 
 
 def waits_whole(partition: Partition, ask: Ask) -> bool:
-    """True if an ask may start now with all that it starts at once."""
+    """True if all tasks of an ask that start together may start now."""
     tasks = together(ask)
     if any(len(stage.wanted(ask.kind)) < many for stage, many in tasks):
         return False
@@ -165,12 +165,12 @@ def _not_active(partition: Partition, job: Job) -> str:
 
 
 def _stopping_members(ask: Ask) -> str:
-    """A gang that was taken back waits until its old members are gone. A started one goes on with those it has."""
+    """A stopped gang waits until its old members are gone. A started gang goes on with the members it has."""
     started = ask.stage.started
     if started and ask.kind != SCALE:
         return ""
     causes = ("gang",) if started else ("gang", "preempt")
-    stopping = [each for stage in ask.stages for each in (stage.live or {}).values() if each.cause in causes]
+    stopping = [member for stage in ask.stages for member in (stage.live or {}).values() if member.cause in causes]
     return f"{len(stopping)} old members still stop" if stopping else ""
 
 
@@ -179,7 +179,11 @@ def _too_many_jobs(partition: Partition, job: Job, more: More) -> str:
         return ""
     for account in job.accounts:
         if account.max_jobs is not None:
-            jobs = {each.stage.job.id for each in partition.allocations.values() if account in each.stage.job.accounts}
+            jobs = {
+                allocation.stage.job.id
+                for allocation in partition.allocations.values()
+                if account in allocation.stage.job.accounts
+            }
             jobs |= {
                 claimant.stage.job.id for claimant in _claimants(partition) if account in claimant.stage.job.accounts
             }
@@ -190,7 +194,7 @@ def _too_many_jobs(partition: Partition, job: Job, more: More) -> str:
 
 
 def _over_limit(partition: Partition, ask: Ask | None, tasks: Tasks, more: More) -> str:
-    """With an ask, what is promised to the claims of others counts as used."""
+    """With an ask, capacity promised to the claims of other asks counts as used."""
     asked = _sum((stage.shape, many) for stage, many in tasks)
     for account in tasks[0][0].job.accounts:
         if account.limit is None:
@@ -206,7 +210,7 @@ def _over_limit(partition: Partition, ask: Ask | None, tasks: Tasks, more: More)
 
 
 def _share_spent(partition: Partition, ask: Ask, tasks: Tasks, gang: bool, more: More, rights: Entitlements) -> str:
-    """Work that cannot be taken back starts within the share of its queues; a claim was within it when it was made."""
+    """Jobs that cannot be preempted start within the share of their queues. A claim was checked when it was made."""
     job = ask.stage.job
     if ask.kind == REPLACE or not is_unpreemptible(job) or ask in list(_claimants(partition)) or not rights.nodes:
         return ""
@@ -222,7 +226,7 @@ def _share_spent(partition: Partition, ask: Ask, tasks: Tasks, gang: bool, more:
 
 
 def _claimants(partition: Partition) -> Iterator[Ask]:
-    """The asks for which tasks are being stopped."""
+    """Yield the asks for which tasks are being stopped."""
     for promise in partition.promises.values():
         claimant = None if promise.ordered else partition.kept_for(promise)
         if claimant is not None:
@@ -230,14 +234,22 @@ def _claimants(partition: Partition) -> Iterator[Ask]:
 
 
 def used_by(partition: Partition, account: Account) -> dict[str, int]:
-    """What the tasks of an account use, summed over the allocations. Tasks that wait in a chain use nothing."""
-    own = [each for each in partition.allocations.values() if not each.rooms and account in each.stage.job.accounts]
-    return _sum((each.stage.shape, len(indices(each.indices))) for each in own)
+    """Return the use of an account, summed over the allocations. Tasks that wait in a chain use nothing."""
+    own = [
+        allocation
+        for allocation in partition.allocations.values()
+        if not allocation.rooms and account in allocation.stage.job.accounts
+    ]
+    return _sum((allocation.stage.shape, len(indices(allocation.indices))) for allocation in own)
 
 
 def tasks_of(partition: Partition, account: Account) -> int:
-    own = [each for each in partition.allocations.values() if not each.rooms and account in each.stage.job.accounts]
-    return sum(len(indices(each.indices)) for each in own)
+    own = [
+        allocation
+        for allocation in partition.allocations.values()
+        if not allocation.rooms and account in allocation.stage.job.accounts
+    ]
+    return sum(len(indices(allocation.indices)) for allocation in own)
 
 
 def _sum(tasks: Iterator[tuple[Shape, int]] | Sequence[tuple[Shape, int]]) -> dict[str, int]:
@@ -252,11 +264,11 @@ def _add(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
     return {name: one.get(name, 0) + other.get(name, 0) for name in {**one, **other}}
 
 
-# -- is there room -----------------------------------------------------------------------------------------------
+# -- free capacity -----------------------------------------------------------------------------------------------
 
 
 class Rooms:
-    """What is free on each node, by its join number; tasks can be thought of as gone."""
+    """Free capacity of each node, by node id. `end` frees the capacity of tasks as if they had ended."""
 
     def __init__(self, partition: Partition) -> None:
         self.partition = partition
@@ -271,7 +283,7 @@ class Rooms:
                 left[device] += min(WHOLE_DEVICE, dict(shape.key.resources)[GPU])
 
     def on(self, node_id: int, shape: Shape) -> int:
-        """How many tasks of a shape fit a node, whatever it is kept for."""
+        """Return how many tasks of a shape fit a node, regardless of holds."""
         nodes = self.partition.nodes
         row = nodes.rows[node_id]
         if nodes.state[row] != "up" or node_id in nodes.avoided or nodes.manager[row] != shape.key.manager:
@@ -280,23 +292,23 @@ class Rooms:
             return 0
         free, left = self._node(node_id)
         if min(free.values(), default=0) < 0 or min(left, default=0) < 0:
-            return 0  # it is used beyond its capacity, and takes nothing until that is over
+            return 0  # overcommitted nodes take no tasks
         asked = dict(shape.key.resources)
         gpu = asked.pop(GPU, 0)
         fits = [free.get(name, 0) // amount for name, amount in asked.items()]
         if gpu >= WHOLE_DEVICE:
             fits.append(left.count(WHOLE_DEVICE) // (gpu // WHOLE_DEVICE))
         elif gpu:
-            fits.append(sum(each // gpu for each in left))
+            fits.append(sum(free_milli // gpu for free_milli in left))
         return min(fits, default=UNBOUNDED)
 
     def whole(self, ask: Ask, closed: Collection[int] | None = None) -> bool:
-        """True if an ask of one shape fits on the nodes that are kept for it and on those that no ask has."""
+        """True if an ask of one shape fits on the nodes held for it and those that are not held."""
         stage, needed = together(ask)[0]
         return self.count(ask, stage, self.partition.nodes.held if closed is None else closed) >= needed
 
     def count(self, ask: Ask, stage: Stage, closed: Collection[int], without: Collection[int] = ()) -> int:
-        """How many tasks fit on the nodes kept for an ask, but for some of these, and on those that are not closed."""
+        """Return how many tasks fit on the nodes held for an ask, except `without`, and on nodes not in `closed`."""
         own = self.partition.kept(ask.seq)
         mine: dict[int, int] = {}
         for node_id, position, tasks in own.places if own is not None else ():
@@ -319,13 +331,13 @@ class Rooms:
             left = [WHOLE_DEVICE] * (free.get(GPU, 0) // WHOLE_DEVICE)
             known = self._free[node_id] = (free, left)
             gone = 0
-            for each in nodes.allocations[row].values():
-                if each.rooms:
+            for allocation in nodes.allocations[row].values():
+                if allocation.rooms:
                     continue
-                asked = dict(each.stage.shape.key.resources)
+                asked = dict(allocation.stage.shape.key.resources)
                 for name, amount in asked.items():
-                    free[name] = free.get(name, 0) - amount * len(indices(each.indices))
-                for device in each.devices:
+                    free[name] = free.get(name, 0) - amount * len(indices(allocation.indices))
+                for device in allocation.devices:
                     if device < len(left):
                         left[device] -= min(WHOLE_DEVICE, asked[GPU])
                     else:

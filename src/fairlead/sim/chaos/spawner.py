@@ -1,7 +1,7 @@
-"""A spawner of a trial: processes that are only names and times, told of in the words that the real one uses.
+"""A virtual spawner: its processes are names and times, and it speaks the protocol of the real one.
 
-It knows (task, attempt) and starts it once. What it has taken is written down, so that it says what became of it also
-when it, or its machine, has been down. When the lease is over it stops what it runs, whatever its agent does.
+It starts each (task, attempt) once. Accepted tasks are in its ledger, so it can report their results after it or its
+machine has been down. When the lease has expired it stops its tasks, whatever its agent does.
 """
 
 from __future__ import annotations
@@ -13,34 +13,34 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from fairlead.agent.entries import Frame, Key, Meta, Result
-from fairlead.sim.loop import Process, VirtualLoop
-from fairlead.sim.tasks import Live, Micros, Task
+from fairlead.sim.chaos.loop import Process, VirtualLoop
+from fairlead.sim.chaos.tasks import Live, Micros, Task
 
 NEVER = float("inf")
 PROMPT = 0.005
 """The most seconds that a message between agent and spawner takes."""
 BUSY = 1.0
-"""The most seconds that the start of a process takes; it rarely takes long."""
+"""The most seconds that the start of a process takes; most starts are much faster."""
 LEASE_PAUSE = 0.5
-"""Seconds between two looks at a lease that is over."""
+"""Seconds between two checks of an expired lease."""
 STOPPING = 1.0
-"""The most seconds that a task takes to end when it is told to, if it has as long."""
+"""The most seconds that a task takes to stop, if its grace is not shorter."""
 
 
 class Taken(msgspec.Struct):
-    """What a spawner knows of a task."""
+    """A task in the spawner's ledger."""
 
     live: Live
     meta: Meta
     state: Literal["waiting", "running", "ended"] = "waiting"
     result: Result | None = None
     stopped_at: float = NEVER
-    """When it will have ended, since it was told to."""
+    """When a stopping task will have ended."""
     cause: str = ""
 
 
 class Wires(Protocol):
-    """What decides how tasks go, and those who watch."""
+    """The trial, as a spawner sees it: run times and exit codes of tasks, and the checkers' callbacks."""
 
     def duration(self, task: Task) -> Micros: ...
     def exit_code(self, task: Task, attempt: int) -> int: ...
@@ -62,22 +62,24 @@ class Spawner:
 
     @property
     def running(self) -> Iterable[Live]:
-        return (each.live for each in self.known.values() if each.state == "running")
+        return (taken.live for taken in self.known.values() if taken.state == "running")
 
     @property
     def is_quiet(self) -> bool:
-        """True if its agent knows all of it, but for what is under way."""
+        """True if its agent is connected and no task waits to start."""
         return (
-            self.link is not None and self.link.spoken and all(each.state != "waiting" for each in self.known.values())
+            self.link is not None
+            and self.link.spoken
+            and all(taken.state != "waiting" for taken in self.known.values())
         )
 
     # -- the agent -----------------------------------------------------------------------------------------------
 
     def accept(self, link: SpawnerLink) -> None:
-        """An agent has connected: it hears all that is known here."""
+        """Accept an agent's connection and send it all known tasks."""
         self.link = link
-        known = [(each.meta, each.live.task.index, 0, each.state, each.result) for each in self.known.values()]
-        link.tell("state", known, "", "none")
+        tasks = [(taken.meta, taken.live.task.index, 0, taken.state, taken.result) for taken in self.known.values()]
+        link.deliver("state", tasks, "", "none")
 
     def handle(self, what: str, *rest: Any) -> None:
         if what == "launch":
@@ -104,13 +106,13 @@ class Spawner:
                     self._loop.world_at(when, self._look_at_lease)
 
     def die(self) -> None:
-        """It is killed, and its guard ends all that it runs."""
+        """Kill the spawner. Its guard ends all its tasks."""
         self.up = False
         for taken in self.known.values():
             if taken.state != "ended":
                 if taken.state == "running":
                     self._over(taken, "lost")
-                taken.state, taken.result = "ended", ("lost", 0, "its spawner ended without a word", 0, 0, 0)
+                taken.state, taken.result = "ended", ("lost", 0, "its spawner was killed", 0, 0, 0)
         if self.link is not None:
             self.link.lose()
         self.link = None
@@ -152,10 +154,10 @@ class Spawner:
             duration = self._wires.duration(taken.live.task) / 1e6
             self._loop.world_at(self._loop.time() + duration, self._run_out, key, taken)
         if started or ended:
-            self._say(started, ended)
+            self._report(started, ended)
 
     def _run_out(self, key: Key, taken: Taken) -> None:
-        """A process ends by itself, also while nobody can hear of it."""
+        """End a process at its run time, whether or not an agent is connected."""
         if taken.state == "running":
             code = self._wires.exit_code(taken.live.task, taken.live.attempt)
             self._over(taken, "failed" if code else "succeeded")
@@ -179,9 +181,7 @@ class Spawner:
         if taken.state == "running":
             lease = taken.cause == "lease"
             self._over(taken, "lost" if lease else "stopped")
-            self._end(
-                key, taken, ("lost", 0, "its lease was over", 1, 0, 0) if lease else ("stopped", 143, "", 1, 0, 0)
-            )
+            self._end(key, taken, ("lost", 0, "its lease expired", 1, 0, 0) if lease else ("stopped", 143, "", 1, 0, 0))
 
     def _look_at_lease(self) -> None:
         now = self._loop.time()
@@ -195,15 +195,15 @@ class Spawner:
 
     def _end(self, key: Key, taken: Taken, result: Result) -> None:
         taken.state, taken.result = "ended", result
-        self._say([], [(key, result)])
+        self._report([], [(key, result)])
 
-    def _say(self, started: list[Key], ended: list[tuple[Key, Result]]) -> None:
+    def _report(self, started: list[Key], ended: list[tuple[Key, Result]]) -> None:
         if self.link is not None:
-            self.link.tell("events", started, ended)
+            self.link.deliver("events", started, ended)
 
 
 class SpawnerLink:
-    """The agent's end of a spawner, for as long as the agent lives."""
+    """The agent's connection to a spawner. It lives as long as the agent."""
 
     def __init__(
         self,
@@ -211,14 +211,14 @@ class SpawnerLink:
         rng: Random,
         process: Process,
         spawner: Spawner,
-        heard: Callable[..., None],
+        received: Callable[..., None],
         missed: Callable[[str, bool], None],
     ) -> None:
         self._loop = loop
         self._rng = rng
         self._process = process
         self._spawner = spawner
-        self._heard = heard
+        self._received = received
         self._missed = missed
         self.spoken = False
         self._tries = 0
@@ -234,14 +234,14 @@ class SpawnerLink:
         return True
 
     def wake(self) -> None:
-        """It is always wanted."""
+        """Nothing to do: a virtual spawner is never idle."""
 
-    def tell(self, *message: Any) -> None:
-        """The spawner says something; what it says first is what it knows."""
+    def deliver(self, *message: Any) -> None:
+        """Send a message of the spawner to the agent; the first one is its state."""
         self._later(self._arrive, message)
 
     def lose(self) -> None:
-        """The spawner has ended; another one is looked for."""
+        """Reconnect after the end of the spawner."""
         self.spoken, self._tries = False, 0
         self._later(self._connect)
 
@@ -256,20 +256,20 @@ class SpawnerLink:
         self._loop.world_at(self._loop.time() + 1.0, self._connect)
 
     def _deliver(self, frame: Frame) -> None:
-        if self._spawner.link is self:  # also what an agent said before it was killed
+        if self._spawner.link is self:  # also messages that an agent sent before it was killed
             self._spawner.handle(*frame)
 
     def _arrive(self, message: Sequence[Any]) -> None:
         if self._spawner.link is self:
-            self._process.post(lambda: self._hear(message))
+            self._process.post(lambda: self._receive(message))
 
-    def _hear(self, message: Sequence[Any]) -> None:
+    def _receive(self, message: Sequence[Any]) -> None:
         if self._spawner.link is self:
             self.spoken = True
-            self._heard(*message)
+            self._received(*message)
 
     def _later(self, call: Callable[..., None], *args: Any) -> None:
-        """In order."""
+        """Make a call after a short delay, in the order of the calls of `_later`."""
         self._last = max(self._loop.time() + self._rng.random() * PROMPT, self._last + 1e-6)
         self.under_way += 1
 

@@ -1,8 +1,8 @@
-"""A trial: a scenario played out on a virtual clock, with judges watching. `Broken` says what does not hold.
+"""A trial: one scenario, run on virtual time and judged by the checkers. `CheckFailed` names the broken rule.
 
-What runs is what ships: the control plane with its live writer, hub and pools, and the agents with their tables of
-tasks. Here are what they are connected to, the clients, and the end: when all trouble is over, every job that can run
-must have ended, and no machine may run anything that the server does not know of.
+The shipped parts run: the control plane with its live writer, hub and pools, and the agents with their task tables.
+This module connects them, plays the clients and checks the end: when all faults are over, every job that can run must
+have ended, and no machine may run a task that the server does not know.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from fairlead.core.resources import SECOND
 from fairlead.core.state import Partition
 from fairlead.engines.base import Closed
 from fairlead.pools.base import ProviderError
-from fairlead.sim.agents import Machine
-from fairlead.sim.checkers import (
+from fairlead.sim.chaos.agents import Machine
+from fairlead.sim.chaos.checkers import (
     AnswerChecker,
     AttemptChecker,
     GangChecker,
@@ -52,9 +52,9 @@ from fairlead.sim.checkers import (
     check_conserving,
     need,
 )
-from fairlead.sim.cloud import Cloud
-from fairlead.sim.doorchecker import DoorChecker
-from fairlead.sim.faults import (
+from fairlead.sim.chaos.cloud import Cloud
+from fairlead.sim.chaos.doorchecker import DoorChecker
+from fairlead.sim.chaos.faults import (
     AgentTrouble,
     Asking,
     CloudTrouble,
@@ -64,28 +64,28 @@ from fairlead.sim.faults import (
     ServerTrouble,
     Submission,
 )
-from fairlead.sim.feasible import Need, could_run
-from fairlead.sim.loanchecker import LoanChecker
-from fairlead.sim.loop import Process, VirtualLoop
-from fairlead.sim.network import QUICK, Line, Wire
-from fairlead.sim.poolchecker import PoolChecker
-from fairlead.sim.server import Server
-from fairlead.sim.tasks import Live, Task
+from fairlead.sim.chaos.feasible import Need, could_run
+from fairlead.sim.chaos.loanchecker import LoanChecker
+from fairlead.sim.chaos.loop import Process, VirtualLoop
+from fairlead.sim.chaos.network import QUICK, Line, Wire
+from fairlead.sim.chaos.poolchecker import PoolChecker
+from fairlead.sim.chaos.server import Server
+from fairlead.sim.chaos.tasks import Live, Task
 from fairlead.wire.agent import Hello
 from fairlead.writer.inbox import Inbox
 from fairlead.writer.writer import Writer
 
 QUIET_TIME = 10 * SECOND
-"""A client without an answer asks again after this."""
+"""A client without an answer repeats its request after this time."""
 REPEATED = 0.1
-"""The part of the requests that is made once more although they were answered."""
+"""Fraction of the answered requests that are sent a second time."""
 LONGEST = 20_000 * SECOND
-"""By then everything must be over."""
+"""The trial must have ended by this time."""
 SETTLING = 1_000 * SECOND
 LOOKING = 3_700_000
-"""How often machines are compared with what the server believes: not in step with what happens at regular times."""
+"""Interval between comparisons of machines with the server's state. It is out of step with all regular timers."""
 EXPECTED = (Closed, OSError, ProviderError, Refused, KeyRenewed)
-"""What parts of a server and of an agent may end with."""
+"""Exceptions with which tasks of the server and of agents may end."""
 
 
 class Trial:
@@ -99,7 +99,7 @@ class Trial:
         self._version = 1
         self._limit: int = scenario.config["queues"]["root"]["a"].get("limit", {}).get("cpu", 0)
         self._most: dict[str, int] = {}
-        """Pool → how many nodes it may have, where that is not what it was; 0 if it is not configured."""
+        """Pool → its changed `max`; 0 if the pool is not configured."""
         config = parse_partition(scenario.config, "scenario")
         lease, heartbeat = config.settings.lease, config.settings.heartbeat
         self._jobs = {event.job: event for event in scenario.events if isinstance(event, Submission)}
@@ -108,7 +108,7 @@ class Trial:
         self.answers = AnswerChecker()
         asked = {(job, stage.name): dict(stage.resources) for job, spec in self._specs.items() for stage in spec.stages}
         self._capacity = dict(scenario.nodes)
-        """What each machine has, those of pools too."""
+        """Capacity of each machine, including machines of pools."""
         self.rooms = RoomChecker(self._capacity, asked)
         self.gangs = GangChecker(config.settings.replace_within + lease + heartbeat + 30 * SECOND)
         self.keeping = KeepingChecker()
@@ -127,7 +127,7 @@ class Trial:
         return round(self.loop.time() * SECOND)
 
     def run(self) -> None:
-        """Play it out; `Broken` and any other error says that something is wrong with us."""
+        """Run the scenario. `CheckFailed` and any other exception is a fault of Fairlead."""
         try:
             self.at(0, self._begin)
             self.loop.run(lambda: self._done)
@@ -145,12 +145,14 @@ class Trial:
             self.at(event.at, lambda event=event: self._happen(event))  # type: ignore[misc]
         over = max((_over(event) for event in self.scenario.events), default=0)
         quiet = over + SETTLING
-        self.at(over + SETTLING // 10, self._put_right)  # when also what was asked while the server was down is done
+        self.at(
+            over + SETTLING // 10, self._put_right
+        )  # late enough for requests that were repeated while the server was down
         self.at(quiet, self._kill_what_cannot_run)
         self.at(over + SETTLING // 5, self._look_for_end)
         self.at(LOOKING, self._compare)
 
-    # -- what they are connected to ------------------------------------------------------------------------------
+    # -- connections --------------------------------------------------------------------------------------------
 
     def at(self, when: Micros, what: Callable[[], None]) -> None:
         self.loop.world_at(max(when / SECOND, self.loop.time()), what)
@@ -173,7 +175,7 @@ class Trial:
             machine.hung_up()
 
     def boot(self, name: str, pool: str) -> Machine:
-        """A machine of a pool is up."""
+        """Start a machine of a pool."""
         resources = self.scenario.config["pools"][pool]["node"]
         self._capacity[name] = resources
         self._booted += 1
@@ -198,7 +200,7 @@ class Trial:
     def log(self, text: str) -> None:
         self.lines.append(f"{self.loop.time():10.3f}  {text}")
 
-    # -- what happens --------------------------------------------------------------------------------------------
+    # -- events --------------------------------------------------------------------------------------------------
 
     def _happen(self, event: Event) -> None:
         if isinstance(event, Submission):
@@ -241,7 +243,7 @@ class Trial:
             self._happen(AgentTrouble(event.at, name, event.what, event.lasts))
 
     def _remove(self, node: str, back_after: Micros) -> None:
-        """Only once: by the time of a second try the machine may be back at work."""
+        """Switch a machine off and remove its node. Sent once: at a second try the machine may be back at work."""
         self.log(f"{node} is switched off and removed")
         self.machines[node].trouble("crash", back_after / SECOND)
         self.server.ask(RemoveNode(name=node, operator=True), lambda answer: None)
@@ -270,7 +272,7 @@ class Trial:
         return MoveNode(name=target, action=event.what, operator=True)
 
     def _configure(self) -> Configure:
-        """The configuration as it is now wanted."""
+        """Return the configuration with the current limit and pool sizes."""
         document = dict(self.scenario.config)
         queues: dict[str, Mapping[str, Any]] = dict(document["queues"]["root"])
         queues["a"] = {key: value for key, value in queues["a"].items() if key != "limit"}
@@ -288,7 +290,7 @@ class Trial:
         return Configure(config=parse_partition(document, "scenario"), version=self._version, operator=True)
 
     def _request(self, command: AnyCommand, key: str, job: str = "") -> None:
-        """Ask until there is an answer, and sometimes once more."""
+        """Send a command until it is answered, and sometimes once more."""
         done: list[Answer] = []
 
         def reply(answer: Answer) -> None:
@@ -307,7 +309,9 @@ class Trial:
     # -- watching ------------------------------------------------------------------------------------------------
 
     def began(self, partition: Partition) -> None:
-        self.answers.seen(partition, partition.jobs)  # the last cycle may have been written without a word
+        self.answers.seen(
+            partition, partition.jobs
+        )  # no observer is called if the write of the last cycle failed after it was durable
         self.answers.check(partition)
         self.pools.began(partition)
         self.door.began(partition)
@@ -319,10 +323,10 @@ class Trial:
         self.door.cycle(decided, seconds)
 
     def stopped(self, partition: Partition, why: str) -> None:
-        """Whoever starts next is checked."""
+        """Nothing to do: `began` checks the next writer."""
 
     def turned(self, writer: Writer, inbox: Inbox, now: Micros, changed: bool) -> None:
-        """A turn is over; `now` is the time by the server's clock, `changed` says if the turn altered anything."""
+        """Check the state after a turn; `now` is the server's time, `changed` is true if the turn made changes."""
         partition = writer.partition
         if changed:
             check_all(partition, settled=not writer.more)
@@ -337,7 +341,7 @@ class Trial:
         self._watch_gangs()
 
     def _compare(self) -> None:
-        """Where nothing is under way, a machine runs what the server believes."""
+        """Check that machines with no message under way run what the server believes."""
         need(self.now < LONGEST, f"it does not end: {self._unended()} {self._unsettled()}")
         self.at(self.now + LOOKING, self._compare)
         if self.loop.is_idle and self.server.is_settled:
@@ -350,7 +354,7 @@ class Trial:
             self.silence.look(self.server.partition, down, LOOKING)
 
     def _watch_gangs(self) -> None:
-        """Whenever tasks start or end: in between they are as many as they were."""
+        """Check gangs. Called whenever tasks start or end."""
         if self.server.is_up:
             partition = self.server.partition
             in_touch = partition.reign.ready and all(machine.in_touch for machine in self.machines.values())
@@ -388,7 +392,7 @@ class Trial:
             self.at(self.now + LOOKING, self._look_for_end)
 
     def _put_right(self) -> None:
-        """Whatever was switched off or limited is not any more, so that every job can end."""
+        """Enable all nodes, resume all pools and remove limits, so that every job can end."""
         for node in self.machines:
             self._happen(Asking(self.now, "enable", node))
         for pool in self.cloud.pools:
@@ -403,8 +407,8 @@ class Trial:
         for job_id in self._unended():
             job = self.server.partition.jobs[job_id]
             needs = [Need(stage) for stage in job.stages]
-            # Stages that start together are placed one after the other; what fits in one way may not in another.
-            mixed = self.cloud.pools and job.whole and len({each.kind for each in needs}) > 1
+            # Stages that start together are placed one after the other, so whether they fit depends on the placement.
+            mixed = self.cloud.pools and job.whole and len({need.kind for need in needs}) > 1
             if mixed or not could_run(self.scenario, needs):
                 self._request(Kill(job=job_id, operator=True), "")
 
@@ -413,7 +417,7 @@ class Trial:
         need(
             not partition.allocations and not partition.lanes, "something is allocated or asked for, and no job is left"
         )
-        need(not self.attempts.live, f"somebody still runs {self.attempts.live}")
+        need(not self.attempts.live, f"tasks still run after the end: {self.attempts.live}")
         for machine in self.machines.values():
             check_agreement(partition, machine)
 
@@ -431,7 +435,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 def try_out(scenario: Scenario) -> Failure | None:
-    """Play a scenario out; what went wrong, if anything did."""
+    """Run a scenario; return the failure, or None."""
     trial = Trial(scenario)
     try:
         trial.run()

@@ -1,4 +1,4 @@
-"""What must hold of pools in a trial, counted from nodes, orders and what waits, with none of the core's sums."""
+"""Checks pools in a trial. It counts nodes, orders and waiting tasks, and uses none of the core's sums."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from fairlead.core.model import PoolSettings, Stage
 from fairlead.core.resources import GPU
 from fairlead.core.shape import WHOLE_DEVICE
 from fairlead.core.state import Partition
-from fairlead.sim.checkers import need, takes_work, used_on
-from fairlead.sim.tasks import Micros, indices
+from fairlead.sim.chaos.checkers import need, takes_work, used_on
+from fairlead.sim.chaos.tasks import Micros, indices
 
 
 class PoolChecker:
-    """Pools grow only for those who wait, within their bounds and once, and give back only what has nothing to do.
+    """Checks that pools order nodes only for waiting asks, once and within bounds, and give back only idle nodes.
 
-    A pool may have more nodes than its `max`: those that were given up and come after all. But it orders none then.
+    A pool may exceed its `max` when nodes that it gave up come after all. It orders no nodes then.
     """
 
     def __init__(self) -> None:
         self._orders: set[int] = set()
         self._names: set[str] = set()
-        """All that was ever ordered, and the nodes that there ever were."""
+        """All names that were ever ordered or registered."""
 
     def began(self, partition: Partition) -> None:
-        """The last cycle may have been written without a word."""
+        """Record the orders of the last cycle, which may have been written without an observer being called."""
         for number, order in partition.orders.items():
             self._orders.add(number)
             self._names.update(order.coming)
 
     def decided(self, partition: Partition, changes: Sequence[Change[Any]]) -> None:
-        """A cycle is durable."""
+        """Check the orders and returns of a durable cycle."""
         for change in changes:
             if isinstance(change, Ordered):
                 self._check_ordered(partition, change, changes)
@@ -41,7 +41,7 @@ class PoolChecker:
         self._names.update(partition.nodes.joins)
 
     def check(self, partition: Partition, now: Micros) -> None:
-        """Nodes that were ordered come, or are given up, and those that came are not kept for ever."""
+        """Check that orders are given up and promises of ordered nodes released in time."""
         if partition.reign.ready:
             for promise in partition.promises.values():
                 last = max(promise.since, partition.reign.ready_at) + partition.settings.promise_for
@@ -53,7 +53,7 @@ class PoolChecker:
                 need(now < last, f"order {number} of {order.pool} is waited for longer than {last}")
 
     def unsettled(self, partition: Partition) -> str:
-        """What pools still have to do when nobody wants anything; "" for nothing."""
+        """Return what pools still have to do when no ask waits; "" if nothing."""
         for pool in partition.pools.values():
             settings = pool.settings
             present, coming = _nodes_of(partition, pool.name), _coming(partition, pool.name)
@@ -79,17 +79,17 @@ class PoolChecker:
         need(most is None or size <= most, f"{pool} has {size} nodes, or has ordered them, and may have {most}")
         if change.cause == "demand":
             need(not _all_fit(partition, ()), f"order {number} of {pool} is made though all that waits would fit")
-            self._check_fewest(partition, change, [each for each in changes if isinstance(each, Ordered)])
+            self._check_fewest(partition, change, [order for order in changes if isinstance(order, Ordered)])
             for meant in order.coming.values():
                 for job, position, kind, _ in meant:
                     self._check_once(partition, job, position, kind)
 
     def _check_fewest(self, partition: Partition, change: Ordered, made: list[Ordered]) -> None:
-        """With a node less, not all of it would fit. That is certain where all tasks and all new nodes are equal.
+        """Check that with one node fewer the waiting tasks would not fit.
 
-        Nodes that are backed off for a short time count.
+        This is certain only if all tasks and all new nodes are equal. Nodes in a short back-off count as usable.
         """
-        shapes = {stage.shape.key for lane in partition.lanes.values() for each in lane for stage in each.stages}
+        shapes = {stage.shape.key for lane in partition.lanes.values() for ask in lane for stage in ask.stages}
         asked = next(iter(shapes))
         if len(shapes) > 1 or len(made) > 1 or asked.apart or GPU in dict(asked.resources):
             return
@@ -104,15 +104,15 @@ class PoolChecker:
         )
 
     def _check_once(self, partition: Partition, job: str, position: int, kind: int) -> None:
-        """Whoever nodes are ordered for waits, and no task waits for two nodes."""
+        """Check that orders for an ask are not for more tasks than wait."""
         stage = partition.jobs[job].stages[position]
         wanted = len(indices(stage.wanted(kind).flat()))
         meant = sum(
-            each[3]
+            tasks
             for order in partition.orders.values()
             for node in order.coming.values()
-            for each in node
-            if each[:3] == (job, position, kind)
+            for *ask, tasks in node
+            if ask == [job, position, kind]
         )
         need(meant <= wanted, f"nodes are ordered for {meant} tasks of {job} {stage.name}, and {wanted} wait")
 
@@ -134,11 +134,11 @@ class PoolChecker:
                     partition.nodes.allocations[partition.nodes.rows[node_id]],
                 )
                 need(not busy, f"{name} is given back and has {busy}")
-                need(node_id not in partition.nodes.held, f"{name} is given back and is kept for somebody")
+                need(node_id not in partition.nodes.held, f"{name} is given back and is held for an ask")
 
 
 def _bounds(settings: PoolSettings) -> tuple[int, int]:
-    """How many nodes a pool has in the end, when nothing is left to do."""
+    """Return the least and most nodes of a pool that has no work."""
     least, most = max(settings.min, settings.min_idle), max(settings.min, settings.min_idle, settings.max_idle)
     return (least, most) if settings.max is None else (min(least, settings.max), most)
 
@@ -152,7 +152,7 @@ def _coming(partition: Partition, pool: str) -> int:
 
 
 class _Room:
-    """What is free on a node, there or coming."""
+    """Free capacity of an existing or coming node."""
 
     def __init__(self, pool: str, free: dict[str, int], devices: list[int], stages: Iterable[Stage] = ()) -> None:
         self.pool = pool
@@ -161,6 +161,7 @@ class _Room:
         self.stages = {id(stage) for stage in stages}
 
     def take(self, stage: Stage) -> bool:
+        """Place a task of the stage; False if it does not fit."""
         key = stage.shape.key
         asked = dict(key.resources)
         gpu = asked.pop(GPU, 0)
@@ -180,8 +181,8 @@ class _Room:
 def _there(partition: Partition, row: int) -> _Room:
     used, devices = used_on(partition, row)
     free = {name: column[row] - used.get(name, 0) for name, column in partition.nodes.capacity.items()}
-    stages = [each.stage for each in partition.nodes.allocations[row].values()]
-    return _Room(partition.nodes.pool[row], free, [WHOLE_DEVICE - each for each in devices], stages)
+    stages = [allocation.stage for allocation in partition.nodes.allocations[row].values()]
+    return _Room(partition.nodes.pool[row], free, [WHOLE_DEVICE - load for load in devices], stages)
 
 
 def _coming_as(partition: Partition, pool: str) -> _Room:
@@ -190,7 +191,7 @@ def _coming_as(partition: Partition, pool: str) -> _Room:
 
 
 def _is_back_soon(partition: Partition, node_id: int, row: int) -> bool:
-    """Whether a node has failed a few launches in a row and will be tried again while a new one would be on its way."""
+    """True if a node has failed a few launches and leaves its back-off before a new node could come."""
     until = partition.nodes.avoided.get(node_id)
     if until is None or partition.nodes.failures[row] > 3 or until > partition.now + partition.settings.promise_for:
         return False
@@ -198,9 +199,9 @@ def _is_back_soon(partition: Partition, node_id: int, row: int) -> bool:
 
 
 def _all_fit(partition: Partition, coming: Iterable[str], back: bool = False) -> bool:
-    """Whether there is room for all that waits, on nodes that take work and on new ones of these pools.
+    """True if all waiting tasks were placed on nodes that take work and on new nodes of these pools.
 
-    If it says so it is so: every task has its place. No task here asks for more than one GPU.
+    True is certain, since every task has a place; False is not. No task here asks for more than one GPU.
     """
     rooms = [
         _there(partition, row) for node_id, row in partition.nodes.rows.items() if takes_work(partition, node_id, row)
@@ -212,7 +213,7 @@ def _all_fit(partition: Partition, coming: Iterable[str], back: bool = False) ->
             if _is_back_soon(partition, node_id, row)
         ]
     rooms += [_coming_as(partition, pool) for pool in coming]
-    waiting = [(stage, each.kind) for lane in partition.lanes.values() for each in lane for stage in each.stages]
+    waiting = [(stage, ask.kind) for lane in partition.lanes.values() for ask in lane for stage in ask.stages]
     tasks = [stage for stage, kind in waiting for _ in indices(stage.wanted(kind).flat())]
     tasks.sort(key=lambda stage: sorted(stage.shape.key.resources, reverse=True), reverse=True)
     return all(any(room.take(stage) for room in rooms) for stage in tasks)

@@ -1,4 +1,4 @@
-"""Tasks as machines run them: taken one by one, on the other side of the wire, by none of the core's arithmetic."""
+"""Single tasks as machines run them, without the core's arithmetic of index ranges."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Micros = int
 
 
 class Task(msgspec.Struct, frozen=True):
-    """A task of a job, whatever its attempt. The number tells jobs apart that had one id after another."""
+    """A task of a job, regardless of its attempt. `number` distinguishes successive jobs of the same id."""
 
     job: str
     number: int
@@ -17,7 +17,7 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class Live(msgspec.Struct):
-    """A process."""
+    """A running attempt of a task."""
 
     task: Task
     attempt: int
@@ -25,12 +25,12 @@ class Live(msgspec.Struct):
 
 
 def indices(block: tuple[int, ...]) -> list[int]:
-    """The numbers of half-open spans."""
+    """Return the indices in flat half-open spans: (0, 2, 5, 6) gives 0, 1 and 5."""
     return [index for start, end in zip(block[::2], block[1::2], strict=True) for index in range(start, end)]
 
 
 def flat(numbers: list[int]) -> tuple[int, ...]:
-    """The reverse."""
+    """Return indices as flat half-open spans, the reverse of `indices`."""
     spans: list[int] = []
     for number in sorted(numbers):
         if spans and spans[-1] == number:

@@ -1,7 +1,7 @@
-"""Judges what starts: that the rules allow it, that it is its turn, and that the cycle does not stop it again.
+"""Judges starts: the rules allow the start, the ask has its turn, and the same cycle does not stop the tasks again.
 
 `DoorChecker` follows a partition change by change on a copy of its own, and looks at the copy just before each start.
-The rules are those of `sim/rules.py`, not the core's.
+The rules are those of `sim/chaos/rules.py`, not the core's.
 
 An ask is passed over wrongly if another ask is placed although the first one has an earlier turn, may start, and fits
 whole on the nodes that are kept for it and on those that no ask has. It has an earlier turn
@@ -28,8 +28,8 @@ from fairlead.core.entitlement import Entitlements
 from fairlead.core.lanes import Lane
 from fairlead.core.model import NEW, Ask, Queue, Stage
 from fairlead.core.state import Partition, Touched
-from fairlead.sim.checkers import need
-from fairlead.sim.rules import (
+from fairlead.sim.chaos.checkers import need
+from fairlead.sim.chaos.rules import (
     More,
     Rooms,
     comes_before,
@@ -39,7 +39,7 @@ from fairlead.sim.rules import (
     refusal_to_wait_behind,
     waits_whole,
 )
-from fairlead.sim.tasks import Micros, indices
+from fairlead.sim.chaos.tasks import Micros, indices
 
 Ordering = tuple[Ask | None, list[tuple[Stage, int]]]
 """An ask that nodes are ordered for, and the tasks."""
@@ -49,7 +49,7 @@ Key = tuple[str, int, int]
 
 
 class DoorChecker:
-    """An observer of a writer; `Broken` says which start was wrong."""
+    """An observer of a writer. `CheckFailed` names the wrong start."""
 
     def __init__(self) -> None:
         self._copy = Partition("")
@@ -62,7 +62,7 @@ class DoorChecker:
         self.follow(decided.changes, plan.now, plan.partition.reign.ready)
 
     def stopped(self, partition: Partition, why: str) -> None:
-        """The next writer begins with a new copy."""
+        """Nothing to do: `began` makes a new copy."""
 
     def follow(self, changes: Sequence[Change[Any]], now: Micros, ready: bool) -> None:
         """Judge the changes of one cycle."""
@@ -79,7 +79,7 @@ class DoorChecker:
 
 
 def _started(change: Change[Any]) -> list[tuple[Key, int]]:
-    """The asks whose tasks a change starts, and how many tasks."""
+    """Return the asks that a change starts, each with the number of tasks."""
     if isinstance(change, Placed):
         return [((change.job, change.stage, change.kind), sum(len(indices(part.indices)) for part in change.parts))]
     if isinstance(change, SinglesPlaced):
@@ -88,19 +88,19 @@ def _started(change: Change[Any]) -> list[tuple[Key, int]]:
 
 
 def _continues(change: Change[Any]) -> bool:
-    """True for the later stages of a job that starts whole: it is judged once, with its first stage."""
+    """True for later stages of a job that starts whole. Such a job is judged once, with its first stage."""
     return isinstance(change, Placed) and change.group not in (0, change.first)
 
 
 def _may_be_recovered(partition: Partition, change: Change[Any]) -> bool:
-    """True if the change may state what a resource manager has started itself: that is booked as it is."""
+    """True if the change may record a task that a resource manager started itself. No rule applies to it."""
     if not isinstance(change, Placed) or not partition.jobs[change.job].manager or change.group:
         return False
     return _started(change)[0][1] == 1
 
 
 def _placed(change: Change[Any]) -> range:
-    """The numbers of the allocations that a change places."""
+    """Return the ids of the allocations that a change places."""
     if isinstance(change, Placed):
         return range(change.first, change.first + len(change.parts))
     if isinstance(change, SinglesPlaced):
@@ -108,20 +108,20 @@ def _placed(change: Change[Any]) -> range:
     return range(0)
 
 
-# -- is it allowed -----------------------------------------------------------------------------------------------
+# -- permission --------------------------------------------------------------------------------------------------
 
 
 class _Starts:
-    """No start, chain, order or claim for an ask that the rules refuse, and nothing placed that the cycle stops."""
+    """Checks that the rules allow each start, chain, order and claim, and that no cycle stops what it placed."""
 
     def __init__(self, partition: Partition, changes: Sequence[Change[Any]], ready: bool) -> None:
         self.partition = partition
         self.changes = changes
         self.ready = ready
         self._ordered = More()
-        """What nodes have been ordered for in this cycle."""
+        """Tasks for which this cycle has ordered nodes."""
         self._new: set[int] = set()
-        """The allocations that this cycle has placed."""
+        """Ids of the allocations that this cycle has placed."""
 
     def judge(self, change: Change[Any]) -> None:
         partition = self.partition
@@ -152,8 +152,8 @@ class _Starts:
             if _continues(change):
                 return
             gang = bool(change.group)
-            of_gang = [each for each in self.changes if isinstance(each, Placed) and each.group == change.group]
-            started = [each for part in (of_gang if gang else [change]) for each in _started(part)]
+            of_gang = [other for other in self.changes if isinstance(other, Placed) and other.group == change.group]
+            started = [start for part in (of_gang if gang else [change]) for start in _started(part)]
             tasks = [(partition.jobs[job].stages[position], many) for (job, position, _), many in started]
             reason = refusal(partition, partition.waits(*started[0][0]), tasks, gang=gang)
             need(not reason, f"tasks of {_name(tasks[0][0])} are placed, and may not start: {reason}")
@@ -166,7 +166,7 @@ class _Starts:
             more.add([(stage, many)])
 
     def _judge_order(self, change: Ordered) -> None:
-        """All that nodes are ordered for in a cycle may start together, when the pools are as large as they may be."""
+        """Check that all tasks of a cycle's orders may start together when every pool is at its `max`."""
         partition = self.partition
         wanted: dict[Key, int] = {}
         for nodes, meant in change.nodes:
@@ -176,7 +176,7 @@ class _Starts:
         for key, tasks in wanted.items():
             ask = partition.waits(*key)
             by_ask.setdefault(id(ask), (ask, []))[1].append((partition.jobs[key[0]].stages[key[1]], tasks))
-        # The last of a queue's share goes to a whole gang, however large: it counts which ask comes first.
+        # The rest of a share may go to a gang of any size, so the order of the asks matters.
         for ask, started in sorted(by_ask.values(), key=cmp_to_key(_by_turn)):
             reason = refusal(partition, ask, started, gang=True, more=self._ordered, rights=_rights_of_pools(partition))
             need(not reason, f"nodes are ordered for {_name(started[0][0])}, which may not start: {reason}")
@@ -184,7 +184,7 @@ class _Starts:
 
 
 def _by_turn(one: Ordering, other: Ordering) -> int:
-    """Compares asks of one leaf by their turns; those of different leaves by the names of these."""
+    """Compare two asks: by turn within a leaf queue, else by the paths of their queues."""
     first, second = one[0], other[0]
     if first is None or second is None:
         return (first is not None) - (second is not None)
@@ -195,7 +195,7 @@ def _by_turn(one: Ordering, other: Ordering) -> int:
 
 
 def _rights_of_pools(partition: Partition) -> Entitlements:
-    """What the queues would be entitled to at least if all pools were as large as they may be."""
+    """Return the entitlements of the queues if every pool had its `max` nodes."""
     capacity, nodes = dict(partition.nodes.total), partition.nodes.up_count
     for pool in partition.pools.values():
         coming = sum(len(order.coming) for order in partition.orders.values() if order.pool == pool.name)
@@ -210,11 +210,11 @@ def _name(stage: Stage) -> str:
     return f"job {stage.job.id} stage {stage.name}"
 
 
-# -- is it its turn ----------------------------------------------------------------------------------------------
+# -- order of turns ----------------------------------------------------------------------------------------------
 
 
 class _Passed:
-    """An ask that is not placed in the cycle, though it may start and fits."""
+    """An ask that is not placed in the cycle although it may start and fits."""
 
     def __init__(self, lane: Lane, ask: Ask) -> None:
         self.lane = lane
@@ -226,7 +226,7 @@ class _Passed:
 
 
 class _Turns:
-    """No ask is placed while one with an earlier turn could have used the same capacity."""
+    """Checks that no ask is placed while one with an earlier turn could have used the same capacity."""
 
     def __init__(self, partition: Partition, changes: Sequence[Change[Any]]) -> None:
         self.partition = partition
@@ -234,11 +234,11 @@ class _Turns:
         self._passed: list[_Passed] | None = None
         """None before the first start."""
         self._refused: set[int] = set()
-        """The asks that might not start when the first start of the cycle was decided."""
+        """Ids of the asks that were not allowed to start at the first start of the cycle."""
         self._on_loan: set[str] = set()
-        """The queues that were at their entitlement or above it then."""
+        """Queues that were at or above their entitlement at that time."""
         self._suspects: list[tuple[Queue, str]] = []
-        """Queues that may have been passed over, if they are below their entitlement still when the cycle is over."""
+        """Queues that were passed over if the cycle leaves them below their entitlement, with the failure text."""
 
     def judge(self, change: Change[Any]) -> None:
         started = _started(change)
@@ -251,16 +251,16 @@ class _Turns:
             return
         if self._passed is None:
             self._begin()
-        placed = self.partition.waits(*started[-1][0])  # of several, the last has the last turn
+        placed = self.partition.waits(*started[-1][0])  # of several asks, the last has the last turn
         assert placed is not None and self._passed is not None
-        for each in self._passed:
-            self._compare(each, placed, bool(isinstance(change, SinglesPlaced)))
+        for passed in self._passed:
+            self._compare(passed, placed, isinstance(change, SinglesPlaced))
 
     def look(self, change: Change[Any]) -> None:
-        """After a start or a claim, drop the asks that have no room left, or may not start any more."""
+        """After a start or a claim, drop the asks that no longer fit or may no longer start."""
         if self._passed and (isinstance(change, Promised) or _started(change)):
             rooms = Rooms(self.partition)
-            self._passed = [each for each in self._passed if self._could_start(each, rooms)]
+            self._passed = [passed for passed in self._passed if self._could_start(passed, rooms)]
 
     def end(self) -> None:
         rights = self.partition.entitlements()
@@ -283,33 +283,33 @@ class _Turns:
     def _is_served(self, ask: Ask) -> bool:
         return any((stage.job.id, stage.position, ask.kind) in self._served for stage in ask.stages)
 
-    def _could_start(self, each: _Passed, rooms: Rooms) -> bool:
-        return each.stands and waits_whole(self.partition, each.ask) and rooms.whole(each.ask)
+    def _could_start(self, passed: _Passed, rooms: Rooms) -> bool:
+        return passed.stands and waits_whole(self.partition, passed.ask) and rooms.whole(passed.ask)
 
-    def _compare(self, each: _Passed, placed: Ask, in_batch: bool) -> None:
-        if not each.stands or self._is_blocked(each):
+    def _compare(self, passed: _Passed, placed: Ask, in_batch: bool) -> None:
+        if not passed.stands or self._is_blocked(passed):
             return
-        leaf, other = placed.stage.job.queue, each.ask.stage.job.queue
-        what = f"{_name(placed.stage)} is placed, and {_name(each.ask.stage)}, which could have started,"
+        leaf, other = placed.stage.job.queue, passed.ask.stage.job.queue
+        what = f"{_name(placed.stage)} is placed, and {_name(passed.ask.stage)}, which could have started,"
         if leaf is other:
-            need(not comes_before(each.ask, placed), f"{what} is before it in queue {leaf.path}")
+            need(not comes_before(passed.ask, placed), f"{what} is before it in queue {leaf.path}")
         elif self.partition.settings.unit != "slots":
             lent, entitled = _part(leaf, other)
             rights = self.partition.entitlements()
-            # Tasks of a batch are booked late: when their turns came their queue used less than it does now.
+            # Tasks of a batch are booked late: at their turns, their queue used less than now.
             on_loan = lent.path in self._on_loan if in_batch else rights.used(lent) >= rights.of(lent)
             if on_loan and rights.share(entitled) and rights.used(entitled) < rights.of(entitled):
                 text = f"{what} waits in queue {entitled.path}, which is below its entitlement: {lent.path} is not"
                 self._suspects.append((entitled, text))
 
-    def _is_blocked(self, each: _Passed) -> bool:
-        """True if an ask of its lane that might start may come before it: only the first of a lane is tried."""
-        others = (ask for ask in each.lane if ask is not each.ask and id(ask) not in self._refused)
-        return not all(comes_before(each.ask, ask) for ask in others)
+    def _is_blocked(self, passed: _Passed) -> bool:
+        """True if an earlier ask of its lane might start: only the head of a lane is tried."""
+        others = (ask for ask in passed.lane if ask is not passed.ask and id(ask) not in self._refused)
+        return not all(comes_before(passed.ask, ask) for ask in others)
 
 
 def _first(asks: list[Ask]) -> Ask | None:
-    """The ask of a lane that comes before all others; None if that is not certain."""
+    """Return the ask that comes before all the others; None if the order is not certain."""
     first: Ask | None = None
     for ask in asks:
         if first is None or comes_before(ask, first):
@@ -318,6 +318,6 @@ def _first(asks: list[Ask]) -> Ask | None:
 
 
 def _part(one: Queue, other: Queue) -> tuple[Queue, Queue]:
-    """The queues in which the lines of two leaves part: children of one queue."""
+    """Return the ancestors of two leaves just below their lowest common queue."""
     pairs = zip(one.line(), other.line(), strict=False)
     return next((mine, its) for mine, its in pairs if mine is not its)

@@ -1,4 +1,4 @@
-"""Whether a job of a trial could run when all trouble is over: on the machines there are, and on those of pools."""
+"""Decides which jobs of a trial could run when all faults are over, on static machines and those of pools."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from fairlead.core.model import Stage
 from fairlead.core.resources import CPU, GPU
 from fairlead.core.shape import WHOLE_DEVICE
-from fairlead.sim.faults import Scenario
+from fairlead.sim.chaos.faults import Scenario
 
 
 class Need:
-    """What a stage needs to start."""
+    """Tasks and resources that a stage needs to start."""
 
     def __init__(self, stage: Stage) -> None:
         asked = dict(stage.shape.amounts)
@@ -21,7 +21,7 @@ class Need:
 
 
 class Empty:
-    """A machine with nothing on it yet."""
+    """A machine that is filled from empty."""
 
     def __init__(self, pool: str, resources: Mapping[str, int]) -> None:
         self.pool = pool
@@ -29,7 +29,7 @@ class Empty:
         self.devices = [WHOLE_DEVICE] * resources.get("gpu", 0)
 
     def take(self, need: Need) -> bool:
-        """Set a task down, if there is room."""
+        """Place a task; False if it does not fit."""
         fitting = [at for at, free in enumerate(self.devices) if free >= need.gpu]
         if need.pool not in ("", self.pool) or self.cpu < need.cpu or (need.gpu and not fitting):
             return False
@@ -40,17 +40,17 @@ class Empty:
 
 
 def could_run(scenario: Scenario, needs: list[Need]) -> bool:
-    """Whether all stages together would fit on empty machines, with pools as large as they may be."""
+    """True if all stages fit together on empty machines, with every pool at its `max`."""
     machines = [Empty("", has) for has in scenario.nodes.values()]
     for pool, settings in scenario.config.get("pools", {}).items():
         machines += [Empty(pool, settings["node"]) for _ in range(settings["max"])]
-    # The hardest to place go first, and machines without GPUs, or with little left, are used first.
-    for need in sorted(needs, key=lambda each: (not each.pool, -each.gpu, -each.cpu, not each.apart)):
+    # Place the most demanding stages first, on machines with few GPUs and little free CPU first.
+    for need in sorted(needs, key=lambda need: (not need.pool, -need.gpu, -need.cpu, not need.apart)):
         used: set[int] = set()
         for _ in range(need.tasks):
             order = sorted(range(len(machines)), key=lambda at: (len(machines[at].devices), machines[at].cpu))
-            found = next((at for at in order if not (need.apart and at in used) and machines[at].take(need)), None)
-            if found is None:
+            machine = next((at for at in order if not (need.apart and at in used) and machines[at].take(need)), None)
+            if machine is None:
                 return False
-            used.add(found)
+            used.add(machine)
     return True

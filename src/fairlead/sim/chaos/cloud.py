@@ -1,7 +1,7 @@
-"""A cloud beside a trial: machines that are ordered, come late, twice or not at all, vanish, and are taken away.
+"""A virtual cloud: ordered machines come late, twice or not at all, vanish, and are destroyed.
 
-The pools of the server ask it, as they ask any provider. A call that is under way when the server is killed may be done
-or not.
+The server's pools use it as a provider. A call that is under way when the server is killed may or may not be carried
+out.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from random import Random
 from typing import Protocol, TypeVar
 
 from fairlead.pools.base import Machine, PoolKind, ProviderError
-from fairlead.sim import agents
-from fairlead.sim.checkers import need
-from fairlead.sim.faults import CloudFault
-from fairlead.sim.loop import RUNNING_IN, VirtualLoop
+from fairlead.sim.chaos import agents
+from fairlead.sim.chaos.checkers import need
+from fairlead.sim.chaos.faults import CloudFault
+from fairlead.sim.chaos.loop import RUNNING_IN, VirtualLoop
 
 Result = TypeVar("Result")
 
 CALL = 2.0
 """The most seconds that a call takes."""
 BOOT, LATE = 30.0, 400.0
-"""The most seconds that a machine takes to come, usually and in bad times."""
+"""The most seconds that a machine takes to come, usually and during the fault `late`."""
 LAST_CALLS = 0.5
-"""The part of the calls under way when the server is killed that is done."""
+"""Fraction of the calls under way at a kill of the server that are carried out."""
 
 
 class Ground(Protocol):
-    """Where the machines stand."""
+    """The trial, as the cloud sees it."""
 
     loop: VirtualLoop
 
@@ -42,9 +42,9 @@ class Cloud:
         self.rng = Random(f"{seed} cloud")
         self.pools = sorted(pools)
         self.machines: dict[str, str] = {}
-        """Those that there are, up or not yet → their pool."""
+        """Existing machine, up or booting → pool."""
         self.booted: dict[str, agents.Machine] = {}
-        """Those that are up."""
+        """Machines that are up, by name."""
         self._ground = ground
         self._loop = ground.loop
         self._until: dict[CloudFault, float] = {}
@@ -59,7 +59,7 @@ class Cloud:
         return self._until.get(trouble, -1.0) > self._loop.time()
 
     async def call(self, work: Callable[[], Result]) -> Result:
-        """Have something done there, which takes a while."""
+        """Carry out work in the cloud after a delay, and return its result."""
         process, answer = RUNNING_IN.get(), asyncio.get_running_loop().create_future()
 
         def arrive() -> None:
@@ -77,7 +77,7 @@ class Cloud:
         return result
 
     def create(self, name: str, pool: str) -> None:
-        """Of a name there is one machine, however often it is asked for."""
+        """Make a machine. Repeated requests for a name have no effect."""
         if name in self.machines:
             return
         now = self._loop.time()
@@ -100,7 +100,7 @@ class Cloud:
             self.vanish(name)
 
     def check_failed(self, names: Iterable[str]) -> None:
-        """Machines were given up: those must not be there."""
+        """Check that machines that were given up do not exist."""
         for name in names:
             need(name not in self.machines, f"{name} is given up, and is there")
 
@@ -112,39 +112,39 @@ class Cloud:
 
 
 class CloudProvider:
-    """Brings the machines of one pool."""
+    """The provider of one pool."""
 
     def __init__(self, cloud: Cloud, pool: str) -> None:
         self._cloud = cloud
         self._pool = pool
         self._listed: frozenset[str] = frozenset()
-        """What the last list had."""
+        """Names in the last answer of `list`."""
 
     async def create(self, names: Sequence[str]) -> None:
         for name in names:
             need(name not in self._listed, f"{name} is asked for, and was listed")
 
         def work() -> None:
-            some = self._some(names)
-            for name in some:
+            done = self._done(names)
+            for name in done:
                 self._cloud.create(name, self._pool)
-            self._complain(names[len(some) :])
+            self._complain(names[len(done) :])
 
         await self._cloud.call(work)
 
     async def destroy(self, names: Sequence[str]) -> None:
         def work() -> None:
-            some = self._some(names)
-            for name in some:
+            done = self._done(names)
+            for name in done:
                 self._cloud.destroy(name)
-            self._complain(names[len(some) :])
+            self._complain(names[len(done) :])
 
         await self._cloud.call(work)
 
     async def list(self) -> Sequence[Machine]:
         def work() -> Sequence[Machine]:
             if self._cloud.has("unlisted"):
-                raise ProviderError("nobody can look which machines there are")
+                raise ProviderError("machines cannot be listed")
             return [Machine(name) for name, pool in self._cloud.machines.items() if pool == self._pool]
 
         listed = await self._cloud.call(work)
@@ -154,8 +154,8 @@ class CloudProvider:
     async def close(self) -> None:
         """Machines stay."""
 
-    def _some(self, names: Sequence[str]) -> Sequence[str]:
-        """Those for which it is done."""
+    def _done(self, names: Sequence[str]) -> Sequence[str]:
+        """Return the names for which the call is carried out."""
         if self._cloud.has("unknown") or self._cloud.has("fail"):
             return names[: self._cloud.rng.randint(0, len(names))]
         return names

@@ -6,13 +6,13 @@ A queue is **deprived** if all of this is true:
   `rebalance_threshold`;
 - the first ask of one of its lanes that may start has no room, and will have none when the tasks that stop are gone. A
   task counts as stopping for `preempt_grace` and a margin;
-- there are tasks on loan to its siblings whose stop would let that ask start, and would leave each of their queues its
-  share and its guarantee. Only simple sets are tried: one unit alone, or units from the newest on. A part of a node
-  that other asks hold too does not count: it serves its owner when the node is free, and no claim.
+- stopping some tasks on loan to its siblings would let that ask start, and would leave each of their queues its share
+  and its guarantee. Only simple sets are tried: one unit alone, or units from the newest on. A node
+  that other asks hold too does not count: its capacity goes to the owner of the hold, not to a claim.
 
 It may be deprived for `rebalance_after`, `preempt_grace` and some slack without a break. Time while the partition is
-not ready does not count, and a new writer begins anew. Left out as the ask that waits: jobs that start whole, and
-stages with `near` or `apart`.
+not ready does not count, and a new writer starts the time again. Left out as the ask that waits:
+jobs that start whole, and stages with `near` or `apart`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from fairlead.core.model import Allocation, Ask, Job, Queue, Stage
 from fairlead.core.policy.shares import Claim, spread
 from fairlead.core.resources import MINUTE, SECOND
 from fairlead.core.state import Partition
-from fairlead.sim.checkers import need
-from fairlead.sim.rules import Rooms, has_one_shape, is_unpreemptible, together, waits_whole
-from fairlead.sim.tasks import Micros, indices
+from fairlead.sim.chaos.checkers import need
+from fairlead.sim.chaos.rules import Rooms, has_one_shape, is_unpreemptible, together, waits_whole
+from fairlead.sim.chaos.tasks import Micros, indices
 
 MARGIN: Micros = MINUTE
 """For this long beyond `preempt_grace` a task that stops is expected to end."""
@@ -36,7 +36,7 @@ SLACK: Micros = 10 * SECOND
 
 
 class LoanChecker:
-    """An observer of a writer; `Broken` says which queue waits for what is lent."""
+    """An observer of a writer. `CheckFailed` names the queue that waits for capacity on loan."""
 
     def __init__(self) -> None:
         self._since: dict[str, Micros] = {}
@@ -50,39 +50,40 @@ class LoanChecker:
         self.look(decided.plan.partition, decided.plan.now, settled=not decided.more)
 
     def stopped(self, partition: Partition, why: str) -> None:
-        """The next writer begins anew."""
+        """Nothing to do: `began` resets the times."""
 
     def look(self, partition: Partition, now: Micros, settled: bool = True) -> None:
-        """Look at a partition after a cycle, or later. Only if no cycle is to follow at once it is judged."""
+        """Update the times of deprived queues, and judge them if the partition is settled: no cycle follows at once."""
         settings = partition.settings
         on = settings.rebalance_threshold > 0 and settings.rebalance_after > 0
         if not partition.reign.ready or not on or partition.reign.ready_at != self._ready_at:
             self._since, self._ready_at = {}, partition.reign.ready_at
         if not partition.reign.ready or not on:
             return
-        found = deprived(partition, now)
-        self._since = {path: self._since.get(path, now) for path in found}
+        reasons = deprived(partition, now)
+        self._since = {path: self._since.get(path, now) for path in reasons}
         bound = settings.rebalance_after + settings.preempt_grace + SLACK
         for path, since in self._since.items() if settled else ():
             need(
-                now - since <= bound, f"queue {path} has been below its entitlement for {now - since} us: {found[path]}"
+                now - since <= bound,
+                f"queue {path} has been below its entitlement for {now - since} us: {reasons[path]}",
             )
 
 
 def deprived(partition: Partition, now: Micros) -> dict[str, str]:
-    """The queues that wait for what others have on loan, and which ask of theirs could start by whose stop."""
+    """Return the deprived queues, each with the ask that could start and the tasks to stop for it."""
     rights = partition.entitlements()
     free, coming = Rooms(partition), _rooms_without_stopping(partition, now)
     waiting = [ask for ask in _first_asks(partition) if not free.whole(ask)]
     wanting = {queue.path for ask in waiting for queue in ask.stage.job.queue.line()}
     expected = _Use(partition, claims=True)
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for parent in partition.queues.values():
         children = list(parent.children.values())
-        lacking = [each for each in children if each.path in wanting and expected.of(each) < rights.of(each)]
-        lacking = [each for each in lacking if rights.used(each) < rights.of(each)]
+        lacking = [child for child in children if child.path in wanting and expected.of(child) < rights.of(child)]
+        lacking = [child for child in lacking if rights.used(child) < rights.of(child)]
         claims = [
-            Claim(each.name, rights.share(each), rights.used(each), int(each.path in wanting)) for each in children
+            Claim(child.name, rights.share(child), rights.used(child), int(child.path in wanting)) for child in children
         ]
         if not lacking or spread(rights.of(parent), claims) <= partition.settings.rebalance_threshold:
             continue
@@ -93,12 +94,12 @@ def deprived(partition: Partition, now: Micros) -> dict[str, str]:
                     continue
                 helpers = _helpers(partition, now, parent, ask, [unit for unit in units if child not in unit.line])
                 if helpers:
-                    found[child.path] = f"job {ask.stage.job.id} could start by the stop of {helpers}"
-    return found
+                    reasons[child.path] = f"job {ask.stage.job.id} could start by the stop of {helpers}"
+    return reasons
 
 
 def _first_asks(partition: Partition) -> Iterator[Ask]:
-    """Of each lane the first ask that may start."""
+    """Yield the first ask of each lane that may start, if it has one shape."""
     for lane in partition.lanes.values():
         for ask in lane:
             if waits_whole(partition, ask):
@@ -108,27 +109,28 @@ def _first_asks(partition: Partition) -> Iterator[Ask]:
 
 
 def _rooms_without_stopping(partition: Partition, now: Micros) -> Rooms:
-    """What is free when the tasks that stop are gone."""
+    """Return the free capacity after stopping tasks have ended."""
     rooms = Rooms(partition)
-    for each in partition.allocations.values():
+    for allocation in partition.allocations.values():
         if (
-            each.state == "stopping"
-            and not each.rooms
-            and now <= each.since + partition.settings.preempt_grace + MARGIN
+            allocation.state == "stopping"
+            and not allocation.rooms
+            and now <= allocation.since + partition.settings.preempt_grace + MARGIN
         ):
-            rooms.end(each.node, each.stage.shape, len(indices(each.indices)), each.devices)
+            tasks = len(indices(allocation.indices))
+            rooms.end(allocation.node, allocation.stage.shape, tasks, allocation.devices)
     return rooms
 
 
 class _Use:
-    """What queues use when all that stops is gone; with `claims`, and all claims have started."""
+    """Use of queues after stopping tasks have ended; with `claims`, also after all claims have started."""
 
     def __init__(self, partition: Partition, claims: bool = False) -> None:
         self.partition = partition
         self._more: dict[str, tuple[dict[str, int], int]] = {}
-        for each in partition.allocations.values():
-            if each.state == "stopping" and not each.rooms:
-                self.add(each.stage, -len(indices(each.indices)))
+        for allocation in partition.allocations.values():
+            if allocation.state == "stopping" and not allocation.rooms:
+                self.add(allocation.stage, -len(indices(allocation.indices)))
         for promise in partition.promises.values() if claims else ():
             claimant = None if promise.ordered else partition.kept_for(promise)
             for stage, tasks in together(claimant) if claimant is not None else ():
@@ -155,7 +157,7 @@ class _Use:
 
 
 class Task(msgspec.Struct):
-    """A task that runs, with its devices."""
+    """A running task with its devices."""
 
     allocation: Allocation
     index: int
@@ -163,7 +165,7 @@ class Task(msgspec.Struct):
 
 
 class Unit(msgspec.Struct):
-    """Tasks that can be taken back only together: one that its gang can do without, or a gang."""
+    """Tasks that are stopped together: one spare task of a gang, or a whole gang."""
 
     name: str
     line: list[Queue]
@@ -173,7 +175,7 @@ class Unit(msgspec.Struct):
 
 
 def _units_on_loan(partition: Partition, parent: Queue, now: Micros) -> Iterator[Unit]:
-    """What can be stopped of the children of a queue that have something on loan."""
+    """Yield the units that may be stopped in those children of a queue that have loans."""
     rights = partition.entitlements()
     for job in sorted(partition.jobs.values(), key=lambda job: job.number):
         line = job.queue.line()
@@ -189,13 +191,16 @@ def _units_on_loan(partition: Partition, parent: Queue, now: Micros) -> Iterator
 def _units(job: Job) -> Iterator[Unit]:
     whole: list[Task] = []
     for stage in job.stages:
-        live = [(index, each) for index, each in (stage.live or {}).items() if each.state != "stopping"]
-        live = [(index, each) for index, each in live if not each.rooms]
+        live = [
+            (index, allocation)
+            for index, allocation in (stage.live or {}).items()
+            if allocation.state != "stopping" and not allocation.rooms
+        ]
         live.sort(key=lambda item: (_began(item[1]), item[1].id, item[0]), reverse=True)
         spare = max(0, len(live) - stage.needed) if stage.started else 0
-        for index, each in live[:spare]:
-            yield _unit(job, [_one(each, index)], f"{job.id} {stage.name}[{index}]")
-        whole += [_one(each, index) for index, each in live]
+        for index, allocation in live[:spare]:
+            yield _unit(job, [_task(allocation, index)], f"{job.id} {stage.name}[{index}]")
+        whole += [_task(allocation, index) for index, allocation in live]
         if whole and not job.whole:
             yield _unit(job, whole, f"{job.id} {stage.name}")
             whole = []
@@ -208,11 +213,11 @@ def _unit(job: Job, tasks: list[Task], name: str) -> Unit:
     return Unit(name, job.queue.line(), newest[0], newest[1], tasks)
 
 
-def _one(allocation: Allocation, index: int) -> Task:
-    all_of_it = indices(allocation.indices)
-    each = len(allocation.devices) // len(all_of_it)
-    at = all_of_it.index(index) * each
-    return Task(allocation, index, allocation.devices[at : at + each])
+def _task(allocation: Allocation, index: int) -> Task:
+    numbers = indices(allocation.indices)
+    per_task = len(allocation.devices) // len(numbers)
+    first = numbers.index(index) * per_task
+    return Task(allocation, index, allocation.devices[first : first + per_task])
 
 
 def _began(allocation: Allocation) -> Micros:
@@ -220,7 +225,7 @@ def _began(allocation: Allocation) -> Micros:
 
 
 def _helpers(partition: Partition, now: Micros, parent: Queue, ask: Ask, units: Sequence[Unit]) -> list[str]:
-    """Units whose stop lets an ask start; none if no simple set does."""
+    """Return names of units that let an ask start when stopped; empty if no simple set does."""
     near = [unit for unit in units if any(_is_usable(partition, ask, task.allocation.node) for task in unit.tasks)]
     for unit in near:
         if _may_go(partition, parent, [unit]) and _starts(partition, now, ask, [unit]):
@@ -230,12 +235,12 @@ def _helpers(partition: Partition, now: Micros, parent: Queue, ask: Ask, units: 
         if _may_go(partition, parent, [*gone, unit]):
             gone.append(unit)
             if _starts(partition, now, ask, gone):
-                return [each.name for each in gone]
+                return [stopped.name for stopped in gone]
     return []
 
 
 def _is_usable(partition: Partition, ask: Ask, node_id: int) -> bool:
-    """True if the tasks of an ask may go to a node at all."""
+    """True if the tasks of an ask may run on a node, regardless of free capacity."""
     nodes, shape = partition.nodes, ask.stage.shape
     row = nodes.rows[node_id]
     if nodes.state[row] != "up" or node_id in nodes.avoided or nodes.manager[row] != shape.key.manager:
@@ -246,12 +251,12 @@ def _is_usable(partition: Partition, ask: Ask, node_id: int) -> bool:
 
 
 def _tasks(units: Iterable[Unit]) -> list[Task]:
-    """The tasks of units, once each: a gang has those that it can do without, too."""
+    """Return the tasks of units without duplicates: a spare task is also part of its gang's unit."""
     return list({(task.allocation.id, task.index): task for unit in units for task in unit.tasks}.values())
 
 
 def _may_go(partition: Partition, parent: Queue, units: Sequence[Unit]) -> bool:
-    """True if every queue below the parent keeps its share and its guarantee without these."""
+    """True if every queue below the parent keeps its share and guarantee when these units stop."""
     use, rights = _Use(partition), partition.entitlements()
     for task in _tasks(units):
         use.add(task.allocation.stage, -1)

@@ -1,7 +1,7 @@
-"""Machines of a trial: on each the agent as it ships, with virtual spawners below it and a network that breaks.
+"""Machines of a trial: each runs the shipped agent with virtual spawners on a network that breaks.
 
-Virtual is what an agent reaches: its spawners, its connections, its disk, its key and its clock. An agent can be
-stopped, killed and started again, and its machine can lose its power, or vanish.
+The agent's spawners, connections, disk, key and clock are virtual. An agent can be stopped, killed and started again,
+and its machine can lose power or vanish.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from fairlead.agent.joining import Epoch, Joining
 from fairlead.agent.launching import Surroundings
 from fairlead.agent.session import Channel, Refused
 from fairlead.agent.task_table import TaskTable
-from fairlead.sim.loop import Process, VirtualLoop
-from fairlead.sim.network import Line, Wire
-from fairlead.sim.spawner import Spawner, SpawnerLink, Wires
-from fairlead.sim.tasks import Live, Task
+from fairlead.sim.chaos.loop import Process, VirtualLoop
+from fairlead.sim.chaos.network import Line, Wire
+from fairlead.sim.chaos.spawner import Spawner, SpawnerLink, Wires
+from fairlead.sim.chaos.tasks import Live, Task
 from fairlead.wire.agent import VERSION, Challenge, Hello, Knock, NewKey, Proof, Refusal, decode_from_server, encode
 from fairlead.wire.identity import NONCE_BYTES
 
 RESTART = 0.5
-"""Seconds until an agent that was killed is started again."""
+"""Seconds until a killed agent is started again."""
 NO_SPAWNER = 20.0
 """The most seconds without a spawner."""
 
 
 class Around(Wires, Protocol):
-    """What a machine is connected to."""
+    """The trial, as a machine sees it."""
 
     loop: VirtualLoop
     rng: Random
 
     def connect(self, line: Line, agent: Process) -> Wire | None:
-        """A connection to the server, if it listens."""
+        """Return a connection to the server; None if it does not listen."""
 
     def new_process(self, name: str) -> Process: ...
     def log(self, text: str) -> None: ...
@@ -42,10 +42,10 @@ class Around(Wires, Protocol):
 
 class Machine:
     def __init__(self, world: Around, hello: Hello, boots: int = 0) -> None:
-        """`boots` tells machines apart that have one name after another."""
+        """`boots` distinguishes successive machines of the same name."""
         self.name = hello.node
         self.until: dict[str, float] = {}
-        """Trouble → when it is over."""
+        """Fault → when it ends."""
         self.gone = False
         self._wires: list[Wire] = []
         self.server = ""
@@ -56,7 +56,7 @@ class Machine:
         self._hello = hello
         self._boots = boots
         self._epoch = 0
-        """What is on its disk."""
+        """The epoch on the machine's disk."""
         self._line = Line()
         self._line.has = self.has
         self._spawners = [
@@ -76,20 +76,22 @@ class Machine:
 
     @property
     def in_touch(self) -> bool:
-        """True if the server knows it, and nothing is wrong with it."""
+        """True if the agent has joined and the machine has no fault."""
         return self.process.alive and self._joining.joined.is_set() and not any(map(self.has, self.until))
 
     @property
     def has_news(self) -> bool:
-        """True if the server has yet to hear what happened here."""
+        """True if reports to the server are not sent or not confirmed."""
         return not self.book.reporting.is_settled or any(self.book.outbox)
 
     @property
     def is_quiet(self) -> bool:
-        """True if it is connected, and nothing is under way in it or between it and the server."""
+        """True if the agent is connected, and no message is under way to the server or to a spawner."""
         if not self.process.alive or self.process.frozen or not self._joining.joined.is_set() or self.has_news:
             return False
-        spawners = all(each.is_quiet for each in self._spawners) and not any(each.under_way for each in self._links)
+        spawners = all(spawner.is_quiet for spawner in self._spawners) and not any(
+            link.under_way for link in self._links
+        )
         return spawners and self._wires[-1].is_quiet
 
     # -- trouble -------------------------------------------------------------------------------------------------
@@ -104,7 +106,7 @@ class Machine:
             self._loop.world_at(over, self._thaw)
         elif what == "crash":
             self._lose_power()
-            self._loop.world_at(over, self._start_anew)
+            self._loop.world_at(over, self._start_again)
         elif what == "restart" and self.process.alive:
             self._kill_agent()
             self._loop.world_at(now + RESTART, self._restart)
@@ -115,17 +117,17 @@ class Machine:
                 self._loop.world_at(now + min(seconds, NO_SPAWNER), self._start_spawner, spawner)
 
     def vanish(self) -> None:
-        """The machine is gone for good, and nobody hears what became of its tasks."""
+        """Remove the machine for good. The results of its tasks are never reported."""
         self.gone = True
         self._lose_power()
 
     def hung_up(self) -> None:
-        """The server has died."""
+        """Close the server's ends of all connections, as its death does."""
         for wire in self._open_wires():
             wire.server.hang_up()
 
     def _break(self, over: float) -> None:
-        """Connections end, or stand still: what is under way then arrives later, if both ends wait for it."""
+        """Reset the connections, or hold up all messages until the fault ends."""
         if self._world.rng.random() < 0.5:
             for wire in self._open_wires():
                 wire.reset()
@@ -143,8 +145,8 @@ class Machine:
         for wire in self._open_wires():
             wire.cut()
 
-    def _start_anew(self) -> None:
-        """The machine is up again. Its key is used in another place now, as the server sees it."""
+    def _start_again(self) -> None:
+        """Start the machine again. To the server, its key is now used by another instance."""
         if not self.gone and not self.has("crash") and not self.process.alive:
             self._boots += 1
             for spawner in self._spawners:
@@ -165,7 +167,7 @@ class Machine:
             spawner.rise()
 
     def _open_wires(self) -> list[Wire]:
-        self._wires = [each for each in self._wires if not each.is_over]
+        self._wires = [wire for wire in self._wires if not wire.is_over]
         return self._wires
 
     # -- the agent -----------------------------------------------------------------------------------------------
@@ -215,7 +217,7 @@ class Machine:
         return link
 
     def logs_of(self, user: str) -> str:
-        raise AssertionError("nobody reads logs in a trial")
+        raise AssertionError("logs are not read in a trial")
 
     def _store_epoch(self, epoch: int) -> None:
         self._epoch = epoch
@@ -225,7 +227,7 @@ class Machine:
 
 
 class Connecting:
-    """An agent's connection to the server, from its beginning to its end."""
+    """Context manager of an agent's connection to the server."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -241,7 +243,7 @@ class Connecting:
 
 
 class Identity:
-    """A key that proves itself: `instance` says where it is used."""
+    """A node key that is always accepted; `instance` names the machine that uses it."""
 
     def __init__(self, node: str, instance: str) -> None:
         self._node = node
@@ -256,10 +258,10 @@ class Identity:
         await channel.send(encode(Proof(b"", b"", self._instance)))
 
     def joined(self) -> None:
-        """It is known already."""
+        """Nothing to do: the key is not stored."""
 
     def new_key(self) -> NewKey:
-        raise AssertionError("keys do not end in a trial")
+        raise AssertionError("keys do not expire in a trial")
 
     def renewed(self) -> None:
-        raise AssertionError("keys do not end in a trial")
+        raise AssertionError("keys do not expire in a trial")

@@ -1,7 +1,7 @@
-"""An asyncio loop on virtual time, and processes in it that can be stopped and killed between any two of their steps.
+"""An asyncio loop on virtual time, with processes that can be stopped and killed between any two of their steps.
 
-Nothing waits: when no callback is ready, the time is that of the next timer. Callbacks that are ready run in the order
-in which they became so. There are no sockets and no threads: what is given to an executor is done at once.
+When no callback is ready, time jumps to the next timer. Ready callbacks run in the order in which they became ready.
+There are no sockets and no threads: work for an executor is done at once.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ Args = TypeVarTuple("Args")
 
 RUNNING_IN: ContextVar[Process | None] = ContextVar("RUNNING_IN", default=None)
 MOST_STEPS = 200_000
-"""Callbacks at one instant, after which it counts as stuck."""
+"""Callbacks at one instant, after which the loop counts as stuck."""
 
 
 class Process:
-    """A process of the simulation. What it starts, and what that starts, is stopped and ends with it."""
+    """A process of the simulation: all tasks and callbacks that it starts, directly or indirectly."""
 
     def __init__(self, loop: VirtualLoop, name: str) -> None:
         self.name = name
         self.alive = True
         self.frozen = False
         self.parked: list[asyncio.Handle] = []
-        """What it does not come to."""
+        """Callbacks that were due while the process was frozen or dead."""
         self._loop = loop
         self._context = copy_context()
         self._context.run(RUNNING_IN.set, self)
@@ -41,29 +41,29 @@ class Process:
         return self._loop.create_task(work, context=self._context.copy())
 
     def post(self, call: Callable[[], object]) -> None:
-        """Have it do something next."""
+        """Schedule a call in the process."""
         self._loop.call_soon(call, context=self._context.copy())
 
     def freeze(self) -> None:
         self.frozen = True
 
     def thaw(self) -> None:
-        """Go on where it stopped."""
+        """Continue a frozen process."""
         self.frozen = False
         if self.alive:
             self._loop.go_on(self.parked)
             self.parked = []
 
     def kill(self) -> None:
-        """Nothing of it runs any more, not even what ends its work."""
+        """Run no more callbacks of the process, not even its `finally` blocks."""
         self.alive = False
 
     def kill_after(self, steps: int, killed: Callable[[], None]) -> None:
-        """Call `killed`, which is to kill it, before it does more than N further steps."""
+        """Call `killed`, which must kill the process, after a number of further steps."""
         self._steps, self._killed = steps, killed
 
     def may_step(self) -> bool:
-        """True if its next callback may run now."""
+        """True if the next callback of the process may run now."""
         if self._killed is not None:
             if self._steps == 0:
                 killed, self._killed = self._killed, None
@@ -74,7 +74,7 @@ class Process:
 
 class VirtualLoop(asyncio.AbstractEventLoop):
     def __init__(self, expected: tuple[type[BaseException], ...] = ()) -> None:
-        """A task that ends with an exception which is not `expected` is a fault."""
+        """A task that ends with an exception not in `expected` is a fault."""
         self.fault: BaseException | None = None
         self._expected: tuple[type[BaseException], ...] = (asyncio.CancelledError, *expected)
         self._now = 0.0
@@ -88,7 +88,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     # -- running -------------------------------------------------------------------------------------------------
 
     def run(self, over: Callable[[], bool]) -> None:
-        """Let time pass until it is over. The first fault is raised."""
+        """Run until `over()` is true. Raise the first fault."""
         before = events._get_running_loop()
         events._set_running_loop(self)
         steps = 0
@@ -112,7 +112,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             events._set_running_loop(before)
 
     def end(self, processes: Iterable[Process]) -> None:
-        """Unwind all tasks, also of killed processes. What they do now is of no interest."""
+        """Cancel and finish all tasks, also those of killed processes. Faults are ignored from here on."""
         for process in processes:
             process.alive, process.frozen = True, False
             self.go_on(process.parked)
@@ -137,12 +137,12 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._ready.extend(handles)
 
     def world_at(self, when: float, call: Callable[[*Args], object], *args: *Args) -> asyncio.TimerHandle:
-        """Have something happen, whatever becomes of the process that has it happen."""
+        """Schedule a call outside all processes, so that it runs even if the calling process dies."""
         return self.call_at(when, call, *args, context=self._world)
 
     @property
     def is_idle(self) -> bool:
-        """True if nothing is to be done before the time of the next timer."""
+        """True if no callback is ready before the next timer."""
         return not self._ready
 
     def _step(self) -> None:
@@ -155,7 +155,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             return
         handle._run()
 
-    # -- as asyncio needs it -------------------------------------------------------------------------------------
+    # -- the asyncio interface -----------------------------------------------------------------------------------
 
     def time(self) -> float:
         return self._now
@@ -220,7 +220,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return False
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """It is passed over when its time has come."""
+        """Nothing to do: `run` skips cancelled timers."""
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         del self._tasks[id(task)]

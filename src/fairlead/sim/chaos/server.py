@@ -1,7 +1,7 @@
-"""The server of a trial: the control plane, hub and pools as they ship, in a process that can be killed at any step.
+"""The server of a trial: the shipped control plane, hub and pools, in a process that can be killed at any step.
 
-Virtual is what they reach: the journal's disk, the network, the cloud, the clocks, and the thread in which turns are
-made. A turn is made at once, and its outcome is there a little later.
+Their surroundings are virtual: the journal's disk, the network, the cloud, the clocks and the writer's thread. A turn
+is computed at once, and its result arrives a little later.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from fairlead.journal.memory import MemoryJournal
 from fairlead.pools.base import Join, MakeProvider
 from fairlead.pools.figures import Figures
 from fairlead.pools.service import PoolService
-from fairlead.sim.checkers import CheckFailed, need
-from fairlead.sim.faults import ServerTrouble
-from fairlead.sim.loop import Process, VirtualLoop
-from fairlead.sim.network import End
+from fairlead.sim.chaos.checkers import CheckFailed, need
+from fairlead.sim.chaos.faults import ServerTrouble
+from fairlead.sim.chaos.loop import Process, VirtualLoop
+from fairlead.sim.chaos.network import End
 from fairlead.wire.agent import Challenge, Knock, NewKey, Proof
 from fairlead.wire.identity import Exchange
 from fairlead.writer.inbox import Inbox, Message, Unavailable
@@ -42,13 +42,13 @@ from fairlead.writer.writer import Stopped, Writer
 
 PARTITION = "default"
 TURN = 0.04
-"""The most seconds that a turn takes, or the way of an answer to its client."""
+"""The most seconds that a turn takes, or an answer on its way to the client."""
 UNANSWERED = 60.0
-"""Seconds in which a server that works has answered, whatever it was asked."""
+"""Seconds within which a working server answers any request."""
 STEPS = 60
-"""The most steps that a server takes which is killed while it tells what it has decided."""
+"""The most steps before the kill of a server that is sending out its decisions."""
 REHEARSED = 0.2
-"""The part of the turns that is tried and taken back first: nothing may be left of them."""
+"""Fraction of the turns that are first run and rolled back, which must leave the state unchanged."""
 MOST_IDLE = 50
 AWAY = "the disk is away"
 
@@ -56,7 +56,7 @@ Reply = Callable[[Answer], None]
 
 
 class Outside(Protocol):
-    """What the server is connected to, and those who watch."""
+    """The trial, as the server sees it: connections, log and checkers."""
 
     loop: VirtualLoop
     rng: Random
@@ -72,7 +72,7 @@ class Server:
     def __init__(self, outside: Outside, config: PartitionConfig, observer: Observer, providers: MakeProvider) -> None:
         self.journal = MemoryJournal()
         self.trouble: ServerTrouble | None = None
-        """It is to be killed in the next turn, or its disk is to fail."""
+        """The fault of the next turn: a kill, or a failing disk."""
         self._outside = outside
         self._loop = outside.loop
         self._config = config
@@ -84,23 +84,23 @@ class Server:
         self._control: Control
         self._hub: Agents
         self._partition: Partition | None = None
-        """The state of the last reign."""
+        """The state of the current or last writer."""
         self._before: bytes | None = None
-        """The state that the journal has, if that is not the one in memory."""
+        """The state in the journal, if it differs from the one in memory."""
         self._offset: Micros = 0
-        """By how much the wall clock is wrong."""
+        """Error of the wall clock."""
         self._closed_until = 0.0
-        """Until then the journal cannot be opened."""
+        """The journal cannot be opened before this time."""
         self._dying = False
         self._at_work = 0
-        """Turns that are not over."""
+        """Number of turns without a result yet."""
         self._changed = False
         self._idle = 0
-        """How many turns in a row altered nothing."""
+        """Number of successive turns without a change."""
         self._undelivered: list[asyncio.Future[Any]] = []
 
     def start(self) -> None:
-        """Start the process. The state that it recovers must be the one that was left, to the byte."""
+        """Start the process. It must recover the state of the last process, to the byte."""
         loop = self._loop
         self._process = self._outside.new_process("server")
         self._dying, self._at_work = False, 0
@@ -126,27 +126,27 @@ class Server:
 
     @property
     def is_up(self) -> bool:
-        """True if it serves."""
+        """True if the server has a working writer."""
         if self._process is None or self._control.problem:
             return False
         return self._control.find(PARTITION).reigns
 
     @property
     def is_settled(self) -> bool:
-        """True if it serves, nothing waits for a turn, and none is being made."""
+        """True if the server is up, no message waits and no turn is under way."""
         return self.is_up and not self._at_work and not self._control.find(PARTITION).live.inbox.waiting
 
     def listen(self) -> Process | None:
-        """The process that agents connect to, if there is one."""
+        """Return the process that agents connect to; None if the server is down."""
         return self._process
 
     def serve(self, end: End) -> None:
-        """An agent has connected."""
+        """Serve the connection of an agent."""
         assert self._process is not None
         self._process.start(self._hub.serve(PARTITION, end))
 
     def ask(self, command: AnyCommand, reply: Reply) -> None:
-        """Have a command carried out. What reaches a server that is down is lost."""
+        """Send a command to the server. It is lost if the server is down."""
         if self._process is not None:
             self._process.start(self._ask(command, reply))
 
@@ -171,7 +171,7 @@ class Server:
             self._loop.world_at(self._loop.time() + self._outside.rng.random() * TURN, reply, answer)
 
     def end(self) -> None:
-        """Let all that waits for turns which were never over end."""
+        """End the waits for turns that never got a result."""
         for future in self._undelivered:
             if not future.done():
                 future.set_exception(Stopped("the trial is over"))
@@ -179,11 +179,11 @@ class Server:
     # -- turns ---------------------------------------------------------------------------------------------------
 
     def _give(self, given: Given | None) -> None:
-        """Do what the writer's thread does."""
+        """Do the work of the writer's thread."""
         if given is None:
             return
         work, future = given
-        self._undelivered = [each for each in self._undelivered if not each.done()] + [future]
+        self._undelivered = [waiting for waiting in self._undelivered if not waiting.done()] + [future]
         trouble = self.trouble if self.is_up and not self._dying else None
         point = None if trouble is None else trouble.point
         if point == "before":
@@ -227,16 +227,16 @@ class Server:
         cycle.run(partition, commands, self._control.now).plan.abandon()
         need(dump(partition) == before, "a turn that was taken back left something behind")
 
-    def _look(self, live: LiveWriter, some: bool) -> None:
-        """A turn is over."""
-        self._idle = 0 if some or self._changed else self._idle + 1
-        need(self._idle < MOST_IDLE, "time alone starts turns that alter nothing, again and again")
+    def _look(self, live: LiveWriter, had_messages: bool) -> None:
+        """Check the state after a turn."""
+        self._idle = 0 if had_messages or self._changed else self._idle + 1
+        need(self._idle < MOST_IDLE, f"{MOST_IDLE} turns in a row were started by time alone and changed nothing")
         self._outside.turned(live.writer, live.inbox, self._control.now, self._changed)
 
     # -- trouble -------------------------------------------------------------------------------------------------
 
     def _die(self) -> None:
-        """The process is killed, and another one is started after a while."""
+        """Kill the process, and start another one after a while."""
         trouble, process = self.trouble, self._process
         assert trouble is not None and process is not None
         self._outside.log(f"the server is killed: {trouble.point}")
@@ -247,9 +247,9 @@ class Server:
         self._loop.world_at(self._loop.time() + trouble.down / SECOND, self.start)
 
     def _fail(self, trouble: ServerTrouble, before: bytes | None) -> None:
-        """The journal has failed, and cannot be opened for a while. The process goes on.
+        """Close the journal for a while after a failed write. The process stays up.
 
-        `before` is the state before the turn, if it was one that was not written.
+        `before` is the state before the turn; None if the failed work was not a turn.
         """
         self._outside.log(f"the journal fails: {trouble.point}")
         self._before = before if trouble.point == "unknown, not written" else None
@@ -264,8 +264,8 @@ class Server:
 
     def _note(self, text: str) -> None:
         self._outside.log(f"server: {text}")
-        meant = "a fault was injected" in text or AWAY in text or "works again" in text
-        if not meant:
+        expected = "a fault was injected" in text or AWAY in text or "works again" in text
+        if not expected:
             self._loop.fail(CheckFailed(text))
 
     # -- watching ------------------------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ class Server:
         if self._partition is not None:
             expected = self._before if self._before is not None else dump(self._partition)
             same = dump(partition) == expected
-            self._judge(lambda: need(same, "the journal gives back another state than there was"))
+            self._judge(lambda: need(same, "the state recovered from the journal differs from the last state"))
         self._partition, self._before = partition, None
         self._outside.log("the server is up")
         self._judge(lambda: self._observer.began(partition))
@@ -284,12 +284,12 @@ class Server:
         self._judge(lambda: self._observer.cycle(decided, seconds))
 
     def stopped(self, partition: Partition, why: str) -> None:
-        """What is recovered then is checked."""
+        """Nothing to do: `began` checks the recovered state."""
 
     def _hear_hub(self, event: str, fields: dict[str, Any]) -> None:
         problem = fields.get("problem", "")
         self._outside.log(f"hub: {event} {fields.get('node', '')} {problem}".rstrip())
-        if event == "tasks missing":  # agents write down what they take, and no disk of theirs is lost
+        if event == "tasks missing":  # spawners keep a ledger, and their disks do not fail
             self._loop.fail(CheckFailed(f"{fields['node']} does not know what it was told to run: {fields['job']}"))
         if event == "report refused" and "newer than the journal's" in problem:
             self._loop.fail(CheckFailed(f"a node runs what was never written: {problem}"))
@@ -303,7 +303,7 @@ class Server:
             self._judge(lambda: self._outside.failed(names))
 
     def _judge(self, look: Callable[[], None]) -> None:
-        """What a judge objects to is a fault, whatever becomes of its exception."""
+        """Run a check. Its failure ends the trial, even if its exception is caught elsewhere."""
         try:
             look()
         except Exception as problem:
@@ -312,7 +312,7 @@ class Server:
 
 
 def _turn_of(work: Callable[[], Any]) -> tuple[LiveWriter | None, Sequence[Message]]:
-    """The live writer whose turn it is, and the messages of the turn."""
+    """Return the live writer and the messages of a turn; None if the work is not a turn."""
     live = getattr(work.func, "__self__", None) if isinstance(work, partial) else None
     if isinstance(work, partial) and isinstance(live, LiveWriter):
         return live, work.args[0]
@@ -320,7 +320,7 @@ def _turn_of(work: Callable[[], Any]) -> tuple[LiveWriter | None, Sequence[Messa
 
 
 class Keys:
-    """Keys that prove themselves, and where each is used. All of it outlives a server."""
+    """Node keys that are always accepted. The instance that uses each key outlives the server."""
 
     def __init__(self) -> None:
         self._instances: dict[str, str] = {}
@@ -335,7 +335,7 @@ class Keys:
         return "valid"
 
     async def renew(self, peer: Peer, new: NewKey) -> None:
-        raise AssertionError("keys do not end in a trial")
+        raise AssertionError("keys do not expire in a trial")
 
     async def settle(self, peer: Peer) -> None:
         self._instances[peer.node] = peer.instance

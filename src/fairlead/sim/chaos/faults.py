@@ -1,6 +1,6 @@
-"""Scenarios of trouble, drawn from a seed: a small cluster, what people ask of it, and what goes wrong when.
+"""Fault scenarios, drawn from a seed: a small cluster, jobs, requests and timed faults.
 
-Everything is in one list of events, so that a scenario that fails can be cut down to the events it takes to fail.
+All of them are in one list of events, so that a failing scenario can be reduced to the events needed to fail.
 """
 
 from __future__ import annotations
@@ -15,15 +15,21 @@ from fairlead.core.resources import SECOND
 Micros = int
 
 Point = Literal["before", "failed", "unknown, written", "unknown, not written", "committed", "half told"]
-"""Where in a turn the server is killed, or what becomes of its write."""
+"""Where in a turn the server is killed, or how its write to the journal fails."""
 POINTS: tuple[Point, ...] = ("before", "failed", "unknown, written", "unknown, not written", "committed", "half told")
 
 AgentFault = Literal["break", "hang", "crash", "refuse", "slow", "resend", "overtake", "restart", "spawner"]
-"""What goes wrong with an agent and its machine.
+"""Faults of an agent and its machine.
 
-Its connections break or stand still; it stops; its machine loses its power; it cannot start tasks; its network is slow;
-its connections end when reports have arrived and are not confirmed; they end while reports are under way, which arrive
-when it connects again; it is killed; one of its spawners is.
+- `break`: connections break or stand still
+- `hang`: the agent is stopped for a while
+- `crash`: the machine loses power
+- `refuse`: no task can be started
+- `slow`: the network is slow
+- `resend`: connections end when reports have arrived and are not confirmed
+- `overtake`: connections end while reports are under way; the reports arrive when the agent connects again
+- `restart`: the agent is killed and started again
+- `spawner`: a spawner is killed
 """
 AGENT_FAULTS: tuple[AgentFault, ...] = (
     "break", "hang", "crash", "refuse", "slow", "resend", "overtake", "restart", "spawner",
@@ -46,16 +52,16 @@ class Submission(msgspec.Struct, frozen=True, tag="submit"):
     job: str
     document: dict[str, Any]
     durations: tuple[Micros, ...]
-    """Of the tasks of each stage."""
+    """Run time of a task, by stage."""
     failing: int
-    """Of a hundred attempts so many fail."""
+    """Percent of the attempts that fail."""
 
 
 class Asking(msgspec.Struct, frozen=True, tag="ask"):
-    """What somebody asks for; `target` is a job, a node or a pool.
+    """A request of a user or operator; `target` is a job, a node or a pool.
 
-    A configuration limits queue a to `value` CPUs, 0 for none, or sets `max` of a pool, 0 to be without it. A node is
-    removed when somebody has switched it off; its agent is back after a while.
+    `configure` limits queue a to `value` CPUs, with 0 for no limit. `resize pool` sets the pool's `max`; 0 removes the
+    pool. `remove` switches the machine off first; its agent comes back after a while.
     """
 
     at: Micros
@@ -72,9 +78,9 @@ class AgentTrouble(msgspec.Struct, frozen=True, tag="agent"):
 
 
 class ServerTrouble(msgspec.Struct, frozen=True, tag="server"):
-    """The server is killed in its next turn, and started again after a while, by a wall clock that may have moved.
+    """Kills the server in its next turn and starts it again after `down`; `step` moves its wall clock.
 
-    If it is the journal that fails, the server goes on and begins anew when it can be opened, after as long.
+    If the journal fails instead, the server stays up and recovers when the journal can be opened, also after `down`.
     """
 
     at: Micros
@@ -84,10 +90,13 @@ class ServerTrouble(msgspec.Struct, frozen=True, tag="server"):
 
 
 class CloudTrouble(msgspec.Struct, frozen=True, tag="cloud"):
-    """For a while, what is asked of the cloud comes out otherwise.
+    """A fault of the cloud that lasts for a while.
 
-    Machines come late, or never; they are refused; calls are not answered, whether done or not; nobody can look which
-    there are; what is asked for is asked for twice.
+    - `late`, `stuck`: machines come late, or never
+    - `fail`: machines are refused
+    - `unknown`: calls are not answered, whether done or not
+    - `unlisted`: machines cannot be listed
+    - `twice`: each request is carried out twice
     """
 
     at: Micros
@@ -96,7 +105,7 @@ class CloudTrouble(msgspec.Struct, frozen=True, tag="cloud"):
 
 
 class MachineTrouble(msgspec.Struct, frozen=True, tag="machine"):
-    """As for other agents, and some vanish. `which` counts among the machines that the cloud has by then."""
+    """A fault of a machine of a pool. `which` selects one of the machines that the cloud has at that time."""
 
     at: Micros
     which: int
@@ -115,7 +124,7 @@ class Scenario(msgspec.Struct, frozen=True):
 
 
 class Profile(msgspec.Struct, frozen=True):
-    """How much goes wrong."""
+    """The number of jobs, requests and faults in a scenario."""
 
     jobs: int = 14
     asks: int = 8
@@ -134,11 +143,11 @@ PROFILES = {
 
 
 WITH_POOLS = 0.3
-"""So many of the scenarios have pools that grow and shrink."""
+"""Fraction of the scenarios with pools that grow and shrink."""
 
 
 WITH_LOANS = 0.4
-"""The part of the scenarios that take loans back."""
+"""Fraction of the scenarios that take loans back."""
 
 
 def draw_scenario(seed: int, profile: Profile) -> Scenario:
@@ -150,15 +159,15 @@ def draw_scenario(seed: int, profile: Profile) -> Scenario:
     events += [_agent_trouble(rng, list(nodes), profile.span) for _ in range(profile.agent_faults)]
     events += [_server_trouble(rng, profile.span) for _ in range(profile.server_faults)]
     config = _config(rng)
-    # What has to do with pools is drawn apart, so that a seed without pools is what it was before there were any.
+    # Pools have their own random generator, so that they do not change what a seed means without pools.
     apart = Random(f"{seed} pools")
     if apart.random() < WITH_POOLS:
         pools = {name: _pool(apart) for name in ("p", "q")[: apart.randint(1, 2)]}
         config = {**config, **_pool_settings(apart), "pools": pools}
         nodes = dict(list(nodes.items())[: apart.choice((0, 1, 2, 5))])
-        events = [_for_pools(apart, each, pools) for each in events if _concerns(each, nodes)]
+        events = [_for_pools(apart, event, pools) for event in events if _concerns(event, nodes)]
         events += _pool_events(apart, profile, pools)
-    # The same for loans.
+    # Loans too.
     apart = Random(f"{seed} loans and shares")
     if apart.random() < WITH_LOANS:
         config = {**config, **_loan_settings(apart)}
@@ -191,7 +200,7 @@ def _config(rng: Random) -> dict[str, Any]:
         "heartbeat": "5s",
         "ready_after": "20s",
         "replace_within": "60s",
-        "max_launch_tries": 1_000,  # what is wrong here is never the job's fault
+        "max_launch_tries": 1_000,  # a failed launch is never the job's fault here
         "max_placed": rng.choice((3, 5000)),
         "starving_after": rng.choice(("5s", "20s", "2d")),
         "hold_for": rng.choice(("15s", "40s", "1d")),
@@ -296,7 +305,7 @@ def _loan_settings(rng: Random) -> dict[str, Any]:
 
 
 def _long_array(rng: Random, job: str, span: Micros) -> Submission:
-    """Tasks that borrow all that they find, and keep it for long."""
+    """Draw a job of many long tasks, which borrow all free capacity."""
     resources = {"cpu": rng.choice((1, 1, 2))}
     stage = {"name": "s0", "count": rng.randint(4, 16), "min": 1, "tries": 5, "resources": resources}
     document: dict[str, Any] = {
@@ -311,7 +320,7 @@ def _long_array(rng: Random, job: str, span: Micros) -> Submission:
 
 
 def _concerns(event: Event, nodes: dict[str, Any]) -> bool:
-    """Whether it is about jobs, the server, or a node that there is."""
+    """True if an event concerns jobs, the server, or an existing node."""
     if isinstance(event, AgentTrouble):
         return event.node in nodes
     return (
@@ -321,7 +330,7 @@ def _concerns(event: Event, nodes: dict[str, Any]) -> bool:
 
 
 def _for_pools(rng: Random, event: Event, pools: dict[str, Any]) -> Event:
-    """Some jobs ask for what only pools have."""
+    """Make some jobs ask for capacity that only pools have."""
     if not isinstance(event, Submission):
         return event
     stages = [dict(stage) for stage in event.document["stages"]]
@@ -336,7 +345,7 @@ def _for_pools(rng: Random, event: Event, pools: dict[str, Any]) -> Event:
 
 
 def _pool_events(rng: Random, profile: Profile, pools: dict[str, Any]) -> list[Event]:
-    """As much trouble as others have."""
+    """Draw requests and faults of pools, in the numbers of the profile."""
     names = sorted(pools)
     events: list[Event] = [_pool_asking(rng, names, profile.span) for _ in range(profile.asks // 2)]
     events += [_cloud_trouble(rng, profile.span) for _ in range(profile.agent_faults // 2)]

@@ -1,6 +1,6 @@
-"""`python -m fairlead.sim.soak`: play out scenarios of trouble, seed after seed, until one fails or somebody stops it.
+"""Run fault scenarios, seed after seed, until one fails or the run is stopped: `python -m fairlead.sim.chaos.soak`.
 
-A failure is cut down to the events that it takes, and printed with its seed and with what happened.
+A failing scenario is reduced to the events that are needed, and printed with its seed and the end of its log.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from time import monotonic
 
 import msgspec
 
-from fairlead.sim.faults import PROFILES, Event, Scenario, draw_scenario
-from fairlead.sim.trial import Failure, try_out
+from fairlead.sim.chaos.faults import PROFILES, Event, Scenario, draw_scenario
+from fairlead.sim.chaos.run import Failure, try_out
 
 SHRINKING = 120.0
-"""Seconds that are spent on cutting a failure down."""
+"""Seconds to spend on reducing a failing scenario."""
 LINES = 60
-"""So much is shown of what happened, from the end."""
+"""Number of log lines to print, from the end."""
 
 
 def soak(seeds: Iterator[int] | Sequence[int], profile: str) -> Iterator[tuple[int, Failure | None]]:
-    """The outcome of each seed."""
+    """Run the scenario of each seed; yield the seed and its failure, or None."""
     for seed in seeds:
         yield seed, try_out(draw_scenario(seed, PROFILES[profile]))
 
 
 def shrink(failure: Failure, seconds: float) -> Failure:
-    """The same kind of failure with as few events as can be found in that time."""
+    """Return the same kind of failure with the fewest events found within the time."""
     deadline = monotonic() + seconds
     size = max(1, len(failure.scenario.events) // 2)
     while size:
@@ -37,11 +37,11 @@ def shrink(failure: Failure, seconds: float) -> Failure:
         while at < len(failure.scenario.events):
             if monotonic() > deadline:
                 return failure
-            found = _still_fails(failure, at, size)
-            if found is None:
+            reduced = _still_fails(failure, at, size)
+            if reduced is None:
                 at += size
             else:
-                failure, shorter = found, True
+                failure, shorter = reduced, True
         size = size if shorter and size == 1 else size // 2
     return failure
 
@@ -53,8 +53,8 @@ def _still_fails(failure: Failure, at: int, size: int) -> Failure | None:
 
 
 def _kind(failure: Failure) -> str:
-    """What is wrong, without the names and numbers in it."""
-    return "".join(each for each in failure.problem if not each.isdigit())[:40]
+    """Return the start of the problem text without digits, so that other names and numbers compare equal."""
+    return "".join(char for char in failure.problem if not char.isdigit())[:40]
 
 
 def describe(failure: Failure) -> Iterator[str]:
@@ -62,15 +62,15 @@ def describe(failure: Failure) -> Iterator[str]:
     yield f"seed {scenario.seed}: {failure.problem}"
     yield f"configuration: {scenario.config}"
     yield f"nodes: {scenario.nodes}"
-    yield f"{len(scenario.events)} events; what happened, in simulated seconds:"
+    yield f"{len(scenario.events)} events; log, in simulated seconds:"
     yield from failure.lines[-LINES:]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m fairlead.sim.soak", description=__doc__.splitlines()[0])
-    parser.add_argument("--profile", choices=list(PROFILES), default="all", help="what goes wrong, and how much")
+    parser = argparse.ArgumentParser(prog="python -m fairlead.sim.chaos.soak", description=__doc__.splitlines()[0])
+    parser.add_argument("--profile", choices=list(PROFILES), default="all", help="which faults, and how many")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--seeds", type=int, default=None, help="how many; without it until Ctrl-C")
+    parser.add_argument("--seeds", type=int, default=None, help="number of seeds (default: run until Ctrl-C)")
     options = parser.parse_args(arguments)
     seeds = count(options.first) if options.seeds is None else range(options.first, options.first + options.seeds)
     done, began = 0, monotonic()
@@ -78,9 +78,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for seed, failure in soak(iter(seeds), options.profile):
             done += 1
             if failure is not None:
-                print(f"seed {seed} fails; cutting it down", flush=True)
+                print(f"seed {seed} fails; reducing its events", flush=True)
                 print("\n".join(describe(shrink(failure, SHRINKING))))
-                print(f"again: python -m fairlead.sim.soak --profile {options.profile} --first {seed} --seeds 1")
+                print(f"again: python -m fairlead.sim.chaos.soak --profile {options.profile} --first {seed} --seeds 1")
                 return 1
             if done % 100 == 0:
                 print(f"{done} seeds in {monotonic() - began:.0f} s, up to {seed}: all is well", flush=True)
