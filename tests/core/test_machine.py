@@ -424,13 +424,17 @@ class Machine(RuleBasedStateMachine):
     def undo_is_the_identity(self) -> None:
         if not hasattr(self, "w"):
             return
-        commands = [each[1] for each in self.w._queue if isinstance(each, tuple)]
-        before, ready = dump(self.w.partition()), self.w.partition().reign.ready
+        # An abandoned plan clears what phases remember, and mostly that has to stay for the next cycle.
+        if self.rules % 3 == 0:
+            self._take_back_a_cycle()
+        self.rules += 1
+        if self.rules % self.rhythm == 0:
+            self._step(self.w.cycle)
+
+    def _take_back_a_cycle(self) -> None:
         partition = self.w.partition()
-        if self.rules % 3:
-            # An abandoned plan clears what phases remember; mostly that has to stay for the next cycle.
-            partition = load(before)
-            partition.reign.ready = ready
+        commands = [entry[1] for entry in self.w._queue if isinstance(entry, tuple)]
+        before, ready = dump(partition), partition.reign.ready
         decided = cycle.run(partition, commands, self.w.now)
         decided.plan.abandon()
         partition.reign.ready = ready  # readiness is no part of a plan; here the cycle follows once more
@@ -443,9 +447,6 @@ class Machine(RuleBasedStateMachine):
         removed.plan.abandon()
         partition.reign.ready = ready
         assert dump(partition) == before
-        self.rules += 1
-        if self.rules % self.rhythm == 0:
-            self._step(self.w.cycle)
 
     def _step(self, act: Any) -> None:
         with suppress(Refused):  # a configuration that cannot be followed; nothing of it was
