@@ -8,6 +8,7 @@ that are not taken back by `LoanChecker`.
 from __future__ import annotations
 
 from contextlib import suppress
+from copy import copy
 from typing import Any
 
 import hypothesis.strategies as st
@@ -425,14 +426,13 @@ class Machine(RuleBasedStateMachine):
         if not hasattr(self, "w"):
             return
         # An abandoned plan clears what phases remember, and mostly that has to stay for the next cycle.
-        if self.rules % 3 == 0:
-            self._take_back_a_cycle()
+        live = self.w.partition()
+        self._take_back_a_cycle(live if self.rules % 3 == 0 else afresh(live))
         self.rules += 1
         if self.rules % self.rhythm == 0:
             self._step(self.w.cycle)
 
-    def _take_back_a_cycle(self) -> None:
-        partition = self.w.partition()
+    def _take_back_a_cycle(self, partition: Partition) -> None:
         commands = [entry[1] for entry in self.w._queue if isinstance(entry, tuple)]
         before, ready = dump(partition), partition.reign.ready
         decided = cycle.run(partition, commands, self.w.now)
@@ -500,11 +500,7 @@ class Machine(RuleBasedStateMachine):
         due = cycle.due(
             partition
         )  # before anybody looks: what is found is remembered, also by a plan that is taken back
-        live = dump(partition)
-        afresh = load(live)
-        afresh.reign = partition.reign
-        afresh.retime()
-        found = cycle.run(afresh, [], self.w.now).changes
+        found = cycle.run(afresh(partition), [], self.w.now).changes
         decided = cycle.run(partition, [], self.w.now)
         remembered = decided.changes
         decided.plan.abandon()
@@ -537,6 +533,14 @@ class Machine(RuleBasedStateMachine):
             for stage in job.stages
             for index in sorted(stage.live or ())
         ]
+
+
+def afresh(partition: Partition) -> Partition:
+    """Return a copy of the partition that knows the state and nothing that phases remember."""
+    loaded = load(dump(partition))
+    loaded.reign = copy(partition.reign)
+    loaded.retime()
+    return loaded
 
 
 class Balance:
