@@ -53,6 +53,7 @@ def described(folder: Path) -> Iterator[Serving]:
         yield site
 
 
+@pytest.mark.timeout(1_800)
 @pytest.mark.parametrize(
     ("examples", "phases"),
     [(5, "examples,fuzzing"), pytest.param(200, "examples,coverage,fuzzing", marks=pytest.mark.long)],
@@ -65,6 +66,7 @@ def test_the_server_keeps_to_its_description(tmp_path: Path, examples: int, phas
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1_800)
 @pytest.mark.parametrize("role", [*ROLES, "stranger"])
 def test_no_role_gets_a_fault_of_the_server(tmp_path: Path, role: Any) -> None:
     with described(tmp_path) as site:
