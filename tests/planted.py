@@ -12,7 +12,7 @@ from fairlead.core.changes import Placed
 from fairlead.core.match import share_tree
 from fairlead.core.outcomes import stop
 from fairlead.core.plan import Plan
-from fairlead.core.policy.order import ORDERS, Order
+from fairlead.core.policy.order import ORDERS, Order, Standing
 from fairlead.sim.chaos import doorchecker, loanchecker
 from fairlead.sim.chaos.checkers import need
 
@@ -86,8 +86,8 @@ def stop_new_work(monkeypatch: pytest.MonkeyPatch) -> None:
 def newest_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a queue, the newest asks go first, whatever their priority."""
 
-    def order(kind: int, priority: int, running: int, asked: int, below_min: bool) -> tuple[int, ...]:
-        return (kind, -asked)
+    def order(ask: Standing) -> tuple[int, ...]:
+        return (ask.kind, -ask.asked)
 
     monkeypatch.setitem(ORDERS, "priority", Order(order))
     monkeypatch.setitem(ORDERS, "fifo", Order(order))

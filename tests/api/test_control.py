@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from fairlead.api.control import Control
+import pytest
+
+from fairlead.api.control import Control, Unserved
 from fairlead.core.commands import AddNode, Kill, MarkReady, Submit
 from fairlead.core.config import parse_partition
 from fairlead.core.documents import parse_job, parse_node
@@ -54,3 +56,26 @@ def test_what_a_configuration_starts_is_told_before_what_comes_after_it() -> Non
         return engine.heard
 
     assert asyncio.run(story()) == ["launch", "stop"]
+
+
+def test_a_configuration_that_meets_the_end_of_the_writers_starts_no_partition() -> None:
+    """The next control plane follows it: it is durable."""
+
+    async def story() -> list[str]:
+        journal = MemoryJournal()
+        control = Control(lambda: journal, Listener(), first={"default": config()})
+        await control.start()
+        configuring = asyncio.create_task(control.configure({"default": config(), "other": config()}))
+        await asyncio.sleep(0)
+        await control.close()
+        with pytest.raises(Unserved):
+            await configuring
+        assert control.names() == []
+        control = Control(lambda: journal, Listener(), first={"default": config()})
+        await control.start()
+        try:
+            return control.names()
+        finally:
+            await control.close()
+
+    assert asyncio.run(story()) == ["default", "other"]

@@ -7,12 +7,16 @@ from typing import Any
 
 import pytest
 
+from fairlead.core import cycle
 from fairlead.core.admission import CHECKS, Admission, Check
 from fairlead.core.asks import Needs
+from fairlead.core.changes import SinglesPlaced
 from fairlead.core.effects import ForPool
 from fairlead.core.match import singles
 from fairlead.core.model import Ask
 from fairlead.core.reasons import NotActive, Reason
+from fairlead.core.state import Partition
+from fairlead.sim.chaos.doorchecker import DoorChecker
 from fairlead.testing import World
 
 SUSPENDED: set[str] = set()
@@ -66,14 +70,60 @@ def test_no_start_of_any_kind(settings: dict[str, Any], stages: list[dict[str, A
     assert all(w.placements(job) for job in refused)
 
 
-def test_a_flood_of_single_tasks_obeys_and_is_still_batched() -> None:
-    w = World(OBEYS)
+@pytest.mark.parametrize("counts_use", [True, False])
+def test_a_flood_of_single_tasks_obeys(counts_use: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check that does not count use leaves batches as large as they are without it."""
+    monkeypatch.setitem(CHECKS, "user_suspended", Check(user_suspended, counts_use=counts_use))
+    batches = Batches()
+    w = World(OBEYS, observers=[batches, DoorChecker()])
     w.nodes(4, cpu=4)
     w.cycle()
     for at in range(40):
         w.submit(name=f"j{at}", user="eve" if at % 2 else "ann", stages=[stage()])
     w.cycle()
     assert {w.job(job.id).user for job in w.partition().jobs.values() if job.allocations} == {"ann"}
+    assert batches.sizes == ([1] * 16 if counts_use else [4] * 4)
+
+
+class Batches:
+    """Observes how many single tasks are booked by one change."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def began(self, partition: Partition) -> None:
+        pass
+
+    def cycle(self, decided: cycle.Cycle, seconds: object) -> None:
+        self.sizes += [len(change.tasks) for change in decided.changes if isinstance(change, SinglesPlaced)]
+
+    def stopped(self, partition: Partition, why: str) -> None:
+        pass
+
+
+def test_a_check_follows_the_settings_that_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which checks apply is cached; a new setting empties the cache, whichever it is."""
+    applies = Check(user_suspended, lambda partition, job: partition.settings.backfill)
+    monkeypatch.setitem(CHECKS, "user_suspended", applies)
+    w = World(OBEYS)
+    w.nodes(4, cpu=4)
+    first = w.submit(name="first", user="eve", stages=[stage()])
+    w.cycle()
+    assert w.placements(first)
+    w.configure({**OBEYS, "backfill": True})
+    later = w.submit(name="later", user="eve", stages=[stage()])
+    w.cycle()
+    assert not w.placements(later)
+
+
+def test_the_judge_of_starts_does_not_expect_what_a_check_refuses() -> None:
+    w = World(OBEYS, observers=[DoorChecker()])
+    w.nodes(1, cpu=4)
+    w.submit(name="e", user="eve", stages=[stage(2)])
+    w.advance(1)
+    allowed = w.submit(name="a", user="ann", stages=[stage(2)])
+    w.advance(1)
+    assert w.placements(allowed)
 
 
 @pytest.mark.parametrize("count", [1, 3])

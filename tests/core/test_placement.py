@@ -324,7 +324,7 @@ def test_the_devices_fit(case: Case) -> None:
     chosen = PLACEMENTS[case.place].devices(case.node, case.task, case.fleet)
     assert len(set(chosen)) == case.task.devices == len(chosen)
     for device in chosen:
-        assert case.node.used[device] + case.task.milli <= WHOLE
+        assert case.node.device_use[device] + case.task.milli <= WHOLE
 
 
 @given(cases())
@@ -332,16 +332,18 @@ def test_a_part_goes_to_a_split_device_if_one_fits(case: Case) -> None:
     if case.place == "fgd" or not 0 < case.task.milli < WHOLE:
         return
     (device,) = PLACEMENTS[case.place].devices(case.node, case.task, case.fleet)
-    split = [used for used in case.node.used if 0 < used <= WHOLE - case.task.milli]
-    assert case.node.used[device] == max(split, default=0)
+    split = [used for used in case.node.device_use if 0 < used <= WHOLE - case.task.milli]
+    assert case.node.device_use[device] == max(split, default=0)
 
 
 @given(cases(), st.data())
 def test_the_order_of_the_devices_does_not_matter(case: Case, data: st.DataObject) -> None:
-    other = case.node._replace(used=tuple(data.draw(st.permutations(case.node.used))))
+    other = case.node._replace(device_use=tuple(data.draw(st.permutations(case.node.device_use))))
     score, choose, *_ = PLACEMENTS[case.place]
     assert score(other, case.task, case.fleet) == score(case.node, case.task, case.fleet)
-    taken = [sorted(each.used[device] for device in choose(each, case.task, case.fleet)) for each in (case.node, other)]
+    taken = [
+        sorted(each.device_use[device] for device in choose(each, case.task, case.fleet)) for each in (case.node, other)
+    ]
     assert taken[0] == taken[1]
 
 

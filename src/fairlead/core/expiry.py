@@ -24,7 +24,7 @@ from fairlead.core.holds.holds import starving_due
 from fairlead.core.holds.release import kept_due
 from fairlead.core.match.match import plan_due
 from fairlead.core.model import FAR, Allocation, Job, Micros, Queue
-from fairlead.core.outcomes import recall, restart, return_unstarted, stop, take_back
+from fairlead.core.outcomes import recall, restart, return_unstarted, stop, withdraw_launch
 from fairlead.core.plan import Plan
 from fairlead.core.pools.demand import demand_due, give_up_late
 from fairlead.core.preempt.preempt import claims_due
@@ -161,7 +161,7 @@ def _give_up_waiting(plan: Plan, allocation: Allocation) -> None:
             _give_up_chained(plan, waiting, reason)
     if not allocation.cause:
         plan.note("launch not acknowledged", count(allocation.indices))
-        take_back(plan, allocation, allocation.indices, reason)
+        withdraw_launch(plan, allocation, allocation.indices, reason)
 
 
 def _give_up_chained(plan: Plan, waiting: Allocation, reason: str) -> None:

@@ -138,9 +138,8 @@ class Partition:
                 self.derived.index.add(shape)
         if settings.requestors != self.settings.requestors:
             self.derived.requestors = Requestors(settings.requestors)
-        if settings.checks != self.settings.checks:
-            self.derived.queue_version += 1  # `facts` caches which checks apply to which jobs
         self.settings = settings
+        self.derived.queue_version += 1  # `facts` caches which checks apply to which jobs
         self.derived.forecast = Forecast(self.allocations.values(), self.now) if settings.backfill else None
         self.memory.unheld_starving = True
         self.retime()

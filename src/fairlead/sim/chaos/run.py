@@ -321,6 +321,7 @@ class Trial:
         self.answers.seen(decided.plan.partition, decided.plan.partition.touched.jobs)
         self.pools.decided(decided.plan.partition, decided.changes)
         self.door.cycle(decided, seconds)
+        self.silence.decided(decided.plan.partition)
 
     def stopped(self, partition: Partition, why: str) -> None:
         """Nothing to do: `began` checks the next writer."""
