@@ -1,4 +1,4 @@
-"""Faults that are planted in the core on purpose, to see that judges find them."""
+"""Faults that are planted in the core on purpose, to see that the checkers find them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 def count_only(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    """Let the judges of starts and loans object to nothing but what a planted fault brings about."""
+    """Let the checkers of starts and loans report only the problem that a planted fault causes."""
 
     def needed(holds: bool, problem: str) -> None:
         need(holds or text not in problem, problem)

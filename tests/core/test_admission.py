@@ -30,7 +30,7 @@ def user_suspended(admission: Admission, ask: Ask, needs: Needs) -> Reason | Non
 
 @pytest.fixture(autouse=True)
 def _with_check(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A new check as its author would add it: one function, one line."""
+    """Add a check to admission, as a new check of the core is added: one function, one line."""
     monkeypatch.setitem(CHECKS, "user_suspended", Check(user_suspended))
     monkeypatch.setattr(singles, "FEW", 2)
     SUSPENDED.clear()
@@ -44,7 +44,7 @@ def stage(count: int = 1, cpu: Any = 1, **rest: Any) -> dict[str, Any]:
 
 
 def ordered(w: World) -> int:
-    return sum(len(order.names) for each in w.effects() if isinstance(each, ForPool) for order in each.orders)
+    return sum(len(order.names) for effect in w.effects() if isinstance(effect, ForPool) for order in effect.orders)
 
 
 @pytest.mark.parametrize("settings", [{}, {"backfill": True}, {"place": "spread"}], ids=["pack", "backfill", "spread"])
@@ -183,7 +183,7 @@ def test_no_chain() -> None:
     w.advance(1.5)
     assert w.partition().derived.chains
     SUSPENDED.add("bob")
-    known = {index for each in w.partition().allocations.values() for index in range(*each.indices[:2])}
+    known = {index for allocation in w.partition().allocations.values() for index in range(*allocation.indices[:2])}
     w.advance(60)
     ended = [index for index in range(20) if w.task("quick", "w", index).state == "succeeded"]
-    assert set(ended) <= known | {0}, "only what was sent before"
+    assert set(ended) <= known | {0}, "only tasks that were sent before"

@@ -1,4 +1,4 @@
-"""Placements: who wins among small nodes and which devices are used, by hand; then what holds for any node and task."""
+"""Placements: which of some small nodes and devices is used, by hand; then properties of any node and task."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -27,7 +27,7 @@ def fleet(*shapes: tuple[Task, int], elsewhere: int = 0) -> Fleet:
 
 
 def best(placement: Placement, nodes: Mapping[str, Node], task: Task, around: Fleet) -> str:
-    """The node that is taken; of equals the first, as by their join numbers."""
+    """Return the chosen node; of equal ones the first, as by their join numbers."""
     return min(nodes, key=lambda name: placement.score(nodes[name], task, around))
 
 
