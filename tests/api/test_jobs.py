@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from fairlead.api import jobs
+from fairlead.cli.main import app
+from fairlead.client import Client, Problem
 from tests.api.serving import JOB, Serving, submit
 
 
@@ -151,9 +155,34 @@ def test_priority(site: Serving) -> None:
     ann = site.as_user("ann")
     name = submit(ann)
     assert ann.post(f"/api/v1/jobs/{name}/priority", json={"priority": -5}).status_code == 200
+    assert ann.post(f"/api/v1/jobs/{name}/priority", json={"priority": 0}).status_code == 200
     assert ann.post(f"/api/v1/jobs/{name}/priority", json={"priority": 5}).status_code == 403
     assert site.as_owner.post(f"/api/v1/jobs/{name}/priority", json={"priority": 5}).status_code == 200
     assert job(site, name)["priority"] == 5
+
+
+def test_a_priority_above_the_limit_is_refused_by_every_interface(
+    site: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    detail = (
+        "5 is above 0, the max_priority of user ann in root.default; write at most 0, or ask an operator for a higher "
+        "max_priority"
+    )
+    ann = site.as_user("ann")
+    refused = ann.post("/api/v1/jobs", json={"priority": 5, **JOB})
+    assert (refused.status_code, refused.json()["field"], refused.json()["detail"]) == (403, "priority", detail)
+    batch = ann.post("/api/v1/jobs/batch", json={"jobs": [{"priority": 5, **JOB}, JOB]}).json()["items"]
+    assert [item["problem"] and item["problem"]["status"] for item in batch] == [403, None]
+    secret = site.token("user", "ann")
+    with Client(site.url, secret) as client, pytest.raises(Problem, match="the max_priority of user ann"):
+        client.submit(["true"], priority=5)
+    monkeypatch.setenv("FAIRLEAD_URL", site.url)
+    monkeypatch.setenv("FAIRLEAD_TOKEN", secret)
+    (tmp_path / "job.yaml").write_text("priority: 5\nstages: [{command: ['true']}]\n")
+    for arguments in (["--priority=5", "--", "true"], [f"--file={tmp_path / 'job.yaml'}"]):
+        done = CliRunner().invoke(app, ["submit", *arguments])
+        assert done.exit_code != 0 and detail in " ".join(done.output.split())
+    assert submit(site.as_owner, {"priority": 5, "user": "ann", **JOB})
 
 
 def test_explain(site: Serving) -> None:

@@ -73,8 +73,9 @@ FIRST = {
                 "limit": {"gpu": 8, "memory": "64Gi"},
                 "submit": ["@ml", "ann"],
                 "admin": ["eve"],
-                "users": {"*": {"limit": {"cpu": 32}, "max_jobs": 9}},
+                "users": {"*": {"limit": {"cpu": 32}, "max_jobs": 9}, "ann": {"max_priority": 5}},
                 "groups": {"ml": {"max_jobs": 8}},
+                "max_priority": 2,
                 "preemptible": False,
             },
             "ci": {"share": 30, "order": "fair", "scale_first": False, "max_jobs": 5},
@@ -285,7 +286,8 @@ def play(s: Script) -> None:
     s.keep()
     s.cycle(Kill(job="large", operator=True))
     # Others are stopped for one of higher priority.
-    s.cycle(submit("urgent", {**ARRAY, "queue": "root.ml", "priority": 5, "stages": [{"resources": {"gpu": 4}}]}))
+    urgent = {**ARRAY, "queue": "root.ml", "priority": 5, "stages": [{"resources": {"gpu": 4}}]}
+    s.cycle(submit("urgent", urgent, operator=True))
     s.keep()
     s.cycle(*(report for at in range(2, 9) for report in s.report(f"unit{at}", "main", "stopped")))
     s.keep()

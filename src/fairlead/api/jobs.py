@@ -429,7 +429,8 @@ async def set_priority(
     partition: PartitionName = "",
     key: Key = None,
 ) -> wire.Done:
-    """Change the priority of a job. Owners may lower it, operators may raise it too."""
+    """Change the priority of a job. Owners may lower it, or raise it up to their `max_priority` in its
+    queue; operators may raise it further."""
     read = Reader(data, "", "a priority")
     priority = read.count("priority", low=-1_000_000, high=1_000_000)
     read.close()

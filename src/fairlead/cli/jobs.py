@@ -50,7 +50,12 @@ Cpu = Annotated[str, typer.Option(help="CPUs of each task, such as 2 or 500m.")]
 Memory = Annotated[str | None, typer.Option(help="Memory of each task, such as 512Mi.")]
 Gpu = Annotated[str | None, typer.Option(help="GPUs of each task: 2, or a fraction of one, such as 0.5.")]
 Resource = Annotated[list[str] | None, typer.Option(help="Another resource, as name=amount; may be repeated.")]
-Priority = Annotated[int | None, typer.Option(help="Jobs with a higher priority start first in their queue.")]
+Priority = Annotated[
+    int | None,
+    typer.Option(
+        help="Jobs with a higher priority start first in their queue; your max_priority there is the most you may give."
+    ),
+]
 After = Annotated[list[str] | None, typer.Option(help="Id of a job that must succeed first; may be repeated.")]
 Env = Annotated[
     list[str] | None, typer.Option("--env", "-e", help="Environment variable, as NAME=value; may be repeated.")

@@ -256,10 +256,13 @@ class World:
         user: str = "user",
         key: str | None = None,
         partition: str | None = None,
+        operator: bool = True,
         **rest: Any,
     ) -> str:
         """Queue a submission and return the job's id. The `duration` of a stage is the run time of its tasks.
 
+        It is sent with an operator's right, so that any priority and queue is allowed; `operator=False` sends it as
+        the user.
         A document that cannot be read is refused here; refusals that depend on the state are in `answers()`.
         """
         where = partition or self._default
@@ -276,7 +279,7 @@ class World:
             documents.append(document)
         spec = parse_job({"name": name, "user": user, "stages": documents, **rest})
         self._home[job_id] = where
-        command = Submit(spec=spec, id=job_id, user=user, groups=spec.groups, key=key or "")
+        command = Submit(spec=spec, id=job_id, user=user, groups=spec.groups, key=key or "", operator=operator)
         self._send(where, command)
         return job_id
 
@@ -286,8 +289,9 @@ class World:
     def kill(self, job: str, user: str | None = None) -> None:
         self._send(self._where(job), Kill(job=job, user=user or "", operator=user is None))
 
-    def set_priority(self, job: str, priority: int) -> None:
-        self._send(self._where(job), SetPriority(job=job, priority=priority, operator=True))
+    def set_priority(self, job: str, priority: int, user: str | None = None) -> None:
+        """Change the priority of a job, as an operator or as a user."""
+        self._send(self._where(job), SetPriority(job=job, priority=priority, user=user or "", operator=user is None))
 
     def prioritise(self, job: str, stage: str) -> None:
         """Move the asks of a stage to the front of their lanes."""

@@ -207,7 +207,7 @@ class Trial:
             self.log(f"submit {event.job}: {event.document['stages']} gang {event.document['gang']}")
             spec = self._specs[event.job]
             self._request(
-                Submit(spec=spec, id=event.job, user=spec.user, key=f"submit {event.job}"),
+                Submit(spec=spec, id=event.job, user=spec.user, key=f"submit {event.job}", operator=True),
                 f"submit {event.job}",
                 event.job,
             )
