@@ -6,12 +6,15 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
 from fairlead.api import jobs
 from fairlead.cli.main import app
+from fairlead.cli.output import state_of
 from fairlead.client import Client, Problem
+from fairlead.wire import api as wire
 from tests.api.serving import JOB, Serving, submit
 
 
@@ -34,7 +37,12 @@ def test_a_job_from_submit_to_end(site: Serving) -> None:
     )
     assert found["labels"] == {"team": "a"}
     assert found["stages"][0]["resources"] == {"cpu": 1}
+    assert (found["stages"][0]["assigned"], found["stages"][0]["running"]) == (1, 0)
+    assert state_of(msgspec.convert(found, wire.Job)) == "assigned"
     site.report(name, "running")
+    found = job(site, name)
+    assert (found["stages"][0]["assigned"], found["stages"][0]["running"]) == (0, 1)
+    assert state_of(msgspec.convert(found, wire.Job)) == "running"
     task = site.as_owner.get(f"/api/v1/jobs/{name}/tasks").json()["tasks"][0]
     assert (task["state"], task["node"], task["attempt"]) == ("running", "n1", 1)
     site.report(name, "succeeded", exit_code=0)

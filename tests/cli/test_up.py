@@ -276,7 +276,7 @@ def test_a_machine_joins_and_is_revoked(up: Up, tmp_path: Path) -> None:
         while "the credential of node extra was revoked" not in log.read_text():
             assert time.monotonic() < deadline
             time.sleep(0.02)
-        assert "up, revoked" in up.run("node", "list")
+        assert "disconnected, revoked" in up.run("node", "list")
         assert json.loads(up.run("node", "show", "extra", "--json"))["credential"] == "revoked"
         assert up.ask("node", "revoke", "none").returncode == 1
     finally:

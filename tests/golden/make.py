@@ -26,6 +26,7 @@ from fairlead.core.commands import (
     AnyCommand,
     BringToFront,
     Configure,
+    DisconnectNodes,
     Kill,
     MarkReady,
     MoveNode,
@@ -304,6 +305,11 @@ def play(s: Script) -> None:
     s.cycle(after=49 * HOUR)
     s.cycle(after=HOUR)
     s.cycle(*s.report("urgent", "main", "succeeded"))
+    s.keep()
+    # Two agents disconnect, and one of them is back.
+    s.cycle(DisconnectNodes(names=("c2", "c3"), operator=True))
+    s.keep()
+    s.cycle(node("c3", resources={"cpu": 8, "gpu": 4}))
     s.keep()
     s.cycle(RemovePartition(operator=True))
     s.keep()

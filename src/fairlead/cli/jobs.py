@@ -26,6 +26,7 @@ from fairlead.cli.output import (
     print_text,
     problem_document,
     progress,
+    state_of,
 )
 
 if TYPE_CHECKING:
@@ -278,18 +279,22 @@ def ps(
     if as_json:
         print_json(jobs)
         return
-    rows = [(job.id, job.name, job.user, job.queue, job.state, _progress(job), ago(job.submitted)) for job in jobs]
+    rows = [(job.id, job.name, job.user, job.queue, state_of(job), _progress(job), ago(job.submitted)) for job in jobs]
     print_table(("JOB", "NAME", "USER", "QUEUE", "STATE", "TASKS", "AGE"), rows)
 
 
 def _progress(job: wire.Job) -> str:
-    running = sum(stage.running for stage in job.stages)
-    waiting = sum(stage.waiting for stage in job.stages)
     ended: dict[str, int] = {}
     for stage in job.stages:
         for outcome, number in stage.ended.items():
             ended[outcome] = ended.get(outcome, 0) + number
-    parts = [f"{running} running"] * bool(running) + [f"{waiting} waiting"] * bool(waiting)
+    present = {
+        "running": sum(stage.running for stage in job.stages),
+        "assigned": sum(stage.assigned for stage in job.stages),
+        "stopping": sum(stage.stopping for stage in job.stages),
+        "waiting": sum(stage.waiting for stage in job.stages),
+    }
+    parts = [f"{number} {state}" for state, number in present.items() if number]
     return ", ".join(parts + [f"{number} {outcome}" for outcome, number in sorted(ended.items())])
 
 
@@ -307,7 +312,7 @@ def show(job: JobName, partition: Partition = "", as_json: AsJson = False) -> No
     if as_json:
         print_json({"job": view, "tasks": tasks})
         return
-    print_text(f"job {view.id} ({view.name}) of {view.user} in {view.queue}: {view.state}", nl=False)
+    print_text(f"job {view.id} ({view.name}) of {view.user} in {view.queue}: {state_of(view)}", nl=False)
     print_text(f", {view.reason}" if view.reason else "")
     lasted_for = (view.ended or time.time()) - view.submitted
     if view.matched is not None:

@@ -20,6 +20,7 @@ import typer
 
 if TYPE_CHECKING:
     from fairlead.client import Problem
+    from fairlead.wire import api as wire
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -136,6 +137,13 @@ def progress(label: str, steps: Sequence[Step], hidden: bool = False) -> Iterato
     from rich.progress import track
 
     yield track(steps, label, console=Console(stderr=True), transient=True)
+
+
+def state_of(job: wire.Job) -> str:
+    """Return the state of a job; `assigned` if no agent has confirmed yet that one of its tasks runs."""
+    confirmed = any(stage.running or stage.stopping for stage in job.stages)
+    assigned = job.state == "running" and not confirmed and any(stage.assigned for stage in job.stages)
+    return "assigned" if assigned else job.state
 
 
 def ago(moment: float | None) -> str:

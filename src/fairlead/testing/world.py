@@ -25,6 +25,7 @@ from fairlead.core.commands import (
     AnyCommand,
     BringToFront,
     CancelAsk,
+    DisconnectNodes,
     FailOrder,
     Kill,
     MarkReady,
@@ -356,6 +357,18 @@ class World:
         self._fleet_of(node).silence(node)
         self._silent.setdefault(node, self.now)
 
+    def disconnect(self, node: str) -> None:
+        """Disconnect the agent of a node. The node gets no new work, and is lost after its lease. Its tasks run on."""
+        self._fleet_of(node).disconnect(node)
+        self._silent.setdefault(node, self.now)
+        self._send(self._home[node], DisconnectNodes(names=(node,), operator=True))
+
+    def connect(self, node: str) -> None:
+        """Connect the agent of a node again: it has kept its tasks and sends the reports that it could not send."""
+        self._silent.pop(node, None)
+        self._fleet_of(node).connect(node)
+        self._join(node)
+
     def fail_node(self, node: str) -> None:
         self._fleet_of(node).fail(node, self.now)
         self._silent.pop(node, None)
@@ -364,8 +377,7 @@ class World:
         where = self._home[node]
         self._silent.pop(node, None)
         self.fleets[where].return_node(node, self.now)
-        _, spec = parse_node(self._nodes[where, node])
-        self._send(where, AddNode(name=node, spec=spec, operator=True))
+        self._join(node)
 
     def rm(self, name: str, partition: str | None = None) -> ManagerHandle:
         """Return the resource manager of that name."""
@@ -655,6 +667,11 @@ class World:
     def _move(self, name: str, action: Literal["drain", "disable", "enable"]) -> None:
         where = self._home.get(name, self._default)
         self._send(where, MoveNode(name=name, action=action, operator=True))
+
+    def _join(self, node: str) -> None:
+        where = self._home[node]
+        _, spec = parse_node(self._nodes[where, node])
+        self._send(where, AddNode(name=node, spec=spec, operator=True))
 
     def _id(self, name: str, user: str, key: str | None) -> str:
         if key is not None and (user, key) in self._ids:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from fairlead.core.holds.room import ends_at
 from fairlead.core.model import Ask, Job, Micros, Queue, Stage
+from fairlead.core.nodes import NodeTable
 from fairlead.core.ranges import count
 from fairlead.core.reasons import Reason
 from fairlead.core.resources import MEMORY, MILLI, SECOND
@@ -65,6 +67,7 @@ def job_answer(partition: Partition, job: Job) -> wire.Job:
 
 def _stage_answer(stage: Stage) -> wire.Stage:
     spec = stage.spec
+    live = Counter([allocation.state for allocation in (stage.live or {}).values()])
     return wire.Stage(
         name=stage.name,
         count=stage.count,
@@ -72,7 +75,9 @@ def _stage_answer(stage: Stage) -> wire.Stage:
         resources=amounts(spec.resources),
         command=list(spec.command),
         waiting=stage.waiting(),
-        running=stage.running(),
+        assigned=live["assigned"],
+        running=live["running"],
+        stopping=live["stopping"],
         ended={name: len(ranges) for name, ranges in sorted((stage.ended or {}).items())},
     )
 
@@ -145,7 +150,7 @@ def node_answer(partition: Partition, row: int) -> wire.Node:
     nodes = partition.nodes
     return wire.Node(
         name=nodes.name[row],
-        state=nodes.state[row],
+        state=shown_state(nodes, row),
         pool=nodes.pool[row],
         manager=nodes.manager[row],
         labels=dict(nodes.labels[row]),
@@ -156,7 +161,14 @@ def node_answer(partition: Partition, row: int) -> wire.Node:
         devices=[used / MILLI for used in nodes.devices[row]],
         tasks=sum(count(allocation.indices) for allocation in nodes.allocations[row].values() if not allocation.rooms),
         avoided=nodes.node_id[row] in nodes.avoided,
+        disconnected=optional_seconds(nodes.disconnected.get(nodes.node_id[row])),
     )
+
+
+def shown_state(nodes: NodeTable, row: int) -> str:
+    """Return the state of a node as users see it: an up node without a connected agent is disconnected."""
+    state = nodes.state[row]
+    return "disconnected" if state == "up" and nodes.node_id[row] in nodes.disconnected else state
 
 
 def queue_answer(partition: Partition, queue: Queue) -> wire.Queue:

@@ -43,6 +43,7 @@ from fairlead.sim.chaos.agents import Machine
 from fairlead.sim.chaos.checkers import (
     AnswerChecker,
     AttemptChecker,
+    ConnectionChecker,
     GangChecker,
     KeepingChecker,
     RoomChecker,
@@ -113,6 +114,7 @@ class Trial:
         self.gangs = GangChecker(config.settings.replace_within + lease + heartbeat + 30 * SECOND)
         self.keeping = KeepingChecker()
         self.stops = StopChecker()
+        self.connections = ConnectionChecker(2 * SECOND)
         self.silence = SilenceChecker(lease + heartbeat + 10 * SECOND)
         self.pools = PoolChecker()
         self.door = DoorChecker()
@@ -321,6 +323,7 @@ class Trial:
         self.answers.seen(decided.plan.partition, decided.plan.partition.touched.jobs)
         self.pools.decided(decided.plan.partition, decided.changes)
         self.door.cycle(decided, seconds)
+        self.connections.decided(decided.plan.partition, decided.changes, self.server.connected, self.now)
 
     def stopped(self, partition: Partition, why: str) -> None:
         """Nothing to do: `began` checks the next writer."""
