@@ -256,7 +256,7 @@ class Control:
             return 0
         return await thread.alone(lambda: journal.epoch(stream_of(name)))
 
-    async def ask(self, service: PartitionService, command: AnyCommand) -> Accepted:
+    async def execute(self, service: PartitionService, command: AnyCommand) -> Accepted:
         """Carry out a command. When this returns, the command is done and durable."""
         return await accepted_in(offered(service, command))
 
@@ -283,6 +283,8 @@ class Control:
             await thread.alone(cluster.drop_removed)
         except Stopped as stopped:
             self._break(str(stopped))
+        if self._cluster is not cluster:  # a writer stopped meanwhile: the next one follows the configuration
+            raise Unserved("unavailable", f"{self.problem or STOPPED}; ask again in a moment", 1)
         for name in cluster.writers:
             if name not in self._served:
                 self._serve(cluster.writers[name])
