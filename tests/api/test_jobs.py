@@ -155,8 +155,25 @@ def test_scale_and_kill(site: Serving) -> None:
     odd = site.as_owner.post(f"/api/v1/jobs/{name}/scale", json={"stage": "x", "count": 3})
     assert (odd.status_code, odd.json()["field"]) == (422, "stage")
     assert site.as_owner.post(f"/api/v1/jobs/{name}/kill").json() == {"note": ""}
-    assert job(site, name)["state"] == "killed"
+    assert job(site, name)["state"] == "stopping"
     assert site.as_owner.post("/api/v1/jobs/nothing/kill").status_code == 404
+
+
+def test_a_killed_job_is_stopping_until_its_last_task_has_ended(site: Serving) -> None:
+    site.node("n1")
+    name = submit(site.as_owner, JOB)
+    site.report(name, "running")
+    site.as_owner.post(f"/api/v1/jobs/{name}/kill")
+    found = job(site, name, wait=0.05)
+    assert (found["state"], found["ended"], found["stages"][0]["stopping"]) == ("stopping", None, 1)
+    assert [each["id"] for each in site.as_owner.get("/api/v1/jobs?state=stopping").json()["jobs"]] == [name]
+    assert site.as_owner.get("/api/v1/jobs?state=killed").json()["jobs"] == []
+    answers: list[dict[str, Any]] = []
+    waiting = threading.Thread(target=lambda: answers.append(job(site, name, wait=30)))
+    waiting.start()
+    site.report(name, "stopped")
+    waiting.join(30)
+    assert answers[0]["state"] == "killed" and answers[0]["ended"] is not None
 
 
 def test_priority(site: Serving) -> None:

@@ -202,6 +202,7 @@ def test_planted_bugs_are_found(
         (planted_parts.never_call_a_node_lost, "has been silent", "storm", range(2, 8)),
         (planted_parts.keep_what_runs_to_itself, "", "agents", range(5)),
         (planted_parts.keep_disconnections_to_itself, "on a node without an agent", "agents", range(12)),
+        (planted.start_on_disconnected, planted.DISCONNECTED, "agents", range(12)),
     ],
 )
 def test_planted_faults_of_shipped_parts_are_found(
@@ -218,7 +219,6 @@ def test_planted_faults_of_shipped_parts_are_found(
     [
         (planted.start_without_rules, planted.START, range(6)),
         (planted.order_without_rules, planted.ORDER, range(20)),
-        (planted.start_on_disconnected, planted.DISCONNECTED, range(12)),
         (planted.stop_new_work, planted.STOP, range(6)),
         (planted.newest_first, planted.LEAF, range(12)),
         (planted.turns_by_name, planted.TREE, range(30)),

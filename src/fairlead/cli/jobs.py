@@ -7,11 +7,13 @@ import sys
 import threading
 import time
 from codecs import getincrementaldecoder
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fairlead.cli.interrupts import interrupts
 from fairlead.cli.options import AsJson, JobName, Partition, open_client, pairs
 from fairlead.cli.output import (
     TIME_OVER,
@@ -143,7 +145,10 @@ def run(
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
-    """Run a command on the cluster, show its output, and exit with its exit code. Ctrl-C kills the job."""
+    """Run a command on the cluster, show its output, and exit with its exit code.
+
+    Ctrl-C kills the job, and so do SIGTERM and SIGHUP to this command.
+    """
     options = {key: value for key, value in locals().items() if key in DOCUMENT_OPTIONS}
     _submit(None, options, partition, False, True, as_json)
 
@@ -160,24 +165,39 @@ def _submit(
 ) -> None:
     with open_client(partition) as client:
         document = _from_file(file, options) if file is not None else _from_options(client, options)
-        job = client.submit(document=document)
         if not (wait or follow):
+            job = client.submit(document=document)
             if as_json:
                 print_json({"job": job})
             else:
                 typer.echo(job)
             return
-        try:
-            if follow:
-                _follow(client, job)
-            view = client.wait(job)
-        except KeyboardInterrupt:
-            client.kill(job)
-            typer.echo(f"fairlead: job {job} was killed", err=True)
-            raise typer.Exit(130) from None
+        with interrupts() as interrupt:
+            job = client.submit(document=document)
+            try:
+                interrupt.raises()
+                if follow:
+                    _follow(client, job)
+                view = client.wait(job)
+            except KeyboardInterrupt:
+                _kill_own(client, job)
+                raise typer.Exit(128 + interrupt.signal) from None
         if as_json:
             print_json(view)
         _end_as(client, view, quiet=as_json)
+
+
+def _kill_own(client: Client, job: str) -> None:
+    """Kill a job and wait for the end of its last process. Another interrupt ends the wait."""
+    client.kill(job)
+    with suppress(OSError):  # the terminal may be gone
+        typer.echo(f"fairlead: killing job {job}; interrupt again to leave it", err=True)
+    try:
+        client.wait(job)
+    except KeyboardInterrupt:
+        return
+    with suppress(OSError):
+        typer.echo(f"fairlead: job {job} was killed", err=True)
 
 
 def _from_file(file: Path, options: dict[str, Any]) -> dict[str, Any]:
@@ -268,8 +288,8 @@ def ps(
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
-    """List running and waiting jobs, newest first."""
-    states = state or ([] if everything else ["pending", "running"])
+    """List running, stopping and waiting jobs, newest first."""
+    states = state or ([] if everything else ["pending", "running", "stopping"])
     jobs: list[wire.Job] = []
     with open_client(partition) as client:
         for job in client.jobs(state=states, user=user, queue=queue, label=label, limit=min(limit, 1000)):

@@ -1,6 +1,7 @@
 """Output and exit codes of commands: tables for people, JSON for programs, one line on stderr for an error.
 
-Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 server cannot be reached, 124 timed out, 130 interrupted.
+Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 server cannot be reached, 124 timed out, 128 + N ended
+by signal N, so 130 by Ctrl-C.
 `run` and `submit --wait` exit with the status of the job.
 """
 

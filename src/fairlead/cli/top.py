@@ -62,7 +62,7 @@ def top(
 
 
 def _read(client: Client) -> Snapshot:
-    jobs = list(islice(client.jobs(state=["running", "pending"], limit=MAX_ROWS), MAX_ROWS))
+    jobs = list(islice(client.jobs(state=["running", "stopping", "pending"], limit=MAX_ROWS), MAX_ROWS))
     jobs.sort(key=lambda job: (job.state != "running", job.number))
     return Snapshot(time.time(), list(client.nodes()), client.queues(), jobs)
 

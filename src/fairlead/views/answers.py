@@ -12,7 +12,7 @@ from fairlead.core.ranges import count
 from fairlead.core.reasons import Reason
 from fairlead.core.resources import MEMORY, MILLI, SECOND
 from fairlead.core.state import Partition
-from fairlead.views.documents import ask_view, explain_view, job_view, task_view
+from fairlead.views.documents import ask_view, explain_view, job_view, shown_state, task_view
 from fairlead.views.metrics.lanes import LaneFigures
 from fairlead.views.metrics.shares import figures_of
 from fairlead.wire import api as wire
@@ -52,13 +52,13 @@ def job_answer(partition: Partition, job: Job) -> wire.Job:
         name=view.name,
         user=view.user,
         queue=view.queue,
-        state=view.state,
+        state=shown_state(job),
         priority=view.priority,
         labels=dict(spec.labels),
         after=list(spec.after),
         submitted=seconds(job.submitted),
         waiting_since=None if view.waiting_since is None else view.waiting_since / SECOND,
-        ended=optional_seconds(job.ended_at),
+        ended=None if job.allocations else optional_seconds(job.ended_at),
         reason=view.reason,
         stages=[_stage_answer(stage) for stage in job.stages],
         matched=view.matched,
@@ -150,7 +150,7 @@ def node_answer(partition: Partition, row: int) -> wire.Node:
     nodes = partition.nodes
     return wire.Node(
         name=nodes.name[row],
-        state=shown_state(nodes, row),
+        state=node_state(nodes, row),
         pool=nodes.pool[row],
         manager=nodes.manager[row],
         labels=dict(nodes.labels[row]),
@@ -165,7 +165,7 @@ def node_answer(partition: Partition, row: int) -> wire.Node:
     )
 
 
-def shown_state(nodes: NodeTable, row: int) -> str:
+def node_state(nodes: NodeTable, row: int) -> str:
     """Return the state of a node as users see it: an up node without a connected agent is disconnected."""
     state = nodes.state[row]
     return "disconnected" if state == "up" and nodes.node_id[row] in nodes.disconnected else state

@@ -204,6 +204,8 @@ class Job(Answer, frozen=True, kw_only=True):
     user: str
     queue: str
     state: str
+    """`pending`, `running`, `stopping`, `succeeded`, `failed` or `killed`. A job that was killed or has failed is
+    `stopping` until its last process is gone; then it is over."""
     priority: int
     labels: dict[str, str]
     after: list[str]
