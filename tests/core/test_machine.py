@@ -24,6 +24,7 @@ from fairlead.core.invariants import check_all
 from fairlead.core.lanes import lane_key, text_of
 from fairlead.core.match import singles
 from fairlead.core.policy.fit import choose_devices
+from fairlead.core.policy.order import ORDERS
 from fairlead.core.policy.placement import PLACEMENTS
 from fairlead.core.shape import Shape
 from fairlead.core.state import Partition
@@ -81,7 +82,7 @@ queue_settings = st.fixed_dictionaries(
         "guarantee": st.fixed_dictionaries({}, optional={"cpu": st.integers(0, 4), "gpu": st.integers(0, 2)}),
         "preemptible": st.booleans(),
         "max_jobs": st.integers(0, 3),
-        "order": st.sampled_from(["priority", "fifo", "fair"]),
+        "order": st.sampled_from(sorted(ORDERS)),
         "users": st.dictionaries(
             st.sampled_from(["ann", "*"]),
             st.fixed_dictionaries({}, optional={"limit": limits, "max_jobs": st.integers(0, 2)}),

@@ -336,14 +336,14 @@ def lanes_apart(order: str, drawn: Steps) -> None:
 
 
 @settings(max_examples=25)
-@given(st.sampled_from(["priority", "fifo", "fair"]), zone_steps)
+@given(st.sampled_from(sorted(ORDERS)), zone_steps)
 def test_lanes_without_shared_nodes_never_influence_each_other(order: str, drawn: Steps) -> None:
     lanes_apart(order, drawn)
 
 
 @pytest.mark.long
 @settings(max_examples=1_500)
-@given(st.sampled_from(["priority", "fifo", "fair"]), zone_steps)
+@given(st.sampled_from(sorted(ORDERS)), zone_steps)
 def test_lanes_without_shared_nodes_never_influence_each_other_for_long(order: str, drawn: Steps) -> None:
     lanes_apart(order, drawn)
 
@@ -370,6 +370,7 @@ def test_lanes_without_shared_nodes_never_influence_which_of_two_nodes_is_the_fu
 CHILD = """
 from hashlib import blake2b
 from fairlead.core.dump import dump
+from fairlead.core.policy.order import ORDERS
 from fairlead.journal import MemoryJournal
 from fairlead.journal.codec import stream_of
 from fairlead.testing import World

@@ -178,7 +178,7 @@ def _short_until(partition: Partition, since: Micros) -> Micros:
 
 
 def _give_up_short_stages(plan: Plan) -> None:
-    """Take back stages that had too few tasks for too long, each with its gang. They wait again with their old age."""
+    """Restart gangs that had too few tasks for too long. They ask again, behind older asks; their waiting time goes on."""
     partition = plan.partition
     if not partition.reign.ready:
         return

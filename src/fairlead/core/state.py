@@ -1,7 +1,7 @@
 """The state of one partition. Only changes alter it, through a plan; all other code reads it.
 
 Records that depend on each other are updated together here: an allocation affects its node, its stage and all accounts
-of its job, and only `book` and `unbook` update these.
+of its job, and only `book`, `book_singles`, their reverses and `exchange` update these.
 """
 
 from __future__ import annotations
