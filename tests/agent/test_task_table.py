@@ -1,4 +1,4 @@
-"""What the agent makes of what it is told, with no process and no network."""
+"""The agent's task table: its reactions to messages, without processes and network."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def key(index: int, attempt: int = 1) -> tuple[int, str, int, int]:
 
 
 def sent(table: TaskTable) -> list[tuple[Any, ...]]:
-    """What the spawners are told, by now."""
+    """Return the messages to spawners since the last call."""
     frames = [(spawner, *frame) for spawner, outbox in enumerate(table.outbox) for frame in outbox]
     for outbox in table.outbox:
         outbox.clear()
@@ -37,7 +37,7 @@ def sent(table: TaskTable) -> list[tuple[Any, ...]]:
 
 
 def launched(table: TaskTable) -> list[tuple[int, int]]:
-    """(index, attempt) of what the spawners are to start."""
+    """Return (index, attempt) of the tasks that the spawners are to start."""
     groups = [group for _, what, *rest in sent(table) if what == "launch" for group in rest[0]]
     return sorted((index, meta[3]) for meta, _, indices, *_ in groups for index in indices)
 
@@ -140,8 +140,8 @@ def test_what_a_new_spawner_does_not_know_was_never_started() -> None:
     assert reported(table) == {"lost": (0, 1), "running": (1, 2)}
 
 
-def test_what_a_spawner_never_heard_of_is_refused_when_it_cannot_be_started() -> None:
-    """What was sent to it may run, and is not."""
+def test_a_task_that_never_reached_its_spawner_is_refused_when_the_spawner_is_missing() -> None:
+    """A task that was sent to the spawner may run, and is not refused."""
     table = TaskTable(AROUND, 1)
     table.handle(launch(0, 1))
     assert launched(table) == [(0, 1)]
@@ -184,9 +184,9 @@ def test_rooms_of_a_chain_are_spread_over_the_spawners(spawners: int, rooms: int
     front = Launch(tasks(0, rooms), 0, (), 5, 0)
     behind = Launch(tasks(rooms, 100), 0, (), 5, rooms)
     table.handle(Work(1, (SPEC,), (front, behind)))
-    told = {spawner: (groups, given[5]) for spawner, _, groups, given in sent(table)}
-    assert sum(given for _, given in told.values()) == rooms
-    for groups, given in told.values():
+    by_spawner = {spawner: (groups, given[5]) for spawner, _, groups, given in sent(table)}
+    assert sum(given for _, given in by_spawner.values()) == rooms
+    for groups, given in by_spawner.values():
         at_once = sum(len(group[2]) for group in groups if not group[4])
         waiting = sum(len(group[2]) for group in groups if group[4])
         assert at_once == given, "a task that starts at once has a room at its spawner"
@@ -218,24 +218,24 @@ def test_tasks_of_a_chain_that_end_soon_are_reported_by_their_end_alone() -> Non
     assert reported(table) == {"succeeded": (0, 1), "running": (1, 2)}
 
 
-def test_in_a_flood_most_begins_can_wait_for_the_end() -> None:
+def test_in_a_flood_most_starts_are_reported_with_their_end() -> None:
     table = TaskTable(AROUND, 1)
     table.handle(launch(0, 20))
     table.record([key(index) for index in range(10)], [])
-    assert reported(table) == {"running": (0, 4)}, "a few are told at once"
+    assert reported(table) == {"running": (0, 4)}, "a few are reported at once"
     table.record([key(10)], [(key(0), OK), (key(5), OK)])
-    assert reported(table) == {"succeeded": (0, 1, 5, 6)}, "others can wait"
+    assert reported(table) == {"succeeded": (0, 1, 5, 6)}, "the others can wait"
     table.confirmed(1)
     table.record([key(11)], [])
     assert not table.reporting.has_news, "also when those are confirmed, as long as some wait"
     table.reporting.report_long_runs()
     table.record([key(12)], [])
-    assert reported(table) == {"running": (12, 13)}, "now and then a few more are told at once"
+    assert reported(table) == {"running": (12, 13)}, "now and then a few more are reported at once"
     table.reporting.report_long_runs()
     assert reported(table) == {"running": (4, 5, 6, 12)}, "tasks that keep running are reported"
 
 
-def test_one_after_the_other_every_begin_is_told_at_once() -> None:
+def test_starts_one_after_the_other_are_reported_at_once() -> None:
     table = TaskTable(AROUND, 1)
     table.handle(launch(0, 20))
     for index in range(20):
@@ -245,7 +245,7 @@ def test_one_after_the_other_every_begin_is_told_at_once() -> None:
         table.confirmed(number)
 
 
-def test_after_a_flood_every_begin_is_told_at_once() -> None:
+def test_after_a_flood_starts_are_reported_at_once() -> None:
     table = TaskTable(AROUND, 1)
     table.handle(launch(0, 20))
     table.record([key(index) for index in range(10)], [])
@@ -305,7 +305,7 @@ def test_a_member_with_its_own_gpu_calls_it_the_first() -> None:
     ]
 
 
-# -- when to speak -----------------------------------------------------------------------------------------------
+# -- when to send ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

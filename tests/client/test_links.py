@@ -1,4 +1,4 @@
-"""Connections that servers hang up on, addresses that are none, and what is sent."""
+"""Connections that servers close, invalid addresses and tokens, and the content of requests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
 
 
 class Hasty:
-    """A server that answers some requests on a connection, and then hangs up without a word."""
+    """A server that answers some requests on a connection, and then closes it without an answer."""
 
     def __init__(self, each: int, answer: bytes = ANSWER) -> None:
         self.each = each
@@ -82,7 +82,7 @@ def test_a_server_that_has_hung_up_is_called_again() -> None:
 
 
 def test_no_answer_at_all_is_asked_for_again() -> None:
-    """The connection is gone after the request was sent: nobody knows what became of it, and its key makes it safe."""
+    """The connection ends after the request was sent. Its outcome is unknown, and its key makes a retry safe."""
     with hasty(each=1, answer=b"") as server, Client(server.url) as client:
         threading.Timer(0.02, lambda: setattr(server, "answer", ANSWER)).start()
         assert client.send(anything()) == {}

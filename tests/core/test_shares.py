@@ -38,7 +38,7 @@ Scene = tuple[int, int, list[Claim]]
 
 @st.composite
 def scenes(draw: st.DrawFn) -> Scene:
-    """What is not running is idle, or less than that is; or more runs than there are slots."""
+    """Draw a scene: slots without a task are idle, or only some of them; or more tasks run than there are slots."""
     count = draw(st.integers(0, FEW) | st.integers(0, len(NAMES)))
     shares = draw(st.lists(share_values, min_size=count, max_size=count))
     claims = [Claim(name, share, draw(amounts), draw(amounts)) for name, share in zip(NAMES, shares, strict=False)]
@@ -89,7 +89,7 @@ def test_normalised_shares_are_whole_percents_or_as_they_were(shares: dict[str, 
 
 
 @given(st.integers(1, 50), st.integers(FEW + 1, 400), st.integers(0, 1_000))
-def test_among_many_equal_classes_nobody_has_two_more_than_another(share: int, count: int, total: int) -> None:
+def test_many_equal_classes_differ_by_at_most_one(share: int, count: int, total: int) -> None:
     parts = entitlements(total, {f"q{at}": share for at in range(count)}).values()
     assert max(parts) - min(parts) <= 1
 
@@ -98,7 +98,7 @@ def test_among_many_equal_classes_nobody_has_two_more_than_another(share: int, c
 
 
 @given(scenes())
-def test_nothing_idles_beside_waiting_work_and_nobody_starts_what_it_has_not(scene: Scene) -> None:
+def test_no_slot_idles_beside_waiting_work_and_no_class_starts_more_than_waits(scene: Scene) -> None:
     total, idle, claims = scene
     found = start_counts(total, idle, claims)
     assert [*found] == [claim.name for claim in claims]
@@ -109,7 +109,7 @@ def test_nothing_idles_beside_waiting_work_and_nobody_starts_what_it_has_not(sce
 
 @given(scenes())
 def test_entitled_before_lent(scene: Scene) -> None:
-    """While a class with waiting work lacks some of its entitlement, nobody starts anything beyond its own."""
+    """While a class with waiting work is below its entitlement, no class starts tasks beyond its own."""
     total, idle, claims = scene
     found = start_counts(total, idle, claims)
     entitled = entitlements(total, shares_of(claims))
@@ -223,7 +223,7 @@ def test_rebalance_takes_from_share_0_only_what_the_others_start(scene: Scene) -
 
 @given(scenes())
 def test_spread(scene: Scene) -> None:
-    """It is what the class furthest above and the one furthest below, with waiting work, differ by."""
+    """The spread is the distance between the class furthest above its share and the one furthest below that waits."""
     total, _, claims = scene
     found = spread(total, claims)
     assert found >= 0
@@ -262,7 +262,7 @@ def test_keys_sort_as_fractions_do(drawn: list[tuple[int, int, int, str]]) -> No
 
 @given(st.integers(1, MAX_SHARE), st.integers(0, 2**70))
 def test_keys_tell_neighbours_apart(share: int, use: int) -> None:
-    """The nearest fractions there are, and equal ones that are written otherwise."""
+    """Neighbouring fractions differ, and equal fractions in another form are equal."""
     other = share - 1 or MAX_SHARE
     larger = use * other // share + 1  # the least that is more of the other share
     assert turn_key(use, share, 0, "") < turn_key(larger, other, 0, "")

@@ -38,9 +38,9 @@ from tests.sim import planted_parts
 # have their own tests in tests/core, tests/agent and tests/api.
 FIXED = [
     ("calm", (*range(4), 200891, 201081)),
-    ("agents", (*range(10), 410613, 800169, 801468, 820186)),
+    ("agents", (*range(10), 300170, 410613, 800169, 801468, 820186)),
     ("server", (*range(10), 101438, 101920, 700199, 800587, 201479, 719)),
-    ("all", (*range(16), 600174, 816)),
+    ("all", (*range(16), 300032, 600174, 816)),
     ("storm", (*range(6), 100406, 101517, 210407, 300018, 400004, 700034, 800315, 820035, 200211, 201633)),
 ]
 

@@ -1,4 +1,4 @@
-"""What is logged, with its reason: small stories and the lines they leave."""
+"""Log lines with their reasons: small worlds and the lines they log."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Logged(World):
         super().__init__(config, observers=[Logs(logger_to(self.out, "json", level))], **rest)
 
     def lines(self, *events: str) -> list[dict[str, Any]]:
-        """The lines since the last call, without what all have; only those of some events, if any are named."""
+        """Return the lines since the last call, without common fields; with `events`, only those of these events."""
         lines = [json.loads(line) for line in self.out.getvalue().splitlines()]
         self.out.truncate(self.out.seek(0))
         for line in lines:
@@ -51,7 +51,7 @@ def test_a_start() -> None:
     w = Logged()
     assert w.lines() == [
         info("writer began", 0, jobs=0, nodes=0, ready=False),
-        info("partition ready", 0),  # nobody is known who would have to report
+        info("partition ready", 0),  # no known node has to report
         info("configuration applied", 0, version=1, changed=["queues", "settings"]),
     ]
 
@@ -209,8 +209,8 @@ def test_tasks_that_do_not_stop() -> None:
     w.advance(39)
     w.lines()
     w.advance(2)
-    told = {"attempt": 1, "tasks": 2, "indices": [0, 1], "cause": "kill", "after": 40}
-    assert w.lines() == [warning("tasks did not stop", 41, job=job, stage="w", node="n1", **told)]
+    fields = {"attempt": 1, "tasks": 2, "indices": [0, 1], "cause": "kill", "after": 40}
+    assert w.lines() == [warning("tasks did not stop", 41, job=job, stage="w", node="n1", **fields)]
 
 
 def test_a_node_that_left_is_still_named() -> None:
@@ -290,7 +290,7 @@ def test_configuration_and_queues() -> None:
 
 
 @pytest.mark.parametrize("how", ["failed", "unknown"])
-def test_a_writer_that_stops_tells_why_and_nothing_of_its_cycle(how: Any) -> None:
+def test_a_writer_that_stops_logs_why_and_nothing_of_its_cycle(how: Any) -> None:
     w = Logged()
     w.lines()
     w.tasks(1)
@@ -302,7 +302,7 @@ def test_a_writer_that_stops_tells_why_and_nothing_of_its_cycle(how: Any) -> Non
     assert (began["event"], began["jobs"]) == ("writer began", 0)
 
 
-def test_why_heads_wait_is_for_those_who_look_closely() -> None:
+def test_reasons_of_heads_are_logged_at_debug_only() -> None:
     for level, expected in (("debug", ["room for 0 of 2"]), ("info", [])):
         w = Logged(level=level)
         w.nodes(2, cpu=1)

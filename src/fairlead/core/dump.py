@@ -63,7 +63,7 @@ class _Ask(msgspec.Struct, frozen=True, array_like=True):
     """True for the shared ask of a whole job, which is written with the first stage."""
     unheld_until: int = 0
     unclaimed_until: int = 0
-    orders: int = 0
+    failed_orders: int = 0
     tie: int = 0
 
 
@@ -319,7 +319,7 @@ def _dump_ask(ask: Ask) -> _Ask:
         ask.whole,
         ask.unheld_until,
         ask.unclaimed_until,
-        ask.orders,
+        ask.failed_orders,
         ask.tie,
     )
 
@@ -468,7 +468,7 @@ def _load_job(partition: Partition, record: _Job, times: dict[int, int], replaci
                     ask.whole,
                     ask.unheld_until,
                     ask.unclaimed_until,
-                    ask.orders,
+                    ask.failed_orders,
                     ask.tie,
                 )
             )

@@ -56,7 +56,7 @@ def why_no_room(partition: Partition, stage: Stage, reason: NoRoom, now: Micros)
         if seq in partition.promises
         for number in partition.promises[seq].victims
     )
-    orders = max((ask.orders for ask in stage.asks if ask is not None), default=0)
+    orders = max((ask.failed_orders for ask in stage.asks if ask is not None), default=0)
     pools = [pool for _, pool in sorted(partition.pools.items()) if pool.elastic and takes(pool, stage.shape)]
     return msgspec.structs.replace(
         reason,

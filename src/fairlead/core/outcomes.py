@@ -244,7 +244,9 @@ def _claimed_by(plan: Plan, allocation: Allocation) -> str:
     return ""
 
 
-def take_back(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str, refused: bool = False) -> None:
+def withdraw_launch(
+    plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str, refused: bool = False
+) -> None:
     """Take back a launch that was refused or never acknowledged: its tasks are pending again, at the tail of the lane.
 
     A refusal is a problem of the node. A task with `max_launch_tries` launches without acknowledgement fails.

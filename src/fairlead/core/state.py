@@ -1,7 +1,7 @@
 """The state of one partition. Only changes alter it, through a plan; all other code reads it.
 
 Records that depend on each other are updated together here: an allocation affects its node, its stage and all accounts
-of its job, and only `book` and `unbook` update these.
+of its job, and only `book`, `book_singles`, their reverses and `exchange` update these.
 """
 
 from __future__ import annotations
@@ -138,9 +138,8 @@ class Partition:
                 self.derived.index.add(shape)
         if settings.requestors != self.settings.requestors:
             self.derived.requestors = Requestors(settings.requestors)
-        if settings.checks != self.settings.checks:
-            self.derived.queue_version += 1  # `facts` caches which checks apply to which jobs
         self.settings = settings
+        self.derived.queue_version += 1  # `facts` caches which checks apply to which jobs
         self.derived.forecast = Forecast(self.allocations.values(), self.now) if settings.backfill else None
         self.memory.unheld_starving = True
         self.retime()

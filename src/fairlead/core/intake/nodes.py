@@ -107,7 +107,7 @@ def move_to(plan: Plan, name: str, state: NodeState) -> Accepted:
         raise Refused("name", f"node {name} is given back to its pool; order another node instead", "conflict")
     plan.do(NodeMoved(node_id, state))
     if state == "lost":
-        release(plan, node_id, f"node {name} was lost")
+        lose_tasks(plan, node_id, f"node {name} was lost")
     else:
         _recall(plan, node_id)
     return Accepted()
@@ -122,7 +122,7 @@ def remove(plan: Plan, command: RemoveNode) -> Accepted:
 def leave(plan: Plan, name: str) -> None:
     node_id = find(plan, name)
     tell_to_stop(plan, node_id)
-    release(plan, node_id, f"node {name} was removed")
+    lose_tasks(plan, node_id, f"node {name} was removed")
     plan.do(NodeRemoved(node_id))
 
 
@@ -139,7 +139,7 @@ def tell_to_stop(plan: Plan, node_id: int) -> None:
             plan.strays.append((nodes.name[row], stop))
 
 
-def release(plan: Plan, node_id: int, reason: str) -> None:
+def lose_tasks(plan: Plan, node_id: int, reason: str) -> None:
     """Declare all tasks of a node lost, the oldest allocation first."""
     partition = plan.partition
     row = partition.nodes.rows[node_id]
@@ -149,7 +149,7 @@ def release(plan: Plan, node_id: int, reason: str) -> None:
         lose(plan, allocation, allocation.indices, reason)
     # Tasks that these losses told to stop were split off under new numbers; they are lost with the node, too.
     if partition.nodes.allocations[row]:
-        release(plan, node_id, reason)
+        lose_tasks(plan, node_id, reason)
 
 
 def find(plan: Plan, name: str, field: str = "name") -> int:

@@ -15,7 +15,7 @@ from fairlead.core.documents import MAX_TASKS
 from fairlead.core.effects import Stop
 from fairlead.core.errors import Refused
 from fairlead.core.model import Allocation, Micros, Stage
-from fairlead.core.outcomes import avoid, confirm_stop, fail, lose, return_unstarted, succeed, take_back, trust
+from fairlead.core.outcomes import avoid, confirm_stop, fail, lose, return_unstarted, succeed, trust, withdraw_launch
 from fairlead.core.plan import Plan
 from fairlead.core.policy.chain import measured
 from fairlead.core.ranges import Ranges, check_flat, count, difference, indices
@@ -188,7 +188,7 @@ def _take(plan: Plan, allocation: Allocation, block: tuple[int, ...], command: R
                 avoid(plan, allocation.node)
     elif state == "refused" and allocation.state == "assigned":
         plan.note("launch refused", count(block))
-        take_back(plan, allocation, block, reason or f"node {command.node} refused the launch", refused=True)
+        withdraw_launch(plan, allocation, block, reason or f"node {command.node} refused the launch", refused=True)
     else:
         lose(plan, allocation, block, reason or f"node {command.node} lost it")
 

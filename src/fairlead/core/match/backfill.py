@@ -235,7 +235,7 @@ class Backfill:
             self._look_ahead()  # otherwise each of its tasks takes the place of exactly one task of the head
         placed, reason = starter.start(lane, ask, together, most)
         if reason is None and not self._still_fits(mark, head, own):
-            starter.take_back(before)
+            starter.undo_tried(before)
             return 0, self._delays
         return placed, reason
 

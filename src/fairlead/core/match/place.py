@@ -52,8 +52,8 @@ class Starter:
         """
         partition, stage, singles = self.plan.partition, ask.stage, self._singles
         checks = self.admission.checks_for(stage.job)
-        if checks and singles is not None:
-            singles.flush()  # the checks count booked use
+        if checks and singles is not None and any([check.counts_use for check in checks]):
+            singles.flush()
         if ask.whole:
             return self._start_whole(ask, together, own)
         if most > 1:
@@ -82,14 +82,14 @@ class Starter:
         return self._singles is not None and self._singles.flush()
 
     def before(self) -> Before:
-        """Return the present position, for `take_back`."""
+        """Return the present position, for `undo_tried`."""
         return self.plan.mark(), self.plan.partition.derived.openings, self.released
 
-    def take_back(self, before: Before) -> None:
+    def undo_tried(self, before: Before) -> None:
         """Undo starts that were only tried. The capacity was free before, so no lane wakes up."""
         partition = self.plan.partition
         mark, openings, self.released = before
-        self.plan.take_back(mark, openings)
+        self.plan.undo_tried(mark, openings)
         partition.derived.index.refresh()
 
     def _start_whole(self, ask: Ask, together: int, own: bool) -> tuple[int, Reason | None]:
@@ -121,7 +121,7 @@ class Starter:
             placed = self._place(ask, stage, needed, needed, group, own)
             tried.append((stage.name, needed, placed))
             if placed < needed:
-                self.take_back(before)
+                self.undo_tried(before)
                 return tried
         return []
 

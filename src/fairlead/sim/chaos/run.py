@@ -324,6 +324,7 @@ class Trial:
         self.pools.decided(decided.plan.partition, decided.changes)
         self.door.cycle(decided, seconds)
         self.connections.decided(decided.plan.partition, decided.changes, self.server.connected, self.now)
+        self.silence.decided(decided.plan.partition)
 
     def stopped(self, partition: Partition, why: str) -> None:
         """Nothing to do: `began` checks the next writer."""
