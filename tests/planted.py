@@ -10,6 +10,7 @@ import pytest
 from fairlead.core import cycle
 from fairlead.core.changes import Placed
 from fairlead.core.match import share_tree
+from fairlead.core.nodes import NodeTable
 from fairlead.core.outcomes import stop
 from fairlead.core.plan import Plan
 from fairlead.core.policy.order import ORDERS, Order, Standing
@@ -68,6 +69,15 @@ def order_without_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     _without_rules(monkeypatch, "demand")
 
 
+def start_on_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes take work, although their agents have disconnected."""
+
+    def planted(self: NodeTable, row: int) -> bool:
+        return self.usable(row) and self.node_id[row] not in self.avoided
+
+    monkeypatch.setattr(NodeTable, "placeable", planted)
+
+
 def stop_new_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Preemption takes what the same cycle has placed."""
     preempt = cycle.preempt
@@ -110,6 +120,7 @@ def keep_loans(monkeypatch: pytest.MonkeyPatch) -> None:
 START = "are placed, and may not start"
 CHAIN = "in a chain, and may not start"
 ORDER = "nodes are ordered for"
+DISCONNECTED = "on a node whose agent is disconnected"
 STOP = "placed and stopped in one cycle"
 LEAF = "is before it in queue"
 TREE = "which is below its entitlement"

@@ -63,7 +63,7 @@ PARTITION_KEYS = (
 )
 QUEUE_KEYS = (
     "it has share, guarantee, limit, max_jobs, order, scale_first, preemptible, submit, admin, users, "
-    "groups, and other queues as mappings"
+    "groups, max_priority, and other queues as mappings"
 )
 A_DURATION = "is not a duration; write seconds, or numbers with us, ms, s, min, h or d such as 50ms, 5min or 1h30min"
 A_COUNT = "is not accepted; write a whole number from 1 to 10000000"
@@ -540,7 +540,7 @@ CONFIGS: dict[str, tuple[object, str]] = {
     ),
     "an unknown user limit": (
         tree(users={"ann": {"cpu": 5}}),
-        "partitions.default.queues.root.users.ann.cpu: a limit has no such key; it has limit, max_jobs",
+        "partitions.default.queues.root.users.ann.cpu: a limit has no such key; it has limit, max_jobs, max_priority",
     ),
     "a user with a slash": (tree(users={"a/b": {}}), f'partitions.default.queues.root.users.a/b: "a/b" {NOT_A_NAME}'),
     "a limit that is a number": (
@@ -784,7 +784,8 @@ COMMANDS: dict[str, tuple[Any, str]] = {
     ),
     "raising one's own priority": (
         SetPriority(job="run", priority=1, **ANN),
-        "priority: only an operator may raise it above 0; ask one",
+        "priority: 1 is above 0, the max_priority of user ann in root.a; write at most 0, or ask an operator for a "
+        "higher max_priority",
     ),
     "a priority beyond measure": (
         SetPriority(job="run", priority=10**9, **OP),

@@ -14,6 +14,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from fairlead.core.commands import MoveNode
+from fairlead.engines.agents import Agents
 from fairlead.wire import agent as wire
 from fairlead.wire.agent import PATH, Tasks, decode_from_server, encode
 from fairlead.wire.identity import Exchange, Key
@@ -123,6 +124,94 @@ def test_an_agent_that_can_be_fenced_has_a_lease(tmp_path: Path, machine: str, f
             assert (await one.wait_for(wire.Welcome)).lease == lease
 
     tell(tmp_path, story, fence=fence)
+
+
+def test_a_disconnected_node_gets_nothing_until_it_reconnects(tmp_path: Path) -> None:
+    async def story(plant: Plant) -> None:
+        async with puppet(plant) as one:
+            await one.wait_for(wire.Welcome)
+            await plant.until(lambda partition: partition.reign.ready)
+        await plant.until(lambda partition: partition.nodes.disconnected)
+        job = await plant.submit(["true"])
+        await asyncio.sleep(0.1)
+        assert await plant.job(job, lambda each: each.state) == "pending"
+        async with puppet(plant) as again:
+            assert (await again.launched()).tasks == Tasks(job, 1, "main", 1, (0, 1))
+            assert not plant.partition.nodes.disconnected
+
+    tell(tmp_path, story)
+
+
+def test_a_launch_for_an_agent_that_is_gone_is_given_back_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The writer places the task before it hears that the agent has gone.
+    monkeypatch.setattr(Agents, "_part", lambda self, partition, reign, node: None)
+
+    async def story(plant: Plant) -> None:
+        async with puppet(plant) as one:
+            await one.wait_for(wire.Welcome)
+            await plant.until(lambda partition: partition.reign.ready)
+        while plant.hub.connected(PARTITION):
+            await asyncio.sleep(0.01)
+        job = await plant.submit(["true"])
+
+        def reason(each: Any) -> str:
+            return each.stages[0].past(0).reason  # type: ignore[no-any-return]
+
+        await plant.until(lambda partition: reason(partition.jobs[job]) == "node n1 is not connected")
+
+    tell(tmp_path, story)
+
+
+def test_a_launch_of_an_earlier_server_is_not_refused(tmp_path: Path) -> None:
+    keys: dict[str, Key] = {}
+    sent: list[Tasks] = []
+
+    async def first(plant: Plant) -> None:
+        await plant.submit(["true"])
+        async with puppet(plant) as one:
+            sent.append((await one.launched()).tasks)
+            keys.update(plant.keys)
+
+    async def second(plant: Plant) -> None:
+        plant.keys = keys
+        await asyncio.sleep(0.1)
+        async with puppet(plant, msgspec.structs.replace(HELLO, running=tuple(sent))) as one:
+            await one.wait_for(wire.Work)
+            await plant.until(lambda partition: state_of(plant, sent[0].job)(partition) == "running")
+
+    tell(tmp_path, first)
+    tell(tmp_path, second)
+
+
+def test_a_restart_does_not_wait_for_a_node_that_stays_away(tmp_path: Path) -> None:
+    other = msgspec.structs.replace(HELLO, node="n2")
+    keys: dict[str, Key] = {}
+
+    async def first(plant: Plant) -> None:
+        async with puppet(plant) as one, puppet(plant, other) as two:
+            await one.wait_for(wire.Welcome)
+            await two.wait_for(wire.Welcome)
+            keys.update(plant.keys)
+            plant.hub.end(PARTITION)  # the server stops before its agents: none of them has disconnected
+        assert not plant.partition.nodes.disconnected
+
+    tell(tmp_path, first, ready_after="300ms")
+
+    async def second(plant: Plant) -> None:
+        plant.keys = keys
+        async with puppet(plant) as one:
+            await one.wait_for(wire.Welcome)
+            await plant.until(lambda partition: partition.reign.ready and partition.nodes.disconnected)
+            jobs = [await plant.submit(["true"]) for _ in range(4)]
+            nodes = plant.partition.nodes
+            assert [nodes.name[nodes.rows[node_id]] for node_id in nodes.disconnected] == ["n2"]
+            await plant.until(lambda partition: all(partition.jobs[job].allocations for job in jobs))
+            placed = {allocation.node for allocation in plant.partition.allocations.values()}
+            assert placed == {nodes.joins["n1"]}
+
+    tell(tmp_path, second, ready_after="300ms")
 
 
 def test_a_task_that_a_returning_agent_does_not_have_is_lost(tmp_path: Path) -> None:

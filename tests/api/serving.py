@@ -30,6 +30,7 @@ from fairlead.core.config import parse_config
 from fairlead.core.documents import parse_node
 from fairlead.core.effects import ForNode, Launch
 from fairlead.engines.agents import Agents
+from fairlead.engines.connections import LedPartition
 from fairlead.history.recorder import HistoryRecorder
 from fairlead.history.sqlite import History
 from fairlead.journal import Journal, SqliteJournal
@@ -49,6 +50,9 @@ class Orders(Agents):
         self.log_lines: list[tuple[str, dict[str, Any]]] = []
         self.launches: dict[tuple[str, str, int], tuple[str, Launch]] = {}
         self.messages: list[ForNode] = []
+
+    def _refuse(self, reign: LedPartition, message: ForNode) -> None:
+        """Nodes here have no agents: the test sends their reports."""
 
     def dispatch(self, partition: str, messages: Sequence[ForNode]) -> None:
         super().dispatch(partition, messages)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from fairlead.core.commands import DisconnectNodes
 from fairlead.journal import NotWritten, SqliteJournal
 from fairlead.wire.api import Role
 from tests.api.serving import JOB, SECONDS, Serving, serving, submit
@@ -253,6 +254,10 @@ def test_a_restart_waits_for_its_nodes(tmp_path: Path) -> None:
         assert get(site, f"jobs/{second}/explain")["waiting"][0]["code"] == "not ready"
         assert site.as_owner.post("/api/v1/partitions/default/ready").json() == {"note": ""}
         assert site.client().get("/readyz").status_code == 200
+        # The node has no agent yet.
+        assert get(site, "jobs/second")["state"] == "pending"
+        assert "1 disconnected" in get(site, f"jobs/{second}/explain")["waiting"][0]["reason"]
+        site.node("n1")
         assert get(site, "jobs/second")["state"] == "running"
         assert ("first", "main", 1) in site.orders.launches  # sent again, because the agent may not have received it
 
@@ -309,3 +314,17 @@ def test_any_fault_at_a_new_beginning_is_tried_again(tmp_path: Path) -> None:
             assert time.monotonic() < deadline
         submit(site.as_owner)
         assert any("works again" in note for note in site.notes)
+
+
+def test_a_disconnected_node_is_listed_as_such(site: Serving) -> None:
+    site.node("n1")
+    site.node("n2")
+    site.tell(DisconnectNodes(names=("n2",), operator=True))
+    listed = site.as_owner.get("/api/v1/nodes").json()["nodes"]
+    assert [(node["name"], node["state"], node["disconnected"] is None) for node in listed] == [
+        ("n1", "up", True),
+        ("n2", "disconnected", False),
+    ]
+    away = site.as_owner.get("/api/v1/nodes", params={"state": "disconnected"}).json()["nodes"]
+    assert [node["name"] for node in away] == ["n2"]
+    assert [node["name"] for node in site.as_owner.get("/api/v1/nodes?state=up").json()["nodes"]] == ["n1"]

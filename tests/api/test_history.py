@@ -27,6 +27,9 @@ def test_over_http(site: Serving) -> None:
     killed = submit(bob)
     bob.post(f"/api/v1/jobs/{killed}/kill")
     site.history.flush()
+    assert bob.get("/api/v1/history").json()["jobs"] == []  # its process has not ended
+    site.report(killed, "stopped")
+    site.history.flush()
 
     def past(client: Any, **params: Any) -> list[str]:
         found: list[str] = []

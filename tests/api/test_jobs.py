@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from typer.testing import CliRunner
 
 from fairlead.api import jobs
+from fairlead.cli.main import app
+from fairlead.cli.output import state_of
+from fairlead.client import Client, Problem
+from fairlead.wire import api as wire
 from tests.api.serving import JOB, Serving, submit
 
 
@@ -30,7 +37,12 @@ def test_a_job_from_submit_to_end(site: Serving) -> None:
     )
     assert found["labels"] == {"team": "a"}
     assert found["stages"][0]["resources"] == {"cpu": 1}
+    assert (found["stages"][0]["assigned"], found["stages"][0]["running"]) == (1, 0)
+    assert state_of(msgspec.convert(found, wire.Job)) == "assigned"
     site.report(name, "running")
+    found = job(site, name)
+    assert (found["stages"][0]["assigned"], found["stages"][0]["running"]) == (0, 1)
+    assert state_of(msgspec.convert(found, wire.Job)) == "running"
     task = site.as_owner.get(f"/api/v1/jobs/{name}/tasks").json()["tasks"][0]
     assert (task["state"], task["node"], task["attempt"]) == ("running", "n1", 1)
     site.report(name, "succeeded", exit_code=0)
@@ -143,17 +155,59 @@ def test_scale_and_kill(site: Serving) -> None:
     odd = site.as_owner.post(f"/api/v1/jobs/{name}/scale", json={"stage": "x", "count": 3})
     assert (odd.status_code, odd.json()["field"]) == (422, "stage")
     assert site.as_owner.post(f"/api/v1/jobs/{name}/kill").json() == {"note": ""}
-    assert job(site, name)["state"] == "killed"
+    assert job(site, name)["state"] == "stopping"
     assert site.as_owner.post("/api/v1/jobs/nothing/kill").status_code == 404
+
+
+def test_a_killed_job_is_stopping_until_its_last_task_has_ended(site: Serving) -> None:
+    site.node("n1")
+    name = submit(site.as_owner, JOB)
+    site.report(name, "running")
+    site.as_owner.post(f"/api/v1/jobs/{name}/kill")
+    found = job(site, name, wait=0.05)
+    assert (found["state"], found["ended"], found["stages"][0]["stopping"]) == ("stopping", None, 1)
+    assert [each["id"] for each in site.as_owner.get("/api/v1/jobs?state=stopping").json()["jobs"]] == [name]
+    assert site.as_owner.get("/api/v1/jobs?state=killed").json()["jobs"] == []
+    answers: list[dict[str, Any]] = []
+    waiting = threading.Thread(target=lambda: answers.append(job(site, name, wait=30)))
+    waiting.start()
+    site.report(name, "stopped")
+    waiting.join(30)
+    assert answers[0]["state"] == "killed" and answers[0]["ended"] is not None
 
 
 def test_priority(site: Serving) -> None:
     ann = site.as_user("ann")
     name = submit(ann)
     assert ann.post(f"/api/v1/jobs/{name}/priority", json={"priority": -5}).status_code == 200
+    assert ann.post(f"/api/v1/jobs/{name}/priority", json={"priority": 0}).status_code == 200
     assert ann.post(f"/api/v1/jobs/{name}/priority", json={"priority": 5}).status_code == 403
     assert site.as_owner.post(f"/api/v1/jobs/{name}/priority", json={"priority": 5}).status_code == 200
     assert job(site, name)["priority"] == 5
+
+
+def test_a_priority_above_the_limit_is_refused_by_every_interface(
+    site: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    detail = (
+        "5 is above 0, the max_priority of user ann in root.default; write at most 0, or ask an operator for a higher "
+        "max_priority"
+    )
+    ann = site.as_user("ann")
+    refused = ann.post("/api/v1/jobs", json={"priority": 5, **JOB})
+    assert (refused.status_code, refused.json()["field"], refused.json()["detail"]) == (403, "priority", detail)
+    batch = ann.post("/api/v1/jobs/batch", json={"jobs": [{"priority": 5, **JOB}, JOB]}).json()["items"]
+    assert [item["problem"] and item["problem"]["status"] for item in batch] == [403, None]
+    secret = site.token("user", "ann")
+    with Client(site.url, secret) as client, pytest.raises(Problem, match="the max_priority of user ann"):
+        client.submit(["true"], priority=5)
+    monkeypatch.setenv("FAIRLEAD_URL", site.url)
+    monkeypatch.setenv("FAIRLEAD_TOKEN", secret)
+    (tmp_path / "job.yaml").write_text("priority: 5\nstages: [{command: ['true']}]\n")
+    for arguments in (["--priority=5", "--", "true"], [f"--file={tmp_path / 'job.yaml'}"]):
+        done = CliRunner().invoke(app, ["submit", *arguments])
+        assert done.exit_code != 0 and detail in " ".join(done.output.split())
+    assert submit(site.as_owner, {"priority": 5, "user": "ann", **JOB})
 
 
 def test_explain(site: Serving) -> None:

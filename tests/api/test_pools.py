@@ -96,7 +96,8 @@ def test_usage_is_without_figures_before_ready_and_leaves_a_line(tmp_path: Path)
         assert site.as_owner.get("/api/v1/pools/w").json()["use"] is None
         site.as_owner.post("/api/v1/partitions/default/ready")
         found = site.as_owner.get("/api/v1/usage").json()
-        figures = {"total": 1, "available": 1, "pending": 0, "idle": 1, "ordered": 0, "disabled": 0}
+        # The node has no agent yet.
+        figures = {"total": 1, "available": 0, "pending": 0, "idle": 0, "ordered": 0, "disabled": 0}
         assert found["ready"] and found["pools"]["w"] == {"ready": True, **figures}
         assert [event for event, _ in site.log] == ["usage", "usage"]
         assert site.log[-1][1] == found

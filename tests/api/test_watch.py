@@ -68,6 +68,22 @@ def test_the_story_of_a_job(site: Serving) -> None:
     assert [bool(number) for number, _, _ in found] == [True, False, True, True, False, True]
 
 
+def test_the_end_of_a_killed_job_is_that_of_its_last_process(site: Serving) -> None:
+    site.node("n1")
+    with watching(site.as_owner) as events:
+        name = submit(site.as_owner)
+        site.report(name, "running")
+        site.as_owner.post(f"/api/v1/jobs/{name}/kill")
+        site.report(name, "stopped")
+        found = take(events, 7)
+    assert [(kind, data["state"]) for _, kind, data in found[3:]] == [
+        ("state", "stopping"),
+        ("stopping", ""),
+        ("ended", "killed"),
+        ("state", "killed"),
+    ]
+
+
 def test_to_go_on_after_a_cut(site: Serving) -> None:
     with watching(site.as_owner) as events:
         first = submit(site.as_owner)

@@ -7,6 +7,7 @@ import getpass
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import time
@@ -49,6 +50,37 @@ def test_tasks_of_an_array_are_told_apart(up: Up) -> None:
 
 def test_a_task_runs_where_it_was_submitted(up: Up) -> None:
     assert up.run("run", "--cpu", "0.1", "--", "pwd").strip() == str(up.folder.parent)
+
+
+SLOW_TO_STOP = "trap 'sleep 2; exit' TERM; echo ready; while :; do sleep 0.1; done"
+
+
+def test_a_killed_job_is_over_when_its_last_process_is_gone(up: Up) -> None:
+    job = up.run("submit", "--name", "slow", "--cpu", "0.1", "--shell", "--", SLOW_TO_STOP).strip()
+    up.until("logs", job, said="ready")
+    assert up.run("kill", job) == f"{job}: killed\n"
+    listed = [line.split() for line in up.run("ps").splitlines() if line.split()[0] == job]
+    assert [(words[4], words[5:7]) for words in listed] == [("stopping", ["1", "stopping"])]
+    assert f"in root.default: stopping, killed by {up.environment['LOGNAME']}" in up.run("show", job)
+    assert not any(line.split()[0] == job for line in up.run("history").splitlines())
+    assert up.run("wait", job, "--timeout", "0.1", code=124) == ""
+    assert up.run("wait", job, code=1).startswith(f"{job}: killed, killed by")
+    assert not any(line.split()[0] == job for line in up.run("ps").splitlines())
+    row = next(line.split() for line in up.until("history", said="slow").splitlines() if line.split()[0] == job)
+    assert row[4] == "killed" and float(row[7].removesuffix("s")) >= 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_run_that_is_told_to_terminate_kills_its_job(up: Up, number: signal.Signals) -> None:
+    name = f"ended-by-{number}"
+    command = [PROGRAM, "run", "--name", name, "--cpu", "0.1", "--", "sleep", "600"]
+    run = subprocess.Popen(command, env=up.environment, stderr=subprocess.PIPE, text=True)
+    up.until("ps", "--state", "running", said=name)
+    run.send_signal(number)
+    _, said = run.communicate(timeout=SECONDS)
+    assert run.returncode == 128 + number
+    assert re.search(r"fairlead: killing job (\d+); interrupt again to leave it\nfairlead: job \1 was killed\n", said)
+    assert name not in up.run("ps")
 
 
 def test_a_file_or_standard_input(up: Up, tmp_path: Path) -> None:
@@ -276,7 +308,7 @@ def test_a_machine_joins_and_is_revoked(up: Up, tmp_path: Path) -> None:
         while "the credential of node extra was revoked" not in log.read_text():
             assert time.monotonic() < deadline
             time.sleep(0.02)
-        assert "up, revoked" in up.run("node", "list")
+        assert "disconnected, revoked" in up.run("node", "list")
         assert json.loads(up.run("node", "show", "extra", "--json"))["credential"] == "revoked"
         assert up.ask("node", "revoke", "none").returncode == 1
     finally:

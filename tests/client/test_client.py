@@ -319,7 +319,7 @@ def test_what_was_cancelled_while_it_was_submitted_is_killed(client: Client, sub
     assert call.cancelled()
     go.set()
     ending.join(SECONDS)
-    assert client.job(call.job).state == "killed"  # type: ignore[attr-defined]
+    assert client.wait(call.job, SECONDS).state == "killed"  # type: ignore[attr-defined]
 
 
 def test_calls_whose_client_was_closed_end_with_an_error(up: Up, client: Client) -> None:

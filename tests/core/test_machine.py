@@ -43,6 +43,7 @@ STAGES = ["s", "t"]
 
 node_names = st.sampled_from(NODES)
 jobs = st.sampled_from(JOBS)
+FAULTS_OF_AGENTS = "hold_acks release_acks refuse_launches silence disconnect connect fail_node return_node".split()
 queues = st.sampled_from(QUEUES)
 stages = st.sampled_from(STAGES)
 resources = st.fixed_dictionaries(
@@ -164,7 +165,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(
         name=node_names,
-        action=st.sampled_from(["hold_acks", "release_acks", "refuse_launches", "silence", "fail_node", "return_node"]),
+        action=st.sampled_from(FAULTS_OF_AGENTS),
     )
     def misbehave(self, name: str, action: str) -> None:
         if ("default", name) in self.w._nodes:

@@ -75,6 +75,18 @@ def test_orders_for_a_stopped_queue(m: Machine, monkeypatch: pytest.MonkeyPatch)
         m.cycle()
 
 
+def test_starts_on_a_disconnected_node(m: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    planted.start_on_disconnected(monkeypatch)
+    start(m)
+    m.advance(1)
+    for name in list(m.w.partition().nodes.joins):
+        m.misbehave(name, "disconnect")
+    m.cycle()
+    m.array("j0", "root.a", 10, 1, "replace")
+    with pytest.raises(CheckFailed, match=planted.DISCONNECTED):
+        m.cycle()
+
+
 def test_stops_what_was_placed(m: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     start(m)
     planted.stop_new_work(monkeypatch)

@@ -26,6 +26,7 @@ from fairlead.core.commands import (
     AnyCommand,
     BringToFront,
     Configure,
+    DisconnectNodes,
     Kill,
     MarkReady,
     MoveNode,
@@ -73,8 +74,9 @@ FIRST = {
                 "limit": {"gpu": 8, "memory": "64Gi"},
                 "submit": ["@ml", "ann"],
                 "admin": ["eve"],
-                "users": {"*": {"limit": {"cpu": 32}, "max_jobs": 9}},
+                "users": {"*": {"limit": {"cpu": 32}, "max_jobs": 9}, "ann": {"max_priority": 5}},
                 "groups": {"ml": {"max_jobs": 8}},
+                "max_priority": 2,
                 "preemptible": False,
             },
             "ci": {"share": 30, "order": "fair", "scale_first": False, "max_jobs": 5},
@@ -285,7 +287,8 @@ def play(s: Script) -> None:
     s.keep()
     s.cycle(Kill(job="large", operator=True))
     # Tasks are stopped for a job of higher priority.
-    s.cycle(submit("urgent", {**ARRAY, "queue": "root.ml", "priority": 5, "stages": [{"resources": {"gpu": 4}}]}))
+    urgent = {**ARRAY, "queue": "root.ml", "priority": 5, "stages": [{"resources": {"gpu": 4}}]}
+    s.cycle(submit("urgent", urgent, operator=True))
     s.keep()
     s.cycle(*(report for at in range(2, 9) for report in s.report(f"unit{at}", "main", "stopped")))
     s.keep()
@@ -302,6 +305,11 @@ def play(s: Script) -> None:
     s.cycle(after=49 * HOUR)
     s.cycle(after=HOUR)
     s.cycle(*s.report("urgent", "main", "succeeded"))
+    s.keep()
+    # Two agents disconnect, and one of them is back.
+    s.cycle(DisconnectNodes(names=("c2", "c3"), operator=True))
+    s.keep()
+    s.cycle(node("c3", resources={"cpu": 8, "gpu": 4}))
     s.keep()
     s.cycle(RemovePartition(operator=True))
     s.keep()

@@ -183,6 +183,11 @@ def never_call_a_node_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Agents, "_watch", planted)
 
 
+def keep_disconnections_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writer does not hear that an agent has disconnected."""
+    monkeypatch.setattr(Agents, "_part", lambda self, partition, reign, node: None)
+
+
 def keep_what_runs_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """The running tasks of an agent that reconnects are not reported to the writer."""
     join = Agents._join

@@ -39,8 +39,8 @@ from tests.sim import planted_parts
 FIXED = [
     ("calm", (*range(4), 200891, 201081)),
     ("agents", (*range(10), 300170, 410613, 800169, 801468, 820186)),
-    ("server", (*range(10), 101438, 101920, 700199, 800587, 201479)),
-    ("all", (*range(16), 300032, 600174)),
+    ("server", (*range(10), 101438, 101920, 700199, 800587, 201479, 719)),
+    ("all", (*range(16), 300032, 600174, 816)),
     ("storm", (*range(6), 100406, 101517, 210407, 300018, 400004, 700034, 800315, 820035, 200211, 201633)),
 ]
 
@@ -201,6 +201,8 @@ def test_planted_bugs_are_found(
         (planted_parts.confirm_at_once, "does not know what it was told to run", "server", range(5)),
         (planted_parts.never_call_a_node_lost, "has been silent", "storm", range(2, 8)),
         (planted_parts.keep_what_runs_to_itself, "", "agents", range(5)),
+        (planted_parts.keep_disconnections_to_itself, "on a node without an agent", "agents", range(12)),
+        (planted.start_on_disconnected, planted.DISCONNECTED, "agents", range(12)),
     ],
 )
 def test_planted_faults_of_shipped_parts_are_found(

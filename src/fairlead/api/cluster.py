@@ -37,7 +37,7 @@ from fairlead.core.errors import Refused
 from fairlead.core.reader import Reader
 from fairlead.core.resources import shown
 from fairlead.core.state import Partition
-from fairlead.views.answers import hold_answers, lane_answers, node_answer, partition_answer, queue_answer
+from fairlead.views.answers import hold_answers, lane_answers, node_answer, node_state, partition_answer, queue_answer
 from fairlead.wire import api as wire
 
 MAX_NODES = 1_000
@@ -65,8 +65,9 @@ async def order(request: HttpRequest, partition: str, command: AnyCommand, what:
 async def nodes(
     request: HttpRequest,
     partition: PartitionName = "",
-    node_state: Annotated[
-        Literal["up", "draining", "disabled", "lost"] | None, QueryParameter(name="state", required=False)
+    wanted: Annotated[
+        Literal["up", "disconnected", "draining", "disabled", "lost"] | None,
+        QueryParameter(name="state", required=False),
     ] = None,
     pool: Annotated[str | None, QueryParameter(required=False, max_length=63)] = None,
     cursor: Annotated[
@@ -83,7 +84,7 @@ async def nodes(
         last = 0
         for node_id in sorted(table.rows):
             row = table.rows[node_id]
-            if node_id <= after or node_state not in (None, table.state[row]) or pool not in (None, table.pool[row]):
+            if node_id <= after or wanted not in (None, node_state(table, row)) or pool not in (None, table.pool[row]):
                 continue
             if len(page) == limit:
                 return wire.Nodes(nodes=page, next=str(last))

@@ -26,7 +26,9 @@ STAGE_ANSWER = {
     "resources": {"cpu": 1, "memory": 536870912},
     "command": ["python", "-c", "print('hello')"],
     "waiting": 0,
+    "assigned": 0,
     "running": 2,
+    "stopping": 0,
     "ended": {},
 }
 JOB_ANSWER = {
@@ -72,6 +74,7 @@ NODE_ANSWER = {
     "devices": [],
     "tasks": 2,
     "avoided": False,
+    "disconnected": None,
     "credential": "valid",
     "credential_expires": 1792592000.0,
 }

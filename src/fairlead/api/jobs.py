@@ -38,6 +38,7 @@ from fairlead.core.reader import Reader
 from fairlead.core.resources import shown
 from fairlead.core.state import Partition
 from fairlead.views.answers import explanation, job_answer, task_answers
+from fairlead.views.documents import shown_state
 from fairlead.wire import api as wire
 from fairlead.writer.inbox import Slot
 
@@ -184,7 +185,8 @@ async def job(
         float, QueryParameter(ge=0, le=60, required=False, description="Seconds to wait for the job to be over.")
     ] = 0.0,
 ) -> wire.Job:
-    """Return a job. With `wait`, the answer comes when the job is over, or after `wait` seconds."""
+    """Return a job. With `wait`, the answer comes when the job is over, or after `wait` seconds. A killed job is over
+    when its last process is gone."""
     services = services_of(request)
     caller = caller_of(request)
     loop = asyncio.get_running_loop()
@@ -196,7 +198,7 @@ async def job(
         def look(state: Partition, served: PartitionService = served) -> wire.Job:
             nonlocal moved
             job = find(state, caller, job_id)
-            if not job.over and loop.time() < deadline:
+            if (not job.over or job.allocations) and loop.time() < deadline:
                 moved = served.when_moved(job)
             return job_answer(state, job)
 
@@ -302,7 +304,7 @@ def number_of(cursor: str) -> int | None:
     return int(cursor)
 
 
-STATES = ("pending", "running", "succeeded", "failed", "killed")
+STATES = ("pending", "running", "stopping", "succeeded", "failed", "killed")
 
 
 def _filter(
@@ -316,7 +318,7 @@ def _filter(
         raise Refused("label", f"{shown(label)} is not a label with its value; write key=value")
 
     def wanted(job: Job) -> bool:
-        if states and job.state not in states:
+        if states and shown_state(job) not in states:
             return False
         if queue and job.queue.path != queue and not job.queue.path.startswith(f"{queue}."):
             return False
@@ -429,7 +431,8 @@ async def set_priority(
     partition: PartitionName = "",
     key: Key = None,
 ) -> wire.Done:
-    """Change the priority of a job. Owners may lower it, operators may raise it too."""
+    """Change the priority of a job. Owners may lower it, or raise it up to their `max_priority` in its
+    queue; operators may raise it further."""
     read = Reader(data, "", "a priority")
     priority = read.count("priority", low=-1_000_000, high=1_000_000)
     read.close()

@@ -87,6 +87,7 @@ def show_node(name: NodeName, partition: Partition = "", as_json: AsJson = False
         return
     print_text(f"node {view.name}: {view.state}, {view.tasks} tasks{', avoided' if view.avoided else ''}")
     for what, value in (
+        ("agent", "" if view.disconnected is None else f"disconnected for {ago(view.disconnected)}"),
         ("has", amounts(view.resources)),
         ("used", amounts(view.used)),
         ("gpus", " ".join(f"{used:g}" for used in view.devices)),

@@ -7,11 +7,13 @@ import sys
 import threading
 import time
 from codecs import getincrementaldecoder
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fairlead.cli.interrupts import interrupts
 from fairlead.cli.options import AsJson, JobName, Partition, open_client, pairs
 from fairlead.cli.output import (
     TIME_OVER,
@@ -26,6 +28,7 @@ from fairlead.cli.output import (
     print_text,
     problem_document,
     progress,
+    state_of,
 )
 
 if TYPE_CHECKING:
@@ -50,7 +53,12 @@ Cpu = Annotated[str, typer.Option(help="CPUs of each task, such as 2 or 500m.")]
 Memory = Annotated[str | None, typer.Option(help="Memory of each task, such as 512Mi.")]
 Gpu = Annotated[str | None, typer.Option(help="GPUs of each task: 2, or a fraction of one, such as 0.5.")]
 Resource = Annotated[list[str] | None, typer.Option(help="Another resource, as name=amount; may be repeated.")]
-Priority = Annotated[int | None, typer.Option(help="Jobs with a higher priority start first in their queue.")]
+Priority = Annotated[
+    int | None,
+    typer.Option(
+        help="Jobs with a higher priority start first in their queue; your max_priority there is the most you may give."
+    ),
+]
 After = Annotated[list[str] | None, typer.Option(help="Id of a job that must succeed first; may be repeated.")]
 Env = Annotated[
     list[str] | None, typer.Option("--env", "-e", help="Environment variable, as NAME=value; may be repeated.")
@@ -137,7 +145,10 @@ def run(
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
-    """Run a command on the cluster, show its output, and exit with its exit code. Ctrl-C kills the job."""
+    """Run a command on the cluster, show its output, and exit with its exit code.
+
+    Ctrl-C kills the job, and so do SIGTERM and SIGHUP to this command.
+    """
     options = {key: value for key, value in locals().items() if key in DOCUMENT_OPTIONS}
     _submit(None, options, partition, False, True, as_json)
 
@@ -154,24 +165,39 @@ def _submit(
 ) -> None:
     with open_client(partition) as client:
         document = _from_file(file, options) if file is not None else _from_options(client, options)
-        job = client.submit(document=document)
         if not (wait or follow):
+            job = client.submit(document=document)
             if as_json:
                 print_json({"job": job})
             else:
                 typer.echo(job)
             return
-        try:
-            if follow:
-                _follow(client, job)
-            view = client.wait(job)
-        except KeyboardInterrupt:
-            client.kill(job)
-            typer.echo(f"fairlead: job {job} was killed", err=True)
-            raise typer.Exit(130) from None
+        with interrupts() as interrupt:
+            job = client.submit(document=document)
+            try:
+                interrupt.raises()
+                if follow:
+                    _follow(client, job)
+                view = client.wait(job)
+            except KeyboardInterrupt:
+                _kill_own(client, job)
+                raise typer.Exit(128 + interrupt.signal) from None
         if as_json:
             print_json(view)
         _end_as(client, view, quiet=as_json)
+
+
+def _kill_own(client: Client, job: str) -> None:
+    """Kill a job and wait for the end of its last process. Another interrupt ends the wait."""
+    client.kill(job)
+    with suppress(OSError):  # the terminal may be gone
+        typer.echo(f"fairlead: killing job {job}; interrupt again to leave it", err=True)
+    try:
+        client.wait(job)
+    except KeyboardInterrupt:
+        return
+    with suppress(OSError):
+        typer.echo(f"fairlead: job {job} was killed", err=True)
 
 
 def _from_file(file: Path, options: dict[str, Any]) -> dict[str, Any]:
@@ -262,8 +288,8 @@ def ps(
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
-    """List running and waiting jobs, newest first."""
-    states = state or ([] if everything else ["pending", "running"])
+    """List running, stopping and waiting jobs, newest first."""
+    states = state or ([] if everything else ["pending", "running", "stopping"])
     jobs: list[wire.Job] = []
     with open_client(partition) as client:
         for job in client.jobs(state=states, user=user, queue=queue, label=label, limit=min(limit, 1000)):
@@ -273,18 +299,22 @@ def ps(
     if as_json:
         print_json(jobs)
         return
-    rows = [(job.id, job.name, job.user, job.queue, job.state, _progress(job), ago(job.submitted)) for job in jobs]
+    rows = [(job.id, job.name, job.user, job.queue, state_of(job), _progress(job), ago(job.submitted)) for job in jobs]
     print_table(("JOB", "NAME", "USER", "QUEUE", "STATE", "TASKS", "AGE"), rows)
 
 
 def _progress(job: wire.Job) -> str:
-    running = sum(stage.running for stage in job.stages)
-    waiting = sum(stage.waiting for stage in job.stages)
     ended: dict[str, int] = {}
     for stage in job.stages:
         for outcome, number in stage.ended.items():
             ended[outcome] = ended.get(outcome, 0) + number
-    parts = [f"{running} running"] * bool(running) + [f"{waiting} waiting"] * bool(waiting)
+    present = {
+        "running": sum(stage.running for stage in job.stages),
+        "assigned": sum(stage.assigned for stage in job.stages),
+        "stopping": sum(stage.stopping for stage in job.stages),
+        "waiting": sum(stage.waiting for stage in job.stages),
+    }
+    parts = [f"{number} {state}" for state, number in present.items() if number]
     return ", ".join(parts + [f"{number} {outcome}" for outcome, number in sorted(ended.items())])
 
 
@@ -302,7 +332,7 @@ def show(job: JobName, partition: Partition = "", as_json: AsJson = False) -> No
     if as_json:
         print_json({"job": view, "tasks": tasks})
         return
-    print_text(f"job {view.id} ({view.name}) of {view.user} in {view.queue}: {view.state}", nl=False)
+    print_text(f"job {view.id} ({view.name}) of {view.user} in {view.queue}: {state_of(view)}", nl=False)
     print_text(f", {view.reason}" if view.reason else "")
     lasted_for = (view.ended or time.time()) - view.submitted
     if view.matched is not None:

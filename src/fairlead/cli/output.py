@@ -1,6 +1,7 @@
 """Output and exit codes of commands: tables for people, JSON for programs, one line on stderr for an error.
 
-Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 server cannot be reached, 124 timed out, 130 interrupted.
+Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 server cannot be reached, 124 timed out, 128 + N ended
+by signal N, so 130 by Ctrl-C.
 `run` and `submit --wait` exit with the status of the job.
 """
 
@@ -20,6 +21,7 @@ import typer
 
 if TYPE_CHECKING:
     from fairlead.client import Problem
+    from fairlead.wire import api as wire
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -136,6 +138,13 @@ def progress(label: str, steps: Sequence[Step], hidden: bool = False) -> Iterato
     from rich.progress import track
 
     yield track(steps, label, console=Console(stderr=True), transient=True)
+
+
+def state_of(job: wire.Job) -> str:
+    """Return the state of a job; `assigned` if no agent has confirmed yet that one of its tasks runs."""
+    confirmed = any(stage.running or stage.stopping for stage in job.stages)
+    assigned = job.state == "running" and not confirmed and any(stage.assigned for stage in job.stages)
+    return "assigned" if assigned else job.state
 
 
 def ago(moment: float | None) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from fairlead.cli.options import AsJson, Partition, open_client
-from fairlead.cli.output import ago, amounts, calls_server, print_json
+from fairlead.cli.output import ago, amounts, calls_server, print_json, state_of
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -62,7 +62,7 @@ def top(
 
 
 def _read(client: Client) -> Snapshot:
-    jobs = list(islice(client.jobs(state=["running", "pending"], limit=MAX_ROWS), MAX_ROWS))
+    jobs = list(islice(client.jobs(state=["running", "stopping", "pending"], limit=MAX_ROWS), MAX_ROWS))
     jobs.sort(key=lambda job: (job.state != "running", job.number))
     return Snapshot(time.time(), list(client.nodes()), client.queues(), jobs)
 
@@ -95,7 +95,7 @@ def _screen(snapshot: Snapshot) -> Group:
                     job.name,
                     job.user,
                     job.queue,
-                    job.state,
+                    state_of(job),
                     sum(stage.running for stage in job.stages),
                     sum(stage.waiting for stage in job.stages),
                     ago(job.submitted),

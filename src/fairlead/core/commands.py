@@ -74,6 +74,12 @@ class MoveNode(Command, frozen=True, tag="move node"):
     action: Literal["drain", "disable", "enable", "lose"]
 
 
+class DisconnectNodes(Command, frozen=True, tag="disconnect nodes"):
+    """Report that the agents of nodes are not connected. A node gets no new work until its agent joins again."""
+
+    names: tuple[str, ...]
+
+
 class RemoveNode(Command, frozen=True, tag="remove node"):
     """Remove a node. Its tasks are lost at once."""
 
@@ -240,6 +246,7 @@ AnyCommand = (
     | AddNode
     | UpdateNode
     | MoveNode
+    | DisconnectNodes
     | RemoveNode
     | FailOrder
     | MovePool

@@ -18,6 +18,7 @@ from typing import cast
 import msgspec
 
 from fairlead.core.admission import CHECKS, checks_to_add
+from fairlead.core.documents import MAX_PRIORITY
 from fairlead.core.errors import Refused
 from fairlead.core.model import Amounts, Limits, PoolSettings, QueueSettings, Unit
 from fairlead.core.policy.order import ORDERS
@@ -156,6 +157,7 @@ def _parse_queue(path: str, doc: object, field: str, queues: dict[str, QueueSett
         admin=_acl(read, "admin"),
         users=_limits(read, "users"),
         groups=_limits(read, "groups"),
+        max_priority=_max_priority(read),
     )
     queues[path] = settings
     for name in sorted(read.doc):
@@ -202,11 +204,16 @@ def _limits(read: Reader, key: str) -> tuple[tuple[str, Limits], ...]:
                 Limits(
                     None if limit is None else _amounts(limit, entry.at("limit")),
                     entry.optional_count("max_jobs"),
+                    _max_priority(entry),
                 ),
             )
         )
         entry.close()
     return tuple(limits)
+
+
+def _max_priority(read: Reader) -> int | None:
+    return read.optional_count("max_priority", 0, MAX_PRIORITY)
 
 
 def _check_guarantees(queues: dict[str, QueueSettings], field: str) -> None:

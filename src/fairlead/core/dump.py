@@ -191,6 +191,7 @@ class _Document(msgspec.Struct, frozen=True, array_like=True):
     orders: tuple[_Order, ...] = ()
     idle: tuple[tuple[int, int], ...] = ()
     unwanted: tuple[tuple[int, int], ...] = ()
+    disconnected: tuple[tuple[int, int], ...] = ()
 
 
 class NotADump(Exception):
@@ -255,6 +256,7 @@ def dump(partition: Partition) -> bytes:
             ),
             tuple(sorted(partition.idle.items())),
             tuple(sorted(partition.unwanted.items())),
+            tuple(sorted(partition.nodes.disconnected.items())),
         )
     )
 
@@ -375,6 +377,8 @@ def _load(document: _Document) -> Partition:
         _decode_node(node).apply(partition)
     for avoided in document.avoided:
         avoided.apply(partition)
+    for node_id, since in document.disconnected:
+        partition.nodes.connect(node_id, since)
     times: dict[int, int] = {}
     replacing: list[Stage] = []
     """The stages that ask for replacements: the places of these asks depend on the live tasks."""

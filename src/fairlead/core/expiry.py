@@ -15,6 +15,7 @@ from fairlead.core.changes import (
     KeysForgotten,
     Measured,
     NodeAvoided,
+    NodesConnected,
     QueuesRemoved,
     StopOverdue,
 )
@@ -40,6 +41,8 @@ MAX_EXPIRED = 1_000
 def expiry(plan: Plan) -> None:
     partition = plan.partition
     _become_ready(plan)
+    if partition.reign.absent and partition.reign.ready:
+        _disconnect_absent(plan)
     if partition.derived.forgetting:
         _forget_jobs(plan)
     if partition.derived.expiring:
@@ -114,6 +117,14 @@ def _become_ready(plan: Plan) -> None:
         or plan.now >= partition.reign.began + partition.settings.ready_after
     ):
         partition.become_ready()
+
+
+def _disconnect_absent(plan: Plan) -> None:
+    nodes = plan.partition.nodes
+    absent = [node_id for node_id in plan.partition.reign.absent if node_id in nodes]
+    parted = tuple(sorted(node_id for node_id in absent if node_id not in nodes.disconnected))
+    if parted:
+        plan.do(NodesConnected(parted, False))
 
 
 def _end_pauses(plan: Plan) -> None:

@@ -127,6 +127,8 @@ def _lacks(partition: Partition, shape: Shape, row: int, own: Collection[int]) -
     nodes = partition.nodes
     if nodes.state[row] != "up":
         return nodes.state[row], 0
+    if nodes.node_id[row] in nodes.disconnected:
+        return "disconnected", 0
     if nodes.node_id[row] in nodes.avoided:
         return "backed off", 0
     if not shape.accepts(nodes.labels[row], (), nodes.pool[row]):

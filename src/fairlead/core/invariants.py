@@ -132,6 +132,9 @@ def _check_table(partition: Partition) -> None:
         if nodes.state[row] in ("up", "draining"):
             add(total, nodes.capacity_of(row))
     _need(len(nodes.joins) == len(nodes.rows), "names and rows of nodes differ")
+    for node_id in nodes.disconnected:
+        row = nodes.rows.get(node_id, -1)
+        _need(row >= 0 and not nodes.manager[row], f"node {node_id} is disconnected and has no agent")
     up = sum(nodes.state[row] in ("up", "draining") for row in nodes.rows.values())
     _need(up == nodes.up_count, f"{up} nodes are up, the table says {nodes.up_count}")
     _need(total == nodes.total, f"the nodes have {total} together, the table says {nodes.total}")

@@ -492,6 +492,7 @@ class Limits(msgspec.Struct, frozen=True, array_like=True):
 
     limit: Amounts | None = None
     max_jobs: int | None = None
+    max_priority: int | None = None
 
 
 class QueueSettings(msgspec.Struct, frozen=True, array_like=True):
@@ -508,6 +509,8 @@ class QueueSettings(msgspec.Struct, frozen=True, array_like=True):
     admin: tuple[str, ...] = ()
     users: tuple[tuple[str, Limits], ...] = ()
     groups: tuple[tuple[str, Limits], ...] = ()
+    max_priority: int | None = None
+    """None: that of the parent; 0 at the root."""
 
 
 class Queue(msgspec.Struct, eq=False):

@@ -43,6 +43,8 @@ class NodeTable:
         """The number of pauses in a row because of failed launches."""
         self.avoided: dict[int, int] = {}
         """Node id → the time before which the node gets no work, because launches failed there."""
+        self.disconnected: dict[int, int] = {}
+        """Node id → the time since which its agent has not been connected. The node gets no new work."""
         self.held: dict[int, dict[int, list[Place]]] = {}
         """Node id → ask number → the places that are held or promised there. These nodes look full."""
         self.over_rows: set[int] = set()
@@ -116,6 +118,7 @@ class NodeTable:
         self.failures[row] = 0
         self.pauses[row] = 0
         self.avoided.pop(node_id, None)
+        self.disconnected.pop(node_id, None)
         self.lost_from.pop(node_id, None)
         self.node_id[row] = VACANT
         del self.joins[self.name[row]]
@@ -162,6 +165,14 @@ class NodeTable:
             self.avoided[node_id] = until
         else:
             self.avoided.pop(node_id, None)
+        self._alter(node_id)
+
+    def connect(self, node_id: int, disconnected_since: int | None) -> None:
+        """Record that the agent of a node is connected, or since when it is not."""
+        if disconnected_since is None:
+            self.disconnected.pop(node_id, None)
+        else:
+            self.disconnected[node_id] = disconnected_since
         self._alter(node_id)
 
     def hold(self, earmark: Earmark) -> None:
@@ -272,11 +283,12 @@ class NodeTable:
         return self.gpus[row]
 
     def placeable(self, row: int) -> bool:
-        """True if the node may get new work: up, not avoided, and not over in any resource or device."""
-        return self.usable(row) and self.node_id[row] not in self.avoided
+        """True if the node may get new work: up, connected, not avoided, not over in any resource or device."""
+        node_id = self.node_id[row]
+        return self.usable(row) and node_id not in self.avoided and node_id not in self.disconnected
 
     def usable(self, row: int) -> bool:
-        """True if the node is up and not over, even if it is avoided."""
+        """True if the node is up and not over, even if it is avoided or disconnected."""
         return self.state[row] == "up" and row not in self.over_rows
 
     # -- inside --------------------------------------------------------------------------------------------------

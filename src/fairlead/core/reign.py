@@ -14,7 +14,7 @@ from fairlead.core.nodes import NodeTable
 class Reign:
     """One server run, from its start."""
 
-    __slots__ = ("_awaited", "_nodes", "_replayed", "began", "left_at", "ready", "ready_at")
+    __slots__ = ("_awaited", "_nodes", "_replayed", "absent", "began", "left_at", "ready", "ready_at")
 
     def __init__(self) -> None:
         self.began: Micros | None = None
@@ -28,6 +28,11 @@ class Reign:
         """Ids of the nodes with agents that have reported."""
         self._replayed: set[str] = set()
         """The resource managers that have sent an update."""
+        self.absent: dict[int, None] = {}
+        """Ids of the nodes that were reported as disconnected before readiness and have not joined since.
+
+        They are journaled as disconnected at readiness: most agents connect before it, one by one.
+        """
         self._awaited: list[int] | None = None
         """Ids of the nodes with our agents at the first cycle, without those that are no longer waited for."""
 

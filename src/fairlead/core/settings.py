@@ -67,4 +67,8 @@ class PartitionConfig(msgspec.Struct, frozen=True, array_like=True):
 
 
 DEFAULT_QUEUES = (("root", QueueSettings()), ("root.default", QueueSettings(share=100)))
-DEFAULT_CONFIG = PartitionConfig(PartitionSettings(), DEFAULT_QUEUES)
+"""The queues of a configuration that names none."""
+DEFAULT_CONFIG = PartitionConfig(
+    PartitionSettings(), (("root", QueueSettings()), ("root.default", QueueSettings(share=100, order="fair")))
+)
+"""The configuration of a new installation. Jobs take turns, so that many tasks of one user delay no other user."""

@@ -766,6 +766,24 @@ def _group_of(line: list[Queue], groups: tuple[str, ...]) -> str | None:
     return None
 
 
+def max_priority(queue: Queue, user: str, groups: tuple[str, ...]) -> int:
+    """Return the highest priority that a user may give to jobs of a queue.
+
+    The nearest level that sets one decides, from the queue up: for the user and the group, whichever is higher, else
+    for the queue itself.
+    """
+    line = queue.line()
+    group = _group_of(line, groups)
+    for level in reversed(line):
+        entries = (_limits_of(level.settings.users, user), dict(level.settings.groups).get(group or ""))
+        given = [limits.max_priority for limits in entries if limits is not None and limits.max_priority is not None]
+        if given:
+            return max(given)
+        if level.settings.max_priority is not None:
+            return level.settings.max_priority
+    return 0
+
+
 def _limits_of(limits: tuple[tuple[str, Limits], ...], name: str) -> Limits | None:
     table = dict(limits)
     return table.get(name, table.get(WILDCARD))

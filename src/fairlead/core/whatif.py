@@ -29,7 +29,7 @@ class WhatIf:
         """The nodes that are held for the ask in question."""
 
     def count_on(self, node_id: int) -> None:
-        """Count a backed-off node as usable, because it takes tasks again soon."""
+        """Count a backed-off or disconnected node as usable, because it takes tasks again soon."""
         self._back[node_id] = None
 
     def set_aside(self, promise: Promise) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from fairlead.core.commands import Accepted, AddNode, AnyCommand, MoveNode, Rejected, Report
+from fairlead.core.commands import Accepted, AddNode, AnyCommand, DisconnectNodes, MoveNode, Rejected, Report
 from fairlead.core.effects import ForNode, standing_effects
 from fairlead.core.errors import Refused
 from fairlead.core.ranges import check_flat
@@ -35,7 +35,7 @@ from fairlead.engines.convert import (
     running_on,
     welcome,
 )
-from fairlead.engines.launches import stops_of
+from fairlead.engines.launches import stops_of, tasks_of
 from fairlead.wire import agent as wire
 from fairlead.wire.agent import Tasks, decode_from_agent, encode
 
@@ -88,6 +88,7 @@ class Agents:
         # A node of the state that does not reconnect is lost after the same time as a connected one.
         for node in own_nodes(handle.partition):
             reign.nodes[node] = Seen(self._steady())
+            self._part(partition, reign, node)
         self._watchers[partition] = asyncio.create_task(self._watch(partition, reign))
 
     def dispatch(self, partition: str, messages: Sequence[ForNode]) -> None:
@@ -98,11 +99,23 @@ class Agents:
         for message in messages:
             attached = reign.attached.get(message.node)
             if attached is None:
-                continue  # the agent gets its orders when it reconnects
-            if attached.open:
+                self._refuse(reign, message)
+            elif attached.open:
                 attached.put(reign.orders.work(reign.handle.partition, message, gangs))
             else:
                 attached.early += stops_of(message)
+
+    def _refuse(self, reign: LedPartition, message: ForNode) -> None:
+        """Refuse launches for an agent that is not connected: it never gets them. It gets stops when it reconnects.
+
+        Before readiness no launch is new: an earlier server may have sent it.
+        """
+        if not reign.handle.partition.reign.ready:
+            return
+        reason = f"node {message.node} is not connected"
+        for effect in message.launches:
+            with suppress(Busy):  # else the agent gets the launch when it reconnects, or it is given up
+                reign.handle.offer(command_of(message.node, wire.Report(tasks_of(effect), "refused", reason=reason)))
 
     def end(self, partition: str) -> None:
         reign = self._reigns.pop(partition, None)
@@ -208,6 +221,25 @@ class Agents:
             if reign.attached.get(name) is attached:
                 del reign.attached[name]
                 self._log("agent gone", {"partition": partition, "node": name})
+                self._part(partition, reign, name)
+
+    def _part(self, partition: str, reign: LedPartition, node: str) -> None:
+        """Tell the core that the agent of a node is not connected, so that the node gets no new work."""
+        reign.parted[node] = None
+        if reign.parting is None and self._reigns.get(partition) is reign:
+            reign.parting = asyncio.create_task(self._tell_parted(reign))
+
+    async def _tell_parted(self, reign: LedPartition) -> None:
+        # No await between the look at the connections and the offer: an agent that connects later is added later.
+        while nodes := tuple(node for node in reign.parted if node not in reign.attached):
+            try:
+                slot = reign.handle.offer(DisconnectNodes(names=nodes, operator=True))
+            except Busy:
+                await asyncio.sleep(BUSY_PAUSE)
+                continue
+            reign.parted = {}
+            await slot
+        reign.parted, reign.parting = {}, None
 
     def _check_instance(self, reign: LedPartition, before: Attached | None, peer: Peer) -> None:
         """Refuse a second agent of one node until the first is lost.

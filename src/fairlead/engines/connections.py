@@ -142,6 +142,10 @@ class LedPartition:
         self.nodes: dict[str, Seen] = {}
         self.attached: dict[str, Attached] = {}
         self.orders = Orders(handle.epoch, self._address, secrets, gang_seed)
+        self.parted: dict[str, None] = {}
+        """Nodes whose agents are gone, which the core has not been told yet."""
+        self.parting: asyncio.Task[None] | None = None
+        """Tells the core."""
         self.ready_since: float | None = None
         """Time when the partition became ready. The silence of nodes is measured from this time at the earliest."""
 

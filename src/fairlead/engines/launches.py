@@ -48,7 +48,7 @@ class Orders:
             if at is None:
                 at = spec_numbers[effect.number, effect.stage] = specs.setdefault(self._spec(job, stage), len(specs))
             launch = Launch(
-                _tasks(effect),
+                tasks_of(effect),
                 at,
                 effect.devices,
                 effect.chain,
@@ -106,14 +106,14 @@ class Orders:
 
 
 def stops_of(message: ForNode) -> tuple[Stop, ...]:
-    return tuple(Stop(_tasks(stop), stop.cause) for stop in message.stops)
+    return tuple(Stop(tasks_of(stop), stop.cause) for stop in message.stops)
 
 
 def _is_gang(stage: Stage) -> bool:
     return stage.job.whole or stage.min > 1
 
 
-def _tasks(effect: effects.Launch | effects.Stop) -> Tasks:
+def tasks_of(effect: effects.Launch | effects.Stop) -> Tasks:
     return Tasks(effect.job, effect.number, effect.stage, effect.attempt, effect.indices)
 
 

@@ -78,8 +78,8 @@ class HistoryRecorder:
             if not tasks or written.get(job.number) == tasks:
                 continue
             attempts += _missing(partition, job, self._store.known(partition.name, job.number))
-            if job.over:
-                jobs.append(_job_row(partition, job))
+            if job.over and not job.allocations:
+                jobs.append(_job_row(partition, job, job.ended_at))
         if jobs or attempts:
             self._store.put(jobs, attempts)
 
@@ -97,15 +97,16 @@ class HistoryRecorder:
             elif isinstance(news, JobNews) and news.job.over and news.job.id in partition.jobs:
                 over[news.job.id] = news.job
         if attempts or over:
-            self._store.put([_job_row(partition, job) for job in over.values()], attempts)
+            # A job that was stopped is over when its last process is gone.
+            rows = [_job_row(partition, job, partition.now) for job in over.values() if not job.allocations]
+            self._store.put(rows, attempts)
 
     def stopped(self, partition: Partition, why: str) -> None:
         pass
 
 
-def _job_row(partition: Partition, job: Job) -> JobRow:
+def _job_row(partition: Partition, job: Job, ended: Micros | None) -> JobRow:
     spec = job.spec
-    ended = job.ended_at if job.ended_at is not None else partition.now
     return JobRow(
         partition.name,
         job.number,
@@ -116,7 +117,7 @@ def _job_row(partition: Partition, job: Job) -> JobRow:
         job.state,
         job.reason,
         job.submitted,
-        ended,
+        partition.now if ended is None else ended,
         _tasks(job),
     )
 

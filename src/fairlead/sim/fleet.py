@@ -86,6 +86,8 @@ class Fleet:
         self._held: dict[str, list[Launch]] = {}
         self._refusing: set[str] = set()
         self._silent: set[str] = set()
+        self._disconnected: dict[str, list[Report]] = {}
+        """Silent node that keeps its tasks → its reports, which it sends when it connects again."""
         self._hanging: set[str] = set()
         """Jobs with tasks that ignore stops."""
         self._lines: dict[str, dict[int, ChainQueue]] = {}
@@ -118,6 +120,15 @@ class Fleet:
         """Drop all messages from and to an agent. The caller decides when the node is lost."""
         self._silent.add(node)
 
+    def disconnect(self, node: str) -> None:
+        """Silence an agent that goes on with its tasks and keeps its reports until `connect`."""
+        self.silence(node)
+        self._disconnected.setdefault(node, [])
+
+    def connect(self, node: str) -> None:
+        self._silent.discard(node)
+        self._unheard += self._disconnected.pop(node, [])
+
     def fail(self, node: str, now: Micros) -> None:
         """Kill a machine with all its tasks, and report the node as lost at once."""
         self.silence(node)
@@ -127,6 +138,7 @@ class Fleet:
     def return_node(self, node: str, now: Micros) -> None:
         """Bring an agent back without its tasks. They are reported as lost."""
         self._silent.discard(node)
+        self._disconnected.pop(node, None)
         self._refusing.discard(node)
         self._due = [entry for entry in self._due if not _is_about(entry[2], node)]
         heapify(self._due)
@@ -170,9 +182,8 @@ class Fleet:
         due = [report for report in self._unheard if not self._is_unheard(report)]
         self._unheard = []
         if self._begun:
-            due += [
-                block.report("running", ran=now - when) for when, block in self._begun if block.node not in self._silent
-            ]
+            begun = [block.report("running", ran=now - when) for when, block in self._begun]
+            due += [report for report in begun if not self._is_unheard(report)]
             self._begun = []
         while self._due and self._due[0][0] <= now:
             when, _, command = heappop(self._due)
@@ -365,7 +376,11 @@ class Fleet:
             line.running.remove(running)
 
     def _is_unheard(self, command: AnyCommand) -> bool:
-        return isinstance(command, Report) and command.node in self._silent
+        if not isinstance(command, Report) or command.node not in self._silent:
+            return False
+        if command.node in self._disconnected:
+            self._disconnected[command.node].append(command)
+        return True
 
     def _at(self, when: Micros, command: AnyCommand | Flush) -> None:
         self._count += 1

@@ -25,6 +25,7 @@ from fairlead.core.commands import (
     AnyCommand,
     BringToFront,
     CancelAsk,
+    DisconnectNodes,
     FailOrder,
     Kill,
     MarkReady,
@@ -256,10 +257,13 @@ class World:
         user: str = "user",
         key: str | None = None,
         partition: str | None = None,
+        operator: bool = True,
         **rest: Any,
     ) -> str:
         """Queue a submission and return the job's id. The `duration` of a stage is the run time of its tasks.
 
+        It is sent with an operator's right, so that any priority and queue is allowed; `operator=False` sends it as
+        the user.
         A document that cannot be read is refused here; refusals that depend on the state are in `answers()`.
         """
         where = partition or self._default
@@ -276,7 +280,7 @@ class World:
             documents.append(document)
         spec = parse_job({"name": name, "user": user, "stages": documents, **rest})
         self._home[job_id] = where
-        command = Submit(spec=spec, id=job_id, user=user, groups=spec.groups, key=key or "")
+        command = Submit(spec=spec, id=job_id, user=user, groups=spec.groups, key=key or "", operator=operator)
         self._send(where, command)
         return job_id
 
@@ -286,8 +290,9 @@ class World:
     def kill(self, job: str, user: str | None = None) -> None:
         self._send(self._where(job), Kill(job=job, user=user or "", operator=user is None))
 
-    def set_priority(self, job: str, priority: int) -> None:
-        self._send(self._where(job), SetPriority(job=job, priority=priority, operator=True))
+    def set_priority(self, job: str, priority: int, user: str | None = None) -> None:
+        """Change the priority of a job, as an operator or as a user."""
+        self._send(self._where(job), SetPriority(job=job, priority=priority, user=user or "", operator=user is None))
 
     def prioritise(self, job: str, stage: str) -> None:
         """Move the asks of a stage to the front of their lanes."""
@@ -352,6 +357,18 @@ class World:
         self._fleet_of(node).silence(node)
         self._silent.setdefault(node, self.now)
 
+    def disconnect(self, node: str) -> None:
+        """Disconnect the agent of a node. The node gets no new work, and is lost after its lease. Its tasks run on."""
+        self._fleet_of(node).disconnect(node)
+        self._silent.setdefault(node, self.now)
+        self._send(self._home[node], DisconnectNodes(names=(node,), operator=True))
+
+    def connect(self, node: str) -> None:
+        """Connect the agent of a node again: it has kept its tasks and sends the reports that it could not send."""
+        self._silent.pop(node, None)
+        self._fleet_of(node).connect(node)
+        self._join(node)
+
     def fail_node(self, node: str) -> None:
         self._fleet_of(node).fail(node, self.now)
         self._silent.pop(node, None)
@@ -360,8 +377,7 @@ class World:
         where = self._home[node]
         self._silent.pop(node, None)
         self.fleets[where].return_node(node, self.now)
-        _, spec = parse_node(self._nodes[where, node])
-        self._send(where, AddNode(name=node, spec=spec, operator=True))
+        self._join(node)
 
     def rm(self, name: str, partition: str | None = None) -> ManagerHandle:
         """Return the resource manager of that name."""
@@ -651,6 +667,11 @@ class World:
     def _move(self, name: str, action: Literal["drain", "disable", "enable"]) -> None:
         where = self._home.get(name, self._default)
         self._send(where, MoveNode(name=name, action=action, operator=True))
+
+    def _join(self, node: str) -> None:
+        where = self._home[node]
+        _, spec = parse_node(self._nodes[where, node])
+        self._send(where, AddNode(name=node, spec=spec, operator=True))
 
     def _id(self, name: str, user: str, key: str | None) -> str:
         if key is not None and (user, key) in self._ids:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from fairlead.core.holds.room import ends_at
 from fairlead.core.model import Ask, Job, Micros, Queue, Stage
+from fairlead.core.nodes import NodeTable
 from fairlead.core.ranges import count
 from fairlead.core.reasons import Reason
 from fairlead.core.resources import MEMORY, MILLI, SECOND
 from fairlead.core.state import Partition
-from fairlead.views.documents import ask_view, explain_view, job_view, task_view
+from fairlead.views.documents import ask_view, explain_view, job_view, shown_state, task_view
 from fairlead.views.metrics.lanes import LaneFigures
 from fairlead.views.metrics.shares import figures_of
 from fairlead.wire import api as wire
@@ -50,13 +52,13 @@ def job_answer(partition: Partition, job: Job) -> wire.Job:
         name=view.name,
         user=view.user,
         queue=view.queue,
-        state=view.state,
+        state=shown_state(job),
         priority=view.priority,
         labels=dict(spec.labels),
         after=list(spec.after),
         submitted=seconds(job.submitted),
         waiting_since=None if view.waiting_since is None else view.waiting_since / SECOND,
-        ended=optional_seconds(job.ended_at),
+        ended=None if job.allocations else optional_seconds(job.ended_at),
         reason=view.reason,
         stages=[_stage_answer(stage) for stage in job.stages],
         matched=view.matched,
@@ -65,6 +67,7 @@ def job_answer(partition: Partition, job: Job) -> wire.Job:
 
 def _stage_answer(stage: Stage) -> wire.Stage:
     spec = stage.spec
+    live = Counter([allocation.state for allocation in (stage.live or {}).values()])
     return wire.Stage(
         name=stage.name,
         count=stage.count,
@@ -72,7 +75,9 @@ def _stage_answer(stage: Stage) -> wire.Stage:
         resources=amounts(spec.resources),
         command=list(spec.command),
         waiting=stage.waiting(),
-        running=stage.running(),
+        assigned=live["assigned"],
+        running=live["running"],
+        stopping=live["stopping"],
         ended={name: len(ranges) for name, ranges in sorted((stage.ended or {}).items())},
     )
 
@@ -145,7 +150,7 @@ def node_answer(partition: Partition, row: int) -> wire.Node:
     nodes = partition.nodes
     return wire.Node(
         name=nodes.name[row],
-        state=nodes.state[row],
+        state=node_state(nodes, row),
         pool=nodes.pool[row],
         manager=nodes.manager[row],
         labels=dict(nodes.labels[row]),
@@ -156,7 +161,14 @@ def node_answer(partition: Partition, row: int) -> wire.Node:
         devices=[used / MILLI for used in nodes.devices[row]],
         tasks=sum(count(allocation.indices) for allocation in nodes.allocations[row].values() if not allocation.rooms),
         avoided=nodes.node_id[row] in nodes.avoided,
+        disconnected=optional_seconds(nodes.disconnected.get(nodes.node_id[row])),
     )
+
+
+def node_state(nodes: NodeTable, row: int) -> str:
+    """Return the state of a node as users see it: an up node without a connected agent is disconnected."""
+    state = nodes.state[row]
+    return "disconnected" if state == "up" and nodes.node_id[row] in nodes.disconnected else state
 
 
 def queue_answer(partition: Partition, queue: Queue) -> wire.Queue:

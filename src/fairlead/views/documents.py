@@ -75,6 +75,11 @@ class Waiting(msgspec.Struct, frozen=True):
         return f"{self.stage}: {self.count} {self.kind} waiting{place}" + (f": {self.reason}" if self.reason else "")
 
 
+def shown_state(job: Job) -> str:
+    """Return the state of a job as users see it: a job that has ended is `stopping` until its last process is gone."""
+    return "stopping" if job.over and job.allocations else job.state
+
+
 def job_view(job: Job) -> JobView:
     since = [ask.waiting_since for stage in job.stages for ask in stage.asks if ask is not None]
     return JobView(

@@ -188,7 +188,11 @@ class Stage(Answer, frozen=True, kw_only=True):
     resources: dict[str, int | float]
     command: list[str]
     waiting: int
+    assigned: int = 0
+    """Tasks that were sent to a node and that its agent has not confirmed as running."""
     running: int
+    stopping: int = 0
+    """Tasks that were told to stop and whose processes may still run."""
     ended: dict[str, int]
 
 
@@ -200,6 +204,8 @@ class Job(Answer, frozen=True, kw_only=True):
     user: str
     queue: str
     state: str
+    """`pending`, `running`, `stopping`, `succeeded`, `failed` or `killed`. A job that was killed or has failed is
+    `stopping` until its last process is gone; then it is over."""
     priority: int
     labels: dict[str, str]
     after: list[str]
@@ -286,6 +292,7 @@ class Done(Answer, frozen=True, kw_only=True):
 class Node(Answer, frozen=True, kw_only=True):
     name: str
     state: str
+    """`up`, `draining`, `disabled` or `lost`; `disconnected` if it is up and its agent is not connected."""
     pool: str
     manager: str
     labels: dict[str, str]
@@ -299,6 +306,8 @@ class Node(Answer, frozen=True, kw_only=True):
     tasks: int
     avoided: bool
     """True if the node gets no work for a while because launches failed there."""
+    disconnected: float | None = None
+    """The time since which its agent has not been connected. It gets no new work, and is lost after its lease."""
     credential: Literal["", "valid", "expired", "revoked"] = ""
     """State of the node's key; empty for a node without an agent."""
     credential_expires: float | None = None

@@ -38,11 +38,11 @@ class JobNews(msgspec.Struct, frozen=True, gc=False):
 
 
 class NodeNews(msgspec.Struct, frozen=True, gc=False):
-    """A node that joined, changed state or was removed."""
+    """A node that joined, changed state, disconnected or was removed."""
 
     name: str
     """Empty if the node was removed in the same cycle."""
-    state: NodeState | Literal["removed"]
+    state: NodeState | Literal["disconnected", "removed"]
 
 
 News = TaskNews | JobNews | NodeNews

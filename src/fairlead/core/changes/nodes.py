@@ -1,4 +1,4 @@
-"""Changes of nodes: added, changed, moved between states, avoided, removed."""
+"""Changes of nodes: added, changed, moved between states, avoided, connected, removed."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ __all__ = [
     "NodeRemovedUndo",
     "NodeSet",
     "NodeSpec",
+    "NodesConnected",
     "as_added",
     "spec_of",
 ]
@@ -170,10 +171,44 @@ def _avoidance(partition: Partition, node_id: int) -> Avoidance:
     )
 
 
+class NodesConnected(Change[tuple[Micros | None, ...]], frozen=True, tag="nodes connected"):
+    """The agents of nodes have disconnected, so that the nodes get no new work, or have connected again."""
+
+    node_ids: tuple[int, ...]
+    connected: bool
+
+    warns = True
+
+    def apply(self, partition: Partition) -> tuple[Micros | None, ...]:
+        before = tuple(partition.nodes.disconnected.get(node_id) for node_id in self.node_ids)
+        for node_id in self.node_ids:
+            partition.nodes.connect(node_id, None if self.connected else partition.now)
+        partition.touched.nodes.update(self.node_ids)
+        return before
+
+    def undo(self, partition: Partition, before: tuple[Micros | None, ...]) -> None:
+        for node_id, since in zip(self.node_ids, before, strict=True):
+            partition.nodes.connect(node_id, since)
+
+    def news(self, partition: Partition, before: tuple[Micros | None, ...]) -> Iterable[NodeNews]:
+        nodes = partition.nodes
+        rows = [row for node_id in self.node_ids if (row := nodes.rows.get(node_id)) is not None]
+        return [NodeNews(nodes.name[row], nodes.state[row] if self.connected else "disconnected") for row in rows]
+
+    def lines(self, names: Names, before: tuple[Micros | None, ...]) -> Iterator[Line]:
+        for node_id, since in zip(self.node_ids, before, strict=True):
+            node = names.node(node_id)
+            if not self.connected:
+                yield Line("warning", "node disconnected", {"node": node})
+            elif since is not None:
+                yield Line("info", "node connected", {"node": node, "away_seconds": (names.now - since) / SECOND})
+
+
 class NodeRemovedUndo(msgspec.Struct, frozen=True, gc=False):
     node: NodeAdded
     """The change that adds the same node."""
     avoidance: Avoidance
+    disconnected: Micros | None
     idle: Micros | None
     unwanted: Micros | None
 
@@ -186,16 +221,23 @@ class NodeRemoved(Change[NodeRemovedUndo], frozen=True, tag="node removed"):
     def apply(self, partition: Partition) -> NodeRemovedUndo:
         avoidance = _avoidance(partition, self.node_id)
         node = as_added(partition, self.node_id)
+        disconnected = partition.nodes.disconnected.get(self.node_id)
         partition.nodes.remove(self.node_id)
         partition.touched.nodes.discard(self.node_id)
         return NodeRemovedUndo(
-            node, avoidance, partition.idle.pop(self.node_id, None), partition.unwanted.pop(self.node_id, None)
+            node,
+            avoidance,
+            disconnected,
+            partition.idle.pop(self.node_id, None),
+            partition.unwanted.pop(self.node_id, None),
         )
 
     def undo(self, partition: Partition, before: NodeRemovedUndo) -> None:
         before.node.apply(partition)
         avoidance = before.avoidance
         partition.nodes.avoid(self.node_id, avoidance.failures, avoidance.pauses, avoidance.until)
+        if before.disconnected is not None:
+            partition.nodes.connect(self.node_id, before.disconnected)
         if before.idle is not None:
             partition.idle[self.node_id] = before.idle
         if before.unwanted is not None:

@@ -59,7 +59,7 @@ class Candidates:
 
 
 def gather(partition: Partition, claims: Claims, own: Claims, without: Collection[int] = ()) -> list[NodeGroup]:
-    """Group the nodes that may be held: up, not backed off and not promised. Groups and nodes are in join order."""
+    """Group the nodes that may be held: up, connected, not backed off, not promised. All are in join order."""
     nodes = partition.nodes
     # Labels that no shape selects by make no difference.
     labels = sorted({label for shape in partition.derived.shapes.values() for label, _ in shape.key.selectors})
@@ -67,7 +67,7 @@ def gather(partition: Partition, claims: Claims, own: Claims, without: Collectio
     groups: dict[object, NodeGroup] = {}
     for node_id in sorted(nodes.rows):
         row = nodes.rows[node_id]
-        if nodes.state[row] != "up" or node_id in nodes.avoided or node_id in without:
+        if nodes.state[row] != "up" or node_id in nodes.avoided or node_id in nodes.disconnected or node_id in without:
             continue
         if node_id in nodes.held and any(seq in partition.promises for seq in nodes.held[node_id]):
             continue

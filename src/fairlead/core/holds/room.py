@@ -321,11 +321,18 @@ def ends_at(partition: Partition, earmark: Hold | Promise, now: Micros) -> Micro
     return since + settings.promise_for + (0 if earmark.ordered else settings.preempt_grace)
 
 
-def is_back_soon(partition: Partition, node_id: int) -> bool:
-    """True if a backed-off node will be tried again within `promise_for`, the time that an ordered node may take.
+def back_soon(partition: Partition) -> list[int]:
+    """Return the nodes without new work that count as coming capacity, in join order.
 
-    A node where launches keep failing does not count.
+    The agent of a disconnected node comes back within its lease, or the node is lost. A backed-off node is tried again
+    within `promise_for`, the time that an ordered node may take; one where launches keep failing does not count.
     """
+    nodes = partition.nodes
+    without_work = sorted({*nodes.avoided, *nodes.disconnected}) if nodes.avoided or nodes.disconnected else ()
+    return [node_id for node_id in without_work if node_id not in nodes.avoided or _is_tried_soon(partition, node_id)]
+
+
+def _is_tried_soon(partition: Partition, node_id: int) -> bool:
     nodes = partition.nodes
     until = nodes.avoided[node_id]
     return (

@@ -20,6 +20,7 @@ from fairlead.core.commands import (
     BringToFront,
     CancelAsk,
     Configure,
+    DisconnectNodes,
     FailOrder,
     Kill,
     MarkReady,
@@ -62,6 +63,7 @@ HANDLERS: dict[type[Any], Callable[[Plan, Any], Accepted]] = {
     AddNode: nodes.add,
     UpdateNode: nodes.update,
     MoveNode: nodes.move,
+    DisconnectNodes: nodes.disconnect,
     RemoveNode: nodes.remove,
     FailOrder: pools.fail_order,
     MovePool: pools.move,
@@ -80,7 +82,7 @@ HANDLERS: dict[type[Any], Callable[[Plan, Any], Accepted]] = {
 }
 
 # Idempotent anyway, and sent again after a restart: their keys are ignored.
-REPEATABLE = (Configure, MarkReady, Report, RegisterManager, UpdateManager, FailOrder)
+REPEATABLE = (Configure, MarkReady, DisconnectNodes, Report, RegisterManager, UpdateManager, FailOrder)
 
 DONE = Accepted()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fairlead.core.commands import Command
 from fairlead.core.errors import Refused
 from fairlead.core.model import Job, Queue
+from fairlead.core.state import max_priority
 
 
 def need_operator(command: Command, action: str) -> None:
@@ -25,6 +26,20 @@ def need_submit(command: Command, queue: Queue) -> None:
             "queue",
             f"user {command.user or 'anonymous'} may not submit to {queue.path}; "
             "ask for an entry in its submit list, or name another queue",
+            "forbidden",
+        )
+
+
+def need_priority(command: Command, queue: Queue, priority: int) -> None:
+    """Refuse the command if the priority is above the caller's `max_priority` in the queue. Operators have none."""
+    if command.operator or priority <= 0:
+        return
+    most = max_priority(queue, command.user, command.groups)
+    if priority > most:
+        raise Refused(
+            "priority",
+            f"{priority} is above {most}, the max_priority of user {command.user or 'anonymous'} in {queue.path}; "
+            f"write at most {most}, or ask an operator for a higher max_priority",
             "forbidden",
         )
 

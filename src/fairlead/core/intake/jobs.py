@@ -23,7 +23,7 @@ from fairlead.core.commands import (
 from fairlead.core.config import leaves_text
 from fairlead.core.documents import MAX_PRIORITY, MAX_TASKS
 from fairlead.core.errors import Refused
-from fairlead.core.intake.access import need_operator, need_owner, need_submit
+from fairlead.core.intake.access import need_operator, need_owner, need_priority, need_submit
 from fairlead.core.lanes import lane_key
 from fairlead.core.model import NEW, REPLACE, SCALE, Ask, Job, JobSpec, Queue, Stage, StageSpec
 from fairlead.core.outcomes import (
@@ -60,6 +60,7 @@ def add_job(plan: Plan, command: Command, spec: JobSpec, wanted_id: str, field: 
     spec = route(partition, spec)
     queue = find_leaf(partition, spec.queue)
     need_submit(command, queue)
+    need_priority(command, queue, spec.priority)
     for at, stage in enumerate(spec.stages):
         check_resources(partition, stage, f"stages[{at}]")
     _check_after(partition, job_id, spec)
@@ -204,8 +205,8 @@ def set_priority(plan: Plan, command: SetPriority) -> Accepted:
     priority = parse_count(command.priority, "priority", -MAX_PRIORITY, MAX_PRIORITY)
     if priority == job.priority:
         return Accepted(note="no change")
-    if not command.operator and priority > job.spec.priority:
-        raise Refused("priority", f"only an operator may raise it above {job.spec.priority}; ask one", "forbidden")
+    if priority > job.priority:
+        need_priority(command, job.queue, priority)
     plan.do(JobPrioritised(job.id, priority))
     return Accepted()
 

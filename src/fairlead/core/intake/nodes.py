@@ -1,11 +1,11 @@
-"""Intake of commands for nodes: join, update, move between states, leave."""
+"""Intake of commands for nodes: join, update, move between states, disconnect, leave."""
 
 from __future__ import annotations
 
 import msgspec
 
-from fairlead.core.changes import NodeAdded, NodeMoved, NodeRemoved, NodeSet, NodeSpec, spec_of
-from fairlead.core.commands import Accepted, AddNode, MoveNode, RemoveNode, UpdateNode
+from fairlead.core.changes import NodeAdded, NodeMoved, NodeRemoved, NodesConnected, NodeSet, NodeSpec, spec_of
+from fairlead.core.commands import Accepted, AddNode, DisconnectNodes, MoveNode, RemoveNode, UpdateNode
 from fairlead.core.effects import stop_of
 from fairlead.core.errors import Refused
 from fairlead.core.intake.access import need_operator
@@ -22,8 +22,28 @@ STATES: dict[str, NodeState] = {"drain": "draining", "disable": "disabled", "ena
 def add(plan: Plan, command: AddNode) -> Accepted:
     need_operator(command, "add a node")
     answer = join(plan, command.name, command.spec, "")
-    plan.partition.reign.hear_node(find(plan, command.name))
+    node_id = find(plan, command.name)
+    plan.partition.reign.hear_node(node_id)
+    plan.partition.reign.absent.pop(node_id, None)
+    if node_id in plan.partition.nodes.disconnected:
+        plan.do(NodesConnected((node_id,), True))
     return answer
+
+
+def disconnect(plan: Plan, command: DisconnectNodes) -> Accepted:
+    """Give nodes without a connected agent no new work. Before readiness they are only noted: most agents come back."""
+    need_operator(command, "disconnect a node")
+    partition, nodes = plan.partition, plan.partition.nodes
+    node_ids = [node_id for name in command.names if (node_id := nodes.find(name)) is not None]
+    own = [node_id for node_id in node_ids if not nodes.manager[nodes.rows[node_id]]]
+    if not partition.reign.ready:
+        partition.reign.absent.update(dict.fromkeys(own))
+        return Accepted()
+    parted = tuple(sorted({node_id for node_id in own if node_id not in nodes.disconnected}))
+    if not parted:
+        return Accepted(note="no change")
+    plan.do(NodesConnected(parted, False))
+    return Accepted()
 
 
 def join(plan: Plan, name: str, spec: NodeSpec, manager: str) -> Accepted:

@@ -13,7 +13,7 @@ from itertools import islice
 import msgspec
 
 from fairlead.core.entitlement import Entitlements
-from fairlead.core.holds.room import is_back_soon, room_for
+from fairlead.core.holds.room import back_soon, room_for
 from fairlead.core.model import Meant, Pool, Stage
 from fairlead.core.pools.eligible import Want, wants_in_turn
 from fairlead.core.pools.sizes import coming_nodes, grows, nodes_left, takes
@@ -109,10 +109,9 @@ class Packing:
             if allocation.leaving:
                 self._future.end(allocation)
                 self._freed[allocation.node] = None
-        for node_id in sorted(partition.nodes.avoided):
-            if is_back_soon(partition, node_id):
-                self._future.count_on(node_id)
-                self._freed[node_id] = None
+        for node_id in back_soon(partition):
+            self._future.count_on(node_id)
+            self._freed[node_id] = None
         for _, promise in sorted(partition.promises.items()):
             if promise.ordered:
                 self._future.set_aside(promise)

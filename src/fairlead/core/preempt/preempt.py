@@ -12,7 +12,7 @@ from fairlead.core.admission import LIMITS, Admission, has_claimed
 from fairlead.core.asks import asked_by, minimum_by_stage
 from fairlead.core.changes import Promised, Released
 from fairlead.core.holds.release import end_promises
-from fairlead.core.holds.room import is_back_soon, may_take
+from fairlead.core.holds.room import back_soon, may_take
 from fairlead.core.lanes import Lane
 from fairlead.core.model import FAR, Account, Ask, ClaimCause, Micros, Place, Queue
 from fairlead.core.plan import Plan
@@ -223,9 +223,8 @@ class Coming:
         whatif = WhatIf(partition)
         for allocation in self.stopping:
             whatif.end(allocation)
-        for node_id in sorted(partition.nodes.avoided):
-            if is_back_soon(partition, node_id):
-                whatif.count_on(node_id)
+        for node_id in back_soon(partition):
+            whatif.count_on(node_id)
         return whatif
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Protocol
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Protocol
 
+from fairlead.core.changes import Chained, Change, Placed, SinglesPlaced
 from fairlead.core.commands import Accepted, Answer
 from fairlead.core.model import SCALE, Allocation, Job, Stage
 from fairlead.core.resources import GPU
@@ -152,6 +153,39 @@ def _is_lost(partition: Partition, name: str) -> bool:
     """True if the node is lost or removed."""
     node_id = partition.nodes.find(name)
     return node_id is None or partition.nodes.state[partition.nodes.rows[node_id]] == "lost"
+
+
+def nodes_of(partition: Partition, change: Change[Any]) -> list[int]:
+    """Return the ids of the nodes on which a change places tasks."""
+    if isinstance(change, Placed):
+        return [part.node for part in change.parts]
+    if isinstance(change, SinglesPlaced):
+        return [change.node]
+    before = partition.allocations.get(change.allocation) if isinstance(change, Chained) else None
+    return [] if before is None else [before.node]
+
+
+class ConnectionChecker:
+    """Checks that a node gets no new task after its agent has disconnected, apart from a moment to hear of it."""
+
+    def __init__(self, allowed: Micros) -> None:
+        self.allowed = allowed
+        self._gone: dict[int, Micros] = {}
+        """Id of a node without a connection → the time of the first look without it."""
+
+    def decided(
+        self, partition: Partition, changes: Iterable[Change[Any]], connected: Collection[str], now: Micros
+    ) -> None:
+        nodes = partition.nodes
+        self._gone = {
+            node_id: self._gone.get(node_id, now)
+            for node_id, row in nodes.rows.items()
+            if nodes.name[row] not in connected and not nodes.manager[row]
+        }
+        for change in changes:
+            for node_id in nodes_of(partition, change):
+                gone = now - self._gone.get(node_id, now)
+                need(gone <= self.allowed, f"a task is placed on a node without an agent for {gone} us: {change}")
 
 
 class AnswerChecker:
@@ -304,6 +338,7 @@ def takes_work(partition: Partition, node_id: int, row: int) -> bool:
     return (
         partition.nodes.state[row] == "up"
         and node_id not in partition.nodes.avoided
+        and node_id not in partition.nodes.disconnected
         and node_id not in partition.nodes.held
     )
 

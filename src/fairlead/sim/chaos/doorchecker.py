@@ -29,7 +29,7 @@ from fairlead.core.entitlement import Entitlements
 from fairlead.core.lanes import Lane
 from fairlead.core.model import NEW, Ask, Queue, Stage
 from fairlead.core.state import Partition, Touched
-from fairlead.sim.chaos.checkers import need
+from fairlead.sim.chaos.checkers import need, nodes_of
 from fairlead.sim.chaos.rules import (
     More,
     Rooms,
@@ -128,6 +128,9 @@ class _Starts:
         partition = self.partition
         if _may_be_recovered(partition, change):
             return
+        for node_id in nodes_of(partition, change):
+            disconnected = node_id in partition.nodes.disconnected
+            need(not disconnected, f"a task is placed on a node whose agent is disconnected: {change}")
         if isinstance(change, Placed | SinglesPlaced):
             self._judge_start(change)
             self._new.update(_placed(change))

@@ -243,7 +243,8 @@ def _is_usable(partition: Partition, ask: Ask, node_id: int) -> bool:
     """True if the tasks of an ask may run on a node, regardless of free capacity."""
     nodes, shape = partition.nodes, ask.stage.shape
     row = nodes.rows[node_id]
-    if nodes.state[row] != "up" or node_id in nodes.avoided or nodes.manager[row] != shape.key.manager:
+    without_work = node_id in nodes.avoided or node_id in nodes.disconnected
+    if nodes.state[row] != "up" or without_work or nodes.manager[row] != shape.key.manager:
         return False
     if any(seq != ask.seq for seq in nodes.held.get(node_id, ())):
         return False

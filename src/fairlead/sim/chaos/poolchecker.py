@@ -191,9 +191,12 @@ def _coming_as(partition: Partition, pool: str) -> _Room:
 
 
 def _is_back_soon(partition: Partition, node_id: int, row: int) -> bool:
-    """True if a node has failed a few launches and leaves its back-off before a new node could come."""
+    """True if a node is disconnected, or has failed a few launches and leaves its back-off before a new node comes."""
     until = partition.nodes.avoided.get(node_id)
-    if until is None or partition.nodes.failures[row] > 3 or until > partition.now + partition.settings.promise_for:
+    if until is None and node_id not in partition.nodes.disconnected:
+        return False
+    failing = partition.nodes.failures[row] > 3
+    if until is not None and (failing or until > partition.now + partition.settings.promise_for):
         return False
     return partition.nodes.state[row] == "up" and node_id not in partition.nodes.held
 

@@ -288,7 +288,8 @@ class Rooms:
         """Return how many tasks of a shape fit a node, regardless of holds."""
         nodes = self.partition.nodes
         row = nodes.rows[node_id]
-        if nodes.state[row] != "up" or node_id in nodes.avoided or nodes.manager[row] != shape.key.manager:
+        without_work = node_id in nodes.avoided or node_id in nodes.disconnected
+        if nodes.state[row] != "up" or without_work or nodes.manager[row] != shape.key.manager:
             return 0
         if not shape.accepts(nodes.labels[row], nodes.taints[row], nodes.pool[row], nodes.users[row]):
             return 0

@@ -43,6 +43,7 @@ from fairlead.sim.chaos.agents import Machine
 from fairlead.sim.chaos.checkers import (
     AnswerChecker,
     AttemptChecker,
+    ConnectionChecker,
     GangChecker,
     KeepingChecker,
     RoomChecker,
@@ -113,6 +114,7 @@ class Trial:
         self.gangs = GangChecker(config.settings.replace_within + lease + heartbeat + 30 * SECOND)
         self.keeping = KeepingChecker()
         self.stops = StopChecker()
+        self.connections = ConnectionChecker(2 * SECOND)
         self.silence = SilenceChecker(lease + heartbeat + 10 * SECOND)
         self.pools = PoolChecker()
         self.door = DoorChecker()
@@ -207,7 +209,7 @@ class Trial:
             self.log(f"submit {event.job}: {event.document['stages']} gang {event.document['gang']}")
             spec = self._specs[event.job]
             self._request(
-                Submit(spec=spec, id=event.job, user=spec.user, key=f"submit {event.job}"),
+                Submit(spec=spec, id=event.job, user=spec.user, key=f"submit {event.job}", operator=True),
                 f"submit {event.job}",
                 event.job,
             )
@@ -321,6 +323,7 @@ class Trial:
         self.answers.seen(decided.plan.partition, decided.plan.partition.touched.jobs)
         self.pools.decided(decided.plan.partition, decided.changes)
         self.door.cycle(decided, seconds)
+        self.connections.decided(decided.plan.partition, decided.changes, self.server.connected, self.now)
         self.silence.decided(decided.plan.partition)
 
     def stopped(self, partition: Partition, why: str) -> None:

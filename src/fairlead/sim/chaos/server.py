@@ -7,7 +7,7 @@ is computed at once, and its result arrives a little later.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from random import Random
 from typing import Any, Literal, Protocol
@@ -123,6 +123,11 @@ class Server:
     def partition(self) -> Partition:
         assert self._partition is not None
         return self._partition
+
+    @property
+    def connected(self) -> Collection[str]:
+        """The nodes with a connection to the hub."""
+        return self._hub.connected(PARTITION)
 
     @property
     def is_up(self) -> bool:
