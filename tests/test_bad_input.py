@@ -51,7 +51,7 @@ NOT_A_NAME = (
 NOT_A_QUEUE = "is not a queue's name; use 1 to 63 letters, digits or _ @ + - and no dots"
 JOB_KEYS = "it has after, gang, groups, labels, name, preemptible, priority, queue, stages, user"
 STAGE_KEYS = (
-    "it has apart, command, count, directory, environment, estimate, min, name, near, on_loss, pool, resources, "
+    "it has apart, array, command, count, directory, environment, estimate, min, name, near, on_loss, pool, resources, "
     "scaling, secrets, selectors, time_limit, tolerations, tries"
 )
 NODE_KEYS = "it has labels, name, pool, resources, taints, users"

@@ -43,7 +43,7 @@ def test_run_ends_as_its_command_did(up: Up) -> None:
 
 
 def test_tasks_of_an_array_are_told_apart(up: Up) -> None:
-    lines = up.run("run", "--count", "3", "--cpu", "0.1", "--", "sh", "-c", "echo $FAIRLEAD_INDEX").splitlines()
+    lines = up.run("run", "--array", "3", "--cpu", "0.1", "--", "sh", "-c", "echo $FAIRLEAD_INDEX").splitlines()
     assert sorted(lines) == ["main[0] 0", "main[1] 1", "main[2] 2"]
 
 
@@ -422,7 +422,7 @@ def test_down_ends_what_an_earlier_server_left(tmp_path: Path) -> None:
     up = Up(tmp_path / "data")
     try:
         up.until("node", "list", said="box")
-        name = up.run("submit", "--cpu", "0.1", "--count", "2", "--", "sleep", "600").strip()
+        name = up.run("submit", "--cpu", "0.1", "--array", "2", "--", "sleep", "600").strip()
         up.until("show", name, said="running")
         up.until("node", "list", said="box   up           2")
         assert up.interrupt() == 0
@@ -462,7 +462,7 @@ def test_no_process_imports_modules_from_the_current_folder_or_a_task_s(tmp_path
     try:
         up.until("node", "list", said="box")
         # Two tasks for each spawner: the first one that ends has it wait in the folder of a task.
-        up.run("run", "--cpu", "0.1", "--count", "4", "--directory", str(here), "--", "true")
+        up.run("run", "--cpu", "0.1", "--array", "4", "--directory", str(here), "--", "true")
         assert not flag.exists()
     finally:
         up.close()

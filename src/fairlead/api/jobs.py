@@ -29,7 +29,7 @@ from fairlead.api.control import PartitionService, accepted_in, offered
 from fairlead.api.problems import Unserved, problem_of
 from fairlead.api.tokens import Token
 from fairlead.core.commands import AnyCommand, Kill, Scale, SetPriority, Submit
-from fairlead.core.documents import parse_job
+from fairlead.core.documents import ONE_CPU, parse_job
 from fairlead.core.errors import Refused
 from fairlead.core.intake.access import is_owner
 from fairlead.core.intake.jobs import no_such_job
@@ -75,7 +75,7 @@ def submission(caller: Token, document: object, key: str, cache: SpecCache, fiel
     content = msgspec.json.encode(values)
     spec = cache.get(content)
     if spec is None:
-        spec = cache[content] = parse_job(values, field)
+        spec = cache[content] = parse_job(values, field, ONE_CPU)
     return Submit(spec=spec, id=chosen or "", user=caller.user, groups=caller.groups, operator=caller.operator, key=key)
 
 

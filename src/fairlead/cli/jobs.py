@@ -39,14 +39,19 @@ LOG_TIMEOUT = 5.0
 SHOWN = 1_000
 """Tasks of a job that are shown."""
 
-Command = Annotated[list[str] | None, typer.Argument(help="The program and its arguments, after --.")]
+Command = Annotated[
+    list[str] | None,
+    typer.Argument(help="The program and its arguments. Options of Fairlead come before it.", metavar="COMMAND…"),
+]
 Name = Annotated[str | None, typer.Option(help="Name of the job.")]
 Queue = Annotated[str | None, typer.Option("--queue", "-q", help="Queue of the job.")]
-Tasks = Annotated[int, typer.Option("--count", "-n", help="Number of equal tasks; each starts when it can.", min=1)]
+ArraySize = Annotated[
+    int | None, typer.Option("--array", help="Array size: N equal tasks that start one by one.", metavar="N", min=1)
+]
 GangSize = Annotated[
     int | None, typer.Option("--gang", help="Gang size: start all N tasks or none.", metavar="N", min=1)
 ]
-Cpu = Annotated[str, typer.Option(help="CPUs of each task, such as 2 or 500m.")]
+Cpu = Annotated[str | None, typer.Option(help="CPUs of each task, such as 2 or 500m.", show_default="1")]
 Memory = Annotated[str | None, typer.Option(help="Memory of each task, such as 512Mi.")]
 Gpu = Annotated[str | None, typer.Option(help="GPUs of each task: 2, or a fraction of one, such as 0.5.")]
 Resource = Annotated[list[str] | None, typer.Option(help="Another resource, as name=amount; may be repeated.")]
@@ -81,9 +86,9 @@ def submit(
     file: File = None,
     name: Name = None,
     queue: Queue = None,
-    count: Tasks = 1,
+    array: ArraySize = None,
     gang: GangSize = None,
-    cpu: Cpu = "1",
+    cpu: Cpu = None,
     memory: Memory = None,
     gpu: Gpu = None,
     resource: Resource = None,
@@ -107,7 +112,7 @@ def submit(
 ) -> None:
     """Submit a job: a command with options, or a file.
 
-    fairlead submit --count 100 --cpu 2 -- ./simulate --fast
+    fairlead submit --array 100 --cpu 2 ./simulate --fast
     """
     options = {key: value for key, value in locals().items() if key in DOCUMENT_OPTIONS}
     _submit(file, options, partition, wait, follow, as_json)
@@ -117,9 +122,9 @@ def run(
     command: Command = None,
     name: Name = None,
     queue: Queue = None,
-    count: Tasks = 1,
+    array: ArraySize = None,
     gang: GangSize = None,
-    cpu: Cpu = "1",
+    cpu: Cpu = None,
     memory: Memory = None,
     gpu: Gpu = None,
     resource: Resource = None,
@@ -137,13 +142,24 @@ def run(
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
-    """Run a command on the cluster, show its output, and exit with its exit code. Ctrl-C kills the job."""
+    """Run a command on the cluster, show its output, and exit with its exit code. Ctrl-C kills the job.
+
+    The command reads no standard input; input in a file or a pipe is refused.
+    """
+    from fairlead.cli.stdin import REMEDY, has_input
+
     options = {key: value for key, value in locals().items() if key in DOCUMENT_OPTIONS}
-    _submit(None, options, partition, False, True, as_json)
+    if has_input():
+        fail(REMEDY, as_json and {"ok": False, "problem": REMEDY}, 2)
+    try:
+        _submit(None, options, partition, False, True, as_json)
+    finally:
+        if has_input():  # it came later
+            typer.echo(f"fairlead: warning: standard input was ignored: {REMEDY}", err=True)
 
 
 DOCUMENT_OPTIONS = frozenset(
-    "command name queue count gang cpu memory gpu resource priority after env secret label selector pool time_limit "
+    "command name queue array gang cpu memory gpu resource priority after env secret label selector pool time_limit "
     "tries directory shell".split()
 )
 
@@ -178,8 +194,10 @@ def _from_file(file: Path, options: dict[str, Any]) -> dict[str, Any]:
     from fairlead.cli.documents import Unreadable, read_document
     from fairlead.cli.output import need_file
 
-    if options["command"]:
-        raise typer.BadParameter("a file has the command already", param_hint="COMMAND")
+    for key, value in options.items():
+        if value not in (None, [], False):
+            hint = "COMMAND" if key == "command" else f"--{key.replace('_', '-')}"
+            raise typer.BadParameter("it would be ignored beside --file; write it in the file", param_hint=hint)
     if str(file) == "-":
         file = Path("/dev/stdin")
     else:
@@ -200,20 +218,24 @@ def _from_file(file: Path, options: dict[str, Any]) -> dict[str, Any]:
 
 def _from_options(client: Client, options: dict[str, Any]) -> dict[str, Any]:
     if not options["command"]:
-        raise typer.BadParameter("give a command after --, or --file", param_hint="COMMAND")
+        raise typer.BadParameter("give a program and its arguments, or --file", param_hint="COMMAND")
+    if options["array"] and options["gang"]:
+        raise typer.BadParameter("the tasks start one by one or together; drop --array or --gang", param_hint="--gang")
     command = ["/bin/sh", "-c", " ".join(options["command"])] if options["shell"] else options["command"]
-    resources: dict[str, Any] = {"cpu": options["cpu"], **pairs(options["resource"], "--resource")}
-    for key in ("memory", "gpu"):
+    resources = pairs(options["resource"], "--resource")
+    for key in ("cpu", "memory", "gpu"):
         if options[key] is not None:
+            if key in resources:
+                raise typer.BadParameter(f"{key} is given twice; drop it, or --{key}", param_hint="--resource")
             resources[key] = options[key]
+    resources.setdefault("cpu", "1")
     directory = options["directory"]
     if directory is None and any(host in client.url for host in ("//127.", "//localhost", "//[::1]")):
         directory = os.getcwd()
-    size = options["gang"]
     stage = {
         "command": command,
-        "count": size or options["count"],
-        "min": None if size else 1,
+        "array": options["array"],
+        "count": options["gang"],
         "resources": resources,
         "environment": pairs(options["env"], "--env") or None,
         "secrets": pairs(options["secret"], "--secret") or None,

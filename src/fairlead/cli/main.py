@@ -28,9 +28,10 @@ app.command()(serving.down)
 app.command()(serving.server)
 app.command()(simulate)
 app.command()(agent.agent)
+for command in (jobs.submit, jobs.run):
+    # Words after the program belong to the program: `fairlead run ls -l` runs `ls -l`.
+    app.command(context_settings={"allow_interspersed_args": False})(command)
 for command in (
-    jobs.submit,
-    jobs.run,
     jobs.ps,
     jobs.show,
     jobs.logs,

@@ -311,7 +311,7 @@ def _greet(url: str, directory: Path, as_json: bool, agent: bool) -> None:
         typer.echo(f"Tasks run as {own_name()}; only tasks of user {getpass.getuser()} are taken.")
         typer.echo("In another terminal:")
         typer.echo("  fairlead run -- echo hello        run a command and show its output")
-        typer.echo("  fairlead submit --count 10 -- sleep 5")
+        typer.echo("  fairlead submit --array 10 -- sleep 5")
         typer.echo("  fairlead ps                       list running and waiting jobs")
         typer.echo("  fairlead top                      the same, live")
         typer.echo("Ctrl-C stops the server. Tasks keep running; `fairlead down --kill` ends them.")

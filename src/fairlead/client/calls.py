@@ -141,6 +141,10 @@ def job_document(command: list[str] | None, document: Document | None, fields: d
         if command or fields:
             raise TypeError("give a document, or a command with fields, not both")
         return document
+    if isinstance(command, str):
+        raise TypeError(
+            f"the command is text; write {command.split()}, or ['/bin/sh', '-c', {command!r}] to run it with a shell"
+        )
     if not command:
         raise TypeError("a job needs a command, or a document that has one")
     stage_keys = set(wire.StageDocument.__struct_fields__) - {"name"}

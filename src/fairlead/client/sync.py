@@ -55,7 +55,7 @@ class Client:
     def submit(self, command: list[str] | None = None, document: Document | None = None, **fields: Any) -> str:
         """Submit a job and return its id.
 
-        The job is a command with fields (`count=3, resources={"cpu": 1}, queue=…`), or a whole document with stages.
+        The job is a command with fields (`array=3, resources={"cpu": 1}, queue=…`), or a whole document with stages.
         """
         return self.ask(calls.submit(calls.job_document(command, document, fields), self.partition)).job
 

@@ -37,9 +37,11 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StageDocument(Request, kw_only=True):
-    """Equal tasks of a job."""
+    """Equal tasks of a job: `array` tasks that start one by one, or `count` tasks that start together. Without
+    `resources` each takes one CPU; `{}` takes nothing."""
 
     name: Name | UnsetType = UNSET
+    array: Annotated[int, Meta(ge=1, le=10_000_000)] | UnsetType = UNSET
     count: Annotated[int, Meta(ge=1, le=10_000_000)] | UnsetType = UNSET
     min: Annotated[int, Meta(ge=1, le=10_000_000)] | UnsetType = UNSET
     resources: dict[str, Amount] | UnsetType = UNSET
