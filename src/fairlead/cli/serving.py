@@ -36,7 +36,12 @@ Data = Annotated[
     Path | None, typer.Option("--data", help="Data directory. By default FAIRLEAD_DATA, else ~/.local/share/fairlead.")
 ]
 Port = Annotated[int, typer.Option(help="Port to listen on; 0 for any free port.", min=0, max=65_535)]
-Config = Annotated[Path | None, typer.Option(help="Configuration file, for a data directory that has none yet.")]
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        help="Configuration file, for a data directory that has none yet; later `fairlead config apply` changes it."
+    ),
+]
 SecretsKey = Annotated[
     Path | None,
     typer.Option(
@@ -219,6 +224,7 @@ def _run(
         directory=directory,
         url=url,
         config=document,
+        config_file="" if config is None else str(config),
         secrets_key=secrets_key,
         certificate=certificate,
         key=key,
@@ -250,7 +256,7 @@ async def _main(settings: Any, listening: socket.socket, url: str, as_json: bool
 
     started = False
 
-    def is_up() -> None:
+    def is_up(warning: str) -> None:
         import msgspec
 
         nonlocal started
@@ -258,6 +264,8 @@ async def _main(settings: Any, listening: socket.socket, url: str, as_json: bool
         fresh = directory / "server.json.new"
         fresh.write_bytes(msgspec.json.encode(Running(pid=os.getpid(), url=url)))
         fresh.replace(directory / "server.json")
+        if warning:
+            typer.echo(f"fairlead: warning: {warning}", err=True)
         _greet(url, directory, as_json, agent is not None)
 
     try:
