@@ -287,7 +287,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
     try:
         spare_the_collector()
         warning = ""
-        if settings.config_file and control.configured()[1] != first:
+        if settings.config_file and control.configured[1] != first:
             file = settings.config_file
             warning = (
                 f"{file} was not applied: the data directory has a configuration; run `fairlead config apply {file}`"
