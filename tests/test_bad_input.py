@@ -530,7 +530,8 @@ CONFIGS: dict[str, tuple[object, str]] = {
     ),
     "an unknown order": (
         tree(a={"order": "lifo"}),
-        'partitions.default.queues.root.a.order: "lifo" is not one of priority, fifo, fair (did you mean fifo?); write one of them',
+        'partitions.default.queues.root.a.order: "lifo" is not one of priority, fifo, fair (did you mean fifo?); '
+        "write one of them",
     ),
     "a check that is not installed": (
         {"partitions": {"default": {"checks": ["small_crew"]}}},
@@ -594,8 +595,8 @@ CONFIGS: dict[str, tuple[object, str]] = {
     ),
     "a pattern to nowhere": (
         route("x", "root.z"),
-        'partitions.default.requestors[1].queue: there is no queue "root.z" (did you mean root.a?); name one of root.a, '
-        "root.b.c, root.b.d, root.closed, root.stopped",
+        'partitions.default.requestors[1].queue: there is no queue "root.z" (did you mean root.a?); name one of '
+        "root.a, root.b.c, root.b.d, root.closed, root.stopped",
     ),
     "a pattern to a parent": (
         route("x", "root.b"),

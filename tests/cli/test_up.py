@@ -79,7 +79,7 @@ def test_after_and_labels(up: Up) -> None:
 def test_where_tasks_ran_and_for_how_long(up: Up) -> None:
     job = up.run("submit", "--cpu", "0.1", "--", "sleep", "0.2").strip()
     up.run("wait", job)
-    assert re.search(r"main\[0\] +succeeded +1 +box +[1-9.0]+\w+ +0", up.run("show", job))
+    assert re.search(r"main\[0\] +succeeded +1 +box +(\S+ )?[0-9:]{8} +[1-9.0]+\w+ +0", up.run("show", job))
 
 
 def test_a_gang_starts_together(up: Up) -> None:

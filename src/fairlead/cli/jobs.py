@@ -18,7 +18,9 @@ from fairlead.cli.output import (
     ago,
     amounts,
     calls_server,
+    clock,
     fail,
+    first,
     is_unreachable,
     lasted,
     print_json,
@@ -26,6 +28,7 @@ from fairlead.cli.output import (
     print_text,
     problem_document,
     progress,
+    say_cut,
 )
 
 if TYPE_CHECKING:
@@ -286,12 +289,11 @@ def ps(
 ) -> None:
     """List running and waiting jobs, newest first."""
     states = state or ([] if everything else ["pending", "running"])
-    jobs: list[wire.Job] = []
     with open_client(partition) as client:
-        for job in client.jobs(state=states, user=user, queue=queue, label=label, limit=min(limit, 1000)):
-            jobs.append(job)
-            if len(jobs) == limit:
-                break
+        matching = client.jobs(state=states, user=user, queue=queue, label=label, limit=min(limit + 1, 1000))
+        jobs, cut = first(limit, matching)
+    if cut:
+        say_cut(limit, "jobs, the newest,")
     if as_json:
         print_json(jobs)
         return
@@ -311,58 +313,119 @@ def _progress(job: wire.Job) -> str:
 
 
 @calls_server
-def show(job: JobName, partition: Partition = "", as_json: AsJson = False) -> None:
-    """Show a job with its tasks."""
+def show(
+    job: JobName,
+    limit: Annotated[int, typer.Option(help="Largest number of tasks to list.", min=1)] = SHOWN,
+    partition: Partition = "",
+    as_json: AsJson = False,
+) -> None:
+    """Show a job with its tasks. Of a job that the scheduler has forgotten, show its attempts."""
     with open_client(partition) as client:
         view = client.job(job)
-        tasks = []
-        for task in client.tasks(job):
-            tasks.append(task)
-            if len(tasks) == SHOWN:
-                break
-        past = {} if as_json else _past(client, job, tasks)
+        tasks, cut = ([], False) if view.forgotten else first(limit, client.tasks(job))
+        attempts = [] if as_json and not view.forgotten else _attempts(client, job)
+    if cut:
+        say_cut(limit, f"of {sum(stage.count for stage in view.stages)} tasks")
+    if as_json and view.forgotten:
+        print_json({"job": view, "attempts": attempts})
+        return
     if as_json:
         print_json({"job": view, "tasks": tasks})
         return
     print_text(f"job {view.id} ({view.name}) of {view.user} in {view.queue}: {view.state}", nl=False)
     print_text(f", {view.reason}" if view.reason else "")
-    lasted_for = (view.ended or time.time()) - view.submitted
     if view.matched is not None:
         print_text(f"in that queue because its user matches {view.matched!r}")
-    typer.echo(f"submitted {ago(view.submitted)} ago, {'lasted' if view.over else 'for'} {lasted(lasted_for)}")
+    typer.echo(_times(view, [task.started for task in tasks] + [attempt.started for attempt in attempts]))
     for stage in view.stages:
         asked = amounts(stage.resources)
         print_text(f"stage {stage.name}: {stage.count} tasks (at least {stage.min} at once), {asked}")
         print_text(f"  {' '.join(stage.command)[:200]}")
+    if view.forgotten:
+        _print_attempts(attempts)
+        return
+    past = _past(tasks, attempts, limit)
     rows = [
         (
             f"{task.stage}[{task.index}]",
             task.state,
             task.attempt,
-            *past.get((task.stage, task.index), (task.node or "", "")),
-            _code(task),
+            *past.get((task.stage, task.index), (task.node or "", clock(task.started), ago(task.started))),
+            _code(task.exit_code),
             task.reason or task.note,
         )
         for task in tasks
     ]
-    print_table(("TASK", "STATE", "ATTEMPT", "NODE", "RAN", "EXIT", "NOTE"), rows)
+    print_table(("TASK", "STATE", "ATTEMPT", "NODE", "STARTED", "RAN", "EXIT", "NOTE"), rows)
 
 
-def _past(client: Client, job: str, tasks: list[wire.Task]) -> dict[tuple[str, int], tuple[str, str]]:
-    """Return node and run time of finished tasks, as far as the history knows them."""
+def _attempts(client: Client, job: str) -> list[wire.Attempt]:
+    """Return all attempts of a job that have ended."""
+    from fairlead.client import calls
+
+    attempts: list[wire.Attempt] = []
+    cursor = ""
+    while True:
+        page = client.ask(calls.attempts(job, client.partition, limit=1000, cursor=cursor))
+        attempts += page.attempts
+        cursor = page.next
+        if not cursor:
+            return attempts
+
+
+def _times(job: wire.Job, starts: list[float | None]) -> str:
+    """Return when a job was submitted and started, and how long it ran."""
+    start = min((moment for moment in starts if moment is not None), default=None)
+    ended = f", ended {clock(job.ended)}" if job.ended is not None else ""
+    if start is None:
+        return f"submitted {clock(job.submitted)}, not started{ended}"
+    ran = lasted((job.ended or time.time()) - start)
+    waited = lasted(start - job.submitted)
+    word = "ran" if job.over else "runs for"
+    return f"submitted {clock(job.submitted)}, waited {waited}, started {clock(start)}, {word} {ran}{ended}"
+
+
+def _print_attempts(attempts: list[wire.Attempt]) -> None:
+    rows = [
+        (
+            f"{attempt.stage}[{_indices(attempt.indices)}]",
+            attempt.outcome,
+            attempt.attempt,
+            attempt.node,
+            clock(attempt.started),
+            "" if attempt.started is None else lasted(attempt.ended - attempt.started),
+            _code(attempt.exit_code),
+            attempt.reason,
+        )
+        for attempt in attempts
+    ]
+    print_table(("TASKS", "STATE", "ATTEMPT", "NODE", "STARTED", "RAN", "EXIT", "NOTE"), rows)
+
+
+def _indices(flat: list[int]) -> str:
+    """Return ranges of indices as text, such as `0-3,7`."""
+    ranges = zip(flat[::2], flat[1::2], strict=True)
+    return ",".join(str(start) if stop == start + 1 else f"{start}-{stop - 1}" for start, stop in ranges)
+
+
+Past = dict[tuple[str, int], tuple[str, str, str]]
+
+
+def _past(tasks: list[wire.Task], attempts: list[wire.Attempt], limit: int) -> Past:
+    """Return node, start and run time of finished tasks, as far as the history knows them."""
     over = {(task.stage, task.index, task.attempt) for task in tasks if task.node is None and task.attempt}
-    past: dict[tuple[str, int], tuple[str, str]] = {}
-    for attempt in client.attempts(job).attempts if over else ():
+    past: Past = {}
+    for attempt in attempts if over else ():
         ran = "" if attempt.started is None else lasted(attempt.ended - attempt.started)
         for start, stop in zip(attempt.indices[::2], attempt.indices[1::2], strict=True):
-            for index in range(start, min(stop, SHOWN)):
+            for index in range(start, min(stop, limit)):
                 if (attempt.stage, index, attempt.attempt) in over:
-                    past[attempt.stage, index] = (attempt.node, ran)
+                    past[attempt.stage, index] = (attempt.node, clock(attempt.started), ran)
     return past
 
 
-def _code(task: wire.Task) -> str:
-    return "" if task.exit_code is None else str(task.exit_code)
+def _code(exit_code: int | None) -> str:
+    return "" if exit_code is None else str(exit_code)
 
 
 @calls_server
@@ -415,12 +478,10 @@ def history(
     as_json: AsJson = False,
 ) -> None:
     """List finished jobs, including those already forgotten by the scheduler."""
-    jobs: list[wire.PastJob] = []
     with open_client(partition) as client:
-        for job in client.history(user=user, state=state, limit=min(limit, 1000)):
-            jobs.append(job)
-            if len(jobs) == limit:
-                break
+        jobs, cut = first(limit, client.history(user=user, state=state, limit=min(limit + 1, 1000)))
+    if cut:
+        say_cut(limit, "jobs, the newest,")
     if as_json:
         print_json(jobs)
         return
@@ -432,12 +493,13 @@ def history(
             job.queue,
             job.state,
             ", ".join(f"{number} {outcome}" for outcome, number in sorted(job.tasks.items())),
-            lasted(job.ended - job.submitted),
+            lasted((job.ended if job.started is None else job.started) - job.submitted),
+            "" if job.started is None else lasted(job.ended - job.started),
             ago(job.ended),
         )
         for job in jobs
     ]
-    print_table(("JOB", "NAME", "USER", "QUEUE", "STATE", "TASKS", "LASTED", "ENDED"), rows)
+    print_table(("JOB", "NAME", "USER", "QUEUE", "STATE", "TASKS", "WAITED", "RAN", "ENDED"), rows)
 
 
 # -- changing ----------------------------------------------------------------------------------------------------

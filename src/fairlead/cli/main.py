@@ -28,9 +28,9 @@ app.command()(serving.down)
 app.command()(serving.server)
 app.command()(simulate)
 app.command()(agent.agent)
-for command in (jobs.submit, jobs.run):
-    # Words after the program belong to the program: `fairlead run ls -l` runs `ls -l`.
-    app.command(context_settings={"allow_interspersed_args": False})(command)
+# Words after the program belong to the program: `fairlead run ls -l` runs `ls -l`.
+app.command(context_settings={"allow_interspersed_args": False})(jobs.submit)
+app.command(context_settings={"allow_interspersed_args": False})(jobs.run)
 for command in (
     jobs.ps,
     jobs.show,

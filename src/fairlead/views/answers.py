@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Literal
 
+from fairlead.core.config import QUEUE_KEYS
 from fairlead.core.holds.room import ends_at
 from fairlead.core.model import Ask, Job, Micros, Queue, Stage
 from fairlead.core.ranges import count
@@ -105,6 +107,7 @@ def _task_answer(partition: Partition, stage: Stage, index: int) -> wire.Task:
         exit_code=0 if plain else view.exit_code,
         reason=view.reason,
         note=view.note,
+        started=optional_seconds(view.started),
     )
 
 
@@ -159,6 +162,15 @@ def node_answer(partition: Partition, row: int) -> wire.Node:
     )
 
 
+def _asks_below(queue: Queue) -> int:
+    """Return the number of asks in a leaf, or in all leaves below a queue."""
+    return queue.asks + sum(_asks_below(child) for child in queue.children.values())
+
+
+def _jobs_below(queue: Queue) -> int:
+    return queue.jobs + sum(_jobs_below(child) for child in queue.children.values())
+
+
 def queue_answer(partition: Partition, queue: Queue) -> wire.Queue:
     settings = queue.settings
     figures = figures_of(partition.entitlements(), queue)
@@ -171,9 +183,9 @@ def queue_answer(partition: Partition, queue: Queue) -> wire.Queue:
         guarantee=amounts(settings.guarantee),
         limit=None if settings.limit is None else amounts(settings.limit),
         used=amounts(sorted(queue.account.used.items())),
-        jobs=queue.jobs,
+        jobs=_jobs_below(queue),
         running=queue.account.running,
-        asks=queue.asks,
+        asks=_asks_below(queue),
         entitlement_percent=figures.entitlement,
         use_percent=figures.use,
         loan_percent=figures.loan,
@@ -257,14 +269,28 @@ def manager_answers(partition: Partition) -> list[wire.Manager]:
     ]
 
 
-def differences(before: Mapping[str, object], after: Mapping[str, object], at: str = "") -> list[wire.Difference]:
-    """Return the differences between two configurations, as documents."""
+def differences(
+    before: Mapping[str, object], after: Mapping[str, object], at: tuple[str, ...] = ()
+) -> list[wire.Difference]:
+    """Return the differences between two configurations, as documents by partition."""
     changes: list[wire.Difference] = []
     for key in [*before, *(key for key in after if key not in before)]:
         old, new = before.get(key), after.get(key)
-        name = f"{at}.{key}" if at else key
+        path = (*at, key)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
-            changes += differences(old, new, name)
+            changes += differences(old, new, path)
         elif old != new:
-            changes.append(wire.Difference(key=name, before=old, after=new))
+            changes.append(wire.Difference(key=".".join(path), before=old, after=new, what=_changed(path)))
     return changes
+
+
+def _changed(path: tuple[str, ...]) -> Literal["partition", "queue", "pool", "setting"]:
+    """Return what a key of a configuration names; the path starts with the name of the partition."""
+    match path:
+        case (_,):
+            return "partition"
+        case (_, "pools", _):
+            return "pool"
+        case (_, "queues", _, *below) if not any(part in QUEUE_KEYS for part in below):
+            return "queue"
+    return "setting"

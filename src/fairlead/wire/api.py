@@ -212,6 +212,8 @@ class Job(Answer, frozen=True, kw_only=True):
     stages: list[Stage]
     matched: str | None = None
     """The requestor pattern that chose the queue, if one did."""
+    forgotten: bool = False
+    """True if only the history knows the job: its stages, labels, priority and `after` are not known any more."""
 
     @property
     def over(self) -> bool:
@@ -236,6 +238,8 @@ class Task(Answer, frozen=True, kw_only=True):
     exit_code: int | None
     reason: str
     note: str
+    started: float | None = None
+    """When the attempt started, while it lives; `Attempt` has the times of ended attempts."""
 
 
 class TaskPage(Answer, frozen=True, kw_only=True):
@@ -502,6 +506,8 @@ class Difference(Answer, frozen=True, kw_only=True):
     key: str
     before: Any
     after: Any
+    what: Literal["partition", "queue", "pool", "setting"] = "setting"
+    """What the key names. A setting that is absent has its default; the others do not exist if absent."""
 
 
 class Applied(Answer, frozen=True, kw_only=True):
@@ -568,6 +574,8 @@ class PastJob(Answer, frozen=True, kw_only=True):
     submitted: float
     ended: float
     tasks: dict[str, int]
+    started: float | None = None
+    """When its first task started; null if none did."""
 
 
 class HistoryPage(Answer, frozen=True, kw_only=True):
