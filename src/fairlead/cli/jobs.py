@@ -8,7 +8,7 @@ import threading
 import time
 from codecs import getincrementaldecoder
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -42,6 +42,7 @@ LOG_TIMEOUT = 5.0
 SHOWN = 1_000
 """Tasks of a job that are shown."""
 
+EndState = Literal["succeeded", "failed", "killed"]
 Command = Annotated[
     list[str] | None,
     typer.Argument(help="The program and its arguments. Options of Fairlead come before it.", metavar="COMMAND…"),
@@ -73,7 +74,13 @@ Selector = Annotated[
     list[str] | None, typer.Option(help="Run only on nodes with this label, as key=value; may be repeated.")
 ]
 Pool = Annotated[str | None, typer.Option(help="Run only on nodes of this pool.")]
-TimeLimit = Annotated[str | None, typer.Option(help="Longest run time of a task, such as 2h.")]
+Toleration = Annotated[
+    list[str] | None, typer.Option(help="Taint that the tasks tolerate, as written on the node; may be repeated.")
+]
+Estimate = Annotated[
+    str | None, typer.Option(help="Expected run time of a task, such as 30min; waiting jobs are planned with it.")
+]
+TimeLimit = Annotated[str | None, typer.Option(help="Longest run time of a task, such as 2h or 02:00:00.")]
 Tries = Annotated[int | None, typer.Option(help="Number of times a task may be tried.", min=1)]
 Directory = Annotated[
     str | None, typer.Option(help="Working directory. By default this one, if the server is on this machine.")
@@ -101,7 +108,9 @@ def submit(
     secret: Secret = None,
     label: Label = None,
     selector: Selector = None,
+    toleration: Toleration = None,
     pool: Pool = None,
+    estimate: Estimate = None,
     time_limit: TimeLimit = None,
     tries: Tries = None,
     directory: Directory = None,
@@ -137,7 +146,9 @@ def run(
     secret: Secret = None,
     label: Label = None,
     selector: Selector = None,
+    toleration: Toleration = None,
     pool: Pool = None,
+    estimate: Estimate = None,
     time_limit: TimeLimit = None,
     tries: Tries = None,
     directory: Directory = None,
@@ -162,8 +173,8 @@ def run(
 
 
 DOCUMENT_OPTIONS = frozenset(
-    "command name queue array gang cpu memory gpu resource priority after env secret label selector pool time_limit "
-    "tries directory shell".split()
+    "command name queue array gang cpu memory gpu resource priority after env secret label selector toleration pool "
+    "estimate time_limit tries directory shell".split()
 )
 
 
@@ -243,7 +254,9 @@ def _from_options(client: Client, options: dict[str, Any]) -> dict[str, Any]:
         "environment": pairs(options["env"], "--env") or None,
         "secrets": pairs(options["secret"], "--secret") or None,
         "selectors": pairs(options["selector"], "--selector") or None,
+        "tolerations": options["toleration"],
         "pool": options["pool"],
+        "estimate": options["estimate"],
         "time_limit": options["time_limit"],
         "tries": options["tries"],
         "directory": directory,
@@ -472,7 +485,7 @@ def explain(job: JobName, partition: Partition = "", as_json: AsJson = False) ->
 @calls_server
 def history(
     user: Annotated[str, typer.Option(help="Only jobs of this user.")] = "",
-    state: Annotated[str, typer.Option(help="Only jobs in this state: succeeded, failed or killed.")] = "",
+    state: Annotated[EndState | None, typer.Option(help="Only jobs in this state.")] = None,
     limit: Annotated[int, typer.Option(help="Largest number of jobs to list.", min=1)] = 50,
     partition: Partition = "",
     as_json: AsJson = False,
@@ -551,6 +564,25 @@ def scale(
         print_json({"note": note})
     else:
         print_text(f"{job}: {note or f'{count} tasks'}")
+
+
+@calls_server
+def priority(
+    job: JobName,
+    number: Annotated[int, typer.Argument(help="The new priority; the highest goes first.", metavar="PRIORITY")],
+    partition: Partition = "",
+    as_json: AsJson = False,
+) -> None:
+    """Change the priority of a job. Owners may lower it, operators may raise it too.
+
+    A negative number follows --: fairlead priority 17 -- -5
+    """
+    with open_client(partition) as client:
+        note = client.set_priority(job, number)
+    if as_json:
+        print_json({"note": note})
+    else:
+        print_text(f"{job}: {note or f'priority {number}'}")
 
 
 @calls_server

@@ -37,6 +37,7 @@ for command in (
     jobs.logs,
     jobs.kill,
     jobs.scale,
+    jobs.priority,
     jobs.wait,
     jobs.explain,
     jobs.history,
