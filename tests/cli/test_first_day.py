@@ -80,6 +80,17 @@ def test_tolerations_and_estimates(up: Up) -> None:
     assert done.returncode == 1 and "stages[0].estimate" in done.stderr
 
 
+def test_a_drained_node_says_why(up: Up) -> None:
+    up.run("node", "drain", "box", "--reason", "disk swap")
+    assert "draining, disk swap" in up.run("node", "list")
+    up.run("node", "drain", "box", "--reason", "new disk")
+    assert "reason  new disk" in up.run("node", "show", "box")
+    assert "no change" in up.run("node", "drain", "box")
+    up.run("node", "enable", "box")
+    assert json.loads(up.run("node", "show", "--json", "box"))["reason"] == ""
+    assert up.ask("node", "drain", "box", "--reason", "x" * 201).returncode == 1
+
+
 def test_setting_a_share_shows_its_siblings(up: Up) -> None:
     up.run("config", "apply", str(config(up, "{root: {default: {share: 50}, ml: {share: 50}, ci: {}}}")))
     done = up.ask("share", "set", "root.ml", "150")

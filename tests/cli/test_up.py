@@ -205,7 +205,7 @@ def test_configuration(up: Up, tmp_path: Path) -> None:
     up.run("queue", "stop", "root.ml")
     assert up.ask("submit", "-q", "root.ml", "--", "true").returncode == 1
     up.run("queue", "start", "root.ml")
-    assert up.run("partition", "set", "night").startswith("night: (default) -> ")
+    assert up.run("partition", "set", "night").startswith("night: partition added")
     assert "night" in up.run("partition", "list")
     up.run("partition", "remove", "night", "--yes")
 

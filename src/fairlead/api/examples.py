@@ -76,6 +76,7 @@ NODE_ANSWER = {
     "avoided": False,
     "credential": "valid",
     "credential_expires": 1792592000.0,
+    "reason": "",
 }
 QUEUE_ANSWER = {
     "path": "root.default",

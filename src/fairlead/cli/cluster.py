@@ -25,6 +25,7 @@ token = typer.Typer(name="token", help="Create, list and revoke tokens.", no_arg
 NodeState = Literal["up", "draining", "disabled", "lost"]
 Role = Literal["user", "operator", "admin", "join"]
 NodeName = Annotated[str, typer.Argument(help="The name of a node.", metavar="NODE")]
+Reason = Annotated[str, typer.Option(help="Why, for people; shown by `node list`. At most 200 characters.")]
 QueuePath = Annotated[str, typer.Argument(help="The path of a queue, such as root.ml.", metavar="QUEUE")]
 StageName = Annotated[str, typer.Argument(help="The name of a stage.", metavar="STAGE")]
 JobName = Annotated[str, typer.Argument(help="The id of a job.", metavar="JOB")]
@@ -74,7 +75,7 @@ def list_nodes(
         ("NODE", "STATE", "POOL", "TASKS", "USED", "HAS"),
         lambda node: (
             node.name,
-            node.state if node.credential in ("", "valid") else f"{node.state}, {node.credential}",
+            ", ".join(filter(None, (node.state, node.reason, node.credential.removeprefix("valid")))),
             node.pool,
             node.tasks,
             amounts(node.used) or "-",
@@ -95,6 +96,7 @@ def show_node(name: NodeName, partition: Partition = "", as_json: AsJson = False
         return
     print_text(f"node {view.name}: {view.state}, {view.tasks} tasks{', avoided' if view.avoided else ''}")
     for what, value in (
+        ("reason", view.reason),
         ("has", amounts(view.resources)),
         ("used", amounts(view.used)),
         ("gpus", " ".join(f"{used:g}" for used in view.devices)),
@@ -111,16 +113,16 @@ def show_node(name: NodeName, partition: Partition = "", as_json: AsJson = False
 
 @node.command()
 @calls_server
-def drain(name: NodeName, partition: Partition = "", as_json: AsJson = False) -> None:
+def drain(name: NodeName, reason: Reason = "", partition: Partition = "", as_json: AsJson = False) -> None:
     """Give a node no new work. Its running tasks finish."""
-    _do("POST", f"nodes/{_part(name)}/drain", as_json, f"{name} drains", partition=partition)
+    _do("POST", f"nodes/{_part(name)}/drain", as_json, f"{name} drains", partition=partition, reason=reason)
 
 
 @node.command()
 @calls_server
-def disable(name: NodeName, partition: Partition = "", as_json: AsJson = False) -> None:
+def disable(name: NodeName, reason: Reason = "", partition: Partition = "", as_json: AsJson = False) -> None:
     """Give a node no new work until it is enabled again."""
-    _do("POST", f"nodes/{_part(name)}/disable", as_json, f"{name} is disabled", partition=partition)
+    _do("POST", f"nodes/{_part(name)}/disable", as_json, f"{name} is disabled", partition=partition, reason=reason)
 
 
 @node.command()

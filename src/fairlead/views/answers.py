@@ -159,6 +159,7 @@ def node_answer(partition: Partition, row: int) -> wire.Node:
         devices=[used / MILLI for used in nodes.devices[row]],
         tasks=sum(count(allocation.indices) for allocation in nodes.allocations[row].values() if not allocation.rooms),
         avoided=nodes.node_id[row] in nodes.avoided,
+        reason=nodes.reasons.get(nodes.node_id[row], ""),
     )
 
 

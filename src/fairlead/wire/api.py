@@ -308,6 +308,8 @@ class Node(Answer, frozen=True, kw_only=True):
     credential: Literal["", "valid", "expired", "revoked"] = ""
     """State of the node's key; empty for a node without an agent."""
     credential_expires: float | None = None
+    reason: str = ""
+    """Why an operator drained or disabled it."""
 
 
 class Nodes(Answer, frozen=True, kw_only=True):
