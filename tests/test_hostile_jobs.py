@@ -90,7 +90,7 @@ class Services:
         self.until(lambda: [node.state for node in self.admin.nodes()] == ["up"])
 
     def token(self, **document: Any) -> str:
-        made: NewToken = self.admin.ask(Call(NewToken, "POST", f"{API}/tokens", document))
+        made: NewToken = self.admin.send(Call(NewToken, "POST", f"{API}/tokens", document))
         return made.secret
 
     def until(self, true: Any) -> None:

@@ -28,7 +28,7 @@ from fairlead.core.state import Partition
 from fairlead.engines.agents import Agents
 from fairlead.engines.base import Busy, Closed, Ended
 from fairlead.journal import SqliteJournal
-from fairlead.wire.agent import MOST_BYTES
+from fairlead.wire.agent import MAX_MESSAGE_BYTES
 from fairlead.wire.identity import Exchange, Key, split_token
 from fairlead.writer.inbox import Full, Inbox
 from fairlead.writer.loop import LiveWriter, WriterThread
@@ -167,7 +167,7 @@ class Plant:
         async def handle(connection: ServerConnection) -> None:
             await self.hub.serve(PARTITION, Socket(connection))
 
-        async with serve(handle, "127.0.0.1", self._port, compression=None, max_size=MOST_BYTES) as server:
+        async with serve(handle, "127.0.0.1", self._port, compression=None, max_size=MAX_MESSAGE_BYTES) as server:
             self.url = f"http://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}"
             try:
                 yield self

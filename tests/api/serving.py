@@ -107,7 +107,7 @@ class Serving:
 
     def tell(self, command: AnyCommand, partition: str = "") -> Any:
         async def told() -> Any:
-            return await self.control.ask(self.control.find(partition), command)
+            return await self.control.execute(self.control.find(partition), command)
 
         return self.do(told())
 

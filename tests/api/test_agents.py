@@ -28,7 +28,7 @@ from fairlead.api import server as serving_program
 from fairlead.api.connections import Connections
 from fairlead.engines import agents as hub
 from fairlead.wire.agent import (
-    FIRST_BYTES,
+    MAX_FIRST_MESSAGE_BYTES,
     PATH,
     VERSION,
     Beat,
@@ -282,7 +282,7 @@ def test_messages_are_small_before_the_proof(site: Serving) -> None:
     async def story() -> None:
         async with joining(site) as connection:
             with pytest.raises(ConnectionClosed) as closed:
-                await connection.send(bytes(FIRST_BYTES + 1))
+                await connection.send(bytes(MAX_FIRST_MESSAGE_BYTES + 1))
                 await asyncio.wait_for(connection.recv(), SECONDS)
             assert closed.value.rcvd is not None and closed.value.rcvd.code == 1009  # too big
         async with joining(site) as connection:

@@ -45,11 +45,11 @@ def test_what_a_configuration_starts_is_told_before_what_comes_after_it() -> Non
         name, node = parse_node({"name": "n0", "resources": {"cpu": 4}})
         spec = parse_job({"queue": "root.a", "stages": [{"command": ["true"], "resources": {"cpu": 2}}]})
         for command in (MarkReady(operator=True), AddNode(name=name, spec=node, operator=True)):
-            await control.ask(served, command)
-        await control.ask(served, Submit(spec=spec, id="j", operator=True))
+            await control.execute(served, command)
+        await control.execute(served, Submit(spec=spec, id="j", operator=True))
         configuring = asyncio.create_task(control.configure({"default": config()}))
         await asyncio.sleep(0)  # it is being followed now, and this waits for its turn:
-        await asyncio.gather(configuring, control.ask(served, Kill(job="j", operator=True)))
+        await asyncio.gather(configuring, control.execute(served, Kill(job="j", operator=True)))
         await control.close()
         return engine.heard
 

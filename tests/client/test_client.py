@@ -83,7 +83,7 @@ def test_many(client: Client) -> None:
 def test_pools(up: Up, client: Client) -> None:
     assert client.pools() == []
     pool = {"node": {"cpu": 1}, "max": 3, "provider": {"command": ["false"]}}
-    client.ask(Call(Applied, "PUT", f"{API}/partitions/default", {"pools": {"w": pool}, "pool_pause": "1h"}))
+    client.send(Call(Applied, "PUT", f"{API}/partitions/default", {"pools": {"w": pool}, "pool_pause": "1h"}))
     assert client.pause_pool("w") == ""
     assert client.pool("w").paused
     assert client.resume_pool("w") == ""
@@ -104,7 +104,7 @@ def test_pools(up: Up, client: Client) -> None:
         await other.close()
 
     asyncio.run(the_same())
-    client.ask(Call(Applied, "PUT", f"{API}/partitions/default", {}))
+    client.send(Call(Applied, "PUT", f"{API}/partitions/default", {}))
 
 
 def test_holds(up: Up, client: Client) -> None:

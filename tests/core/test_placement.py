@@ -289,7 +289,7 @@ def test_usable_is_the_plain_sum(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if forgetful:
-            patch.setattr(fragmentation, "MOST_KEPT", 1)
+            patch.setattr(fragmentation, "MAX_KEPT", 1)
         workload = Workload(shapes)
         for free, used in states + states:
             assert workload.usable(free, used) == plainly_usable(shapes, free, used)

@@ -397,7 +397,7 @@ def test_after_max_orders_it_says_why() -> None:
     w.advance(60)
     assert ordered(w) == {}
     reason = w.explain(job)[0].reason
-    assert isinstance(reason, NoRoom) and reason.vain == 2 and reason.given_up
+    assert isinstance(reason, NoRoom) and reason.failed_orders == 2 and reason.given_up
     assert "quota of the cloud is used up" in str(reason)
     later = singles(w, 1)
     w.cycle()

@@ -15,7 +15,7 @@ from hypothesis import given
 
 from fairlead.core.policy.shares import (
     FEW,
-    MOST_SHARE,
+    MAX_SHARE,
     Claim,
     Measure,
     entitlements,
@@ -29,7 +29,7 @@ from fairlead.core.policy.shares import (
 NAMES = [f"q{at:02}" for at in range(FEW + 5)]
 # Small numbers, so that classes tie and run out; now and then large ones.
 amounts = st.integers(0, 12) | st.integers(0, 3_000)
-share_values = st.integers(0, 3) | st.integers(0, 100) | st.integers(0, MOST_SHARE)
+share_values = st.integers(0, 3) | st.integers(0, 100) | st.integers(0, MAX_SHARE)
 share_tables = st.dictionaries(st.sampled_from(NAMES), share_values, max_size=len(NAMES))
 
 Scene = tuple[int, int, list[Claim]]
@@ -260,13 +260,13 @@ def test_keys_sort_as_fractions_do(drawn: list[tuple[int, int, int, str]]) -> No
     assert sorted(drawn, key=lambda queue: turn_key(*queue)) == sorted(drawn, key=exact)
 
 
-@given(st.integers(1, MOST_SHARE), st.integers(0, 2**70))
+@given(st.integers(1, MAX_SHARE), st.integers(0, 2**70))
 def test_keys_tell_neighbours_apart(share: int, use: int) -> None:
     """The nearest fractions there are, and equal ones that are written otherwise."""
-    other = share - 1 or MOST_SHARE
+    other = share - 1 or MAX_SHARE
     larger = use * other // share + 1  # the least that is more of the other share
     assert turn_key(use, share, 0, "") < turn_key(larger, other, 0, "")
-    if share <= MOST_SHARE // 7:
+    if share <= MAX_SHARE // 7:
         assert turn_key(use, share, 0, "") == turn_key(7 * use, 7 * share, 0, "")
 
 
@@ -319,7 +319,7 @@ COUNTS: list[Callable[..., Any]] = [start_counts, rebalance_counts]
         (10.0, 1, {}, "total is 10.0: give a whole number, 0 or more"),
         (10, 1, {"share": -5}, "share of 'a' is -5: give a whole number, from 0 to 1000000"),
         (10, 1, {"share": 12.5}, "share of 'a' is 12.5: give a whole number, from 0 to 1000000"),
-        (10, 1, {"share": MOST_SHARE + 1}, "share of 'a' is 1000001: give a whole number, from 0 to 1000000"),
+        (10, 1, {"share": MAX_SHARE + 1}, "share of 'a' is 1000001: give a whole number, from 0 to 1000000"),
         (10, 0, {"running": -1}, "running of 'a' is -1: give a whole number, 0 or more"),
         (10, 1, {"waiting": None}, "waiting of 'a' is None: give a whole number, 0 or more"),
         (10, 1, {"name": "b"}, "classes: two classes have the same name: give each class its own name"),

@@ -129,7 +129,7 @@ class Eyes:
             elif isinstance(change, Promised):
                 claims.append((change, units))
                 units, gangs = {}, set()
-            elif isinstance(change, Released) and isinstance(before.kept, Promise):
+            elif isinstance(change, Released) and isinstance(before.earmark, Promise):
                 self.ended.append(change.why)
             elif isinstance(change, Placed):
                 self.placed.append(change.job)

@@ -11,7 +11,7 @@ import pytest
 from fairlead.pools import reconciler, service
 from fairlead.pools.base import ProviderError
 from tests.api.serving import Serving
-from tests.pools.test_keeper import Story, arrive, burst, get, passes, until
+from tests.pools.test_reconciler import Story, arrive, burst, get, passes, until
 
 STEPS = 25
 

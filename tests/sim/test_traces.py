@@ -225,8 +225,8 @@ def test_other_nodes_than_the_trace_has(tmp_path: Path) -> None:
     ("name", "text", "field", "problem"),
     [
         ("log.swf", swf(1, 0, -1, 5, 4), "nodes", "the header has neither MaxProcs nor MaxNodes"),
-        ("log.swf", "; MaxProcs: 4\n", "jobs", "log.swf has none that could be simulated"),
-        ("jobs.csv", CSV, "nodes", "jobs.csv says nothing of nodes"),
+        ("log.swf", "; MaxProcs: 4\n", "jobs", "log.swf has no job that can be simulated"),
+        ("jobs.csv", CSV, "nodes", "jobs.csv has no nodes"),
         ("jobs.csv", "a,b\n1,2\n", "jobs.csv: columns", "not those of a trace"),
         ("jobs.csv", "submit,duration,color\n1,2,3\n", "columns", "color not known"),
         ("jobs.csv", "", "jobs.csv: columns", "not those of a trace"),
@@ -252,7 +252,7 @@ def test_refused(tmp_path: Path, name: str, text: str, field: str, problem: str)
 def test_two_logs_with_the_same_jobs(tmp_path: Path) -> None:
     for name in ("a.swf", "b.swf"):
         (tmp_path / name).write_text(SWF)
-    with pytest.raises(Refused, match="simulate them apart"):
+    with pytest.raises(Refused, match="simulate them separately"):
         read_traces([tmp_path / "a.swf", tmp_path / "b.swf"], load)
 
 

@@ -126,7 +126,7 @@ def test_a_refused_launch() -> None:
     w.cycle()
     refused = {"stage": "w", "attempt": 1, "tasks": 1, "node": "n1", "reason": "node n1 refused the launch"}
     assert w.lines() == [
-        warning("launch taken back", 0, job=job, again="new", **refused),
+        warning("launch undone", 0, job=job, again="new", **refused),
         warning("node avoided", 0, node="n1", failures=1, pause_seconds=1),
     ]
 
@@ -152,9 +152,9 @@ def test_a_gang_whose_member_is_silent_is_one_line() -> None:
     w.advance(60)
     reason = "the launch was not acknowledged within 60s"
     assert w.lines() == [
-        warning("launch taken back", 60, job=job, stage="w", attempt=1, tasks=1, node="n2", again="new", reason=reason),
+        warning("launch undone", 60, job=job, stage="w", attempt=1, tasks=1, node="n2", again="new", reason=reason),
         warning("node avoided", 60, node="n2", failures=1, pause_seconds=1),
-        warning("gang taken back", 60, job=job, stage="w", tasks=2, reason=reason),
+        warning("gang start undone", 60, job=job, stage="w", tasks=2, reason=reason),
     ]
 
 
@@ -166,7 +166,9 @@ def test_a_whole_job_that_is_taken_back_is_one_line_and_so_is_growth_of_one_stag
     w.cycle()
     w.cycle()
     reason = "node n1 refused the launch"
-    assert w.lines("gang taken back") == [warning("gang taken back", 0, job=job, stage="all", tasks=1, reason=reason)]
+    assert w.lines("gang start undone") == [
+        warning("gang start undone", 0, job=job, stage="all", tasks=1, reason=reason)
+    ]
     w.return_node("n1")
     w.advance(5)
     w.nodes(2, prefix="m", cpu=2)
@@ -175,7 +177,7 @@ def test_a_whole_job_that_is_taken_back_is_one_line_and_so_is_growth_of_one_stag
     w.cycle()
     w.cycle()
     reason = "node m1 refused the launch"
-    assert w.lines("gang taken back") == [warning("gang taken back", 5, job=job, stage="b", tasks=1, reason=reason)]
+    assert w.lines("gang start undone") == [warning("gang start undone", 5, job=job, stage="b", tasks=1, reason=reason)]
 
 
 def test_lost_tasks_and_a_stage_that_is_short() -> None:
@@ -194,7 +196,7 @@ def test_lost_tasks_and_a_stage_that_is_short() -> None:
     ]
     w.advance(10)
     short = "it was short of workers for 10s"
-    assert w.lines() == [warning("gang taken back", 10, job=job, stage="w", tasks=1, reason=short)]
+    assert w.lines() == [warning("gang start undone", 10, job=job, stage="w", tasks=1, reason=short)]
 
 
 def test_tasks_that_do_not_stop() -> None:

@@ -256,7 +256,7 @@ class Control:
             return 0
         return await thread.alone(lambda: journal.epoch(stream_of(name)))
 
-    async def ask(self, service: PartitionService, command: AnyCommand) -> Accepted:
+    async def execute(self, service: PartitionService, command: AnyCommand) -> Accepted:
         """Carry out a command. When this returns, the command is done and durable."""
         return await accepted_in(offered(service, command))
 

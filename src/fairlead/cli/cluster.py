@@ -36,7 +36,7 @@ def _request(form: Any, method: str, path: str, document: Any = None, **paramete
     from fairlead.client.calls import API, Call
 
     with open_client() as client:
-        return client.ask(Call(form, method, f"{API}/{path}", document, **parameters))
+        return client.send(Call(form, method, f"{API}/{path}", document, **parameters))
 
 
 def _part(name: str) -> str:

@@ -139,7 +139,7 @@ class Admission:
         partition = self.partition
         if not partition.promises:
             return []
-        claims = [partition.kept_for(promise) for promise in partition.promises.values() if not promise.ordered]
+        claims = [partition.ask_of_earmark(promise) for promise in partition.promises.values() if not promise.ordered]
         return [claim for claim in claims if claim is not None and claim is not ask]
 
     def limits(self, ask: Ask) -> list[tuple[Account, Vector, Vector]]:

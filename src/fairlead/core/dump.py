@@ -406,11 +406,13 @@ def _load(document: _Document) -> Partition:
     for stage in replacing:
         partition.update_missing(stage)
     for hold in document.holds:
-        partition.keep(Hold(hold.seq, hold.job, hold.stage, hold.kind, hold.places, hold.since, large=hold.large))
+        partition.add_earmark(
+            Hold(hold.seq, hold.job, hold.stage, hold.kind, hold.places, hold.since, large=hold.large)
+        )
     for entry in document.promises:
         promise = Promise(entry.seq, entry.job, entry.stage, entry.kind, entry.places, entry.since)
         promise.victims, promise.ordered = entry.victims, entry.ordered
-        partition.keep(promise)
+        partition.add_earmark(promise)
     for order in document.orders:
         coming = dict(order.coming)
         partition.orders[order.number] = NodeOrder(

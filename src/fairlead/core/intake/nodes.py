@@ -11,7 +11,7 @@ from fairlead.core.errors import Refused
 from fairlead.core.intake.access import need_operator
 from fairlead.core.intake.pools import arrive
 from fairlead.core.model import NodeState
-from fairlead.core.outcomes import call_back, lose
+from fairlead.core.outcomes import lose, recall
 from fairlead.core.plan import Plan
 from fairlead.core.reader import check_name, check_text, suggestion
 from fairlead.core.resources import shown
@@ -63,15 +63,15 @@ def update(plan: Plan, command: UpdateNode) -> Accepted:
 
 def _set(plan: Plan, node_id: int, spec: NodeSpec) -> None:
     plan.do(NodeSet(node_id, spec))
-    _call_back(plan, node_id)
+    _recall(plan, node_id)
 
 
-def _call_back(plan: Plan, node_id: int) -> None:
+def _recall(plan: Plan, node_id: int) -> None:
     """Recall the tasks that wait in chains on a node, if the node takes no new work."""
     nodes = plan.partition.nodes
     row = nodes.rows[node_id]
     if not nodes.placeable(row):
-        call_back(plan, [nodes.allocations[row][number] for number in sorted(nodes.allocations[row])])
+        recall(plan, [nodes.allocations[row][number] for number in sorted(nodes.allocations[row])])
 
 
 def move(plan: Plan, command: MoveNode) -> Accepted:
@@ -101,7 +101,7 @@ def move_to(plan: Plan, name: str, state: NodeState, reason: str = "") -> Accept
     if state == "lost":
         release(plan, node_id, f"node {name} was lost")
     else:
-        _call_back(plan, node_id)
+        _recall(plan, node_id)
     return Accepted()
 
 

@@ -67,7 +67,7 @@ class Starter:
         if (
             singles is not None
             and most == 1
-            and not (partition.nodes.held and partition.kept(ask.seq))
+            and not (partition.nodes.held and partition.earmark_of(ask.seq))
             and singles.add(lane, ask)
         ):
             return 1, None
@@ -108,7 +108,7 @@ class Starter:
             fitting = sum(placed for _, _, placed in tried)
             return 0, never_whole(partition, needs) or NoRoom(together, fitting, stages=tuple(tried))
         self.plan.do(Began(ask.stage.job.id))
-        if partition.kept(ask.seq) is not None:
+        if partition.earmark_of(ask.seq) is not None:
             self._release(ask.seq, (), STARTED)
         return together, None
 
@@ -183,8 +183,8 @@ class Starter:
         not use these nodes, so it would have the gang stopped as soon as it starts.
         """
         partition = self.plan.partition
-        kept = partition.kept(ask.seq)
-        if kept is None or (isinstance(kept, Promise) and not (kept.ordered and self._passes_higher(ask))):
+        earmark = partition.earmark_of(ask.seq)
+        if earmark is None or (isinstance(earmark, Promise) and not (earmark.ordered and self._passes_higher(ask))):
             return 0
         return partition.now + partition.settings.hold_for
 
@@ -204,7 +204,7 @@ class Starter:
         A whole job still needs the nodes of its other stages. Single tasks keep those for tasks that still wait.
         """
         partition = self.plan.partition
-        if not ask.whole and partition.kept(ask.seq) is not None:
+        if not ask.whole and partition.earmark_of(ask.seq) is not None:
             waits = ask.stage.asks[ask.kind] is ask and gang_size(ask) == 1
             rest = _without(partition.promises[ask.seq], held) if waits and ask.seq in partition.promises else ()
             self._release(ask.seq, rest, STARTED)

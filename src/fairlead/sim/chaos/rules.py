@@ -228,7 +228,7 @@ def _share_spent(partition: Partition, ask: Ask, tasks: Tasks, gang: bool, more:
 def _claimants(partition: Partition) -> Iterator[Ask]:
     """Yield the asks for which tasks are being stopped."""
     for promise in partition.promises.values():
-        claimant = None if promise.ordered else partition.kept_for(promise)
+        claimant = None if promise.ordered else partition.ask_of_earmark(promise)
         if claimant is not None:
             yield claimant
 
@@ -309,7 +309,7 @@ class Rooms:
 
     def count(self, ask: Ask, stage: Stage, closed: Collection[int], without: Collection[int] = ()) -> int:
         """Return how many tasks fit on the nodes held for an ask, except `without`, and on nodes not in `closed`."""
-        own = self.partition.kept(ask.seq)
+        own = self.partition.earmark_of(ask.seq)
         mine: dict[int, int] = {}
         for node_id, position, tasks in own.places if own is not None else ():
             if position == stage.position and node_id not in without:
