@@ -379,7 +379,7 @@ def _attempts(client: Client, job: str) -> list[wire.Attempt]:
     attempts: list[wire.Attempt] = []
     cursor = ""
     while True:
-        page = client.ask(calls.attempts(job, client.partition, limit=1000, cursor=cursor))
+        page = client.send(calls.attempts(job, client.partition, limit=1000, cursor=cursor))
         attempts += page.attempts
         cursor = page.next
         if not cursor:

@@ -95,7 +95,7 @@ class AsyncClient:
         return (await self.send(calls.scale(job, count, stage, self.partition))).note
 
     async def set_priority(self, job: str, priority: int) -> str:
-        return (await self.ask(calls.set_priority(job, priority, self.partition))).note
+        return (await self.send(calls.set_priority(job, priority, self.partition))).note
 
     async def explain(self, job: str) -> wire.Explanation:
         return await self.send(calls.explain(job, self.partition))

@@ -98,7 +98,7 @@ class Client:
 
     def set_priority(self, job: str, priority: int) -> str:
         """Change the priority of a job. Owners may lower it, operators may raise it too."""
-        return self.ask(calls.set_priority(job, priority, self.partition)).note
+        return self.send(calls.set_priority(job, priority, self.partition)).note
 
     def explain(self, job: str) -> wire.Explanation:
         return self.send(calls.explain(job, self.partition))
