@@ -51,7 +51,7 @@ NOT_A_NAME = (
 NOT_A_QUEUE = "is not a queue's name; use 1 to 63 letters, digits or _ @ + - and no dots"
 JOB_KEYS = "it has after, gang, groups, labels, name, preemptible, priority, queue, stages, user"
 STAGE_KEYS = (
-    "it has apart, command, count, directory, environment, estimate, min, name, near, on_loss, pool, resources, "
+    "it has apart, array, command, count, directory, environment, estimate, min, name, near, on_loss, pool, resources, "
     "scaling, secrets, selectors, time_limit, tolerations, tries"
 )
 NODE_KEYS = "it has labels, name, pool, resources, taints, users"
@@ -65,10 +65,13 @@ QUEUE_KEYS = (
     "it has share, guarantee, limit, max_jobs, order, scale_first, preemptible, submit, admin, users, "
     "groups, max_priority, and other queues as mappings"
 )
-A_DURATION = "is not a duration; write seconds, or numbers with us, ms, s, min, h or d such as 50ms, 5min or 1h30min"
+A_DURATION = (
+    "is not a duration; write seconds, numbers with us, ms, s, min, h or d such as 50ms, 5min or 1h30min, "
+    "or hours as 01:30:00"
+)
 A_COUNT = "is not accepted; write a whole number from 1 to 10000000"
 A_CPU = "is not an amount of cpu; write a number such as 2, 0.5 or 500m"
-A_SIZE = "is not an amount of memory; write bytes or a size such as 512Mi, 8Gi or 1.5Gi"
+A_SIZE = "is not an amount of memory; write bytes or a size such as 512Mi, 8Gi or 5GB"
 LEAVES = "name one of root.a, root.b.c, root.b.d, root.closed, root.leaving, root.stopped"
 
 QUEUES: dict[str, Any] = {
@@ -199,7 +202,7 @@ JOBS: dict[str, tuple[object, str]] = {
     "huge cpu": (need(cpu=1e308), "stages[0].resources.cpu: 1e+308 is too large; write at most 1125899906842.624"),
     "cpu is not a number": (need(cpu=float("nan")), f"stages[0].resources.cpu: nan {A_CPU}"),
     "infinite memory": (need(memory=float("inf")), f"stages[0].resources.memory: inf {A_SIZE}"),
-    "a wrong unit": (need(memory="8GB"), f'stages[0].resources.memory: "8GB" {A_SIZE}'),
+    "a wrong unit": (need(memory="8Gb"), f'stages[0].resources.memory: "8Gb" {A_SIZE}'),
     "a unit of time": (need(cpu="2h"), f'stages[0].resources.cpu: "2h" {A_CPU}'),
     "cpu too fine": (
         need(cpu=0.0001),
@@ -256,7 +259,7 @@ JOBS: dict[str, tuple[object, str]] = {
     "an unknown queue": (job(queue="root.aa"), f'queue: there is no queue "root.aa" (did you mean root.a?); {LEAVES}'),
     "a queue with a path": (
         job(queue="root.a/../b"),
-        f'queue: there is no queue "root.a/../b" (did you mean root.b?); {LEAVES}',
+        f'queue: there is no queue "root.a/../b" (did you mean root.a?); {LEAVES}',
     ),
     "a parent queue": (
         job(queue="root.b"),
@@ -329,7 +332,7 @@ JOBS: dict[str, tuple[object, str]] = {
         job({"environment": {"1A": "b"}}),
         'stages[0].environment: "1A" is not a variable\'s name; use letters, digits and _ , not a digit first',
     ),
-    "a duration in m": (job({"estimate": "5m"}), f'stages[0].estimate: "5m" {A_DURATION}'),
+    "a duration in weeks": (job({"estimate": "5w"}), f'stages[0].estimate: "5w" {A_DURATION}'),
     "a negative duration": (job({"estimate": -5}), "stages[0].estimate: -5 is negative; write 0 or more"),
     "a duration of ages": (
         job({"time_limit": "999999h"}),
@@ -340,9 +343,20 @@ JOBS: dict[str, tuple[object, str]] = {
         "stages[0].time_limit: 0 would end every task at once; leave it out for no limit",
     ),
     "no tries": (job({"tries": 0}), "stages[0].tries: 0 is not accepted; write a whole number from 1 to 1000"),
+    "count beside array": (
+        job({"array": 2, "count": 2}),
+        "stages[0].count: it stands beside array, which means count: 2 and min: 1; write array alone for tasks that "
+        "start one by one, or count alone for tasks that start together",
+    ),
+    "min beside array": (
+        job({"array": 2, "min": 2}),
+        "stages[0].min: it stands beside array, which means count: 2 and min: 1; write array alone for tasks that "
+        "start one by one, or count alone for tasks that start together",
+    ),
+    "a parent is not suggested": (job(queue="rot"), f'queue: there is no queue "rot" (did you mean root.a?); {LEAVES}'),
     "an unknown on_loss": (
         job({"on_loss": "retry"}),
-        'stages[0].on_loss: "retry" is not one of replace, restart, fail; write one of them',
+        'stages[0].on_loss: "retry" is not one of replace, restart, fail (did you mean restart?); write one of them',
     ),
     "a selector without values": (
         job({"selectors": {"rack": []}}),
@@ -436,7 +450,7 @@ CONFIGS: dict[str, tuple[object, str]] = {
         part(batch_windw="1s"),
         f"partitions.default.batch_windw: a partition has no such key (did you mean batch_window?); {PARTITION_KEYS}",
     ),
-    "a duration in m": (part(lease="5m"), f'partitions.default.lease: "5m" {A_DURATION}'),
+    "a duration in weeks": (part(lease="5w"), f'partitions.default.lease: "5w" {A_DURATION}'),
     "a percentage above 100": (
         part(held_nodes_percent=101),
         "partitions.default.held_nodes_percent: 101 is not accepted; write a whole number from 0 to 100",
@@ -493,6 +507,15 @@ CONFIGS: dict[str, tuple[object, str]] = {
         "partitions.default.queues.root.a.guarante: a queue has no such setting (did you mean "
         f"guarantee?); {QUEUE_KEYS}",
     ),
+    "a limit that looks like a queue": (
+        tree(a={"limt": {"cpu": 1}}),
+        f"partitions.default.queues.root.a.limt: a queue has no such setting (did you mean limit?); {QUEUE_KEYS}",
+    ),
+    "a guarantee that looks like a queue": (
+        tree(a={"guarantees": {}}),
+        "partitions.default.queues.root.a.guarantees: a queue has no such setting (did you mean guarantee?); "
+        f"{QUEUE_KEYS}",
+    ),
     "a setting that looks like a queue": (
         tree(a={"user": {"ann": {"max_jobs": 1}}}),
         f"partitions.default.queues.root.a.user: a queue has no such setting (did you mean users?); {QUEUE_KEYS}",
@@ -507,7 +530,8 @@ CONFIGS: dict[str, tuple[object, str]] = {
     ),
     "an unknown order": (
         tree(a={"order": "lifo"}),
-        'partitions.default.queues.root.a.order: "lifo" is not one of priority, fifo, fair; write one of them',
+        'partitions.default.queues.root.a.order: "lifo" is not one of priority, fifo, fair (did you mean fifo?); '
+        "write one of them",
     ),
     "a check that is not installed": (
         {"partitions": {"default": {"checks": ["small_crew"]}}},
@@ -571,8 +595,8 @@ CONFIGS: dict[str, tuple[object, str]] = {
     ),
     "a pattern to nowhere": (
         route("x", "root.z"),
-        'partitions.default.requestors[1].queue: there is no queue "root.z"; the leaves are root.a, '
-        "root.b.c, root.b.d, root.closed, root.stopped",
+        'partitions.default.requestors[1].queue: there is no queue "root.z" (did you mean root.a?); name one of '
+        "root.a, root.b.c, root.b.d, root.closed, root.stopped",
     ),
     "a pattern to a parent": (
         route("x", "root.b"),
@@ -928,7 +952,7 @@ ITEMS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a job in no queue": (
         {"jobs": {"job": "j", "queue": "root.q"}},
-        f'job[0].queue: there is no queue "root.q" (did you mean root.b?); {LEAVES}',
+        f'job[0].queue: there is no queue "root.q" (did you mean root.a?); {LEAVES}',
     ),
     "a job of another manager": (
         {"jobs": {"job": "slurm-j", "queue": "root.a"}},

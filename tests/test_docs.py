@@ -84,7 +84,7 @@ SECTIONS: dict[str, tuple[type[Any], Any, dict[str, str]]] = {
     "Limits": (Limits, Limits(), {}),
     "Pool": (PoolSettings, dict(PARTITION.pools)["p"], {"node": "required"}),
     "Job": (JobSpec, JOB, {"stages": "required"}),
-    "Stage": (StageSpec, JOB.stages[0], {"min": "`count`"}),
+    "Stage": (StageSpec, JOB.stages[0], {"array": "none", "min": "`count`", "resources": "`cpu: 1`"}),
     "Node": (NodeSpec, parse_node({"name": "n"})[1], {"name": "required", "resources": "required"}),
 }
 # Fields that no document has under that name.

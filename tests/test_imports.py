@@ -73,7 +73,7 @@ IMPURE_PARTS = ("numpy.random",)
 IMPURE_CALLS = frozenset("__import__ breakpoint eval exec input open print".split())
 
 PUBLIC_NAMES = {
-    "fairlead": ["AsyncClient", "Client", "Executor", "__version__"],
+    "fairlead": ["AsyncClient", "Client", "Executor", "Problem", "__version__"],
     "fairlead.client": ["AsyncClient", "Client", "Endpoint", "Executor", "NotFound", "Problem", "find_endpoint"],
     "fairlead.testing": ["World"],
 }

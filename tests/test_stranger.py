@@ -23,7 +23,7 @@ BLOCK = re.compile(r"(<!-- stranger: [^\n]* -->\n\n```text\n)(.*?)(^```$)", re.M
 PATH: tuple[str | tuple[str, str], ...] = (
     ("fairlead node list", "box"),
     "fairlead run -- echo hello",
-    "fairlead submit --name sleepers --count 3 -- sleep 600",
+    "fairlead submit --name sleepers --array 3 -- sleep 600",
     ("fairlead ps", "3 running"),
     "fairlead submit --name talker --shell -- 'echo one; echo two; sleep 600'",
     ("fairlead logs 3", "two"),

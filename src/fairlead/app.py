@@ -124,6 +124,8 @@ class Serve(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     """The URL for agents on this machine."""
     config: object = None
+    config_file: str = ""
+    """The file that the user named for `config`."""
     secrets_key: Path | None = None
     """The file with the key of the secrets; by default `key_path` decides."""
     certificate: Path | None = None
@@ -133,9 +135,10 @@ class Serve(msgspec.Struct, frozen=True, kw_only=True):
     history_size: str
 
 
-async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None], over: asyncio.Event) -> None:
-    """Run the control plane and the API on a data directory until `over` is set. Call `up` when requests are served.
+async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], None], over: asyncio.Event) -> None:
+    """Run the control plane and the API on a data directory until `over` is set.
 
+    Call `up` when requests are served, with a warning for the user or an empty text.
     The imports are inside because they take a while; the caller starts the agent first.
     """
     from fairlead.api.context import Services
@@ -250,11 +253,12 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
         need_room(directory)
         return SqliteJournal(directory / "journal")
 
+    first = None if settings.config is None else _parsed(settings.config)
     control = Control(
         open_journal,
         hub,
         [metrics, Logs(log), HistoryRecorder(history), quotas],
-        None if settings.config is None else _parsed(settings.config),
+        first,
         after_cycle,
         lambda text: log.error("control plane", problem=text),
         pools,
@@ -282,7 +286,14 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
     serving = asyncio.create_task(http.serve(sockets=[listening]))
     try:
         spare_the_collector()
-        up()
+        warning = ""
+        if settings.config_file and control.configured[1] != first:
+            file = settings.config_file
+            warning = (
+                f"{file} was not applied: the data directory has a configuration; run `fairlead config apply {file}`"
+            )
+            log.warning("configuration not applied", file=file)
+        up(warning)
         await over.wait()
     finally:
         http.should_exit = True

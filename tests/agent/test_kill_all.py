@@ -47,7 +47,7 @@ def story(path: Path, strikes: list[tuple[str, ...]], seed: int, tasks: int) -> 
     up = Up(path / "data", "--name", "box", "--resource", "cpu=4", "--resource", "memory=8Gi")
     try:
         script = TASK.format(folder=ran, seconds=0.02)
-        job = up.run("submit", "--count", str(tasks), "--", "sh", "-c", script).split()[0]
+        job = up.run("submit", "--array", str(tasks), "--", "sh", "-c", script).split()[0]
         for parts in strikes:
             time.sleep(chance.uniform(0.05, 0.5))
             strike(up, parts)

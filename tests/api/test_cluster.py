@@ -107,9 +107,9 @@ def test_configuration(site: Serving) -> None:
     wanted = {"partitions": {"default": {"chain": "1s", "queues": {"root": {"default": {}, "ml": {"share": 60}}}}}}
     would = site.as_owner.post("/api/v1/config/validate", json=wanted).json()
     assert would["differences"] == [
-        {"key": "default.queues.root.default.share", "before": 100, "after": None},
-        {"key": "default.queues.root.ml", "before": None, "after": {"share": 60}},
-        {"key": "default.chain", "before": None, "after": "1s"},
+        {"key": "default.queues.root.default.share", "before": 100, "after": None, "what": "setting"},
+        {"key": "default.queues.root.ml", "before": None, "after": {"share": 60}, "what": "queue"},
+        {"key": "default.chain", "before": None, "after": "1s", "what": "setting"},
     ]
     assert get(site, "config") == before
     done = site.as_owner.put("/api/v1/config", json=wanted)

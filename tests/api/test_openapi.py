@@ -14,7 +14,7 @@ from tests.api.serving import Serving, submit
 
 
 def test_forms_have_the_keys_that_are_read() -> None:
-    assert set(wire.StageDocument.__struct_fields__) == set(StageSpec.__struct_fields__)
+    assert set(wire.StageDocument.__struct_fields__) == {*StageSpec.__struct_fields__, "array"}
     assert set(wire.JobDocument.__struct_fields__) == {*JobSpec.__struct_fields__, "id"} - {
         "manager",
         "matched",

@@ -44,7 +44,7 @@ def test_run_ends_as_its_command_did(up: Up) -> None:
 
 
 def test_tasks_of_an_array_are_told_apart(up: Up) -> None:
-    lines = up.run("run", "--count", "3", "--cpu", "0.1", "--", "sh", "-c", "echo $FAIRLEAD_INDEX").splitlines()
+    lines = up.run("run", "--array", "3", "--cpu", "0.1", "--", "sh", "-c", "echo $FAIRLEAD_INDEX").splitlines()
     assert sorted(lines) == ["main[0] 0", "main[1] 1", "main[2] 2"]
 
 
@@ -111,7 +111,7 @@ def test_after_and_labels(up: Up) -> None:
 def test_where_tasks_ran_and_for_how_long(up: Up) -> None:
     job = up.run("submit", "--cpu", "0.1", "--", "sleep", "0.2").strip()
     up.run("wait", job)
-    assert re.search(r"main\[0\] +succeeded +1 +box +[1-9.0]+\w+ +0", up.run("show", job))
+    assert re.search(r"main\[0\] +succeeded +1 +box +(\S+ )?[0-9:]{8} +[1-9.0]+\w+ +0", up.run("show", job))
 
 
 def test_a_gang_starts_together(up: Up) -> None:
@@ -237,7 +237,7 @@ def test_configuration(up: Up, tmp_path: Path) -> None:
     up.run("queue", "stop", "root.ml")
     assert up.ask("submit", "-q", "root.ml", "--", "true").returncode == 1
     up.run("queue", "start", "root.ml")
-    assert up.run("partition", "set", "night").startswith("night: (default) -> ")
+    assert up.run("partition", "set", "night").startswith("night: partition added")
     assert "night" in up.run("partition", "list")
     up.run("partition", "remove", "night", "--yes")
 
@@ -454,7 +454,7 @@ def test_down_ends_what_an_earlier_server_left(tmp_path: Path) -> None:
     up = Up(tmp_path / "data")
     try:
         up.until("node", "list", said="box")
-        name = up.run("submit", "--cpu", "0.1", "--count", "2", "--", "sleep", "600").strip()
+        name = up.run("submit", "--cpu", "0.1", "--array", "2", "--", "sleep", "600").strip()
         up.until("show", name, said="running")
         up.until("node", "list", said="box   up           2")
         assert up.interrupt() == 0
@@ -494,7 +494,7 @@ def test_no_process_imports_modules_from_the_current_folder_or_a_task_s(tmp_path
     try:
         up.until("node", "list", said="box")
         # Two tasks for each spawner: the first one that ends has it wait in the folder of a task.
-        up.run("run", "--cpu", "0.1", "--count", "4", "--directory", str(here), "--", "true")
+        up.run("run", "--cpu", "0.1", "--array", "4", "--directory", str(here), "--", "true")
         assert not flag.exists()
     finally:
         up.close()

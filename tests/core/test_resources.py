@@ -92,7 +92,7 @@ def test_amounts_are_read_exactly(name: str, value: object, amount: int) -> None
 
 NOT_CPU = "is not an amount of cpu; write a number such as 2, 0.5 or 500m"
 NOT_GPU = "is not an amount of gpu; write a number such as 1, 2 or 0.5"
-NOT_MEMORY = "is not an amount of memory; write bytes or a size such as 512Mi, 8Gi or 1.5Gi"
+NOT_MEMORY = "is not an amount of memory; write bytes or a size such as 512Mi, 8Gi or 5GB"
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ NOT_MEMORY = "is not an amount of memory; write bytes or a size such as 512Mi, 8
         ("cpu", Decimal("1." + "1" * 50), f"1.{'1' * 38}… {NOT_CPU}"),
         ("gpu", "one", f'"one" {NOT_GPU}'),
         ("memory", "100m", f'"100m" {NOT_MEMORY}'),
-        ("memory", "8GB", f'"8GB" {NOT_MEMORY}'),
+        ("memory", "8Gb", f'"8Gb" {NOT_MEMORY}'),
         ("cpu", -1, "-1 is negative; write 0 or more"),
         ("cpu", "-0.5", '"-0.5" is negative; write 0 or more'),
         ("memory", "-8Gi", '"-8Gi" is negative; write 0 or more'),
@@ -360,14 +360,42 @@ def test_durations_are_read_exactly(value: object, us: int) -> None:
 
 
 NOT_A_DURATION = (
-    "is not a duration; write seconds, or numbers with us, ms, s, min, h or d such as 50ms, 5min or 1h30min"
+    "is not a duration; write seconds, numbers with us, ms, s, min, h or d such as 50ms, 5min or 1h30min, "
+    "or hours as 01:30:00"
 )
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        ("5m", 300),
+        ("1h5m30s", 3_930),
+        ("05:00", 300),
+        ("90:00", 5_400),
+        ("01:00:00", 3_600),
+        ("1-0", 86_400),
+        ("1-12:30", 131_400),
+        ("2-01:00:05", 176_405),
+    ],
+)
+def test_durations_as_slurm_writes_them(value: str, seconds: int) -> None:
+    assert parse_duration(value, "time_limit") == seconds * SECOND
+
+
+@pytest.mark.parametrize(
+    ("value", "size"),
+    [("5GB", 5 * 10**9), ("512MB", 512 * 10**6), ("1kB", 1000), ("1KB", 1000), ("2TB", 2 * 10**12), ("8GiB", 2**33)],
+)
+def test_sizes_with_a_b(value: str, size: int) -> None:
+    assert parse_quantity("memory", value, "memory") == size
 
 
 @pytest.mark.parametrize(
     ("value", "problem"),
     [
-        ("5m", f'"5m" {NOT_A_DURATION}'),
+        ("1:60", f'"1:60" {NOT_A_DURATION}'),
+        ("1:00:00:00", f'"1:00:00:00" {NOT_A_DURATION}'),
+        ("-1:00", f'"-1:00" {NOT_A_DURATION}'),
         ("1w", f'"1w" {NOT_A_DURATION}'),
         ("", f'"" {NOT_A_DURATION}'),
         ("soon", f'"soon" {NOT_A_DURATION}'),

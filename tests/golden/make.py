@@ -236,7 +236,7 @@ def play(s: Script) -> None:
     s.cycle(MoveNode(name="g1", action="enable", operator=True))
     s.cycle(
         UpdateNode(name="c1", spec=parse_node({"name": "c1", "resources": {"cpu": 1}})[1], operator=True),
-        MoveNode(name="c0", action="drain", operator=True),
+        MoveNode(name="c0", action="drain", reason="disk swap", operator=True),
         RemoveNode(name="c1", operator=True),
     )
     manage(s)

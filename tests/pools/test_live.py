@@ -69,7 +69,7 @@ def pool(up: Up) -> dict[str, Any]:
 
 def submit(up: Up, tasks: int, seconds: float = 0.5) -> str:
     command = ("--", "sleep", str(seconds))
-    return up.run("submit", "--count", str(tasks), "--cpu", "1", "--pool", "work", *command).strip()
+    return up.run("submit", "--array", str(tasks), "--cpu", "1", "--pool", "work", *command).strip()
 
 
 def ran_on(up: Up, job: str) -> set[str]:
@@ -140,7 +140,7 @@ def test_tasks_and_machines_outlive_the_server(tmp_path: Path) -> None:
     """Killed while tasks run on machines that it brought, and started at another address."""
     with fleet(tmp_path, 2, {"local": {}}) as up:
         flag = tmp_path / "flag"
-        command = ("--cpu", "1", "--pool", "work", "--count", "2", "--shell", "--")
+        command = ("--cpu", "1", "--pool", "work", "--array", "2", "--shell", "--")
         job = up.run("submit", *command, f"while [ ! -e {flag} ]; do sleep 0.05; done").strip()
         until(lambda: '"running":2' in up.run("show", job, "--json"))
         up.process.kill()

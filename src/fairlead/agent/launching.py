@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 from bisect import bisect_right
 from collections.abc import Mapping
 from itertools import chain
@@ -27,6 +28,15 @@ class Surroundings(msgspec.Struct, frozen=True):
     """Directory of tasks that name none; empty for the home of their user."""
     environment: dict[str, str]
     gpus: tuple[str, ...] = ()
+
+
+def personal_variables() -> dict[str, str]:
+    """Return the variables of the user that this process runs as, for tasks of an agent that was started without."""
+    try:
+        person = pwd.getpwuid(os.geteuid())
+    except KeyError:
+        return {}
+    return {"HOME": person.pw_dir, "USER": person.pw_name, "LOGNAME": person.pw_name, "SHELL": person.pw_shell}
 
 
 def surroundings(node: str, gpus: tuple[str, ...], inherited: Mapping[str, str], as_users: bool) -> Surroundings:

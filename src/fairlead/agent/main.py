@@ -19,7 +19,7 @@ from websockets.exceptions import WebSocketException
 
 from fairlead.agent.identity import Identity
 from fairlead.agent.joining import Epoch, Joining, Log
-from fairlead.agent.launching import surroundings
+from fairlead.agent.launching import personal_variables, surroundings
 from fairlead.agent.link import Link, OwnSpawner, prepare
 from fairlead.agent.logs import remove_old
 from fairlead.agent.machine import Machine, host_name, this_machine
@@ -76,7 +76,8 @@ class Agent:
         self._lock = _lock(self._directory)
         self._identity = Identity(self._directory, self._name, settings.token)
         self._helper = helper
-        around = surroundings(self._name, self._machine.gpus, os.environ, helper is not None)
+        inherited = {**personal_variables(), **os.environ}
+        around = surroundings(self._name, self._machine.gpus, inherited, helper is not None)
         self.table = TaskTable(around, 0 if helper else settings.spawners or min(2, os.cpu_count() or 1))
         for user in helper.known() if helper else ():
             self.table.spawners_of(user)

@@ -34,6 +34,7 @@ from fairlead.core.commands import (
     ResetLane,
 )
 from fairlead.core.errors import Refused
+from fairlead.core.intake.nodes import MAX_REASON
 from fairlead.core.reader import Reader
 from fairlead.core.resources import shown
 from fairlead.core.state import Partition
@@ -122,10 +123,13 @@ async def move_node(
     node: NodeName,
     action: Annotated[str, PathParameter(pattern="^(drain|disable|enable)$")],
     partition: PartitionName = "",
+    reason: Annotated[
+        str, QueryParameter(required=False, max_length=MAX_REASON, description="Why it is drained or disabled.")
+    ] = "",
     key: Key = None,
 ) -> wire.Done:
     """Drain (running tasks finish), disable, or enable a node."""
-    command = MoveNode(name=node, action=action, **caller_fields(request, key))  # type: ignore[arg-type]
+    command = MoveNode(name=node, action=action, reason=reason, **caller_fields(request, key))  # type: ignore[arg-type]
     return await order(request, partition, command, "name")
 
 

@@ -47,6 +47,7 @@ JOB_ANSWER = {
     "ended": None,
     "reason": "",
     "matched": None,
+    "forgotten": False,
     "stages": [STAGE_ANSWER],
 }
 TASK_ANSWER = {
@@ -60,6 +61,7 @@ TASK_ANSWER = {
     "exit_code": None,
     "reason": "",
     "note": "",
+    "started": 1790000000.5,
 }
 NODE_ANSWER = {
     "name": "n1",
@@ -77,6 +79,7 @@ NODE_ANSWER = {
     "disconnected": None,
     "credential": "valid",
     "credential_expires": 1792592000.0,
+    "reason": "",
 }
 QUEUE_ANSWER = {
     "path": "root.default",
@@ -136,7 +139,7 @@ POOL_ANSWER = {
     "orphans": [{"name": "gpu-1-4", "note": "i-0abc"}],
 }
 CONFIG = {"partitions": {"default": {"queues": {"root": {"ml": {"share": 60}, "ci": {"share": 40}}}}}}
-DIFFERENCE = {"key": "default.queues.root.ml.share", "before": 50, "after": 60}
+DIFFERENCE = {"key": "default.queues.root.ml.share", "before": 50, "after": 60, "what": "setting"}
 TOKEN = {
     "id": "3f9a0c1b2d4e",
     "role": "user",
@@ -163,6 +166,7 @@ PAST_JOB = {
     "submitted": 1790000000.25,
     "ended": 1790000031.5,
     "tasks": {"succeeded": 2},
+    "started": 1790000000.5,
 }
 ATTEMPT = {
     "stage": "worker",

@@ -46,7 +46,11 @@ async def history(
         services.records.jobs, served.name, user, outcome or "", number_of(cursor), limit + 1
     )
     more = len(rows) > limit
-    return wire.HistoryPage(jobs=[_past(row) for row in rows[:limit]], next=str(rows[limit - 1].number) if more else "")
+    starts = await asyncio.to_thread(services.records.starts, served.name, [row.number for row in rows[:limit]])
+    return wire.HistoryPage(
+        jobs=[_past(row, starts.get(row.number)) for row in rows[:limit]],
+        next=str(rows[limit - 1].number) if more else "",
+    )
 
 
 @get("/jobs/{job_id:str}/attempts", operation_id="attempts", guards=[USERS], summary="The attempts of a job")
@@ -98,7 +102,7 @@ async def find_job(request: HttpRequest, job_id: str, partition: str) -> tuple[i
     return row.number, row.user
 
 
-def _past(row: JobRow) -> wire.PastJob:
+def _past(row: JobRow, started: int | None) -> wire.PastJob:
     return wire.PastJob(
         id=row.id,
         number=row.number,
@@ -111,6 +115,7 @@ def _past(row: JobRow) -> wire.PastJob:
         submitted=row.submitted / SECOND,
         ended=row.ended / SECOND,
         tasks=row.tasks,
+        started=None if started is None else started / SECOND,
     )
 
 

@@ -29,13 +29,13 @@ from fairlead.api.control import PartitionService, accepted_in, offered
 from fairlead.api.problems import Unserved, problem_of
 from fairlead.api.tokens import Token
 from fairlead.core.commands import AnyCommand, Kill, Scale, SetPriority, Submit
-from fairlead.core.documents import parse_job
+from fairlead.core.documents import ONE_CPU, parse_job
 from fairlead.core.errors import Refused
 from fairlead.core.intake.access import is_owner
 from fairlead.core.intake.jobs import no_such_job
 from fairlead.core.model import Job, JobSpec
 from fairlead.core.reader import Reader
-from fairlead.core.resources import shown
+from fairlead.core.resources import SECOND, shown
 from fairlead.core.state import Partition
 from fairlead.views.answers import explanation, job_answer, task_answers
 from fairlead.views.documents import shown_state
@@ -76,7 +76,7 @@ def submission(caller: Token, document: object, key: str, cache: SpecCache, fiel
     content = msgspec.json.encode(values)
     spec = cache.get(content)
     if spec is None:
-        spec = cache[content] = parse_job(values, field)
+        spec = cache[content] = parse_job(values, field, ONE_CPU)
     return Submit(spec=spec, id=chosen or "", user=caller.user, groups=caller.groups, operator=caller.operator, key=key)
 
 
@@ -186,7 +186,7 @@ async def job(
     ] = 0.0,
 ) -> wire.Job:
     """Return a job. With `wait`, the answer comes when the job is over, or after `wait` seconds. A killed job is over
-    when its last process is gone."""
+    when its last process is gone. A job that the scheduler has forgotten is answered from the history."""
     services = services_of(request)
     caller = caller_of(request)
     loop = asyncio.get_running_loop()
@@ -202,7 +202,10 @@ async def job(
                 moved = served.when_moved(job)
             return job_answer(state, job)
 
-        answer = await served.read(look)
+        try:
+            answer = await served.read(look)
+        except Refused:
+            return await _forgotten(services, served.name, caller, job_id)
         if moved is None:
             return answer
         try:
@@ -210,6 +213,31 @@ async def job(
                 await moved
         except TimeoutError:
             return answer
+
+
+async def _forgotten(services: Services, partition: str, caller: Token, job_id: str) -> wire.Job:
+    """Return a job from the history. Refuse it as missing if it is not there either."""
+    row = await asyncio.to_thread(services.records.job, partition, job_id)
+    if row is None or not (caller.operator or row.user == caller.user):
+        raise missing(job_id)
+    return wire.Job(
+        id=row.id,
+        number=row.number,
+        partition=row.partition,
+        name=row.name,
+        user=row.user,
+        queue=row.queue,
+        state=row.state,
+        priority=0,
+        labels={},
+        after=[],
+        submitted=row.submitted / SECOND,
+        waiting_since=None,
+        ended=row.ended / SECOND,
+        reason=row.reason,
+        stages=[],
+        forgotten=True,
+    )
 
 
 @get("/jobs", operation_id="jobs", guards=[USERS], summary="Jobs, newest first")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -22,7 +22,10 @@ share = typer.Typer(name="share", help="List and set shares, user patterns and r
 secret = typer.Typer(name="secret", help="List, set and remove secrets that jobs can use.", no_args_is_help=True)
 token = typer.Typer(name="token", help="Create, list and revoke tokens.", no_args_is_help=True)
 
+NodeState = Literal["up", "draining", "disabled", "lost"]
+Role = Literal["user", "operator", "admin", "join"]
 NodeName = Annotated[str, typer.Argument(help="The name of a node.", metavar="NODE")]
+Reason = Annotated[str, typer.Option(help="Why, for people; shown by `node list`. At most 200 characters.")]
 QueuePath = Annotated[str, typer.Argument(help="The path of a queue, such as root.ml.", metavar="QUEUE")]
 StageName = Annotated[str, typer.Argument(help="The name of a stage.", metavar="STAGE")]
 JobName = Annotated[str, typer.Argument(help="The id of a job.", metavar="JOB")]
@@ -34,6 +37,12 @@ def _request(form: Any, method: str, path: str, document: Any = None, **paramete
 
     with open_client() as client:
         return client.send(Call(form, method, f"{API}/{path}", document, **parameters))
+
+
+def _part(name: str) -> str:
+    from fairlead.client.calls import part
+
+    return part(name)
 
 
 def _do(method: str, path: str, as_json: bool, default: str, document: Any = None, **parameters: Any) -> None:
@@ -53,7 +62,7 @@ def _do(method: str, path: str, as_json: bool, default: str, document: Any = Non
 @node.command("list")
 @calls_server
 def list_nodes(
-    state: Annotated[str, typer.Option(help="Only nodes in this state.")] = "",
+    state: Annotated[NodeState | None, typer.Option(help="Only nodes in this state.")] = None,
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
@@ -66,7 +75,7 @@ def list_nodes(
         ("NODE", "STATE", "POOL", "TASKS", "USED", "HAS"),
         lambda node: (
             node.name,
-            node.state if node.credential in ("", "valid") else f"{node.state}, {node.credential}",
+            ", ".join(filter(None, (node.state, node.reason, node.credential.removeprefix("valid")))),
             node.pool,
             node.tasks,
             amounts(node.used) or "-",
@@ -81,13 +90,14 @@ def show_node(name: NodeName, partition: Partition = "", as_json: AsJson = False
     """Show a node: its state, resources, labels, taints and key."""
     from fairlead.wire import api as wire
 
-    view: wire.Node = _request(wire.Node, "GET", f"nodes/{name}", partition=partition)
+    view: wire.Node = _request(wire.Node, "GET", f"nodes/{_part(name)}", partition=partition)
     if as_json:
         print_json(view)
         return
     print_text(f"node {view.name}: {view.state}, {view.tasks} tasks{', avoided' if view.avoided else ''}")
     for what, value in (
         ("agent", "" if view.disconnected is None else f"disconnected for {ago(view.disconnected)}"),
+        ("reason", view.reason),
         ("has", amounts(view.resources)),
         ("used", amounts(view.used)),
         ("gpus", " ".join(f"{used:g}" for used in view.devices)),
@@ -104,30 +114,30 @@ def show_node(name: NodeName, partition: Partition = "", as_json: AsJson = False
 
 @node.command()
 @calls_server
-def drain(name: NodeName, partition: Partition = "", as_json: AsJson = False) -> None:
+def drain(name: NodeName, reason: Reason = "", partition: Partition = "", as_json: AsJson = False) -> None:
     """Give a node no new work. Its running tasks finish."""
-    _do("POST", f"nodes/{name}/drain", as_json, f"{name} drains", partition=partition)
+    _do("POST", f"nodes/{_part(name)}/drain", as_json, f"{name} drains", partition=partition, reason=reason)
 
 
 @node.command()
 @calls_server
-def disable(name: NodeName, partition: Partition = "", as_json: AsJson = False) -> None:
+def disable(name: NodeName, reason: Reason = "", partition: Partition = "", as_json: AsJson = False) -> None:
     """Give a node no new work until it is enabled again."""
-    _do("POST", f"nodes/{name}/disable", as_json, f"{name} is disabled", partition=partition)
+    _do("POST", f"nodes/{_part(name)}/disable", as_json, f"{name} is disabled", partition=partition, reason=reason)
 
 
 @node.command()
 @calls_server
 def enable(name: NodeName, partition: Partition = "", as_json: AsJson = False) -> None:
     """Give a node work again."""
-    _do("POST", f"nodes/{name}/enable", as_json, f"{name} is up", partition=partition)
+    _do("POST", f"nodes/{_part(name)}/enable", as_json, f"{name} is up", partition=partition)
 
 
 @node.command()
 @calls_server
 def remove(name: NodeName, partition: Partition = "", as_json: AsJson = False) -> None:
     """Remove a node. Tasks running there are lost at once."""
-    _do("DELETE", f"nodes/{name}", as_json, f"{name} was removed", partition=partition)
+    _do("DELETE", f"nodes/{_part(name)}", as_json, f"{name} was removed", partition=partition)
 
 
 @node.command()
@@ -137,7 +147,7 @@ def revoke(name: NodeName, partition: Partition = "", as_json: AsJson = False) -
 
     A token of `fairlead token create --role join --node NODE` admits the node again.
     """
-    _do("DELETE", f"nodes/{name}/credential", as_json, f"{name} was revoked", partition=partition)
+    _do("DELETE", f"nodes/{_part(name)}/credential", as_json, f"{name} was revoked", partition=partition)
 
 
 def _credential(standing: str, expires: float | None) -> str:
@@ -173,14 +183,14 @@ def list_queues(partition: Partition = "", as_json: AsJson = False) -> None:
 @calls_server
 def stop(path: QueuePath, partition: Partition = "", as_json: AsJson = False) -> None:
     """Stop a queue: it accepts and starts no jobs. Running tasks continue."""
-    _do("POST", f"queues/{path}/stop", as_json, f"{path} is stopped", partition=partition)
+    _do("POST", f"queues/{_part(path)}/stop", as_json, f"{path} is stopped", partition=partition)
 
 
 @queue.command()
 @calls_server
 def start(path: QueuePath, partition: Partition = "", as_json: AsJson = False) -> None:
     """Start a queue that was stopped."""
-    _do("POST", f"queues/{path}/start", as_json, f"{path} is active", partition=partition)
+    _do("POST", f"queues/{_part(path)}/start", as_json, f"{path} is active", partition=partition)
 
 
 @hold.command("list")
@@ -306,7 +316,7 @@ def set_partition(
     from fairlead.cli.config import document_of, show_differences
     from fairlead.wire import api as wire
 
-    done = _request(wire.Applied, "PUT", f"partitions/{name}", {} if file is None else document_of(file))
+    done = _request(wire.Applied, "PUT", f"partitions/{_part(name)}", {} if file is None else document_of(file))
     show_differences(done, as_json)
 
 
@@ -323,13 +333,13 @@ def remove_partition(
 
     if not yes:
         typer.confirm(f"Kill all jobs of {name} and remove its nodes?", abort=True)
-    show_differences(_request(wire.Applied, "DELETE", f"partitions/{name}"), as_json)
+    show_differences(_request(wire.Applied, "DELETE", f"partitions/{_part(name)}"), as_json)
 
 
 @calls_server
 def ready(name: Annotated[str, typer.Argument(metavar="PARTITION")] = "default", as_json: AsJson = False) -> None:
     """Mark a partition ready: place tasks now, without waiting for nodes and managers to report after a start."""
-    _do("POST", f"partitions/{name}/ready", as_json, f"{name} is ready")
+    _do("POST", f"partitions/{_part(name)}/ready", as_json, f"{name} is ready")
 
 
 # -- shares ------------------------------------------------------------------------------------------------------
@@ -373,8 +383,32 @@ def set_shares(
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
-    """Set the share of a queue."""
+    """Set the share of a queue, and show the entitlements of its siblings.
+
+    Siblings divide their parent by their shares: 150 beside 50 is three quarters. A queue without a share is entitled
+    to nothing beside siblings that have one.
+    """
     _set_shares({"shares": {path: percent}}, partition, as_json)
+    if not as_json:
+        _show_siblings(path, partition)
+
+
+def _show_siblings(path: str, partition: str) -> None:
+    """Print the entitlements of a queue and its siblings, and warn of siblings without a share."""
+    parent = path.rpartition(".")[0]
+    with open_client(partition) as client:
+        level = [queue for queue in client.queues() if queue.path.rpartition(".")[0] == parent]
+    total = sum(queue.share or 0 for queue in level)
+    for queue in level:
+        share = "no share" if queue.share is None else f"share {queue.share} of {total}"
+        print_text(f"{queue.path}: {share}, entitled to {queue.entitlement_percent:.1f}% of the cluster")
+    without = [queue.path for queue in level if queue.share is None]
+    if without and total:
+        typer.echo(
+            f"fairlead: warning: {', '.join(without)} has no share and is entitled to nothing; set one with "
+            f"`fairlead share set {without[0]} N`",
+            err=True,
+        )
 
 
 @share.command("match")
@@ -445,14 +479,14 @@ def set_secret(name: SecretName, as_json: AsJson = False) -> None:
     import sys
 
     value = typer.prompt(name, hide_input=True) if sys.stdin.isatty() else sys.stdin.read().removesuffix("\n")
-    _do("PUT", f"secrets/{name}", as_json, f"{name} is set", {"value": value})
+    _do("PUT", f"secrets/{_part(name)}", as_json, f"{name} is set", {"value": value})
 
 
 @secret.command("remove")
 @calls_server
 def remove_secret(name: SecretName, as_json: AsJson = False) -> None:
     """Remove a secret."""
-    _do("DELETE", f"secrets/{name}", as_json, f"{name} was removed")
+    _do("DELETE", f"secrets/{_part(name)}", as_json, f"{name} was removed")
 
 
 secret.command("rotate-key")(rotate_key)
@@ -464,7 +498,7 @@ secret.command("rotate-key")(rotate_key)
 @token.command("create")
 @calls_server
 def create_token(
-    role: Annotated[str, typer.Option(help="user, operator, admin, or join (for a machine that becomes a node).")],
+    role: Annotated[Role, typer.Option(help="What the token may do; join is for a machine that becomes a node.")],
     user: Annotated[str | None, typer.Option(help="User that the token identifies.")] = None,
     group: Annotated[list[str] | None, typer.Option(help="A group of the user; may be repeated.")] = None,
     node_name: Annotated[str | None, typer.Option("--node", help="With join: the only node it admits.")] = None,
@@ -557,25 +591,49 @@ def list_tokens(as_json: AsJson = False) -> None:
             token.role,
             token.user,
             ",".join(token.groups),
-            token.node,
+            _admits(token),
             token.uses or "",
             ago(token.created),
-            "" if token.expires is None else ahead(token.expires),
+            "never" if token.expires is None else f"in {ahead(token.expires)}",
             token.note,
         )
         for token in tokens
     ]
-    print_table(("TOKEN", "ROLE", "USER", "GROUPS", "NODE", "USES", "CREATED", "EXPIRES", "NOTE"), rows)
+    print_table(("TOKEN", "ROLE", "USER", "GROUPS", "ADMITS", "USES", "CREATED", "EXPIRES", "NOTE"), rows)
+
+
+def _admits(token: Any) -> str:
+    """Return what a join token is restricted to, such as `node=box for=ann`."""
+    bounds = (
+        ("node", token.node),
+        ("pool", token.pool),
+        ("partition", token.partition),
+        ("for", ",".join(token.users)),
+    )
+    return " ".join(f"{name}={value}" for name, value in bounds if value)
 
 
 @token.command("revoke")
 @calls_server
 def revoke_token(
     name: Annotated[str, typer.Argument(help="Id of a token, as shown by `token list`.", metavar="TOKEN")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Revoke a token: requests with it are refused, and streams opened with it end."""
-    _do("DELETE", f"tokens/{name}", as_json, f"{name} was revoked")
+    """Revoke a token: requests with it are refused, and streams opened with it end.
 
+    Commands on the server's machine use the token `owner`, so revoking it needs a confirmation.
+    """
+    if name == OWNER and not yes:
+        typer.confirm(
+            f"Commands on the server's machine use {OWNER}. Revoke it, so that they fail until the server is started "
+            "again?",
+            abort=True,
+        )
+    _do("DELETE", f"tokens/{_part(name)}", as_json, f"{name} was revoked")
+
+
+OWNER = "owner"
+"""The token of the data directory."""
 
 GROUPS = (node, queue, share, lane, hold, partition_app, secret, token)

@@ -116,9 +116,17 @@ def show_differences(applied: wire.Applied, as_json: bool) -> None:
         print_json(applied)
         return
     for difference in applied.differences:
-        print_text(f"{difference.key}: {_text(difference.before)} -> {_text(difference.after)}")
+        print_text(_line(difference))
     if not applied.differences:
         typer.echo("no difference")
+
+
+def _line(difference: wire.Difference) -> str:
+    if difference.what != "setting" and difference.after is None:
+        return f"{difference.key}: {difference.what} removed"
+    if difference.what != "setting" and difference.before is None:
+        return f"{difference.key}: {difference.what} added, {_text(difference.after)}"
+    return f"{difference.key}: {_text(difference.before)} -> {_text(difference.after)}"
 
 
 def _text(value: object) -> str:

@@ -9,7 +9,7 @@ import time
 from codecs import getincrementaldecoder
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -20,7 +20,9 @@ from fairlead.cli.output import (
     ago,
     amounts,
     calls_server,
+    clock,
     fail,
+    first,
     is_unreachable,
     lasted,
     print_json,
@@ -28,6 +30,7 @@ from fairlead.cli.output import (
     print_text,
     problem_document,
     progress,
+    say_cut,
     state_of,
 )
 
@@ -42,14 +45,20 @@ LOG_TIMEOUT = 5.0
 SHOWN = 1_000
 """Tasks of a job that are shown."""
 
-Command = Annotated[list[str] | None, typer.Argument(help="The program and its arguments, after --.")]
+EndState = Literal["succeeded", "failed", "killed"]
+Command = Annotated[
+    list[str] | None,
+    typer.Argument(help="The program and its arguments. Options of Fairlead come before it.", metavar="COMMAND…"),
+]
 Name = Annotated[str | None, typer.Option(help="Name of the job.")]
 Queue = Annotated[str | None, typer.Option("--queue", "-q", help="Queue of the job.")]
-Tasks = Annotated[int, typer.Option("--count", "-n", help="Number of equal tasks; each starts when it can.", min=1)]
+ArraySize = Annotated[
+    int | None, typer.Option("--array", help="Array size: N equal tasks that start one by one.", metavar="N", min=1)
+]
 GangSize = Annotated[
     int | None, typer.Option("--gang", help="Gang size: start all N tasks or none.", metavar="N", min=1)
 ]
-Cpu = Annotated[str, typer.Option(help="CPUs of each task, such as 2 or 500m.")]
+Cpu = Annotated[str | None, typer.Option(help="CPUs of each task, such as 2 or 500m.", show_default="1")]
 Memory = Annotated[str | None, typer.Option(help="Memory of each task, such as 512Mi.")]
 Gpu = Annotated[str | None, typer.Option(help="GPUs of each task: 2, or a fraction of one, such as 0.5.")]
 Resource = Annotated[list[str] | None, typer.Option(help="Another resource, as name=amount; may be repeated.")]
@@ -73,7 +82,13 @@ Selector = Annotated[
     list[str] | None, typer.Option(help="Run only on nodes with this label, as key=value; may be repeated.")
 ]
 Pool = Annotated[str | None, typer.Option(help="Run only on nodes of this pool.")]
-TimeLimit = Annotated[str | None, typer.Option(help="Longest run time of a task, such as 2h.")]
+Toleration = Annotated[
+    list[str] | None, typer.Option(help="Taint that the tasks tolerate, as written on the node; may be repeated.")
+]
+Estimate = Annotated[
+    str | None, typer.Option(help="Expected run time of a task, such as 30min; waiting jobs are planned with it.")
+]
+TimeLimit = Annotated[str | None, typer.Option(help="Longest run time of a task, such as 2h or 02:00:00.")]
 Tries = Annotated[int | None, typer.Option(help="Number of times a task may be tried.", min=1)]
 Directory = Annotated[
     str | None, typer.Option(help="Working directory. By default this one, if the server is on this machine.")
@@ -89,9 +104,9 @@ def submit(
     file: File = None,
     name: Name = None,
     queue: Queue = None,
-    count: Tasks = 1,
+    array: ArraySize = None,
     gang: GangSize = None,
-    cpu: Cpu = "1",
+    cpu: Cpu = None,
     memory: Memory = None,
     gpu: Gpu = None,
     resource: Resource = None,
@@ -101,7 +116,9 @@ def submit(
     secret: Secret = None,
     label: Label = None,
     selector: Selector = None,
+    toleration: Toleration = None,
     pool: Pool = None,
+    estimate: Estimate = None,
     time_limit: TimeLimit = None,
     tries: Tries = None,
     directory: Directory = None,
@@ -115,7 +132,7 @@ def submit(
 ) -> None:
     """Submit a job: a command with options, or a file.
 
-    fairlead submit --count 100 --cpu 2 -- ./simulate --fast
+    fairlead submit --array 100 --cpu 2 ./simulate --fast
     """
     options = {key: value for key, value in locals().items() if key in DOCUMENT_OPTIONS}
     _submit(file, options, partition, wait, follow, as_json)
@@ -125,9 +142,9 @@ def run(
     command: Command = None,
     name: Name = None,
     queue: Queue = None,
-    count: Tasks = 1,
+    array: ArraySize = None,
     gang: GangSize = None,
-    cpu: Cpu = "1",
+    cpu: Cpu = None,
     memory: Memory = None,
     gpu: Gpu = None,
     resource: Resource = None,
@@ -137,7 +154,9 @@ def run(
     secret: Secret = None,
     label: Label = None,
     selector: Selector = None,
+    toleration: Toleration = None,
     pool: Pool = None,
+    estimate: Estimate = None,
     time_limit: TimeLimit = None,
     tries: Tries = None,
     directory: Directory = None,
@@ -147,15 +166,24 @@ def run(
 ) -> None:
     """Run a command on the cluster, show its output, and exit with its exit code.
 
-    Ctrl-C kills the job, and so do SIGTERM and SIGHUP to this command.
+    Ctrl-C kills the job, and so do SIGTERM and SIGHUP to this command. The command reads no standard input; input in a
+    file or a pipe is refused.
     """
+    from fairlead.cli.stdin import REMEDY, has_input
+
     options = {key: value for key, value in locals().items() if key in DOCUMENT_OPTIONS}
-    _submit(None, options, partition, False, True, as_json)
+    if has_input():
+        fail(REMEDY, as_json and {"ok": False, "problem": REMEDY}, 2)
+    try:
+        _submit(None, options, partition, False, True, as_json)
+    finally:
+        if has_input():  # it came later
+            typer.echo(f"fairlead: warning: standard input was ignored: {REMEDY}", err=True)
 
 
 DOCUMENT_OPTIONS = frozenset(
-    "command name queue count gang cpu memory gpu resource priority after env secret label selector pool time_limit "
-    "tries directory shell".split()
+    "command name queue array gang cpu memory gpu resource priority after env secret label selector toleration pool "
+    "estimate time_limit tries directory shell".split()
 )
 
 
@@ -204,8 +232,10 @@ def _from_file(file: Path, options: dict[str, Any]) -> dict[str, Any]:
     from fairlead.cli.documents import Unreadable, read_document
     from fairlead.cli.output import need_file
 
-    if options["command"]:
-        raise typer.BadParameter("a file has the command already", param_hint="COMMAND")
+    for key, value in options.items():
+        if value not in (None, [], False):
+            hint = "COMMAND" if key == "command" else f"--{key.replace('_', '-')}"
+            raise typer.BadParameter("it would be ignored beside --file; write it in the file", param_hint=hint)
     if str(file) == "-":
         file = Path("/dev/stdin")
     else:
@@ -226,25 +256,31 @@ def _from_file(file: Path, options: dict[str, Any]) -> dict[str, Any]:
 
 def _from_options(client: Client, options: dict[str, Any]) -> dict[str, Any]:
     if not options["command"]:
-        raise typer.BadParameter("give a command after --, or --file", param_hint="COMMAND")
+        raise typer.BadParameter("give a program and its arguments, or --file", param_hint="COMMAND")
+    if options["array"] and options["gang"]:
+        raise typer.BadParameter("the tasks start one by one or together; drop --array or --gang", param_hint="--gang")
     command = ["/bin/sh", "-c", " ".join(options["command"])] if options["shell"] else options["command"]
-    resources: dict[str, Any] = {"cpu": options["cpu"], **pairs(options["resource"], "--resource")}
-    for key in ("memory", "gpu"):
+    resources = pairs(options["resource"], "--resource")
+    for key in ("cpu", "memory", "gpu"):
         if options[key] is not None:
+            if key in resources:
+                raise typer.BadParameter(f"{key} is given twice; drop it, or --{key}", param_hint="--resource")
             resources[key] = options[key]
+    resources.setdefault("cpu", "1")
     directory = options["directory"]
     if directory is None and any(host in client.url for host in ("//127.", "//localhost", "//[::1]")):
         directory = os.getcwd()
-    size = options["gang"]
     stage = {
         "command": command,
-        "count": size or options["count"],
-        "min": None if size else 1,
+        "array": options["array"],
+        "count": options["gang"],
         "resources": resources,
         "environment": pairs(options["env"], "--env") or None,
         "secrets": pairs(options["secret"], "--secret") or None,
         "selectors": pairs(options["selector"], "--selector") or None,
+        "tolerations": options["toleration"],
         "pool": options["pool"],
+        "estimate": options["estimate"],
         "time_limit": options["time_limit"],
         "tries": options["tries"],
         "directory": directory,
@@ -290,12 +326,11 @@ def ps(
 ) -> None:
     """List running, stopping and waiting jobs, newest first."""
     states = state or ([] if everything else ["pending", "running", "stopping"])
-    jobs: list[wire.Job] = []
     with open_client(partition) as client:
-        for job in client.jobs(state=states, user=user, queue=queue, label=label, limit=min(limit, 1000)):
-            jobs.append(job)
-            if len(jobs) == limit:
-                break
+        matching = client.jobs(state=states, user=user, queue=queue, label=label, limit=min(limit + 1, 1000))
+        jobs, cut = first(limit, matching)
+    if cut:
+        say_cut(limit, "jobs, the newest,")
     if as_json:
         print_json(jobs)
         return
@@ -319,58 +354,119 @@ def _progress(job: wire.Job) -> str:
 
 
 @calls_server
-def show(job: JobName, partition: Partition = "", as_json: AsJson = False) -> None:
-    """Show a job with its tasks."""
+def show(
+    job: JobName,
+    limit: Annotated[int, typer.Option(help="Largest number of tasks to list.", min=1)] = SHOWN,
+    partition: Partition = "",
+    as_json: AsJson = False,
+) -> None:
+    """Show a job with its tasks. Of a job that the scheduler has forgotten, show its attempts."""
     with open_client(partition) as client:
         view = client.job(job)
-        tasks = []
-        for task in client.tasks(job):
-            tasks.append(task)
-            if len(tasks) == SHOWN:
-                break
-        past = {} if as_json else _past(client, job, tasks)
+        tasks, cut = ([], False) if view.forgotten else first(limit, client.tasks(job))
+        attempts = [] if as_json and not view.forgotten else _attempts(client, job)
+    if cut:
+        say_cut(limit, f"of {sum(stage.count for stage in view.stages)} tasks")
+    if as_json and view.forgotten:
+        print_json({"job": view, "attempts": attempts})
+        return
     if as_json:
         print_json({"job": view, "tasks": tasks})
         return
     print_text(f"job {view.id} ({view.name}) of {view.user} in {view.queue}: {state_of(view)}", nl=False)
     print_text(f", {view.reason}" if view.reason else "")
-    lasted_for = (view.ended or time.time()) - view.submitted
     if view.matched is not None:
         print_text(f"in that queue because its user matches {view.matched!r}")
-    typer.echo(f"submitted {ago(view.submitted)} ago, {'lasted' if view.over else 'for'} {lasted(lasted_for)}")
+    typer.echo(_times(view, [task.started for task in tasks] + [attempt.started for attempt in attempts]))
     for stage in view.stages:
         asked = amounts(stage.resources)
         print_text(f"stage {stage.name}: {stage.count} tasks (at least {stage.min} at once), {asked}")
         print_text(f"  {' '.join(stage.command)[:200]}")
+    if view.forgotten:
+        _print_attempts(attempts)
+        return
+    past = _past(tasks, attempts, limit)
     rows = [
         (
             f"{task.stage}[{task.index}]",
             task.state,
             task.attempt,
-            *past.get((task.stage, task.index), (task.node or "", "")),
-            _code(task),
+            *past.get((task.stage, task.index), (task.node or "", clock(task.started), ago(task.started))),
+            _code(task.exit_code),
             task.reason or task.note,
         )
         for task in tasks
     ]
-    print_table(("TASK", "STATE", "ATTEMPT", "NODE", "RAN", "EXIT", "NOTE"), rows)
+    print_table(("TASK", "STATE", "ATTEMPT", "NODE", "STARTED", "RAN", "EXIT", "NOTE"), rows)
 
 
-def _past(client: Client, job: str, tasks: list[wire.Task]) -> dict[tuple[str, int], tuple[str, str]]:
-    """Return node and run time of finished tasks, as far as the history knows them."""
+def _attempts(client: Client, job: str) -> list[wire.Attempt]:
+    """Return all attempts of a job that have ended."""
+    from fairlead.client import calls
+
+    attempts: list[wire.Attempt] = []
+    cursor = ""
+    while True:
+        page = client.send(calls.attempts(job, client.partition, limit=1000, cursor=cursor))
+        attempts += page.attempts
+        cursor = page.next
+        if not cursor:
+            return attempts
+
+
+def _times(job: wire.Job, starts: list[float | None]) -> str:
+    """Return when a job was submitted and started, and how long it ran."""
+    start = min((moment for moment in starts if moment is not None), default=None)
+    ended = f", ended {clock(job.ended)}" if job.ended is not None else ""
+    if start is None:
+        return f"submitted {clock(job.submitted)}, not started{ended}"
+    ran = lasted((job.ended or time.time()) - start)
+    waited = lasted(start - job.submitted)
+    word = "ran" if job.over else "runs for"
+    return f"submitted {clock(job.submitted)}, waited {waited}, started {clock(start)}, {word} {ran}{ended}"
+
+
+def _print_attempts(attempts: list[wire.Attempt]) -> None:
+    rows = [
+        (
+            f"{attempt.stage}[{_indices(attempt.indices)}]",
+            attempt.outcome,
+            attempt.attempt,
+            attempt.node,
+            clock(attempt.started),
+            "" if attempt.started is None else lasted(attempt.ended - attempt.started),
+            _code(attempt.exit_code),
+            attempt.reason,
+        )
+        for attempt in attempts
+    ]
+    print_table(("TASKS", "STATE", "ATTEMPT", "NODE", "STARTED", "RAN", "EXIT", "NOTE"), rows)
+
+
+def _indices(flat: list[int]) -> str:
+    """Return ranges of indices as text, such as `0-3,7`."""
+    ranges = zip(flat[::2], flat[1::2], strict=True)
+    return ",".join(str(start) if stop == start + 1 else f"{start}-{stop - 1}" for start, stop in ranges)
+
+
+Past = dict[tuple[str, int], tuple[str, str, str]]
+
+
+def _past(tasks: list[wire.Task], attempts: list[wire.Attempt], limit: int) -> Past:
+    """Return node, start and run time of finished tasks, as far as the history knows them."""
     over = {(task.stage, task.index, task.attempt) for task in tasks if task.node is None and task.attempt}
-    past: dict[tuple[str, int], tuple[str, str]] = {}
-    for attempt in client.attempts(job).attempts if over else ():
+    past: Past = {}
+    for attempt in attempts if over else ():
         ran = "" if attempt.started is None else lasted(attempt.ended - attempt.started)
         for start, stop in zip(attempt.indices[::2], attempt.indices[1::2], strict=True):
-            for index in range(start, min(stop, SHOWN)):
+            for index in range(start, min(stop, limit)):
                 if (attempt.stage, index, attempt.attempt) in over:
-                    past[attempt.stage, index] = (attempt.node, ran)
+                    past[attempt.stage, index] = (attempt.node, clock(attempt.started), ran)
     return past
 
 
-def _code(task: wire.Task) -> str:
-    return "" if task.exit_code is None else str(task.exit_code)
+def _code(exit_code: int | None) -> str:
+    return "" if exit_code is None else str(exit_code)
 
 
 @calls_server
@@ -417,18 +513,16 @@ def explain(job: JobName, partition: Partition = "", as_json: AsJson = False) ->
 @calls_server
 def history(
     user: Annotated[str, typer.Option(help="Only jobs of this user.")] = "",
-    state: Annotated[str, typer.Option(help="Only jobs in this state: succeeded, failed or killed.")] = "",
+    state: Annotated[EndState | None, typer.Option(help="Only jobs in this state.")] = None,
     limit: Annotated[int, typer.Option(help="Largest number of jobs to list.", min=1)] = 50,
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
     """List finished jobs, including those already forgotten by the scheduler."""
-    jobs: list[wire.PastJob] = []
     with open_client(partition) as client:
-        for job in client.history(user=user, state=state, limit=min(limit, 1000)):
-            jobs.append(job)
-            if len(jobs) == limit:
-                break
+        jobs, cut = first(limit, client.history(user=user, state=state, limit=min(limit + 1, 1000)))
+    if cut:
+        say_cut(limit, "jobs, the newest,")
     if as_json:
         print_json(jobs)
         return
@@ -440,12 +534,13 @@ def history(
             job.queue,
             job.state,
             ", ".join(f"{number} {outcome}" for outcome, number in sorted(job.tasks.items())),
-            lasted(job.ended - job.submitted),
+            lasted((job.ended if job.started is None else job.started) - job.submitted),
+            "" if job.started is None else lasted(job.ended - job.started),
             ago(job.ended),
         )
         for job in jobs
     ]
-    print_table(("JOB", "NAME", "USER", "QUEUE", "STATE", "TASKS", "LASTED", "ENDED"), rows)
+    print_table(("JOB", "NAME", "USER", "QUEUE", "STATE", "TASKS", "WAITED", "RAN", "ENDED"), rows)
 
 
 # -- changing ----------------------------------------------------------------------------------------------------
@@ -497,6 +592,25 @@ def scale(
         print_json({"note": note})
     else:
         print_text(f"{job}: {note or f'{count} tasks'}")
+
+
+@calls_server
+def priority(
+    job: JobName,
+    number: Annotated[int, typer.Argument(help="The new priority; the highest goes first.", metavar="PRIORITY")],
+    partition: Partition = "",
+    as_json: AsJson = False,
+) -> None:
+    """Change the priority of a job. Owners may lower it, operators may raise it too.
+
+    A negative number follows --: fairlead priority 17 -- -5
+    """
+    with open_client(partition) as client:
+        note = client.set_priority(job, number)
+    if as_json:
+        print_json({"note": note})
+    else:
+        print_text(f"{job}: {note or f'priority {number}'}")
 
 
 @calls_server

@@ -28,14 +28,16 @@ app.command()(serving.down)
 app.command()(serving.server)
 app.command()(simulate)
 app.command()(agent.agent)
+# Words after the program belong to the program: `fairlead run ls -l` runs `ls -l`.
+app.command(context_settings={"allow_interspersed_args": False})(jobs.submit)
+app.command(context_settings={"allow_interspersed_args": False})(jobs.run)
 for command in (
-    jobs.submit,
-    jobs.run,
     jobs.ps,
     jobs.show,
     jobs.logs,
     jobs.kill,
     jobs.scale,
+    jobs.priority,
     jobs.wait,
     jobs.explain,
     jobs.history,

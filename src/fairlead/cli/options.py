@@ -29,5 +29,7 @@ def pairs(values: list[str] | None, option: str) -> dict[str, str]:
         key, equals, value = text.partition("=")
         if not equals or not key:
             raise typer.BadParameter(f"{text!r} is not key=value", param_hint=option)
+        if key in result:
+            raise typer.BadParameter(f"{key} is given twice; drop one of them", param_hint=option)
         result[key] = value
     return result

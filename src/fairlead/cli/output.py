@@ -13,8 +13,9 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
-from time import time
+from time import localtime, strftime, time
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar
 
 import typer
@@ -150,6 +151,24 @@ def state_of(job: wire.Job) -> str:
 def ago(moment: float | None) -> str:
     """Return the time since a moment, as text in a fitting unit."""
     return "" if moment is None else lasted(max(0.0, time() - moment))
+
+
+def clock(moment: float | None) -> str:
+    """Return a moment in local time, with its date unless it is today's."""
+    if moment is None:
+        return ""
+    today = strftime("%Y-%m-%d", localtime())
+    return strftime("%Y-%m-%d %H:%M:%S", localtime(moment)).removeprefix(f"{today} ")
+
+
+def first(limit: int, items: Iterator[Item]) -> tuple[list[Item], bool]:
+    """Return the first `limit` items, and True if there are more."""
+    return list(islice(items, limit)), next(items, None) is not None
+
+
+def say_cut(shown: int, what: str) -> None:
+    """Print that a list was cut."""
+    typer.echo(f"fairlead: only {shown} {what} are shown; --limit shows more", err=True)
 
 
 def ahead(moment: float) -> str:

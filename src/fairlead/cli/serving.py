@@ -6,6 +6,8 @@ import fcntl
 import getpass
 import json
 import os
+import shlex
+import shutil
 import signal
 import sys
 import time
@@ -27,6 +29,8 @@ ONE_MACHINE = {"partitions": {"default": {"ready_after": "5s"}}}
 """The first configuration of `up`. Only one agent reports after a start, so `ready_after` can be short."""
 JOIN_TOKEN = "agent-token"
 """The file with the join token of the agent that `up` starts. It admits that agent once."""
+AGENT_NOTE = "the agent that `up` starts"
+"""The note of that token."""
 STOPPING = 20.0
 """Seconds that a server has to stop."""
 GRACE = 10.0
@@ -36,7 +40,12 @@ Data = Annotated[
     Path | None, typer.Option("--data", help="Data directory. By default FAIRLEAD_DATA, else ~/.local/share/fairlead.")
 ]
 Port = Annotated[int, typer.Option(help="Port to listen on; 0 for any free port.", min=0, max=65_535)]
-Config = Annotated[Path | None, typer.Option(help="Configuration file, for a data directory that has none yet.")]
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        help="Configuration file, for a data directory that has none yet; later `fairlead config apply` changes it."
+    ),
+]
 SecretsKey = Annotated[
     Path | None,
     typer.Option(
@@ -110,7 +119,7 @@ def down(
             f"no server runs on {directory}; `fairlead up` starts one",
             as_json and {"ok": False, "data": str(directory)},
         )
-    killed = _kill_all(directory) if kill else 0
+    killed = _kill_all(directory, as_json) if kill else 0
     with suppress(ProcessLookupError):
         os.kill(server.pid, signal.SIGTERM)
     deadline = time.monotonic() + STOPPING
@@ -198,9 +207,10 @@ def _run(
         tokens.standing(directory / "token", "owner", "admin", getpass.getuser(), "every reader of the data directory")
         if agent is not None:
             node = agent[agent.index("--name") + 1] if "--name" in agent else host_name()
-            [(secret, _)] = Identities(directory, tokens).invite(
-                (node,), users=(getpass.getuser(),), note="the agent that `up` starts"
-            )
+            for token in tokens.all():
+                if token.role == "join" and token.note == AGENT_NOTE:  # an earlier start did not use it
+                    tokens.revoke(token.id)
+            [(secret, _)] = Identities(directory, tokens).invite((node,), users=(getpass.getuser(),), note=AGENT_NOTE)
             write_small(directory / JOIN_TOKEN, secret.encode())
     except FileProblem as problem:
         fail(str(problem))
@@ -219,6 +229,7 @@ def _run(
         directory=directory,
         url=url,
         config=document,
+        config_file="" if config is None else str(config),
         secrets_key=secrets_key,
         certificate=certificate,
         key=key,
@@ -250,7 +261,7 @@ async def _main(settings: Any, listening: socket.socket, url: str, as_json: bool
 
     started = False
 
-    def is_up() -> None:
+    def is_up(warning: str) -> None:
         import msgspec
 
         nonlocal started
@@ -258,6 +269,8 @@ async def _main(settings: Any, listening: socket.socket, url: str, as_json: bool
         fresh = directory / "server.json.new"
         fresh.write_bytes(msgspec.json.encode(Running(pid=os.getpid(), url=url)))
         fresh.replace(directory / "server.json")
+        if warning:
+            typer.echo(f"fairlead: warning: {warning}", err=True)
         _greet(url, directory, as_json, agent is not None)
 
     try:
@@ -310,14 +323,25 @@ def _greet(url: str, directory: Path, as_json: bool, agent: bool) -> None:
     if agent:
         typer.echo(f"Tasks run as {own_name()}; only tasks of user {getpass.getuser()} are taken.")
         typer.echo("In another terminal:")
-        typer.echo("  fairlead run -- echo hello        run a command and show its output")
-        typer.echo("  fairlead submit --count 10 -- sleep 5")
-        typer.echo("  fairlead ps                       list running and waiting jobs")
-        typer.echo("  fairlead top                      the same, live")
-        typer.echo("Ctrl-C stops the server. Tasks keep running; `fairlead down --kill` ends them.")
+        program = _program()
+        typer.echo(f"  {program} run echo hello     # run a command and show its output")
+        typer.echo(f"  {program} submit --array 10 sleep 5")
+        typer.echo(f"  {program} ps                 # list running and waiting jobs")
+        typer.echo(f"  {program} top                # the same, live")
+        typer.echo(f"Ctrl-C stops the server. Tasks keep running; `{program} down --kill` ends them.")
     else:
         typer.echo(f"Agents join with: fairlead agent --join {url} --token-file FILE")
-        typer.echo("A token for one machine: fairlead token create --role join")
+        typer.echo(f"A token for one machine: {_program()} token create --role join")
+
+
+def _program() -> str:
+    """Return how this program is called in a shell: its name if it is on PATH, else its path."""
+    called = Path(sys.argv[0]).absolute()
+    on_path = shutil.which(called.name)
+    if on_path is not None and Path(on_path).absolute() == called:
+        return called.name
+    here = Path.cwd()
+    return shlex.quote(str(called.relative_to(here) if called.is_relative_to(here) else called))
 
 
 def _directory(data: Path | None) -> Path:
@@ -400,8 +424,19 @@ def _end_machines(directory: Path) -> int:
         fail(str(problem))
 
 
-def _kill_all(directory: Path) -> int:
+def _kill_all(directory: Path, as_json: bool) -> int:
     """Kill all running and waiting jobs, wait until no task runs, and return the number of jobs."""
+    from fairlead.client import NotFound, Problem
+
+    try:
+        return _killed_jobs(directory)
+    except (NotFound, Problem) as problem:
+        fail(
+            f"no job was killed, and the server runs on: {problem}", as_json and {"ok": False, "problem": str(problem)}
+        )
+
+
+def _killed_jobs(directory: Path) -> int:
     from fairlead.client import Client, find_endpoint
 
     place = find_endpoint(directory)

@@ -57,7 +57,10 @@ def simulate(
             help="Only place tasks, without time: jobs arrive until they have asked for this percentage of all GPUs.",
         ),
     ] = None,
-    shuffles: Annotated[int, typer.Option(min=1, help="With --packing: number of random orders to average.")] = 10,
+    shuffles: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --packing: number of random orders to average.", show_default="10"),
+    ] = None,
     json_file: Annotated[
         str, typer.Option("--json", metavar="FILE", help="Write the result as JSON; - for stdout.")
     ] = "",
@@ -73,21 +76,32 @@ def simulate(
     """
     for path in traces:
         need_file(path)
+    timed = {"--report": report, "--starts": starts, "--until": until, "--faults": faults}
+    for option, value in timed.items() if packing is not None else [("--shuffles", shuffles)]:
+        if value:
+            problem = "is not for --packing, which has no time" if packing is not None else "is only for --packing"
+            fail(f"{option} {problem}; drop one of them", code=2)
+    if policy and compare:
+        fail("--compare names all policies, so --policy would be ignored; drop one of them", code=2)
     for name in (json_file, starts, report):
         if name and not Path(name).parent.is_dir():
             fail(f"there is no folder {Path(name).parent} to write {name} in; make it first")
     from fairlead.app import Failed, load_policies, refusals_as_failed
     from fairlead.cli.documents import Unreadable
+    from fairlead.sim.packing import check_placement
     from fairlead.sim.traces import parse_nodes, read_traces
 
     try:
         load_policies()
         with refusals_as_failed(), _interrupts() as interrupted:
+            names = [name.strip() for name in compare.split(",") if name.strip()] or [policy] * bool(policy)
+            # Reading a trace may take a while, so wrong names are refused before.
+            for name in names:
+                check_placement(name) if packing is not None else _check_policy(name)
             fleet = parse_nodes(nodes, _load) if nodes else None
             trace = read_traces(traces, _load, overrun, fleet, jobs, seed)
-            names = [name.strip() for name in compare.split(",") if name.strip()] or [policy] * bool(policy)
             if packing is not None:
-                whole = _pack(trace, names, packing, shuffles, seed, json_file, interrupted)
+                whole = _pack(trace, names, packing, shuffles or 10, seed, json_file, interrupted)
             else:
                 trouble = (faults, 1 if seed is None else seed) if faults else None
                 whole = _simulate(trace, names, until, trouble, json_file, starts, report, interrupted)
@@ -175,11 +189,17 @@ def _load(path: Path) -> object:
 def _policy(name: str, trace: Any) -> Any:
     from fairlead.sim.policies import NAMED, policy_of
 
-    if name in NAMED:
-        return NAMED[name](trace)
-    if not Path(name).exists() and "." not in name:
-        fail(f"there is no policy {name}; write {', '.join(NAMED)} or name a file such as fairlead.yaml")
-    return policy_of(name, _load(Path(name)))
+    return NAMED[name](trace) if name in NAMED else policy_of(name, _load(Path(name)))
+
+
+def _check_policy(name: str) -> None:
+    """Refuse a name that is neither one of a policy nor one of a file."""
+    from fairlead.sim.policies import check_name
+
+    if "." in name:
+        need_file(Path(name))
+    elif not Path(name).exists():
+        check_name(name)
 
 
 def _show(trace: Any, results: list[dict[str, Any]], rows: Any, json_file: str) -> None:

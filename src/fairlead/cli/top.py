@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from fairlead.cli.options import AsJson, Partition, open_client
-from fairlead.cli.output import ago, amounts, calls_server, print_json, state_of
+from fairlead.cli.output import ago, amounts, calls_server, first, print_json, state_of
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -32,6 +31,8 @@ class Snapshot(NamedTuple):
     queues: list[wire.Queue]
     jobs: list[wire.Job]
     """Running jobs, then waiting jobs, oldest first."""
+    cut: bool
+    """True if there are older jobs, which were not read."""
 
 
 @calls_server
@@ -62,9 +63,9 @@ def top(
 
 
 def _read(client: Client) -> Snapshot:
-    jobs = list(islice(client.jobs(state=["running", "stopping", "pending"], limit=MAX_ROWS), MAX_ROWS))
+    jobs, cut = first(MAX_ROWS, client.jobs(state=["running", "stopping", "pending"], limit=MAX_ROWS))
     jobs.sort(key=lambda job: (job.state != "running", job.number))
-    return Snapshot(time.time(), list(client.nodes()), client.queues(), jobs)
+    return Snapshot(time.time(), list(client.nodes()), client.queues(), jobs, cut)
 
 
 def _screen(snapshot: Snapshot) -> Group:
@@ -73,18 +74,19 @@ def _screen(snapshot: Snapshot) -> Group:
 
     running = sum(stage.running for job in snapshot.jobs for stage in job.stages)
     waiting = sum(stage.waiting for job in snapshot.jobs for stage in job.stages)
+    most = f" (of the newest {MAX_ROWS} jobs)" if snapshot.cut else ""
     clock = time.strftime("%H:%M:%S", time.localtime(snapshot.at))
     return Group(
-        Text(f"{len(snapshot.nodes)} nodes, {running} tasks running, {waiting} waiting at {clock}", style="bold"),
+        Text(f"{len(snapshot.nodes)} nodes, {running} tasks running, {waiting} waiting{most} at {clock}", style="bold"),
         _table(
             ("node", "state", "tasks", "cpu", "use"),
-            [(node.name, node.state, node.tasks, _bar(node), amounts(node.used)) for node in snapshot.nodes[:SHOWN]],
+            [(node.name, node.state, node.tasks, _bar(node), amounts(node.used)) for node in snapshot.nodes],
         ),
         _table(
             ("queue", "state", "share", "running", "waiting", "use"),
             [
                 (queue.path, queue.state, queue.share, queue.running, queue.asks, amounts(queue.used))
-                for queue in snapshot.queues[:SHOWN]
+                for queue in snapshot.queues
             ],
         ),
         _table(
@@ -100,7 +102,7 @@ def _screen(snapshot: Snapshot) -> Group:
                     sum(stage.waiting for stage in job.stages),
                     ago(job.submitted),
                 )
-                for job in snapshot.jobs[:SHOWN]
+                for job in snapshot.jobs
             ],
         ),
     )
@@ -118,6 +120,8 @@ def _table(columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> Any:
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in columns:
         table.add_column(column)
-    for row in rows:
+    for row in rows[:SHOWN]:
         table.add_row(*("" if cell is None else str(cell) for cell in row))
+    if len(rows) > SHOWN:
+        table.add_row(f"… {len(rows) - SHOWN} more")
     return table

@@ -18,6 +18,7 @@ from fairlead.client.calls import (
     Answer,
     Call,
     Document,
+    is_untrusted,
     pause,
     problem_of,
     unreachable,
@@ -93,6 +94,9 @@ class AsyncClient:
     async def scale(self, job: str, count: int, stage: str = "") -> str:
         return (await self.send(calls.scale(job, count, stage, self.partition))).note
 
+    async def set_priority(self, job: str, priority: int) -> str:
+        return (await self.send(calls.set_priority(job, priority, self.partition))).note
+
     async def explain(self, job: str) -> wire.Explanation:
         return await self.send(calls.explain(job, self.partition))
 
@@ -146,7 +150,7 @@ class AsyncClient:
                     **_arguments(call), content=call.content, timeout=REQUEST_TIMEOUT + call.seconds
                 )
             except httpx.TransportError as problem:
-                if last or isinstance(problem, httpx.UnsupportedProtocol):
+                if last or isinstance(problem, httpx.UnsupportedProtocol) or is_untrusted(problem):
                     raise unreachable(self.url, problem) from None
             else:
                 if answer.status_code not in RETRIED or last:

@@ -7,6 +7,7 @@ again if its answer is lost: the server then gives the same answer and changes n
 from __future__ import annotations
 
 import random
+import re
 import ssl
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,7 +16,7 @@ from uuid import uuid4
 
 import msgspec
 
-from fairlead.client.endpoint import INSECURE, Endpoint
+from fairlead.client.endpoint import AUTHORITY, INSECURE, TOKEN, Endpoint
 from fairlead.wire import api as wire
 from fairlead.wire.addresses import is_exposed
 
@@ -30,6 +31,7 @@ REQUEST_TIMEOUT = 30.0
 POLL = 30.0
 """Seconds that one request waits for the end of a job."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]*")
 
 
 class Problem(Exception):
@@ -94,7 +96,14 @@ def tls_context(endpoint: Endpoint) -> ssl.SSLContext | bool:
         )
     if not endpoint.url.startswith("https"):
         return False
-    return ssl.create_default_context(cafile=endpoint.authority or None)
+    try:
+        return ssl.create_default_context(cafile=endpoint.authority or None)
+    except OSError as problem:
+        raise Problem(
+            f"{endpoint.authority} has no certificates to trust ({problem.strerror or problem}); set {AUTHORITY} to a "
+            "PEM file",
+            code="authority",
+        ) from None
 
 
 def chunks_of(documents: Iterable[Document]) -> Iterator[list[Document]]:
@@ -115,10 +124,25 @@ def problem_of(status: int, content: bytes) -> Problem:
         body = msgspec.json.decode(content, type=wire.Problem)
     except msgspec.DecodeError:
         return Problem(f"the server answered {status}; is this a Fairlead server?", status, "unknown")
-    return Problem(body.detail, body.status, body.code, body.field)
+    detail = body.detail
+    if body.status == 401:
+        detail = f"{detail.partition('; send ')[0]}; set {TOKEN} (in Python token=…) to a valid token"
+    return Problem(detail, body.status, body.code, body.field)
+
+
+def is_untrusted(problem: Exception) -> bool:
+    """True if the connection failed because the certificate of the server is not trusted."""
+    return "CERTIFICATE_VERIFY_FAILED" in str(problem)
 
 
 def unreachable(url: str, problem: Exception) -> Problem:
+    if is_untrusted(problem):
+        why = re.sub(r"^.*certificate verify failed: | \(_ssl.*$", "", str(problem))
+        return Problem(
+            f"the certificate of {url} is not trusted ({why}); set {AUTHORITY} (in Python authority=…) to a file with "
+            "the certificates to trust",
+            code="untrusted",
+        )
     return Problem(f"{url} cannot be reached ({problem}); is the server up?")
 
 
@@ -141,6 +165,10 @@ def job_document(command: list[str] | None, document: Document | None, fields: d
         if command or fields:
             raise TypeError("give a document, or a command with fields, not both")
         return document
+    if isinstance(command, str):
+        raise TypeError(
+            f"the command is text; write {command.split()}, or ['/bin/sh', '-c', {command!r}] to run it with a shell"
+        )
     if not command:
         raise TypeError("a job needs a command, or a document that has one")
     stage_keys = set(wire.StageDocument.__struct_fields__) - {"name"}
@@ -158,7 +186,7 @@ def submit_many(documents: list[Document], partition: str) -> Call[wire.Batch]:
 
 
 def job(name: str, partition: str, wait: float = 0.0) -> Call[wire.Job]:
-    return Call(wire.Job, "GET", f"{API}/jobs/{_part(name)}", seconds=wait, partition=partition, wait=wait or None)
+    return Call(wire.Job, "GET", f"{API}/jobs/{part(name)}", seconds=wait, partition=partition, wait=wait or None)
 
 
 def jobs(partition: str, **filters: Any) -> Call[wire.JobPage]:
@@ -166,24 +194,29 @@ def jobs(partition: str, **filters: Any) -> Call[wire.JobPage]:
 
 
 def tasks(name: str, partition: str, **filters: Any) -> Call[wire.TaskPage]:
-    return Call(wire.TaskPage, "GET", f"{API}/jobs/{_part(name)}/tasks", partition=partition, **filters)
+    return Call(wire.TaskPage, "GET", f"{API}/jobs/{part(name)}/tasks", partition=partition, **filters)
 
 
 def explain(name: str, partition: str) -> Call[wire.Explanation]:
-    return Call(wire.Explanation, "GET", f"{API}/jobs/{_part(name)}/explain", partition=partition)
+    return Call(wire.Explanation, "GET", f"{API}/jobs/{part(name)}/explain", partition=partition)
 
 
 def attempts(name: str, partition: str, **filters: Any) -> Call[wire.Attempts]:
-    return Call(wire.Attempts, "GET", f"{API}/jobs/{_part(name)}/attempts", partition=partition, **filters)
+    return Call(wire.Attempts, "GET", f"{API}/jobs/{part(name)}/attempts", partition=partition, **filters)
 
 
 def kill(name: str, partition: str) -> Call[wire.Done]:
-    return Call(wire.Done, "POST", f"{API}/jobs/{_part(name)}/kill", partition=partition)
+    return Call(wire.Done, "POST", f"{API}/jobs/{part(name)}/kill", partition=partition)
 
 
 def scale(name: str, count: int, stage: str, partition: str) -> Call[wire.Done]:
     document = {"count": count} | ({"stage": stage} if stage else {})
-    return Call(wire.Done, "POST", f"{API}/jobs/{_part(name)}/scale", document, partition=partition)
+    return Call(wire.Done, "POST", f"{API}/jobs/{part(name)}/scale", document, partition=partition)
+
+
+def set_priority(name: str, priority: int, partition: str) -> Call[wire.Done]:
+    document = {"priority": priority}
+    return Call(wire.Done, "POST", f"{API}/jobs/{part(name)}/priority", document, partition=partition)
 
 
 def nodes(partition: str, **filters: Any) -> Call[wire.Nodes]:
@@ -212,15 +245,15 @@ def pools(partition: str) -> Call[wire.Pools]:
 
 
 def pool(name: str, partition: str) -> Call[wire.Pool]:
-    return Call(wire.Pool, "GET", f"{API}/pools/{_part(name)}", partition=partition)
+    return Call(wire.Pool, "GET", f"{API}/pools/{part(name)}", partition=partition)
 
 
 def move_pool(name: str, action: str, partition: str) -> Call[wire.Done]:
-    return Call(wire.Done, "POST", f"{API}/pools/{_part(name)}/{action}", partition=partition)
+    return Call(wire.Done, "POST", f"{API}/pools/{part(name)}/{action}", partition=partition)
 
 
 def scale_pool(name: str, nodes: int, partition: str) -> Call[wire.Done]:
-    return Call(wire.Done, "POST", f"{API}/pools/{_part(name)}/scale", {"nodes": nodes}, partition=partition)
+    return Call(wire.Done, "POST", f"{API}/pools/{part(name)}/scale", {"nodes": nodes}, partition=partition)
 
 
 def usage(partition: str) -> Call[wire.Usage]:
@@ -237,18 +270,23 @@ def secrets() -> Call[wire.Secrets]:
 
 def set_secret(name: str, value: str, expires_in: float | None) -> Call[wire.Done]:
     document = {"value": value} | ({} if expires_in is None else {"expires_in": expires_in})
-    return Call(wire.Done, "PUT", f"{API}/secrets/{_part(name)}", document)
+    return Call(wire.Done, "PUT", f"{API}/secrets/{part(name)}", document)
 
 
 def remove_secret(name: str) -> Call[wire.Done]:
-    return Call(wire.Done, "DELETE", f"{API}/secrets/{_part(name)}")
+    return Call(wire.Done, "DELETE", f"{API}/secrets/{part(name)}")
 
 
 def log(name: str, partition: str, **options: Any) -> Call[bytes]:
-    return Call(bytes, "GET", f"{API}/jobs/{_part(name)}/log", partition=partition, **options)
+    return Call(bytes, "GET", f"{API}/jobs/{part(name)}/log", partition=partition, **options)
 
 
-def _part(name: str) -> str:
-    from urllib.parse import quote
-
-    return quote(name, safe="")
+def part(name: str) -> str:
+    """Return a name as part of a path. Refuse text that cannot be a name, before it is sent."""
+    if not NAME.fullmatch(name) or ".." in name:
+        raise Problem(
+            f"{name[:40]!r} is not a name; a name has letters, digits or . _ @ + - and starts with a letter or digit",
+            422,
+            "invalid",
+        )
+    return name

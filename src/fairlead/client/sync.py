@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
 from fairlead.client import calls
-from fairlead.client.calls import RETRIED, TRIES, Answer, Call, Document, pause, problem_of, unreachable
+from fairlead.client.calls import RETRIED, TRIES, Answer, Call, Document, is_untrusted, pause, problem_of, unreachable
 from fairlead.client.endpoint import Endpoint, find_endpoint
 from fairlead.client.http import LOST, Connections
 from fairlead.wire import api as wire
@@ -55,7 +55,7 @@ class Client:
     def submit(self, command: list[str] | None = None, document: Document | None = None, **fields: Any) -> str:
         """Submit a job and return its id.
 
-        The job is a command with fields (`count=3, resources={"cpu": 1}, queue=…`), or a whole document with stages.
+        The job is a command with fields (`array=3, resources={"cpu": 1}, queue=…`), or a whole document with stages.
         """
         return self.send(calls.submit(calls.job_document(command, document, fields), self.partition)).job
 
@@ -95,6 +95,10 @@ class Client:
 
     def scale(self, job: str, count: int, stage: str = "") -> str:
         return self.send(calls.scale(job, count, stage, self.partition)).note
+
+    def set_priority(self, job: str, priority: int) -> str:
+        """Change the priority of a job. Owners may lower it, operators may raise it too."""
+        return self.send(calls.set_priority(job, priority, self.partition)).note
 
     def explain(self, job: str) -> wire.Explanation:
         return self.send(calls.explain(job, self.partition))
@@ -175,7 +179,7 @@ class Client:
             try:
                 answer = self._connections.request(call)
             except LOST as problem:
-                if last:
+                if last or is_untrusted(problem):
                     raise unreachable(self.url, problem) from None
             else:
                 if answer.status not in RETRIED or last:

@@ -72,6 +72,8 @@ class MoveNode(Command, frozen=True, tag="move node"):
 
     name: str
     action: Literal["drain", "disable", "enable", "lose"]
+    reason: str = ""
+    """Why it is drained or disabled, for people."""
 
 
 class DisconnectNodes(Command, frozen=True, tag="disconnect nodes"):

@@ -39,7 +39,7 @@ from fairlead.core.settings import DEFAULT_QUEUES, Fence, PartitionConfig, Parti
 QUEUE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_@+-]{0,62}")
 PARTITION_KEYS = (*PartitionSettings.__struct_fields__, "queues", "pools")
 QUEUE_KEYS = QueueSettings.__struct_fields__
-LOOK_ALIKES = ("users", "groups")
+LOOK_ALIKES = ("users", "groups", "limit", "guarantee")
 """Settings with mappings, which look like queues: a name close to one of them is refused as a queue's name."""
 MAX_DEPTH = 20
 MAX_PATH = 1_000
@@ -289,7 +289,11 @@ def _parse_requestors(doc: object, field: str, queues: tuple[tuple[str, QueueSet
             raise Refused(read.at("match"), f"{shown(match)} cannot be matched by RE2 ({why}); correct it")
         queue = read.text("queue", most=MAX_PATH)
         if queue not in paths:
-            raise Refused(read.at("queue"), f"there is no queue {shown(queue)}; the leaves are {leaves_text(paths)}")
+            raise Refused(
+                read.at("queue"),
+                f"there is no queue {shown(queue)}{suggestion(queue, set(paths) - parents)}; "
+                f"name one of {leaves_text(paths)}",
+            )
         if queue in parents:
             raise Refused(
                 read.at("queue"),

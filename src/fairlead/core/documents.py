@@ -10,7 +10,7 @@ from fairlead.core.changes import NodeSpec
 from fairlead.core.errors import Refused
 from fairlead.core.model import Gang, JobSpec, OnLoss, Scaling, StageSpec
 from fairlead.core.reader import Reader, check_label, check_name, check_text
-from fairlead.core.resources import parse_capacity, parse_request, shown
+from fairlead.core.resources import CPU, parse_capacity, parse_request, shown
 from fairlead.core.shape import Selectors
 
 MAX_STAGES = 1_000
@@ -23,15 +23,23 @@ MAX_LABEL = 1_000
 """Maximum length of the value of a label, in characters."""
 
 
-def parse_job(doc: object, field: str = "") -> JobSpec:
-    """Read a job. Its queue may be empty; then the requestor patterns choose it."""
+NOTHING: Mapping[str, object] = {}
+ONE_CPU: Mapping[str, object] = {CPU: 1}
+"""The request of a submitted stage that has none."""
+
+
+def parse_job(doc: object, field: str = "", resources: Mapping[str, object] = NOTHING) -> JobSpec:
+    """Read a job. Its queue may be empty; then the requestor patterns choose it.
+
+    `resources` is the request of stages that have none.
+    """
     read = Reader(doc, field, "a job")
     stages = read.get("stages", [])
     if not isinstance(stages, list | tuple) or not stages:
         raise Refused(read.at("stages"), "a job needs at least one stage; write a list of stages")
     if len(stages) > MAX_STAGES:
         raise Refused(read.at("stages"), f"{len(stages)} stages are too many; at most {MAX_STAGES} are allowed")
-    specs = tuple(parse_stage(stage, read.at(f"stages[{at}]")) for at, stage in enumerate(stages))
+    specs = tuple(parse_stage(stage, read.at(f"stages[{at}]"), resources) for at, stage in enumerate(stages))
     named: dict[str, int] = {}
     for at, spec in enumerate(specs):
         if spec.name in named:
@@ -60,17 +68,14 @@ def parse_job(doc: object, field: str = "") -> JobSpec:
     return job
 
 
-def parse_stage(doc: object, field: str) -> StageSpec:
+def parse_stage(doc: object, field: str, resources: Mapping[str, object] = NOTHING) -> StageSpec:
     read = Reader(doc, field, "a stage")
-    count = read.count("count", 1, 1, MAX_TASKS)
-    least = read.optional_count("min", 1, MAX_TASKS)
-    if least is not None and least > count:
-        raise Refused(read.at("min"), f"{least} is more than the count {count}; write at most {count}")
+    count, least = _parse_size(read)
     stage = StageSpec(
         name=read.name("name", "main"),
         count=count,
         min=least or 0,
-        resources=tuple(sorted(parse_request(read.get("resources", {}), read.at("resources")).items())),
+        resources=tuple(sorted(parse_request(read.get("resources", resources), read.at("resources")).items())),
         selectors=parse_selectors(read.get("selectors", {}), read.at("selectors")),
         tolerations=tuple(sorted(set(read.texts("tolerations", most=100)))),
         pool=read.name("pool") if read.get("pool") is not None else "",
@@ -96,6 +101,25 @@ def parse_stage(doc: object, field: str) -> StageSpec:
         raise Refused(read.at("time_limit"), "0 would end every task at once; leave it out for no limit")
     read.close()
     return stage
+
+
+def _parse_size(read: Reader) -> tuple[int, int | None]:
+    """Return the number of tasks of a stage, and `min`: 1 for an array, None if it is not given."""
+    array = read.optional_count("array", 1, MAX_TASKS)
+    least = read.optional_count("min", 1, MAX_TASKS)
+    if array is None:
+        count = read.count("count", 1, 1, MAX_TASKS)
+        if least is not None and least > count:
+            raise Refused(read.at("min"), f"{least} is more than the count {count}; write at most {count}")
+        return count, least
+    for key in ("count", "min"):
+        if read.get(key) is not None:
+            raise Refused(
+                read.at(key),
+                f"it stands beside array, which means count: {array} and min: 1; write array alone for tasks that "
+                "start one by one, or count alone for tasks that start together",
+            )
+    return array, 1
 
 
 def _texts(spec: StageSpec) -> Iterator[str]:

@@ -446,7 +446,7 @@ def _check_kept(partition: Partition, settled: bool) -> None:
 
 
 def _check_pools(partition: Partition) -> None:
-    """Check that orders have a pool and nodes to wait for, and that idle and unwanted nodes have no work."""
+    """Check that orders have a pool and nodes to wait for, and that idle, unwanted and drained nodes are as listed."""
     expected = {name: number for number, order in partition.orders.items() for name in order.coming}
     _need(expected == partition.order_of, f"nodes are expected as {expected}, listed as {partition.order_of}")
     for number, order in partition.orders.items():
@@ -465,6 +465,10 @@ def _check_pools(partition: Partition) -> None:
             (node_id in partition.idle) == empty,
             f"node {partition.nodes.name[row]} is idle, or is not, but is listed as the opposite",
         )
+    for node_id in partition.nodes.reasons:
+        _need(node_id in partition.nodes.rows, f"node {node_id} was removed, and why it was drained is still stored")
+        row = partition.nodes.rows[node_id]
+        _need(partition.nodes.state[row] != "up", f"node {partition.nodes.name[row]} is up and has a reason not to be")
     for node_id in partition.unwanted:
         _need(node_id in partition.nodes.rows, f"node {node_id} was removed and is still to be given back")
         row = partition.nodes.rows[node_id]

@@ -35,6 +35,8 @@ class NodeTable:
         self.used: dict[str, list[int]] = {}
         self.devices: list[list[int]] = []
         self.allocations: list[dict[int, Allocation]] = []
+        self.reasons: dict[int, str] = {}
+        """Node id → why an operator drained or disabled the node. A lost node keeps it for its return."""
         self.lost_from: dict[int, NodeState] = {}
         """The state that a lost node, by id, gets when it returns; up if it is not here."""
         self.failures: list[int] = []
@@ -120,6 +122,7 @@ class NodeTable:
         self.avoided.pop(node_id, None)
         self.disconnected.pop(node_id, None)
         self.lost_from.pop(node_id, None)
+        self.reasons.pop(node_id, None)
         self.node_id[row] = VACANT
         del self.joins[self.name[row]]
         del self.rows[node_id]
@@ -155,6 +158,13 @@ class NodeTable:
         self.state[row] = state
         self._count(row, 1)
         self._alter(node_id)
+
+    def set_reason(self, node_id: int, reason: str) -> None:
+        """Set why the node is drained or disabled; empty for no reason."""
+        if reason:
+            self.reasons[node_id] = reason
+        else:
+            self.reasons.pop(node_id, None)
 
     def avoid(self, node_id: int, failures: int, pauses: int, until: int) -> None:
         """Give a node no work until a time; 0 ends the pause."""

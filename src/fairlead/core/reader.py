@@ -126,7 +126,8 @@ class Reader:
         if value is None:
             return self._left_out(key, default)
         if value not in options:
-            raise Refused(self.at(key), f"{shown(value)} is not one of {', '.join(options)}; write one of them")
+            hint = suggestion(value, options) if isinstance(value, str) else ""
+            raise Refused(self.at(key), f"{shown(value)} is not one of {', '.join(options)}{hint}; write one of them")
         return str(value)
 
     def texts(self, key: str, most: int = 10_000) -> tuple[str, ...]:

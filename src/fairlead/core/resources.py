@@ -38,12 +38,21 @@ kept. Of the functions here, only `scale` keeps it.
 _LONGEST = 40
 _MILLI_UNITS = {"": MILLI, "m": 1}
 _BINARY = {"Pi": 2**50, "Ti": 2**40, "Gi": 2**30, "Mi": 2**20, "Ki": 2**10}
-_BYTE_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, **_BINARY}
+_DECIMAL = {"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
+_BYTE_UNITS = {
+    "": 1,
+    "KB": 10**3,
+    **_DECIMAL,
+    **_BINARY,
+    **{f"{unit}B": size for unit, size in (*_DECIMAL.items(), *_BINARY.items())},
+}
 _TIME_UNITS = {"d": DAY, "h": HOUR, "min": MINUTE, "s": SECOND, "ms": MILLISECOND, "us": 1}
+_READ_TIME_UNITS = {**_TIME_UNITS, "m": MINUTE}
 
 _NAME = re.compile(r"[a-z][a-z0-9._/-]{0,62}")
 _AMOUNT = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?)([A-Za-z]*)")
-_DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(d|h|min|ms|us|s)")
+_DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(d|h|min|ms|m|us|s)")
+_CLOCK = re.compile(r"(?:([0-9]+)-)?([0-9]+)(?::([0-5]?[0-9]))?(?::([0-5]?[0-9]))?")
 
 
 class _Measure(NamedTuple):
@@ -99,7 +108,7 @@ def _not_too_many(amount: int, value: object, field: str) -> int:
 def _measure_of(name: str) -> _Measure:
     noun = f"an amount of {name}"
     if name == MEMORY:
-        return _Measure(noun, "bytes or a size such as 512Mi, 8Gi or 1.5Gi", "1 byte", MAX_QUANTITY, "1Pi")
+        return _Measure(noun, "bytes or a size such as 512Mi, 8Gi or 5GB", "1 byte", MAX_QUANTITY, "1Pi")
     example = "a number such as 1, 2 or 0.5" if name == GPU else "a number such as 2, 0.5 or 500m"
     return _Measure(noun, example, "0.001", MAX_QUANTITY, "1125899906842.624")
 
@@ -282,23 +291,36 @@ def scale(vector: Vector, factor: int) -> Vector:
 
 
 def parse_duration(value: object, field: str) -> int:
-    """Parse a duration into microseconds. A number without a unit is seconds; in 1h30min larger units come first."""
+    """Parse a duration into microseconds. A number without a unit is seconds; in 1h30min larger units come first.
+
+    05:00, 01:00:00 and 1-12:00:00 are read as Slurm reads them.
+    """
     if not isinstance(value, str):
         return _settle(value, _from_number(value, field, _DURATION), SECOND, field, _DURATION)
     text = _not_too_long(value, field)
     match = _AMOUNT.fullmatch(text)
-    if match and (match[2] or "s") in _TIME_UNITS:
-        return _settle(value, _from_text(match[1]), _TIME_UNITS[match[2] or "s"], field, _DURATION)
+    if match and (match[2] or "s") in _READ_TIME_UNITS:
+        return _settle(value, _from_text(match[1]), _READ_TIME_UNITS[match[2] or "s"], field, _DURATION)
+    clock = _CLOCK.fullmatch(text)
+    if clock:
+        return _settle(value, (_clock_seconds(*clock.groups()), 0), SECOND, field, _DURATION)
     total, at, last = 0, 0, MAX_DURATION
     while at < len(text):
         match = _DURATION_PART.match(text, at)
-        if match is None or (unit := _TIME_UNITS[match[2]]) >= last:
+        if match is None or (unit := _READ_TIME_UNITS[match[2]]) >= last:
             raise _no_amount(value, field, _DURATION)
         total += _settle(value, _from_text(match[1]), unit, field, _DURATION)
         at, last = match.end(), unit
     if not text:
         raise _no_amount(value, field, _DURATION)
     return _settle(value, (total, 0), 1, field, _DURATION)
+
+
+def _clock_seconds(days: str | None, first: str, second: str | None, third: str | None) -> int:
+    """Return the seconds of minutes:seconds, hours:minutes:seconds, or days-hours with what follows."""
+    if days is None and third is None:
+        return 60 * int(first) + int(second or 0)
+    return 86_400 * int(days or 0) + 3_600 * int(first) + 60 * int(second or 0) + int(third or 0)
 
 
 def format_duration(us: int) -> str:
@@ -335,7 +357,7 @@ def format_moment(us: int) -> str:
 
 _DURATION = _Measure(
     noun="a duration",
-    example="seconds, or numbers with us, ms, s, min, h or d such as 50ms, 5min or 1h30min",
+    example="seconds, numbers with us, ms, s, min, h or d such as 50ms, 5min or 1h30min, or hours as 01:30:00",
     step="1us",
     most=MAX_DURATION,
     most_text=format_duration(MAX_DURATION),

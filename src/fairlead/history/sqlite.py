@@ -263,6 +263,12 @@ class History:
         sql = f"SELECT {JOB_COLUMNS} FROM jobs WHERE {' AND '.join(where)} ORDER BY number DESC LIMIT {limit:d}"
         return list(map(_job, self._ask(sql, *values)))
 
+    def starts(self, partition: str, numbers: list[int]) -> dict[int, int]:
+        """Return, by job number, when the first task of a job started. Jobs whose tasks never started are left out."""
+        marks = ", ".join("?" * len(numbers))
+        sql = f"SELECT number, min({BEGAN}) FROM attempts WHERE partition = ? AND number IN ({marks}) GROUP BY number"
+        return {number: began for number, began in self._ask(sql, partition, *numbers) if began is not None}
+
     def attempts(self, partition: str, number: int, skip: int = 0, limit: int = -1) -> list[AttemptRow]:
         """Return the attempts of a job, in the order in which they ended."""
         sql = (

@@ -16,6 +16,7 @@ from fairlead.core.config import parse_partition
 from fairlead.core.errors import Refused
 from fairlead.core.policy.fragmentation import Task, Workload
 from fairlead.core.policy.placement import placement_names
+from fairlead.core.reader import suggestion
 from fairlead.core.resources import CPU, GPU, MILLI, SECOND
 from fairlead.core.shape import Shape
 from fairlead.core.state import Partition
@@ -40,10 +41,16 @@ class Packed(msgspec.Struct, frozen=True):
     """Expected number of idle GPUs that the next job cannot use."""
 
 
+def check_placement(name: str) -> None:
+    """Refuse a name that no placement has."""
+    names = placement_names()
+    if name not in names:
+        raise Refused("place", f"there is no placement {name}{suggestion(name, names)}; write {', '.join(names)}")
+
+
 def pack(trace: Trace, place: str, percent: int, seed: int, stop: Callable[[], bool] = lambda: False) -> Packed | None:
     """Run one shuffle; return None if it was stopped."""
-    if place not in placement_names():
-        raise Refused("place", f"there is no placement {place}; write {', '.join(placement_names())}")
+    check_placement(place)
     if not trace.amount(GPU):
         raise Refused("packing", "the nodes have no GPUs, which is what it is about; name nodes that have some")
     shuffled = _shuffled(trace, percent, Random(seed))

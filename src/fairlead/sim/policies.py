@@ -10,6 +10,7 @@ import msgspec
 from fairlead.core.config import QUEUE_NAME, parse_config, parse_partition
 from fairlead.core.errors import Refused
 from fairlead.core.model import JobSpec
+from fairlead.core.reader import suggestion
 from fairlead.core.settings import PartitionConfig
 from fairlead.sim.traces import Trace
 
@@ -61,6 +62,16 @@ def fair(trace: Trace) -> Policy:
 
 
 NAMED: dict[str, Callable[[Trace], Policy]] = {"fcfs": fcfs, "easy": easy, "fair": fair}
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that no built-in policy has."""
+    if name not in NAMED:
+        names = ", ".join(NAMED)
+        raise Refused(
+            "policy",
+            f"there is no policy {name}{suggestion(name, NAMED)}; write {names} or name a file such as fairlead.yaml",
+        )
 
 
 def policy_of(name: str, document: object) -> Policy:

@@ -235,11 +235,11 @@ class World:
         _, spec = parse_node(doc)
         self._send(where, UpdateNode(name=name, spec=spec, operator=True))
 
-    def drain(self, name: str) -> None:
-        self._move(name, "drain")
+    def drain(self, name: str, reason: str = "") -> None:
+        self._move(name, "drain", reason)
 
-    def disable(self, name: str) -> None:
-        self._move(name, "disable")
+    def disable(self, name: str, reason: str = "") -> None:
+        self._move(name, "disable", reason)
 
     def enable(self, name: str) -> None:
         self._move(name, "enable")
@@ -664,9 +664,9 @@ class World:
     def _send(self, where: str, command: AnyCommand) -> None:
         self._queue.append((where, command))
 
-    def _move(self, name: str, action: Literal["drain", "disable", "enable"]) -> None:
+    def _move(self, name: str, action: Literal["drain", "disable", "enable"], reason: str = "") -> None:
         where = self._home.get(name, self._default)
-        self._send(where, MoveNode(name=name, action=action, operator=True))
+        self._send(where, MoveNode(name=name, action=action, reason=reason, operator=True))
 
     def _join(self, node: str) -> None:
         where = self._home[node]

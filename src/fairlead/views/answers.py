@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from typing import Literal
 
+from fairlead.core.config import QUEUE_KEYS
 from fairlead.core.holds.room import ends_at
 from fairlead.core.model import Ask, Job, Micros, Queue, Stage
 from fairlead.core.nodes import NodeTable
@@ -110,6 +112,7 @@ def _task_answer(partition: Partition, stage: Stage, index: int) -> wire.Task:
         exit_code=0 if plain else view.exit_code,
         reason=view.reason,
         note=view.note,
+        started=optional_seconds(view.started),
     )
 
 
@@ -162,6 +165,7 @@ def node_answer(partition: Partition, row: int) -> wire.Node:
         tasks=sum(count(allocation.indices) for allocation in nodes.allocations[row].values() if not allocation.rooms),
         avoided=nodes.node_id[row] in nodes.avoided,
         disconnected=optional_seconds(nodes.disconnected.get(nodes.node_id[row])),
+        reason=nodes.reasons.get(nodes.node_id[row], ""),
     )
 
 
@@ -169,6 +173,15 @@ def node_state(nodes: NodeTable, row: int) -> str:
     """Return the state of a node as users see it: an up node without a connected agent is disconnected."""
     state = nodes.state[row]
     return "disconnected" if state == "up" and nodes.node_id[row] in nodes.disconnected else state
+
+
+def _asks_below(queue: Queue) -> int:
+    """Return the number of asks in a leaf, or in all leaves below a queue."""
+    return queue.asks + sum(_asks_below(child) for child in queue.children.values())
+
+
+def _jobs_below(queue: Queue) -> int:
+    return queue.jobs + sum(_jobs_below(child) for child in queue.children.values())
 
 
 def queue_answer(partition: Partition, queue: Queue) -> wire.Queue:
@@ -183,9 +196,9 @@ def queue_answer(partition: Partition, queue: Queue) -> wire.Queue:
         guarantee=amounts(settings.guarantee),
         limit=None if settings.limit is None else amounts(settings.limit),
         used=amounts(sorted(queue.account.used.items())),
-        jobs=queue.jobs,
+        jobs=_jobs_below(queue),
         running=queue.account.running,
-        asks=queue.asks,
+        asks=_asks_below(queue),
         entitlement_percent=figures.entitlement,
         use_percent=figures.use,
         loan_percent=figures.loan,
@@ -269,14 +282,28 @@ def manager_answers(partition: Partition) -> list[wire.Manager]:
     ]
 
 
-def differences(before: Mapping[str, object], after: Mapping[str, object], at: str = "") -> list[wire.Difference]:
-    """Return the differences between two configurations, as documents."""
+def differences(
+    before: Mapping[str, object], after: Mapping[str, object], at: tuple[str, ...] = ()
+) -> list[wire.Difference]:
+    """Return the differences between two configurations, as documents by partition."""
     changes: list[wire.Difference] = []
     for key in [*before, *(key for key in after if key not in before)]:
         old, new = before.get(key), after.get(key)
-        name = f"{at}.{key}" if at else key
+        path = (*at, key)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
-            changes += differences(old, new, name)
+            changes += differences(old, new, path)
         elif old != new:
-            changes.append(wire.Difference(key=name, before=old, after=new))
+            changes.append(wire.Difference(key=".".join(path), before=old, after=new, what=_changed(path)))
     return changes
+
+
+def _changed(path: tuple[str, ...]) -> Literal["partition", "queue", "pool", "setting"]:
+    """Return what a key of a configuration names; the path starts with the name of the partition."""
+    match path:
+        case (_,):
+            return "partition"
+        case (_, "pools", _):
+            return "pool"
+        case (_, "queues", _, *below) if not any(part in QUEUE_KEYS for part in below):
+            return "queue"
+    return "setting"

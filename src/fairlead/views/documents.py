@@ -48,6 +48,8 @@ class TaskView(msgspec.Struct, frozen=True):
     reason: str
     exit_code: int | None
     note: str = ""
+    started: Micros | None = None
+    """When the live attempt was acknowledged."""
 
 
 class AskView(msgspec.Struct, frozen=True):
@@ -114,6 +116,7 @@ def task_view(partition: Partition, stage: Stage, index: int) -> TaskView:
             past.reason,
             past.exit_code,
             _note(partition, allocation),
+            allocation.started,
         )
     state = "pending"
     for outcome, ended in (stage.ended or {}).items():

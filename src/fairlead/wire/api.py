@@ -37,9 +37,11 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StageDocument(Request, kw_only=True):
-    """Equal tasks of a job."""
+    """Equal tasks of a job: `array` tasks that start one by one, or `count` tasks that start together. Without
+    `resources` each takes one CPU; `{}` takes nothing."""
 
     name: Name | UnsetType = UNSET
+    array: Annotated[int, Meta(ge=1, le=10_000_000)] | UnsetType = UNSET
     count: Annotated[int, Meta(ge=1, le=10_000_000)] | UnsetType = UNSET
     min: Annotated[int, Meta(ge=1, le=10_000_000)] | UnsetType = UNSET
     resources: dict[str, Amount] | UnsetType = UNSET
@@ -216,6 +218,8 @@ class Job(Answer, frozen=True, kw_only=True):
     stages: list[Stage]
     matched: str | None = None
     """The requestor pattern that chose the queue, if one did."""
+    forgotten: bool = False
+    """True if only the history knows the job: its stages, labels, priority and `after` are not known any more."""
 
     @property
     def over(self) -> bool:
@@ -240,6 +244,8 @@ class Task(Answer, frozen=True, kw_only=True):
     exit_code: int | None
     reason: str
     note: str
+    started: float | None = None
+    """When the attempt started, while it lives; `Attempt` has the times of ended attempts."""
 
 
 class TaskPage(Answer, frozen=True, kw_only=True):
@@ -311,6 +317,8 @@ class Node(Answer, frozen=True, kw_only=True):
     credential: Literal["", "valid", "expired", "revoked"] = ""
     """State of the node's key; empty for a node without an agent."""
     credential_expires: float | None = None
+    reason: str = ""
+    """Why an operator drained or disabled it."""
 
 
 class Nodes(Answer, frozen=True, kw_only=True):
@@ -509,6 +517,8 @@ class Difference(Answer, frozen=True, kw_only=True):
     key: str
     before: Any
     after: Any
+    what: Literal["partition", "queue", "pool", "setting"] = "setting"
+    """What the key names. A setting that is absent has its default; the others do not exist if absent."""
 
 
 class Applied(Answer, frozen=True, kw_only=True):
@@ -575,6 +585,8 @@ class PastJob(Answer, frozen=True, kw_only=True):
     submitted: float
     ended: float
     tasks: dict[str, int]
+    started: float | None = None
+    """When its first task started; null if none did."""
 
 
 class HistoryPage(Answer, frozen=True, kw_only=True):

@@ -48,6 +48,7 @@ class NodeAdded(Change[int], frozen=True, tag="node added"):
     manager: str = ""
     state: NodeState = "up"
     lost_from: NodeState = "up"
+    reason: str = ""
 
     def apply(self, partition: Partition) -> int:
         before = partition.counters.node_id
@@ -65,6 +66,7 @@ class NodeAdded(Change[int], frozen=True, tag="node added"):
         )
         if self.lost_from != "up":
             partition.nodes.set_state(self.node_id, self.state, self.lost_from)
+        partition.nodes.set_reason(self.node_id, self.reason)
         partition.counters.node_id = max(before, self.node_id + 1)
         partition.touched.nodes.add(self.node_id)
         return before
@@ -100,24 +102,33 @@ class NodeSet(Change[NodeSpec], frozen=True, tag="node set"):
 class NodeMovedUndo(msgspec.Struct, frozen=True, gc=False):
     state: NodeState
     lost_from: NodeState
+    reason: str
 
 
 class NodeMoved(Change[NodeMovedUndo], frozen=True, tag="node moved"):
+    """A node changes its state, or only the reason for it."""
+
     node_id: int
     state: NodeState
+    reason: str = ""
+    """Why it is drained or disabled, in the words of an operator."""
 
     warns = True
 
     def apply(self, partition: Partition) -> NodeMovedUndo:
         before = partition.nodes.state[partition.nodes.rows[self.node_id]]
         lost_from = partition.nodes.lost_from.get(self.node_id, "up")
-        NODE.check(before, self.state)
-        partition.nodes.set_state(self.node_id, self.state, before)
+        reason = partition.nodes.reasons.get(self.node_id, "")
+        if self.state != before:
+            NODE.check(before, self.state)
+            partition.nodes.set_state(self.node_id, self.state, before)
+        partition.nodes.set_reason(self.node_id, self.reason)
         partition.touched.nodes.add(self.node_id)
-        return NodeMovedUndo(before, lost_from)
+        return NodeMovedUndo(before, lost_from, reason)
 
     def undo(self, partition: Partition, before: NodeMovedUndo) -> None:
         partition.nodes.set_state(self.node_id, before.state, before.lost_from)
+        partition.nodes.set_reason(self.node_id, before.reason)
 
     def news(self, partition: Partition, before: NodeMovedUndo) -> Iterable[NodeNews]:
         row = partition.nodes.rows.get(self.node_id)
@@ -129,6 +140,8 @@ class NodeMoved(Change[NodeMovedUndo], frozen=True, tag="node moved"):
 
     def lines(self, names: Names, before: NodeMovedUndo) -> Iterator[Line]:
         fields = {"node": names.node(self.node_id), "before": before.state, "state": self.state}
+        if self.reason:
+            fields["reason"] = self.reason
         yield Line("warning" if self.state == "lost" else "info", "node moved", fields)
 
 
@@ -260,6 +273,7 @@ def as_added(partition: Partition, node_id: int) -> NodeAdded:
         partition.nodes.manager[row],
         partition.nodes.state[row],
         partition.nodes.lost_from.get(node_id, "up"),
+        partition.nodes.reasons.get(node_id, ""),
     )
 
 

@@ -80,7 +80,7 @@ def find_leaf(partition: Partition, path: str) -> Queue:
     if queue is None:
         raise Refused(
             "queue",
-            f"there is no queue {shown(path)}{suggestion(path, partition.queues)}; "
+            f"there is no queue {shown(path)}{suggestion(path, [leaf.path for leaf in partition.leaves()])}; "
             f"name one of {leaves_text(partition.queues)}",
             "unknown",
         )

@@ -13,9 +13,10 @@ from fairlead.core.intake.pools import arrive
 from fairlead.core.model import NodeState
 from fairlead.core.outcomes import lose, recall
 from fairlead.core.plan import Plan
-from fairlead.core.reader import check_name, suggestion
+from fairlead.core.reader import check_name, check_text, suggestion
 from fairlead.core.resources import shown
 
+MAX_REASON = 200
 STATES: dict[str, NodeState] = {"drain": "draining", "disable": "disabled", "enable": "up", "lose": "lost"}
 
 
@@ -65,7 +66,8 @@ def join(plan: Plan, name: str, spec: NodeSpec, manager: str) -> Accepted:
     if spec_of(partition, node_id) != spec:
         _set(plan, node_id, spec)
     if partition.nodes.state[row] == "lost":
-        plan.do(NodeMoved(node_id, partition.nodes.lost_from.get(node_id, "up")))
+        nodes = partition.nodes
+        plan.do(NodeMoved(node_id, nodes.lost_from.get(node_id, "up"), nodes.reasons.get(node_id, "")))
     return Accepted(note="" if plan.mark() > before else "no change")
 
 
@@ -96,16 +98,26 @@ def move(plan: Plan, command: MoveNode) -> Accepted:
     if command.action not in STATES:
         raise Refused("action", f"{shown(command.action)} is not one of {', '.join(STATES)}; write one of them")
     need_operator(command, f"{command.action} a node")
-    return move_to(plan, command.name, STATES[command.action])
+    check_text(command.reason, "reason", MAX_REASON)
+    if command.reason and command.action not in ("drain", "disable"):
+        raise Refused("reason", "only a node that is drained or disabled has one; leave it out")
+    return move_to(plan, command.name, STATES[command.action], command.reason)
 
 
-def move_to(plan: Plan, name: str, state: NodeState) -> Accepted:
+def move_to(plan: Plan, name: str, state: NodeState, reason: str = "") -> Accepted:
+    """Move a node to a state. In the same state only the reason changes; a lost node keeps the one that it has."""
     node_id = find(plan, name)
-    if plan.partition.nodes.state[plan.partition.nodes.rows[node_id]] == state:
-        return Accepted(note="no change")
+    nodes = plan.partition.nodes
+    if state == "lost":
+        reason = nodes.reasons.get(node_id, "")
+    if nodes.state[nodes.rows[node_id]] == state:
+        if not reason or reason == nodes.reasons.get(node_id):
+            return Accepted(note="no change")
+        plan.do(NodeMoved(node_id, state, reason))
+        return Accepted()
     if state == "up" and node_id in plan.partition.unwanted:
         raise Refused("name", f"node {name} is given back to its pool; order another node instead", "conflict")
-    plan.do(NodeMoved(node_id, state))
+    plan.do(NodeMoved(node_id, state, reason))
     if state == "lost":
         lose_tasks(plan, node_id, f"node {name} was lost")
     else:

@@ -1,0 +1,215 @@
+"""What a newcomer meets on the first day: messages that name the remedy, and answers that hide nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fairlead
+from tests.live import PROGRAM, SECONDS, Up
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    server = Up(tmp_path_factory.mktemp("day") / "data")
+    server.until("node", "list", said="box")
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def words(done: subprocess.CompletedProcess[str]) -> str:
+    assert "Traceback" not in done.stderr
+    return " ".join(done.stderr.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("secret", "remove", "bad name"), "'bad name' is not a name"),
+        (("show", "../nodes"), "'../nodes' is not a name"),
+        (("node", "show", "box/drain"), "'box/drain' is not a name"),
+        (("history", "--state", "bogus"), "'bogus' is not one of 'succeeded', 'failed', 'killed'"),
+        (("ps", "--state", "bogus"), '"bogus" is not one of pending'),
+        (("node", "list", "--state", "bogus"), "'bogus' is not one of"),
+        (("token", "create", "--role", "bogus"), "'bogus' is not one of"),
+    ],
+)
+def test_bad_names_and_states(up: Up, arguments: tuple[str, ...], said: str) -> None:
+    done = up.ask(*arguments)
+    assert done.returncode in (1, 2) and said in words(done)
+
+
+def test_a_secret_with_a_bad_name(up: Up) -> None:
+    assert "'bad name' is not a name" in words(up.ask("secret", "set", "bad name", text="x"))
+
+
+def test_a_wrong_token_names_the_variable(up: Up) -> None:
+    before = dict(up.environment)
+    up.environment["FAIRLEAD_TOKEN"] = "fl_wrong"
+    try:
+        said = words(up.ask("ps"))
+    finally:
+        up.environment = before
+    assert "set FAIRLEAD_TOKEN" in said and "Bearer" not in said
+
+
+def test_priority(up: Up) -> None:
+    job = up.run("submit", "--cpu", "0.1", "sleep", "600").strip()
+    assert up.run("priority", job, "7") == f"{job}: priority 7\n"
+    assert json.loads(up.run("show", "--json", job))["job"]["priority"] == 7
+    assert up.run("priority", job, "--", "-3") == f"{job}: priority -3\n"
+    with fairlead.Client(up.url, up.token) as client:
+        client.set_priority(job, 5)
+        assert client.job(job).priority == 5
+        with pytest.raises(fairlead.Problem):
+            client.set_priority("none", 5)
+    up.run("kill", job)
+
+
+def test_tolerations_and_estimates(up: Up) -> None:
+    options = ("--toleration", "gpu", "--toleration", "spot", "--estimate", "00:05:00", "--cpu", "0.1")
+    assert up.run("run", *options, "echo", "hi") == "hi\n"
+    done = up.ask("submit", "--estimate", "soon", "true")
+    assert done.returncode == 1 and "stages[0].estimate" in done.stderr
+
+
+def test_a_drained_node_says_why(up: Up) -> None:
+    up.run("node", "drain", "box", "--reason", "disk swap")
+    assert "draining, disk swap" in up.run("node", "list")
+    up.run("node", "drain", "box", "--reason", "new disk")
+    assert "reason  new disk" in up.run("node", "show", "box")
+    assert "no change" in up.run("node", "drain", "box")
+    up.run("node", "enable", "box")
+    assert json.loads(up.run("node", "show", "--json", "box"))["reason"] == ""
+    assert up.ask("node", "drain", "box", "--reason", "x" * 201).returncode == 1
+
+
+def test_setting_a_share_shows_its_siblings(up: Up) -> None:
+    up.run("config", "apply", str(config(up, "{root: {default: {share: 50}, ml: {share: 50}, ci: {}}}")))
+    done = up.ask("share", "set", "root.ml", "150")
+    assert "root.ml: share 150 of 200, entitled to 75.0% of the cluster" in done.stdout
+    assert "root.default: share 50 of 200, entitled to 25.0% of the cluster" in done.stdout
+    assert "root.ci has no share and is entitled to nothing" in done.stderr
+    up.run("share", "set", "root.ci", "200")
+    assert "warning" not in up.ask("share", "set", "root.ml", "150").stderr
+
+
+def config(up: Up, queues: str) -> Path:
+    path = up.folder.parent / "fairlead.yaml"
+    path.write_text(f"partitions: {{default: {{ready_after: 5s, queues: {queues}}}}}\n")
+    return path
+
+
+def test_tokens_are_listed_with_their_bounds(up: Up) -> None:
+    up.run("token", "create", "--role", "join", "--pool", "gpu", "--partition", "default", "--for", "ann")
+    lines = up.run("token", "list").splitlines()
+    (join,) = (line for line in lines if "pool=gpu" in line)
+    assert "pool=gpu partition=default for=ann" in join and " in " in join
+    (owner,) = (line for line in lines if line.startswith("owner"))
+    assert "never" in owner
+
+
+def test_the_owners_token_is_not_revoked_by_accident(up: Up) -> None:
+    done = up.ask("token", "revoke", "owner", text="n\n")
+    assert done.returncode == 1 and "until the server is started again" in done.stdout + done.stderr
+    up.run("ps")
+
+
+def test_tasks_know_their_user(tmp_path: Path) -> None:
+    gone = {name: os.environ.pop(name) for name in ("USER", "LOGNAME", "SHELL") if name in os.environ}
+    try:
+        up = Up.__new__(Up)
+        up.folder = tmp_path / "data"
+        up._here = None
+        up._options = ("--name", "box", "--resource", "cpu=1")
+        up.environment = {**os.environ, "FAIRLEAD_DATA": str(up.folder)}
+        up.start()
+        try:
+            said = up.run("run", "--shell", 'echo "$USER $LOGNAME $SHELL"').split()
+        finally:
+            up.close()
+    finally:
+        os.environ.update(gone)
+    import pwd
+
+    person = pwd.getpwuid(os.getuid())
+    assert said == [person.pw_name, person.pw_name, person.pw_shell]
+
+
+def test_starting_again_leaves_no_join_tokens_and_prints_commands_that_work(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("FAIRLEAD_")}
+    environment["FAIRLEAD_DATA"] = str(tmp_path / "data")
+    tokens = []
+    for _ in range(3):
+        process = subprocess.Popen(
+            [PROGRAM, "up", "--port", "0", "--name", "box"],
+            env=environment,
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(4)]
+        command = lines[3].partition("#")[0].split()
+        assert command[1:] == ["run", "echo", "hello"], lines
+        assert subprocess.run([command[0], "--version"], cwd=tmp_path, check=False, timeout=SECONDS).returncode == 0
+        done = subprocess.run(
+            [PROGRAM, "token", "list"], env=environment, capture_output=True, text=True, timeout=SECONDS, check=True
+        )
+        tokens.append(done.stdout.count("the agent that `up` starts"))
+        process.terminate()
+        process.wait(SECONDS)
+    assert max(tokens) <= 1
+
+
+def test_an_untrusted_certificate_names_the_variable(tmp_path: Path) -> None:
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-days", "2", "-nodes", "-subj", "/CN=localhost"),
+            *("-addext", "subjectAltName=IP:127.0.0.1"),
+            *("-keyout", str(key), "-out", str(certificate)),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("FAIRLEAD_")}
+    environment["FAIRLEAD_DATA"] = str(tmp_path / "data")
+
+    def ask(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [PROGRAM, *arguments],
+            env={**environment, **more},
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+
+    process = subprocess.Popen(
+        [PROGRAM, "server", "--port", "0", "--json", "--certificate", str(certificate), "--key", str(key)],
+        env=environment,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        for arguments in (("ps",), ("down", "--kill")):
+            done = ask(*arguments)
+            assert done.returncode != 0 and "set FAIRLEAD_CA" in words(done)
+            assert "is not trusted (self-signed certificate)" in words(done)
+        done = ask("ps", FAIRLEAD_CA=str(tmp_path / "none.pem"))
+        assert "none.pem has no certificates to trust" in words(done) and "FAIRLEAD_CA" in words(done)
+        assert ask("ps", FAIRLEAD_CA=str(certificate)).returncode == 0
+        assert ask("down", "--kill", FAIRLEAD_CA=str(certificate)).returncode == 0
+        assert process.wait(SECONDS) == 0
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,111 @@
+"""What commands show: lists that say when they are cut, times of waiting and running, jobs that were forgotten."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fairlead
+from tests.live import PROGRAM, Up
+
+CONFIG = """
+partitions:
+  default:
+    ready_after: 5s
+    keep_ended: 1s
+    queues: {root: {default: {}, ml: {train: {}, serve: {}}}}
+"""
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    folder = tmp_path_factory.mktemp("shown")
+    (folder / "fairlead.yaml").write_text(CONFIG)
+    server = Up(folder / "data", "--name", "box", "--resource", "cpu=2", "--config", str(folder / "fairlead.yaml"))
+    server.until("node", "list", said="box")
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def test_lists_say_that_they_are_cut(up: Up) -> None:
+    jobs = [up.run("submit", "--queue", "root.ml.train", "--array", "3", "sleep", "600").strip() for _ in range(2)]
+    done = up.ask("ps", "--limit", "1")
+    assert "only 1 jobs, the newest, are shown; --limit shows more" in done.stderr
+    assert up.ask("ps", "--limit", "2").stderr == ""
+    done = up.ask("show", "--limit", "2", jobs[0])
+    assert "only 2 of 3 tasks are shown" in done.stderr and "main[2]" not in done.stdout
+    assert up.ask("show", jobs[0]).stderr == ""
+    queues = {line.split()[0]: line.split()[-1] for line in up.run("queue", "list").splitlines()}
+    assert (queues["train"], queues["ml"], queues["root"]) == ("2", "2", "2")
+    up.run("kill", *jobs)
+    up.ask("wait", *jobs)
+    done = up.ask("history", "--limit", "1")
+    assert "only 1 jobs, the newest, are shown" in done.stderr
+
+
+def test_waiting_is_not_running(up: Up) -> None:
+    first = up.run("submit", "--cpu", "2", "sleep", "600").strip()
+    up.until("show", first, said="runs for")
+    second = up.run("submit", "--cpu", "2", "sleep", "0.1").strip()
+    assert "not started" in up.run("show", second)
+    time.sleep(3)
+    up.run("kill", first)
+    up.run("wait", second)
+    assert re.search(r"waited [3-9]", up.run("show", second))
+    lines = up.run("history").splitlines()
+    assert "WAITED  RAN" in lines[0]
+    row = next(line for line in lines if line.startswith(f"{second} "))
+    waited, ran = (float(re.sub("[a-z]", "", word)) for word in row.split()[-3:-1])
+    assert waited >= 3 > ran
+
+
+def test_a_forgotten_job_is_still_shown_and_waited_for(up: Up) -> None:
+    job = up.run("submit", "--name", "old", "--cpu", "0.1", "true").strip()
+    up.run("wait", job)
+    deadline = time.monotonic() + 30
+    while job in [row["id"] for row in json.loads(up.run("ps", "--all", "--json"))]:
+        assert time.monotonic() < deadline
+        up.run("run", "--cpu", "0.1", "true")  # a cycle that forgets
+    assert up.run("wait", job) == f"{job}: succeeded\n"
+    shown = up.run("show", job)
+    assert f"job {job} (old)" in shown and re.search(r"main\[0\] +succeeded +1 +box", shown)
+    assert json.loads(up.run("show", "--json", job))["attempts"][0]["node"] == "box"
+    with fairlead.Client(up.url, up.token) as client:
+        assert client.wait(job).state == "succeeded"
+
+
+def test_a_removed_queue_is_called_removed(up: Up, tmp_path: Path) -> None:
+    (tmp_path / "fewer.yaml").write_text(CONFIG.replace(", serve: {}", ""))
+    assert up.run("config", "diff", str(tmp_path / "fewer.yaml")) == "default.queues.root.ml.serve: queue removed\n"
+    (tmp_path / "more.yaml").write_text(CONFIG.replace("serve: {}", "serve: {share: 3}, new: {share: 1}"))
+    lines = up.run("config", "diff", str(tmp_path / "more.yaml")).splitlines()
+    assert 'default.queues.root.ml.new: queue added, {"share": 1}' in lines
+    assert "default.queues.root.ml.serve.share: (default) -> 3" in lines
+
+
+def test_a_configuration_that_is_not_applied_is_told(up: Up, tmp_path: Path) -> None:
+    """The last test of this module: the server is started again."""
+    up.run("down")
+    up.process.wait(30)
+    (tmp_path / "other.yaml").write_text("partitions: {default: {keep_ended: 2h}}")
+    for config, warned in ((tmp_path / "other.yaml", True), (up.folder.parent / "fairlead.yaml", False)):
+        process = subprocess.Popen(
+            [PROGRAM, "up", "--port", "0", "--json", "--name", "box", "--config", str(config)],
+            env=up.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.terminate()
+        _, errors = process.communicate(timeout=60)
+        assert ("was not applied" in errors) == warned, errors
