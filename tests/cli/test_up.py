@@ -52,11 +52,11 @@ def test_a_task_runs_where_it_was_submitted(up: Up) -> None:
     assert up.run("run", "--cpu", "0.1", "--", "pwd").strip() == str(up.folder.parent)
 
 
-SLOW_TO_STOP = "trap 'sleep 2; exit' TERM; echo ready; while :; do sleep 0.1; done"
-
-
-def test_a_killed_job_is_over_when_its_last_process_is_gone(up: Up) -> None:
-    job = up.run("submit", "--name", "slow", "--cpu", "0.1", "--shell", "--", SLOW_TO_STOP).strip()
+def test_a_killed_job_is_over_when_its_last_process_is_gone(up: Up, tmp_path: Path) -> None:
+    leave = tmp_path / "leave"
+    stop = f"until [ -e {leave} ]; do sleep 0.1; done; exit"
+    slow_to_stop = f"trap '{stop}' TERM; echo ready; while :; do sleep 0.1; done"
+    job = up.run("submit", "--name", "slow", "--cpu", "0.1", "--shell", "--", slow_to_stop).strip()
     up.until("logs", job, said="ready")
     assert up.run("kill", job) == f"{job}: killed\n"
     listed = [line.split() for line in up.run("ps").splitlines() if line.split()[0] == job]
@@ -64,10 +64,13 @@ def test_a_killed_job_is_over_when_its_last_process_is_gone(up: Up) -> None:
     assert f"in root.default: stopping, killed by {up.environment['LOGNAME']}" in up.run("show", job)
     assert not any(line.split()[0] == job for line in up.run("history").splitlines())
     assert up.run("wait", job, "--timeout", "0.1", code=124) == ""
+    left = time.time()
+    leave.touch()
     assert up.run("wait", job, code=1).startswith(f"{job}: killed, killed by")
     assert not any(line.split()[0] == job for line in up.run("ps").splitlines())
-    row = next(line.split() for line in up.until("history", said="slow").splitlines() if line.split()[0] == job)
-    assert row[4] == "killed" and float(row[7].removesuffix("s")) >= 2
+    up.until("history", said="slow")
+    row = next(row for row in json.loads(up.run("history", "--json")) if row["id"] == job)
+    assert row["state"] == "killed" and row["ended"] >= left
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])

@@ -377,7 +377,8 @@ def show(
     print_text(f", {view.reason}" if view.reason else "")
     if view.matched is not None:
         print_text(f"in that queue because its user matches {view.matched!r}")
-    typer.echo(_times(view, [task.started for task in tasks] + [attempt.started for attempt in attempts]))
+    starts = [task.started for task in tasks] + [attempt.started for attempt in attempts]
+    typer.echo(_times(view, starts, [attempt.ended for attempt in attempts]))
     for stage in view.stages:
         asked = amounts(stage.resources)
         print_text(f"stage {stage.name}: {stage.count} tasks (at least {stage.min} at once), {asked}")
@@ -414,13 +415,14 @@ def _attempts(client: Client, job: str) -> list[wire.Attempt]:
             return attempts
 
 
-def _times(job: wire.Job, starts: list[float | None]) -> str:
-    """Return when a job was submitted and started, and how long it ran."""
+def _times(job: wire.Job, starts: list[float | None], ends: list[float]) -> str:
+    """Return when a job was submitted and started, and how long it ran: until its last attempt has ended."""
     start = min((moment for moment in starts if moment is not None), default=None)
-    ended = f", ended {clock(job.ended)}" if job.ended is not None else ""
+    end = None if job.ended is None else max([job.ended, *ends])
+    ended = f", ended {clock(end)}" if end is not None else ""
     if start is None:
         return f"submitted {clock(job.submitted)}, not started{ended}"
-    ran = lasted((job.ended or time.time()) - start)
+    ran = lasted((end or time.time()) - start)
     waited = lasted(start - job.submitted)
     word = "ran" if job.over else "runs for"
     return f"submitted {clock(job.submitted)}, waited {waited}, started {clock(start)}, {word} {ran}{ended}"
