@@ -30,7 +30,7 @@ from fairlead.core.commands import AddNode, Configure, RegisterManager, Report, 
 from fairlead.core.documents import parse_job, parse_node
 from fairlead.core.model import NEW, JobSpec
 from fairlead.core.plan import Plan
-from fairlead.core.settings import DEFAULT_CONFIG
+from fairlead.core.settings import DEFAULT_QUEUES, PartitionConfig, PartitionSettings
 from fairlead.core.state import Partition
 from fairlead.journal.codec import encode
 from fairlead.journal.sql import SqliteJournal, Synchronous
@@ -39,6 +39,7 @@ from fairlead.writer.writer import Writer
 Item = TypeVar("Item")
 
 PARTITION = "default"
+PLAIN = PartitionConfig(PartitionSettings(), DEFAULT_QUEUES)
 BATCH = 100
 GANG = 64
 PER_NODE = 8
@@ -54,7 +55,7 @@ def open_writer(folder: Path, synchronous: Synchronous = "full") -> Writer:
     """Return a writer on SQLite. Its partition has only the default queues, and is not ready until marked so."""
     writer = Writer(SqliteJournal(folder / "journal", synchronous), PARTITION)
     waits = RegisterManager(name="never-heard", operator=True)
-    writer.cycle([Configure(config=DEFAULT_CONFIG, operator=True), waits], 1)
+    writer.cycle([Configure(config=PLAIN, operator=True), waits], 1)
     return writer
 
 
