@@ -95,11 +95,12 @@ def test_a_configuration_may_name_them(site: Path, tmp_path: Path) -> None:
         (
             {"place": "emptiest"},
             'place: "emptiest" is not one of pack, spread, bestfit, dotprod, gpu_packing, gpu_clustering, fgd, random, '
-            "roomiest; write one of them",
+            "roomiest (did you mean roomiest?); write one of them",
         ),
         (
             {"queues": {"root": {"order": "lifo"}}},
-            'queues.root.order: "lifo" is not one of priority, fifo, fair, patient; write one of them',
+            'queues.root.order: "lifo" is not one of priority, fifo, fair, patient (did you mean fifo?); '
+            "write one of them",
         ),
         (
             {"checks": ["small_crew", "large_crew"]},

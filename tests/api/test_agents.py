@@ -91,10 +91,11 @@ def test_an_agent_joins_and_gets_work(site: Serving) -> None:
             while not (message := await receive(connection, Work)).launches:
                 pass
             assert message.launches[0].tasks.job == name
+            found = (await asyncio.to_thread(site.as_owner.get, "/api/v1/nodes/a1")).json()
+            assert (found["state"], found["credential"]) == ("up", "valid")
+            assert found["credential_expires"] > time.time()
 
     asyncio.run(story())
-    found = site.as_owner.get("/api/v1/nodes/a1").json()
-    assert (found["state"], found["credential"]) == ("up", "valid") and found["credential_expires"] > time.time()
 
 
 def test_an_agent_joins_while_all_threads_are_taken(site: Serving) -> None:
