@@ -47,6 +47,12 @@ def test_tasks_of_an_array_are_told_apart(up: Up) -> None:
     assert sorted(lines) == ["main[0] 0", "main[1] 1", "main[2] 2"]
 
 
+def test_a_last_line_without_its_end_is_shown(up: Up) -> None:
+    document = {"command": ["printf", "begun"], "count": 2, "resources": {"cpu": 0.1}}
+    lines = up.run("submit", "--follow", "-f", "-", text=json.dumps(document)).splitlines()
+    assert sorted(lines) == ["main[0] begun", "main[1] begun"]
+
+
 def test_a_task_runs_where_it_was_submitted(up: Up) -> None:
     assert up.run("run", "--cpu", "0.1", "--", "pwd").strip() == str(up.folder.parent)
 

@@ -554,6 +554,9 @@ def _copy(client: Client, job: str, stage: str, index: int, stream: str, prefixe
                 for line in lines:
                     target.write(f"{stage}[{index}] ".encode() + line + b"\n")
                 target.flush()
+            if waiting:
+                target.write(f"{stage}[{index}] ".encode() + waiting + b"\n")
+                target.flush()
             return
         except Problem as problem:
             if problem.status not in (404, 409) or over:
