@@ -78,6 +78,12 @@ def test_logs_that_are_not_there(site: Serving) -> None:
         (waits, {"stream": "in"}, 400),
         ("none", {}, 404),
         ("..%2f..%2fetc", {}, 404),
+        (ended, {"attempt": 1}, 409),
+        (ended, {"attempt": 2}, 404),
+        (ended, {"attempt": 0}, 400),
+        (ended, {"after": 1}, 404),
+        (ended, {"after": 1, "follow": True}, 404),
+        (ended, {"attempt": 1, "after": 1}, 422),
         (ended, {}, 409),  # nobody is connected for that node
     ):
         answer = site.as_owner.get(f"/api/v1/jobs/{name}/log", params=params)
@@ -120,9 +126,9 @@ def test_rows_of_a_story(tmp_path: Path) -> None:
     assert rows(history, 2) == [("s", (0, 1), 1, "succeeded", "n1")]
     job = history.job("default", "array")
     assert job is not None and (job.state, job.tasks) == ("killed", {"killed": 1, "succeeded": 5})
-    last = history.attempt("default", 1, "a", 1)
+    last = history.task_attempts("default", 1, "a", 1)[-1]
     assert isinstance(last, AttemptRow) and (last.attempt, last.outcome) == (2, "succeeded")
-    assert history.attempt("default", 1, "a", 7) is None
+    assert history.task_attempts("default", 1, "a", 7) == []
     history.close()
     assert len(rows(History(tmp_path / "history"), 1)) == len(found)
 

@@ -53,6 +53,32 @@ def test_a_last_line_without_its_end_is_shown(up: Up) -> None:
     assert sorted(lines) == ["main[0] begun", "main[1] begun"]
 
 
+RETRIED = 'echo "try $FAIRLEAD_ATTEMPT"; echo "oops $FAIRLEAD_ATTEMPT" >&2; test $FAIRLEAD_ATTEMPT = 3'
+
+
+def test_output_is_followed_from_attempt_to_attempt(up: Up) -> None:
+    done = up.ask("run", "--cpu", "0.1", "--tries", "3", "--", "sh", "-c", RETRIED)
+    assert (done.returncode, done.stdout) == (0, "try 1\ntry 2\ntry 3\n")
+    first, second = "fairlead: attempt 2 of task main[0]", "fairlead: attempt 3 of task main[0]"
+    assert done.stderr.splitlines() == ["oops 1", first, "oops 2", second, "oops 3"]
+    name = json.loads(up.run("ps", "--all", "--json"))[0]["id"]
+    assert up.run("logs", name) == "try 3\n"
+    assert up.run("logs", "--attempt", "1", name) == "try 1\n"
+    assert up.run("logs", "--attempt", "2", "--stderr", name) == "oops 2\n"
+    assert "has no attempt 4; it has 1, 2, 3" in up.ask("logs", "--attempt", "4", name).stderr
+
+
+def test_logs_follow_the_attempts_that_come(up: Up, tmp_path: Path) -> None:
+    wait = f"echo try $FAIRLEAD_ATTEMPT; until test -e {tmp_path}/$FAIRLEAD_ATTEMPT; do sleep 0.02; done; exit 1"
+    name = up.run("submit", "--cpu", "0.1", "--tries", "2", "--", "sh", "-c", wait).strip()
+    with subprocess.Popen([PROGRAM, "logs", "-f", name], env=up.environment, stdout=subprocess.PIPE, text=True) as logs:
+        assert logs.stdout is not None
+        for attempt in (1, 2):
+            assert logs.stdout.readline() == f"try {attempt}\n"
+            (tmp_path / str(attempt)).touch()
+        assert logs.stdout.read() == "" and logs.wait(SECONDS) == 0
+
+
 def test_a_task_runs_where_it_was_submitted(up: Up) -> None:
     assert up.run("run", "--cpu", "0.1", "--", "pwd").strip() == str(up.folder.parent)
 

@@ -3,40 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Annotated, Any, Literal, NamedTuple
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
+from typing import Annotated, Any, Literal, TypeVar
 
+import msgspec
 from litestar import Request, get
 from litestar.params import QueryParameter
 from litestar.response import Stream
 
+from fairlead.api.attempts import LogSource, TaskAttempts
 from fairlead.api.context import (
     USERS,
     PartitionName,
+    Services,
     caller_of,
     check_streams,
     counted_stream,
     services_of,
     streamed,
 )
-from fairlead.api.history import FLUSH_TIMEOUT, find_job
+from fairlead.api.history import find_job
 from fairlead.api.jobs import JobId
 from fairlead.api.problems import Unserved
 from fairlead.core.errors import Refused
-from fairlead.core.resources import shown
-from fairlead.core.state import Partition
+from fairlead.engines.base import Away
 from fairlead.wire.agent import LogPart, LogRequest
 
+Result = TypeVar("Result")
 HttpRequest = Request[Any, Any, Any]
 MAX_INDEX = 10_000_000
-
-
-class LogSource(NamedTuple):
-    """The attempt of a task that has a log, and its node."""
-
-    stage: str
-    attempt: int
-    node: str
+AWAY_PAUSE = 0.5
+"""Seconds between two looks for a node that is away."""
 
 
 @get(
@@ -59,40 +56,87 @@ async def log(
             required=False, ge=-(2**53), le=2**53, description="First byte; a negative offset counts from the end."
         ),
     ] = 0,
-    follow: Annotated[bool, QueryParameter(required=False, description="Send new output until the task ends.")] = False,
+    follow: Annotated[
+        bool,
+        QueryParameter(
+            required=False, description="Send new output until the attempt ends; wait for it if it has not started."
+        ),
+    ] = False,
+    attempt: Annotated[
+        int | None, QueryParameter(required=False, ge=1, le=2**53, description="By default the last attempt.")
+    ] = None,
+    after: Annotated[
+        int | None,
+        QueryParameter(required=False, ge=0, le=2**53, description="Choose the first attempt above this number."),
+    ] = None,
 ) -> Stream:
-    """Return the output of a task as raw bytes. The stage may be left out if the job has only one."""
+    """Return the output of one attempt of a task as raw bytes. The stage may be left out if the job has only one.
+
+    The header `Fairlead-Attempt` has the number of the attempt. The code `gone` says that no further one will follow.
+    """
+    if attempt is not None and after is not None:
+        raise Refused("after", "give the number of an attempt or the one before it, not both")
     services = services_of(request)
     number, user = await find_job(request, job_id, partition)
     served = services.control.find(partition)
-    source = await _find(request, job_id, number, partition, stage, index)
-    log_request = LogRequest(0, number, source.stage, index, source.attempt, stream, offset, follow, user)
+    attempts = TaskAttempts(services, partition, job_id, number, stage, index)
     caller = caller_of(request)
     check_streams(services, caller)
-    parts = aiter(services.hub.log(served.name, source.node, log_request))
     with counted_stream(services, caller) as over:
-        first = await _first(request, parts, over)
-    if first.problem:
+        source = await _unless_gone(request, over, _choose(attempts, attempt, after, follow))
+        log_request = LogRequest(0, number, source.stage, index, source.attempt, stream, offset, follow, user)
+        parts = aiter(_read(services, served.name, attempts, source, log_request))
+        first = await _unless_gone(request, over, anext(parts))
+    if first.problem and not follow:
         raise Refused("log", first.problem, "conflict")
+    answer = streamed(services, caller, _data(first, parts), "text/plain; charset=utf-8")
+    answer.headers["fairlead-attempt"] = str(source.attempt)
+    return answer
 
-    return streamed(services, caller, _data(first, parts), "text/plain; charset=utf-8")
+
+async def _choose(attempts: TaskAttempts, attempt: int | None, after: int | None, follow: bool) -> LogSource:
+    if attempt is not None:
+        return await attempts.numbered(attempt)
+    if after is None:
+        last = await attempts.last()
+        if last is not None:
+            return last
+    return await attempts.following(after or 0, follow)
 
 
-async def _first(request: HttpRequest, parts: AsyncIterator[LogPart], over: asyncio.Event) -> LogPart:
-    """Return the first part of a log. It may take long for a silent task, and the caller may disconnect before."""
-    part = asyncio.ensure_future(anext(parts))
+async def _read(
+    services: Services, partition: str, attempts: TaskAttempts, source: LogSource, log_request: LogRequest
+) -> AsyncIterator[LogPart]:
+    """Yield the log of an attempt. With `follow`, wait for a node that is away while the attempt runs there."""
+    while True:
+        try:
+            async for part in services.hub.log(partition, source.node, log_request):
+                yield part
+                log_request = msgspec.structs.replace(log_request, offset=part.offset + len(part.data))
+            return
+        except Away as away:
+            problem = str(away)
+        if not (log_request.follow and await attempts.is_running(source.attempt)):
+            yield LogPart(0, 0, b"", True, problem)
+            return
+        await asyncio.sleep(AWAY_PAUSE)
+
+
+async def _unless_gone(request: HttpRequest, over: asyncio.Event, work: Awaitable[Result]) -> Result:
+    """Return the result of work that may take long. Raise if the caller disconnects or its token ends before."""
+    result = asyncio.ensure_future(work)
     others = [asyncio.create_task(_gone(request)), asyncio.create_task(over.wait())]
     try:
-        await asyncio.wait((part, *others), return_when=asyncio.FIRST_COMPLETED)
-        if part.done():
-            return part.result()
+        await asyncio.wait((result, *others), return_when=asyncio.FIRST_COMPLETED)
+        if result.done():
+            return result.result()
         if over.is_set():
             raise Unserved("unauthenticated", "the token was revoked or has expired; ask with another one")
         others[0].result()
         raise Refused("log", "the caller has disconnected", "conflict")  # the answer reaches no reader
     finally:
-        for task in (part, *others):
-            task.cancel()  # this ends `parts` too
+        for task in (result, *others):
+            task.cancel()  # this ends the parts of a log too
 
 
 async def _gone(request: HttpRequest) -> None:
@@ -102,44 +146,13 @@ async def _gone(request: HttpRequest) -> None:
 
 
 async def _data(first: LogPart, parts: AsyncIterator[LogPart]) -> AsyncGenerator[bytes]:
-    yield first.data
+    yield _text(first)
     async for part in parts:
-        yield part.data
-        if part.problem:
-            yield f"\n[fairlead: {part.problem}]\n".encode()
+        yield _text(part)
 
 
-async def _find(request: HttpRequest, job_id: str, number: int, partition: str, stage: str, index: int) -> LogSource:
-    """Return the running attempt of a task, or the last one that ended."""
-    services = services_of(request)
-    served = services.control.find(partition)
-
-    def look(state: Partition) -> LogSource | str:
-        job = state.jobs.get(job_id)
-        if job is None:
-            return stage
-        names = [candidate.name for candidate in job.stages]
-        chosen = job.stage(stage) if stage else job.stages[0] if len(names) == 1 else None
-        if chosen is None:
-            raise Refused(
-                "stage", f"job {job.id} has no stage {shown(stage)}; it has {', '.join(names[:20])}", "missing"
-            )
-        if index >= chosen.count:
-            raise Refused("index", f"stage {chosen.name} has {chosen.count} tasks, and they count from 0", "missing")
-        allocation = (chosen.live or {}).get(index)
-        if allocation is None or allocation.started is None:
-            return chosen.name
-        return LogSource(chosen.name, allocation.attempt, state.nodes.name[state.nodes.rows[allocation.node]])
-
-    source = await served.read(look)
-    if isinstance(source, LogSource):
-        return source
-    # A task that has just ended may not be in the history yet.
-    await asyncio.to_thread(services.records.flush, FLUSH_TIMEOUT)
-    row = await asyncio.to_thread(services.records.attempt, served.name, number, source or "main", index)
-    if row is None or not row.node:
-        raise Refused("log", f"task {index} of job {job_id} has not run yet; wait until it has", "missing")
-    return LogSource(row.stage, row.attempt, row.node)
+def _text(part: LogPart) -> bytes:
+    return part.data + (f"\n[fairlead: {part.problem}]\n".encode() if part.problem else b"")
 
 
 HANDLERS = [log]

@@ -23,7 +23,18 @@ from fairlead.core.ranges import check_flat
 from fairlead.core.resources import SECOND
 from fairlead.core.settings import PartitionSettings
 from fairlead.core.state import Partition
-from fairlead.engines.base import Busy, Closed, Connection, Credentials, Ended, Log, PartitionHandle, Peer, Secrets
+from fairlead.engines.base import (
+    Away,
+    Busy,
+    Closed,
+    Connection,
+    Credentials,
+    Ended,
+    Log,
+    PartitionHandle,
+    Peer,
+    Secrets,
+)
 from fairlead.engines.connections import Attached, Blocks, LedPartition, Seen
 from fairlead.engines.convert import (
     check_greeting,
@@ -293,7 +304,7 @@ class Agents:
                         raise Refused("greeting", "an agent greets once per connection; connect again")
         finally:
             for reader in attached.readers.values():
-                reader.put_nowait(wire.LogPart(0, 0, b"", True, f"node {attached.node} is not connected any more"))
+                reader.put_nowait(None)
             for task in waiting:
                 task.cancel()
 
@@ -435,19 +446,24 @@ class Agents:
         return {name: self._steady() - reign.nodes[name].heard for name in sorted(reign.attached)}
 
     async def log(self, partition: str, node: str, asked: wire.LogRequest) -> AsyncIterator[wire.LogPart]:
-        """Yield a task's log from its node. The last part is marked, and has the problem if there is one."""
+        """Yield a task's log from its node. The last part is marked, and has the problem if there is one.
+
+        Raises `Away` if the node is not connected, or disconnects meanwhile.
+        """
         reign = self._reigns.get(partition)
         attached = reign.attached.get(node) if reign is not None else None
         if attached is None or not attached.open:
-            yield wire.LogPart(0, 0, b"", True, f"node {node} is not connected; its logs are there when it is back")
-            return
+            raise Away(f"node {node} is not connected; its logs are there when it is back")
         request = next(self._requests)
-        reader = attached.readers[request] = asyncio.Queue[wire.LogPart]()
+        reader = attached.readers[request] = asyncio.Queue[wire.LogPart | None]()
         attached.put(msgspec.structs.replace(asked, request=request))
         last = False
         try:
             while not last:
                 part = await reader.get()
+                if part is None:
+                    last = True
+                    raise Away(f"node {node} is not connected any more; its logs are there when it is back")
                 last = part.last
                 yield part
                 if not last:

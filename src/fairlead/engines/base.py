@@ -68,6 +68,10 @@ class Closed(Exception):
     """The other end of a connection is gone."""
 
 
+class Away(Exception):
+    """The agent of a node is not connected, or not any more; the text says so."""
+
+
 class Connection(Protocol):
     """A WebSocket with whole binary messages."""
 

@@ -85,7 +85,8 @@ class Attached:
         """Tasks that run there according to the state, from the agent's reports."""
         self._outbox: asyncio.Queue[wire.FromServer | None] = asyncio.Queue(MOST_UNSENT)
         """`None` ends the connection."""
-        self.readers: dict[int, asyncio.Queue[wire.LogPart]] = {}
+        self.readers: dict[int, asyncio.Queue[wire.LogPart | None]] = {}
+        """Readers of logs by request. `None` says that the agent has disconnected."""
         self.renewal: float | None = None
         """Time when a new key was requested, by the clock of the hub."""
         self.refusal: wire.Refusal | None = None

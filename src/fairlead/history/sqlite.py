@@ -271,14 +271,14 @@ class History:
         )
         return list(map(_attempt, self._ask(sql, partition, number)))
 
-    def attempt(self, partition: str, number: int, stage: str, index: int) -> AttemptRow | None:
-        """Return the last attempt of a task that has ended."""
+    def task_attempts(self, partition: str, number: int, stage: str, index: int) -> list[AttemptRow]:
+        """Return the attempts of a task that have ended, the first attempt first."""
         sql = (
             f"SELECT {ATTEMPTS_FOUND} FROM attempts WHERE partition = ? AND number = ? AND stage = ? "
-            "AND first <= ? AND last >= ? ORDER BY attempt DESC, rowid DESC"
+            "AND first <= ? AND last >= ? ORDER BY attempt, rowid"
         )
         rows = map(_attempt, self._ask(sql, partition, number, stage, index, index))
-        return next((row for row in rows if _holds(row.indices, index)), None)
+        return [row for row in rows if _holds(row.indices, index)]
 
     def used(self, partition: str, number: int) -> dict[str, tuple[int, int, int]]:
         """Return by stage: the total CPU time of its tasks, the most memory of one, and the number of reports."""
