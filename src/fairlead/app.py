@@ -193,6 +193,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[], None
                     task.ran,
                     task.cpu,
                     task.memory,
+                    task.node if task.stale else "",
                 )
                 for task in ended
             ]

@@ -82,7 +82,7 @@ def test_a_new_spawner_is_told_of_ends_that_were_confirmed_before() -> None:
     number, _ = book.reporting.batch()
     book.confirmed(number)
     sent(book)
-    book.find(0, [(("job", 1, "main", 1), 0, 0, "ended", OK)])
+    book.find(0, [(("job", 1, "main", 1), 0, 0, "ended", OK, 0.0)])
     assert sent(book) == [(0, "confirm", [key(0)])]
     assert not book.reporting.has_news
     assert len(book) == 0
@@ -135,7 +135,7 @@ def test_what_a_new_spawner_does_not_know_was_never_started() -> None:
     book.hear([key(0)], [])
     sent(book)
     meta = ("job", 1, "main", 1)
-    book.find(0, [(meta, 0, 0, "ended", ("lost", 0, "gone", 0, 0, 0)), (meta, 1, 0, "running", None)])
+    book.find(0, [(meta, 0, 0, "ended", ("lost", 0, "gone", 0, 0, 0), 0.0), (meta, 1, 0, "running", None, 0.0)])
     assert launched(book) == [(2, 1)]
     assert reported(book) == {"lost": (0, 1), "running": (1, 2)}
 
@@ -166,12 +166,13 @@ def test_what_a_spawner_did_not_get_is_sent_when_it_is_back() -> None:
 
 
 def test_an_agent_that_was_restarted_finds_its_tasks() -> None:
-    book = TaskTable(AROUND, 2)
+    book = TaskTable(AROUND, 2, lambda: 7.5)
     meta = ("job", 1, "main", 1)
-    book.find(0, [(meta, 0, 0, "running", None), (meta, 1, 4, "waiting", None)])
-    book.find(1, [(meta, 2, 4, "ended", OK)])
+    book.find(0, [(meta, 0, 0, "running", None, 5.0), (meta, 1, 4, "waiting", None, 0.0)])
+    book.find(1, [(meta, 2, 4, "ended", OK, 0.0)])
     book.reconnected()
     assert book.started("running") == (tasks(0, 1),)
+    assert book.run_times(book.started("running")) == (2_500_000,)
     assert reported(book) == {"succeeded": (2, 3)}
     book.handle(launch(0, 3))
     assert launched(book) == []

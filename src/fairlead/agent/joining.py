@@ -168,9 +168,11 @@ class Joining:
         await self._identity.prove(channel)
         table = self._table
         table.reconnected()
+        running = table.started("running")
         hello = msgspec.structs.replace(
             self._outside.describe(address),
-            running=table.started("running"),
+            running=running,
+            run_times=table.run_times(running),
             ended=table.started("ended"),
             notes=tuple(sorted(set(self.notes.values()))),
         )

@@ -23,6 +23,7 @@ class LogSource(NamedTuple):
     stage: str
     attempt: int
     node: str
+    """Empty if it is not known: a crash came before it was written."""
 
 
 class _Task(NamedTuple):
@@ -129,7 +130,7 @@ class TaskAttempts:
         await asyncio.to_thread(records.flush, FLUSH_TIMEOUT)
         name = self._services.control.find(self._partition).name
         rows = await asyncio.to_thread(records.task_attempts, name, self._number, stage, self._index)
-        return {row.attempt: LogSource(stage, row.attempt, row.node) for row in rows if row.node}
+        return {row.attempt: LogSource(stage, row.attempt, row.node) for row in rows}
 
 
 def _task(state: Partition, stage: Stage, index: int) -> _Task:

@@ -22,10 +22,12 @@ from fairlead.api.context import (
     services_of,
     streamed,
 )
+from fairlead.api.control import PartitionService
 from fairlead.api.history import find_job
 from fairlead.api.jobs import JobId
 from fairlead.api.problems import Unserved
 from fairlead.core.errors import Refused
+from fairlead.core.state import Partition
 from fairlead.engines.base import Away
 from fairlead.wire.agent import LogPart, LogRequest
 
@@ -34,6 +36,8 @@ HttpRequest = Request[Any, Any, Any]
 MAX_INDEX = 10_000_000
 AWAY_PAUSE = 0.5
 """Seconds between two looks for a node that is away."""
+ASKED_AT_ONCE, NODE_TIMEOUT = 100, 5.0
+"""Nodes that are asked at a time for a log whose node is not known, and the seconds for their answers."""
 
 
 @get(
@@ -84,6 +88,8 @@ async def log(
     check_streams(services, caller)
     with counted_stream(services, caller) as over:
         source = await _unless_gone(request, over, _choose(attempts, attempt, after, follow))
+        if not source.node:
+            source = source._replace(node=await _node_with(services, served, source, number, index, user))
         log_request = LogRequest(0, number, source.stage, index, source.attempt, stream, offset, follow, user)
         parts = aiter(_read(services, served.name, attempts, source, log_request))
         first = await _unless_gone(request, over, anext(parts))
@@ -92,6 +98,38 @@ async def log(
     answer = streamed(services, caller, _data(first, parts), "text/plain; charset=utf-8")
     answer.headers["fairlead-attempt"] = str(source.attempt)
     return answer
+
+
+async def _node_with(
+    services: Services, served: PartitionService, source: LogSource, number: int, index: int, user: str
+) -> str:
+    """Return the node that has the log of an attempt. Asks the connected nodes on which tasks of its user may run."""
+
+    def look(state: Partition) -> list[str]:
+        nodes = state.nodes
+        return [nodes.name[row] for _, row in sorted(nodes.rows.items()) if user in (nodes.users[row] or (user,))]
+
+    connected = services.hub.connected(served.name)
+    candidates = [name for name in await served.read(look) if name in connected]
+    wanted = LogRequest(0, number, source.stage, index, source.attempt, user=user)
+
+    async def has_log(node: str) -> bool:
+        parts = services.hub.log(served.name, node, wanted)
+        try:
+            async with asyncio.timeout(NODE_TIMEOUT):
+                return not (await anext(aiter(parts))).problem
+        except (Away, TimeoutError):
+            return False
+        finally:
+            if isinstance(parts, AsyncGenerator):
+                await parts.aclose()
+
+    for start in range(0, len(candidates), ASKED_AT_ONCE):
+        asked = candidates[start : start + ASKED_AT_ONCE]
+        for name, having in zip(asked, await asyncio.gather(*map(has_log, asked)), strict=True):
+            if having:
+                return name
+    raise Refused("log", "it is not known on which node the task ran, and no connected node has its log", "conflict")
 
 
 async def _choose(attempts: TaskAttempts, attempt: int | None, after: int | None, follow: bool) -> LogSource:

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from itertools import count as numbers
+from itertools import zip_longest
 from secrets import token_bytes
 from time import monotonic
 from typing import Any
@@ -76,6 +77,8 @@ class Agents:
         steady: Callable[[], float] = monotonic,
     ) -> None:
         """`ended` is called with all tasks that ended, after their ends are durable.
+
+        A task that an agent reports again, as after a restart of the server, is marked as stale.
 
         Keys of gangs are derived from `gang_seed`; they survive a restart only if the same seed is given again.
         `lock` is a file that is locked while this process runs, for agents on the same machine.
@@ -246,7 +249,10 @@ class Agents:
         seen.heard, seen.address, seen.instance = self._steady(), hello.address, attached.peer.instance
         greeted = Blocks((*hello.running, *hello.ended))
         commands: list[AnyCommand] = [AddNode(name=name, spec=spec, operator=True)]
-        commands += [command_of(name, wire.Report(tasks, "running")) for tasks in hello.running]
+        commands += [
+            command_of(name, wire.Report(tasks, "running", ran=(ran,)))
+            for tasks, ran in zip_longest(hello.running, hello.run_times[: len(hello.running)], fillvalue=0)
+        ]
         added, *_ = await self._offer(reign, commands)
         if isinstance(added, Rejected):
             raise Refused(added.field, added.problem, added.code)
@@ -336,8 +342,7 @@ class Agents:
                     attached.running.add(report.tasks)
                 else:
                     attached.running.drop(report.tasks)
-                    if not answer.note:
-                        ended += ends_of(partition, attached.node, report)
+                    ended += ends_of(partition, attached.node, report, stale=bool(answer.note))
         finally:
             if ended:
                 self._ended(ended)

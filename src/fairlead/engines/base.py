@@ -142,6 +142,8 @@ class Ended(msgspec.Struct, frozen=True):
     ran: int
     cpu: int
     memory: int
+    stale: bool = False
+    """True if the end was known before, or if the task was not given to this node."""
 
 
 Secrets = Callable[[str, tuple[str, ...]], dict[str, str]]

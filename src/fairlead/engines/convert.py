@@ -106,11 +106,12 @@ def command_of(node: str, report: wire.Report) -> Report:
     )
 
 
-def ends_of(partition: str, node: str, report: wire.Report) -> Iterable[Ended]:
+def ends_of(partition: str, node: str, report: wire.Report, stale: bool) -> Iterable[Ended]:
     """Yield the ends of tasks that ran. Tasks that never started are left out."""
     job, number, stage, attempt = block_of(report.tasks)
     state, code, signal = report.state, report.exit_code, report.signal
     listed = indices(report.tasks.indices)
     for index, ran, cpu, memory in zip(listed, report.ran, report.cpu, report.memory, strict=False):
         if ran:
-            yield Ended(partition, node, job, number, stage, index, attempt, state, code, signal, ran, cpu, memory)
+            used = (ran, cpu, memory)
+            yield Ended(partition, node, job, number, stage, index, attempt, state, code, signal, *used, stale)

@@ -139,6 +139,8 @@ class Hello(Message, frozen=True, tag=1):
     """Notes for operators, such as limits that this node cannot enforce."""
     users: tuple[str, ...] = ()
     """The users whose tasks it takes; empty for all."""
+    run_times: tuple[Figure, ...] = ()
+    """How long the tasks of each entry of `running` have run, on average."""
 
 
 class Reports(Message, frozen=True, tag=2):
