@@ -15,6 +15,7 @@ import msgspec
 
 from fairlead import policies
 from fairlead.core.config import parse_config
+from fairlead.core.documents import parse_node
 from fairlead.core.errors import Refused
 from fairlead.core.resources import MEMORY, parse_quantity
 from fairlead.journal.base import JournalError
@@ -74,6 +75,12 @@ def refusals_as_failed() -> Iterator[None]:
         yield
     except Refused as refusal:
         raise Failed(refusal.problem, refusal.field) from refusal
+
+
+def check_node(name: str, resources: dict[str, str]) -> None:
+    """Raise `Failed` if no node can have this name or these resources."""
+    with refusals_as_failed():
+        parse_node({"name": name, "resources": {"cpu": 1, **resources}})
 
 
 def load_policies() -> None:

@@ -18,6 +18,7 @@ import pytest
 
 from fairlead.agent.link import end_all
 from fairlead.api.examples import POOL_ANSWER
+from fairlead.cli.agent import FINAL
 from fairlead.cli.pools import _lines
 from fairlead.wire import api as wire
 from tests.live import PROGRAM, SECONDS, Up
@@ -308,6 +309,7 @@ def test_a_machine_joins_and_is_revoked(up: Up, tmp_path: Path) -> None:
         while "the credential of node extra was revoked" not in log.read_text():
             assert time.monotonic() < deadline
             time.sleep(0.02)
+        assert agent.wait(SECONDS) == FINAL
         assert "up, revoked" in up.run("node", "list")
         assert json.loads(up.run("node", "show", "extra", "--json"))["credential"] == "revoked"
         assert up.ask("node", "revoke", "none").returncode == 1

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fairlead import __version__
-from fairlead.cli.agent import own_name
+from fairlead.cli.agent import FINAL, own_name
+from fairlead.cli.options import pairs
 from fairlead.cli.output import fail, progress
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def up(
 
     The next `up` finds the tasks again; `fairlead down --kill` ends them.
     """
+    _check_node(name, pairs(resource, "--resource"))
     options = ["--for", getpass.getuser(), *["--user", "root"] * (os.geteuid() == 0), *["--name", name] * bool(name)]
     for text in resource or ():
         options += ["--resource", text]
@@ -285,6 +287,12 @@ async def _keep_agent(directory: Path, url: str, options: list[str]) -> None:
             )
         try:
             code = await process.wait()
+            if code == FINAL:
+                cause = (directory / "agent.log").read_text(errors="replace").splitlines()[-1]
+                typer.echo(
+                    f"{cause}\nfairlead: this machine runs no tasks until that is mended; start it again", err=True
+                )
+                return
             typer.echo(f"fairlead: the agent ended with code {code}; see {directory / 'agent.log'}", err=True)
         finally:
             if process.returncode is None:
@@ -300,6 +308,17 @@ def _end_with_parent() -> None:
 
     os.setsid()  # Ctrl-C must reach only the server, which ends the agent itself
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+
+
+def _check_node(name: str, resources: dict[str, str]) -> None:
+    """Refuse options with which the agent of this machine could never join."""
+    from fairlead.agent.machine import host_name
+    from fairlead.app import Failed, check_node
+
+    try:
+        check_node(name or host_name(), resources)
+    except Failed as problem:
+        fail(str(problem), code=2)
 
 
 def _greet(url: str, directory: Path, as_json: bool, agent: bool) -> None:

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from itertools import count as numbers
-from itertools import zip_longest
 from secrets import token_bytes
 from time import monotonic
 from typing import Any
@@ -61,6 +60,8 @@ BUSY_PAUSE = 0.02
 WATCH_PAUSE = 0.5
 BAD, AGAIN = 1008, 1012
 """Close codes: protocol violation; reconnect in a moment."""
+PASSING = frozenset(("conflict", "unavailable"))
+"""Codes of refusals that may pass without a change of the agent: another agent has the node for now, a disk is full."""
 
 
 class Agents:
@@ -148,10 +149,11 @@ class Agents:
             pass
         except (Refused, msgspec.DecodeError, msgspec.ValidationError, TimeoutError) as problem:
             code, reason = BAD, str(problem) or "the greeting took too long"
+            final = isinstance(problem, Refused) and problem.code not in PASSING
             self._log("agent refused", {"partition": partition, "problem": reason})
             with suppress(Closed, TimeoutError):
                 async with asyncio.timeout(REFUSAL_TIME):
-                    await connection.send(encode(wire.Refusal(reason)))
+                    await connection.send(encode(wire.Refusal(reason, final)))
         finally:
             await connection.close(code, reason.encode()[:120].decode(errors="ignore"))
 
@@ -196,7 +198,7 @@ class Agents:
             elif isinstance(message, wire.Beat):
                 await connection.send(encode(wire.Beaten(message.number)))
         problem = f"partition {partition} was removed; stop this agent, or have it join another partition"
-        await connection.send(encode(wire.Refusal(problem)))
+        await connection.send(encode(wire.Refusal(problem)))  # not for good: the partition may be added again
 
     async def _serve(self, partition: str, connection: Connection) -> None:
         peer, hello = await self._greeting(partition, connection)
@@ -240,6 +242,7 @@ class Agents:
                 f"another agent has the identity of node {peer.node}{ago}: the directory of one is a copy, or the "
                 "machine was restarted; give this agent a name and a directory of its own, or wait until the other "
                 "agent is lost",
+                "conflict",
             )
 
     async def _join(self, reign: LedPartition, attached: Attached, hello: wire.Hello) -> None:
@@ -249,9 +252,10 @@ class Agents:
         seen.heard, seen.address, seen.instance = self._steady(), hello.address, attached.peer.instance
         greeted = Blocks((*hello.running, *hello.ended))
         commands: list[AnyCommand] = [AddNode(name=name, spec=spec, operator=True)]
+        times = (*hello.run_times, *(0 for _ in hello.running))
         commands += [
             command_of(name, wire.Report(tasks, "running", ran=(ran,)))
-            for tasks, ran in zip_longest(hello.running, hello.run_times[: len(hello.running)], fillvalue=0)
+            for tasks, ran in zip(hello.running, times, strict=False)
         ]
         added, *_ = await self._offer(reign, commands)
         if isinstance(added, Rejected):

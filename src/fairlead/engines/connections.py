@@ -124,8 +124,8 @@ class Attached:
             self.cut()
 
     def refuse(self, problem: str) -> None:
-        """Close the connection and send the reason."""
-        self.refusal = wire.Refusal(problem)
+        """Close the connection and send the reason, which holds until an operator acts."""
+        self.refusal = wire.Refusal(problem, final=True)
         self.cut()
 
     def cut(self) -> None:

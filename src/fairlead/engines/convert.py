@@ -21,7 +21,9 @@ from fairlead.wire.identity import NONCE_BYTES
 
 def check_knock(knock: wire.Knock) -> None:
     if knock.version != wire.VERSION:
-        raise Refused("version", f"the agent speaks version {knock.version}, the server {wire.VERSION}; update one")
+        raise Refused(
+            "version", f"the agent speaks version {knock.version}, the server {wire.VERSION}; update one", "conflict"
+        )
     check_name(knock.node, "node")
     if len(knock.nonce) != NONCE_BYTES:
         raise Refused("nonce", f"it has {len(knock.nonce)} bytes; send {NONCE_BYTES}")
