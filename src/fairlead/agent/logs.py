@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from time import time
 
-from fairlead.agent.launching import log_folder
 from fairlead.agent.spawner.files import open_plain
+from fairlead.agent.spawner.records import folder_of
 from fairlead.wire.agent import LogPart, LogRequest
 
 PART = 1 << 16
@@ -27,7 +27,7 @@ def log_path(logs: str, request: LogRequest) -> Path | None:
     valid = STAGE.fullmatch(request.stage) and request.stream in ("out", "err")
     if not valid or min(request.number, request.index, request.attempt) < 0:
         return None
-    folder = Path(logs, log_folder(request.number))
+    folder = Path(logs, folder_of(request.number, request.index))
     return folder / f"{request.number}.{request.stage}.{request.index}.{request.attempt}.{request.stream}"
 
 

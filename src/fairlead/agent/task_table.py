@@ -12,7 +12,6 @@ from time import monotonic
 
 from fairlead.agent.entries import NOT_STARTED, Entry, Frame, Key, Meta, Result, Task
 from fairlead.agent.launching import (
-    PER_FOLDER,
     SpawnerSpec,
     Surroundings,
     each_of,
@@ -61,7 +60,7 @@ class TaskTable:
         """Later attempts, which wait until the live attempt of their task has ended."""
         self._gone: list[list[Key]] = [[] for _ in range(spawners)]
         """Confirmed ends that spawners keep until they receive the confirmation."""
-        self._specs: dict[tuple[int, int, bool], SpawnerSpec] = {}
+        self._specs: dict[tuple[int, bool], SpawnerSpec] = {}
         """Specifications of the message that is being handled."""
 
     def spawners_of(self, user: str) -> range:
@@ -153,7 +152,7 @@ class TaskTable:
         """
         if launch.gang is not None:
             return spawner_spec(self._around, launch, work.specs[launch.spec])
-        key = (launch.spec, launch.tasks.number // PER_FOLDER, bool(launch.devices))
+        key = (launch.spec, bool(launch.devices))
         spec = self._specs.get(key)
         if spec is None:
             spec = self._specs[key] = spawner_spec(self._around, launch, work.specs[launch.spec])

@@ -52,7 +52,7 @@ class Starter:
     def start(self, task: Task) -> Result | None:
         """Start a task. Returns its result if it cannot be started, else None."""
         assert task.spec is not None
-        command, environment, directory, folder, cpu, memory = task.spec
+        command, environment, directory, cpu, memory = task.spec
         environment = self._person | environment
         directory = directory or self._home
         if task.own:
@@ -82,7 +82,7 @@ class Starter:
             return ("refused", 0, f"its GPUs cannot be given to it: {problem}", 0, 0, 0)
         began = monotonic()
         try:
-            pid = self._spawn(path, command, environment, f"{self._logs}/{folder}", name)
+            pid = self._spawn(path, command, environment, f"{self._logs}/{task.folder}", name)
         except (OSError, ValueError) as problem:
             if room is not None:
                 self._limits.give(room)
