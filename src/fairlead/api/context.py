@@ -74,6 +74,14 @@ class Records(Protocol):
     def flush(self, seconds: float) -> None: ...
 
 
+class Outputs(Protocol):
+    """Logs that were copied from nodes. Its methods wait for a disk."""
+
+    def size(self, partition: str, asked: LogRequest) -> int | None: ...
+
+    def read(self, partition: str, asked: LogRequest, offset: int, most: int) -> bytes: ...
+
+
 class Measured(Protocol):
     """The metrics of all partitions."""
 
@@ -111,8 +119,10 @@ class Services:
         version: str,
         fault: Callable[[Exception], None] = lambda error: None,
         log: Callable[[str, dict[str, Any]], None] = lambda event, fields: None,
+        outputs: Outputs | None = None,
     ) -> None:
         """`fault` is called with internal errors, `log` with events for the server's log."""
+        self.outputs = outputs
         self.control = control
         self.hub = hub
         self.records = records

@@ -36,6 +36,8 @@ HttpRequest = Request[Any, Any, Any]
 MAX_INDEX = 10_000_000
 AWAY_PAUSE = 0.5
 """Seconds between two looks for a node that is away."""
+COPY_PART = 1 << 18
+"""Bytes that are read of a copy at a time."""
 ASKED_AT_ONCE, NODE_TIMEOUT = 100, 5.0
 """Nodes that are asked at a time for a log whose node is not known, and the seconds for their answers."""
 
@@ -88,9 +90,9 @@ async def log(
     check_streams(services, caller)
     with counted_stream(services, caller) as over:
         source = await _unless_gone(request, over, _choose(attempts, attempt, after, follow))
-        if not source.node:
-            source = source._replace(node=await _node_with(services, served, source, number, index, user))
         log_request = LogRequest(0, number, source.stage, index, source.attempt, stream, offset, follow, user)
+        if not source.node and not await _is_copied(services, served.name, log_request):
+            source = source._replace(node=await _node_with(services, served, source, number, index, user))
         parts = aiter(_read(services, served.name, attempts, source, log_request))
         first = await _unless_gone(request, over, anext(parts))
     if first.problem and not follow:
@@ -145,19 +147,51 @@ async def _choose(attempts: TaskAttempts, attempt: int | None, after: int | None
 async def _read(
     services: Services, partition: str, attempts: TaskAttempts, source: LogSource, log_request: LogRequest
 ) -> AsyncIterator[LogPart]:
-    """Yield the log of an attempt. With `follow`, wait for a node that is away while the attempt runs there."""
-    while True:
+    """Yield the log of an attempt: from its node, or the server's copy if the node does not have it any more.
+
+    With `follow`, a node that is away is waited for while the attempt runs there.
+    """
+    problem = ""
+    while source.node:
         try:
             async for part in services.hub.log(partition, source.node, log_request):
-                yield part
+                problem = part.problem
+                if not problem:
+                    yield part
                 log_request = msgspec.structs.replace(log_request, offset=part.offset + len(part.data))
-            return
+            if not problem:
+                return
+            break
         except Away as away:
             problem = str(away)
         if not (log_request.follow and await attempts.is_running(source.attempt)):
-            yield LogPart(0, 0, b"", True, problem)
-            return
+            break
         await asyncio.sleep(AWAY_PAUSE)
+    copied = False
+    async for part in _copy(services, partition, log_request):
+        copied = True
+        yield part
+    if not copied:
+        yield LogPart(0, 0, b"", True, problem)
+
+
+async def _copy(services: Services, partition: str, log_request: LogRequest) -> AsyncIterator[LogPart]:
+    """Yield the server's copy of a log; nothing if there is none."""
+    size = None if services.outputs is None else await asyncio.to_thread(services.outputs.size, partition, log_request)
+    if services.outputs is None or size is None:
+        return
+    offset = max(0, size + log_request.offset) if log_request.offset < 0 else log_request.offset
+    while data := await asyncio.to_thread(services.outputs.read, partition, log_request, offset, COPY_PART):
+        yield LogPart(0, offset, data)
+        offset += len(data)
+    yield LogPart(0, offset, b"", True)
+
+
+async def _is_copied(services: Services, partition: str, log_request: LogRequest) -> bool:
+    return (
+        services.outputs is not None
+        and await asyncio.to_thread(services.outputs.size, partition, log_request) is not None
+    )
 
 
 async def _unless_gone(request: HttpRequest, over: asyncio.Event, work: Awaitable[Result]) -> Result:

@@ -46,6 +46,14 @@ SecretsKey = Annotated[
 ]
 LogSize = Annotated[str, typer.Option(help="Largest size of the server's log; older lines are dropped.")]
 HistorySize = Annotated[str, typer.Option(help="Largest size of the history; jobs that ended first are dropped.")]
+Outputs = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder for copies of the logs of pool nodes. By default in the data directory.", metavar="FOLDER"
+    ),
+]
+OutputsSize = Annotated[str, typer.Option(help="Largest size of these copies; the oldest are dropped.")]
+OutputsAge = Annotated[str, typer.Option(help="Age at which these copies are dropped.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -61,6 +69,9 @@ def up(
     secrets_key: SecretsKey = None,
     log_size: LogSize = "160Mi",
     history_size: HistorySize = "4Gi",
+    outputs: Outputs = None,
+    outputs_size: OutputsSize = "16Gi",
+    outputs_age: OutputsAge = "30d",
     as_json: AsJson = False,
 ) -> None:
     """Run everything on this machine: control plane, API and an agent. Ctrl-C stops it; tasks keep running.
@@ -71,7 +82,20 @@ def up(
     options = ["--for", getpass.getuser(), *["--user", "root"] * (os.geteuid() == 0), *["--name", name] * bool(name)]
     for text in resource or ():
         options += ["--resource", text]
-    _run(data, "127.0.0.1", port, config, None, None, secrets_key, as_json, options, log_size, history_size)
+    _run(
+        data,
+        "127.0.0.1",
+        port,
+        config,
+        None,
+        None,
+        secrets_key,
+        as_json,
+        options,
+        log_size,
+        history_size,
+        (outputs, outputs_size, outputs_age),
+    )
 
 
 def server(
@@ -86,10 +110,26 @@ def server(
     secrets_key: SecretsKey = None,
     log_size: LogSize = "160Mi",
     history_size: HistorySize = "4Gi",
+    outputs: Outputs = None,
+    outputs_size: OutputsSize = "16Gi",
+    outputs_age: OutputsAge = "30d",
     as_json: AsJson = False,
 ) -> None:
     """Run the control plane and the API, without an agent. Agents join with `fairlead agent --join URL`."""
-    _run(data, host, port, config, certificate, key, secrets_key, as_json, None, log_size, history_size)
+    _run(
+        data,
+        host,
+        port,
+        config,
+        certificate,
+        key,
+        secrets_key,
+        as_json,
+        None,
+        log_size,
+        history_size,
+        (outputs, outputs_size, outputs_age),
+    )
 
 
 def down(
@@ -163,6 +203,7 @@ def _run(
     agent: list[str] | None,
     log_size: str,
     history_size: str,
+    outputs: tuple[Path | None, str, str],
 ) -> None:
     """Run a server. `agent` holds the options of the agent to run beside it, or None for no agent."""
     if (certificate is None) != (key is None):
@@ -227,6 +268,9 @@ def _run(
         version=__version__,
         log_size=log_size,
         history_size=history_size,
+        outputs=outputs[0],
+        outputs_size=outputs[1],
+        outputs_age=outputs[2],
     )
     try:
         uvloop.run(_main(settings, listening, url, as_json, agent))

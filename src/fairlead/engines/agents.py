@@ -209,6 +209,7 @@ class Agents:
         before = reign.attached.get(name)
         self._check_instance(reign, before, peer)
         attached = Attached(peer, connection)
+        attached.pool = hello.pool
         if before is not None:
             before.cut()  # an agent that reconnects has given up its last connection
         reign.attached[name] = attached
@@ -302,7 +303,7 @@ class Agents:
                     case wire.Beat():
                         attached.put(wire.Beaten(message.number))
                         await self._compare(reign, attached, message)
-                    case wire.LogPart():
+                    case wire.LogPart() | wire.OutputPart():
                         reader = attached.readers.get(message.request)
                         if reader is not None:
                             reader.put_nowait(message)
@@ -346,7 +347,7 @@ class Agents:
                     attached.running.add(report.tasks)
                 else:
                     attached.running.drop(report.tasks)
-                    ended += ends_of(partition, attached.node, report, stale=bool(answer.note))
+                    ended += ends_of(partition, attached, report, stale=bool(answer.note))
         finally:
             if ended:
                 self._ended(ended)
@@ -459,12 +460,25 @@ class Agents:
 
         Raises `Away` if the node is not connected, or disconnects meanwhile.
         """
+        async for part in self._read(partition, node, asked):
+            if isinstance(part, wire.LogPart):
+                yield part
+
+    async def outputs(self, partition: str, node: str, asked: wire.OutputRequest) -> AsyncIterator[wire.OutputPart]:
+        """Yield the logs of tasks from their node. Raises `Away` as `log` does."""
+        async for part in self._read(partition, node, asked):
+            if isinstance(part, wire.OutputPart):
+                yield part
+
+    async def _read(
+        self, partition: str, node: str, asked: wire.LogRequest | wire.OutputRequest
+    ) -> AsyncIterator[wire.LogPart | wire.OutputPart]:
         reign = self._reigns.get(partition)
         attached = reign.attached.get(node) if reign is not None else None
         if attached is None or not attached.open:
             raise Away(f"node {node} is not connected; its logs are there when it is back")
         request = next(self._requests)
-        reader = attached.readers[request] = asyncio.Queue[wire.LogPart | None]()
+        reader = attached.readers[request] = asyncio.Queue[wire.LogPart | wire.OutputPart | None]()
         attached.put(msgspec.structs.replace(asked, request=request))
         last = False
         try:

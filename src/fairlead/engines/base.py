@@ -144,6 +144,8 @@ class Ended(msgspec.Struct, frozen=True):
     memory: int
     stale: bool = False
     """True if the end was known before, or if the task was not given to this node."""
+    pool: str = ""
+    """The pool of the node."""
 
 
 Secrets = Callable[[str, tuple[str, ...]], dict[str, str]]

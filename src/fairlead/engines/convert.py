@@ -13,7 +13,7 @@ from fairlead.core.reader import check_name
 from fairlead.core.settings import PartitionSettings
 from fairlead.core.state import Partition
 from fairlead.engines.base import Ended, Peer
-from fairlead.engines.connections import block_of
+from fairlead.engines.connections import Attached, block_of
 from fairlead.wire import agent as wire
 from fairlead.wire.agent import Hello, Tasks
 from fairlead.wire.identity import NONCE_BYTES
@@ -108,12 +108,12 @@ def command_of(node: str, report: wire.Report) -> Report:
     )
 
 
-def ends_of(partition: str, node: str, report: wire.Report, stale: bool) -> Iterable[Ended]:
+def ends_of(partition: str, attached: Attached, report: wire.Report, stale: bool) -> Iterable[Ended]:
     """Yield the ends of tasks that ran. Tasks that never started are left out."""
     job, number, stage, attempt = block_of(report.tasks)
     state, code, signal = report.state, report.exit_code, report.signal
     listed = indices(report.tasks.indices)
     for index, ran, cpu, memory in zip(listed, report.ran, report.cpu, report.memory, strict=False):
         if ran:
-            used = (ran, cpu, memory)
-            yield Ended(partition, node, job, number, stage, index, attempt, state, code, signal, *used, stale)
+            task = (partition, attached.node, job, number, stage, index, attempt)
+            yield Ended(*task, state, code, signal, ran, cpu, memory, stale, attached.pool)
