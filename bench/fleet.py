@@ -93,8 +93,8 @@ def answers(client: Client, requests: int) -> dict[str, list[float]]:
     senders = {
         "a submit": lambda: client.submit(document={"stages": [stage]}),
         "a job": lambda: client.job(job),
-        "100 jobs": lambda: client.ask(calls.jobs(client.partition, limit=100)),
-        "100 nodes": lambda: client.ask(calls.nodes(client.partition, limit=100)),
+        "100 jobs": lambda: client.send(calls.jobs(client.partition, limit=100)),
+        "100 nodes": lambda: client.send(calls.nodes(client.partition, limit=100)),
     }
     seconds: dict[str, list[float]] = {what: [] for what in senders}
     for at in range(requests):
@@ -120,7 +120,7 @@ def fleet(scale: float) -> Iterator[Row]:
             url = json.loads(server.stdout.readline())["url"]
             with Client(url, (Path(folder) / "token").read_text().strip()) as client:
                 invited = {"role": "join", "uses": agent_count}
-                token = client.ask(calls.Call(NewToken, "POST", f"{calls.API}/tokens", invited)).secret
+                token = client.send(calls.Call(NewToken, "POST", f"{calls.API}/tokens", invited)).secret
                 began = perf_counter()
                 agents_process = subprocess.Popen(
                     [sys.executable, "-m", "bench.fleet", url, token, str(agent_count)],

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 FILL, FORKS, GUESSES = 16, 100, 40
-"""MiB that are written, processes that are started, tokens that are tried."""
+"""MiB to write, processes to start, tokens to try."""
 
 ME = os.environ["FAIRLEAD_USER_UNDER_TEST"]
 tries: list[None] = []
@@ -119,7 +119,7 @@ def logs(targets: dict[str, Any]) -> None:
 
 
 def alive(targets: dict[str, Any]) -> Iterator[int]:
-    """The processes to attack that are still there: a number may be another process's by now, perhaps an own one."""
+    """Yield the target processes that still exist: a number may belong to another process by now."""
     for pid, started in targets["pids"]:
         if start_of(pid) == started:
             yield pid
@@ -134,7 +134,7 @@ def start_of(pid: int) -> int:
 
 
 def reached(pid: int, what: str, targets: dict[str, Any]) -> None:
-    """An attack on a process worked, if the number is still that process's."""
+    """Print a success, if the number still belongs to the attacked process."""
     started = dict(targets["pids"])[pid]
     if start_of(pid) == started:
         success(f"{what} of process {pid}, uid {os.stat(f'/proc/{pid}').st_uid}")
@@ -183,7 +183,7 @@ def ptrace(targets: dict[str, Any]) -> None:
 
 
 def forks(targets: dict[str, Any]) -> None:
-    """Start processes that leave the session and mean to stay. The test looks for them later."""
+    """Start processes that leave the session to outlive the task. The test looks for them later."""
     for _ in range(FORKS):
         attempt()
         try:
@@ -217,7 +217,7 @@ def ask(
         answer = link.getresponse()
         return answer.status, answer.read(1 << 20) if answer.status != 101 else b""
     except OSError:
-        return 0, b""  # the server has had enough of this address
+        return 0, b""  # the server refuses more from this address
     finally:
         link.close()
 
@@ -283,7 +283,7 @@ def knock(path: str) -> None:
 
 
 def reports(targets: dict[str, Any]) -> None:
-    """Join as a node, to be given tasks and to report those of others. The test judges what is heard."""
+    """Join as a node, to be given tasks and to report those of others. The test judges the answers."""
     for token in ("", os.environ["OWN_TOKEN"], f"fl_{secrets.token_urlsafe(32)}"):
         for frames in targets["greetings"]:
             attempt()
@@ -294,14 +294,14 @@ def reports(targets: dict[str, Any]) -> None:
                     f"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {key}\r\n"
                     f"Authorization: Bearer {token}\r\n\r\n".encode()
                 )
-                heard = b""
-                with suppress(OSError):  # the server waits for more, or has had enough
-                    while b"\r\n\r\n" not in heard and (part := link.recv(65536)):
-                        heard += part
+                received = b""
+                with suppress(OSError):  # the server waits for more, or closes the connection
+                    while b"\r\n\r\n" not in received and (part := link.recv(65536)):
+                        received += part
                     link.sendall(base64.b64decode(frames))
                     while part := link.recv(65536):
-                        heard += part
-                print("heard", base64.b64encode(heard).decode(), flush=True)
+                        received += part
+                print("received", base64.b64encode(received).decode(), flush=True)
 
 
 KINDS = {each.__name__: each for each in (read, write, logs, environ, signals, ptrace, forks, tokens, sockets, reports)}

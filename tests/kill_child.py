@@ -2,7 +2,7 @@
 
     python tests/kill_child.py PATH SEED EVERY
 
-Each line says one thing, in one write to the pipe, so that a kill leaves no half of one:
+Each line is one write to the pipe, so that a kill leaves no partial line:
 
     open EPOCH SEQ DIGEST       recovered
     writing SEQ DIGEST          about to commit this record; the state will have this digest
@@ -53,7 +53,7 @@ from fairlead.writer.writer import Writer
 
 PARTITION = "default"
 KEPT = 60 * SECOND
-"""For how long an ended job is known."""
+"""How long an ended job is kept."""
 CONFIG = {
     "keep_ended": "60s",
     "keep_keys": "60s",
@@ -67,7 +67,7 @@ def digest(state: Partition) -> str:
 
 
 class Driver:
-    """Drives one writer with whatever the dice say; agents answer from a virtual fleet."""
+    """Drives one writer with random commands; a virtual fleet answers as the agents."""
 
     def __init__(self, journal: Journal, seed: object) -> None:
         self.writer = Writer(journal, PARTITION)
@@ -86,7 +86,7 @@ class Driver:
         self.cycle([MarkReady(operator=True), *fresh])
 
     def cycle(self, commands: list[AnyCommand] | None = None) -> list[tuple[AnyCommand, Answer]]:
-        """One turn; what was asked in it, with the answers."""
+        """Run one turn. Returns its commands with their answers."""
         asked = self.commands() if commands is None else commands
         reports = self.fleet.reports(self.now)
         done: Cycle = self.writer.cycle([*reports, *asked], self.now)
@@ -99,7 +99,7 @@ class Driver:
 
     def _command(self) -> AnyCommand:
         dice = self.dice
-        job = dice.choice(list(self.state.jobs) or ["nobody"])
+        job = dice.choice(list(self.state.jobs) or ["missing"])
         known = self.state.jobs.get(job)
         stage = dice.choice([each.name for each in known.stages] if known and known.stages else ["s"])
         node = f"n{dice.randrange(6)}"
@@ -146,8 +146,8 @@ class Driver:
         return Submit(spec=spec, id=name, user="ann", key=dice.choice(["", f"key of {name}"]))
 
     def _failure(self) -> AnyCommand:
-        """Some live tasks of our own agents end in some way, whatever the fleet thinks."""
-        live = [each for each in self.state.allocations.values() if not each.stage.job.spec.manager]
+        """Report ends of some live tasks of our own agents, which the fleet does not know of."""
+        live = [allocation for allocation in self.state.allocations.values() if not allocation.stage.job.spec.manager]
         if not live:
             return MarkReady(operator=True)
         each = self.dice.choice(live)
@@ -189,7 +189,7 @@ def say(*words: object) -> None:
 
 
 class Announcing(SqliteJournal):
-    """Says what it is about to commit, and that it has."""
+    """A journal that prints each commit before and after it."""
 
     state: Partition
 

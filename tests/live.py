@@ -1,4 +1,4 @@
-"""`fairlead up` for tests: the real program on a data directory of its own, and commands that are asked of it."""
+"""`fairlead up` for tests: the real program on a data directory of its own, and commands that talk to it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pathlib import Path
 import psutil
 
 PROGRAM = str(Path(sys.executable).with_name("fairlead"))
-SECONDS = 60.0  # no story may take longer; none depends on it
+SECONDS = 60.0  # the longest wait of a test; no result depends on it
 
 
 class Up:
-    """A server with an agent beside it."""
+    """A server with an agent on the same machine."""
 
     def __init__(self, folder: Path, *options: str, here: Path | None = None) -> None:
         """`here` is the current folder of the server."""
@@ -84,9 +84,9 @@ class Up:
             self.start()
         self.ask("down", "--kill")
         self.process.wait(SECONDS)
-        for each in psutil.process_iter(["cmdline"]):
-            if any(str(self.folder) in word for word in each.info["cmdline"] or ()):
-                each.kill()
+        for process in psutil.process_iter(["cmdline"]):
+            if any(str(self.folder) in word for word in process.info["cmdline"] or ()):
+                process.kill()
         for stream in (self.process.stdout, self.process.stderr):
             if stream is not None:
                 stream.close()

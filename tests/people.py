@@ -21,7 +21,7 @@ LOCKED = 10
 
 
 class People:
-    """An agent's user, users of tasks, and the map from the names that Fairlead knows."""
+    """The system user of an agent, those of tasks, and the map from Fairlead's user names."""
 
     def __init__(self, folder: Path, *users: str) -> None:
         self.folder = folder
@@ -36,7 +36,7 @@ class People:
 
 @contextmanager
 def people(*users: str) -> Iterator[People]:
-    # Not below /tmp, which tasks have for themselves; and every user can pass through it.
+    # Not below /tmp, which is private to each task; every user can pass through this folder.
     folder = Path(tempfile.mkdtemp(prefix="fairlead-test-", dir="/var/lib"))
     folder.chmod(0o711)
     found = People(folder, *users)

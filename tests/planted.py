@@ -1,4 +1,4 @@
-"""Faults that are planted in the core on purpose, to see that judges find them."""
+"""Faults that are planted in the core on purpose, to see that the checkers find them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fairlead.core.changes import Placed
 from fairlead.core.match import share_tree
 from fairlead.core.outcomes import stop
 from fairlead.core.plan import Plan
-from fairlead.core.policy.order import ORDERS, Order
+from fairlead.core.policy.order import ORDERS, Order, Standing
 from fairlead.sim.chaos import doorchecker, loanchecker
 from fairlead.sim.chaos.checkers import need
 
@@ -20,7 +20,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 def count_only(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    """Let the judges of starts and loans object to nothing but what a planted fault brings about."""
+    """Let the checkers of starts and loans report only the problem that a planted fault causes."""
 
     def needed(holds: bool, problem: str) -> None:
         need(holds or text not in problem, problem)
@@ -86,8 +86,8 @@ def stop_new_work(monkeypatch: pytest.MonkeyPatch) -> None:
 def newest_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a queue, the newest asks go first, whatever their priority."""
 
-    def order(kind: int, priority: int, running: int, asked: int, below_min: bool) -> tuple[int, ...]:
-        return (kind, -asked)
+    def order(ask: Standing) -> tuple[int, ...]:
+        return (ask.kind, -ask.asked)
 
     monkeypatch.setitem(ORDERS, "priority", Order(order))
     monkeypatch.setitem(ORDERS, "fifo", Order(order))

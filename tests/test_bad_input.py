@@ -1,6 +1,6 @@
-"""What cannot be accepted: each case has its exact message, which names the field and the remedy, and changes nothing.
+"""Refused input: each case has its exact message, which names the field and the remedy, and changes nothing.
 
-The tables say what is sent to the world that `world` builds, by sort: jobs, nodes, configurations, commands, and items
+The tables list the input for the world that `world` builds, by kind: jobs, nodes, configurations, commands, and items
 of a resource manager's update.
 """
 
@@ -127,7 +127,7 @@ def configure(w: World, doc: object) -> Any:
 
 
 def update(w: World, items: Mapping[str, Any]) -> Any:
-    """The refusal of the one item that is sent."""
+    """Send one item, and return its refusal."""
     parts: dict[str, Any] = {key: (item,) for key, item in items.items()}
     answer = send(w, UpdateManager(name="k8s", operator=True, **parts))
     (item,) = answer.items
@@ -289,8 +289,8 @@ JOBS: dict[str, tuple[object, str]] = {
     ),
     "after itself": (job(after=["x"]), "after[0]: a job cannot come after itself; leave it out"),
     "after an unknown job": (
-        job(after=["nobody"]),
-        'after[0]: there is no job "nobody" in this partition; name one that is known',
+        job(after=["missing"]),
+        'after[0]: there is no job "missing" in this partition; name one that is known',
     ),
     "after a killed job": (
         job(after=["run", "dead"]),
@@ -745,7 +745,7 @@ COMMANDS: dict[str, tuple[Any, str]] = {
         Kill(job="run", **BOB),
         "user: bob may not kill job run; its owner ann or an administrator of root.a may",
     ),
-    "nobody's job": (
+    "without a user": (
         Kill(job="run"),
         "user: anonymous may not kill job run; its owner ann or an administrator of root.a may",
     ),
@@ -1079,11 +1079,11 @@ def test_good_items_among_bad_ones_are_accepted() -> None:
             {"job": "good", "ask": "y", "resources": {"cpu": 2}},
             {"job": "17", "ask": "y"},
         ],
-        releases=[{"job": "k8s-j", "ask": "x", "index": 0}, {"job": "k8s-j", "index": "all"}, {"job": "nobody"}],
+        releases=[{"job": "k8s-j", "ask": "x", "index": 0}, {"job": "k8s-j", "index": "all"}, {"job": "missing"}],
     )
     w.cycle()
-    heard = w.rm("k8s").events()
-    answers = [(each.item, each.job, each.what) for each in heard if each.what in ("accepted", "rejected")]
+    events = w.rm("k8s").events()
+    answers = [(event.item, event.job, event.what) for event in events if event.what in ("accepted", "rejected")]
     assert answers == [
         ("node", "k8s-n2", "rejected"),
         ("node", "k8s-n3", "accepted"),
@@ -1095,7 +1095,7 @@ def test_good_items_among_bad_ones_are_accepted() -> None:
         ("ask", "17/y", "rejected"),
         ("release", "k8s-j/x", "accepted"),
         ("release", "k8s-j", "rejected"),
-        ("release", "nobody/", "accepted"),
+        ("release", "missing/", "accepted"),
     ]
     assert list(w.placements("good")) == [("y", 0)]
     assert list(w.placements("k8s-j")) == [("x", 1)]

@@ -1,4 +1,4 @@
-"""The benchmarks run and give sane figures at a tiny size. Nothing here looks at how fast anything is."""
+"""The benchmarks run and give sane figures at a tiny size. Speed is not tested here."""
 
 import math
 import subprocess
@@ -20,7 +20,7 @@ def test_a_benchmark_gives_rows(name: str) -> None:
     assert rows
     assert len({row.what for row in rows}) == len(rows)
     for row in rows:
-        # So little memory may round to no page at all, and a cost is a difference; everything else takes some time.
+        # A small amount of memory may round to 0 pages, and a cost is a difference; every other figure is above 0.
         assert math.isfinite(row.figure) and (row.figure > 0 or row.unit == "MB" or row.what.startswith("cost "))
         assert row.goal is None or row.goal > 0
         assert row.ratio is None or (math.isfinite(row.ratio) and row.against)

@@ -38,13 +38,13 @@ runner = CliRunner()
 
 
 def run(*arguments: object) -> Result:
-    result = runner.invoke(app, [str(each) for each in arguments])
+    result = runner.invoke(app, [str(argument) for argument in arguments])
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return result
 
 
 def program(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """The real thing, in a process of its own."""
+    """Run the real program in a process of its own."""
     script = Path(sys.executable).with_name("fairlead")
     return subprocess.run([str(script), *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False)
 
@@ -169,7 +169,7 @@ def alter(path: Path, sql: str, *values: object) -> None:
 
 
 def damaged(path: Path, *said: str) -> None:
-    """The journal is damaged, and what is said names it; the other streams are checked all the same."""
+    """Check that the damage is found and named, and that the other streams are checked nevertheless."""
     result = run("journal", "verify", path)
     assert result.exit_code == 1
     assert result.stderr.startswith("fairlead: error: ")
@@ -178,7 +178,7 @@ def damaged(path: Path, *said: str) -> None:
     assert f"{STREAM}: DAMAGED: " in result.stdout and f"damaged: {STREAM}" in result.stderr
     assert "cluster: sound" in result.stdout and f"{stream_of('east')}: sound" in result.stdout
     streams = verify_json(path, 1)["streams"]
-    assert [bool(each["problem"]) for each in streams] == [False, True, False]
+    assert [bool(stream["problem"]) for stream in streams] == [False, True, False]
 
 
 def test_an_altered_record(path: Path) -> None:
@@ -193,7 +193,7 @@ def test_a_missing_record(path: Path) -> None:
 
 @pytest.mark.parametrize("newest", [True, False])
 def test_an_altered_snapshot(path: Path, newest: bool) -> None:
-    """Also the older one is checked, though a recovery would begin with the newest."""
+    """The older snapshot is checked too, though a recovery would begin with the newest."""
     seq = verify_json(path)["streams"][1]["snapshots"][newest]
     beside = path.with_name("journal-snapshots")
     alter(beside, "UPDATE snapshots SET payload = substr(payload, 2) WHERE seq = ?", seq)
@@ -279,7 +279,7 @@ def test_no_such_journal(tmp_path: Path) -> None:
 
 
 def test_a_journal_that_is_gone(path: Path) -> None:
-    """Its head is left: that is not a wrong name."""
+    """Its head file still exists, so the name is not wrong."""
     path.unlink()
     result = run("journal", "verify", path)
     assert result.exit_code == 1
@@ -320,7 +320,7 @@ def test_a_configuration_in_order(tmp_path: Path) -> None:
     shown = check(tmp_path, CONFIG, 0).stdout
     first, _, rest = shown.partition("\n")
     assert first.endswith("in order, 1 partition; what is not shown has its default")
-    # What is shown is a configuration itself, and the same one.
+    # The output is a valid configuration, and the same one.
     assert parse_config(yaml.safe_load(rest)) == parse_config(yaml.safe_load(CONFIG))
     assert "starving_after: 30min" in rest and "lease" not in rest
 
@@ -338,7 +338,7 @@ def test_the_same_as_json(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("defaults", [True, False])
 def test_all_settings_come_back(defaults: bool) -> None:
-    """Also the ones that somebody adds later: each is set to something else than its default."""
+    """Every setting, also a new one, is set to another value than its default."""
     numbers = {"held_nodes_percent": 7, "rebalance_threshold": 8, "unit": "slots", "place": "spread", "fence": "none"}
     settings: dict[str, Any] = {}
     for field in msgspec.structs.fields(PartitionSettings):
@@ -467,7 +467,7 @@ def test_no_such_configuration(tmp_path: Path) -> None:
 
 
 def test_both_loaders_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where libyaml is missing the slower loader does the same."""
+    """Without libyaml the slower loader gives the same result."""
     monkeypatch.setattr("fairlead.cli.documents.Loader", yaml.SafeLoader)
     file = tmp_path / "c.yaml"
     file.write_text(CONFIG)

@@ -1,5 +1,5 @@
-"""The documentation is true: settings have their rows and defaults, code runs and prints what is shown, links lead
-somewhere, and the paths of the map exist.
+"""The documentation is true: settings have their rows and defaults, code runs and prints what is shown, links work,
+and the paths that pages name exist.
 
     python tests/test_docs.py     writes the output of the demo into README.md
 """
@@ -51,7 +51,7 @@ def rows_of(page: str, section: str) -> dict[str, list[str]]:
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if line.startswith("| `"):
             assert len(cells) == 5, f"{section}: {line}"
-            assert cells[0].strip("`") not in table, f"{section}: {cells[0]} stands there twice"
+            assert cells[0].strip("`") not in table, f"{section}: {cells[0]} is listed twice"
             table[cells[0].strip("`")] = cells[1:]
     return table
 
@@ -183,7 +183,7 @@ def test_code_runs_and_prints_what_is_shown(page: Path) -> None:
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=name_of)
 def test_an_example_prints_what_it_says(example: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", [str(example)])  # ours are no files for it to write
+    monkeypatch.setattr("sys.argv", [str(example)])  # without the arguments of pytest
     source = example.read_text(encoding="utf-8")
     names: dict[str, Any] = {"__name__": "__main__"}
     printed = printed_by(source, names)
@@ -293,7 +293,7 @@ def test_every_decision_is_listed() -> None:
 
 
 def test_the_site_names_every_page() -> None:
-    """`make docs` fails otherwise; this is sooner."""
+    """Otherwise `make docs` fails, but later than this test."""
     sections = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
     named: list[str] = []
     for section in sections:

@@ -1,4 +1,4 @@
-"""The barrier of a gang against strangers: only members with the gang's key count, and only the first one lets go."""
+"""The barrier of a gang against strangers: only members with the gang's key count, and only the first releases it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-SECONDS = 60.0  # no story may take longer; none depends on it
+SECONDS = 60.0  # the longest wait of a test; no result depends on it
 KEY = "5a" * 32
 
 
@@ -69,9 +69,9 @@ def gang(size: int, peers: str = "127.0.0.1") -> Iterator[Gang]:
     try:
         yield found
     finally:
-        for each in found.members:
-            each.kill()
-            each.communicate()
+        for member in found.members:
+            member.kill()
+            member.communicate()
 
 
 def sealed(key: str, role: bytes, *parts: bytes) -> bytes:
@@ -86,7 +86,7 @@ def received(link: socket.socket, count: int) -> bytes:
 
 
 def greet(link: socket.socket, rank: int, key: str = KEY) -> bytes:
-    """Speak as a member, and return all that was sent."""
+    """Greet as a member, and return all bytes that were sent."""
     mine, number = os.urandom(32), rank.to_bytes(4, "big")
     link.sendall(mine)
     answer = received(link, 64)
@@ -105,7 +105,7 @@ def is_cut(link: socket.socket) -> bool:
 
 
 def strangers(found: Gang) -> list[socket.socket]:
-    """Silence, half a greeting, garbage, a lone line as members once sent it, a wrong key, a rank that is none."""
+    """Connections that send nothing, half a greeting, garbage, a line of an old protocol, a wrong key, a bad rank."""
     silent = [found.connect() for _ in range(300)]
     half = found.connect()
     half.sendall(b"x" * 31)
@@ -150,7 +150,7 @@ def test_what_a_member_sent_cannot_be_sent_again() -> None:
 
 
 def test_a_member_waits_for_the_first_one_and_not_for_an_impostor() -> None:
-    """An impostor has the port first. It says go in every way that it can."""
+    """An impostor takes the port first, and sends every message that could start the gang."""
     with gang(2) as found:
         with socket.create_server(("127.0.0.1", found.port)) as impostor:
             member = found.start(1)
@@ -167,24 +167,24 @@ def test_a_member_waits_for_the_first_one_and_not_for_an_impostor() -> None:
 
 
 @pytest.mark.parametrize(
-    ("peers", "heard", "deaf"),
+    ("peers", "open_address", "closed_address"),
     [("127.0.0.3", "127.0.0.1", "127.0.0.3"), ("127.0.0.3,127.0.0.4", "127.0.0.3", "127.0.0.1")],
 )
-def test_the_first_member_listens_where_the_gang_is(peers: str, heard: str, deaf: str) -> None:
-    """At the node's address, and on one node only for that node."""
+def test_the_first_member_listens_where_the_gang_is(peers: str, open_address: str, closed_address: str) -> None:
+    """It listens at the node's address; a gang on one node listens for that node only."""
     with gang(2) as found:
         found.peers = peers if "," in peers else f"{peers},{peers}"
         first = found.start(0)
         deadline = time.monotonic() + SECONDS
         while True:
             try:
-                socket.create_connection((heard, found.port), SECONDS).close()
+                socket.create_connection((open_address, found.port), SECONDS).close()
                 break
             except OSError:
                 assert first.poll() is None and time.monotonic() < deadline
                 time.sleep(0.02)
         with pytest.raises(ConnectionRefusedError):
-            socket.create_connection((deaf, found.port), SECONDS)
+            socket.create_connection((closed_address, found.port), SECONDS)
         assert found.start(1).wait(SECONDS) == 0
         assert first.wait(SECONDS) == 0
 

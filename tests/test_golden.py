@@ -1,7 +1,7 @@
-"""Journals that earlier versions wrote are read by this one: the golden ones of tests/golden, see make.py there.
+"""Journals of earlier versions are readable: the golden journals of tests/golden, see make.py there.
 
-Of all of them the replayed state must be the one that was dumped then. The newest is also written by today's encoder
-to the same bytes; when that fails because a record got a new field or a change was added, make another golden one.
+Replaying each of them must give the state that was dumped then. Today's encoder must also write the newest one to the
+same bytes. If that fails because a record got a new field or a change was added, make another golden journal.
 """
 
 import struct
@@ -45,7 +45,7 @@ def test_replay(golden: Path) -> None:
     assert len(wanted) > 3
     found = replayed(golden)
     for seq in wanted:
-        # What was dumped then is compared as today's program understands it: fields may have been added since.
+        # The old dump is loaded first, because fields may have been added since.
         loaded = load(wanted[seq])
         check_all(loaded)
         assert found[seq] == dump(loaded), f"record {seq}"
@@ -87,7 +87,7 @@ def test_every_change_occurs() -> None:
 def test_every_field_is_set_somewhere() -> None:
     """A field that always had its default would not show that it moved."""
     unset = {(kind.__name__, field.name) for kind in ALL_CHANGES for field in msgspec.structs.fields(kind)}
-    unset -= {("NodeAdded", "state"), ("NodeAdded", "lost_from")}  # only dumps need them: whoever joins is up
+    unset -= {("NodeAdded", "state"), ("NodeAdded", "lost_from")}  # only dumps need them: a node that joins is up
     for golden in goldens():
         for payload in read_records(golden / "partition.records"):
             for change in decode(payload, "golden")[1]:
@@ -103,7 +103,7 @@ def test_the_number_of_the_format_comes_first() -> None:
 
 
 def test_a_newer_format_is_refused() -> None:
-    payload = msgspec.msgpack.encode((FORMAT + 1, "who knows"))
+    payload = msgspec.msgpack.encode((FORMAT + 1, "unknown"))
     with pytest.raises(TooNew, match=f"format {FORMAT + 1}"):
         decode(payload, "a record")
 

@@ -90,7 +90,7 @@ class Services:
         self.until(lambda: [node.state for node in self.admin.nodes()] == ["up"])
 
     def token(self, **document: Any) -> str:
-        made: NewToken = self.admin.ask(Call(NewToken, "POST", f"{API}/tokens", document))
+        made: NewToken = self.admin.send(Call(NewToken, "POST", f"{API}/tokens", document))
         return made.secret
 
     def until(self, true: Any) -> None:
@@ -172,14 +172,14 @@ def serving() -> Iterator[Services]:
 
 def frames(*messages: wire.FromAgent) -> str:
     """Messages as an agent sends them; a mask of zeros changes nothing."""
-    sent = [wire.encode(each) for each in messages]
+    sent = [wire.encode(message) for message in messages]
     return base64.b64encode(
         b"".join(b"\x82\xfe" + len(each).to_bytes(2, "big") + bytes(4) + each for each in sent)
     ).decode()
 
 
 def greeting(node: str, job: str) -> str:
-    """What an agent says that has a key of its own, to be a node and to report a task of another user."""
+    """Return the frames of an agent with its own key that joins as a node and reports another user's task."""
     key = Ed25519PrivateKey.generate()
     knock = wire.Knock(wire.VERSION, node, bytes(32))
     proof = wire.Proof(key.public_key().public_bytes_raw(), key.sign(b"a guess"), "here", "fj_guessed")
@@ -187,8 +187,8 @@ def greeting(node: str, job: str) -> str:
     return frames(knock, proof, wire.Hello(node, {"cpu": 100}), wire.Reports(1, (report,)))
 
 
-def heard(line: str) -> list[Any]:
-    """The messages in what a hostile job heard from the server."""
+def messages_in(line: str) -> list[Any]:
+    """Return the messages that a hostile job received from the server."""
     data = base64.b64decode(line).partition(b"\r\n\r\n")
     if not data[0].startswith(b"HTTP/1.1 101"):
         return []
@@ -204,7 +204,7 @@ def heard(line: str) -> list[Any]:
 
 
 def start_of(pid: int) -> int:
-    """When a process was started, in ticks: with the number it names one process for good."""
+    """Return the start of a process in ticks: with the number it identifies one process."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
     except OSError:
@@ -300,22 +300,22 @@ def test_hostile_jobs_reach_no_other_user() -> None:
                 elif word == "left":
                     tried["forks that meant to stay"] += 1
                     assert not is_left(int(rest), site.uid(user)), (user, kind)
-                elif word == "heard":
-                    messages = heard(rest)
-                    assert not any(isinstance(each, wire.Welcome | wire.Work) for each in messages), (user, kind)
-                    tried["refused as a node"] += any(isinstance(each, wire.Refusal) for each in messages)
+                elif word == "received":
+                    messages = messages_in(rest)
+                    assert not any(isinstance(message, wire.Welcome | wire.Work) for message in messages), (user, kind)
+                    tried["refused as a node"] += any(isinstance(message, wire.Refusal) for message in messages)
         judged = {*KINDS, "refused as a node", "forks that meant to stay"} - {"logs"}
         assert min(tried[each] for each in judged) >= 100, tried
 
         for job, user in legitimate.items():
             assert site.admin.wait(job, SECONDS).state == "succeeded", user
             assert site.output(job) == mark(user, "secret") + "\n"
-        # What was attacked is as it was, and goes on.
+        # The attacked jobs and processes are unchanged, and go on.
         assert [node.name for node in site.admin.nodes(state="up")] == ["n1"]
         assert site.agent.poll() is None and site.server.poll() is None
         assert not list(site.base.rglob("planted-by-*"))
 
-        # The same attacks on what is the attacker's own do work.
+        # The same attacks on the attacker's own jobs do work.
         file = targets("control", USERS[:1], [decoy[1]], [(decoy[0], USERS[0])])
         with answers(answering):
             for kind in ("read", "environ", "ptrace", "tokens", "signals", "sockets", "write"):

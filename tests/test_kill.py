@@ -1,7 +1,7 @@
-"""A writer is killed at random instants, over and over on one journal; whatever it had answered is there afterwards.
+"""A writer is killed at random instants, over and over on one journal; all that it had answered is there afterwards.
 
-The child (kill_child.py) says what it is about to commit and what it has committed, so that the restored state must
-be exactly the one after the last committed record, or the one after the record that was on its way.
+The child (kill_child.py) prints each record before and after its commit. The restored state must be exactly the one
+after the last committed record, or the one after the record that was being committed.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ SCRIPT = Path(__file__).parent / "kill_child.py"
 
 
 class Child:
-    """The process and what it said."""
+    """The process and its output."""
 
     def __init__(self, path: Path, seed: int) -> None:
         # A group of its own: that is how its snapshot process can be killed along with it.
@@ -49,8 +49,8 @@ class Child:
     def count(self, word: str) -> int:
         return sum(1 for line in self.lines() if line[0] == word)
 
-    def hear(self, lines: int, word: str = "", seconds: float = 60.0) -> None:
-        """Listen until that many lines (with this first word) were said, the time is over or the child has ended."""
+    def read(self, lines: int, word: str = "", seconds: float = 60.0) -> None:
+        """Read until there are `lines` lines (with this first word), the time is over or the child has ended."""
         until = time.monotonic() + seconds
         while (self.count(word) if word else self._text.count(b"\n")) < lines:
             ready, _, _ = select.select([self._pipe], [], [], max(0.0, until - time.monotonic()))
@@ -60,12 +60,12 @@ class Child:
             self._text += text
 
     def kill(self, group: bool) -> None:
-        # Nobody has waited for the child yet, so its number, which is also the group's, is still its own.
+        # The child has not been waited for yet, so its number, which is also the group's, is still its own.
         if group:
             os.killpg(self.process.pid, signal.SIGKILL)
         else:
             self.process.kill()
-        self.hear(sys.maxsize)
+        self.read(sys.maxsize)
         assert self.process.stderr is not None
         said = self.process.stderr.read().decode()
         self.process.stderr.close()
@@ -76,26 +76,26 @@ class Child:
 
 
 def end_by(dice: Random, child: Child) -> str:
-    """Kill the child at some instant. Which one it turns out to be must not matter."""
+    """Kill the child at some instant. The instant must not matter."""
     how = dice.choice(["lines", "lines", "delay", "start", "snapshot", "snapshot"])
     group = dice.random() < 0.5
     match how:
         case "lines":
-            child.hear(dice.randrange(1, 150))
+            child.read(dice.randrange(1, 150))
         case "delay":
-            child.hear(1)
-            child.hear(sys.maxsize, seconds=dice.random() * 0.4)
+            child.read(1)
+            child.read(sys.maxsize, seconds=dice.random() * 0.4)
         case "start":
-            child.hear(sys.maxsize, seconds=dice.random() * 0.5)
+            child.read(sys.maxsize, seconds=dice.random() * 0.5)
         case "snapshot":
-            child.hear(1, "snapshot")
-            child.hear(sys.maxsize, seconds=dice.random() * 0.4)
+            child.read(1, "snapshot")
+            child.read(sys.maxsize, seconds=dice.random() * 0.4)
     child.kill(group)
     return f"{how}{' with its snapshot process' if group else ''}"
 
 
 class Truth:
-    """What the children said, over all kills."""
+    """What the children reported, over all kills."""
 
     def __init__(self) -> None:
         self.epoch = self.seq = 0
@@ -105,8 +105,8 @@ class Truth:
         self.killed: set[str] = set()
         self.snapshot_pids: set[int] = set()
 
-    def hear(self, lines: list[list[str]], what: str) -> None:
-        """Take in what a child said."""
+    def add(self, lines: list[list[str]], what: str) -> None:
+        """Add the lines of a child."""
         for word, *rest in lines:
             match word:
                 case "open":
@@ -138,7 +138,7 @@ class Truth:
             assert job in state.jobs or when + KEPT <= state.now, f"{what}: job {job} was accepted and is not known"
         for job in self.killed & state.jobs.keys():
             assert state.jobs[job].over, f"{what}: job {job} was killed and lives"
-        # A commit that was on its way may show only later: while a snapshot process is connected, SQLite does not look
+        # A commit in progress may show only later: while a snapshot process is connected, SQLite does not look
         # for what a killed writer had written but not yet entered in the log's index. A new reign settles it.
         self.seq = seq
         self.possible = {each: found for each, found in self.possible.items() if each >= seq}
@@ -158,7 +158,7 @@ def test_killed_writers(tmp_path: Path, kills: int) -> None:
             if child.process.returncode is None:
                 os.killpg(child.process.pid, signal.SIGKILL)
         what = f"kill {number} ({how})"
-        truth.hear(child.lines(), what)
+        truth.add(child.lines(), what)
         if path.exists():  # else it was killed before it began
             check(path, truth, what, read_only=dice.random() < 0.5)
     assert truth.seq > kills and truth.snapshot_pids

@@ -35,7 +35,7 @@ class SkippedUndo(msgspec.Struct, frozen=True, gc=False):
 
 
 class Skipped(Change[SkippedUndo], frozen=True, tag="skipped"):
-    """New tasks that need not run, because what they would compute is there: they have succeeded."""
+    """New tasks that need not run, because their result exists: they have succeeded."""
 
     job: str
     stage: int
@@ -66,7 +66,7 @@ class Skipped(Change[SkippedUndo], frozen=True, tag="skipped"):
 
 
 class Silent(Change[int], frozen=True, tag="silent"):
-    """A change that says nothing of itself."""
+    """A change without log lines and counts."""
 
     version: int
 

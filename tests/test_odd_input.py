@@ -1,4 +1,4 @@
-"""Documents from outside, however odd, are accepted or refused: nothing else may come of them, and not after long."""
+"""Documents from outside, however odd, are accepted or refused: no other outcome, and in a short time."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def endless() -> Any:
 
 
 def laughs(levels: int = 40) -> Any:
-    """Small to write by anchors, endless when written out."""
+    """Return a document that is small with anchors and endless when expanded."""
     doc: Any = {"share": 1}
     for _ in range(levels):
         doc = {f"q{at}": doc for at in range(9)}
@@ -154,13 +154,13 @@ NASTY: dict[str, Any] = {
 
 
 def places(doc: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Every place of a document."""
+    """Return the path of every value in a document."""
     items = doc.items() if isinstance(doc, dict) else enumerate(doc) if isinstance(doc, list) else ()
     return [path, *(place for key, value in items for place in places(value, (*path, key)))]
 
 
 def put(doc: Any, path: tuple[Any, ...], value: Any) -> Any:
-    """The document with another value there."""
+    """Return the document with another value at a path."""
     if not path:
         return value
     doc = dict(doc) if isinstance(doc, dict) else list(doc)

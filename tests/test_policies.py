@@ -1,5 +1,5 @@
 """Policies of other packages: the module of docs/policies.md, installed as a package, through World and the command
-line; what is said when it is missing or broken; and orders that are equal to built-in ones under another name.
+line; the errors when it is missing or broken; and copies of built-in policies under other names.
 """
 
 from __future__ import annotations
@@ -347,7 +347,7 @@ def test_the_same_policies_under_other_names_decide_the_same(own_policies: None,
 
 
 def story(seed: int, names: dict[str, str]) -> list[object]:
-    """Random work in two queues and a pool; what is placed and ordered after every step."""
+    """Run random work in two queues and a pool. Returns placements and orders after every step."""
     draw = Random(seed)
     w = World(
         {
@@ -374,5 +374,5 @@ def story(seed: int, names: dict[str, str]) -> list[object]:
             w.return_node("n1")
         w.advance(1)
         seen.append([w.placements(f"j{before}") for before in range(at + 1)])
-        seen.append([each.names for effect in w.effects() if isinstance(effect, ForPool) for each in effect.orders])
+        seen.append([order.names for effect in w.effects() if isinstance(effect, ForPool) for order in effect.orders])
     return seen

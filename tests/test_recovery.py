@@ -1,6 +1,6 @@
-"""What is recovered is what was lost: the journal alone gives the live state back, byte for byte, at every step.
+"""Recovery is exact: the journal alone gives the live state back, byte for byte, at every step.
 
-First small worlds, one for each thing that could be forgotten; then random ones. All of them on a real file.
+First small worlds, one for each part of the state; then random ones. All of them use a real file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CPU = {"cpu": 1}
 
 
 def scene(play: Callable[[World], Steps]) -> Callable[[World], Steps]:
-    """A story of a world; what was recovered is compared wherever it yields."""
+    """Register steps of a world; at each yield the recovered state is compared with the live one."""
     SCENES[play.__name__] = play
     return play
 
@@ -65,14 +65,14 @@ def whole_jobs(w: World) -> Steps:
     w.prioritise(jobs[2], "b")
     w.scale(jobs[1], "a", 2)
     w.cycle()
-    assert [each.job for each in w.lanes()["root.default", "cpu=1 + cpu=2"]] == [jobs[2], jobs[1]]
+    assert [ask.job for ask in w.lanes()["root.default", "cpu=1 + cpu=2"]] == [jobs[2], jobs[1]]
     yield
     w.cycle()
     w.fail_node(w.placements(jobs[0])["b", 1])
     w.cycle()
     yield  # one stage is lost, the others still stop
     w.cycle()
-    assert [each.job for each in w.lanes()["root.default", "cpu=1 + cpu=2"]] == [jobs[2], jobs[1], jobs[0]]
+    assert [ask.job for ask in w.lanes()["root.default", "cpu=1 + cpu=2"]] == [jobs[2], jobs[1], jobs[0]]
     yield
     w.node("n2", cpu=8)
     w.refuse_launches("n2")
@@ -209,7 +209,7 @@ def keys(w: World) -> Steps:
     w.submit(name="k", key="one", stages=stages)
     w.submit(name="k", user="bob", key="one", stages=stages)
     w.cycle()
-    assert all(isinstance(each, Accepted) for each in w.answers())
+    assert all(isinstance(answer, Accepted) for answer in w.answers())
     yield
     w.advance(30)
     assert w.job(job).state == "succeeded"
@@ -299,7 +299,7 @@ def partitions(w: World) -> Steps:
 
 
 def compare(w: World) -> None:
-    """Every way of recovering gives the live state."""
+    """Check that every way of recovering gives the live state."""
     configured, seq = restore_cluster(w.journal)
     assert (configured, seq) == (w.cluster.configured, w.cluster.seq)
     for name, writer in w.cluster.writers.items():
@@ -313,7 +313,7 @@ def compare(w: World) -> None:
 
 
 def compare_from_snapshots(w: World, dice: Random) -> None:
-    """A snapshot at any record, and the log behind it, give the live state too."""
+    """Check that a snapshot at any record, with the log behind it, gives the live state too."""
     for name, writer in w.cluster.writers.items():
         if writer.seq:
             at = dice.randint(1, writer.seq)
@@ -362,8 +362,8 @@ def test_scene_with_restarts(name: str, journal: SqliteJournal) -> None:
         compare(w)
         w.restart()
         compare(w)
-        for each in w.cluster.writers:
-            assert w.dump(each) == before.dump(each)
+        for writer in w.cluster.writers:
+            assert w.dump(writer) == before.dump(writer)
 
 
 @pytest.mark.parametrize("seed", range(4))

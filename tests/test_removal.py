@@ -54,12 +54,12 @@ def at_night() -> World:
 
 
 def is_gone(w: World) -> None:
-    """The agents have stopped everything, the manager knows, and nothing is left in the journal."""
+    """Check that agents stopped everything, that the manager was informed, and that nothing is left in the journal."""
     w.fleets["night"].release_acks("night-1", w.now)
     w.advance(1)
     assert list(w.cluster.writers) == ["day"] and len(w.placements("job-day")) == 1
     assert not list(w.fleets["night"].at_work())
-    assert [each.ask for each in w.rm("k8s", "night").events() if each.what == "released"] == ["x"]
+    assert [event.ask for event in w.rm("k8s", "night").events() if event.what == "released"] == ["x"]
     assert w.journal.streams() == ["cluster", "partition/day"]
 
 
@@ -113,11 +113,11 @@ def test_a_task_that_was_asked_back_has_to_stop_too() -> None:
     w.advance(2)
     w.drain("n")
     w.cycle()
-    assert any(each.cause == "return" for each in w.partition("night").allocations.values())
+    assert any(allocation.cause == "return" for allocation in w.partition("night").allocations.values())
     w.effects()
     w.configure(DAY)
     w.cycle()
-    (message,) = [each for each in w.effects() if getattr(each, "node", "") == "n"]
+    (message,) = [effect for effect in w.effects() if getattr(effect, "node", "") == "n"]
     assert message.stops and "return" not in {stop.cause for stop in message.stops}  # type: ignore[union-attr]
 
 
@@ -139,7 +139,7 @@ def joining(site: Serving) -> Any:
     return connect(url, compression=None, proxy=None)
 
 
-async def hear(connection: ClientConnection, kind: type[Any]) -> Any:
+async def receive(connection: ClientConnection, kind: type[Any]) -> Any:
     async with asyncio.timeout(SECONDS):
         while not isinstance(message := decode_from_server(await connection.recv()), kind):  # type: ignore[arg-type]
             pass
@@ -153,7 +153,7 @@ async def greet(site: Serving, connection: ClientConnection, *running: Tasks) ->
     secret, server = split_token(site.join_token())  # needed for the first connection with this key only
     await prove(connection, "n1", KEY, server, "", secret)  # type: ignore[arg-type]
     await connection.send(encode(wire.Hello("n1", {"cpu": 4, "memory": "8Gi"}, running=running)))
-    return await hear(connection, wire.Welcome)
+    return await receive(connection, wire.Welcome)
 
 
 def write_only(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +178,7 @@ def test_an_agent_of_a_removed_partition_is_told_to_stop(
         async with joining(site) as connection:
             epoch = (await greet(site, connection)).epoch
             await asyncio.to_thread(submit, site.as_owner, partition="night")
-            while not (work := await hear(connection, wire.Work)).launches:
+            while not (work := await receive(connection, wire.Work)).launches:
                 pass
             tasks: Tasks = work.launches[0].tasks
             await connection.send(encode(wire.Reports(1, (wire.Report(tasks, "running"),))))
@@ -187,38 +187,38 @@ def test_an_agent_of_a_removed_partition_is_told_to_stop(
     async def after(site: Serving, tasks: Tasks, epoch: int) -> None:
         async with joining(site) as connection:
             assert (await greet(site, connection, tasks)).epoch > epoch
-            work = await hear(connection, wire.Work)
-            assert work.standing and [each.tasks for each in work.stops] == [tasks]
+            work = await receive(connection, wire.Work)
+            assert work.standing and [stop.tasks for stop in work.stops] == [tasks]
             late = Tasks(tasks.job, tasks.number, tasks.stage, 2, tasks.indices)
             await connection.send(encode(wire.Reports(1, (wire.Report(late, "running"),))))
-            work = await hear(connection, wire.Work)
-            assert work.confirmed == (1,) and [each.tasks for each in work.stops] == [late]
+            work = await receive(connection, wire.Work)
+            assert work.confirmed == (1,) and [stop.tasks for stop in work.stops] == [late]
             await connection.send(encode(wire.Beat(1, (tasks, late))))
-            assert (await hear(connection, wire.Beaten)).number == 1
+            assert (await receive(connection, wire.Beaten)).number == 1
             await connection.send(
                 encode(wire.Reports(2, tuple(wire.Report(each, "stopped") for each in (tasks, late))))
             )
-            refusal = await hear(connection, wire.Refusal)
+            refusal = await receive(connection, wire.Refusal)
             assert "partition night was removed" in refusal.problem and not refusal.final
         async with joining(site) as connection:  # it has nothing to stop any more
             await greet(site, connection)
-            assert isinstance(await hear(connection, wire.Refusal), wire.Refusal)
+            assert isinstance(await receive(connection, wire.Refusal), wire.Refusal)
 
     with serving(tmp_path, BOTH) as site:
-        told = asyncio.run(before(site))
+        found = asyncio.run(before(site))
         if not away:
             assert site.as_owner.delete("/api/v1/partitions/night").status_code == 200
-            asyncio.run(after(site, *told))
+            asyncio.run(after(site, *found))
     if away:
         write_only(tmp_path, monkeypatch)
         with serving(tmp_path) as site:
-            asyncio.run(after(site, *told))
+            asyncio.run(after(site, *found))
             # A new partition of that name takes the agent again.
             assert site.as_owner.put("/api/v1/partitions/night", json={}).status_code == 200
             asyncio.run(before(site))
 
 
-def test_a_manager_that_listens_hears_what_was_released(tmp_path: Path) -> None:
+def test_a_connected_manager_gets_what_was_released(tmp_path: Path) -> None:
     """Its stream ends after that, and it is refused from then on."""
     with serving(tmp_path, BOTH) as site:
         where = {"partition": "night"}

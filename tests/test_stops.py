@@ -1,4 +1,4 @@
-"""What stops a writer, and that nothing is lost or invented by it: full disks, unknown outcomes, fences, faults."""
+"""Causes that stop a writer, without lost or invented changes: full disks, unknown outcomes, fences, faults."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def started(journal: Journal) -> Driver:
 
 
 def is_stopped(writer: Writer, why: str) -> None:
-    """Further turns are refused, with the reason, and alter nothing."""
+    """Check that further turns are refused with the reason, and change nothing."""
     before = dump(writer.state)
     for commands in ([submission("later")], []):
         with pytest.raises(Stopped, match=why):
@@ -160,7 +160,7 @@ def test_an_unknown_outcome(written: bool) -> None:
         driver.cycle([submission("doubtful")])
     assert isinstance(stopped.value.__cause__, UnknownOutcome)
     is_stopped(driver.writer, "not known whether")
-    after = dump(driver.state)  # it is not taken back: nobody knows
+    after = dump(driver.state)  # the cycle is not taken back, because its outcome is unknown
     writer = Writer(journal, PARTITION)
     check_all(writer.state)
     assert journal.last(STREAM) == writer.seq == seq + written
@@ -185,7 +185,7 @@ def test_a_write_that_certainly_failed() -> None:
 
 @pytest.mark.parametrize("how", ["failed", "unknown", "unknown, written"])
 def test_random_commands_over_faults(how: str) -> None:
-    """Whatever a cycle was about to do, taking it back or not, the next writer has what the journal has."""
+    """Whatever a cycle was about to do, taken back or not, the next writer has the state of the journal."""
     journal = MemoryJournal()
     driver = started(journal)
     for _ in range(60):
@@ -243,7 +243,7 @@ def test_another_process_takes_over(tmp_path: Path) -> None:
         assert dump(restore(journal, PARTITION)[0]) == dump(new.state)
 
 
-# -- faults of ours ----------------------------------------------------------------------------------------------
+# -- faults of Fairlead ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("phase", ["intake", "expiry", "match"])
@@ -289,7 +289,7 @@ def test_a_broken_invariant_is_not_written(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 class Interrupted(MemoryJournal):
-    """Somebody presses Ctrl-C during an append, before or after it was done."""
+    """A journal that is interrupted by Ctrl-C during an append, before or after the write."""
 
     when = ""
 
@@ -304,7 +304,7 @@ class Interrupted(MemoryJournal):
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_an_interrupted_write(when: str) -> None:
-    """Nobody knows whether it was written, so the writer must not go on as if it were, or were not."""
+    """It is unknown whether the record was written, so the writer must stop."""
     journal = Interrupted()
     driver = started(journal)
     seq = driver.writer.seq

@@ -1,6 +1,6 @@
-"""A stranger's path: the commands of README.md on the real program, with what they print.
+"""The first steps of a new user: the commands of README.md on the real program, with their output.
 
-python tests/test_stranger.py     writes what they print into README.md
+python tests/test_stranger.py     writes their output into README.md
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PATH: tuple[str | tuple[str, str], ...] = (
 
 
 def walk(folder: Path) -> str:
-    """Go the path, and return what a terminal would show."""
+    """Run the commands, and return what a terminal would show."""
     up = Up(folder)
     shown = ""
     try:
@@ -58,7 +58,7 @@ def walk(folder: Path) -> str:
 
 
 def plain(text: str) -> str:
-    """Without what differs from run to run: times, and the widths that come of them."""
+    """Return the text without what differs between runs: times, and column widths that depend on them."""
     text = re.sub(r"\b\d+(\.\d+)?(s|min|h|d)\b", "TIME", text)
     return re.sub(r" +", " ", text)
 

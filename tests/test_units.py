@@ -1,4 +1,4 @@
-"""The systemd units: systemd understands them, their commands are ours, and they take away what they say."""
+"""The systemd units: systemd accepts them, their commands exist, and they drop the privileges that they should."""
 
 from __future__ import annotations
 

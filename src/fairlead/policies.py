@@ -15,29 +15,32 @@ from fairlead.core.admission import CHECKS, Admission, Check
 from fairlead.core.asks import Needs
 from fairlead.core.model import Ask
 from fairlead.core.policy.fragmentation import Task
-from fairlead.core.policy.order import ORDERS, Order
+from fairlead.core.policy.order import ORDERS, Order, Standing
 from fairlead.core.policy.placement import PLACEMENTS, Devices, Fleet, Key, Node, Placement, Score, tightest
 from fairlead.core.reasons import Reason
 
 __all__ = [
     "Admission",
     "Ask",
+    "Devices",
     "Fleet",
     "Key",
     "Needs",
     "Node",
     "PolicyError",
     "Reason",
+    "Standing",
     "Task",
     "check",
     "load",
     "order",
     "placement",
+    "tightest",
 ]
 
 GROUP = "fairlead.policies"
 
-OrderKey = Callable[[int, int, int, int, bool], Key]
+OrderKey = Callable[[Standing], Key]
 Refuses = Callable[[Admission, Ask, Needs], Reason | None]
 
 
@@ -51,7 +54,7 @@ def placement(
     """Add a placement: the decorated function scores a node for a task, and the node with the lowest score is taken.
 
     `devices` chooses the GPUs. With `drawn`, a random node of the best ones is taken instead of the first. With
-    `weighs`, the usual work is in `Fleet.workload`.
+    `weighs`, the typical workload is in `Fleet.workload`.
     """
 
     def add(score: Score) -> Score:
@@ -66,8 +69,8 @@ def order(
 ) -> Callable[[OrderKey], OrderKey]:
     """Add an order of queues: the decorated function returns the sort key of an ask, and the lowest key goes first.
 
-    Its arguments are kind, priority, running, asked and below_min. `running` is 0 without `by_running`, `below_min` is
-    False without `by_min`. With `longest_first`, a job asks for its longest stages first.
+    Its argument is the ask's `Standing`. There, `running` is 0 without `by_running`, and `below_min` is False without
+    `by_min`. With `longest_first`, a job asks for its longest stages first.
     """
 
     def add(key: OrderKey) -> OrderKey:
@@ -77,14 +80,15 @@ def order(
     return add
 
 
-def check(name: str) -> Callable[[Refuses], Refuses]:
+def check(name: str, *, counts_use: bool = True) -> Callable[[Refuses], Refuses]:
     """Add an admission check: the decorated function returns a reason if tasks of an ask may not start, or None.
 
-    It applies to partitions that name it in their setting `checks`.
+    It applies to partitions that name it in their setting `checks`. With `counts_use=False` its answer does not depend
+    on what runs, and floods of single tasks are booked in batches as without it.
     """
 
     def add(refuses: Refuses) -> Refuses:
-        CHECKS.add(name, Check(refuses))
+        CHECKS.add(name, Check(refuses, counts_use=counts_use))
         return refuses
 
     return add

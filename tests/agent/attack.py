@@ -1,4 +1,4 @@
-"""What a hostile task tries. It runs as a task, with nothing but the standard library, and prints what succeeded.
+"""The attacks of a hostile task. It runs as a task, with the standard library only, and prints successful attacks.
 
 Arguments: the data directory of the server, the node's directory, the process of the other user's task, and processes
 of Fairlead itself.

@@ -28,7 +28,7 @@ from fairlead.core.state import Partition
 from fairlead.engines.agents import Agents
 from fairlead.engines.base import Busy, Closed, Ended
 from fairlead.journal import SqliteJournal
-from fairlead.wire.agent import MOST_BYTES
+from fairlead.wire.agent import MAX_MESSAGE_BYTES
 from fairlead.wire.identity import Exchange, Key, split_token
 from fairlead.writer.inbox import Full, Inbox
 from fairlead.writer.loop import LiveWriter, WriterThread
@@ -37,7 +37,7 @@ from fairlead.writer.writer import Writer
 Result = TypeVar("Result")
 PARTITION = "default"
 JOIN_TOKEN = "join-token"
-SECONDS = 60.0  # no story may take longer; none depends on it
+SECONDS = 60.0  # the longest wait of a test; no result depends on it
 
 
 class Socket:
@@ -112,7 +112,7 @@ class Plant:
             return look(self.partition)
 
     def _dispatch(self, effects: Any) -> None:
-        self.hub.dispatch(PARTITION, [each for each in effects if isinstance(each, ForNode)])
+        self.hub.dispatch(PARTITION, [effect for effect in effects if isinstance(effect, ForNode)])
 
     # -- for tests -----------------------------------------------------------------------------------------------
 
@@ -127,10 +127,10 @@ class Plant:
 
     async def prove(self, channel: Channel, node: str, instance: str = "") -> Exchange:
         """Join as a node with its key, as an agent does."""
-        known = node in self.keys
+        joined = node in self.keys
         secret, server = split_token(self.token)
         key = self.keys.setdefault(node, Key())
-        return await prove(channel, node, key, server, instance, "" if known else secret)
+        return await prove(channel, node, key, server, instance, "" if joined else secret)
 
     async def kill(self, job: str) -> None:
         await self.ask(Kill(job=job, user="ann"))
@@ -139,7 +139,7 @@ class Plant:
         return await self.read(lambda partition: look(partition.jobs[job]))
 
     async def until(self, true: Callable[[Partition], Any], what: str = "") -> None:
-        """Wait for something to be so."""
+        """Wait until a condition on the partition is true."""
         async with asyncio.timeout(SECONDS):
             while not await self.read(true):
                 await asyncio.sleep(0.01)
@@ -151,7 +151,7 @@ class Plant:
         return await self.job(job, lambda each: each.state)
 
     async def ends(self, many: int, state: str = "succeeded") -> list[int]:
-        """The indices of that many tasks that ended so; it is told after it is durable."""
+        """Wait until `many` tasks ended in a state, and return their indices. Ends are seen once they are durable."""
         while len(found := [each.index for each in self.ended if each.state == state]) < many:
             await asyncio.sleep(0.01)
         return sorted(found)
@@ -167,7 +167,7 @@ class Plant:
         async def handle(connection: ServerConnection) -> None:
             await self.hub.serve(PARTITION, Socket(connection))
 
-        async with serve(handle, "127.0.0.1", self._port, compression=None, max_size=MOST_BYTES) as server:
+        async with serve(handle, "127.0.0.1", self._port, compression=None, max_size=MAX_MESSAGE_BYTES) as server:
             self.url = f"http://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}"
             try:
                 yield self
@@ -190,7 +190,7 @@ class Machine:
         self.directory = directory
         self.url = url
         self.options = (
-            options if any(each.startswith(("--user=", "--for=")) for each in options) else (*options, *FOR_ANN)
+            options if any(option.startswith(("--user=", "--for=")) for option in options) else (*options, *FOR_ANN)
         )
         self.process: asyncio.subprocess.Process | None = None
 
@@ -217,27 +217,27 @@ class Machine:
             self.process = None
 
     def spawners(self) -> list[int]:
-        """The processes of the spawners, without their guards and tasks."""
+        """Return the processes of the spawners, without their guards and tasks."""
         found = self._with_guards()
         return [pid for pid, parent in found.items() if parent not in found]
 
     def guards(self) -> list[int]:
-        """Those of the processes below spawners that have closed the sockets: a task that starts just now has not."""
+        """Return the guards: processes below spawners that closed the sockets. A task that is just starting has not."""
         found = self._with_guards()
         return [pid for pid, parent in found.items() if parent in found and not _has_sockets(pid)]
 
     def _with_guards(self) -> dict[int, int]:
         """Spawners and their guards → the parent of each."""
         found = {}
-        for each in psutil.process_iter():
+        for process in psutil.process_iter():
             with suppress(psutil.Error):
-                command = " ".join(each.cmdline())
+                command = " ".join(process.cmdline())
                 if str(self.directory) in command and "fairlead.agent.spawner" in command:
-                    found[each.pid] = each.ppid()
+                    found[process.pid] = process.ppid()
         return found
 
     def kill_spawners(self, which: slice = slice(None), guards: bool = False) -> None:
-        """`guards`: kill these too, and first, so that nothing ends the tasks but the next spawner."""
+        """Kill spawners; with `guards`, kill their guards first, so that only the next spawner ends the tasks."""
         for pid in (self.guards() if guards else []) + sorted(self.spawners())[which]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -254,8 +254,8 @@ def _has_sockets(pid: int) -> bool:
     try:
         files = [os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir()]
     except OSError:
-        return True  # it comes or goes
-    return any(each.startswith("socket:") for each in files)
+        return True  # it is starting or ending
+    return any(file.startswith("socket:") for file in files)
 
 
 @asynccontextmanager

@@ -31,7 +31,7 @@ def stop(pids: list[int], number: int) -> None:
 
 
 async def silence(how: str, one: Machine) -> list[int]:
-    """Make an agent silent; returns what was stopped."""
+    """Make an agent silent. Returns the stopped processes."""
     assert one.process is not None
     if how == "killed":
         spawners = one.spawners()

@@ -1,4 +1,4 @@
-"""The agent's folder on a disk that is full for a while: no task is lost, no process of ours dies of it."""
+"""The agent's folder on a disk that is full for a while: no task is lost, and no process of Fairlead dies."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(disk: Path) -> Path:
-    """Leave no byte free; returns what takes it."""
+    """Leave no byte free. Returns the file that fills the disk."""
     filler = disk / "filler"
     with filler.open("wb", 0) as file:
         for size in (1 << 16, 1):
@@ -47,7 +47,7 @@ def fill(disk: Path) -> Path:
 
 
 def test_a_full_disk_delays_tasks_and_loses_none(tmp_path: Path, disk: Path) -> None:
-    """Tasks that run go on and end; agent and spawners are killed and come back; all of it while the disk is full."""
+    """While the disk is full, running tasks go on and end, and killed agents and spawners come back."""
     go = tmp_path / "go"
     script = f"echo $FAIRLEAD_INDEX >>{tmp_path}/started; while ! [ -e {go} ]; do sleep 0.05; done"
 
@@ -61,14 +61,16 @@ def test_a_full_disk_delays_tasks_and_loses_none(tmp_path: Path, disk: Path) -> 
             started = tmp_path / "started"
             while not started.exists() or len(started.read_text().split()) < 4:
                 await asyncio.sleep(0.01)
-            await plant.until(lambda partition: {each.state for each in partition.allocations.values()} == {"running"})
+            await plant.until(
+                lambda partition: {allocation.state for allocation in partition.allocations.values()} == {"running"}
+            )
             filler = fill(disk)
             later = await plant.submit(["sh", "-c", f"echo $FAIRLEAD_INDEX >>{tmp_path}/later"], count=200, min=1)
             spawners = one.spawners()
             await one.kill()
             await one.start()
             go.touch()
-            assert await plant.over(job) == "succeeded", "the ends were not written down, and are reported all the same"
+            assert await plant.over(job) == "succeeded", "the ends were not written to disk, but they are reported"
             assert one.spawners() == spawners
             assert sorted(started.read_text().split()) == ["0", "1", "2", "3"]
             one.kill_spawners()
@@ -101,7 +103,7 @@ def test_a_spawner_starts_on_a_full_disk(disk: Path) -> None:
 
 
 def test_the_name_of_a_spawner_is_never_empty(disk: Path) -> None:
-    """Processes are ended by it: an empty one would mean all processes of the machine."""
+    """Processes are found by that name to end them: an empty one would match all processes of the machine."""
     directory = prepare(disk / "spawner-0")
     filler = fill(disk)
     with pytest.raises(OSError, match="No space left"):

@@ -1,4 +1,4 @@
-"""The hub, with agents that say just what a test wants."""
+"""The hub, with agents that send exactly what a test wants."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Puppet:
     async def say(self, message: wire.FromAgent) -> None:
         await self.connection.send(encode(message))
 
-    async def hear(self) -> wire.FromServer:
+    async def receive(self) -> wire.FromServer:
         if self._confirmed:
             return self._confirmed.pop(0)
         data = await self.connection.recv()
@@ -46,12 +46,12 @@ class Puppet:
         return message
 
     async def wait_for(self, kind: type[Any]) -> Any:
-        while not isinstance(message := await self.hear(), kind):
+        while not isinstance(message := await self.receive(), kind):
             pass
         return message
 
     async def launched(self) -> wire.Launch:
-        """The first launch that comes."""
+        """Wait for the next launch."""
         while not (work := await self.wait_for(wire.Work)).launches:
             pass
         launch: wire.Launch = work.launches[0]
@@ -86,11 +86,11 @@ def tell(path: Path, story: Callable[[Plant], Coroutine[Any, Any, None]], **sett
 
 def state_of(plant: Plant, job: str) -> Callable[[Any], str]:
     return lambda partition: "".join(
-        {each.state for each in partition.allocations.values() if each.stage.job.id == job}
+        {allocation.state for allocation in partition.allocations.values() if allocation.stage.job.id == job}
     )
 
 
-def test_a_greeting_is_answered_with_what_stands(tmp_path: Path) -> None:
+def test_a_greeting_is_answered_with_the_standing_work(tmp_path: Path) -> None:
     async def story(plant: Plant) -> None:
         job = await plant.submit(["true"])
         async with puppet(plant) as one:
@@ -98,7 +98,7 @@ def test_a_greeting_is_answered_with_what_stands(tmp_path: Path) -> None:
             assert (welcome.epoch, welcome.heartbeat, welcome.lease) == (1, 50_000, 60_000_000)
             launch = await one.launched()
             assert launch.tasks == Tasks(job, 1, "main", 1, (0, 1))
-        async with puppet(plant) as again:  # it was not acknowledged: it stands
+        async with puppet(plant) as again:  # it was not acknowledged, so it is sent again
             work = await again.wait_for(wire.Work)
             assert work.standing
             assert [each.tasks for each in work.launches] == [launch.tasks]
@@ -117,7 +117,7 @@ def test_a_greeting_is_answered_with_what_stands(tmp_path: Path) -> None:
         (wire.this_machine(), "lease", 60_000_000),
     ],
 )
-def test_who_may_be_cut_off_has_a_lease(tmp_path: Path, machine: str, fence: str, lease: int) -> None:
+def test_an_agent_that_can_be_fenced_has_a_lease(tmp_path: Path, machine: str, fence: str, lease: int) -> None:
     async def story(plant: Plant) -> None:
         async with puppet(plant, msgspec.structs.replace(HELLO, machine=machine)) as one:
             assert (await one.wait_for(wire.Welcome)).lease == lease
@@ -125,7 +125,7 @@ def test_who_may_be_cut_off_has_a_lease(tmp_path: Path, machine: str, fence: str
     tell(tmp_path, story, fence=fence)
 
 
-def test_what_an_agent_comes_back_without_is_lost(tmp_path: Path) -> None:
+def test_a_task_that_a_returning_agent_does_not_have_is_lost(tmp_path: Path) -> None:
     async def story(plant: Plant) -> None:
         await plant.submit(["true"], count=2, min=1)
         async with puppet(plant) as one:
@@ -140,7 +140,7 @@ def test_what_an_agent_comes_back_without_is_lost(tmp_path: Path) -> None:
     tell(tmp_path, story, chain=0)
 
 
-def test_what_a_sign_of_life_does_not_list_is_lost(tmp_path: Path) -> None:
+def test_a_task_that_a_heartbeat_does_not_list_is_lost(tmp_path: Path) -> None:
     async def story(plant: Plant) -> None:
         await plant.submit(["true"])
         async with puppet(plant) as one:
@@ -163,12 +163,12 @@ def test_attempts_that_were_given_up_are_stopped_when_their_agent_is_back(tmp_pa
         await plant.ask(MoveNode(name="n1", action="lose", operator=True))
         async with puppet(plant, msgspec.structs.replace(HELLO, running=(launch.tasks,))) as again:
             work = await again.wait_for(wire.Work)
-            assert [each.tasks for each in work.stops] == [launch.tasks]
+            assert [stop.tasks for stop in work.stops] == [launch.tasks]
 
     tell(tmp_path, story)
 
 
-def test_the_silent_are_lost_after_their_lease(tmp_path: Path) -> None:
+def test_silent_nodes_are_lost_after_their_lease(tmp_path: Path) -> None:
     async def story(plant: Plant) -> None:
         await plant.submit(["true"])
         async with puppet(plant) as one:
@@ -177,7 +177,7 @@ def test_the_silent_are_lost_after_their_lease(tmp_path: Path) -> None:
             await plant.until(lambda partition: partition.nodes.state == ["lost"])
             with pytest.raises(ConnectionClosed):
                 while True:
-                    await one.hear()
+                    await one.receive()
 
     tell(tmp_path, story, lease="200ms")
 
@@ -195,7 +195,7 @@ def test_a_lost_node_that_an_operator_expects_again_is_lost_again(tmp_path: Path
     tell(tmp_path, story, lease="200ms")
 
 
-def test_who_never_comes_back_after_a_restart_is_lost_too(tmp_path: Path) -> None:
+def test_a_node_that_does_not_come_back_after_a_restart_is_lost_too(tmp_path: Path) -> None:
     async def story(plant: Plant) -> None:
         async with puppet(plant) as one:
             await one.wait_for(wire.Welcome)
@@ -207,7 +207,7 @@ def test_who_never_comes_back_after_a_restart_is_lost_too(tmp_path: Path) -> Non
     tell(tmp_path, later, lease="200ms", ready_after="100ms")
 
 
-def test_who_is_lost_in_the_turn_in_which_it_joins_joins_again(tmp_path: Path) -> None:
+def test_an_agent_that_is_lost_in_the_turn_in_which_it_joins_joins_again(tmp_path: Path) -> None:
     async def story(plant: Plant) -> None:
         await plant.thread.lock.acquire()
         async with puppet(plant) as one:
@@ -217,7 +217,7 @@ def test_who_is_lost_in_the_turn_in_which_it_joins_joins_again(tmp_path: Path) -
             plant.thread.lock.release()
             with pytest.raises(ConnectionClosed):
                 while True:
-                    await one.hear()
+                    await one.receive()
         async with puppet(plant) as again:
             await again.wait_for(wire.Work)
             job = await plant.submit(["true"])
@@ -226,7 +226,7 @@ def test_who_is_lost_in_the_turn_in_which_it_joins_joins_again(tmp_path: Path) -
     tell(tmp_path, story)
 
 
-def test_nobody_is_told_what_may_never_have_been_written(tmp_path: Path) -> None:
+def test_no_work_of_an_unknown_write_is_sent(tmp_path: Path) -> None:
     """Between a write of unknown outcome and the end of its writer's reign an agent joins."""
 
     async def story(plant: Plant) -> None:
@@ -237,12 +237,12 @@ def test_nobody_is_told_what_may_never_have_been_written(tmp_path: Path) -> None
             while not plant.inbox.waiting:
                 await asyncio.sleep(0.01)
             plant.thread.lock.release()
-            await plant.thread.lock.acquire()  # its turn is over, and it has yet to look
+            await plant.thread.lock.acquire()  # the turn is over, and the hub has yet to read the state
             plant._writer._stop("it is not known whether that was written")
             plant.thread.lock.release()
             with pytest.raises(ConnectionClosed):
                 while True:
-                    assert not isinstance(await one.hear(), wire.Work)
+                    assert not isinstance(await one.receive(), wire.Work)
 
     tell(tmp_path, story)
 
@@ -255,7 +255,7 @@ def test_a_new_connection_takes_the_place_of_the_old_one(tmp_path: Path) -> None
                 await two.wait_for(wire.Welcome)
                 with pytest.raises(ConnectionClosed):
                     while True:
-                        await one.hear()
+                        await one.receive()
                 await two.say(wire.Beat(1, ()))
                 await two.wait_for(wire.Beaten)
                 assert list(plant.hub.connected(PARTITION)) == ["n1"]
@@ -268,7 +268,7 @@ def test_a_copy_of_an_identity_is_refused_until_the_first_is_lost(tmp_path: Path
         async with puppet(plant, instance="one") as first:
             await first.wait_for(wire.Welcome)
             async with puppet(plant, instance="copy") as second:
-                refusal = await second.hear()
+                refusal = await second.receive()
                 assert isinstance(refusal, wire.Refusal)
                 assert "another agent has the identity of node n1" in refusal.problem
             assert any(event == "agent refused" and "identity" in said["problem"] for event, said in plant.log)
@@ -294,7 +294,7 @@ def test_a_copy_is_refused_too_after_a_restart_of_the_server(tmp_path: Path) -> 
     async def later(plant: Plant) -> None:
         plant.keys = keys
         async with puppet(plant, instance="copy") as second:
-            assert isinstance(await second.hear(), wire.Refusal)
+            assert isinstance(await second.receive(), wire.Refusal)
         async with puppet(plant, instance="one") as first:
             await first.wait_for(wire.Welcome)
 
@@ -320,7 +320,7 @@ def test_a_task_of_another_node_is_not_reported(tmp_path: Path) -> None:
 
 
 def test_a_key_is_renewed_over_the_connection(tmp_path: Path) -> None:
-    """The old key counts until the new one has opened a connection, and not after that."""
+    """The old key is valid until the new one has opened a connection."""
 
     async def story(plant: Plant) -> None:
         async with puppet(plant) as one:
@@ -367,7 +367,7 @@ def test_a_credential_that_ends_ends_the_connection(tmp_path: Path, how: str) ->
             )
             with pytest.raises(ConnectionClosed):
                 while True:
-                    await one.hear()
+                    await one.receive()
         async with puppet(plant) as again:
             assert "fairlead token create --role join" in (await again.wait_for(wire.Refusal)).problem
         assert ("agent cut off", {"partition": PARTITION, "node": "n1", "credential": how}) in plant.log
@@ -390,7 +390,7 @@ def test_a_credential_that_expired_by_a_leap_of_the_clock_is_renewed(tmp_path: P
     tell(tmp_path, story)
 
 
-def test_a_fault_in_what_hears_of_ends_makes_the_agent_send_again(tmp_path: Path) -> None:
+def test_a_fault_in_the_handler_of_ends_makes_the_agent_send_again(tmp_path: Path) -> None:
     async def story(plant: Plant) -> None:
         def fail(ended: Any) -> None:
             raise RuntimeError("no room")
@@ -404,7 +404,7 @@ def test_a_fault_in_what_hears_of_ends_makes_the_agent_send_again(tmp_path: Path
             )
             with pytest.raises(ConnectionClosed):
                 while True:
-                    await one.hear()
+                    await one.receive()
         assert await plant.over(job) == "succeeded"
 
     tell(tmp_path, story)
@@ -443,7 +443,9 @@ def test_a_gang_has_a_key_of_its_own_that_a_restart_does_not_change(tmp_path: Pa
                 launches: list[wire.Launch] = []
                 while len(launches) < 2:
                     launches += (await one.wait_for(wire.Work)).launches
-                keys.extend(each.gang.key for each in sorted(launches, key=lambda each: each.tasks.job) if each.gang)
+                keys.extend(
+                    launch.gang.key for launch in sorted(launches, key=lambda each: each.tasks.job) if launch.gang
+                )
 
     asyncio.run(story(True))
     asyncio.run(story(False))
@@ -528,7 +530,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("data", BROKEN.values(), ids=BROKEN)
-def test_who_breaks_the_rules_is_cut_off_and_harms_nobody(tmp_path: Path, data: bytes) -> None:
+def test_an_agent_that_breaks_the_protocol_is_cut_off_and_harms_no_other(tmp_path: Path, data: bytes) -> None:
     async def story(plant: Plant) -> None:
         other = msgspec.structs.replace(HELLO, node="n2")
         async with puppet(plant) as bad, puppet(plant, other) as good:
@@ -537,7 +539,7 @@ def test_who_breaks_the_rules_is_cut_off_and_harms_nobody(tmp_path: Path, data: 
             await bad.connection.send(data)
             with pytest.raises(ConnectionClosed):
                 while True:
-                    await bad.hear()
+                    await bad.receive()
             await good.say(wire.Beat(1, ()))
             await good.wait_for(wire.Beaten)
 

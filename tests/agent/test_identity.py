@@ -57,7 +57,9 @@ def test_the_key_is_for_its_owner_and_outlives_the_token(tmp_path: Path) -> None
 def test_a_copy_of_the_directory_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
     async def story(plant: Plant, one: Machine) -> None:
         job = await plant.submit(["sleep", "1000"])
-        await plant.until(lambda partition: any(each.state == "running" for each in partition.allocations.values()))
+        await plant.until(
+            lambda partition: any(allocation.state == "running" for allocation in partition.allocations.values())
+        )
         # Spawners are of their machine: those of a copy on the same one would take the tasks for their own.
         shutil.copytree(one.directory, tmp_path / "copy" / "agent", ignore=shutil.ignore_patterns("spawner-*"))
         async with machine(tmp_path / "copy" / "agent", plant.url, *OPTIONS) as copy:
@@ -65,7 +67,9 @@ def test_a_copy_of_the_directory_is_refused_and_the_first_goes_on(tmp_path: Path
             while "another agent has the identity of node n1" not in log.read_text():
                 await asyncio.sleep(0.02)
             assert any(event == "agent refused" for event, _ in plant.log)
-        assert await plant.read(lambda partition: [each.attempt for each in partition.allocations.values()]) == [1]
+        assert await plant.read(
+            lambda partition: [allocation.attempt for allocation in partition.allocations.values()]
+        ) == [1]
         await plant.kill(job)
         await plant.over(job)
         assert [event for event, _ in plant.log if event == "agent joined"] == ["agent joined"]

@@ -59,7 +59,7 @@ else:
 
 
 def keeper_that_fails(folder: Path) -> str:
-    """What there is to tell of a keeper that has made a spawner and can have no cgroups for it."""
+    """Run a keeper that started a spawner and gets no cgroups for it. Returns its output."""
     done = subprocess.run(
         [sys.executable, "-c", KEEP, str(folder)], capture_output=True, text=True, timeout=SECONDS, check=False
     )
@@ -160,12 +160,12 @@ def test_a_task_without_gpus_finds_none_of_the_task_before_it(tmp_path: Path) ->
 
 
 class Ended(BaseException):
-    """In the place of an end of the process."""
+    """Raised instead of ending the process."""
 
 
 @pytest.fixture
 def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[socket.socket, AskedLimits]]:
-    """A keeper that is not fast enough."""
+    """A keeper that answers after the timeout."""
 
     def end(code: int) -> None:
         raise Ended(code)
@@ -177,20 +177,20 @@ def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[sock
         yield ours, AskedLimits(its, Groups(tmp_path), guards=True)
 
 
-def test_a_late_answer_is_not_taken_for_that_to_the_next_question(slow: tuple[socket.socket, AskedLimits]) -> None:
+def test_a_late_answer_does_not_count_for_the_next_question(slow: tuple[socket.socket, AskedLimits]) -> None:
     keeper, asked = slow
     room = asked.take(500, 0)
     assert room is not None
     assert not asked.ran_over(room)
     number = keeper.recv(100).split()[1]
     keeper.send(number + b" ok")
-    assert not asked.ran_over(room), "it is that of before"
+    assert not asked.ran_over(room), "it is the answer to the first question"
     keeper.recv(100)
     keeper.send(b"3 ok")
     assert asked.ran_over(room)
 
 
-def test_a_spawner_ends_if_it_does_not_know_where_it_stands(
+def test_a_spawner_ends_if_it_does_not_know_its_cgroup(
     slow: tuple[socket.socket, AskedLimits], capfd: pytest.CaptureFixture[str]
 ) -> None:
     keeper, asked = slow

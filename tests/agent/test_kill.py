@@ -80,7 +80,7 @@ def all_succeeded(job: Job) -> bool:
 
 
 async def story(path: Path, victims: list[str], seed: int, tasks: int, strikes: int, seconds: float) -> None:
-    """A tenth of the tasks are slow. Prints what was seen."""
+    """Run tasks, a tenth of them slow, while victims are killed, and check every task. Prints the counts."""
     counts = {"quick": tasks - tasks // 10, "slow": tasks // 10}
     chance = random.Random(seed)
     scene = Scene(path)
@@ -98,7 +98,7 @@ async def story(path: Path, victims: list[str], seed: int, tasks: int, strikes: 
         ]
         hit = 0
         for at in range(strikes):
-            # By what has started, not by time: a kill that finds nothing at work shows nothing.
+            # Triggered by starts, not by time: a kill while no task runs would test nothing.
             begun = int((at + chance.random()) * tasks / strikes)
             while lines(path, "started") <= min(begun, tasks - 1):
                 await asyncio.sleep(0.01)
@@ -118,7 +118,7 @@ async def story(path: Path, victims: list[str], seed: int, tasks: int, strikes: 
         assert max(started.values()) == 1, started.most_common(3)
         assert {int(each) for each in (path / name / "done").read_text().split()} == set(range(many))
     until = monotonic() + SECONDS
-    while left_over(path):  # a spawner that was just being started hears of no end, and ends by itself
+    while left_over(path):  # a spawner that was just being started gets no message to end, and ends by itself
         assert monotonic() < until, left_over(path)
         await asyncio.sleep(0.1)
     for log in (path / "agent.log", *path.glob("agent/spawner-*/spawner.log")):
@@ -129,23 +129,23 @@ async def story(path: Path, victims: list[str], seed: int, tasks: int, strikes: 
 
 
 def lines(path: Path, name: str) -> int:
-    """The lines that tasks have written by now."""
+    """Return the number of lines that tasks have written by now."""
     files = [path / each / name for each in ("quick", "slow")]
     return sum(file.read_bytes().count(b"\n") for file in files if file.exists())
 
 
 def left_over(path: Path) -> list[str]:
-    """Processes that still have something to do with a folder."""
-    commands = [" ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"])]
+    """Return processes that still use a folder."""
+    commands = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
     return [command for command in commands if str(path) in command]
 
 
 @pytest.mark.parametrize("victims", VICTIMS.values(), ids=VICTIMS)
-def test_none_twice_and_none_lost(tmp_path: Path, victims: list[str]) -> None:
+def test_no_task_runs_twice_and_none_is_lost(tmp_path: Path, victims: list[str]) -> None:
     asyncio.run(story(tmp_path, victims, seed=1, tasks=110, strikes=3, seconds=3 * SECONDS))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(10))
-def test_none_twice_and_none_lost_for_long(tmp_path: Path, seed: int) -> None:
+def test_no_task_runs_twice_and_none_is_lost_for_long(tmp_path: Path, seed: int) -> None:
     asyncio.run(story(tmp_path, VICTIMS["any"], seed, tasks=3000, strikes=60, seconds=15 * SECONDS))

@@ -21,13 +21,13 @@ from tests.agent.test_kill import TASK
 from tests.live import Up
 
 PARTS = {"server": "fairlead up", "agent": "agent --join", "spawner": "fairlead.agent.spawner"}
-COMBINATIONS = [each for many in (1, 2, 3) for each in combinations(PARTS, many)]
+COMBINATIONS = [combination for many in (1, 2, 3) for combination in combinations(PARTS, many)]
 
 
 def processes(up: Up, part: str) -> list[int]:
     if part == "server":
         return [up.process.pid]
-    words = [(each.pid, " ".join(each.info["cmdline"] or ())) for each in psutil.process_iter(["cmdline"])]
+    words = [(process.pid, " ".join(process.info["cmdline"] or ())) for process in psutil.process_iter(["cmdline"])]
     return [pid for pid, command in words if PARTS[part] in command and str(up.folder) in command]
 
 

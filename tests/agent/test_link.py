@@ -13,23 +13,23 @@ from fairlead.agent.spawner.frames import Unpacker, pack
 
 
 def test_nothing_is_sent_before_the_spawner_has_said_what_it_knows(tmp_path: Path) -> None:
-    """It would take a launch that its first message cannot name, and the agent would call that task not started."""
+    """Its first message would not name a launch that was sent earlier, and the agent would report it as not started."""
     directory = prepare(tmp_path / "spawner-0")
     got: list[Any] = []
 
     async def story() -> None:
-        connected, told = asyncio.Event(), asyncio.Event()
+        connected, received = asyncio.Event(), asyncio.Event()
         link: Link
 
-        def heard(what: str, *rest: Any) -> None:
+        def on_message(what: str, *rest: Any) -> None:
             link.send(("lease",))
-            told.set()
+            received.set()
 
         async def spawner(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             connected.set()
             await asyncio.sleep(0.1)  # what the agent sends meanwhile is there
             writer.write(pack(("state", [], "")))
-            await told.wait()
+            await received.wait()
             unpacker = Unpacker()
             while not any(frame == ("lease",) for frame in got):
                 got.extend(unpacker.feed(await reader.read(1 << 16)))
@@ -38,13 +38,13 @@ def test_nothing_is_sent_before_the_spawner_has_said_what_it_knows(tmp_path: Pat
         async def start() -> str:
             return ""
 
-        link = Link(directory, start, heard, lambda problem, gone: None)
+        link = Link(directory, start, on_message, lambda problem, gone: None)
         async with asyncio.timeout(30), await asyncio.start_unix_server(spawner, directory / "socket"):
             keeping = asyncio.create_task(link.keep())
             await connected.wait()
             await asyncio.sleep(0)
             link.send(("launch", [], {}))
-            await told.wait()
+            await received.wait()
             while ("lease",) not in got:
                 await asyncio.sleep(0.01)
             keeping.cancel()
@@ -54,7 +54,7 @@ def test_nothing_is_sent_before_the_spawner_has_said_what_it_knows(tmp_path: Pat
     assert got == [("lease",)]
 
 
-def test_a_spawner_that_accepts_nobody_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_spawner_that_accepts_no_connection_is_not_waited_for(tmp_path: Path) -> None:
     """The agent has one loop for all spawners."""
 
     def wait_no_longer(number: int, frame: Any) -> None:

@@ -1,4 +1,4 @@
-"""What an agent finds on a machine."""
+"""Detection of a machine's resources by an agent."""
 
 from __future__ import annotations
 

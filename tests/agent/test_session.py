@@ -20,7 +20,7 @@ from fairlead.agent.task_table import TaskTable
 from fairlead.wire import agent as wire
 from fairlead.wire.agent import Hello, LogRequest, NewKey, Tasks, Welcome, decode_from_agent, encode
 from fairlead.wire.identity import Key, join_token
-from tests.agent.test_book import AROUND, launch
+from tests.agent.test_task_table import AROUND, launch
 
 HELLO = Hello("n1", {"cpu": 1})
 WELCOME = Welcome(3, 20_000, 1_000_000, 100_000)
@@ -49,13 +49,13 @@ class Line:
 class Talk:
     def __init__(self) -> None:
         self.line = Line()
-        self.book = TaskTable(AROUND, 1)
+        self.table = TaskTable(AROUND, 1)
         self.leases: list[tuple[float, float]] = []
         self.epochs: list[int] = []
         self.has_new_key = False
         self.session = Session(
             self.line,
-            self.book,
+            self.table,
             lambda user: "/nowhere",
             lambda ask, end, length, lock: self.leases.append((ask, end)),
             lambda: None,
@@ -102,7 +102,7 @@ def test_a_lease_counts_from_when_the_server_was_asked() -> None:
     tell(story)
 
 
-def test_an_order_that_is_read_when_the_lease_is_over_is_not_taken() -> None:
+def test_work_that_is_read_after_the_lease_is_over_is_not_started() -> None:
     async def story(talk: Talk) -> None:
         talk.line.say(Welcome(3, 10_000_000, 50_000, 10_000))
         running = asyncio.create_task(talk.run())
@@ -112,13 +112,13 @@ def test_an_order_that_is_read_when_the_lease_is_over_is_not_taken() -> None:
         talk.line.say(wire.Work(3, (wire.Spec(("true",)),), (wire.Launch(Tasks("j", 1, "s", 1, (0, 1)), 0),)))
         with pytest.raises(ConnectionError, match="the lease was over"):
             await running
-        assert len(talk.book) == 0
+        assert len(talk.table) == 0
 
     tell(story)
 
 
 def test_a_new_agent_leaves_the_lease_as_its_spawners_know_it() -> None:
-    told: list[Any] = []
+    sent: list[Any] = []
 
     class Outside:
         server = "nowhere"
@@ -127,7 +127,7 @@ def test_a_new_agent_leaves_the_lease_as_its_spawners_know_it() -> None:
             return self
 
         def send(self, *frames: Any) -> bool:
-            told.extend(frames)
+            sent.extend(frames)
             return True
 
         def wake(self) -> None:
@@ -138,11 +138,11 @@ def test_a_new_agent_leaves_the_lease_as_its_spawners_know_it() -> None:
         outside: Any = Outside()
         joining = Joining(TaskTable(AROUND, 1), outside, outside, Epoch(0, lambda epoch: None, "", log), log)
         joining.begin()
-        joining.hear(0, "state", [], "", "none")
-        assert joining.all_found.is_set() and not told
+        joining.on_message(0, "state", [], "", "none")
+        assert joining.all_found.is_set() and not sent
         joining._lease(1.0, 2.0, 3.0, "")
-        joining.hear(0, "state", [], "", "none")  # another spawner in its place
-        assert told == [("lease", 1.0, 2.0, 3.0, "")] * 2
+        joining.on_message(0, "state", [], "", "none")  # a new spawner in its place
+        assert sent == [("lease", 1.0, 2.0, 3.0, "")] * 2
 
     asyncio.run(story())
 
@@ -159,7 +159,7 @@ def test_without_a_fence_there_is_no_lease() -> None:
     tell(story)
 
 
-def test_a_server_that_answers_no_sign_of_life_is_left() -> None:
+def test_an_agent_leaves_a_server_that_answers_no_heartbeat() -> None:
     async def story(talk: Talk) -> None:
         talk.line.say(WELCOME)
         with pytest.raises(ConnectionError, match="answered none of 3"):
@@ -236,10 +236,10 @@ def test_a_log_has_its_place() -> None:
     assert log_path("/logs", LogRequest(1, 1234, "main", 5, 2, "err")) == Path("/logs/12.0/1234.main.5.2.err")
 
 
-def test_tasks_known_are_listed_in_signs_of_life() -> None:
+def test_known_tasks_are_listed_in_heartbeats() -> None:
     async def story(talk: Talk) -> None:
-        talk.book.handle(launch(0, 2))
-        talk.book.hear([(1, "main", 1, 0)], [])
+        talk.table.handle(launch(0, 2))
+        talk.table.record([(1, "main", 1, 0)], [])
         talk.line.say(WELCOME)
         running = asyncio.create_task(talk.run())
         while not isinstance(message := await talk.line.to_server.get(), wire.Beat):
@@ -281,8 +281,8 @@ def test_a_log_that_its_task_replaced_is_not_followed(tmp_path: Path, trick: str
     assert data == [bytes(PART)] * 3 if trick == "huge file" else data == [b""]
 
 
-def test_a_reader_that_is_pushed_out_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "MOST_LOGS", 3)
+def test_a_log_reader_that_is_replaced_is_informed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "MAX_LOGS", 3)
     monkeypatch.setattr(TaskTable, "is_over", lambda *task: False)
 
     async def story(talk: Talk) -> None:

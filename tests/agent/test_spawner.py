@@ -1,4 +1,4 @@
-"""A spawner alone: a real process, spoken to as an agent does."""
+"""A spawner alone: a real process, with the messages that an agent sends."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Spawner:
         self.socket: socket.socket = found
         self.socket.settimeout(SECONDS)
         self._unpacker = Unpacker()
-        self._hear()
+        self._receive()
 
     def send(self, *frame: Any) -> None:
         self.socket.sendall(pack(frame))
@@ -76,9 +76,9 @@ class Spawner:
 
     def until(self, true: Callable[[], Any]) -> None:
         while not true():
-            self._hear()
+            self._receive()
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         data = self.socket.recv(1 << 18)
         assert data, "the spawner ended"
         for message in self._unpacker.feed(data):
@@ -110,13 +110,13 @@ def spawner(tmp_path: Path) -> Iterator[Spawner]:
     again.process.wait()
 
 
-def test_so_many_of_a_chain_run_at_a_time(spawner: Spawner, tmp_path: Path) -> None:
+def test_a_chain_runs_one_task_per_room_at_a_time(spawner: Spawner, tmp_path: Path) -> None:
     own = f"{tmp_path}/$FAIRLEAD_INDEX"
     script = f"mkdir {own}; ls -d {tmp_path}/[0-9]* | wc -l; sleep 0.02; rmdir {own}"
     keys = spawner.launch(script, count=20, chain=7, rooms=3)
     spawner.until(lambda: len(spawner.ended) == 20)
     seen = [int(spawner.log(key).read_text()) for key in keys]
-    assert max(seen) == 3, "as many as there are rooms, and never more"
+    assert max(seen) == 3, "one task per room, and never more"
     assert all(result[:2] == ("exit", 0) for result in spawner.ended.values())
 
 
@@ -145,7 +145,7 @@ def test_a_task_confirmed_twice_in_one_message_is_forgotten_once(spawner: Spawne
 
 
 def test_a_killed_spawner_leaves_nothing_running(spawner: Spawner, tmp_path: Path) -> None:
-    """The next one ends what is left before it speaks: in another session, without the mark, and an ordinary one."""
+    """The next spawner ends leftover tasks before its first message: ordinary, in another session, and without mark."""
     script = f"""
         case $FAIRLEAD_INDEX in
         0) setsid sleep 1000 & echo $! >{tmp_path}/pid0; wait;;
@@ -175,7 +175,7 @@ def test_a_killed_spawner_leaves_nothing_running(spawner: Spawner, tmp_path: Pat
 def guard_of(spawner: Spawner) -> int:
     """The process that has the same command: it was forked."""
     one = psutil.Process(spawner.process.pid)
-    (guard,) = [each.pid for each in one.children() if each.cmdline() == one.cmdline()]
+    (guard,) = [child.pid for child in one.children() if child.cmdline() == one.cmdline()]
     return guard
 
 
@@ -243,7 +243,7 @@ def test_a_stopped_spawner_that_proc_hides_is_ended_after_its_lease(monkeypatch:
             while monotonic() < began + 2 * guard.SILENT:
                 lease.beat(monotonic())
                 sleep(0.1)
-            assert process.poll() is None, "it was heard"
+            assert process.poll() is None, "it got the message"
             assert process.wait(SECONDS) == -signal.SIGKILL
             assert monotonic() >= lease.seen + guard.SILENT
         finally:
@@ -264,7 +264,7 @@ def test_a_task_that_proc_hides_is_stopped(tmp_path: Path, monkeypatch: pytest.M
     tasks.launch([(("job1", 1, "main", 1), spec, [0], 0, False, None)], {})
     tasks.start(1)
     (task,) = tasks.by_key.values()
-    sleep(0.2)  # the shell has come to its command
+    sleep(0.2)  # the shell has started its command
     try:
         tasks.stop([(task.key, 0.5)])
         until = monotonic() + 5.0
@@ -300,7 +300,7 @@ def test_a_guard_that_was_killed_is_replaced(spawner: Spawner) -> None:
         assert monotonic() < until
         sleep(0.01)
     assert guard_of(spawner) != before
-    sleep(1.2)  # orphans are looked for, and it is none
+    sleep(1.2)  # the search for orphans has run, and this is none
     assert alive(guard_of(spawner))
     assert key not in spawner.ended
 
@@ -369,7 +369,7 @@ def test_what_has_not_started_is_returned_and_the_rest_goes_on(spawner: Spawner,
     "loop", ["(while :; do :; done) & echo $! >{file}", "(setsid sh -c 'echo $$ >{file}; while :; do :; done' &)"]
 )
 def test_a_task_that_goes_on_is_limited_with_its_children(spawner: Spawner, tmp_path: Path, loop: str) -> None:
-    """Where cgroups can be had. The second one's child has left the task's session, and its parent is gone."""
+    """Needs cgroups. In the second case the child has left the task's session, and its parent is gone."""
     script = f"""
         {loop.format(file=tmp_path / "pid")}
         while :; do :; done
@@ -399,14 +399,14 @@ def test_tasks_cost_the_spawner_no_descriptors(spawner: Spawner) -> None:
     before = descriptors(spawner)
     keys = spawner.launch("sleep 1000", count=20, cpu=500)
     spawner.until(lambda: len(spawner.started) == 20)
-    sleep(0.3)  # by now they are in cgroups, where some can be had
+    sleep(0.3)  # by now they are in cgroups, if these are available
     assert descriptors(spawner) <= before + 2
     spawner.send("stop", [(key, 0.0) for key in keys])
     spawner.until(lambda: len(spawner.ended) == 20)
 
 
 def test_a_spawner_without_descriptors_goes_on_when_it_has_some(spawner: Spawner) -> None:
-    """Meanwhile it can neither accept an agent nor look for processes, and takes no task to be gone for that."""
+    """Without descriptors it can neither accept an agent nor list processes, and does not report tasks as gone."""
     pid = spawner.process.pid
     first, second = (spawner.launch("sleep 1000 & sleep 1000", number=number)[0] for number in (1, 2))
     spawner.until(lambda: len(spawner.started) == 2)
@@ -528,7 +528,7 @@ def test_what_was_refused_is_not_started_later(spawner: Spawner, tmp_path: Path)
     while not ran.exists() or not ran.read_text():
         sleep(0.01)
     pid = spawner.process.pid
-    before = resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))  # it can write nothing down
+    before = resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))  # it cannot write its ledger
     _, second = spawner.launch(script, count=2)
     spawner.until(lambda: second in spawner.ended)
     assert spawner.ended[second][0] == "refused"
@@ -566,7 +566,7 @@ def test_a_task_is_written_down_before_it_can_start(tmp_path: Path) -> None:
 def test_processes_that_were_noted_before_the_machine_started_are_not_looked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their numbers belong to others by now, which the clock may not show."""
+    """Their numbers may belong to other processes by now, which the clock may not show."""
     path = str(tmp_path / "ledger")
     key = (1, "main", 1, 0)
     first = Ledger(open_files(path))

@@ -133,7 +133,7 @@ def test_a_killed_job_leaves_no_process(tmp_path: Path) -> None:
             await plant.kill(job)
             assert await plant.over(job) == "killed"
             pids = list(map(int, file.read_text().split()))
-            while any(map(psutil.pid_exists, pids)):  # killed, and gone once the kernel has seen to it
+            while any(map(psutil.pid_exists, pids)):  # killed, and gone once the kernel has removed them
                 await asyncio.sleep(0.01)
 
     tell(story)
@@ -166,7 +166,7 @@ def test_a_task_over_its_memory_is_ended(tmp_path: Path) -> None:
     tell(story)
 
 
-def test_a_gang_knows_itself(tmp_path: Path) -> None:
+def test_members_of_a_gang_get_their_ranks_and_addresses(tmp_path: Path) -> None:
     names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT FAIRLEAD_PEERS NODE_RANK".split()
     script = f"import os, json; print(json.dumps([os.environ[name] for name in {names}]))"
 
@@ -197,7 +197,9 @@ def test_a_log_is_followed_while_it_grows(tmp_path: Path) -> None:
         # An agent reconnects if its heartbeats are not answered in time, which ends requests in progress.
         async with plant_with_agent(tmp_path, heartbeat="10s") as (plant, _):
             job = await plant.submit(["sh", "-c", f"echo one; while ! [ -e {go} ]; do sleep 0.01; done; echo two"])
-            await plant.until(lambda partition: [each.state for each in partition.allocations.values()] == ["running"])
+            await plant.until(
+                lambda partition: [allocation.state for allocation in partition.allocations.values()] == ["running"]
+            )
             number = await plant.job(job, lambda each: each.number)
             text = b""
             async for part in plant.hub.log(PARTITION, "n1", LogRequest(0, number, "main", 0, 1, follow=True)):
@@ -216,7 +218,7 @@ def test_an_attempt_that_was_refused_is_not_started_later(tmp_path: Path) -> Non
         async with plant_with_agent(tmp_path) as (plant, one):
             await plant.until(lambda partition: partition.nodes.rows)
             spawners = one.spawners()
-            for pid in spawners:  # they can write nothing down, and so take nothing
+            for pid in spawners:  # they cannot write their ledgers, so they accept no task
                 resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
             job = await plant.submit(["sh", "-c", f"echo $FAIRLEAD_ATTEMPT >> {ran}"])
             await plant.until(lambda partition: partition.nodes.avoided)
@@ -239,13 +241,15 @@ def test_a_spawner_that_could_not_be_started_is_started_later(tmp_path: Path) ->
         async with plant_with_agent(tmp_path) as (plant, one):
             waits = ["sh", "-c", f"while ! [ -e {go} ]; do sleep 0.01; done"]
             job = await plant.submit(waits)
-            await plant.until(lambda partition: [each.state for each in partition.allocations.values()] == ["running"])
+            await plant.until(
+                lambda partition: [allocation.state for allocation in partition.allocations.values()] == ["running"]
+            )
             assert one.process is not None
             before = resource.prlimit(one.process.pid, resource.RLIMIT_NOFILE)
             resource.prlimit(one.process.pid, resource.RLIMIT_NOFILE, (1, before[1]))
             one.kill_spawners()
             log = tmp_path / "agent.log"
-            while log.read_text().count("no spawner could be started") < 2:  # both of them are missed
+            while log.read_text().count("no spawner could be started") < 2:  # both of them are missing
                 await asyncio.sleep(0.01)
             later = await plant.submit(["true"])
             await plant.until(lambda partition: partition.nodes.avoided)
@@ -308,10 +312,14 @@ def test_a_node_that_is_removed_while_its_agent_is_there_joins_again(tmp_path: P
             await plant.until(lambda partition: partition.nodes.find("n1") is not None)
             before = await plant.read(lambda partition: partition.nodes.find("n1"))
             job = await plant.submit(["sleep", "1000"])
-            await plant.until(lambda partition: [each.state for each in partition.allocations.values()] == ["running"])
+            await plant.until(
+                lambda partition: [allocation.state for allocation in partition.allocations.values()] == ["running"]
+            )
             await plant.ask(RemoveNode(name="n1", operator=True))
             await plant.until(lambda partition: partition.nodes.find("n1") not in (None, before))
-            await plant.until(lambda partition: [each.state for each in partition.allocations.values()] == ["running"])
+            await plant.until(
+                lambda partition: [allocation.state for allocation in partition.allocations.values()] == ["running"]
+            )
             await plant.kill(job)
             assert await plant.over(job) == "killed"
 

@@ -125,11 +125,11 @@ async def cannot_lead_its_log_elsewhere(plant: Plant, one: Machine, two: People)
     await run(plant, "bob", f"rm {users}/bob/logs/0.0; mkdir {users}/bob/logs/0.0")
 
 
-async def is_told_why_it_may_not_run(plant: Plant, one: Machine, two: People) -> None:
+async def is_refused_with_a_reason(plant: Plant, one: Machine, two: People) -> None:
     for user, why in (
         ("eve", "uid 0, and this node allows"),
         ("fred", "this node allows"),
-        ("gus", "this node has no system user nobody-has-this-name"),
+        ("gus", "this node has no system user no-such-user"),
         ("zoe", "this node has no system user zoe"),
         ("ada", "this node allows"),
     ):
@@ -165,9 +165,9 @@ async def has_no_spawner_when_idle(plant: Plant, one: Machine, two: People) -> N
 
 
 def test_a_user_on_a_node(two: People, tmp_path: Path) -> None:
-    """Stories of users on one node, one after the other: it takes longer to start a node than to tell one."""
+    """Several scenarios on one node, one after the other, because starting a node takes long."""
     with two.map_file.open("a") as file:
-        file.write(f"eve=root\nfred=daemon\ngus=nobody-has-this-name\nada={two.agent}\n")
+        file.write(f"eve=root\nfred=daemon\ngus=no-such-user\nada={two.agent}\n")
 
     async def story() -> None:
         async with node(two, tmp_path) as (plant, one):
@@ -177,7 +177,7 @@ def test_a_user_on_a_node(two: People, tmp_path: Path) -> None:
                 has_limits,
                 is_ended_when_it_takes_too_much_memory,
                 cannot_lead_its_log_elsewhere,
-                is_told_why_it_may_not_run,
+                is_refused_with_a_reason,
                 ends_with_its_spawner_and_not_with_the_agent,
                 has_no_spawner_when_idle,
             ):
@@ -218,7 +218,7 @@ def test_no_attack_on_another_user_succeeds(two: People, tmp_path: Path) -> None
 
 
 def test_the_attack_finds_what_is_open(two: People, tmp_path: Path) -> None:
-    """The same attack by ann's own user on ann's task: its means work."""
+    """The same attack by ann's own user on ann's task succeeds, so the attacks work."""
     script = two.folder / "attack.py"
     script.write_text((Path(__file__).parent / "attack.py").read_text())
     script.chmod(0o644)
@@ -250,7 +250,7 @@ def test_a_user_that_stops_its_own_spawner_does_not_keep_the_node_from_joining(t
             await plant.until(lambda partition: process_of(two.names["ann"], "sleep"))
             first = process_of(two.names["ann"], "sleep")
             (spawner, *_) = relatives(first)
-            guard = [each.pid for each in psutil.Process(spawner).children() if each.pid != first]
+            guard = [child.pid for child in psutil.Process(spawner).children() if child.pid != first]
             await one.kill()
             for pid in (*guard, spawner):
                 os.kill(pid, signal.SIGSTOP)
@@ -347,7 +347,7 @@ def test_users_do_not_share_keys_of_the_kernel() -> None:
     assert (done.stdout, done.stderr) == ("0 1\n", "")
 
 
-# -- what tests look at --------------------------------------------------------------------------------------------
+# -- helpers -------------------------------------------------------------------------------------------------------
 
 
 class Server(NamedTuple):
@@ -377,10 +377,10 @@ def processes_of(name: str) -> list[psutil.Process]:
     """The processes of a system user that was made for this test."""
     uid = pwd.getpwnam(name).pw_uid
     found = []
-    for each in psutil.process_iter():
+    for process in psutil.process_iter():
         with suppress(psutil.Error):
-            if each.uids().real == uid:
-                found.append(each)
+            if process.uids().real == uid:
+                found.append(process)
     return found
 
 
@@ -401,4 +401,4 @@ def relatives(pid: int) -> list[int]:
 
 
 def helpers(agent: int) -> list[int]:
-    return [each.pid for each in psutil.Process(agent).children()]
+    return [child.pid for child in psutil.Process(agent).children()]

@@ -1,6 +1,6 @@
 """A real server for tests: the control plane and the API on a free port, in a thread with a loop of its own.
 
-Nodes are told of, and their tasks' ends are reported, by commands, so that each test decides what happens when.
+Nodes are added and ends of tasks are reported by commands, so that each test decides what happens when.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from fairlead.views.metrics.observer import Metrics
 from fairlead.wire.api import Role
 
 Result = TypeVar("Result")
-SECONDS = 30  # no story may take longer; none depends on it
+SECONDS = 30  # the longest wait of a test; no result depends on it
 
 
 class Orders(Agents):
-    """The hub, which also keeps what it is told."""
+    """The hub, which also records its messages."""
 
     def __init__(self, identities: Identities) -> None:
         super().__init__(identities, lambda event, fields: self.log_lines.append((event, fields)))
@@ -59,7 +59,7 @@ class Orders(Agents):
 
 
 class Serving:
-    """A server at work. `as_owner` asks it as an administrator."""
+    """A running server. `as_owner` is a client with the role of an administrator."""
 
     def __init__(
         self,
@@ -102,14 +102,14 @@ class Serving:
         return self.client(self.token(role, user, groups))
 
     def do(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Something in the server's loop."""
+        """Run a coroutine in the server's loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(SECONDS)
 
     def tell(self, command: AnyCommand, partition: str = "") -> Any:
-        async def told() -> Any:
-            return await self.control.ask(self.control.find(partition), command)
+        async def execute() -> Any:
+            return await self.control.execute(self.control.find(partition), command)
 
-        return self.do(told())
+        return self.do(execute())
 
     def node(self, name: str, cpu: int = 4, partition: str = "", **more: Any) -> None:
         _, spec = parse_node({"name": name, "resources": {"cpu": cpu, "memory": "8Gi"}, **more})
@@ -186,7 +186,7 @@ class Serving:
 
 @contextmanager
 def serving(folder: Path, *args: Any, **kwargs: Any) -> Iterator[Serving]:
-    """A server that is closed in the end, and that must not have had a fault."""
+    """A server that is closed at the end, and must not have had a fault."""
     found = Serving(folder, *args, **kwargs)
     try:
         yield found

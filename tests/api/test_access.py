@@ -1,4 +1,4 @@
-"""Who is let in, and what each role may do: every route is tried without a token, with a wrong one and in each role."""
+"""Access control: every route is tried without a token, with a wrong one and in each role."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROLES = {
     "operator": "moveNode removeNode revokeNode moveQueue bringToFront resetLane releaseHold markReady config "
     "validateConfig shares setShares managers registerManager updateManager managerEvents movePool scalePool",
     "admin": "applyConfig setPartition removePartition tokens createToken revokeToken",
-    "anybody": "healthz readyz",
+    "public": "healthz readyz",
 }
 LEAST = {operation: role for role, operations in ROLES.items() for operation in operations.split()}
 ACTIONS = {"nodes": "drain", "queues": "stop", "pools": "pause", "": ""}
@@ -32,7 +32,7 @@ RANKS = ("join", "user", "operator", "admin")
 
 
 def operations(site: Serving) -> list[tuple[str, str, str]]:
-    """Operation, method and path, with something in the place of parameters."""
+    """Return operation, method and path of each route, with values for its parameters."""
     paths = site.as_owner.get("/api/v1/openapi.json").json()["paths"]
     return [
         (
@@ -59,7 +59,7 @@ def test_every_operation_has_a_least_role(site: Serving) -> None:
 def test_no_route_without_a_token(tmp_path: Path) -> None:
     with serving(tmp_path, bounds=Bounds(failures_burst=10_000)) as site:
         for operation, method, path in operations(site):
-            wanted = 200 if LEAST[operation] == "anybody" else 401
+            wanted = 200 if LEAST[operation] == "public" else 401
             for client in (site.client(), site.client("fl_wrong"), site.client(site.owner[:-1])):
                 assert ask(client, method, path) == wanted, (operation, path)
     assert {"/healthz", "/readyz", "/api/v1/openapi.json"} == OPEN_PATHS
@@ -71,7 +71,7 @@ def test_every_route_in_each_role(site: Serving, role: Any) -> None:
     for operation, method, path in operations(site):
         status = ask(client, method, path)
         least = LEAST[operation]
-        allowed = least == "anybody" or RANKS.index(role) >= RANKS.index(least)
+        allowed = least == "public" or RANKS.index(role) >= RANKS.index(least)
         assert (status == 403) != allowed, (operation, path, status)
         assert status < 500
 
@@ -80,7 +80,7 @@ def test_users_see_and_touch_only_their_own(site: Serving) -> None:
     site.node("n1", cpu=1)
     ann, bob = site.as_user("ann"), site.as_user("bob")
     hers, other = submit(ann, {"id": "hers", **JOB}), submit(ann, {"id": "other", **JOB})
-    assert [each["id"] for each in ann.get("/api/v1/jobs").json()["jobs"]] == [other, hers]
+    assert [job["id"] for job in ann.get("/api/v1/jobs").json()["jobs"]] == [other, hers]
     assert bob.get("/api/v1/jobs").json()["jobs"] == []
     assert bob.get("/api/v1/jobs", params={"user": "ann"}).json()["jobs"] == []
     for method, path, body in (
@@ -98,7 +98,7 @@ def test_users_see_and_touch_only_their_own(site: Serving) -> None:
             method, path.replace(hers, "none"), json=body and {**body, **({"job": "none"} if "job" in body else {})}
         )
         assert (there.status_code, nowhere.status_code) == (404, 404), path
-        # That a job exists must not show in the words either.
+        # The message must not show that a job exists either.
         assert there.text.replace(hers, "none") == nowhere.text
     lanes = bob.get("/api/v1/lanes").json()["lanes"]
     assert [(lane["tasks"], lane["first"]) for lane in lanes] == [(1, [])]
@@ -193,7 +193,7 @@ def test_a_token_expires(tmp_path: Path) -> None:
 
 
 def test_guards_are_asked_in_the_loop() -> None:
-    """A guard that is no coroutine would be asked in a thread, which costs every request more than its answer."""
+    """A guard that is no coroutine would run in a thread, which costs every request more than its answer."""
     assert all(map(inspect.iscoroutinefunction, (USERS, OPERATORS, ADMINS)))
 
 
@@ -208,7 +208,7 @@ def test_a_job_that_may_not_be_seen_cannot_be_waited_for(tmp_path: Path) -> None
         for name in (hers, failed, "none", "1"):
             answer = bob.post("/api/v1/jobs", json={"queue": "root.ml", "after": [name], **JOB})
             said.add((answer.status_code, answer.text.replace(name, "none")))
-        # That a job exists, and how it ended, shows neither in the code nor in the words.
+        # Neither the code nor the message shows that a job exists, or how it ended.
         assert len(said) == 1
         for client in (ann, carl, site.as_owner):
             assert client.post("/api/v1/jobs", json={"queue": "root.ops", "after": [hers], **JOB}).status_code == 201

@@ -1,4 +1,4 @@
-"""The WebSocket of agents: which nodes are let in, and what becomes of frames that no agent would send; TLS."""
+"""The WebSocket of agents: which nodes may join, frames that no agent would send, and TLS."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fairlead.api import server as serving_program
 from fairlead.api.connections import Connections
 from fairlead.engines import agents as hub
 from fairlead.wire.agent import (
-    FIRST_BYTES,
+    MAX_FIRST_MESSAGE_BYTES,
     PATH,
     VERSION,
     Beat,
@@ -60,8 +60,8 @@ def hello(node: str, **more: Any) -> bytes:
     return encode(Hello(node, {"cpu": 4, "memory": "8Gi"}, **more))
 
 
-async def hear(connection: ClientConnection, kind: type[Any]) -> Any:
-    """The next message of a kind."""
+async def receive(connection: ClientConnection, kind: type[Any]) -> Any:
+    """Return the next message of a kind."""
     async with asyncio.timeout(SECONDS):
         while not isinstance(message := decode_from_server(await connection.recv()), kind):  # type: ignore[arg-type]
             assert not isinstance(message, Refusal), message.problem
@@ -71,7 +71,7 @@ async def hear(connection: ClientConnection, kind: type[Any]) -> Any:
 async def greet(
     connection: ClientConnection, node: str, token: str, key: Key | None = None, instance: str = "", **more: Any
 ) -> Any:
-    """Prove to be a node, greet, and return what is answered to that."""
+    """Prove to be a node, greet, and return the answer."""
     secret, server = split_token(token)
     try:
         await prove(connection, node, key or Key(), server, instance, secret)  # type: ignore[arg-type]
@@ -88,7 +88,7 @@ def test_an_agent_joins_and_gets_work(site: Serving) -> None:
         async with joining(site) as connection:
             assert isinstance(await greet(connection, "a1", site.join_token()), Welcome)
             name = await asyncio.to_thread(submit, site.as_owner)
-            while not (message := await hear(connection, Work)).launches:
+            while not (message := await receive(connection, Work)).launches:
                 pass
             assert message.launches[0].tasks.job == name
 
@@ -122,7 +122,7 @@ def test_a_figure_out_of_bounds_is_refused(site: Serving, figure: int) -> None:
         async with joining(site) as connection:
             assert isinstance(await greet(connection, "a1", site.join_token()), Welcome)
             name = await asyncio.to_thread(submit, site.as_owner)
-            while not (message := await hear(connection, Work)).launches:
+            while not (message := await receive(connection, Work)).launches:
                 pass
             tasks = message.launches[0].tasks
             assert tasks.job == name
@@ -200,20 +200,20 @@ def test_a_name_that_is_taken_needs_a_token_for_it(site: Serving) -> None:
     async def story() -> None:
         await admitted(site, "a1", site.join_token(), Key(), instance="old")
         assert "has joined with another key" in await refused(site, "a1", site.join_token(), Key())
-        # The machine was set up anew: its key is replaced, and the old one does not count any more.
+        # The machine was set up again: its key is replaced, and the old one is not valid any more.
         old, new = Key(), Key()
         async with joining(site) as connection:
             assert isinstance(await greet(connection, "a2", site.join_token(), old, "old"), Welcome)
             problem = await refused(site, "a2", site.join_token("a2"), new, instance="new")
             assert "another agent has the identity of node a2" in problem  # until that one is lost
             with pytest.raises(AssertionError, match="was revoked"):
-                await hear(connection, Confirmed)
+                await receive(connection, Confirmed)
 
     asyncio.run(story())
 
 
 def test_a_proof_is_of_this_connection_and_this_node(site: Serving) -> None:
-    """A signature that was seen elsewhere opens nothing."""
+    """A signature from another connection is refused."""
 
     async def story() -> None:
         key, token = Key(), site.join_token(uses=9)
@@ -222,18 +222,18 @@ def test_a_proof_is_of_this_connection_and_this_node(site: Serving) -> None:
         async with joining(site) as first, joining(site) as second:
             exchange = await prove(first, "a1", key, server)  # type: ignore[arg-type]
             await second.send(encode(Knock(VERSION, "a1", exchange.agent_nonce)))
-            await hear(second, Challenge)
+            await receive(second, Challenge)
             signature = key.sign(exchange.for_node(key.public, ""))
             await second.send(encode(Proof(key.public, signature, "")))
             with pytest.raises(AssertionError, match="was not signed with this key"):
-                await hear(second, Welcome)
+                await receive(second, Welcome)
         async with joining(site) as third:
             await third.send(encode(Knock(VERSION, "a1", bytes(32))))
-            challenge = await hear(third, Challenge)
+            challenge = await receive(third, Challenge)
             forged = Exchange(server, challenge.partition, "a2", bytes(32), challenge.nonce)
             await third.send(encode(Proof(key.public, key.sign(forged.for_node(key.public, "")), "")))
             with pytest.raises(AssertionError, match="was not signed with this key"):
-                await hear(third, Welcome)
+                await receive(third, Welcome)
 
     asyncio.run(story())
 
@@ -255,7 +255,7 @@ def test_a_revoked_node_is_cut_off_and_stays_out(site: Serving) -> None:
             gone = await asyncio.to_thread(site.as_owner.delete, "/api/v1/nodes/a1/credential")
             assert gone.status_code == 200
             with pytest.raises(AssertionError, match="the credential of node a1 was revoked"):
-                await hear(connection, Confirmed)
+                await receive(connection, Confirmed)
             with pytest.raises(ConnectionClosed):
                 await asyncio.wait_for(connection.recv(), SECONDS)
         assert (await asyncio.to_thread(site.as_owner.get, "/api/v1/nodes/a1")).json()["credential"] == "revoked"
@@ -294,13 +294,13 @@ def test_messages_are_small_before_the_proof(site: Serving) -> None:
     async def story() -> None:
         async with joining(site) as connection:
             with pytest.raises(ConnectionClosed) as closed:
-                await connection.send(bytes(FIRST_BYTES + 1))
+                await connection.send(bytes(MAX_FIRST_MESSAGE_BYTES + 1))
                 await asyncio.wait_for(connection.recv(), SECONDS)
             assert closed.value.rcvd is not None and closed.value.rcvd.code == 1009  # too big
         async with joining(site) as connection:
             assert isinstance(await greet(connection, "a1", site.join_token(), labels={"x": "y" * 1000}), Welcome)
             await connection.send(encode(Beat(1, tuple(Tasks("j" * 60, 1, "s", 1, (0, 1)) for _ in range(1_000)))))
-            await hear(connection, Beaten)
+            await receive(connection, Beaten)
 
     asyncio.run(story())
 
@@ -338,7 +338,7 @@ def test_frames_that_no_agent_sends(site: Serving, frame: bytes | str) -> None:
         async with joining(site) as connection:
             await prove(connection, "a9", key, server, "", secret)  # type: ignore[arg-type]
             await end_of(connection)
-        # After a good greeting they are no better.
+        # After a good greeting they are refused too.
         async with joining(site) as connection:
             assert isinstance(await greet(connection, "a9", token, key), Welcome)
             await end_of(connection)
@@ -347,11 +347,11 @@ def test_frames_that_no_agent_sends(site: Serving, frame: bytes | str) -> None:
     assert site.client().get("/healthz").is_success
 
 
-# -- pings that nobody wants answered ----------------------------------------------------------------------------
+# -- pings without a reader for the answers ----------------------------------------------------------------------
 
 
 def upgraded(site: Serving) -> socket.socket:
-    """A WebSocket of which nothing is read but the first answer."""
+    """A WebSocket of which only the first answer is read."""
     link = socket.socket()
     link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     link.settimeout(SECONDS)
@@ -452,7 +452,7 @@ def test_over_tls(tmp_path: Path, certificate: tuple[Path, Path]) -> None:
 def test_connections_without_a_handshake_keep_no_others_out(
     loop: Callable[[], asyncio.AbstractEventLoop], certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They count from the moment at which they are accepted, however long a handshake may take."""
+    """Connections count from the moment they are accepted, however long the handshake takes."""
     monkeypatch.setattr(listening, "HANDSHAKE_SECONDS", 3_600.0)
     cert, key = certificate
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

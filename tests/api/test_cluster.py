@@ -139,7 +139,7 @@ def test_shares(site: Serving) -> None:
         "rebalance_after": "90s",
     }
     done = site.as_owner.put("/api/v1/shares", json=wanted)
-    assert {each["key"] for each in done.json()["differences"]} == {
+    assert {difference["key"] for difference in done.json()["differences"]} == {
         "default.queues.root.ml.share",
         "default.requestors",
         "default.rebalance_threshold",
@@ -207,7 +207,7 @@ def test_secrets_have_bounds(site: Serving) -> None:
 
 @pytest.mark.parametrize("role", ["user", "operator", "admin"])
 def test_a_job_in_the_name_of_another_user_gets_no_secrets(site: Serving, role: Role) -> None:
-    """Its command could print them."""
+    """The job's command could print them."""
     ann, other = site.as_user("ann"), site.as_user("olga", role)
     assert ann.put("/api/v1/secrets/db", json={"value": "hidden-value"}).status_code == 200
     for name in ("db", "none"):  # the answer does not say which secrets ann has
@@ -226,7 +226,7 @@ def test_partitions_come_and_go(site: Serving) -> None:
     site.node("n1")
     kept = submit(site.as_owner)
     assert site.as_owner.put("/api/v1/partitions/night", json={"queues": {"root": {"q": {}}}}).status_code == 200
-    assert [each["name"] for each in get(site, "partitions")["partitions"]] == ["default", "night"]
+    assert [partition["name"] for partition in get(site, "partitions")["partitions"]] == ["default", "night"]
     site.node("x1", partition="night")
     name = submit(site.as_owner, partition="night")
     assert get(site, f"jobs/{name}", partition="night")["state"] == "running"
@@ -234,7 +234,7 @@ def test_partitions_come_and_go(site: Serving) -> None:
     assert site.as_owner.get("/api/v1/jobs", params={"partition": "nigth"}).status_code == 404
     gone = site.as_owner.delete("/api/v1/partitions/night")
     assert gone.status_code == 200, gone.text
-    assert [each["name"] for each in get(site, "partitions")["partitions"]] == ["default"]
+    assert [partition["name"] for partition in get(site, "partitions")["partitions"]] == ["default"]
     assert any(message.stops for message in site.orders.messages if message.node == "x1")
     assert site.as_owner.delete("/api/v1/partitions/night").status_code == 404
     assert site.as_owner.delete("/api/v1/partitions/default").status_code == 409
@@ -254,11 +254,11 @@ def test_a_restart_waits_for_its_nodes(tmp_path: Path) -> None:
         assert site.as_owner.post("/api/v1/partitions/default/ready").json() == {"note": ""}
         assert site.client().get("/readyz").status_code == 200
         assert get(site, "jobs/second")["state"] == "running"
-        assert ("first", "main", 1) in site.orders.launches  # told again, for the agent may not have heard
+        assert ("first", "main", 1) in site.orders.launches  # sent again, because the agent may not have received it
 
 
 class Failing(SqliteJournal):
-    """Fails once, when told to."""
+    """A journal that fails once, when `fail` is set."""
 
     fail = False
 

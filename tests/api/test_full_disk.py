@@ -1,4 +1,4 @@
-"""A real server whose disk is full for a while: it says so, loses nothing it answered, and goes on by itself."""
+"""A real server on a disk that is full for a while: it reports that, loses no acknowledged work, and recovers."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def until(server: Server, path: str, status: int) -> None:
         time.sleep(0.05)
 
 
-def test_a_full_disk_is_told_and_passes(disk: Path) -> None:
+def test_a_full_disk_is_reported_and_passes(disk: Path) -> None:
     server = Server(disk / "data")
     try:
         taken = []
@@ -84,7 +84,7 @@ def test_a_full_disk_is_told_and_passes(disk: Path) -> None:
 
         assert submit() == 201
         until(server, "/readyz", 200)
-        for _ in range(2):  # more than once: what recovers once must not have used itself up
+        for _ in range(2):  # twice, because recovery must work more than once
             fill(disk / "filler")
             # The log of the journal has some room of its own; large jobs use that up first.
             large = {"name": "x", "labels": {f"l{at}": "x" * 60 for at in range(60)}}
@@ -112,7 +112,7 @@ def test_a_full_disk_is_told_and_passes(disk: Path) -> None:
         assert server.close() == 0
         assert "log lines lost" in (disk / "data" / "server.log").read_text()
         server = Server(disk / "data")
-        found = {each["id"] for each in server.client.get("/api/v1/jobs", params={"limit": 1000}).json()["jobs"]}
+        found = {job["id"] for job in server.client.get("/api/v1/jobs", params={"limit": 1000}).json()["jobs"]}
         assert found >= set(taken[-1000:])
     finally:
         server.close()

@@ -1,4 +1,4 @@
-"""What ended is found again: over HTTP, after the state forgot it, and after a crash before it was written."""
+"""The history of ended jobs: over HTTP, after the state forgot them, and after a crash before it was written."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_logs_that_are_not_there(site: Serving) -> None:
         (ended, {"after": 1}, 404),
         (ended, {"after": 1, "follow": True}, 404),
         (ended, {"attempt": 1, "after": 1}, 422),
-        (ended, {}, 409),  # nobody is connected for that node
+        (ended, {}, 409),  # no agent is connected for that node
     ):
         answer = site.as_owner.get(f"/api/v1/jobs/{name}/log", params=params)
         assert answer.status_code == status, (name, params, answer.text)
@@ -139,7 +139,7 @@ def test_rows_of_a_story(tmp_path: Path) -> None:
     assert len(rows(History(tmp_path / "history"), 1)) == len(found)
 
 
-def test_what_a_crash_kept_from_being_written_is_made_up_for(tmp_path: Path) -> None:
+def test_rows_that_a_crash_kept_from_being_written_are_added_later(tmp_path: Path) -> None:
     w = World()
     story(w)
     history = History(tmp_path / "history")

@@ -1,4 +1,4 @@
-"""Hostile callers: too large, too slow, too many, malformed. Nobody is let in and nothing breaks."""
+"""Hostile requests: too large, too slow, too many, malformed. None succeeds and nothing breaks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def raw(site: Serving) -> socket.socket:
 
 
 def said(connection: socket.socket) -> bytes:
-    """All that comes until the other end closes."""
+    """Return all data until the other end closes."""
     found = b""
     try:
         while part := connection.recv(65536):
@@ -53,7 +53,7 @@ def test_too_large(tmp_path: Path) -> None:
             for _ in range(100):
                 yield b"x" * 100
 
-        # Nobody said how much would come.
+        # A body without a Content-Length.
         answer = site.as_owner.post("/api/v1/jobs", content=pieces())
         assert (answer.status_code, answer.json()["code"]) == (413, "too large")
         lying = raw(site)
@@ -75,7 +75,7 @@ def test_too_slow_a_head(site: Serving, monkeypatch: pytest.MonkeyPatch) -> None
     silent, slow = raw(site), raw(site)
     slow.sendall(b"GET /healthz HTTP/1.1\r\nHost:")
     assert said(silent) == said(slow) == b""
-    # A connection that is kept for the next request has all the time that a first one has.
+    # A connection that is kept open has the same time limit for its next request.
     kept = raw(site)
     for _ in range(2):
         kept.sendall(head(site, "GET /healthz HTTP/1.1"))
@@ -189,7 +189,7 @@ def test_methods_that_are_not_there(site: Serving) -> None:
     assert alive(site)
 
 
-def test_callers_who_leave_before_the_answer(site: Serving) -> None:
+def test_callers_that_leave_before_the_answer(site: Serving) -> None:
     body = b'{"stages":[{"command":["true"],"resources":{"cpu":1}}]}'
     for _ in range(20):
         leaving = raw(site)
@@ -199,11 +199,11 @@ def test_callers_who_leave_before_the_answer(site: Serving) -> None:
     assert 1 <= len(site.as_owner.get("/api/v1/jobs").json()["jobs"]) <= 21
 
 
-# -- connections that are kept for nothing -----------------------------------------------------------------------
+# -- connections that are kept open without need -----------------------------------------------------------------
 
 
 def answered(connection: socket.socket) -> bytes:
-    """One answer of which the connection goes on."""
+    """Return one answer on a connection that stays open."""
     found = b""
     while not found.endswith(b"}"):
         part = connection.recv(65536)
@@ -265,7 +265,7 @@ def test_an_answer_that_a_stranger_does_not_read(site: Serving, monkeypatch: pyt
 
 
 def lazy_reader(site: Serving) -> socket.socket:
-    """A user's connection with a large answer, of which nothing is read."""
+    """A user's connection with a large answer that is not read."""
     ann = site.token("user", "ann")
     with site.client(ann) as client:
         for _ in range(16):
@@ -312,7 +312,7 @@ def test_an_answer_of_which_something_leaves_goes_on(site: Serving, monkeypatch:
     left = [(5, 9), (5, 8), (4, 9), (3, 9)]
     monkeypatch.setattr(jobs, "PAGE_BYTES", 2**30)
     monkeypatch.setattr(listening, "STUCK_SECONDS", 0.05)
-    # It is looked at once more for each time that the kernel takes a part meanwhile.
+    # The check is repeated each time the kernel takes a part of the answer.
     monkeypatch.setattr(listening, "unsent", lambda transport: left.pop(0) if len(left) > 1 else left[0])
     with lazy_reader(site):
         until_gone(site)
@@ -349,7 +349,7 @@ def open_silent(site: Serving, many: int) -> list[socket.socket]:
     return [raw(site) for _ in range(many)]
 
 
-def test_strangers_keep_nobody_out(tmp_path: Path) -> None:
+def test_strangers_keep_no_user_out(tmp_path: Path) -> None:
     with serving(tmp_path, bounds=Bounds(connections=40)) as site:
         assert site.connections.shares == Shares(most=40, address=5, strangers=10, user=10, users=35)
         with site.as_user("ann") as ann:
@@ -370,7 +370,7 @@ def test_users_leave_places_for_agents_and_operators(tmp_path: Path) -> None:
     with serving(tmp_path, bounds=Bounds(connections=40)) as site:
 
         def keep(secret: str, many: int) -> list[bytes]:
-            """The first lines of answers on connections that stay open if they may."""
+            """Open connections with a token and return the first lines of their answers."""
             lines = []
             for _ in range(many):
                 kept = raw(site)
@@ -387,7 +387,7 @@ def test_users_leave_places_for_agents_and_operators(tmp_path: Path) -> None:
         assert all(b" 200 " in line for line in keep(site.token("user", "bob"), 10))
         found = keep(site.token("user", "carl"), 10) + keep(site.token("user", "dora"), 10)
         assert sum(b" 200 " in line for line in found) == 15
-        # Users have all their places. Others still get theirs, and users who are there go on.
+        # The places of users are full. Operators still get theirs, and connected users go on.
         assert all(b" 200 " in line for line in keep(site.token("operator", "eve"), 5))
         connections[0].sendall(head(site, "GET /healthz HTTP/1.1"))
         assert b" 200 " in answered(connections[0])
@@ -395,8 +395,8 @@ def test_users_leave_places_for_agents_and_operators(tmp_path: Path) -> None:
         deadline = time.monotonic() + SECONDS
         while b" 200 " not in keep(site.token("user", "bob2"), 1)[0]:
             assert time.monotonic() < deadline
-        for each in connections:
-            each.close()
+        for connection in connections:
+            connection.close()
 
 
 def test_connections_are_counted_by_machine() -> None:

@@ -1,4 +1,4 @@
-"""Jobs over HTTP: what is submitted is found, scaled, killed and waited for, and what is wrong is said."""
+"""Jobs over HTTP: submit, find, scale, kill and wait for jobs; refusals name the field and the remedy."""
 
 from __future__ import annotations
 
@@ -159,13 +159,13 @@ def test_priority(site: Serving) -> None:
 def test_explain(site: Serving) -> None:
     site.node("n1", cpu=2)
     name = submit(site.as_owner, {"stages": [{"name": "w", "count": 2, "resources": {"cpu": 2}}]})
-    told = site.as_owner.get(f"/api/v1/jobs/{name}/explain").json()
-    assert told["waiting"][0]["code"] == "never fits"
+    answer = site.as_owner.get(f"/api/v1/jobs/{name}/explain").json()
+    assert answer["waiting"][0]["code"] == "never fits"
     site.node("n2", cpu=2)
     big = submit(site.as_owner, {"stages": [{"name": "w", "resources": {"cpu": 2}}]})
-    told = site.as_owner.get(f"/api/v1/jobs/{big}/explain").json()["waiting"][0]
-    assert (told["code"], told["position"], told["stage"]) == ("no room", 0, "w")
-    assert told["reason"] == "room for 0 of 1 (nodes: 2 missing cpu)"
+    waiting = site.as_owner.get(f"/api/v1/jobs/{big}/explain").json()["waiting"][0]
+    assert (waiting["code"], waiting["position"], waiting["stage"]) == ("no room", 0, "w")
+    assert waiting["reason"] == "room for 0 of 1 (nodes: 2 missing cpu)"
 
 
 def test_waiting_for_the_end(site: Serving) -> None:

@@ -1,4 +1,4 @@
-"""The server's log file: its size is bounded, and a full disk costs lines, never the server."""
+"""The server's log file: its size is bounded, and a full disk loses lines but does not stop the server."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_lines_of_many_threads_stay_whole(tmp_path: Path) -> None:
     threads = [threading.Thread(target=lambda: [log.write("x" * 99 + "\n") for _ in range(200)]) for _ in range(4)]
     for each in threads:
         each.start()
-    for each in threads:
-        each.join()
+    for thread in threads:
+        thread.join()
     log.close()
     assert {line for path in tmp_path.iterdir() for line in lines(path)} == {"x" * 99}

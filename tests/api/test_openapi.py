@@ -1,4 +1,4 @@
-"""The description of the API says what the server does: forms have the keys that are read, examples are taken."""
+"""The OpenAPI description matches the server: schemas have the keys that are read, and the examples work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pools over HTTP: what is said of them, to whom, and steering."""
+"""Pools over HTTP: what each role sees of them, and scaling, pausing and resuming."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_steering(tmp_path: Path) -> None:
         assert site.as_owner.post("/api/v1/pools/own/scale", json={"nodes": 1}).status_code == 409
 
 
-def test_who_it_is_for_is_for_those_who_may_know(tmp_path: Path) -> None:
+def test_the_jobs_of_an_order_are_shown_only_to_users_that_may_see_them(tmp_path: Path) -> None:
     with serving(tmp_path, CONFIG) as site:
         get(site, "pools")
         ann, bob = site.as_user("ann"), site.as_user("bob")

@@ -1,4 +1,4 @@
-"""Quotas: what one user may have queued and under way, and that others do not wait for it."""
+"""Quotas: bounds on what one user has queued and in progress, so that other users do not wait for it."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def test_jobs_that_are_not_over(tmp_path: Path) -> None:
         )
         batch = ann.post("/api/v1/jobs/batch", json={"jobs": [JOB] * 2}).json()["items"]
         assert [item["problem"]["status"] for item in batch] == [409, 409]
-        assert status(bob)[0] == 201  # each user for itself
-        assert status(site.as_owner, user="ann")[0] == 201  # operators have no bound
+        assert status(bob)[0] == 201  # each user has its own quota
+        assert status(site.as_owner, user="ann")[0] == 201  # operators have no quota
         assert ann.post(f"/api/v1/jobs/{first}/kill").status_code == 200
         assert status(ann)[0] == 409  # the operator's counts for ann
         site.node("n1")
-        submit(site.as_owner)  # by its answer the others were sent to the node
+        submit(site.as_owner)  # when it is answered, the others were sent to the node
         site.report("2", "running")
         site.report("2", "succeeded", exit_code=0)
         assert status(ann)[0] == 201
@@ -98,7 +98,7 @@ def test_a_page_of_large_jobs_has_a_bounded_size(site: Serving) -> None:
         answer = ann.get("/api/v1/jobs", params={"cursor": cursor})
         assert len(answer.content) < 8 * 2**20
         page = answer.json()
-        found += [each["id"] for each in page["jobs"]]
+        found += [job["id"] for job in page["jobs"]]
         cursor, pages = page["next"], pages + 1
         if not cursor:
             break
@@ -138,7 +138,7 @@ def test_bodies_under_way_are_bounded_by_user(tmp_path: Path) -> None:
 
 
 def test_a_flood_of_one_user_does_not_hold_up_another(site: Serving) -> None:
-    """Between a command of another user and its answer there is a bounded number of the flood's commands."""
+    """Only a bounded number of the flood's commands run between another user's command and its answer."""
     ann, bob = site.as_user("ann"), site.as_user("bob")
     before = submit(bob)
 

@@ -1,4 +1,4 @@
-"""A token that is revoked or expires ends what is being read with it; a revocation is durable, or says it is not."""
+"""A token that is revoked or expires ends its open streams; a revocation is durable, or the answer says it is not."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from fairlead.wire.agent import (
 )
 from fairlead.wire.identity import Key, split_token
 from tests.api.serving import SECONDS, Serving, serving, submit
-from tests.api.test_agents import greet, hear, joining
+from tests.api.test_agents import greet, joining, receive
 
 WATCH = "/api/v1/watch"
 
 
 def ended_after(answer: httpx.Response, act: Callable[[], Any]) -> tuple[bytes, float]:
-    """What a stream that has begun says until its end, and how long that takes after an act."""
+    """Return the rest of an open stream after an act, and the seconds until its end."""
     pieces = answer.iter_raw()
     said = next(pieces)
     act()
@@ -60,9 +60,9 @@ def test_a_revoked_token_ends_what_is_watched_with_it(site: Serving) -> None:
         with ann.stream("GET", WATCH) as answer:
             said, seconds = ended_after(answer, lambda: site.as_owner.delete(f"/api/v1/tokens/{token.id}"))
         assert said.endswith(b'event: end\ndata: {"note":"the token was revoked or has expired"}\n\n')
-        assert seconds < 5  # at once; the next sign of life would come after 15 s
+        assert seconds < 5  # at once; the next heartbeat would come after 15 s
         assert ann.get("/api/v1/whoami").status_code == 401
-        assert next(other.iter_raw())  # another's goes on
+        assert next(other.iter_raw())  # the stream of another user goes on
     assert token.id not in site.site.streams
 
 
@@ -78,10 +78,10 @@ def test_a_revoked_token_ends_a_log_that_is_followed(site: Serving) -> None:
         async with joining(site) as connection:
             assert isinstance(await greet(connection, "a1", site.join_token()), Welcome)
             joined.set()
-            while not (work := await hear(connection, Work)).launches:
+            while not (work := await receive(connection, Work)).launches:
                 pass
             await connection.send(encode(Reports(1, (Report(work.launches[0].tasks, "running"),))))
-            asked = await hear(connection, LogRequest)
+            asked = await receive(connection, LogRequest)
             await connection.send(encode(LogPart(asked.request, 0, b"hello\n")))
             await asyncio.Event().wait()
 
@@ -106,25 +106,25 @@ def test_a_revoked_token_ends_a_log_that_is_followed(site: Serving) -> None:
     asyncio.run(story())
 
 
-def test_those_who_wait_for_a_silent_log_are_counted_and_may_leave(tmp_path: Path) -> None:
+def test_readers_of_a_silent_log_are_counted_and_may_leave(tmp_path: Path) -> None:
     async def story(site: Serving) -> None:
         async with joining(site) as connection:
             assert isinstance(await greet(connection, "a1", site.join_token()), Welcome)
             job = await asyncio.to_thread(submit, site.as_owner)
-            while not (work := await hear(connection, Work)).launches:
+            while not (work := await receive(connection, Work)).launches:
                 pass
             await connection.send(encode(Reports(1, (Report(work.launches[0].tasks, "running"),))))
             path = f"/api/v1/jobs/{job}/log?follow=true"
             asked = f"GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {site.owner}\r\n\r\n".encode()
-            await hear(connection, Confirmed)
+            await receive(connection, Confirmed)
             waiting = [await asyncio.open_connection("127.0.0.1", site.port) for _ in range(2)]
             for _, writer in waiting:
                 writer.write(asked)
-            requests = {(await hear(connection, LogRequest)).request for _ in waiting}
+            requests = {(await receive(connection, LogRequest)).request for _ in waiting}
             assert (await asyncio.to_thread(site.as_owner.get, path)).status_code == 429
             for _, writer in waiting:
                 writer.close()
-            assert {(await hear(connection, LogCancel)).request for _ in waiting} == requests
+            assert {(await receive(connection, LogCancel)).request for _ in waiting} == requests
             assert not site.site.streams
 
     with serving(tmp_path, bounds=Bounds(streams=2)) as site:
@@ -135,7 +135,7 @@ def test_those_who_wait_for_a_silent_log_are_counted_and_may_leave(tmp_path: Pat
 
 
 class HeldLock:
-    """A lock before which other threads than the first one are held until they are let on."""
+    """A lock that only the first thread gets at once; others wait until the test releases them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -240,7 +240,7 @@ def test_a_revocation_on_a_full_disk_holds_and_is_not_answered_as_done(disk: Dis
         secret, token = site.tokens.create("user", "ann")
         paths = {f"/api/v1/tokens/{token.id}": f"token {token.id}", "/api/v1/nodes/a1/credential": "node a1"}
         disk.fill()
-        for _ in range(2):  # asked again it is no other
+        for _ in range(2):  # the same answer when it is asked again
             for path, what in paths.items():
                 answer = site.as_owner.delete(path)
                 assert answer.status_code == 507
@@ -249,7 +249,7 @@ def test_a_revocation_on_a_full_disk_holds_and_is_not_answered_as_done(disk: Dis
             assert ann.get("/api/v1/whoami").status_code == 401
         assert site.as_owner.get("/api/v1/nodes/a1").json()["credential"] == "revoked"
         after = Tokens(disk.folder / "tokens")
-        assert after.find(secret) is not None  # a restart would know it again, as the answer said
+        assert after.find(secret) is not None  # a restart would accept the token again, as the answer said
         disk.clear()
         for path in paths:
             assert site.as_owner.delete(path).status_code == 200

@@ -1,4 +1,4 @@
-"""schemathesis against the description of the API: whatever is sent, the server keeps to what the description says."""
+"""schemathesis against the OpenAPI description: whatever is sent, the server answers as described."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from fairlead.api.middleware import Bounds
 from fairlead.api.tokens import ROLES
 from tests.api.serving import JOB, Serving, serving, submit
 
-# What the description allows can still contradict the state, such as a queue that there is not.
+# A request that the description allows can still contradict the state, such as an unknown queue.
 LEFT_OUT = "positive_data_acceptance"
 ENDLESS = "watch|events"
 
 
 def schemathesis(folder: Path, site: Serving, secret: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """Send requests made from the description, all but those of endless streams."""
+    """Send requests made from the description, except those of endless streams."""
     description = folder / "openapi.json"
     description.write_text(json.dumps(site.as_owner.get("/api/v1/openapi.json").json()))
     return subprocess.run(

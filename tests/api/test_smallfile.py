@@ -32,8 +32,8 @@ def in_parallel(work: Callable[[int], None]) -> list[BaseException]:
     threads = [threading.Thread(target=guarded, args=(number,)) for number in range(WRITERS)]
     for each in threads:
         each.start()
-    for each in threads:
-        each.join()
+    for thread in threads:
+        thread.join()
     return faults
 
 

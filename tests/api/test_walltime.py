@@ -1,4 +1,4 @@
-"""Clocks that leap by years: the server's time goes on, and nothing expires for it."""
+"""Clocks that leap by years: the server's time goes on, and nothing expires because of a leap."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_clock_goes_on_over_leaps_and_restarts(tmp_path: Path) -> None:
     assert start() == 1_000 * HOUR
     clocks.go_on(HOUR)
     clocks.wall += YEARS
-    assert start() == 1_001 * HOUR  # the leap was none
+    assert start() == 1_001 * HOUR  # the leap is ignored
     assert len(notes) == 1 and "leapt by 87600 hours" in notes[0]
     clocks.wall -= 2 * YEARS
     assert start() == 1_001 * HOUR
@@ -62,7 +62,7 @@ def test_a_clock_does_not_follow_the_wall() -> None:
 
 
 def test_nothing_expires_when_the_clock_leaps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A control plane begins anew, as after a full disk, while the clock is wrong."""
+    """A control plane restarts, as after a full disk, while the clock is wrong."""
     failing = False
 
     class Failing(SqliteJournal):

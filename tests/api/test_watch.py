@@ -1,4 +1,4 @@
-"""Watching and resource managers: streams that are taken up again where they were cut."""
+"""Watching and resource managers: streams that resume where they were cut."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ News = tuple[str, str, dict[str, Any]]
 
 @contextmanager
 def watching(client: httpx.Client, path: str = "watch", last: str = "", **params: Any) -> Iterator[Iterator[News]]:
-    """Events as (id, kind, data)."""
+    """Watch a path; events are (id, kind, data)."""
     headers = {"Last-Event-ID": last} if last else {}
     with client.stream("GET", f"/api/v1/{path}", params=params, headers=headers) as answer:
         assert answer.status_code == 200, answer.read()
@@ -86,7 +86,7 @@ def test_only_one_job(site: Serving) -> None:
         assert next(events)[2]["job"] == "b"
 
 
-def test_users_hear_of_their_own_jobs(site: Serving) -> None:
+def test_users_get_events_of_their_own_jobs(site: Serving) -> None:
     ann, bob = site.as_user("ann"), site.as_user("bob")
     with watching(ann) as events:
         submit(bob, {"id": "his", **JOB})
@@ -96,13 +96,13 @@ def test_users_hear_of_their_own_jobs(site: Serving) -> None:
     assert "his" not in {data["job"] for _, _, data in found}
 
 
-def test_who_missed_too_much_is_told(tmp_path: Path) -> None:
+def test_a_watcher_that_missed_too_much_gets_a_reset(tmp_path: Path) -> None:
     with serving(tmp_path) as site, watching(site.as_owner) as events:
         submit(site.as_owner)
         number = next(events)[0]
     with serving(tmp_path) as site:
         submit(site.as_owner)
-        with watching(site.as_owner, last=number) as events:  # nothing was missed between
+        with watching(site.as_owner, last=number) as events:  # no event was missed
             assert next(events)[1] == "submitted"
         with watching(site.as_owner, after=0) as events:
             assert next(events)[1] == "reset"
@@ -113,7 +113,7 @@ def test_who_missed_too_much_is_told(tmp_path: Path) -> None:
     assert site.as_owner.is_closed
 
 
-def test_a_feed_keeps_so_much() -> None:
+def test_a_feed_keeps_a_bounded_number_of_batches() -> None:
     async def story() -> None:
         feed = Feed(10, kept=3)
         news = [Event(what="x", at=float(number)) for number in range(6)]

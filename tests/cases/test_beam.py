@@ -3,7 +3,7 @@
 A worker is a node here, a request a job of one task, a batch a cycle. CPUs are in thousandths, memory in MiB. Upstream
 counts a quarter more memory than is asked for; here a request means what it says, so the rows ask for what upstream
 would count (100 → 125). Rows with an id are published cases; the others follow from the same rules. `NOT_OURS` names
-the published cases that are decided otherwise here, or that belong to a phase still to come.
+the published cases that Fairlead decides differently.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NOT_OURS = {
     "padding-04": "a request means what it says: no quarter of memory on top",
     "backlog-02": "it is the node that rests after a failed launch, not the request (`test_the_node_rests`)",
     "capacity-01": "a job is not weighed against another that it would replace",
-    "collect-01": "when a batch closes is the inbox's affair; a cycle takes what it is given",
+    "collect-01": "the inbox decides when a batch closes; a cycle takes what it is given",
 }
 
 MI = 2**20
@@ -129,7 +129,7 @@ def test_batch(
     placed: list[str | None],
     left: list[Amounts],
 ) -> None:
-    """One cycle, one write, and one message a node: all is decided on one reading, reduced by every decision."""
+    """One cycle, one write and one message a node: all requests are decided on one reading of the nodes."""
     w = world(nodes)
     before = w.cluster.writers["default"].seq
     jobs = [submit(w, *need) for need in requests]
@@ -138,7 +138,7 @@ def test_batch(
     assert [each[: len(want)] for each, want in zip(free(w).values(), left, strict=True)] == left
     assert w.cluster.writers["default"].seq == before + 1
     used = Counter(name for name in placed if name is not None)
-    sent = {each.node: len(each.launches) for each in w.effects() if isinstance(each, ForNode)}
+    sent = {effect.node: len(effect.launches) for effect in w.effects() if isinstance(effect, ForNode)}
     assert sent == dict(used)
     w.cycle()
     assert w.cluster.writers["default"].seq == before + 1 + bool(used)  # the acknowledgements, and nothing else
@@ -146,7 +146,7 @@ def test_batch(
 
 @pytest.mark.parametrize("state", ["disable", "drain"])
 def test_a_node_that_is_not_up_gets_nothing(state: str) -> None:
-    """batch-09: nor is anything of it used up."""
+    """batch-09: and none of its capacity is used."""
     w = world({"w1": (1000, 1250)})
     getattr(w, state)("w1")
     job = submit(w, 1000, 1250)
@@ -168,7 +168,7 @@ def test_a_batch_larger_than_a_cycle_goes_on_in_the_next() -> None:
 
 
 def test_a_failed_placement_goes_back_with_its_counter_raised() -> None:
-    """retry-01, with our numbers: only those of the failing node, each counted; other nodes are tried meanwhile."""
+    """retry-01, with our numbers: only tasks of the failing node return, each counted; other nodes go on."""
     w = world({"w1": (200, 250), "w2": (200, 250)}, max_launch_tries=3, launch_timeout="10s")
     w.hold_acks("w2")
     jobs = [submit(w, *TINY) for _ in range(4)]
@@ -208,7 +208,7 @@ def test_what_comes_after_a_gang_is_placed_again_when_its_launch_failed() -> Non
 
 
 def test_the_node_rests() -> None:
-    """As backlog-02: after a failed launch the node is not seen for a second, then for two; others are at once."""
+    """As backlog-02: after a failed launch the node is skipped for one second, then for two; other nodes are not."""
     w = world({"w1": (100, 125)}, max_launch_tries=9)
     w.refuse_launches("w1")
     job = submit(w, *TINY)
@@ -219,7 +219,7 @@ def test_the_node_rests() -> None:
     assert attempts == [1, 2, 2, 2, 2, 3, 3, 3]
 
 
-# -- nodes that are made -----------------------------------------------------------------------------------------
+# -- ordered nodes -----------------------------------------------------------------------------------------------
 
 
 def test_a_batch_orders_only_what_truly_does_not_fit() -> None:
@@ -244,7 +244,7 @@ def test_the_second_joins_the_node_that_is_being_made() -> None:
     assert w.pools()["p"]["ordered"] == 1
 
 
-def test_a_slow_order_holds_nobody_up() -> None:
+def test_a_slow_order_does_not_block_other_pools() -> None:
     """As provision-03."""
     w = world({})
     w.pool("cpu", node=amounts(100, 200), max=10)
@@ -271,7 +271,7 @@ def test_after_three_orders_no_more_are_made() -> None:
 
 
 def test_a_new_node_is_what_its_pool_says() -> None:
-    """As provision-07: larger than the request, and what is over is for others."""
+    """As provision-07: larger than the request, and other requests use the rest."""
     w = world({})
     w.pool("p", node={"cpu": 16, "memory": "16Gi"}, max=10)
     submit(w, *TINY)
@@ -300,7 +300,7 @@ def test_one_request_makes_one_node_while_that_is_coming() -> None:
     [("sizing-02", 0, 2, 0), ("sizing-04", 1, 0, 1), ("nothing", 0, 0, 2), ("enough", 2, 0, 0)],
 )
 def test_spare_nodes(name: str, there: int, coming: int, expected: int) -> None:
-    """So many nodes stay idle; what is coming counts."""
+    """`min_idle` nodes stay idle; coming nodes count."""
     assert expected == nodes_to_add(idle=there, pending=0, ordered=coming, min_idle=2, total=there, least=0)
 
 

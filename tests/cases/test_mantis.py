@@ -2,7 +2,7 @@
 
 A worker is a task here, a constraint a shape, an executor a node, and being in flight is being the head that is tried.
 Rows with an id are published cases; the others follow from the same rules. `NOT_OURS` names the published cases that
-are decided otherwise here, or that belong to a phase still to come.
+Fairlead decides differently.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ usage-05 usage-07 usage-09 client-02 assign-01 assign-03 match-02 te-01
 
 NOT_OURS = {
     "registry-15": "equal ones go by arrival, not by the job's name (the rows `as registry-15`)",
-    "registry-19": "a stage has one ask a kind; one that grows before it started asks anew (`as registry-19`)",
+    "registry-19": "a stage has one ask a kind; one that grows before it started gets a new ask (`as registry-19`)",
     "registry-21": "there is no interval: what arrives is tried in the same cycle (`as registry-21`)",
     "match-02": "nodes have no generation: the fullest goes first, then the one that joined first (`as match-02`)",
     "usage-05": "demand for a pool that has no nodes counts: it grows from none (`as usage-05`)",
@@ -58,7 +58,7 @@ class Story:
             self.w.node(f"busy-{letter}", cpu=100, labels=SHAPES[letter])
             filler = [self.stage("main", letter, 1, cpu=100)]
             self.w.submit(name="filler", queue="root.q", preemptible=False, stages=filler)
-        self.w.advance(0)  # what these nodes report later, after a restart, would help to make it ready
+        self.w.advance(0)  # otherwise later reports of these nodes would help to make the world ready after a restart
 
     def stage(self, name: str, letter: str, count: int, **rest: Any) -> dict[str, Any]:
         return {"name": name, "count": count, "resources": {"cpu": 1, **rest}, "selectors": SHAPES.get(letter, {})}
@@ -118,8 +118,8 @@ class Story:
     def lanes(self, times: bool) -> str:
         texts = []
         for lane in self.w.lanes().values():
-            names = [f"{each.job}/{each.stage}" for each in lane]
-            when = [f"@{each.asked:g}" if times else "" for each in lane]
+            names = [f"{ask.job}/{ask.stage}" for ask in lane]
+            when = [f"@{ask.asked:g}" if times else "" for ask in lane]
             counts = [f"{name}:{each.count}{at}" for name, each, at in zip(names, lane, when, strict=True)]
             texts.append(" ".join([self.letters[names[0]], *counts]))
         return "; ".join(sorted(texts))
@@ -127,10 +127,10 @@ class Story:
     def tried(self) -> list[str]:
         found = []
         for lane in self.w.lanes().values():
-            for each in lane:
-                reasons = {(why.stage, why.kind): why.reason for why in self.w.explain(each.job)}
-                if isinstance(reasons[each.stage, each.kind], NoRoom):
-                    found.append(f"{each.job}/{each.stage}")
+            for ask in lane:
+                reasons = {(why.stage, why.kind): why.reason for why in self.w.explain(ask.job)}
+                if isinstance(reasons[ask.stage, ask.kind], NoRoom):
+                    found.append(f"{ask.job}/{ask.stage}")
         return sorted(found)
 
 
@@ -198,12 +198,12 @@ STORIES: list[tuple[str, str]] = [
     # Targets.
     ("an equal target keeps its place", "a 1:K:2 | b 1:K:1 | +1 | scale a/1 2 | = K a/1:2@0 b/1:1@0"),
     ("a smaller one too, a larger one does not", "a 1:K:3 | b 1:K:1 | +1 | scale a/1 2 | = K a/1:2@0 b/1:1@0"),
-    ("one that grows and shrinks back asked anew", "a 1:K:1 | +1 | scale a/1 2 | scale a/1 1 | = K a/1:1@1"),
+    ("an ask that grows and shrinks back has a new time", "a 1:K:1 | +1 | scale a/1 2 | scale a/1 1 | = K a/1:1@1"),
     ("what grows again is one ask", "room 1 | a 1:K:1 | scale a/1 2 | +1 | scale a/1 4 | = K a/1:3@1"),
     ("and one that shrinks again keeps its place", "room 1 | a 1:K:1 | scale a/1 4 | +1 | scale a/1 3 | = K a/1:2@0"),
     ("growth that is not wanted any more is gone", "room 1 | a 1:K:1 | scale a/1 4 | scale a/1 1 | ="),
     ("nothing is complete at once", "a 1:K:2 | b 1:K:1 | scale a/1 0 | = K b/1:1 | ! b/1"),
-    ("who was lost is not wanted after a scale-down", "room 2 | a 1:K:2 | full | lose a/1 1 | scale a/1 1 | ="),
+    ("a lost task is not replaced after a scale-down", "room 2 | a 1:K:2 | full | lose a/1 1 | scale a/1 1 | ="),
     # Order.
     ("priority within a kind", "a 1:P:1 | b 1:P:1 ^2 | c 1:P:1 ^2 | +1 | d 1:P:1 ^3 | = P d/1:1 b/1:1 c/1:1 a/1:1"),
     (
@@ -213,7 +213,7 @@ STORIES: list[tuple[str, str]] = [
     ("kind within a priority", "room 2 | a 1:P:2 | full | b 1:P:1 | scale a/1 5 | = P a/1:3 b/1:1"),
     ("stages of one job in other lanes wait for themselves", "a 1:A:1 2:B:1 | room 1 | = A a/1:1; B a/2:1 | ! a/1 a/2"),
     ("the next head follows at once", "a 1:K:2 | b 1:K:2 | c 1:K:1 | room 4 | = K c/1:1 | ! c/1"),
-    ("nobody passes the head of a lane", "a 1:K:3 | b 1:K:1 | room 2 | = K a/1:3 b/1:1 | ! a/1"),
+    ("no ask passes the head of a lane", "a 1:K:3 | b 1:K:1 | room 2 | = K a/1:3 b/1:1 | ! a/1"),
     ("but a head that could never fit", "a 1:K:400 | b 1:K:1 | room 2 | = K a/1:400 | !"),
     # Moving.
     (
@@ -222,8 +222,8 @@ STORIES: list[tuple[str, str]] = [
     ),
     ("a stuck head to the tail", "a 1:K:3 ^5 | b 1:K:1 | room 1 | = K a/1:3 b/1:1 | tail a | = K a/1:3"),
     ("arrivals join the head's round", "a 1:K:3 ^5 | b 1:K:2 | tail a | c 1:K:1 ^1 | = K c/1:1 b/1:2 a/1:3"),
-    ("who was behind a head that was cancelled", "a 1:K:3 | b 1:K:1 | room 2 | = K a/1:3 b/1:1 | cancel a/1 | ="),
-    ("who was behind a head that was killed", "a 1:K:3 | b 1:K:1 | room 2 | = K a/1:3 b/1:1 | kill a | ="),
+    ("an ask behind a head that was cancelled", "a 1:K:3 | b 1:K:1 | room 2 | = K a/1:3 b/1:1 | cancel a/1 | ="),
+    ("an ask behind a head that was killed", "a 1:K:3 | b 1:K:1 | room 2 | = K a/1:3 b/1:1 | kill a | ="),
     ("cancelling one stage leaves the others", "a 1:K:1 2:K:2 3:A:1 | cancel a/2 | = A a/3:1; K a/1:1 | ! a/1 a/3"),
 ]
 
@@ -267,12 +267,12 @@ def submit(w: World, *names: str, count: int = 1, **rest: Any) -> list[str]:
 
 
 def launches(w: World) -> list[tuple[str, Launch]]:
-    return [(each.node, one) for each in w.effects() if isinstance(each, ForNode) for one in each.launches]
+    return [(effect.node, one) for effect in w.effects() if isinstance(effect, ForNode) for one in effect.launches]
 
 
 def order(w: World) -> list[tuple[str, float]]:
     (lane,) = w.lanes().values()
-    return [(each.job, each.waiting_since) for each in lane]
+    return [(ask.job, ask.waiting_since) for ask in lane]
 
 
 def test_an_unanswered_launch_is_sent_again() -> None:
@@ -417,11 +417,11 @@ def test_the_size_of_a_pool(name: str, idle: int, pending: int, total: int, expe
     more = nodes_to_add(idle=idle, pending=pending, ordered=0, min_idle=5, total=total, least=5)
     less = nodes_to_give_back(idle=idle, pending=pending, max_idle=10, min_idle=5, total=total, least=5)
     assert not (more and less)
-    assert min(total + more - less, 20) == expected, "no more than there may be"
+    assert min(total + more - less, 20) == expected, "at most `max` nodes"
 
 
 def test_not_ready_then_ready() -> None:
-    """As scaler-11: before it is ready a pool neither grows nor shrinks, and the usage says nothing; then it does."""
+    """As scaler-11: before it is ready a pool neither grows nor shrinks, and the usage has no figures."""
     w = World({"ready_after": "1h"})
     w.nodes(4, cpu=1, pool="p")
     w.cycle()
@@ -440,7 +440,7 @@ def test_not_ready_then_ready() -> None:
     assert not w.partition().orders
     w.mark_ready()
     w.cycle()
-    assert len(w.partition().order_of) == 5, "four for the gang beside the one that is there, and one in store"
+    assert len(w.partition().order_of) == 5, "four for the gang beside the existing node, and one spare node"
 
 
 USAGE: list[tuple[str, dict[str, tuple[int, int]], dict[str, int], dict[str, tuple[int, int, int, int]]]] = [
@@ -450,10 +450,10 @@ USAGE: list[tuple[str, dict[str, tuple[int, int]], dict[str, int], dict[str, tup
     ("usage-07", {"small": (1, 1)}, {"small": 0}, {"small": (1, 1, 0, 1)}),
     ("usage-09", {"small": (3, 5)}, {"small": 4}, {"small": (3, 5, 4, -1)}),
 ]
-"""Pool → its nodes that have nothing to do and all of them, what is asked for → available, total, pending, idle.
+"""Pool → its idle nodes and all its nodes, the demand → available, total, pending, idle.
 
-Upstream subtracts what waits from what is idle while it waits. Here what fits does not wait: a gang does, of one more
-than there are.
+Upstream subtracts waiting work from idle workers while it waits. Here work that fits does not wait, so the rows use a
+gang that needs one node more than exist.
 """
 
 

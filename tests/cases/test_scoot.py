@@ -2,7 +2,7 @@
 
 A class is a queue among its siblings, a worker a slot, a load percent a share. Rows with an id are published cases;
 the others are further rows of the same upstream tables, or follow from the same rules. `NOT_OURS` names the published
-cases that are decided otherwise here.
+cases that Fairlead decides differently.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NOT_OURS = {
 
 
 def read(text: str) -> tuple[list[Claim], list[list[int]]]:
-    """`name share running waiting` of each class, and the numbers that are expected of it."""
+    """Read `name share running waiting` of each class, and its expected numbers."""
     rows = [row.split() for row in text.split("|")]
     claims = [Claim(name, *map(int, numbers[:3])) for name, *numbers in rows]
     return claims, [[*map(int, row[4:])] for row in rows]
@@ -106,15 +106,15 @@ STARTS: list[tuple[str, int, int, str]] = [
         "land 48 0 0 0 | diff 25 0 0 0 | sandbox 10 0 0 0 | regression 9 3111 22121 319"
         "| ktf 3 0 0 0 | coverage 2 0 0 0 | tryout 2 70 500 500 | unknown 1 0 0 0",
     ),
-    # Only the sum, and at least c1 2 and c3 2, are published of the next two. Who gets the last slot is ours to say:
-    # the class with the least use for its share, then the first by name.
+    # Of the next two only the sum, and at least 2 for c1 and for c3, are published. The last slot goes by our rule to
+    # the class with the least use for its share, then to the first by name.
     ("residue-02", 28, 3, "c0 61 25 1 0 | c1 36 0 2 2 | c2 3 0 50 1"),
     ("residue-04", 4, 3, "c3 56 0 2 2 | c0 16 0 1 1 | c1 11 0 1 0 | c2 11 0 1 0 | c4 6 1 0 0"),
     # Upstream multiplies as 32-bit floats and gives b 16 of 50 · 30 %. Whole numbers give what 30 % of 50 is.
     ("no float's rounding", 50, 50, "a 70 0 50 35 | b 30 0 50 15"),
     # Upstream, a would get 431 and d 188: whole percents of 1001 leave a 43 %. A class takes what it is entitled to.
     (
-        "what rounding leaves over is nobody's entitlement",
+        "the rest of a rounding is no entitlement of a class",
         1001,
         1001,
         "a 40 0 999 401 | b 20 0 999 200 | c 20 0 999 200 | d 20 0 999 200",
@@ -243,7 +243,7 @@ def test_work_conserving_property(scenario: tuple[int, list[Claim]]) -> None:
         pytest.param("1 1 2", "25 25 50", id="below 100"),
         pytest.param("7", "100", id="one"),
         pytest.param("0 0", "0 0", id="none has a share"),
-        pytest.param("", "", id="nobody"),
+        pytest.param("", "", id="no class"),
     ],
 )
 def test_normalised(given: str, expected: str) -> None:
@@ -279,10 +279,10 @@ def test_entitlements(total: int, given: dict[str, int], expected: list[int]) ->
         pytest.param(10, "a 30 5 0 | b 70 4 0", 20, id="below its share without waiting work does not count"),
         pytest.param(10, "a 30 3 9 | b 70 7 9", 0, id="as it should be"),
         pytest.param(3, "a 50 1 1 | b 50 2 1", 33, id="use is rounded down: 33 and 66"),
-        pytest.param(10, "a 100 0 3 | b 0 10 9", 100, id="what share 0 uses does not count, who lacks it does"),
+        pytest.param(10, "a 100 0 3 | b 0 10 9", 100, id="use of share 0 does not count, a class below its share does"),
         pytest.param(10, "a 3 5 0 | b 7 4 3", 50, id="shares are normalised"),
         pytest.param(0, "a 50 0 3 | b 50 0 3", 0, id="no slots"),
-        pytest.param(10, "a 0 5 3 | b 0 5 3", 0, id="nobody has a share"),
+        pytest.param(10, "a 0 5 3 | b 0 5 3", 0, id="no class has a share"),
     ],
 )
 def test_spread(total: int, text: str, expected: int) -> None:
@@ -379,7 +379,7 @@ def test_select(jobs: str, slots: int, expected: str) -> None:
 
 
 def lent(threshold: int, after: str, waiting: int) -> tuple[int, int]:
-    """All slots are lent to one class; the other one, with 90 percent, has so many waiting. Both after 1000 s."""
+    """Lend all slots to one class while the other, with 90 percent, has waiting tasks. Return the use after 1000 s."""
     w = World({"unit": "slots", "rebalance_threshold": threshold, "rebalance_after": after})
     w.queue("root.small", share=10)
     w.queue("root.large", share=90)
@@ -419,7 +419,7 @@ tryout=tryout
     [
         pytest.param("CI-nightly", "regression", "CI.*", id="class-lookup-02"),
         pytest.param("my-sandbox", "sandbox", "sandbox.*", id="class-lookup-04"),
-        # Upstream gives the smallest class to whoever matches nothing. Here the last pattern says where they go.
+        # Upstream puts users that match no pattern in the smallest class. Here the last pattern decides.
         pytest.param("bob", "unknown", "", id="class-lookup-06"),
         # Upstream looks in an unordered map, and any of the two may be found.
         pytest.param("diff-land", "land", "land.*", id="the first of two"),
@@ -457,7 +457,7 @@ def test_every_published_case_is_tested_or_named() -> None:
     assert set(PUBLISHED) == TESTED & set(PUBLISHED) | set(NOT_OURS)
 
 
-def test_who_names_its_queue_matches_nothing() -> None:
+def test_a_job_that_names_its_queue_matches_no_pattern() -> None:
     w = World({"queues": {"root": {"a": {}}}, "requestors": [{"match": "", "queue": "root.a"}]})
     w.node("n", cpu=1)
     w.submit(name="j", queue="root.a", stages=[{"resources": {"cpu": 1}}])

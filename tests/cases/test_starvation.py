@@ -1,10 +1,10 @@
 """Worked cases of Volcano's reserve, preempt and reclaim and of YuniKorn's asks and preemption, on holds and
 promises.
 
-A reserved task is one that a node is held for; one that would be allocated at once is held, too, since nothing of a
-gang starts before all can. Evicted is told to stop. A task role is a stage, a queue's capability its limit, and what a
-queue deserves by its weight a guarantee. Jobs are preemptible whole or not at all, so that one whose tasks differ
-becomes two.
+A reserved task is one that a node is held for. Tasks that upstream would allocate at once are held here too, since no
+task of a gang starts before all can. Evicted means told to stop. A task role is a stage, a queue's capability its
+limit, and what a queue deserves by its weight a guarantee. Jobs are preemptible whole or not at all, so a job with
+both kinds of tasks becomes two jobs here.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ def task(cpu: float, memory: int = GB, count: int = 1, **rest: Any) -> list[dict
 
 
 def fill(w: World, node: str, cpu: float, memory: int) -> str:
-    """A job that uses so much of a node."""
+    """Submit a job that uses these amounts of a node."""
     stage = {"name": "w", "resources": {"cpu": cpu, "memory": memory}, "selectors": {"name": node}}
     return w.submit(name=f"on-{node}", stages=[stage], preemptible=False)
 
 
 def stopping(w: World) -> dict[str, int]:
-    """How many tasks of each job are told to stop."""
+    """Return the number of stopping tasks of each job."""
     found: dict[str, int] = {}
     for job in w.partition().jobs.values():
         tasks = [1 for stage in job.stages for each in (stage.live or {}).values() if each.state == "stopping"]
@@ -83,7 +83,7 @@ def test_reserve(nodes: dict[str, Any], stages: list[dict[str, Any]], held: dict
     assert not w.placements("pg2")
 
 
-# How old a job is and from when on it starves, in seconds, and whether it does.
+# The age of a job and the threshold, in seconds, and whether it starves.
 STARVING: list[tuple[str, float, float, bool]] = [
     ("starving-02", 600, 600, False),
     ("older", 600.1, 600, True),
@@ -105,8 +105,8 @@ def test_starving(age: float, threshold: float, starves: bool) -> None:
     assert bool(w.holds()) == starves
 
 
-def test_who_is_ready_once_its_nodes_are_counted_does_not_starve() -> None:
-    """starving-04: one of two has room now, the other a held node. It gets no more of them, however old it is."""
+def test_a_gang_with_enough_held_nodes_gets_no_more() -> None:
+    """starving-04: one of two tasks has room now, the other a held node. No more nodes are held, however old it is."""
     w = World({"starving_after": "600s", "hold_for": "100d"})
     w.nodes(3, cpu=1, memory=GB)
     w.submit(name="full", stages=task(1, count=2))
@@ -119,7 +119,7 @@ def test_who_is_ready_once_its_nodes_are_counted_does_not_starve() -> None:
     assert w.holds() == before
 
 
-def test_of_equal_priority_who_waits_longest() -> None:
+def test_of_equal_priority_the_longest_wait_comes_first() -> None:
     """elect-02."""
     w = World({"starving_after": "550s", "held_nodes_percent": 50, "hold_large": False})
     w.nodes(2, cpu=2, memory=4 * GB)
@@ -145,7 +145,7 @@ def job(name: str, queue: str, priority: int, cpu: float = 1, count: int = 1, **
     return name, queue, priority, {"stages": task(cpu, round(cpu * GB), count, **terms), **rest}
 
 
-# CPUs of the node; queues; what runs, in the order in which it started; who claims; how many tasks of whom stop.
+# CPUs of the node; queues; running jobs in the order of their starts; the claimant; job → number of stopped tasks.
 PREEMPT: list[tuple[str, int, dict[str, Any], list[Job], Job, dict[str, int]]] = [
     ("preempt-01", 10, {"q1": {}}, [job("running", "q1", LOW, count=2)], job("claimant", "q1", HIGH), {}),
     (
@@ -250,7 +250,7 @@ def test_preempt(cpu: int, queues: dict[str, Any], running: list[Job], claimant:
     assert stopping(w) == evicted
     assert bool(w.promises()) == bool(evicted)
     w.advance(0)
-    # Who claimed has started, if anybody was stopped for it.
+    # The claimant has started, if tasks were stopped for it.
     if evicted:
         assert w.job(name).state == "running"
 
@@ -286,7 +286,7 @@ def test_any_node_will_do_when_only_the_queue_is_full() -> None:
     assert w.promises() == {("alloc3", "w", "new"): [(where, 1)]}
 
 
-# Of how many running tasks a gang has to keep how many; how many it can lose.
+# Running tasks of a gang, the tasks it has to keep, and the tasks it can lose.
 GANG_VICTIMS = [("gang-victims-01", 3, 1, 2), ("gang-victims-03", 2, 0, 2), ("a gang that has just enough", 2, 2, 0)]
 
 
@@ -300,7 +300,7 @@ def test_a_gang_loses_only_what_it_can_do_without(running: int, least: int, lost
 # -- YuniKorn's asks -------------------------------------------------------------------------------------
 
 
-def test_who_has_a_node_is_served_before_anybody_else() -> None:
+def test_a_holder_is_served_before_other_asks() -> None:
     """reserve-01 of YuniKorn."""
     w = World({"starving_after": "2s", "queues": {"root": {"leaf": {"order": "fifo"}}}})
     w.node("node-1", cpu=10)
@@ -351,5 +351,5 @@ VOLCANO = _ROWS - {"reserve-07", "reserve-09"} | {
     "score-07",
     "timeline-01",
 }
-"""Those of Volcano that are tested here, in core/test_score.py or in core/test_holds.py."""
+"""Published cases of Volcano that are tested here, in core/test_score.py or in core/test_holds.py."""
 YUNIKORN = {"reserve-01", "reserve-03", "reserve-07", "reserve-09", "preempt-02", "preempt-04"}

@@ -26,12 +26,12 @@ class Case(NamedTuple):
     fcfs: Sequence[tuple[int, int]]
     """Job and start, in the order of the queue."""
     easy: Sequence[tuple[int, int]] | None = None
-    """If it is another schedule."""
+    """The schedule under EASY, if it differs."""
 
 
 CASES = [
     Case(
-        "only who is over in time passes the head",
+        "only a job that ends in time passes the head",
         4,
         [(1, 0, 10, 3, 10), (2, 1, 10, 2, 10), (3, 2, 1, 1, 1)],
         [(1, 0), (2, 10), (3, 10)],
@@ -45,7 +45,7 @@ CASES = [
         [(1, 0), (2, 10), (3, 20), (4, 2)],
     ),
     Case(
-        "who leaves enough for the head may run longer",
+        "a job that leaves enough for the head may run longer",
         8,
         [(1, 0, 10, 6, 10), (2, 1, 5, 6, 5), (3, 2, 50, 2, 50), (4, 3, 50, 1, 50)],
         [(1, 0), (2, 10), (3, 10), (4, 15)],

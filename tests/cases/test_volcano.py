@@ -2,7 +2,7 @@
 
 A role of a job is a stage here, a minimum is `min`, a queue's capability is its limit, and binding is placing. Amounts
 are in the units people write. Rows with an id are published cases; the others follow from the same rules. `NOT_OURS`
-names the published cases that are decided otherwise here, or that belong to a phase still to come.
+names the published cases that Fairlead decides differently.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ score-03 score-05 score-07 starving-02 starving-04 gang-01 gang-03 gang-05 gang-
 gang-victims-01 gang-victims-03 elect-02 share-01 share-03 share-05 queue-check-02 queue-check-04 timeline-01
 """.split()
 
-NEVER = "who may have others stopped is said by queues and priorities; there is no job that never may"
-SHARES = "turns between queues by use over share come with shares"
+NEVER = "queues and priorities decide which jobs may stop others; no job is excluded from that"
+SHARES = "queues take turns by use over share (core/test_turns.py)"
 NOT_OURS = {
     "allocate-05": SHARES,
     "gang-05": "`min` is 1 at least; a stage scaled to no tasks is complete (`test_nothing_to_start_is_complete`)",
-    "gang-releasing-04": "a task withdrawn before it was placed is over at once, and nothing is left to say of it",
-    "score-01": "nodes are scored by what is free against what is asked for, as the seed says, not by what is used",
+    "gang-releasing-04": "a task withdrawn before it was placed is over at once, so it has no reason to wait",
+    "score-01": "nodes are scored by free against requested amounts, not by use",
     **dict.fromkeys(["reclaim-04", "reclaim-08"], NEVER),
     **dict.fromkeys(["share-01", "share-03", "share-05"], SHARES),
 }
@@ -44,7 +44,7 @@ def states(w: World, job: str, count: int) -> list[str]:
 
 # -- gangs -------------------------------------------------------------------------------------------------------
 
-# Tasks, how many of them at least, CPUs free, CPUs of tasks that are told to stop but still there; how many start.
+# Tasks, the minimum, free CPUs, CPUs of tasks that are stopping; the number of tasks that start.
 GANGS: list[tuple[str, int, int | None, int, int, int]] = [
     ("gang-01", 3, 3, 3, 0, 3),
     ("gang-03", 3, 3, 1, 1, 0),
@@ -75,7 +75,7 @@ def test_what_starts_together(count: int, least: int | None, free: int, stopping
         reason = w.explain(job)[0].reason
         assert isinstance(reason, NoRoom) and (reason.wanted, reason.room) == (least or count, free)
     assert (w.job(job).state == "running") == (starts > 0)
-    # As soon as the others have stopped there is room for as many as there are CPUs, if that is enough.
+    # As soon as the others have stopped there is room for one task a CPU, if that is enough.
     w.advance(0)
     assert len(w.placements(job)) == (free + stopping if free + stopping >= (least or count) else 0)
 
@@ -220,9 +220,11 @@ def test_allocate(
     job = w.submit(stages=stages, gang="job" if case in WHOLE else "stage")
     w.cycle()
     assert w.placements(job) == expected
-    # Whoever did not start says why: its stage is larger than all nodes of its kind.
+    # A job that did not start has a reason: its stage is larger than all nodes of its kind.
     placed = {name for name, _ in expected}
-    assert all(isinstance(each.reason, NeverFits) for each in w.explain(job) if each.stage not in placed)
+    assert all(
+        isinstance(explanation.reason, NeverFits) for explanation in w.explain(job) if explanation.stage not in placed
+    )
 
 
 # Limits of two queues and what runs there; then a job of one task with what it asks for, and where it goes.

@@ -1,7 +1,7 @@
 """Worked cases of YuniKorn's core on our state: limits, users and groups, removal, queues that come and go.
 
 Amounts are in the units people write. Rows with an id are published cases; the others follow from the same rules.
-`NOT_OURS` names the published cases that are decided otherwise here, or that belong to a phase still to come.
+`NOT_OURS` names the published cases that Fairlead decides differently.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ limit-04 limit-06 limit-08 remove-01 remove-03 remove-05 preempt-02 preempt-04 p
 quota-preempt-04 quota-preempt-06 quota-preempt-08 object-state-01
 """.split()
 
-TURNS = "queues take turns by use over share, then name; guarantees do not sort. Comes with shares"
-ORDERS = "the order of a leaf is kind, then priority, time or running tasks. Comes with the orders"
+TURNS = "queues take turns by use over share, then name; guarantees do not sort"
+ORDERS = "the order of a leaf is kind, then priority, time or running tasks"
 GANGS = "a gang starts whole in one change, so there are no placeholders to swap, time out or give back"
 NOT_OURS = {
     "fairmax-01": "limits are hard along the whole path: a child's 1200 below 1000 is 1000 (`test_limits_of_a_path`)",
     "alloc-01": "queues of equal use go by name, not by the priority of what waits (`test_priority_in_a_leaf`)",
-    "node-sort-01": "nodes are scored by packing, not by weighted use. Comes with placement",
+    "node-sort-01": "nodes are scored by packing, not by weighted use",
     **dict.fromkeys([f"queue-sort-{at:02}" for at in range(1, 14, 2)], TURNS),
     **dict.fromkeys([f"app-sort-{at:02}" for at in range(2, 11, 2)], ORDERS),
-    "reserve-05": "nobody asks for one node and nothing else: a selector of a node's own label waits for its turn",
+    "reserve-05": "no ask names a single node: a selector of a node's own label waits for its turn",
     **dict.fromkeys(["gang-02", "gang-04", "gang-06"], GANGS),
     "preempt-06": "a claim is made when it helps, once, and not again for `promise_for` if it did not",
     **dict.fromkeys([f"quota-preempt-{at:02}" for at in (2, 4, 6, 8)], "a lowered limit stops nothing that runs"),
@@ -278,12 +278,12 @@ LIMITS: list[tuple[str, dict[str, Any], str]] = [
         "+ann:g root.q 1, -ann:g root.q 1, +bob:h root.q 1, +bob:h root.q 1",
     ),
     (
-        "any group: all who have no other count together",
+        "any group: all users without another group count together",
         {"root.q": {"groups": {"*": jobs(1)}}},
         "+ann:g root.q 1, -ann:g root.q 1, -bob:h root.q 1",
     ),
     (
-        "any user: each for himself",
+        "any user: each user has its own count",
         {"root.q": {"users": {"*": jobs(1)}}},
         "+ann:g root.q 1, +bob:h root.q 1, -bob:h root.q 1",
     ),
@@ -319,7 +319,7 @@ LIMITS: list[tuple[str, dict[str, Any], str]] = [
         "+ann:g root.p.a 1, -ann:g root.p.b 1, +ann:g root.c 1",
     ),
     (
-        "of a queue, whoever asks",
+        "of a queue, for all users",
         {"root.p": jobs(2), "root.p.a": jobs(1), "root.p.b": {}},
         "+ann root.p.a 1, -bob root.p.a 1, +bob root.p.b 1, -ann root.p.b 1",
     ),
@@ -390,7 +390,7 @@ LIMITS: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("limits", "steps"), [row[1:] for row in LIMITS], ids=[row[0] for row in LIMITS])
 def test_limits_of_users_and_groups(limits: dict[str, Any], steps: str) -> None:
-    """Each step has a cycle of its own; at the end everybody stops, and what waited starts as far as it may."""
+    """Each step has a cycle of its own. At the end all running jobs stop, and waiting ones start within the limits."""
     w = world(limits)
     running = []
     for step in steps.split(", "):
@@ -458,7 +458,7 @@ def managed(limits: dict[str, Any] | None = None, vcore: int = 1000) -> World:
 
 
 def released(w: World) -> list[tuple[str, str]]:
-    return [(each.job, each.ask) for each in w.rm("k8s").events() if each.what == "released"]
+    return [(event.job, event.ask) for event in w.rm("k8s").events() if event.what == "released"]
 
 
 def of_user(w: World, user: str = "testuser") -> dict[str, float]:
@@ -466,7 +466,7 @@ def of_user(w: World, user: str = "testuser") -> dict[str, float]:
 
 
 def test_removing_a_node() -> None:
-    """remove-01: what the core knows about is released; what it never heard of is not there to be."""
+    """remove-01: allocations that the core knows are released; unknown ones cannot be."""
     w = managed()
     known = {"job": "app-1", "ask": "alloc-1", "node": "node-1", "resources": {"vcore": 1}}
     w.rm("k8s").update(recover=[known, {**known, "job": "not-an-app", "ask": "alloc-na"}])
@@ -504,8 +504,8 @@ def test_releases_are_forgiving() -> None:
         w.rm("k8s").update(releases=[release])
         w.cycle()
         events = w.rm("k8s").events()
-        assert [each.ask for each in events if each.what == "released"] == gone
-        assert not [each for each in events if each.what in ("rejected", "allocated")]
+        assert [event.ask for event in events if event.what == "released"] == gone
+        assert not [event for event in events if event.what in ("rejected", "allocated")]
         assert len(w.partition().allocations) == left
         assert of_user(w).get("vcore", 0) == left
     assert_nothing_is_used(w)
@@ -570,7 +570,7 @@ def test_removing_a_partition_releases_everything_under_it() -> None:
     assert gone.removed and not gone.allocations and not gone.nodes.rows and not gone.lanes
     assert {job.state for job in gone.jobs.values()} == {"killed"}
     assert all(queue.account.used == {} for queue in gone.queues.values())
-    assert [each.ask for each in w.rm("k8s", "b").events() if each.what == "released"] == ["x"]
+    assert [event.ask for event in w.rm("k8s", "b").events() if event.what == "released"] == ["x"]
     assert list(w.cluster.writers) == ["a"] and w.usage("root.q", "a") == {"cpu": 2}
     w.restart()
     assert list(w.cluster.writers) == ["a"]
@@ -604,7 +604,7 @@ CLEANUP += [("Draining, not empty", False, True, False), ("Active, not empty", T
 
 @pytest.mark.parametrize(("listed", "busy", "removed"), [row[1:] for row in CLEANUP], ids=[row[0] for row in CLEANUP])
 def test_when_a_queue_goes(listed: bool, busy: bool, removed: bool) -> None:
-    """remove-05, but for queues that nobody configured: there are none here."""
+    """remove-05, except for queues that are not configured: there are none here."""
     w = world({"root.p.q": {}, "root.other": {}})
     job = submit(w, "root.p.q", {"cpu": 1}) if busy else None
     w.cycle()

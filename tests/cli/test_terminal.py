@@ -1,4 +1,4 @@
-"""Text of other people on a terminal: no command prints what could command it."""
+"""Text of other users on a terminal: no command prints control sequences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fairlead up` and the commands that ask it: what they print, how they end, and what outlives what."""
+"""`fairlead up` and the commands that talk to it: output, exit codes, and what keeps running after an end."""
 
 from __future__ import annotations
 
@@ -123,15 +123,15 @@ def test_a_gang_starts_together(up: Up) -> None:
     assert json.loads(up.run("kill", "--json", name)) == {name: ""}
 
 
-def test_each_of_many_jobs_is_killed_and_told(up: Up) -> None:
+def test_each_of_many_jobs_is_killed_and_reported(up: Up) -> None:
     first, second = (up.run("submit", "--cpu", "0.1", "--", "sleep", "600").strip() for _ in range(2))
     done = up.ask("kill", first, "none", second)
     assert (done.returncode, done.stdout) == (1, f"{first}: killed\n{second}: killed\n")
     assert done.stderr.startswith("fairlead: error: none: ") and done.stderr.count("\n") == 1
     assert "killed" in up.ask("wait", first).stdout and "killed" in up.ask("wait", second).stdout
     third = up.run("submit", "--cpu", "0.1", "--", "sleep", "600").strip()
-    told = json.loads(up.run("kill", "--json", "none", third, code=1))
-    assert (told["none"]["ok"], told["none"]["status"], told[third]) == (False, 404, "")
+    answer = json.loads(up.run("kill", "--json", "none", third, code=1))
+    assert (answer["none"]["ok"], answer["none"]["status"], answer[third]) == (False, 404, "")
 
 
 def test_secrets_of_others_and_unknown_things(up: Up) -> None:
@@ -347,7 +347,7 @@ def test_beyond_this_machine_tls_is_needed(tmp_path: Path) -> None:
 
 
 def refused(tmp_path: Path, *arguments: str | Path) -> tuple[int, str]:
-    """How a server that cannot start ends, and what it says."""
+    """Return the exit code and the error output of a server that cannot start."""
     try:
         done = subprocess.run(
             [PROGRAM, arguments[0], "--data", tmp_path / "d", *("--port", "0"), *arguments[1:]],
@@ -411,7 +411,7 @@ def test_options_that_no_server_starts_with(tmp_path: Path, tls: Path) -> None:
         assert code == 1 and f"{tmp_path}/file/x" in error
 
 
-def test_nobody_there(tmp_path: Path) -> None:
+def test_no_server_answers(tmp_path: Path) -> None:
     environment = {"FAIRLEAD_DATA": str(tmp_path / "none"), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
     for command, code in (("ps", 3), ("down", 1)):
         done = subprocess.run(
@@ -440,7 +440,7 @@ def test_tasks_outlive_the_server(tmp_path: Path, how: str) -> None:
         assert up.run("wait", name) == f"{name}: succeeded\n"
         assert up.run("logs", name) == "went on\n"
         assert '"attempt":1' in up.run("show", "--json", name)
-        # And whoever asks for it ends them.
+        # `down --kill` ends them.
         name = up.run("submit", "--", "sleep", "600").strip()
         up.until("show", name, said="running")
         assert "jobs killed: 1" in up.run("down", "--kill")
@@ -463,7 +463,7 @@ def test_down_ends_what_an_earlier_server_left(tmp_path: Path) -> None:
         assert "leftover tasks ended: 2" in up.run("down", "--kill")
         assert json.loads(up.run("down", "--kill", "--json"))["ended"] == 0
         up.start()
-        up.until("show", "--json", name, said='"attempt":2')  # the next server hears of it, and goes on
+        up.until("show", "--json", name, said='"attempt":2')  # the next server learns of it, and goes on
         up.run("down", "--kill")
     finally:
         up.close()
@@ -502,9 +502,9 @@ def test_no_process_imports_modules_from_the_current_folder_or_a_task_s(tmp_path
         up.close()
 
 
-def test_a_second_user_is_told_that_no_task_of_his_runs_here(up: Up) -> None:
-    told = up.ask("token", "create", "--role", "user", "--user", "dan")
-    assert "no task of dan runs on box" in told.stderr and "started as root" in told.stderr
+def test_a_second_user_gets_a_warning_that_no_task_of_that_user_runs_here(up: Up) -> None:
+    done = up.ask("token", "create", "--role", "user", "--user", "dan")
+    assert "no task of dan runs on box" in done.stderr and "started as root" in done.stderr
     own = up.ask("token", "create", "--role", "user", "--user", "ann")
     assert "fairlead" not in own.stderr or "no task" not in own.stderr
     assert "users   ann" in up.run("node", "show", "box")

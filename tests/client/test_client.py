@@ -1,4 +1,4 @@
-"""The client against a real server: answers, refusals, retries that change things once, functions on the fleet."""
+"""The client against a real server: answers, refusals, retries without double effects, and remote functions."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_many(client: Client) -> None:
 def test_pools(up: Up, client: Client) -> None:
     assert client.pools() == []
     pool = {"node": {"cpu": 1}, "max": 3, "provider": {"command": ["false"]}}
-    client.ask(Call(Applied, "PUT", f"{API}/partitions/default", {"pools": {"w": pool}, "pool_pause": "1h"}))
+    client.send(Call(Applied, "PUT", f"{API}/partitions/default", {"pools": {"w": pool}, "pool_pause": "1h"}))
     assert client.pause_pool("w") == ""
     assert client.pool("w").paused
     assert client.resume_pool("w") == ""
@@ -104,7 +104,7 @@ def test_pools(up: Up, client: Client) -> None:
         await other.close()
 
     asyncio.run(the_same())
-    client.ask(Call(Applied, "PUT", f"{API}/partitions/default", {}))
+    client.send(Call(Applied, "PUT", f"{API}/partitions/default", {}))
 
 
 def test_holds(up: Up, client: Client) -> None:
@@ -121,7 +121,7 @@ def test_holds(up: Up, client: Client) -> None:
     asyncio.run(the_same())
 
 
-def test_nobody_there() -> None:
+def test_no_server_answers() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     with Client(f"http://127.0.0.1:{port}", "x") as client, pytest.raises(Problem) as problem:
@@ -130,7 +130,7 @@ def test_nobody_there() -> None:
 
 
 class Cutting:
-    """Stands before a server, and cuts the first connections after the request has reached it."""
+    """A proxy that cuts the first connections after the request has reached the server."""
 
     def __init__(self, url: str, cuts: int) -> None:
         host, port = url.removeprefix("http://").split(":")
@@ -198,23 +198,23 @@ def test_asyncio(up: Up) -> None:
 def test_closing_ends_what_is_being_read() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         client = Client(f"http://127.0.0.1:{listener.getsockname()[1]}", "token")
-        heard: queue.SimpleQueue[bytes | Exception] = queue.SimpleQueue()
+        received: queue.SimpleQueue[bytes | Exception] = queue.SimpleQueue()
 
         def read() -> None:
             try:
                 for part in client.log("1", follow=True):
-                    heard.put(part)
+                    received.put(part)
             except Problem as problem:
-                heard.put(problem)
+                received.put(problem)
 
         threading.Thread(target=read, daemon=True).start()
         link, _ = listener.accept()
         with link:
             link.recv(65536)
             link.sendall(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n")
-            assert heard.get(timeout=SECONDS) == b"hello"
+            assert received.get(timeout=SECONDS) == b"hello"
             client.close()  # and nothing more ever comes
-            assert isinstance(heard.get(timeout=SECONDS), Problem)
+            assert isinstance(received.get(timeout=SECONDS), Problem)
 
 
 # -- functions ---------------------------------------------------------------------------------------------------
@@ -286,7 +286,7 @@ def test_a_call_that_is_killed_says_so(executor: fairlead.Executor, client: Clie
         slow.result(SECONDS)
 
 
-def test_what_cannot_be(executor: fairlead.Executor) -> None:
+def test_calls_that_are_refused(executor: fairlead.Executor) -> None:
     with pytest.raises(ValueError, match="pass file names"):
         executor.submit(len, os.urandom(2_000_000))
     with pytest.raises(ValueError, match="write it to a file"):
@@ -300,7 +300,7 @@ Submitting = tuple[threading.Event, threading.Event]
 
 @pytest.fixture
 def submitting(client: Client, monkeypatch: pytest.MonkeyPatch) -> Submitting:
-    """Calls are not submitted at once: when it has begun, and when it is to go on."""
+    """Delay submissions; return the event of their begin, and the event that lets them go on."""
     began, go = threading.Event(), threading.Event()
     send = client.submit_many
 
@@ -314,7 +314,7 @@ def submitting(client: Client, monkeypatch: pytest.MonkeyPatch) -> Submitting:
 
 
 def test_shutdown_while_calls_are_submitted(client: Client, submitting: Submitting) -> None:
-    """They are in nobody's list for a moment; news of another job come just then."""
+    """The calls are in no list for a moment, and an event of another job arrives just then."""
     began, go = submitting
     executor = fairlead.Executor(client, resources=SMALL)
     call = executor.submit(abs, -3)

@@ -1,4 +1,4 @@
-"""An executor and its tasks against an attacker who replaces bytes on the way: nothing is unpickled."""
+"""An executor and its tasks against an attacker that replaces bytes in transit: nothing is unpickled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections that servers hang up on, addresses that are none, and what is sent."""
+"""Connections that servers close, invalid addresses and tokens, and the content of requests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
 
 
 class Hasty:
-    """A server that answers some requests on a connection, and then hangs up without a word."""
+    """A server that answers some requests on a connection, and then closes it without an answer."""
 
     def __init__(self, each: int, answer: bytes = ANSWER) -> None:
         self.each = each
@@ -70,35 +70,35 @@ def anything(**parameters: object) -> Call[dict[str, int]]:
 def test_a_connection_is_used_again() -> None:
     with hasty(each=3) as server, Client(server.url) as client:
         for _ in range(3):
-            client.ask(anything())
+            client.send(anything())
         assert (server.connections, len(server.heads)) == (1, 3)
 
 
 def test_a_server_that_has_hung_up_is_called_again() -> None:
     with hasty(each=1) as server, Client(server.url) as client:
         for _ in range(3):
-            client.ask(anything())
+            client.send(anything())
         assert (server.connections, len(server.heads)) == (3, 3)
 
 
 def test_no_answer_at_all_is_asked_for_again() -> None:
-    """The connection is gone after the request was sent: nobody knows what became of it, and its key makes it safe."""
+    """The connection ends after the request was sent. Its outcome is unknown, and its key makes a retry safe."""
     with hasty(each=1, answer=b"") as server, Client(server.url) as client:
         threading.Timer(0.02, lambda: setattr(server, "answer", ANSWER)).start()
-        assert client.ask(anything()) == {}
+        assert client.send(anything()) == {}
         assert len(server.heads) > 1
 
 
 def test_half_an_answer_is_none() -> None:
     with hasty(each=1, answer=ANSWER[:-1]) as server, Client(server.url) as client:
         threading.Timer(0.02, lambda: setattr(server, "answer", ANSWER)).start()
-        assert client.ask(anything()) == {}
+        assert client.send(anything()) == {}
         assert len(server.heads) > 1
 
 
 def test_what_is_sent() -> None:
     with hasty(each=9) as server, Client(f"{server.url}/below/", "secret") as client:
-        client.ask(anything(follow=True, quiet=False, state=["a", "b"], name="ü &", limit=3, none=None))
+        client.send(anything(follow=True, quiet=False, state=["a", "b"], name="ü &", limit=3, none=None))
         line, *headers = server.heads[0].splitlines()
         target = "/below/api/v1/things?follow=true&quiet=false&state=a&state=b&name=%C3%BC+%26&limit=3"
         assert line == f"GET {target} HTTP/1.1"
@@ -108,10 +108,10 @@ def test_what_is_sent() -> None:
 def test_a_closed_client_says_so() -> None:
     with hasty(each=9) as server:
         client = Client(server.url)
-        client.ask(anything())
+        client.send(anything())
         client.close()
         with pytest.raises(RuntimeError, match="closed"):
-            client.ask(anything())
+            client.send(anything())
 
 
 @pytest.mark.parametrize(

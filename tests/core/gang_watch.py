@@ -1,7 +1,7 @@
 """Watches from the agents' side that gangs are launched whole or not at all: a stage, or all stages of a whole job.
 
-What it knows of a gang are messages: launches, stops, and what agents said. A gang that starts, or was taken back, has
-all that it needs launched in one cycle.
+It sees messages only: launches, stops and the reports of agents. A gang that starts, or was taken back, has all the
+tasks that it needs launched in one cycle.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Gang:
         self.members = members
         """(Stage, index) → the attempt."""
         self.silent = dict(members) if len(members) > 1 else {}
-        """Those of which nothing was heard. A task that starts alone is no gang."""
+        """Tasks without a report. A task that starts alone is no gang."""
         self.taken_back = False
 
     def told_to_stop(self, stop: Stop) -> None:
@@ -36,7 +36,7 @@ class Gang:
                 self.silent.pop((stop.stage, index), None)
                 self.taken_back |= stop.cause == "gang"
 
-    def heard_of(self, report: Report) -> None:
+    def reported(self, report: Report) -> None:
         for index in indices(report.indices):
             if self.silent.get((report.stage, index)) == report.attempt:
                 del self.silent[report.stage, index]
@@ -55,23 +55,23 @@ class WatchedWorld(World):
         fleet = self.fleets["default"]
         reports = fleet.reports
 
-        def heard(now: int) -> list[AnyCommand]:
+        def watched_reports(now: int) -> list[AnyCommand]:
             commands = reports(now)
-            self._hear(commands)
+            self._note_reports(commands)
             return commands
 
-        fleet.reports = heard  # type: ignore[method-assign]
+        fleet.reports = watched_reports  # type: ignore[method-assign]
 
     def _open(self) -> None:
         super()._open()
-        # What left before a crash may have been delivered without being seen here.
+        # Messages sent before a crash may have been delivered without being seen here.
         self.gangs.clear()
         for writer in self.cluster.writers.values():
             self._look(writer.partition)
 
     def _send(self, where: str, command: AnyCommand) -> None:
         super()._send(where, command)
-        self._hear([command])
+        self._note_reports([command])
 
     def _deliver(self, name: str, done: Cycle) -> None:
         super()._deliver(name, done)
@@ -101,12 +101,12 @@ class WatchedWorld(World):
             found = sorted(index for name, index in attempts if name == stage.name)
             what = f"{len(found)} of {stage.needed} {stage.name} of job {stage.job.id}"
             assert len(found) >= stage.needed, f"{what} are launched"
-            # Those beyond what is needed came one by one, in the same cycle.
+            # Tasks beyond the minimum were launched one by one, in the same cycle.
             members |= {(stage.name, index): attempts[stage.name, index] for index in found[: stage.needed]}
         self.gangs[unit] = Gang(members)
 
     def _look(self, partition: Partition) -> None:
-        """Who has started by now."""
+        """Note the gangs that have started by now."""
         self.started = {
             (job.number, "" if job.whole else stage.name)
             for job in partition.jobs.values()
@@ -114,12 +114,12 @@ class WatchedWorld(World):
             if stage.started
         }
 
-    def _hear(self, commands: list[AnyCommand]) -> None:
+    def _note_reports(self, commands: list[AnyCommand]) -> None:
         for command in commands:
             if isinstance(command, Report) and command.state in ("running", "succeeded", "failed"):
                 for (number, stage), gang in self.gangs.items():
                     if command.number in (0, number) and stage in ("", command.stage):
-                        gang.heard_of(command)
+                        gang.reported(command)
 
 
 def _stages(partition: Partition, unit: Unit) -> list[Stage]:

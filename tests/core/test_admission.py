@@ -7,12 +7,16 @@ from typing import Any
 
 import pytest
 
+from fairlead.core import cycle
 from fairlead.core.admission import CHECKS, Admission, Check
 from fairlead.core.asks import Needs
+from fairlead.core.changes import SinglesPlaced
 from fairlead.core.effects import ForPool
 from fairlead.core.match import singles
 from fairlead.core.model import Ask
 from fairlead.core.reasons import NotActive, Reason
+from fairlead.core.state import Partition
+from fairlead.sim.chaos.doorchecker import DoorChecker
 from fairlead.testing import World
 
 SUSPENDED: set[str] = set()
@@ -26,7 +30,7 @@ def user_suspended(admission: Admission, ask: Ask, needs: Needs) -> Reason | Non
 
 @pytest.fixture(autouse=True)
 def _with_check(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A new check as its author would add it: one function, one line."""
+    """Add a check to admission, as a new check of the core is added: one function, one line."""
     monkeypatch.setitem(CHECKS, "user_suspended", Check(user_suspended))
     monkeypatch.setattr(singles, "FEW", 2)
     SUSPENDED.clear()
@@ -40,7 +44,7 @@ def stage(count: int = 1, cpu: Any = 1, **rest: Any) -> dict[str, Any]:
 
 
 def ordered(w: World) -> int:
-    return sum(len(order.names) for each in w.effects() if isinstance(each, ForPool) for order in each.orders)
+    return sum(len(order.names) for effect in w.effects() if isinstance(effect, ForPool) for order in effect.orders)
 
 
 @pytest.mark.parametrize("settings", [{}, {"backfill": True}, {"place": "spread"}], ids=["pack", "backfill", "spread"])
@@ -66,14 +70,60 @@ def test_no_start_of_any_kind(settings: dict[str, Any], stages: list[dict[str, A
     assert all(w.placements(job) for job in refused)
 
 
-def test_a_flood_of_single_tasks_obeys_and_is_still_batched() -> None:
-    w = World(OBEYS)
+@pytest.mark.parametrize("counts_use", [True, False])
+def test_a_flood_of_single_tasks_obeys(counts_use: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check that does not count use leaves batches as large as they are without it."""
+    monkeypatch.setitem(CHECKS, "user_suspended", Check(user_suspended, counts_use=counts_use))
+    batches = Batches()
+    w = World(OBEYS, observers=[batches, DoorChecker()])
     w.nodes(4, cpu=4)
     w.cycle()
     for at in range(40):
         w.submit(name=f"j{at}", user="eve" if at % 2 else "ann", stages=[stage()])
     w.cycle()
     assert {w.job(job.id).user for job in w.partition().jobs.values() if job.allocations} == {"ann"}
+    assert batches.sizes == ([1] * 16 if counts_use else [4] * 4)
+
+
+class Batches:
+    """Observes how many single tasks are booked by one change."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def began(self, partition: Partition) -> None:
+        pass
+
+    def cycle(self, decided: cycle.Cycle, seconds: object) -> None:
+        self.sizes += [len(change.tasks) for change in decided.changes if isinstance(change, SinglesPlaced)]
+
+    def stopped(self, partition: Partition, why: str) -> None:
+        pass
+
+
+def test_a_check_follows_the_settings_that_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which checks apply is cached; a new setting empties the cache, whichever it is."""
+    applies = Check(user_suspended, lambda partition, job: partition.settings.backfill)
+    monkeypatch.setitem(CHECKS, "user_suspended", applies)
+    w = World(OBEYS)
+    w.nodes(4, cpu=4)
+    first = w.submit(name="first", user="eve", stages=[stage()])
+    w.cycle()
+    assert w.placements(first)
+    w.configure({**OBEYS, "backfill": True})
+    later = w.submit(name="later", user="eve", stages=[stage()])
+    w.cycle()
+    assert not w.placements(later)
+
+
+def test_the_judge_of_starts_does_not_expect_what_a_check_refuses() -> None:
+    w = World(OBEYS, observers=[DoorChecker()])
+    w.nodes(1, cpu=4)
+    w.submit(name="e", user="eve", stages=[stage(2)])
+    w.advance(1)
+    allowed = w.submit(name="a", user="ann", stages=[stage(2)])
+    w.advance(1)
+    assert w.placements(allowed)
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -133,7 +183,7 @@ def test_no_chain() -> None:
     w.advance(1.5)
     assert w.partition().derived.chains
     SUSPENDED.add("bob")
-    known = {index for each in w.partition().allocations.values() for index in range(*each.indices[:2])}
+    known = {index for allocation in w.partition().allocations.values() for index in range(*allocation.indices[:2])}
     w.advance(60)
     ended = [index for index in range(20) if w.task("quick", "w", index).state == "succeeded"]
-    assert set(ended) <= known | {0}, "only what was sent before"
+    assert set(ended) <= known | {0}, "only tasks that were sent before"

@@ -16,7 +16,7 @@ def stage(count: int = 1, cpu: float = 1, **rest: Any) -> dict[str, Any]:
 
 
 def come_back(w: World, away: float, unready: float = 20) -> None:
-    """The server is away for some seconds, is not ready for some more, and then is."""
+    """Keep the server away for `away` seconds and not ready for `unready` more; then it is ready."""
     kept = w.holds(), w.promises()
     w.restart(ready=False, away=away)
     w.cycle()
@@ -54,7 +54,7 @@ def test_nodes_that_came_are_kept_and_the_others_are_still_expected(times: int) 
     assert len(w.placements("gang")) == 3
 
 
-def test_their_time_begins_at_ready() -> None:
+def test_the_time_of_ordered_nodes_begins_at_ready() -> None:
     w = gang_with_two_of_three()
     come_back(w, 3600)
     w.submit(name="small", stages=[stage()])
@@ -66,15 +66,15 @@ def test_their_time_begins_at_ready() -> None:
 
 
 def hung(promise_for: str = "1min") -> World:
-    """Two tasks are told to stop for a more important gang; their nodes say nothing."""
+    """A world in which two tasks must stop for a gang of higher priority, and their nodes are silent."""
     w = World({**UNHEARD, "promise_for": promise_for, "preempt_grace": "10s"})
     w.nodes(2, cpu=1)
-    w.node("unheard", cpu=1, taints=["no"])
+    w.node("silent", cpu=1, taints=["no"])
     w.submit(name="low", stages=[stage(2)])
     w.advance(0)
     w.silence("n0")
     w.silence("n1")
-    w.silence("unheard")
+    w.silence("silent")
     w.submit(name="high", priority=1, stages=[stage(2)])
     w.cycle()
     assert len(w.promises()) == 1
@@ -122,7 +122,7 @@ def test_a_hold_keeps_its_time() -> None:
     w.submit(name="other", stages=[stage(cpu=0.5)])
     w.advance(1)
     assert len(w.holds()) == 2
-    assert [f"until {w.now / 1e6 + 1:g} s" in str(each) for each in w.explain("other")] == [True]
+    assert [f"until {w.now / 1e6 + 1:g} s" in str(explanation) for explanation in w.explain("other")] == [True]
     w.advance(1.1)
     assert not w.holds()
 

@@ -18,7 +18,7 @@ from fairlead.testing import World
 
 
 class Entry(NamedTuple):
-    """A job of a log: when it comes, its processors, how long it runs, and how long it says it does."""
+    """A job of a log: its arrival, processors, run time and estimate."""
 
     submit: int
     processors: int
@@ -30,7 +30,7 @@ class Entry(NamedTuple):
 
 
 def reference(log: list[Entry], processors: int, easy: bool) -> dict[int, int]:
-    """When each job starts. At a time: all ends, then all arrivals, then one pass."""
+    """Return the start of each job. At each instant: all ends, then all arrivals, then one pass."""
     starts: dict[int, int] = {}
     running: list[tuple[int, int]] = []  # job, its end by the estimate
     queue: list[int] = []
@@ -77,7 +77,7 @@ def reference(log: list[Entry], processors: int, easy: bool) -> dict[int, int]:
 
 
 class Starts:
-    """When jobs start, as they were written down."""
+    """An observer that records when jobs start."""
 
     def __init__(self) -> None:
         self.at: dict[str, int] = {}
@@ -128,7 +128,7 @@ def test_schedules_are_those_of_the_simulation(log: list[Entry], nodes: list[int
     assert schedule(log, nodes, easy) == reference(log, PROCESSORS, easy)
 
 
-# Each with when its jobs start without and with backfill; 8 processors.
+# Logs for 8 processors, each with the starts of its jobs without and with backfill.
 LOGS: list[tuple[str, list[Entry], list[int], list[int]]] = [
     ("a short one goes before", [Entry(1, 6, 10, 10), Entry(2, 8, 5, 5), Entry(3, 2, 8, 8)], [1, 11, 16], [1, 11, 3]),
     (
@@ -178,7 +178,7 @@ def world(**config: Any) -> World:
 
 
 def test_across_lanes_and_queues() -> None:
-    """The first without room is in another queue, and its lane has been asleep for long."""
+    """The head without room is in another queue, and its lane has been asleep for a long time."""
     w = world(queues={"root": {"a": {"share": 99}, "b": {"share": 1}}})
     w.nodes(4, cpu=2, memory="1Gi")
     w.submit(name="now", queue="root.a", stages=[stage(6, estimate=100)])
@@ -212,7 +212,7 @@ def test_other_shapes_may_use_what_the_head_does_not_need() -> None:
     assert w.job("memory").state == "running" and w.job("more").state == "pending"
 
 
-def test_without_estimates_nobody_can_be_delayed() -> None:
+def test_without_estimates_small_jobs_pass_the_head() -> None:
     w = world()
     w.node("n0", cpu=4)
     w.submit(name="now", stages=[stage(3)])
@@ -259,7 +259,7 @@ def test_a_head_of_several_shapes() -> None:
     w.submit(name="late", stages=[stage(estimate=101)])
     w.submit(name="short", stages=[stage(estimate=100)])
     w.cycle()
-    # All of it fits when both have ended; one CPU more would be in its way then.
+    # The head fits when both have ended; one more busy CPU would delay it.
     assert w.explain("late")[0].reason == WouldDelay("head", 100 * SECOND)
     assert w.job("short").state == "running"
 
@@ -303,7 +303,7 @@ def test_what_is_expected_is_known_after_a_restart_and_when_it_is_turned_on() ->
 
 
 @pytest.mark.parametrize(("backfill", "estimate", "runs"), [(True, 80, True), (True, 90, False), (False, 80, False)])
-def test_held_nodes_are_lent_to_those_who_will_be_gone_in_time(backfill: bool, estimate: int, runs: bool) -> None:
+def test_held_nodes_are_lent_to_tasks_that_end_in_time(backfill: bool, estimate: int, runs: bool) -> None:
     w = World(config={"backfill": backfill, "starving_after": "10s"})
     w.node("n0", cpu=4)
     w.submit(name="now", stages=[stage(3, estimate=100)])
@@ -317,7 +317,7 @@ def test_held_nodes_are_lent_to_those_who_will_be_gone_in_time(backfill: bool, e
     assert list(w.holds()) == ["n0"]
 
 
-# -- plans that change without anybody coming or going -----------------------------------------------------------
+# -- plans that change without a start or an end -----------------------------------------------------------------
 
 
 def _job(w: World, name: str, cpu: Any, estimate: int | None = None, **rest: Any) -> str:
@@ -365,14 +365,14 @@ def test_nodes_that_are_held_change_the_plan() -> None:
     head = _job(w, "head", 2)
     small = _job(w, "small", 1)
     w.advance(4)
-    assert not w.placements(small)  # it would stand on n, and the head is planned to start there
+    assert not w.placements(small)  # it would run on n, where the head is planned to start
     w.advance(2)
     assert w.holds() == {"n": [(head, "w", 1)]}
     assert w.placements(small) == {("w", 0): "m"}
 
 
-def test_who_is_the_first_without_room_is_asked_again_when_turns_have_moved() -> None:
-    """What b's head waits for is never known to end. Once a has started something, b's head is the first."""
+def test_the_first_head_without_room_is_found_again_when_turns_have_moved() -> None:
+    """The task that b's head waits for has no estimate. Once `a` has started a job, b's head is the first."""
     w = World({"backfill": True, "queues": {"root": {"a": {"share": 1}, "b": {"share": 1}, "c": {"share": 1}}}})
     w.node("n", cpu=2, memory="1Gi")
     w.node("g", gpu=1)
@@ -401,15 +401,15 @@ def test_lanes_whose_turn_did_not_come_in_a_full_cycle_have_it_in_the_next() -> 
     assert w.placements(small)  # the head cannot start before 60 s
 
 
-# -- going on from the last cycle --------------------------------------------------------------------------------
+# -- plans that are kept from the last cycle ---------------------------------------------------------------------
 
 
 class Step(NamedTuple):
-    """After so many seconds a job comes, or the oldest one that runs ends early."""
+    """`after` seconds later a job is submitted, or the oldest running task ends early."""
 
     after: int
     tasks: int
-    """0: one ends."""
+    """0: no job is submitted; a running task ends."""
     cpu: int
     run: int
     estimate: int | None
@@ -435,26 +435,26 @@ steps = st.lists(
 )
 
 
-def played(drawn: list[Step], order: str, limit: int | None, anew: bool) -> list[tuple[int, str, int]]:
-    """What was placed, when and how much. With `anew` nothing that an earlier cycle found out is used."""
+def played(drawn: list[Step], order: str, limit: int | None, forget: bool) -> list[tuple[int, str, int]]:
+    """Return the placements: time, job, tasks. With `forget`, no cycle uses what an earlier one remembered."""
     queue = {"order": order} | ({} if limit is None else {"limit": {"cpu": limit}})
     w = World(config={"backfill": True, "queues": {"root": {"a": queue}}, "starving_after": "1d"})
     for at, cpu in enumerate((2, 3, 4)):
         w.node(f"n{at}", cpu=cpu)
     placed: list[tuple[int, str, int]] = []
     counted: dict[str, int] = {}
-    for at, each in enumerate(drawn):
-        w.advance(each.after)
-        if each.tasks:
-            estimate = {} if each.estimate is None else {"estimate": each.estimate}
-            least = {} if each.least is None else {"min": each.least}
-            asked = {"count": each.tasks, "resources": {"cpu": each.cpu}, "duration": each.run, "apart": each.apart}
-            w.submit(name=f"j{at}", queue="root.a", priority=each.priority, stages=[asked | estimate | least])
+    for at, step in enumerate(drawn):
+        w.advance(step.after)
+        if step.tasks:
+            estimate = {} if step.estimate is None else {"estimate": step.estimate}
+            least = {} if step.least is None else {"min": step.least}
+            asked = {"count": step.tasks, "resources": {"cpu": step.cpu}, "duration": step.run, "apart": step.apart}
+            w.submit(name=f"j{at}", queue="root.a", priority=step.priority, stages=[asked | estimate | least])
         else:
             running = [(job, key) for job in counted for key in w.placements(job)]
             if running:
                 w.finish(running[0][0], *running[0][1])
-        if anew:
+        if forget:
             w.partition().memory.backfill = None
             w.partition().wake_all_lanes()
         w.cycle()
@@ -466,7 +466,7 @@ def played(drawn: list[Step], order: str, limit: int | None, anew: bool) -> list
     return placed
 
 
-JOINS_BEFORE_WHO_FOUND_NO_ROOM = [
+JOINS_BEFORE_THE_HEAD_OF_ITS_LANE = [
     Step(5, 8, 1, 60, None, 1, None, False),
     Step(0, 2, 2, 72, None, 1, None, False),
     Step(1, 1, 1, 56, None, 0, None, False),
@@ -474,17 +474,17 @@ JOINS_BEFORE_WHO_FOUND_NO_ROOM = [
     Step(2, 1, 1, 13, None, 1, 1, False),
     Step(5, 5, 1, 50, None, 1, 1, False),
 ]
-"""Behind the head, but the first in its lane: so it is for it that somebody is stopped."""
+"""The last job joins behind the head of the queue, but as the head of its own lane: tasks are stopped for it."""
 
 
-@example(JOINS_BEFORE_WHO_FOUND_NO_ROOM, "priority", None)
+@example(JOINS_BEFORE_THE_HEAD_OF_ITS_LANE, "priority", None)
 @settings(max_examples=60, deadline=None)
 @given(steps, st.sampled_from(["priority", "fifo"]), st.sampled_from([None, None, 6]))
-def test_what_was_found_out_before_changes_nothing(drawn: list[Step], order: str, limit: int | None) -> None:
-    assert played(drawn, order, limit, anew=False) == played(drawn, order, limit, anew=True)
+def test_a_remembered_plan_gives_the_schedule_of_a_new_plan(drawn: list[Step], order: str, limit: int | None) -> None:
+    assert played(drawn, order, limit, forget=False) == played(drawn, order, limit, forget=True)
 
 
-def test_who_joins_behind_the_head_is_told_why_it_waits() -> None:
+def test_an_ask_that_joins_behind_the_head_has_a_reason() -> None:
     w = World(config={"backfill": True})
     w.node("n0", cpu=4)
     w.submit(name="now", stages=[stage(3, estimate=100)])
@@ -502,8 +502,8 @@ def test_who_joins_behind_the_head_is_told_why_it_waits() -> None:
     assert w.job("short").state == "running"
 
 
-def test_who_should_take_no_time_starts_no_cycles() -> None:
-    """Something that is estimated to take nothing, and runs on, is not looked at again every microsecond."""
+def test_a_task_with_an_estimate_of_0_starts_no_cycles() -> None:
+    """A task with an estimate of 0 that keeps running does not cause a cycle every microsecond."""
     w = World({"backfill": True})
     w.node("n0", cpu=2)
     w.submit(stages=[{"resources": {"cpu": 1}, "estimate": 0}])
@@ -516,7 +516,7 @@ def test_who_should_take_no_time_starts_no_cycles() -> None:
 
 
 def test_a_claimant_behind_the_head_uses_what_was_stopped_for_it() -> None:
-    """Who was stopped is the head again under `fifo`, with a planned time on another node: its own is promised."""
+    """Under `fifo` the stopped job is the head again, planned on another node: its old node is promised."""
     w = World({"backfill": True, "queues": {"root": {"q": {"order": "fifo"}, "other": {}}}})
     w.nodes(2, cpu=1)
     main = {"name": "w", "resources": {"cpu": 1}}

@@ -9,7 +9,7 @@ from bench.bursts import burst
 
 @pytest.mark.parametrize("mixed", [False, True])
 def test_bursts(mixed: bool) -> None:
-    """`burst` looks after each step of a world by itself."""
+    """`burst` checks the world after each step."""
     played = [burst(seed, mixed) for seed in range(25)]
     ordered, fewest = sum(each.ordered for each in played), sum(each.fewest for each in played)
     assert fewest > 100

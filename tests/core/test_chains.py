@@ -1,4 +1,4 @@
-"""Chains: quick tasks wait behind others for the same rooms. What goes in them, and how they come to an end."""
+"""Chains: quick tasks wait behind others for the same rooms. Which tasks go in chains, and how chains end."""
 
 from __future__ import annotations
 
@@ -52,19 +52,19 @@ def states(w: World, job: str, tasks: int) -> list[str]:
 
 
 def ahead_of(w: World, job: str) -> list[int]:
-    """The tasks that wait in a chain."""
+    """Return the tasks that wait in a chain."""
     live = w.partition().jobs[job].stages[0].live or {}
     return sorted(index for index, allocation in live.items() if allocation.rooms)
 
 
 def at_work(w: World) -> list[int]:
-    """The tasks that the agents really run."""
+    """Return the tasks that the agents run."""
     return sorted(index for each in w.fleets["default"].at_work() for index in indices(each.indices))
 
 
 def messages(w: World) -> tuple[list[Launch], list[Stop]]:
-    effects = [each for each in w.effects() if isinstance(each, ForNode)]
-    return [one for each in effects for one in each.launches], [one for each in effects for one in each.stops]
+    effects = [effect for effect in w.effects() if isinstance(effect, ForNode)]
+    return [one for effect in effects for one in effect.launches], [one for effect in effects for one in effect.stops]
 
 
 def durable(w: World) -> int:
@@ -158,7 +158,7 @@ def test_no_room_has_two_tasks() -> None:
     ],
     ids=["a minimum of two", "a gang", "a gang that grows one by one", "devices"],
 )
-def test_others_are_never_sent_ahead(stage: dict[str, Any]) -> None:
+def test_other_kinds_of_tasks_are_never_sent_ahead(stage: dict[str, Any]) -> None:
     w = World({"chain": "100ms"})
     w.node("n0", cpu=2, gpu=2)
     resources = stage.pop("resources", {"cpu": "100m"} if stage["min"] == 20 else {"cpu": 1})
@@ -169,7 +169,7 @@ def test_others_are_never_sent_ahead(stage: dict[str, Any]) -> None:
         assert not w.partition().derived.chains
 
 
-def test_what_starts_with_its_whole_job_has_nobody_behind_it() -> None:
+def test_tasks_that_start_with_their_whole_job_have_no_chain() -> None:
     w = world(cpu=2)
     stages = [*array(30, on_loss="restart"), {"name": "p", "resources": {"cpu": 1}}]
     job = w.submit(gang="job", stages=stages)
@@ -188,7 +188,7 @@ def test_what_starts_with_its_whole_job_has_nobody_behind_it() -> None:
     assert ahead_of(w, job)
 
 
-def test_tasks_that_take_their_time_are_not() -> None:
+def test_long_tasks_are_not_sent_ahead() -> None:
     w = world()
     job = w.submit(stages=array(20, duration=0.051))
     for _ in range(300):
@@ -197,7 +197,7 @@ def test_tasks_that_take_their_time_are_not() -> None:
     assert w.partition().jobs[job].stages[0].ran is None
 
 
-def test_a_managers_tasks_are_not() -> None:
+def test_tasks_of_a_resource_manager_are_not_sent_ahead() -> None:
     w = World({"chain": "100ms"})
     rm = w.rm("k8s")
     rm.register()
@@ -265,7 +265,7 @@ def test_a_lowered_limit_ends_chains() -> None:
     assert not w.placements(job)
 
 
-def test_a_chain_is_lengthened_only_while_nobody_else_waits() -> None:
+def test_a_chain_is_lengthened_only_while_no_other_job_waits() -> None:
     w = world()
     flood = w.submit(name="flood", stages=array(5_000, duration=0.001))
     w.advance(0.5)
@@ -276,8 +276,8 @@ def test_a_chain_is_lengthened_only_while_nobody_else_waits() -> None:
     assert not w.placements(flood)
 
 
-def test_who_stood_behind_what_was_sent_ahead_has_its_turn_at_once() -> None:
-    """Else it would have to wait for something to happen until nodes are held for it, though it starves."""
+def test_an_ask_behind_tasks_sent_ahead_has_its_turn_at_once() -> None:
+    """Otherwise a starving ask would get no hold until the next command arrives."""
     w = world(starving_after="15ms", held_nodes_percent=100)
     w.submit(stages=array(1, duration=0.01))
     w.submit(name="old", stages=array(3))
@@ -292,7 +292,7 @@ def test_who_stood_behind_what_was_sent_ahead_has_its_turn_at_once() -> None:
     assert w.holds() == {"n0": [("old", "w", 1)]}
 
 
-def test_at_most_so_many_wait_for_a_room() -> None:
+def test_a_chain_has_a_largest_length() -> None:
     w = world(chain="10min")
     job = w.submit(stages=array(5_000, duration=0.001))
     w.advance(0.001)
@@ -329,7 +329,7 @@ def test_limits_that_change_count_the_room_once() -> None:
     assert w.partition().root.account.used == {"cpu": 1_000}
 
 
-def test_the_end_of_one_that_waits_wakes_nobody() -> None:
+def test_the_end_of_a_waiting_task_wakes_no_lane() -> None:
     w = world()
     job = in_chain(w)
     w.report(job, "w", 3, 1, "stopped")
@@ -400,7 +400,7 @@ def test_one_asked_back_that_has_the_room_by_now_returns_as_well() -> None:
     w.report(job, "w", 2, 1, "stopped")
     w.advance(0)
     (lane,) = w.lanes().values()
-    assert [(each.kind, each.count) for each in lane] == [("new", 4)]
+    assert [(ask.kind, ask.count) for ask in lane] == [("new", 4)]
     assert w.partition().jobs[job].stages[0].past(2).launches_failed == 0
     assert not w.partition().nodes.avoided
 
@@ -412,7 +412,7 @@ def test_what_returns_stands_where_it_stood() -> None:
     w.drain("n0")
     w.advance(0.1)
     (lane,) = w.lanes().values()
-    assert [(each.job, each.kind, each.count) for each in lane] == [(job, "new", 4), ("later", "new", 3)]
+    assert [(ask.job, ask.kind, ask.count) for ask in lane] == [(job, "new", 4), ("later", "new", 3)]
     assert w.job(job).waiting_since == 0
 
 
@@ -465,7 +465,7 @@ def test_a_lost_node_returns_at_once_what_had_not_started() -> None:
     w.cycle()
     assert states(w, job, 10) == ["succeeded"] + ["pending"] * 9
     (lane,) = w.lanes().values()
-    assert [(each.kind, each.count) for each in lane] == [("replace", 1), ("new", 8)]
+    assert [(ask.kind, ask.count) for ask in lane] == [("replace", 1), ("new", 8)]
     assert [w.partition().jobs[job].stages[0].past(index).launches_failed for index in range(1, 6)] == [0] * 5
     w.node("n1", cpu=20)
     w.advance(0)
@@ -492,7 +492,7 @@ def test_a_removed_node_is_told_to_stop_all_of_it() -> None:
     assert states(w, job, 10) == ["succeeded"] + ["pending"] * 9
 
 
-def test_a_refused_launch_is_the_fault_of_nobody_behind_it() -> None:
+def test_a_refused_launch_does_not_count_for_the_tasks_behind_it() -> None:
     w = world()
     job = w.submit(stages=array(10))
     w.advance(0.02)
@@ -506,7 +506,7 @@ def test_a_refused_launch_is_the_fault_of_nobody_behind_it() -> None:
 
 
 def test_a_node_that_refuses_what_was_sent_ahead_is_left_alone() -> None:
-    """Else the tasks would be sent there again and again, without a pause."""
+    """Otherwise the tasks would be sent there again and again, without a pause."""
     w = world()
     job = in_chain(w, tasks=6)
     w.report(job, "w", 2, 1, "refused")
@@ -515,7 +515,7 @@ def test_a_node_that_refuses_what_was_sent_ahead_is_left_alone() -> None:
     assert w.partition().jobs[job].stages[0].past(2).launches_failed == 0
 
 
-def test_a_chain_that_nobody_acknowledges_is_taken_back_whole() -> None:
+def test_a_chain_that_is_not_acknowledged_is_taken_back_whole() -> None:
     w = world(launch_timeout="60s", chain="100s")
     job = w.submit(stages=array(6))
     w.advance(20)
@@ -585,7 +585,7 @@ def test_one_that_is_slow_does_not_keep_back_those_behind_it() -> None:
     w.advance(0.9)
     assert at_work(w) == [1, 6]
     assert ahead_of(w, job) == [2, 3, 4, 5, 7, 8, 9]
-    w.advance(0.2)  # ten times as long as all of them together were thought to take
+    w.advance(0.2)  # ten times the expected time of the whole chain
     assert states(w, job, 10) == ["succeeded", "running"] + ["pending"] * 4 + ["running"] + ["pending"] * 3
     assert w.partition().jobs[job].stages[0].ran is None
     w.finish(job, "w", 6)
@@ -593,20 +593,20 @@ def test_one_that_is_slow_does_not_keep_back_those_behind_it() -> None:
     assert (at_work(w), ahead_of(w, job)) == ([1, 2], [])
 
 
-def test_who_does_not_answer_loses_what_it_was_asked_for() -> None:
+def test_an_agent_that_does_not_answer_a_recall_loses_the_tasks() -> None:
     w = world(launch_timeout="60s", lease="10min")
     job = in_chain(w, tasks=6)
     w.silence("n0")
     w.advance(2)
     assert w.task(job, "w", 2).note.startswith("recalled")
     w.advance(30)
-    w.drain("n0")  # to be asked twice gives no more time
+    w.drain("n0")  # a second recall gives no more time
     w.advance(30)
     assert states(w, job, 6) == ["succeeded", "running"] + ["pending"] * 4
     assert messages(w)[1][-1].cause == "stale"
 
 
-def test_setting_chain_to_0_calls_them_back() -> None:
+def test_setting_chain_to_0_recalls_waiting_tasks() -> None:
     w = world()
     job = in_chain(w)
     w.configure({"chain": 0})
@@ -614,7 +614,7 @@ def test_setting_chain_to_0_calls_them_back() -> None:
     assert states(w, job, 10) == ["succeeded", "running"] + ["pending"] * 8
 
 
-def test_a_preempted_room_passes_to_nobody_of_the_chain() -> None:
+def test_a_preempted_task_does_not_pass_its_room_to_the_chain() -> None:
     w = world()
     job = in_chain(w)
     partition = w.partition()
@@ -637,14 +637,14 @@ def test_nothing_is_sent_ahead_of_a_gang_that_was_taken_back(gang: str) -> None:
     w.fail_node("n1")
     w.cycle()
     live = w.partition().jobs[job].stages[0].live or {}
-    for index in ahead_of(w, job):  # who waited has stopped, and the one before has not yet
+    for index in ahead_of(w, job):  # the waiting tasks have stopped, and the running one has not yet
         w.report(job, "w", index, live[index].attempt, "stopped", node="n0")
     w.cycle()
     live = w.partition().jobs[job].stages[0].live or {}
     assert {each.state for each in live.values()} == {"stopping"}
 
 
-def test_what_a_job_was_given_in_vain_makes_no_chain_longer() -> None:
+def test_capacity_that_an_unstarted_job_gave_back_does_not_lengthen_a_chain() -> None:
     w = World({"chain": "100ms"})
     w.node("n0", cpu=1, memory="8Gi")
     w.node("n1", cpu=1)
@@ -667,7 +667,7 @@ def test_what_a_job_was_given_in_vain_makes_no_chain_longer() -> None:
 
 
 @pytest.mark.timeout(60)
-def test_who_refuses_what_is_sent_ahead_is_not_sent_it_again_and_again() -> None:
+def test_tasks_that_a_node_refused_are_not_sent_ahead_again_at_once() -> None:
     """The first task runs; those behind it are refused. All of this happens at one instant."""
     w = world(chain="20s")
     w.submit(name="j", stages=array(30, duration=1))
@@ -698,14 +698,14 @@ def test_a_restart_in_between_changes_nothing() -> None:
 
 def test_nothing_is_sent_ahead_before_the_partition_is_ready() -> None:
     w = world()
-    w.node("n1", cpu="500m")  # of which nothing is heard after the restart
+    w.node("n1", cpu="500m")  # silent after the restart
     job = in_chain(w)
     w.restart(ready=False)
     for index in (1, 2, 3):
         w.advance(0.02)
         w.finish(job, "w", index)
         w.cycle()
-    assert (at_work(w), ahead_of(w, job)) == ([4], [5])  # rooms pass on, and no more come
+    assert (at_work(w), ahead_of(w, job)) == ([4], [5])  # tasks of the chain go on, and none is added
     w.mark_ready()
     w.advance(0.02)
     w.finish(job, "w", 4)
@@ -726,7 +726,7 @@ def test_a_restart_at_every_step() -> None:
     assert max(w.task(job, "w", index).attempt for index in range(200)) == 1
 
 
-def test_after_a_restart_the_agent_is_told_all_it_should_have() -> None:
+def test_after_a_restart_the_agent_gets_all_standing_launches() -> None:
     w = world()
     in_chain(w)
     w.hold_acks("n0")
@@ -750,7 +750,7 @@ def test_after_a_restart_the_agent_is_told_all_it_should_have() -> None:
     ],
 )
 def test_reports_in_any_order(reports: list[tuple[int, Any]], expected: list[str], waiting: list[int]) -> None:
-    """By the books one task has the room, whatever is said of those behind it."""
+    """In the state one task has the room, whatever is reported of the tasks behind it."""
     for at_once in (True, False):
         w = world()
         job = in_chain(w, tasks=6)
@@ -764,7 +764,7 @@ def test_reports_in_any_order(reports: list[tuple[int, Any]], expected: list[str
         assert ahead_of(w, job) == waiting
 
 
-def test_who_runs_has_the_room() -> None:
+def test_the_running_task_has_the_room() -> None:
     """Task 2 is assigned the room when 1 ends, but the agent has started 3."""
     w = world()
     job = in_chain(w)
@@ -840,7 +840,7 @@ STEPS = st.lists(
 @settings(max_examples=60, deadline=None)
 @given(STEPS, st.sampled_from([0.001, 0.01, 0.03]))
 def test_agents_never_run_more_than_there_is_room_for(steps: list[tuple[str, Any]], duration: float) -> None:
-    """What the books say is what happens: no node runs more than it has rooms, and no task runs twice at once."""
+    """Agents do what the state says: no node runs more tasks than it has rooms, and no task runs twice at once."""
     w = world(nodes=2, cpu=3)
     jobs = [w.submit(name="a", stages=array(100, duration=duration, tries=2))]
     w.advance(0.05)

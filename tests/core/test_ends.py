@@ -1,4 +1,4 @@
-"""Ends by the hundred: reports that single jobs succeeded become one change, and nothing is different for that."""
+"""Many ends at once: reports that single jobs succeeded become one change, with the same result as one by one."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def test_the_room_is_there_for_others_in_the_same_cycle() -> None:
 def test_a_report_that_comes_twice_is_stale_the_second_time() -> None:
     w = world(2)
     decided = cycle(w, ended(w, "j0"), ended(w, "j1"), ended(w, "j0"))
-    assert [bool(isinstance(each, Accepted) and each.note) for each in decided.answers] == [False, False, True]
+    assert [bool(isinstance(answer, Accepted) and answer.note) for answer in decided.answers] == [False, False, True]
     assert decided.notes == {"stale report": 1}
 
 
-def test_who_comes_later_in_the_batch_sees_the_end() -> None:
+def test_a_later_command_of_the_batch_sees_the_end() -> None:
     w = world(2)
     decided = cycle(w, ended(w, "j0"), Kill(job="j0", operator=True), ended(w, "j1"))
     assert w.job("j0").state == "succeeded" and w.job("j1").state == "succeeded"

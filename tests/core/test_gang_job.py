@@ -1,4 +1,4 @@
-"""`gang: job`: all stages of a job start together or not at all. Every story is told twice, once with a restart after
+"""`gang: job`: all stages of a job start together or not at all. Every test runs twice, once with a restart after
 each cycle, which must change nothing.
 """
 
@@ -15,7 +15,7 @@ from tests.core.gang_watch import WatchedWorld
 
 
 class Restarted(WatchedWorld):
-    """Every cycle that writes something is the last of its writer."""
+    """A world that starts a new writer after every cycle that wrote a record."""
 
     def cycle(self) -> None:
         before = self.cluster.writers["default"].seq
@@ -49,14 +49,14 @@ def whole(w: World, *stages: dict[str, Any], name: str = "job", **rest: Any) -> 
 
 
 def states(w: World, job: str) -> dict[str, str]:
-    """Of each stage the states of its tasks, by their first letters."""
+    """Return the states of the tasks of each stage, by their first letters."""
     found = w.partition().jobs[job].stages
     return {each.name: "".join(w.task(job, each.name, index).state[0] for index in range(each.count)) for each in found}
 
 
 def lanes(w: World) -> dict[str, list[str]]:
-    """Who stands in which lane."""
-    return {shape: [f"{each.job}/{each.stage}" for each in lane] for (_, shape), lane in w.lanes().items()}
+    """Return the asks of each lane."""
+    return {shape: [f"{ask.job}/{ask.stage}" for ask in lane] for (_, shape), lane in w.lanes().items()}
 
 
 def answer(w: World) -> str:
@@ -71,7 +71,7 @@ def test_all_stages_start_at_once(make: MakeWorld) -> None:
     job = whole(w, stage("a", 4), stage("b", 2, cpu=2))
     w.cycle()
     assert states(w, job) == {"a": "aaaa", "b": "aa"}
-    assert {each.group for each in w.partition().allocations.values()} == {1}
+    assert {allocation.group for allocation in w.partition().allocations.values()} == {1}
     w.cycle()
     assert states(w, job) == {"a": "rrrr", "b": "rr"}
     assert w.job(job).state == "running" and not w.lanes()
@@ -99,11 +99,11 @@ def test_a_stage_that_fits_does_not_start_without_one_that_does_not(make: MakeWo
     w.cycle()
     documents = {"fits": stage("fits", 8), "lacks": {"name": "lacks", "resources": {"gpu": 1}}}
     job = whole(w, *(documents[name] for name in order))
-    beside = w.submit(name="beside", stages=[stage("w", 2, cpu=4)])  # it waits for nothing of the first
+    beside = w.submit(name="beside", stages=[stage("w", 2, cpu=4)])  # nothing is kept for the first one
     w.cycle()
     assert not w.placements(job)
     assert len(w.placements(beside)) == 2
-    said = {each.stage: str(each.reason) for each in w.explain(job)}
+    said = {explanation.stage: str(explanation.reason) for explanation in w.explain(job)}
     assert said == dict.fromkeys(order, "room for 0 of 1 lacks (nodes: 3 missing gpu)")
 
 
@@ -124,7 +124,7 @@ def test_the_minimum_of_each_stage_starts_together_and_the_rest_as_room_comes(ma
     job = whole(w, stage("a", 4, min=2), stage("b", 3, min=1))
     w.cycle()
     assert states(w, job) == {"a": "aaap", "b": "app"}
-    first, rest = sorted({each.group for each in w.partition().allocations.values()}, reverse=True)
+    first, rest = sorted({allocation.group for allocation in w.partition().allocations.values()}, reverse=True)
     assert (first, rest) == (1, 0)
     assert lanes(w) == {"cpu=1": ["job/a", "job/b"]}
     w.node("n1", cpu=4)
@@ -144,13 +144,13 @@ def test_the_rest_keeps_the_age_of_the_whole(make: MakeWorld) -> None:
     w.finish(filler)
     w.cycle()
     assert w.lanes()["root.default", "cpu=1"][0].job == job
-    assert [each.waiting_since for each in w.lanes()["root.default", "cpu=1"]] == [0, 10]
+    assert [ask.waiting_since for ask in w.lanes()["root.default", "cpu=1"]] == [0, 10]
     w.finish(job, "b")
     w.cycle()
     assert (states(w, job)["a"], w.placements(late)) == ("ra", {})
 
 
-def test_those_that_are_hard_to_place_go_first(make: MakeWorld) -> None:
+def test_stages_that_are_hard_to_place_go_first(make: MakeWorld) -> None:
     w = World()
     w.node("a", cpu=2, labels={"zone": "a"})
     w.node("b", cpu=4)
@@ -193,7 +193,7 @@ def test_it_asks_when_what_it_comes_after_is_over(make: MakeWorld) -> None:
     job = whole(w, stage("a", 2), stage("b", 2), after=[first])
     w.cycle()
     assert not w.lanes()
-    assert [each.reason for each in w.explain(job)] == [AfterUnmet((first,))] * 2
+    assert [explanation.reason for explanation in w.explain(job)] == [AfterUnmet((first,))] * 2
     w.advance(11)
     assert len(w.placements(job)) == 4
 
@@ -213,7 +213,7 @@ def test_what_ended_before_is_not_started_again(make: MakeWorld) -> None:
     assert states(w, job) == {"a": "ss", "b": "rs"}
 
 
-# -- limits, and what can never be -------------------------------------------------------------------------------
+# -- limits, and jobs that can never start -----------------------------------------------------------------------
 
 
 def test_limits_are_for_the_sum_of_all_stages(make: MakeWorld) -> None:
@@ -223,7 +223,9 @@ def test_limits_are_for_the_sum_of_all_stages(make: MakeWorld) -> None:
     beside = w.submit(name="beside", queue="root.a", stages=[stage("w", 7)])
     w.cycle()
     assert states(w, job) == {"a": "pppp", "b": "pp"}
-    assert [each.reason for each in w.explain(job)] == [OverLimit("queue root.a", "cpu", 7000, 0, 8000)] * 2
+    assert [explanation.reason for explanation in w.explain(job)] == [
+        OverLimit("queue root.a", "cpu", 7000, 0, 8000)
+    ] * 2
     assert len(w.placements(beside)) == 7
     w.queue("root.a", limit={"cpu": 15})
     w.cycle()
@@ -251,24 +253,26 @@ NEVER: dict[str, tuple[list[dict[str, Any]], str]] = {
 
 
 @pytest.mark.parametrize("case", NEVER)
-def test_what_can_never_start_whole_is_passed_over(make: MakeWorld, case: str) -> None:
+def test_a_job_that_can_never_start_whole_is_passed_over(make: MakeWorld, case: str) -> None:
     stages, said = NEVER[case]
     w = make(nodes=2, cpu=4)
     job = whole(w, *stages)
     small = whole(w, *({**each, "count": 1} for each in stages if each["resources"]["cpu"] < 5), name="small")
     w.cycle()
     assert not w.placements(job)
-    assert {str(each.reason) for each in w.explain(job)} == {said}
+    assert {str(explanation.reason) for explanation in w.explain(job)} == {said}
     assert w.placements(small)
     w.pool("large", node={"cpu": 8})
     w.cycle()
-    assert {type(each.reason) for each in w.explain(job)} == {NoRoom}  # a pool without a bound could take it
+    assert {type(explanation.reason) for explanation in w.explain(job)} == {
+        NoRoom
+    }  # a pool without a bound could take it
     w.nodes(4, prefix="m", cpu=8)
     w.cycle()
     assert len(w.placements(job)) == sum(each["count"] for each in stages)
 
 
-def test_what_never_fits_holds_up_nobody_who_needs_less(make: MakeWorld) -> None:
+def test_a_job_that_never_fits_does_not_block_smaller_ones(make: MakeWorld) -> None:
     w = make(nodes=1, cpu=4)
     jobs = [whole(w, stage("small", 1), stage("huge", 1, cpu=5), name=name) for name in ("one", "two", "three")]
     w.scale("one", "small", 0)
@@ -289,7 +293,7 @@ def test_stages_that_stay_apart_do_so_each_for_itself(make: MakeWorld) -> None:
     assert sorted(w.placements(job).values()) == ["n0", "n0", "n1", "n1", "n2", "n2"]
 
 
-def test_a_whole_head_that_its_limit_bars_by_now_holds_up_nobody(make: MakeWorld) -> None:
+def test_a_whole_head_that_is_now_over_its_limit_does_not_block_its_lane(make: MakeWorld) -> None:
     w = make(nodes=1, cpu=4)
     w.queue("root.a", users={"ann": {"limit": {"cpu": 5}}})
     stages = stage("a", 1), stage("b", 1, cpu=3)
@@ -325,7 +329,7 @@ def test_a_lane_is_one_set_of_shapes(make: MakeWorld) -> None:
         "cpu=1 + cpu=2": ["first/", "second/"],
         "cpu=1 + cpu=3": ["other/"],
     }
-    assert [each.position for each in w.explain(second)] == [1, 1, 1]
+    assert [explanation.position for explanation in w.explain(second)] == [1, 1, 1]
     assert w.lanes()["root.default", "cpu=1 + cpu=2"][0].count == 3
     w.finish(filler)
     w.cycle()
@@ -401,7 +405,7 @@ def test_priority_and_fair_order_hold_for_whole_jobs(make: MakeWorld) -> None:
     assert lanes(w) == {"cpu=1 + cpu=2": ["z/", "y/"]}
 
 
-def test_a_whole_job_that_was_tried_in_vain_wakes_nobody() -> None:
+def test_a_whole_job_that_found_no_room_wakes_no_lane() -> None:
     w = World()
     w.nodes(2, cpu=4)
     w.submit(name="filler", stages=[stage("w", 1)])
@@ -499,7 +503,7 @@ def test_a_task_that_failed_meanwhile_goes_back_with_the_others(make: MakeWorld)
     assert w.task(job, "a", 0).tries_used == 1
 
 
-def test_who_cannot_be_launched_fails_the_job(make: MakeWorld) -> None:
+def test_a_stage_that_cannot_be_launched_fails_the_job(make: MakeWorld) -> None:
     w = make(nodes=2, cpu=4, max_launch_tries=2, launch_timeout="10s")
     w.hold_acks("n1")
     job = whole(w, stage("a", 1, cpu=4), stage("b", 1, cpu=4))
@@ -542,7 +546,7 @@ def test_a_restart_waits_until_all_stages_have_stopped(make: MakeWorld) -> None:
     w.silence(w.placements(job)["a", 0])
     w.fail_node(w.placements(job)["b", 0])
     w.advance(15)
-    assert states(w, job) == {"a": "sp", "b": "p"}  # there are as many back as it needs, but not all
+    assert states(w, job) == {"a": "sp", "b": "p"}  # enough tasks are back for the minimum, but not all
     assert w.explain(job)[0].reason == StillStopping()
     w.advance(10)
     w.cycle()
@@ -592,7 +596,7 @@ def test_a_task_over_its_time_limit_comes_back_with_a_restart(make: MakeWorld) -
     w.advance(0)
     w.silence(w.placements(job)["a", 0])
     w.advance(11)
-    assert states(w, job) == {"a": "s", "b": "r"}  # told to stop, and not heard
+    assert states(w, job) == {"a": "s", "b": "r"}  # told to stop, and still running
     w.fail_node(w.placements(job)["b", 0])
     w.advance(1)
     assert states(w, job) == {"a": "s", "b": "p"}
@@ -604,8 +608,8 @@ def test_a_task_over_its_time_limit_comes_back_with_a_restart(make: MakeWorld) -
     assert states(w, job) == {"a": "r", "b": "r"}
 
 
-def test_the_last_task_of_a_whole_job_says_nothing_of_the_room_for_others(make: MakeWorld) -> None:
-    """What it lacks is room for its second stage, and others are like its first."""
+def test_a_whole_job_without_room_does_not_block_jobs_like_its_first_stage(make: MakeWorld) -> None:
+    """It lacks room for its second stage; the other jobs are like its first stage."""
     w = make(nodes=1, cpu=1)
     w.node("big", cpu=4)
     job = whole(w, stage("a", 1), stage("b", 1, cpu=4, on_loss="restart"))
@@ -634,7 +638,7 @@ def test_scaling_before_the_start_replaces_the_whole_ask(make: MakeWorld) -> Non
     w.scale("second", "a", 1)  # smaller: the old one
     w.advance(1)
     (lane,) = w.lanes().values()
-    assert [(each.job, each.count, each.asked, each.waiting_since) for each in lane] == [
+    assert [(ask.job, ask.count, ask.asked, ask.waiting_since) for ask in lane] == [
         ("second", 2, 1, 1),
         ("third", 3, 2, 2),
         ("first", 4, 3, 0),
@@ -742,12 +746,12 @@ def test_a_resource_manager_cannot_ask_for_it() -> None:
     w.rm("k8s").register()
     w.rm("k8s").update(jobs=[{"job": "app", "gang": "job"}])
     w.cycle()
-    (rejected,) = [each for each in w.rm("k8s").events() if each.what == "rejected"]
+    (rejected,) = [event for event in w.rm("k8s").events() if event.what == "rejected"]
     assert rejected.reason.startswith("job[0].gang: a manager's job has no such key")
 
 
 @pytest.mark.parametrize("place", ["spread", "random", "dotprod", "fgd", "pack"])
-def test_what_was_spread_out_in_vain_is_packed(make: MakeWorld, place: str) -> None:
+def test_a_whole_job_that_does_not_fit_spread_out_is_packed(make: MakeWorld, place: str) -> None:
     """Only with two tasks of the first stage on the small node there is room for all."""
     w = make(nodes=0, place=place)
     w.node("large", cpu=8, gpu=2)

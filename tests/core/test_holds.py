@@ -1,4 +1,4 @@
-"""Holds: who starves, which nodes are kept for it, who may use them, and how holds end. Small worlds, step by step."""
+"""Holds: which asks starve, which nodes are held for them, which tasks may use these, and how holds end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def stage(count: int = 1, cpu: float = 1, name: str = "w", **rest: Any) -> dict[
 
 
 def full(w: World, nodes: int, cpu: int = 1) -> list[str]:
-    """Nodes that are full of single tasks, one each."""
+    """Fill nodes with single tasks, one each."""
     w.nodes(nodes, cpu=cpu, memory="1Gi")
     asks = {"name": "w", "resources": {"cpu": cpu, "memory": 1}}
     jobs = [w.submit(name=f"s{number}", stages=[asks], preemptible=False) for number in range(nodes)]
@@ -72,7 +72,7 @@ def test_seven_pods_on_one_node(holds: bool) -> None:
     assert running() == [6, 7]
 
 
-# -- who starves -------------------------------------------------------------------------------------------------
+# -- which asks starve -------------------------------------------------------------------------------------------
 
 
 def test_an_age_equal_to_the_threshold_is_not_yet_starving() -> None:
@@ -119,7 +119,7 @@ def test_by_priority_then_by_age() -> None:
     for name, cpu, priority in (("old", 2, 0), ("first", 1.5, 1), ("young", 1.75, 1)):
         w.submit(name=name, stages=[stage(cpu=cpu)], priority=priority)
         w.advance(1)
-    w.now += 20_000_000  # all of them have waited for too long when somebody looks
+    w.now += 20_000_000  # all of them have waited for too long before the next cycle
     w.cycle()
     assert w.holds() == {"n0": [("first", "w", 1)]}
 
@@ -145,7 +145,7 @@ def test_a_gang_that_was_added_starves() -> None:
     assert len(w.placements("gang")) == 3 and not w.holds()
 
 
-def test_who_is_not_allowed_does_not_starve() -> None:
+def test_an_ask_over_its_limit_does_not_starve() -> None:
     w = World(config={**HOLDS, "queues": {"root": {"a": {"limit": {"cpu": 1}}, "b": {}}}})
     w.nodes(2, cpu=1)
     w.submit(name="s", queue="root.b", stages=[stage(2)])
@@ -155,7 +155,7 @@ def test_who_is_not_allowed_does_not_starve() -> None:
     assert not w.holds()
 
 
-def test_who_is_not_allowed_any_more_loses_its_nodes() -> None:
+def test_an_ask_of_a_stopped_queue_loses_its_nodes() -> None:
     w = World(config={**HOLDS, "queues": {"root": {"a": {}, "b": {}}}})
     w.nodes(2, cpu=1)
     w.submit(name="s", queue="root.b", stages=[stage(2)])
@@ -197,7 +197,7 @@ def test_a_large_gang_is_served_alone() -> None:
     w.advance(1)
     w.submit(name="last", queue="root.c", stages=[stage(2)])
     w.advance(20)
-    # The large one waits until it can be alone, and whoever came after it gets no nodes before.
+    # The large gang waits until it can hold alone, and later asks get no hold before it.
     assert w.holds() == {"n0": [("first", "w", 1)], "n1": [("first", "w", 1)]}
     w.kill("first")
     w.advance(0)
@@ -270,7 +270,7 @@ def test_nodes_that_take_no_work_are_not_held() -> None:
 
 
 def test_a_job_that_starts_whole_holds_for_all_its_stages() -> None:
-    """As reserve-01: room for the first, and the second on the same node. Nobody starts before all can."""
+    """As reserve-01: room for the first, and the second on the same node. No stage starts before all can."""
     w = World(config=HOLDS)
     w.node("n1", cpu=3, memory="4G")
     w.submit(name="p1", stages=[{"name": "w", "resources": {"cpu": 1, "memory": "1G"}}])
@@ -288,7 +288,7 @@ def test_a_job_that_starts_whole_holds_for_all_its_stages() -> None:
     assert len(w.placements("pg2")) == 2 and not w.holds()
 
 
-# -- who may use them --------------------------------------------------------------------------------------------
+# -- which tasks may use held nodes ------------------------------------------------------------------------------
 
 
 def test_a_held_node_takes_what_asks_for_nothing() -> None:
@@ -389,7 +389,7 @@ def test_when_one_node_goes_no_other_ask_takes_the_rest(go: Any) -> None:
     assert "n1" in w.holds()
 
 
-def test_after_its_time_there_is_none_for_a_while() -> None:
+def test_after_hold_for_there_is_no_hold_for_a_while() -> None:
     w = World(config={**HOLDS, "starving_after": "30s"})
     jobs = full(w, 2)
     w.submit(name="gang", stages=[stage(2)])
@@ -440,10 +440,10 @@ def test_when_fewer_may_be_held_the_newest_go() -> None:
     assert {job for holders in w.holds().values() for job, _, _ in holders} == {"one"}
 
 
-# -- nobody is refused for longer than there is a cause ----------------------------------------------------------
+# -- an ask without a hold gets it when the cause is gone --------------------------------------------------------
 
 
-def test_of_the_nodes_that_may_be_held_those_with_room_for_all_do_if_the_best_do_not() -> None:
+def test_nodes_with_room_for_the_whole_gang_are_held_if_the_best_ones_have_not() -> None:
     w = World(config={**HOLDS, "hold_large": False})
     w.node("small", cpu=1)
     w.node("large", cpu=4)
@@ -454,7 +454,7 @@ def test_of_the_nodes_that_may_be_held_those_with_room_for_all_do_if_the_best_do
     assert w.holds() == {"large": [("gang", "w", 4)]}
 
 
-def test_who_had_no_nodes_because_of_its_own_tasks_gets_some_when_these_end() -> None:
+def test_an_ask_that_its_own_tasks_kept_from_a_hold_gets_it_when_they_end() -> None:
     w = World(config={**HOLDS, "held_nodes_percent": 100})
     w.node("n", cpu=2, labels={"kind": "n"})
     w.submit(name="gang", stages=[stage(selectors={"kind": "n"})])
@@ -468,7 +468,7 @@ def test_who_had_no_nodes_because_of_its_own_tasks_gets_some_when_these_end() ->
     assert w.holds() == {"n": [("gang", "w", 2)]}
 
 
-def test_who_had_no_nodes_because_of_what_came_to_a_held_one_gets_it_when_that_has_gone() -> None:
+def test_an_ask_that_a_lent_node_kept_from_a_hold_gets_it_when_the_loan_ends() -> None:
     w = World(config={**HOLDS, "backfill": True, "held_nodes_percent": 50, "hold_large": False})
     w.node("n", cpu=4)
     w.node("other", cpu=1)
@@ -486,10 +486,10 @@ def test_who_had_no_nodes_because_of_what_came_to_a_held_one_gets_it_when_that_h
     assert w.holds() == {"n": [("holder", "w", 1)]}
     w.finish("lent")
     w.advance(0)
-    assert w.placements("second") == {("w", 0): "n"}  # it was held for it too, and there is room for its part
+    assert w.placements("second") == {("w", 0): "n"}  # n was held for `second` too, and has room for its part
 
 
-def test_after_a_restart_it_is_known_at_once_when_somebody_will_starve() -> None:
+def test_after_a_restart_an_ask_starves_at_the_same_time() -> None:
     w = World(config=HOLDS)
     full(w, 1)
     w.submit(name="gang", stages=[stage()])
@@ -538,7 +538,7 @@ def test_releasing_what_is_not_held_changes_nothing() -> None:
 
 
 def test_tasks_of_an_earlier_stage_do_not_prevent_a_hold() -> None:
-    """They end by themselves; small tasks of other jobs would walk past the next stage else."""
+    """They end by themselves. Without the hold, small tasks of other jobs would pass the next stage."""
     w = World({"starving_after": "10s"})
     w.node("n0", cpu=4)
     w.submit(name="job", stages=[stage(cpu=3, name="first"), stage(cpu=3, name="second")])

@@ -24,6 +24,7 @@ from fairlead.core.invariants import check_all
 from fairlead.core.lanes import lane_key, text_of
 from fairlead.core.match import singles
 from fairlead.core.policy.fit import choose_devices
+from fairlead.core.policy.order import ORDERS
 from fairlead.core.policy.placement import PLACEMENTS
 from fairlead.core.shape import Shape
 from fairlead.core.state import Partition
@@ -81,7 +82,7 @@ queue_settings = st.fixed_dictionaries(
         "guarantee": st.fixed_dictionaries({}, optional={"cpu": st.integers(0, 4), "gpu": st.integers(0, 2)}),
         "preemptible": st.booleans(),
         "max_jobs": st.integers(0, 3),
-        "order": st.sampled_from(["priority", "fifo", "fair"]),
+        "order": st.sampled_from(sorted(ORDERS)),
         "users": st.dictionaries(
             st.sampled_from(["ann", "*"]),
             st.fixed_dictionaries({}, optional={"limit": limits, "max_jobs": st.integers(0, 2)}),
@@ -187,7 +188,7 @@ class Machine(RuleBasedStateMachine):
         wanted=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 2)), min_size=1, max_size=4),
     )
     def crowd(self, queue: str, other: str, count: int, wanted: list[tuple[int, int]]) -> None:
-        """A long array takes what is free, and then others come, small and large, one after the other."""
+        """A long array takes all free capacity; then small and large jobs arrive one after the other."""
         stage = {"name": "s", "count": count, "min": 1, "resources": {"cpu": 1}}
         self._submit(name="array", queue=queue, user="ann", stages=[stage])
         for cpu, priority in wanted:
@@ -347,7 +348,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(POOLS), nodes=st.integers(1, 3), small=st.booleans())
     def arrive(self, name: str, nodes: int, small: bool) -> None:
-        """Now and then nodes come that are not what was ordered."""
+        """Some nodes that arrive are not what was ordered."""
         if name in self.w._config["partitions"]["default"].get("pools", {}):
             self.w.arrive(name, nodes, **({"cpu": 1} if small else {}))
 
@@ -465,12 +466,12 @@ class Machine(RuleBasedStateMachine):
         self._the_index_is_exact(partition)
 
     def _look_at_loans(self) -> None:
-        """Also when no cycle follows: time alone may make a wait too long."""
+        """Judge the loans, also when no cycle follows: time alone may make a wait too long."""
         settled = not self.w.cluster.writers["default"].more and not self.w._queue
         self.loans.look(self.w.partition(), self.w.now, settled)
 
     def _the_metrics_agree(self, partition: Partition) -> None:
-        """What was counted change by change is what is there."""
+        """Compare the figures that were counted change by change with the state."""
         expected: dict[tuple[str, str], tuple[int, int]] = {}
         for job in partition.jobs.values():
             for stage in job.stages:
@@ -490,16 +491,14 @@ class Machine(RuleBasedStateMachine):
         assert self.balance.came() == sum(asked for asked, _ in expected.values())
 
     def _nothing_was_overlooked(self, partition: Partition) -> None:
-        """Whoever knows nothing but the state, with all lanes awake, finds nothing more to do than who remembers.
+        """A cycle on a fresh copy of the state, with all lanes awake, finds no more to do than one that remembers.
 
-        And where neither a cycle is to follow nor anything is due, there is nothing to do.
+        If no cycle is to follow and nothing is due, there is nothing to do.
         """
         writer = self.w.cluster.writers["default"]
         if writer.more or not partition.reign.ready or self.w._queue:
             return
-        due = cycle.due(
-            partition
-        )  # before anybody looks: what is found is remembered, also by a plan that is taken back
+        due = cycle.due(partition)  # before the next plan: phases remember its findings, even if it is taken back
         found = cycle.run(afresh(partition), [], self.w.now).changes
         decided = cycle.run(partition, [], self.w.now)
         remembered = decided.changes
@@ -508,7 +507,7 @@ class Machine(RuleBasedStateMachine):
         assert not remembered or (due is not None and due <= self.w.now), remembered
 
     def _the_index_is_exact(self, partition: Partition) -> None:
-        """The index finds a node for a shape just where looking at every node finds one."""
+        """Compare the index with a search over all nodes: both find a node for a shape, or neither does."""
         for shape in list(partition.derived.shapes.values()):
             partition.derived.index.refresh()
             fitting = {
@@ -544,7 +543,7 @@ def afresh(partition: Partition) -> Partition:
 
 
 class Balance:
-    """Asks that came less those that went, as metrics count them, from what a writer found when it began."""
+    """An observer that counts asks: those at the start of the writer, plus added, minus removed, as metrics do."""
 
     def __init__(self, metrics: Metrics) -> None:
         self.metrics = metrics

@@ -1,6 +1,6 @@
-"""Starts, orders and loans that broke a rule once, as small worlds that the judges of starts and loans look at.
+"""Starts, orders and loans that once broke a rule, as small worlds that the checkers of starts and loans judge.
 
-Each path to a start had rules that it did not know: nodes that arrive, nodes that are held, chains, orders of nodes.
+Each path to a start had missed some rules: nodes that arrive, held nodes, chains, orders of nodes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def test_no_nodes_are_ordered_beyond_a_limit_that_a_claim_will_fill() -> None:
 
 
 def test_a_chain_does_not_keep_a_share_that_is_spent() -> None:
-    """Half of the nodes go. The tasks cannot be stopped, so those that end must leave what is not theirs any more."""
+    """Half of the nodes leave. The tasks cannot be stopped, so the queue shrinks to its share as they end."""
     w = watched(chain="5s", **HALVES)
     w.nodes(2, cpu=4)
     w.submit(name="firm", queue="root.a", preemptible=False, stages=one(count=400, min=1, duration=1))
@@ -155,7 +155,7 @@ def test_tasks_that_cannot_help_do_not_keep_a_loan() -> None:
     assert w.placements("want") and not w.placements("large")
 
 
-# -- what match released or stopped is looked at at once -----------------------------------------------------------
+# -- capacity that match released is used at once ------------------------------------------------------------------
 
 
 def test_a_node_that_arrived_for_an_ask_over_its_limit_is_used_at_once() -> None:

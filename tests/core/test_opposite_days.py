@@ -1,4 +1,4 @@
-"""A day of teams that want the opposite: whoever is stopped for others gets somewhere before it is stopped again."""
+"""A day of teams with opposite demand: a stopped job makes progress before it is stopped again."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Stops:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_nobody_is_stopped_again_and_again(seed: int) -> None:
-    """Three teams, gangs and single tasks, two of the teams by turns; every job ends after all."""
+def test_no_job_is_stopped_again_and_again(seed: int) -> None:
+    """Three teams with gangs and single tasks; two of them have work in turns. Every job ends."""
     draw = Random(seed)
     stops = Stops()
     settings = {"unit": "slots", "rebalance_threshold": 10, "rebalance_after": f"{AFTER}min", "keep_ended": "10d"}
@@ -67,6 +67,6 @@ def test_nobody_is_stopped_again_and_again(seed: int) -> None:
     for _ in range(8):
         w.advance(6 * HOUR)
     assert [w.job(job).state for job in jobs] == ["succeeded"] * len(jobs)
-    assert sum(map(len, stops.ran.values())) > 0  # else this would be about nothing
+    assert sum(map(len, stops.ran.values())) > 0  # else the test would check nothing
     for ran in stops.ran.values():
         assert all(each >= AFTER * MINUTE for each in ran[1:])

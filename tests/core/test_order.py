@@ -21,7 +21,7 @@ def stage(count: int = 1, **rest: Any) -> list[dict[str, Any]]:
 
 def places(partition: Partition) -> list[tuple[str, str, int]]:
     (lane,) = partition.lanes.values()
-    return [(each.stage.job.id, KINDS[each.kind], each.count) for each in lane]
+    return [(ask.stage.job.id, KINDS[ask.kind], ask.count) for ask in lane]
 
 
 def order(w: World) -> list[tuple[str, str, int]]:
@@ -57,7 +57,7 @@ def test_what_a_gang_needs_comes_before_priority_and_what_it_can_do_without_afte
     assert order(w) == [kinds.pop(first), *kinds.values()]
 
 
-def test_as_many_as_are_needed_come_first_and_the_rest_later() -> None:
+def test_tasks_that_a_gang_needs_come_first_and_the_rest_later() -> None:
     w = waiting(5)  # one of six runs, four have to
     seen = []
     for at in range(7):
@@ -68,7 +68,7 @@ def test_as_many_as_are_needed_come_first_and_the_rest_later() -> None:
     assert seen == [(2, 0), (3, 0), (4, 0), (4, 1), (4, 2), (5, 2), (6, 2)]
 
 
-def test_as_many_as_are_needed_come_first_also_when_there_is_room_for_more() -> None:
+def test_tasks_that_a_gang_needs_come_first_also_when_there_is_room_for_more() -> None:
     w = waiting(5)
     w.node("large", cpu=4)
     w.cycle()
@@ -168,7 +168,7 @@ def test_placing_and_taking_back_moves_an_ask_there_and_back() -> None:
 
 
 def test_a_flood_goes_on_behind_replacements_that_are_not_needed() -> None:
-    """Batches take many small jobs; an ask that moves back among them is served after its betters, and once."""
+    """Batches take many small jobs; an ask that moves back among them is served after them, and once."""
     w = World()
     w.nodes(3, cpu=4)
     w.submit(name="gang", preemptible=False, stages=stage(8, min=7))

@@ -1,4 +1,4 @@
-"""Placements: who wins among small nodes and which devices are used, by hand; then what holds for any node and task."""
+"""Placements: which of some small nodes and devices is used, by hand; then properties of any node and task."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -27,7 +27,7 @@ def fleet(*shapes: tuple[Task, int], elsewhere: int = 0) -> Fleet:
 
 
 def best(placement: Placement, nodes: Mapping[str, Node], task: Task, around: Fleet) -> str:
-    """The node that is taken; of equals the first, as by their join numbers."""
+    """Return the chosen node; of equal ones the first, as by their join numbers."""
     return min(nodes, key=lambda name: placement.score(nodes[name], task, around))
 
 
@@ -289,7 +289,7 @@ def test_usable_is_the_plain_sum(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if forgetful:
-            patch.setattr(fragmentation, "MOST_KEPT", 1)
+            patch.setattr(fragmentation, "MAX_KEPT", 1)
         workload = Workload(shapes)
         for free, used in states + states:
             assert workload.usable(free, used) == plainly_usable(shapes, free, used)
@@ -324,7 +324,7 @@ def test_the_devices_fit(case: Case) -> None:
     chosen = PLACEMENTS[case.place].devices(case.node, case.task, case.fleet)
     assert len(set(chosen)) == case.task.devices == len(chosen)
     for device in chosen:
-        assert case.node.used[device] + case.task.milli <= WHOLE
+        assert case.node.device_use[device] + case.task.milli <= WHOLE
 
 
 @given(cases())
@@ -332,16 +332,18 @@ def test_a_part_goes_to_a_split_device_if_one_fits(case: Case) -> None:
     if case.place == "fgd" or not 0 < case.task.milli < WHOLE:
         return
     (device,) = PLACEMENTS[case.place].devices(case.node, case.task, case.fleet)
-    split = [used for used in case.node.used if 0 < used <= WHOLE - case.task.milli]
-    assert case.node.used[device] == max(split, default=0)
+    split = [used for used in case.node.device_use if 0 < used <= WHOLE - case.task.milli]
+    assert case.node.device_use[device] == max(split, default=0)
 
 
 @given(cases(), st.data())
 def test_the_order_of_the_devices_does_not_matter(case: Case, data: st.DataObject) -> None:
-    other = case.node._replace(used=tuple(data.draw(st.permutations(case.node.used))))
+    other = case.node._replace(device_use=tuple(data.draw(st.permutations(case.node.device_use))))
     score, choose, *_ = PLACEMENTS[case.place]
     assert score(other, case.task, case.fleet) == score(case.node, case.task, case.fleet)
-    taken = [sorted(each.used[device] for device in choose(each, case.task, case.fleet)) for each in (case.node, other)]
+    taken = [
+        sorted(each.device_use[device] for device in choose(each, case.task, case.fleet)) for each in (case.node, other)
+    ]
     assert taken[0] == taken[1]
 
 

@@ -29,7 +29,7 @@ def single(w: World, name: str, **resources: Any) -> None:
 
 @pytest.mark.parametrize("place", ["pack", *sorted(PLACEMENTS)])
 def test_every_placement_fills_the_machine(place: str) -> None:
-    """Whatever the order, nothing waits while something fits."""
+    """Whatever the order, no task waits while it fits."""
     w = world(place)
     w.nodes(3, cpu=2, memory="4Gi", gpu=1)
     for number in range(7):
@@ -143,7 +143,7 @@ def test_of_racks_that_would_do_the_one_with_the_fewest_nodes() -> None:
     assert gang(racks(a=1, b=2), 2, near="rack") == ["b0", "b0"]
 
 
-def test_as_few_racks_as_can_be() -> None:
+def test_a_gang_uses_the_fewest_racks() -> None:
     """The largest first: two racks, where smallest first would need three."""
     assert gang(racks(a=1, b=2, c=3), 9, near="rack") == ["b0", "b0", "b1", "c0", "c0", "c0", "c1", "c1", "c1"]
 

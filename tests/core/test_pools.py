@@ -16,7 +16,7 @@ from fairlead.testing import World
 
 
 def ordered(w: World) -> dict[str, int]:
-    """Pool → how many nodes were ordered since the last look; each pool hears once."""
+    """Return the nodes ordered per pool since the last call; each pool gets at most one order."""
     found: dict[str, int] = {}
     for effect in w.effects():
         if isinstance(effect, ForPool) and effect.orders:
@@ -61,7 +61,7 @@ def test_a_burst_is_one_order_for_what_does_not_fit(each: int, nodes: int) -> No
     assert ordered(w) == {}
 
 
-def test_from_no_nodes_at_all() -> None:
+def test_a_pool_grows_from_no_nodes() -> None:
     w = World()
     w.pool("p", node={"cpu": 4, "memory": "8Gi"}, max=10)
     job = gang(w, 10)
@@ -190,7 +190,7 @@ def test_a_gang_that_is_scaled_keeps_the_nodes_that_came_for_it(act: Any, kept: 
     act(w, job)
     (other,) = singles(w, 1, cpu=0.5)
     w.cycle()
-    assert sum(len(each.nodes) for each in w.partition().promises.values()) == kept
+    assert sum(len(promise.nodes) for promise in w.partition().promises.values()) == kept
     assert bool(w.placements(other)) == (kept == 0)
     assert ordered(w).get("p", 0) <= more + 1  # one is for the other job
     w.arrive("p", n=1 + more)
@@ -327,7 +327,7 @@ def test_the_first_by_turn_get_what_a_pool_may_bring() -> None:
     assert [len(w.placements(job)) for job in jobs] == [2, 2]
 
 
-def test_held_nodes_are_not_counted_on_and_who_holds_them_orders_nothing() -> None:
+def test_held_nodes_are_not_counted_on_and_their_holder_orders_nothing() -> None:
     w = World({"starving_after": "10s", "held_nodes_percent": 100})
     w.pool("p", node={"cpu": 4}, max=0)
     w.node("n0", cpu=4)
@@ -397,7 +397,7 @@ def test_after_max_orders_it_says_why() -> None:
     w.advance(60)
     assert ordered(w) == {}
     reason = w.explain(job)[0].reason
-    assert isinstance(reason, NoRoom) and reason.vain == 2 and reason.given_up
+    assert isinstance(reason, NoRoom) and reason.failed_orders == 2 and reason.given_up
     assert "quota of the cloud is used up" in str(reason)
     later = singles(w, 1)
     w.cycle()
@@ -442,23 +442,23 @@ def test_each_failed_order_counts_for_the_asks_it_was_for() -> None:
     one, two = singles(w, 2)
     w.cycle()
 
-    def vain() -> list[int]:
+    def failed_orders() -> list[int]:
         return [each.orders for each in (w.partition().waits(job, 0, NEW) for job in (one, two)) if each is not None]
 
     w.fail_machines("p-1-0")
     w.cycle()
-    assert vain() == [1, 0]
+    assert failed_orders() == [1, 0]
     w.fail_machines("p-1-1")
     w.cycle()
-    assert vain() == [1, 1]
+    assert failed_orders() == [1, 1]
     w.advance(6)
     w.fail_machines("p-2-0", "p-2-1")
     w.cycle()
-    assert vain() == [2, 2]
+    assert failed_orders() == [2, 2]
 
 
 def given_up(*others: str) -> World:
-    """Somebody for whom pool `a` has been asked in vain for as often as may be."""
+    """A world with an ask for which pool `a` failed `max_orders` orders."""
     w = World({"max_orders": 1})
     w.pool("a", node={"cpu": 4}, max=10)
     for name in others:
@@ -479,7 +479,7 @@ def test_a_pool_that_is_new_may_bring_what_others_could_not() -> None:
     assert sum(ordered(w).values()) == 1
 
 
-def test_a_pool_that_left_and_came_back_is_asked_anew() -> None:
+def test_a_pool_that_left_and_came_back_is_asked_again() -> None:
     w = given_up()
     w.configure({"max_orders": 1})
     w.cycle()
@@ -488,7 +488,7 @@ def test_a_pool_that_left_and_came_back_is_asked_anew() -> None:
     assert ordered(w) == {"a": 1}
 
 
-def test_any_pool_that_is_resumed_lets_them_order_anew() -> None:
+def test_any_pool_that_is_resumed_lets_asks_order_again() -> None:
     w = given_up("b")
     w.pool("a", node={"cpu": 4}, max=9)
     w.cycle()
@@ -526,8 +526,8 @@ def test_it_says_which_pools_could_bring_more_and_do_not() -> None:
     assert "pool full is at its maximum size; pool off is paused" in str(reason)
 
 
-def test_who_brings_nodes_hears_that_one_is_lost() -> None:
-    """It counts until its machine is known to be gone: it may come back."""
+def test_a_lost_node_is_reported_to_its_pool() -> None:
+    """The node counts under `max` until its machine is known to be gone: it may come back."""
     w = World()
     w.pool("a", node={"cpu": 4}, max=1)
     singles(w, 1)
@@ -537,7 +537,7 @@ def test_who_brings_nodes_hears_that_one_is_lost() -> None:
     w.effects()
     w.fail_node(name)
     w.cycle()
-    assert [each for each in w.effects() if isinstance(each, ForPool)] == [ForPool("a", lost=(name,))]
+    assert [effect for effect in w.effects() if isinstance(effect, ForPool)] == [ForPool("a", lost=(name,))]
     w.remove_node(name)
     w.cycle()
     assert ordered(w) == {"a": 1}
@@ -582,7 +582,7 @@ def test_a_node_that_comes_twice_or_unasked_is_ordered_once() -> None:
     assert w.pools()["a"]["total"] == 4
 
 
-# -- in store ------------------------------------------------------------------------------------------------------
+# -- spare nodes ---------------------------------------------------------------------------------------------------
 
 
 def test_warm_spare_nodes() -> None:
@@ -704,7 +704,7 @@ def test_idle_nodes_go_after_a_while_but_for_some() -> None:
     assert w.pools()["p"]["total"] == 1
 
 
-def test_never_while_not_ready_and_the_clock_starts_again() -> None:
+def test_idle_nodes_stay_while_not_ready_and_their_clock_starts_again() -> None:
     w = World({"ready_after": "1h"})
     w.pool("p", node={"cpu": 4}, max=10, idle_for="1min")
     job = grown(w, 2)
@@ -777,7 +777,7 @@ def test_a_node_that_is_given_back_takes_no_work_and_stays_given_back() -> None:
 
 @pytest.mark.parametrize("left", [{}, {"p": {"node": {"cpu": 4}, "provider": None}}])
 def test_nothing_falls_due_for_pools_that_are_no_more(left: dict[str, Any]) -> None:
-    """A node was about to be given back when its pool left the configuration, or nobody brought its nodes any more."""
+    """A node was about to be given back when its pool left the configuration or lost its provider."""
     w = World()
     w.pool("p", node={"cpu": 4}, max=2, idle_for="1min")
     w.cycle()

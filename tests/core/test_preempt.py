@@ -1,4 +1,4 @@
-"""Preemption: who may stop whom, how few, what becomes of the room, and of those who were stopped."""
+"""Preemption: which tasks are stopped for which ask, that they are few, and what becomes of them and their room."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_higher_priority_takes_the_place_of_a_lower_one() -> None:
     reason = w.explain("high")[0].reason
     assert isinstance(reason, NoRoom) and reason.coming == 1
     assert str(reason).endswith("allocations that stop for it: 1")
-    # Nobody else gets the room, not even who comes first.
+    # No other ask gets the room, not even the head of the lane.
     w.submit(name="other", stages=[stage()], priority=1)
     w.advance(0)
     assert w.placements("high") == {("w", 0): "n1"}
@@ -48,7 +48,7 @@ def test_a_higher_priority_takes_the_place_of_a_lower_one() -> None:
     assert (victim.state, victim.tries_used, victim.reason) == ("pending", 0, "preempted for job high")
 
 
-def test_equal_priority_stops_nobody() -> None:
+def test_equal_priority_stops_no_task() -> None:
     w = World()
     w.node("n0", cpu=1)
     w.submit(name="low", stages=[stage()])
@@ -68,7 +68,7 @@ def test_another_queue_is_not_touched_for_a_priority() -> None:
     assert w.job("low").state == "running"
 
 
-def test_nobody_is_stopped_in_vain() -> None:
+def test_no_task_is_stopped_for_a_gang_that_still_could_not_start() -> None:
     w = World()
     w.nodes(2, cpu=1)
     w.submit(name="low", stages=[stage()])
@@ -141,7 +141,7 @@ def test_a_whole_job_is_taken_back_whole() -> None:
 
 
 @pytest.mark.parametrize("where", ["job", "queue"])
-def test_who_is_not_preemptible_is_left_alone(where: str) -> None:
+def test_a_job_that_is_not_preemptible_is_not_stopped(where: str) -> None:
     w = World(config={"queues": {"root": {"default": {"preemptible": where != "queue"}}}})
     w.nodes(2, cpu=1)
     w.submit(name="keep", stages=[stage(2)], preemptible=where != "job")
@@ -199,7 +199,7 @@ def test_a_queue_at_its_limit_stops_only_its_own() -> None:
     assert len(w.placements("high")) == 1 and w.job("y").state == "pending"
 
 
-def test_a_limit_that_would_be_exceeded_anyway_stops_nobody() -> None:
+def test_a_limit_that_would_be_exceeded_anyway_stops_no_task() -> None:
     """As preempt-11."""
     w = World(config={"queues": {"root": {"default": {"limit": {"cpu": 3}}}}})
     w.node("n0", cpu=10)
@@ -404,7 +404,7 @@ def test_a_promise_does_not_count_on_what_is_overdue_when_it_is_made() -> None:
     assert promise.since == w.now and not is_stuck(w.partition(), promise)
 
 
-def test_a_stop_does_not_grow_old_while_its_agent_cannot_be_heard() -> None:
+def test_a_stop_is_not_overdue_while_its_agent_is_silent() -> None:
     w = hanging(ready_after="1h")
     w.advance(20)
     w.now += 600 * 1_000_000
@@ -460,8 +460,8 @@ def test_holders_are_not_disturbed() -> None:
 
 
 @pytest.mark.parametrize("gang", ["stage", "job"])
-def test_nobody_is_stopped_for_who_is_beyond_its_share(gang: str) -> None:
-    """That lower priorities of its own queue are on loan is no harm, and who cannot be stopped gets no loan."""
+def test_no_task_is_stopped_for_an_ask_beyond_its_share(gang: str) -> None:
+    """Lower priorities of its queue may be on loan; a job that is not preemptible gets no loan."""
     w = World(config={"queues": {"root": {"a": {"share": 50, "limit": {"cpu": 3}}, "b": {"share": 50}}}})
     w.node("n", cpu=4)
     w.submit(name="low", queue="root.a", stages=[stage(3, min=1)])
@@ -487,7 +487,7 @@ def test_what_stops_already_makes_room_under_a_limit() -> None:
     assert stopping(w, "one") == [0] and not stopping(w, "two")
 
 
-def test_nobody_takes_the_place_of_a_claimant_among_the_jobs_that_may_run() -> None:
+def test_no_other_job_takes_the_place_of_a_claimant_under_max_jobs() -> None:
     w = World(config={"queues": {"root": {"a": {"max_jobs": 2}}}, "lease": "1h"})
     w.node("n", cpu=1, labels={"kind": "n"})
     w.submit(name="low", queue="root.a", stages=[stage(selectors={"kind": "n"})])
@@ -509,8 +509,8 @@ def test_nobody_takes_the_place_of_a_claimant_among_the_jobs_that_may_run() -> N
 # -- what a stopped task waits for -------------------------------------------------------------------------------
 
 
-def test_a_stopped_gang_waits_anew_at_its_old_place() -> None:
-    """Waiting time counts waiting only: what ran for days has not starved, and comes before what is newer."""
+def test_a_stopped_gang_begins_a_new_wait_at_its_old_place() -> None:
+    """Time spent running is not waiting time: a gang that ran for days does not starve, and stays before newer jobs."""
     w = World({"starving_after": "1h"})
     w.nodes(2, cpu=1)
     w.submit(name="gang", stages=[stage(2)])
@@ -520,7 +520,7 @@ def test_a_stopped_gang_waits_anew_at_its_old_place() -> None:
     w.advance(1)
     stopped = w.job("gang").waiting_since
     assert stopped is not None and stopped >= 3 * 24 * 3600
-    assert [[each.job for each in lane] for lane in w.lanes().values()] == [["gang", "younger"]]
+    assert [[ask.job for ask in lane] for lane in w.lanes().values()] == [["gang", "younger"]]
     w.advance(10)
     assert not w.holds()
     w.restart()
@@ -538,7 +538,7 @@ def test_a_gang_that_is_stopped_while_more_of_it_waits_begins_a_new_wait() -> No
     w.submit(name="high", priority=1, stages=[stage(2)])
     w.advance(1)
     (lane,) = w.lanes().values()
-    assert [(each.job, each.asked, each.waiting_since) for each in lane] == [("gang", 0, 2 * 3600)]
+    assert [(ask.job, ask.asked, ask.waiting_since) for ask in lane] == [("gang", 0, 2 * 3600)]
     assert not w.holds()
 
 
@@ -566,7 +566,7 @@ def test_a_stopped_task_keeps_the_place_that_it_was_asked_for_at() -> None:
     w.submit(name="high", stages=[stage()], priority=5)
     w.advance(1)
     (lane,) = w.lanes().values()
-    assert [(each.job, each.asked, each.waiting_since) for each in lane] == [("after", 100, 150)]
+    assert [(ask.job, ask.asked, ask.waiting_since) for ask in lane] == [("after", 100, 150)]
 
 
 # -- which sets of tasks -----------------------------------------------------------------------------------------
@@ -585,7 +585,9 @@ def filled(*nodes: tuple[str, list[tuple[str, float, int]]], **settings: Any) ->
 
 
 def all_stopping(w: World) -> list[str]:
-    return sorted(each.stage.job.id for each in w.partition().allocations.values() if each.state == "stopping")
+    return sorted(
+        allocation.stage.job.id for allocation in w.partition().allocations.values() if allocation.state == "stopping"
+    )
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -614,7 +616,7 @@ def test_of_sets_of_one_size_the_newest_goes() -> None:
 
 @pytest.mark.parametrize(("least", "tasks", "stopped"), [(2, 2, ["one", "two"]), (1, 1, ["two"])])
 def test_jobs_of_one_task_are_no_gangs_that_break(least: int, tasks: int, stopped: list[str]) -> None:
-    """Of as many tasks the newest go, before a gang of two, and before a task that an older array can do without."""
+    """Of sets of one size the newest tasks go, before a gang of two, and before an older array's task beyond `min`."""
     w = World()
     w.nodes(4, cpu=1)
     w.submit(name="older", stages=[stage(2, min=least)])

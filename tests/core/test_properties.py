@@ -1,4 +1,4 @@
-"""What must hold whatever happens: Hypothesis draws what happens, and eyes of their own (watching.py) look at it.
+"""Properties of all histories: Hypothesis draws the events, and independent checkers (watching.py) judge the result.
 
 1. no over-commit ever, and 2. gangs whole or not at all: seen from the agents' side
 3. no request lost or doubled under retries
@@ -7,7 +7,7 @@
 6. the same commands in the same order give the same bytes
 7. a restart between any two steps changes nothing; while not ready nothing is placed or expires
 
-That undo is exact, replay equals live, and the index finds what fits, is checked by test_machine.py.
+test_machine.py checks that undo is exact, that replay equals live, and that the index finds the nodes that fit.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class Clients:
             self.w.break_journal(how, bool(written))
         else:
             getattr(self.w, name)(*given)
-            self.hear()
+            self.read_answers()
 
     def ask(self, client: int) -> None:
         stage = {"name": "w", "count": 1 + client % 3, "resources": {"cpu": 1}, "min": 1 if client % 2 else None}
@@ -180,7 +180,7 @@ class Clients:
         self.w._send("default", Submit(spec=spec, user="ann", key=f"key of {client}"))
         self.asked.append(client)
 
-    def hear(self) -> None:
+    def read_answers(self) -> None:
         answers = self.w.answers()
         for client, answer in zip(self.asked, answers, strict=False):
             if isinstance(answer, Rejected):
@@ -191,7 +191,7 @@ class Clients:
         del self.asked[: len(answers)]
 
     def settle(self) -> None:
-        """Everybody who had no answer asks until it has one, and who had one asks again."""
+        """Repeat every request: those without an answer until they have one, the others once more."""
         self.do("cycle")
         self.w.node("n9", cpu=1)  # a journal that is still to break breaks here
         self.w.cycle()
@@ -208,11 +208,11 @@ def no_request_lost_or_doubled(drawn: Steps) -> None:
         c.do(*step)
     c.settle()
     assert {client: len(ids) for client, ids in c.ids.items()} == dict.fromkeys(range(CLIENTS), 1)
-    # A number is given to every job that there ever was: one each, also of those that are forgotten.
+    # Every job has had a number of its own, also the forgotten ones.
     assert c.w.partition().counters.job == CLIENTS + 1
     jobs = {client: next(iter(ids)) for client, ids in c.ids.items()}
     assert all(c.w.job(job).name == f"job-{client}" for client, job in jobs.items())
-    # Agents started every task, and none twice: whatever was written or not, (task, attempt) was told apart.
+    # Agents started every task, and none twice: (task, attempt) is unique, whatever was written or not.
     c.w.advance(10)
     assert c.agents.starts == {(job, index): 1 for client, job in jobs.items() for index in range(1 + client % 3)}
     for job in jobs.values():
@@ -276,7 +276,7 @@ zone_steps = st.lists(
 
 
 class Logged(Fleet):
-    """Agents that write down what they are told, each for itself, task by task: how many come in a message is free."""
+    """Agents that log their launches and stops task by task; how many tasks share a message does not matter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -286,20 +286,20 @@ class Logged(Fleet):
         effects = list(effects)
         for effect in effects:
             if isinstance(effect, ForNode):
-                told = self.log.setdefault(effect.node, [])
+                log = self.log.setdefault(effect.node, [])
                 for stop in effect.stops:
-                    told += [(now, stop.job, index, stop.attempt, stop.cause) for index in indices(stop.indices)]
+                    log += [(now, stop.job, index, stop.attempt, stop.cause) for index in indices(stop.indices)]
                 for one in effect.launches:
                     each_has = len(one.devices) // count(one.indices)
-                    told += [
+                    log += [
                         (now, one.job, index, one.attempt, one.devices[at * each_has : (at + 1) * each_has])
                         for at, index in enumerate(indices(one.indices))
                     ]
         super().deliver(effects, now)
 
 
-def told_to(zones: Iterable[str], order: str, drawn: Steps) -> dict[str, list[Any]]:
-    """What the nodes of these zones are told if only the steps of these zones are done, at their times."""
+def orders_of(zones: Iterable[str], order: str, drawn: Steps) -> dict[str, list[Any]]:
+    """Return what the nodes of these zones are told if only the steps of these zones are done, at their times."""
     w = World({"launch_timeout": "4s", "lease": "4s", "heartbeat": "1s", "replace_within": "6s"})
     w.queue("root.q", order=order)
     agents = w.fleets["default"] = Logged()
@@ -332,18 +332,18 @@ def told_to(zones: Iterable[str], order: str, drawn: Steps) -> dict[str, list[An
 
 
 def lanes_apart(order: str, drawn: Steps) -> None:
-    assert told_to("ab", order, drawn) == told_to("a", order, drawn) | told_to("b", order, drawn)
+    assert orders_of("ab", order, drawn) == orders_of("a", order, drawn) | orders_of("b", order, drawn)
 
 
 @settings(max_examples=25)
-@given(st.sampled_from(["priority", "fifo", "fair"]), zone_steps)
+@given(st.sampled_from(sorted(ORDERS)), zone_steps)
 def test_lanes_without_shared_nodes_never_influence_each_other(order: str, drawn: Steps) -> None:
     lanes_apart(order, drawn)
 
 
 @pytest.mark.long
 @settings(max_examples=1_500)
-@given(st.sampled_from(["priority", "fifo", "fair"]), zone_steps)
+@given(st.sampled_from(sorted(ORDERS)), zone_steps)
 def test_lanes_without_shared_nodes_never_influence_each_other_for_long(order: str, drawn: Steps) -> None:
     lanes_apart(order, drawn)
 
@@ -370,6 +370,7 @@ def test_lanes_without_shared_nodes_never_influence_which_of_two_nodes_is_the_fu
 CHILD = """
 from hashlib import blake2b
 from fairlead.core.dump import dump
+from fairlead.core.policy.order import ORDERS
 from fairlead.journal import MemoryJournal
 from fairlead.journal.codec import stream_of
 from fairlead.testing import World
@@ -416,7 +417,7 @@ def test_the_same_commands_in_the_same_order_give_the_same_bytes() -> None:
 
 
 def restarts_change_nothing(drawn: Steps) -> None:
-    """A control plane that starts anew after every single cycle, beside one that never does."""
+    """Compare a control plane that restarts after every cycle with one that never does."""
     plain, restarted = Play(looking=False), Play(looking=False, restarts=True)
     for step in drawn:
         plain.do(*step)
@@ -426,7 +427,7 @@ def restarts_change_nothing(drawn: Steps) -> None:
 
 
 def observed(w: World) -> tuple[Any, ...]:
-    """But for the reasons why something waits: they are as old as the last look at its lane, and a start looks anew."""
+    """Return all that a user sees except reasons, which date from the last look at a lane; a restart looks again."""
     return w.dump(), w.effects(), w.lanes(), {job: (w.job(job), w.placements(job)) for job in w.partition().jobs}
 
 
@@ -450,7 +451,7 @@ while_not_ready = steps(
 
 def nothing_until_ready(before: Steps, drawn: Steps) -> None:
     play = Play(looking=False)
-    play.w.node("dark", cpu=8, taints=["dark"])  # its agent is never heard again, and nobody may run there
+    play.w.node("dark", cpu=8, taints=["dark"])  # its agent stays silent, and no task may run there
     play.w.cycle()
     play.run(before)
     play.w.restart(ready=False)
@@ -459,8 +460,8 @@ def nothing_until_ready(before: Steps, drawn: Steps) -> None:
         live = play.live()
         play.do(*step)
         assert not play.w.partition().reign.ready
-        messages = [each for each in play.w.effects() if isinstance(each, ForNode)]
-        assert not [each for each in messages if each.launches], "something was placed"
+        messages = [effect for effect in play.w.effects() if isinstance(effect, ForNode)]
+        assert not [message for message in messages if message.launches], "something was placed"
         if step[0] == "advance":
             gone = {key: was for key, was in live.items() if play.live().get(key) != was and not play.is_done(*key)}
             assert not gone, "something expired"

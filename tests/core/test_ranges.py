@@ -13,7 +13,7 @@ index_sets = st.sets(st.integers(0, 24), max_size=25)
 
 
 def flat_of(numbers: set[int]) -> Flat:
-    """The flat of a set, by another road than the code under test."""
+    """Return the flat of a set, computed in another way than by the code under test."""
     edges = [n for n in range(max(numbers, default=0) + 2) if (n in numbers) != (n - 1 in numbers)]
     return tuple(edges)
 

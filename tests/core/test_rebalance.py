@@ -27,12 +27,16 @@ def array(w: World, queue: str, count: int, name: str = "", **stage: Any) -> str
 def running(w: World, *queues: str) -> list[int]:
     """Tasks that run, less those that stop."""
     partition = w.partition()
-    stopping = [each.stage.job.queue.name for each in partition.allocations.values() if each.state == "stopping"]
+    stopping = [
+        allocation.stage.job.queue.name
+        for allocation in partition.allocations.values()
+        if allocation.state == "stopping"
+    ]
     return [partition.queues[f"root.{queue}"].account.tasks - stopping.count(queue) for queue in queues]
 
 
 def lend_all(w: World) -> None:
-    """All is lent to `a`, one task after the other, and `b` comes back."""
+    """Lend all slots to `a`, one task after the other; then `b` has work again."""
     array(w, "a", 10)
     w.advance(1)
     array(w, "b", 20)
@@ -68,13 +72,13 @@ def test_the_spread_must_be_over_the_threshold(threshold: int, stops: bool) -> N
     assert (running(w, "a") == [5]) is stops
 
 
-def test_a_dip_begins_the_time_anew() -> None:
+def test_a_dip_restarts_the_clock() -> None:
     w = world()
     array(w, "a", 10)
     w.advance(1)
     first = array(w, "b", 2, "first")
     w.advance(200)
-    w.kill(first)  # nobody waits: nothing is uneven
+    w.kill(first)  # no task waits, so the spread is 0
     w.advance(10)
     array(w, "b", 20)
     w.advance(230)
@@ -118,7 +122,7 @@ def test_no_more_are_stopped_than_will_be_started() -> None:
         ({"max_jobs": 1}, 1),
     ],
 )
-def test_nobody_is_stopped_for_what_a_limit_keeps_back(bound: dict[str, Any], each: int) -> None:
+def test_no_task_is_stopped_for_asks_over_a_limit(bound: dict[str, Any], each: int) -> None:
     """Four tasks wait, and may not start beside each other: one victim is enough."""
     w = world(8)
     w.queue("root.b", share=50, **bound)
@@ -131,7 +135,7 @@ def test_nobody_is_stopped_for_what_a_limit_keeps_back(bound: dict[str, Any], ea
     assert sum(w.task("a-array", "s", index).attempt for index in range(8)) == 8
 
 
-def test_nobody_is_stopped_for_asks_of_other_shapes_that_a_limit_keeps_back() -> None:
+def test_no_task_is_stopped_for_asks_of_other_shapes_over_a_limit() -> None:
     w = world(8)
     w.queue("root.b", share=50, users={"*": {"limit": {"cpu": 2}}})
     array(w, "a", 8)
@@ -143,8 +147,8 @@ def test_nobody_is_stopped_for_asks_of_other_shapes_that_a_limit_keeps_back() ->
     assert sum(w.task("a-array", "s", index).attempt for index in range(8)) == 8
 
 
-def test_nobody_is_stopped_for_tasks_behind_a_gang() -> None:
-    """The gang is entitled to more than there is on loan, so what comes behind it cannot start."""
+def test_no_task_is_stopped_for_tasks_behind_a_gang() -> None:
+    """The gang is entitled to more than is on loan, so the tasks behind it cannot start."""
     w = world(8)
     array(w, "b", 1, "own")
     array(w, "a", 7)
@@ -159,7 +163,7 @@ def test_nobody_is_stopped_for_tasks_behind_a_gang() -> None:
     assert sum(w.task("a-array", "s", index).attempt for index in range(7)) == 7
 
 
-def test_nobody_goes_below_its_share() -> None:
+def test_no_queue_goes_below_its_share() -> None:
     w = world(shares=(50, 30, 20))
     array(w, "a", 7)
     array(w, "c", 3)
@@ -280,7 +284,7 @@ def test_what_may_not_be_preempted_stays() -> None:
     assert running(w, "a", "b") == [10, 0]
 
 
-def test_nobody_is_stopped_where_the_waiting_work_does_not_fit() -> None:
+def test_no_task_is_stopped_where_the_waiting_work_does_not_fit() -> None:
     w = World(SETTINGS | {"unit": "dominant"})
     for name in "ab":
         w.queue(f"root.{name}", share=50)
@@ -303,7 +307,7 @@ def test_a_waiting_gang_gets_its_room_together() -> None:
     assert len(w.placements("gang")) == 5 and running(w, "a") == [5]
 
 
-def test_a_gang_that_would_not_start_stops_nobody() -> None:
+def test_a_gang_that_would_not_start_stops_no_task() -> None:
     w = world()
     array(w, "a", 10)
     w.advance(1)
@@ -312,7 +316,7 @@ def test_a_gang_that_would_not_start_stops_nobody() -> None:
     assert running(w, "a", "b") == [10, 0]
 
 
-def test_a_restart_does_not_begin_the_time_anew() -> None:
+def test_a_restart_does_not_restart_the_clock() -> None:
     w = world()
     lend_all(w)
     w.advance(200)
@@ -367,8 +371,8 @@ def test_the_rest_of_a_gang_does_not_wait_for_another_rebalance() -> None:
 
 
 def test_a_gang_is_let_in_by_the_fewest_stops_also_beside_cheaper_tasks_that_give_less() -> None:
-    """Queue b has 9 of 10 CPUs, 4 of them on loan. Two tasks of 2 make way for a gang of 4; `low` and two of them do
-    too, and would cost b a CPU of its own share.
+    """Queue b has 9 of 10 CPUs, 4 of them on loan. Stopping two tasks of 2 CPUs makes room for a gang of 4. Stopping
+    `low` as well would cost b a CPU of its own share.
     """
     w = World({**SETTINGS, "unit": "dominant"})
     w.queue("root.a", share=50)

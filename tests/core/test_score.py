@@ -66,7 +66,7 @@ def test_how_many_may_be_held(percent: int, nodes: int, most: int) -> None:
         (10, 5, 10, 15),
         (10, None, 12, None),
         (10, 0, 10, 10),
-        (10, 0, 12, 10 + 1_000_000),  # nothing doubled would be nothing
+        (10, 0, 12, 10 + 1_000_000),  # an estimate of 0 cannot be doubled
         (10, 0, 10 + 3_000_000, 10 + 4_000_000),
     ],
 )

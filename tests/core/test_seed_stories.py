@@ -1,8 +1,8 @@
-"""The stories that the seeds tell of a registry of asks, each under the seed's own name for it.
+"""The scenarios that the design names for the ask registry. Each test name begins with the name of its scenario.
 
 Several asks, failed assignments, start-up not ready, restart with replay twice over, submitter's retries,
-launch timeout, partial failure. What else is known of them is in test_stories.py and, as published, in tests/cases;
-the burst is in tests/writer/test_burst.py.
+launch timeout, partial failure. More cases are in test_stories.py, and the published ones in tests/cases; the burst is
+in tests/writer/test_burst.py.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def stage(count: int = 1, cpu: float = 1, **rest: Any) -> list[dict[str, Any]]:
 
 
 def launches(w: World) -> list[tuple[str, Launch]]:
-    return [(each.node, one) for each in w.effects() if isinstance(each, ForNode) for one in each.launches]
+    return [(effect.node, one) for effect in w.effects() if isinstance(effect, ForNode) for one in effect.launches]
 
 
 # -- several asks ----------------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ def test_failed_assignments_wait_at_the_tail_with_their_age_and_the_others_stay(
     w.advance(0)
     (lane,) = w.lanes().values()
     # The gang is back whole, also its member on the other node; an arrival joins the round of the head.
-    assert [(each.job, each.count, each.waiting_since) for each in lane] == [
+    assert [(ask.job, ask.count, ask.waiting_since) for ask in lane] == [
         (gang, 2, 1),
         (never, 1, 1),
         (single, 1, 1),
@@ -145,7 +145,7 @@ def test_start_up_not_ready_until_agents_have_reported_of_their_tasks() -> None:
 
 
 @pytest.mark.parametrize("action", ["disable", "fail_node", "remove_node"])
-def test_start_up_not_ready_does_not_wait_for_who_takes_no_work(action: str) -> None:
+def test_start_up_not_ready_does_not_wait_for_nodes_that_take_no_work(action: str) -> None:
     w, job = not_ready()
     w.node("n0", cpu=2)
     getattr(w, action)("n1")
@@ -161,7 +161,7 @@ def test_start_up_not_ready_waits_for_a_node_that_drains_and_not_for_one_that_wa
     w.restart(ready=False)
     job = w.submit(stages=stage(1))
     w.node("n0", cpu=2)
-    w.node("n9", cpu=2)  # who joins has reported
+    w.node("n9", cpu=2)  # a node that joins has reported
     w.advance(60)
     assert w.placements(job) == {}
     w.node("n1", cpu=2)
@@ -189,7 +189,7 @@ def test_start_up_not_ready_until_a_resource_manager_has_replayed() -> None:
     w.restart(ready=False)
     job = w.submit(stages=stage(1))
     w.node("n0", cpu=2)
-    rm.register()  # only says that the rest will follow
+    rm.register()  # announces that the rest will follow
     w.advance(60)
     assert w.placements(job) == {}
     rm.update()  # it vouches for its nodes
@@ -216,7 +216,7 @@ def test_start_up_not_ready_waits_for_a_manager_that_restarts_meanwhile() -> Non
     assert len(w.placements(job)) == 1
 
 
-def test_start_up_not_ready_waits_for_nobody_where_nobody_is_known() -> None:
+def test_start_up_is_ready_at_once_where_no_node_is_known() -> None:
     """A first start, and a partition that is added: nothing can run that the journal does not know of."""
     writer = Writer(MemoryJournal(), "default")
     writer.cycle([Configure(config=parse_config({"partitions": {"default": {}}})["default"], operator=True)], 1)
@@ -241,7 +241,7 @@ def test_start_up_not_ready_lets_no_silence_expire_and_its_clocks_start_again() 
     w.advance(100)
     assert (w.placements(held), w.placements(runs)) == ({("w", 0): "n0"}, {("w", 0): "n1"})
     w.node("n0", cpu=1)
-    w.node("n1", cpu=1)  # heard once, and then no more
+    w.node("n1", cpu=1)  # joins, and is silent from then on
     w.advance(9)
     assert (w.placements(held), w.placements(runs)) == ({("w", 0): "n0"}, {("w", 0): "n1"})
     w.advance(1.5)
@@ -257,7 +257,7 @@ def test_start_up_not_ready_lets_no_silence_expire_and_its_clocks_start_again() 
 
 @pytest.mark.parametrize("ready", [True, False])
 def test_restart_with_replay_twice_over_doubles_nothing(ready: bool) -> None:
-    """Submitters, agents and a manager say all they know again, two times; nothing is there twice or moved."""
+    """Submitters, agents and a manager send everything again, two times; nothing is doubled or moved."""
     w = World({"ready_after": "1h"})
     w.nodes(2, cpu=2)
     rm = w.rm("k8s")
@@ -284,7 +284,7 @@ def test_restart_with_replay_twice_over_doubles_nothing(ready: bool) -> None:
     known = w.placements("app")
     assert len(known) == 2
     before, lanes = w.dump(), w.lanes()
-    assert [each.job for lane in lanes.values() for each in lane if each.job != "app"] == ["waits", "behind"]
+    assert [ask.job for lane in lanes.values() for ask in lane if ask.job != "app"] == ["waits", "behind"]
     w.effects()
     for _ in range(2):
         w.restart(ready=ready)
@@ -322,10 +322,10 @@ def test_submitters_retries_are_one_job_under_one_place(trouble: Callable[[World
     w._send("default", submission)
     w.advance(1)
     other = w.submit(name="other", stages=stage(1))
-    for _ in range(3):  # it heard nothing, and asks again
+    for _ in range(3):  # no answer came, so the submitter asks again
         w._send("default", submission)
         w.advance(1)
-    first, *again = [each for each in w.answers() if not (isinstance(each, Accepted) and each.job == other)]
+    first, *again = [answer for answer in w.answers() if not (isinstance(answer, Accepted) and answer.job == other)]
     assert len(set(again)) == 1 and isinstance(again[0], Accepted)
     assert first == again[0] or (isinstance(first, Rejected) and first.code == "unavailable")
     jobs = [job for job in w.partition().jobs.values() if job.spec.name == "job"]

@@ -15,7 +15,7 @@ from hypothesis import given
 
 from fairlead.core.policy.shares import (
     FEW,
-    MOST_SHARE,
+    MAX_SHARE,
     Claim,
     Measure,
     entitlements,
@@ -29,7 +29,7 @@ from fairlead.core.policy.shares import (
 NAMES = [f"q{at:02}" for at in range(FEW + 5)]
 # Small numbers, so that classes tie and run out; now and then large ones.
 amounts = st.integers(0, 12) | st.integers(0, 3_000)
-share_values = st.integers(0, 3) | st.integers(0, 100) | st.integers(0, MOST_SHARE)
+share_values = st.integers(0, 3) | st.integers(0, 100) | st.integers(0, MAX_SHARE)
 share_tables = st.dictionaries(st.sampled_from(NAMES), share_values, max_size=len(NAMES))
 
 Scene = tuple[int, int, list[Claim]]
@@ -38,7 +38,7 @@ Scene = tuple[int, int, list[Claim]]
 
 @st.composite
 def scenes(draw: st.DrawFn) -> Scene:
-    """What is not running is idle, or less than that is; or more runs than there are slots."""
+    """Draw a scene: slots without a task are idle, or only some of them; or more tasks run than there are slots."""
     count = draw(st.integers(0, FEW) | st.integers(0, len(NAMES)))
     shares = draw(st.lists(share_values, min_size=count, max_size=count))
     claims = [Claim(name, share, draw(amounts), draw(amounts)) for name, share in zip(NAMES, shares, strict=False)]
@@ -89,7 +89,7 @@ def test_normalised_shares_are_whole_percents_or_as_they_were(shares: dict[str, 
 
 
 @given(st.integers(1, 50), st.integers(FEW + 1, 400), st.integers(0, 1_000))
-def test_among_many_equal_classes_nobody_has_two_more_than_another(share: int, count: int, total: int) -> None:
+def test_many_equal_classes_differ_by_at_most_one(share: int, count: int, total: int) -> None:
     parts = entitlements(total, {f"q{at}": share for at in range(count)}).values()
     assert max(parts) - min(parts) <= 1
 
@@ -98,7 +98,7 @@ def test_among_many_equal_classes_nobody_has_two_more_than_another(share: int, c
 
 
 @given(scenes())
-def test_nothing_idles_beside_waiting_work_and_nobody_starts_what_it_has_not(scene: Scene) -> None:
+def test_no_slot_idles_beside_waiting_work_and_no_class_starts_more_than_waits(scene: Scene) -> None:
     total, idle, claims = scene
     found = start_counts(total, idle, claims)
     assert [*found] == [claim.name for claim in claims]
@@ -109,7 +109,7 @@ def test_nothing_idles_beside_waiting_work_and_nobody_starts_what_it_has_not(sce
 
 @given(scenes())
 def test_entitled_before_lent(scene: Scene) -> None:
-    """While a class with waiting work lacks some of its entitlement, nobody starts anything beyond its own."""
+    """While a class with waiting work is below its entitlement, no class starts tasks beyond its own."""
     total, idle, claims = scene
     found = start_counts(total, idle, claims)
     entitled = entitlements(total, shares_of(claims))
@@ -223,7 +223,7 @@ def test_rebalance_takes_from_share_0_only_what_the_others_start(scene: Scene) -
 
 @given(scenes())
 def test_spread(scene: Scene) -> None:
-    """It is what the class furthest above and the one furthest below, with waiting work, differ by."""
+    """The spread is the distance between the class furthest above its share and the one furthest below that waits."""
     total, _, claims = scene
     found = spread(total, claims)
     assert found >= 0
@@ -260,13 +260,13 @@ def test_keys_sort_as_fractions_do(drawn: list[tuple[int, int, int, str]]) -> No
     assert sorted(drawn, key=lambda queue: turn_key(*queue)) == sorted(drawn, key=exact)
 
 
-@given(st.integers(1, MOST_SHARE), st.integers(0, 2**70))
+@given(st.integers(1, MAX_SHARE), st.integers(0, 2**70))
 def test_keys_tell_neighbours_apart(share: int, use: int) -> None:
-    """The nearest fractions there are, and equal ones that are written otherwise."""
-    other = share - 1 or MOST_SHARE
+    """Neighbouring fractions differ, and equal fractions in another form are equal."""
+    other = share - 1 or MAX_SHARE
     larger = use * other // share + 1  # the least that is more of the other share
     assert turn_key(use, share, 0, "") < turn_key(larger, other, 0, "")
-    if share <= MOST_SHARE // 7:
+    if share <= MAX_SHARE // 7:
         assert turn_key(use, share, 0, "") == turn_key(7 * use, 7 * share, 0, "")
 
 
@@ -319,7 +319,7 @@ COUNTS: list[Callable[..., Any]] = [start_counts, rebalance_counts]
         (10.0, 1, {}, "total is 10.0: give a whole number, 0 or more"),
         (10, 1, {"share": -5}, "share of 'a' is -5: give a whole number, from 0 to 1000000"),
         (10, 1, {"share": 12.5}, "share of 'a' is 12.5: give a whole number, from 0 to 1000000"),
-        (10, 1, {"share": MOST_SHARE + 1}, "share of 'a' is 1000001: give a whole number, from 0 to 1000000"),
+        (10, 1, {"share": MAX_SHARE + 1}, "share of 'a' is 1000001: give a whole number, from 0 to 1000000"),
         (10, 0, {"running": -1}, "running of 'a' is -1: give a whole number, 0 or more"),
         (10, 1, {"waiting": None}, "waiting of 'a' is None: give a whole number, 0 or more"),
         (10, 1, {"name": "b"}, "classes: two classes have the same name: give each class its own name"),

@@ -15,7 +15,7 @@ from fairlead.testing import World
 
 @pytest.fixture(autouse=True)
 def _short_lanes() -> Iterator[None]:
-    """So that lanes of two are long enough."""
+    """Let lanes of two asks be long enough for a batch."""
     before, singles.FEW = singles.FEW, 2
     yield
     singles.FEW = before
@@ -59,8 +59,8 @@ def test_a_lane_too_short_to_fill_a_node_is_packed_with_the_others() -> None:
     assert {node for job in placed(w) for node in w.placements(job).values()} == {"n0"}
 
 
-def test_what_is_in_hand_counts_against_limits_of_nobody() -> None:
-    """Jobs under a limit go the slow way, and see all that runs."""
+def test_a_batch_of_one_user_does_not_count_against_the_limit_of_another() -> None:
+    """Jobs under a limit are not batched, and their limit counts everything that runs."""
     w = World()
     w.queue("root.q", users={"eve": {"limit": {"cpu": 1}}})
     w.nodes(2, cpu=2, memory="1Gi")

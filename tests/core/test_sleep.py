@@ -1,4 +1,4 @@
-"""What was found out about lanes, holds and claims does not outlive its cause: nobody sleeps, or is kept, in vain."""
+"""Sleeping lanes wake in time: what is remembered about lanes, holds and claims is dropped when its cause is gone."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_hold_ends_when_others_use_up_what_its_holder_is_allowed() -> None:
     assert not w.holds()
 
 
-def test_who_was_passed_over_starves_first_once_it_is_allowed() -> None:
+def test_an_ask_that_was_over_its_limit_starves_first_once_it_is_allowed() -> None:
     queues = {"a": {"share": 0, "users": {"ann": {"limit": {"cpu": 1}}}}, "b": {"share": 100}}
     w = World({"queues": {"root": queues}, "starving_after": "10s"})
     w.node("n", cpu=2)
@@ -111,7 +111,7 @@ def test_who_was_passed_over_starves_first_once_it_is_allowed() -> None:
     assert w.holds() == {"n": [(ann, "s", 1)]}
 
 
-def test_who_is_entitled_to_all_has_no_room_rather_than_no_share() -> None:
+def test_an_ask_entitled_to_all_slots_lacks_room_and_not_share() -> None:
     w = World({"starving_after": "10s"})
     w.node("n", cpu=2)
     low = _submit(w, "low", "root.default", 2)
@@ -141,7 +141,7 @@ def test_a_promise_outlives_a_share_that_is_spent_for_now() -> None:
     assert list(w.promises()) == [(high, "s", "new")]
 
 
-def test_a_promise_waits_for_all_whose_room_it_counts_on() -> None:
+def test_a_promise_waits_for_every_task_that_it_counts_on() -> None:
     w = World({"queues": {"root": {"a": {}}}})
     w.node("n", cpu=1)
     w.node("m", cpu=1)
@@ -162,7 +162,7 @@ def test_a_promise_waits_for_all_whose_room_it_counts_on() -> None:
 
 
 def test_what_stops_already_does_not_count_towards_a_guarantee() -> None:
-    """Two claimants at once would each take what one of them may, and the queue would claim it back, for ever."""
+    """Otherwise two claimants would each take what one of them may take, and the queue would claim it back for ever."""
     queues = {"a": {"guarantee": {"cpu": 5}}, "b": {"guarantee": {"cpu": 2}}}
     w = World({"queues": {"root": queues}})
     w.node("n", cpu=4, memory="1Gi")
@@ -193,7 +193,7 @@ def test_the_room_of_a_promise_that_did_not_help_is_there_for_others_at_once() -
     assert not w.promises() and w.placements(other)
 
 
-def test_whom_a_claim_did_not_help_claims_again_when_its_time_has_come() -> None:
+def test_an_ask_that_a_claim_did_not_help_claims_again_after_a_pause() -> None:
     w = World({"queues": {"root": {"a": {}}}, "preempt_grace": "5s", "promise_for": "5s", "lease": "1h"})
     w.node("m", cpu=1)
     w.node("n", cpu=1)
@@ -213,7 +213,7 @@ def test_whom_a_claim_did_not_help_claims_again_when_its_time_has_come() -> None
     assert w.placements(high) == {("s", 0): "m"}
 
 
-def test_who_could_not_claim_looks_again_when_something_begins_to_stop() -> None:
+def test_an_ask_that_could_not_claim_tries_again_when_a_task_begins_to_stop() -> None:
     w = World({"queues": {"root": {"a": {}}}, "preempt_grace": "1h", "lease": "1h"})
     w.node("n", cpu=2)
     stage = {"name": "s", "resources": {"cpu": 1}, "time_limit": "5s"}
@@ -231,8 +231,8 @@ def test_who_could_not_claim_looks_again_when_something_begins_to_stop() -> None
 
 @pytest.mark.parametrize("gang", ["stage", "job"])
 @pytest.mark.parametrize("started", [False, True], ids=["new", "growth"])
-def test_what_is_said_of_a_stage_that_was_scaled_is_about_its_new_count(started: bool, gang: str) -> None:
-    """There is no room for a single task, before and after, so nothing but the count could have woken the lane."""
+def test_the_reason_of_a_scaled_stage_has_its_new_count(started: bool, gang: str) -> None:
+    """There is no room for a single task, before and after, so only the new count can wake the lane."""
     w = World()
     w.node("n", cpu=4)
     w.node("away", cpu=9)
@@ -267,7 +267,7 @@ def test_a_part_of_a_held_node_serves_its_owner_at_once() -> None:
     assert w.placements("small") and [job for job, _, _ in w.holds()["n"]] == ["large"]
 
 
-def test_claims_are_made_in_turn_by_those_who_sleep_too() -> None:
+def test_sleeping_asks_claim_in_turn_too() -> None:
     """`pair` sleeps until a task stops. Its queue uses less, so it has the turn before `one`, and counts on that."""
     w = World({"queues": {"root": {"f": {}, "q": {}}}})
     w.nodes(4, cpu=1)
@@ -305,7 +305,7 @@ def test_an_ask_claims_when_another_took_what_was_coming() -> None:
 
 @pytest.fixture
 def alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each cycle is decided by a state that remembers nothing too."""
+    """Decide each cycle a second time, on a copy of the state that remembers nothing, and compare."""
     decide = Writer.cycle
 
     def both(writer: Writer, commands: Sequence[AnyCommand], now: int) -> cycle.Cycle:

@@ -1,8 +1,8 @@
-"""Nothing starves, and nobody is stopped in vain: what must come of holds and preemption, whatever is drawn.
+"""Properties of holds and preemption in random worlds: no ask starves, and no task is stopped without need.
 
 1. a large gang starts in time under an endless stream of small tasks, and would not without holds
-2. whoever is stopped, somebody starts for it; and nobody is stopped for those that were stopped for it
-3. never more nodes are held than may be
+2. an ask starts for every stopped task, and a job is not stopped for a job that was stopped for it
+3. the number of held nodes stays within its bound
 4. starving gangs do not block each other: in the end all have run
 """
 
@@ -44,7 +44,7 @@ class Stream:
         self.w.cycle()
 
     def _refill(self) -> None:
-        """There are always some who wait."""
+        """Submit small tasks, so that some always wait."""
         known = self.w.partition().jobs
         self.waiting = [name for name in self.waiting if name not in known or known[name].state == "pending"]
         while len(self.waiting) < 20:
@@ -61,7 +61,7 @@ class Stream:
             yield second
 
     def started(self, gang: dict[str, Any], within: int) -> int | None:
-        """After how many seconds a gang starts, if it does."""
+        """Return the seconds until the gang starts; None if it does not."""
         for _ in self.run(2 * LIMIT):  # until the machine is full and nothing ends at the same time any more
             pass
         self.w.submit(name="gang", stages=[{"name": "w", **gang}])
@@ -100,7 +100,7 @@ def test_a_gang_of_all_nodes_waits_without_its_own_permission() -> None:
 
 
 class Eyes:
-    """Who was stopped for whom, whether that was needed, and what came of it."""
+    """An observer of preemption: which job was stopped for which, whether that was needed, and what started."""
 
     def __init__(self) -> None:
         self.edges: set[tuple[str, str]] = set()
@@ -129,31 +129,31 @@ class Eyes:
             elif isinstance(change, Promised):
                 claims.append((change, units))
                 units, gangs = {}, set()
-            elif isinstance(change, Released) and isinstance(before.kept, Promise):
+            elif isinstance(change, Released) and isinstance(before.earmark, Promise):
                 self.ended.append(change.why)
             elif isinstance(change, Placed):
                 self.placed.append(change.job)
-        assert not units, "tasks were stopped for nobody"
+        assert not units, "tasks were stopped and promised to no ask"
         for number, (promised, victims) in enumerate(claims):
             self._look_at(partition, promised, victims, claims[number:])
 
     def _look_at(
         self, partition: Partition, promised: Promised, victims: dict[Any, list[Allocation]], later: Any
     ) -> None:
-        """Everybody had less right to the room than the claimant, and could not have been spared."""
+        """Check that every victim had less right to the room than the claimant, and that none could be spared."""
         claimant = partition.jobs[promised.job]
         for each in (each for unit in victims.values() for each in unit):
             self.edges.add((claimant.id, each.stage.job.id))
             lower = each.stage.job.priority < claimant.priority
             other = each.stage.job.queue is not claimant.queue and each.stage.job.priority <= claimant.priority
-            assert lower or (other and promised.cause == "guarantee"), "somebody was stopped for a lower priority"
+            assert lower or (other and promised.cause == "guarantee"), "a task was stopped for a lower priority"
         own = claimant.stages[promised.stage]
         for stage in claimant.stages if claimant.whole and not own.started else (own,):
             over = sum(len(ranges) for ranges in (stage.ended or {}).values())
             needed = 1 if stage.started else min(stage.terms.min or stage.count, stage.count - over)
             promises = sum(tasks for _, at, tasks in promised.places if at == stage.position)
-            assert promises == needed, "it is not promised all that it has to start with"
-        # What is free when all that stopped before is gone, on nodes that are kept for nobody else.
+            assert promises == needed, "the promise does not cover all tasks that must start together"
+        # Free capacity when all tasks that stopped before are gone, on nodes not earmarked for other asks.
         others = {id(each) for _, units in later for unit in units.values() for each in unit}
         theirs = {
             node_id for kept in [*partition.holds.values(), *partition.promises.values()] for node_id in kept.nodes
@@ -171,7 +171,9 @@ class Eyes:
             (dict(claimant.stages[at].shape.amounts)["cpu"] for _, at, tasks in promised.places for _ in range(tasks)),
             reverse=True,
         )
-        assert _fits(wanted, _with(free, [each for unit in victims.values() for each in unit])), "it cannot start"
+        assert _fits(wanted, _with(free, [each for unit in victims.values() for each in unit])), (
+            "the claimant cannot start"
+        )
         for spared in victims:
             rest = [each for name, unit in victims.items() if name != spared for each in unit]
             assert not _fits(wanted, _with(free, rest)), f"{spared} need not have been stopped"
@@ -190,7 +192,7 @@ def _with(free: dict[int, int], gone: list[Allocation]) -> dict[int, int]:
 
 
 def _fits(wanted: list[int], free: dict[int, int]) -> bool:
-    """Whether tasks fit, the largest first. With those of one size and those of one CPU there is no better way."""
+    """True if the tasks fit, largest first. With one large size and tasks of one CPU that order is optimal."""
     for cpu in wanted:
         node_id = next((node_id for node_id, left in free.items() if left >= cpu), None)
         if node_id is None:
@@ -237,7 +239,7 @@ A = {"count": 1, "cpu": 4, "queue": "root.a", "priority": 0, "duration": 30}
 NEEDLESS = [({**A, "cpu": cpu, "priority": priority}, 1) for cpu, priority in [(4, 1), (4, 0), (2, 0), (4, 2)]]
 """The newest of low priority has too small a node, and must not be stopped with the one whose node will do."""
 IN_VAIN = [({**A, "preemptible": False}, 1), (A, 1), ({**A, "count": 2, "priority": 1}, 1)]
-"""Of two nodes one cannot be had, and a gang that needs both must not get the other."""
+"""One of two nodes cannot be freed, and a gang that needs both must not get the other."""
 
 SHARE_SPENT: list[tuple[dict[str, Any], int]] = [
     ({**A, "count": 2, "cpu": 3, "duration": 6}, 0),
@@ -247,7 +249,7 @@ SHARE_SPENT: list[tuple[dict[str, Any], int]] = [
     ({**A, "count": 3, "cpu": 2, "duration": 1}, 0),
     ({**A, "cpu": 1, "duration": 1, "preemptible": False}, 0),
 ]
-"""A holder of the same queue starts just before the last one, which cannot be stopped and has others stop for it."""
+"""A holder of the same queue starts just before the last job, which is not preemptible and stops other tasks."""
 
 
 @given(steps, trees, st.sampled_from([0, 3]))
@@ -255,7 +257,7 @@ SHARE_SPENT: list[tuple[dict[str, Any], int]] = [
 @example(IN_VAIN, {"a": {}}, 0)
 @example(SHARE_SPENT, {"a": {"guarantee": {"cpu": 1}}, "b": {}, "c": {}}, 3)
 @settings(max_examples=150, deadline=None)
-def test_whoever_is_stopped_is_stopped_for_somebody_who_starts(drawn: Any, tree: Any, holds: int) -> None:
+def test_every_stop_lets_an_ask_start(drawn: Any, tree: Any, holds: int) -> None:
     eyes = Eyes()
     w = World({"queues": {"root": tree}, "starving_after": 5, "hold_for": holds * 10}, observers=[eyes])
     w.nodes(2, cpu=4)
@@ -269,7 +271,7 @@ def test_whoever_is_stopped_is_stopped_for_somebody_who_starts(drawn: Any, tree:
 
 
 class Bound:
-    """Looks whenever nodes are held: not more than may be, but for one that is alone."""
+    """An observer that checks the bound on held nodes; only a large gang that holds alone may exceed it."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -294,7 +296,7 @@ TWO_STARVE = [({**A, "count": 4, "min": 1}, 1), (A, 0), ({**A, "queue": "root.b"
 @example(TWO_STARVE, 25, False)
 @settings(max_examples=100, deadline=None)
 def test_starving_gangs_do_not_block_each_other(drawn: Any, percent: int, large: bool) -> None:
-    """All that can ever fit has run in the end, and not more nodes were held than may be."""
+    """Every job that can ever fit has run in the end, and the number of held nodes stayed within its bound."""
     config = {"starving_after": 5, "hold_for": 200, "held_nodes_percent": percent, "hold_large": large}
     bound = Bound(-(-percent * 4 // 100))
     w = World({"queues": {"root": {"a": {}, "b": {}, "c": {}}}, **config}, observers=[bound])

@@ -1,4 +1,4 @@
-"""Small worlds and what must come of them: gangs, launches and losses, lanes, keys. Many were bugs once."""
+"""Small worlds and their expected outcome: gangs, launches and losses, lanes, keys. Many were bugs once."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_min_starts_together_and_the_rest_as_room_comes() -> None:
     job = w.submit(stages=stage(6, min=4, duration=10))
     w.cycle()
     assert len(w.placements(job)) == 4
-    w.advance(11)  # the first four ended: the last two need not be four again
+    w.advance(11)  # the first four ended; the last two start without a minimum of four
     assert len(w.placements(job)) == 2
     w.advance(11)
     assert w.job(job).state == "succeeded"
@@ -256,7 +256,7 @@ def test_one_that_cannot_be_launched_takes_a_partial_gang_back() -> None:
     assert [w.task(gang, "w", index).attempt for index in (0, 1)] == [2, 2]
 
 
-def test_who_starts_too_late_is_told_to_stop() -> None:
+def test_an_agent_that_starts_a_task_too_late_is_told_to_stop() -> None:
     w = world(nodes=2, cpu=1, launch_timeout="10s")
     w.hold_acks("n0")
     job = w.submit(stages=stage(1))
@@ -407,7 +407,7 @@ def test_a_scaled_gang_restarts_as_one() -> None:
     assert states(w, job, 4) == ["running"] * 4
 
 
-def test_a_gang_that_waits_for_its_own_stops_holds_up_nobody() -> None:
+def test_a_gang_that_waits_for_its_own_stops_does_not_block_its_lane() -> None:
     w = world(nodes=3, cpu=1, lease="1h")
     gang = w.submit(stages=stage(2, on_loss="restart"))
     w.advance(0)
@@ -481,7 +481,7 @@ def test_a_head_without_room_holds_up_its_own_lane_only() -> None:
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_a_head_without_room_that_its_limit_bars_by_now_holds_up_nobody(at_once: bool) -> None:
+def test_a_head_without_room_that_is_now_over_its_limit_does_not_block_its_lane(at_once: bool) -> None:
     w = World()
     w.queue("root.a", limit={"cpu": 4})
     w.node("n0", cpu=3)
@@ -527,7 +527,7 @@ def test_a_head_that_is_not_allowed_is_passed_over_and_keeps_its_place() -> None
     assert len(w.placements(first)) == 2
 
 
-def test_what_never_fits_is_told_apart_from_what_does_not_fit_now() -> None:
+def test_a_job_that_never_fits_has_another_reason_than_one_without_room() -> None:
     w = world(nodes=2, cpu=4)
     filler = w.submit(name="filler", stages=stage(4, cpu=1, min=1))
     w.cycle()
@@ -604,8 +604,8 @@ def test_fair_gives_the_turn_to_the_job_with_fewest_running_also_after_a_restart
     assert (len(w.placements(many)), len(w.placements(few))) == (3, 3)
 
 
-def test_fair_starts_many_at_once_only_where_nobody_else_waits_whether_asleep_or_not() -> None:
-    told = []
+def test_fair_starts_many_at_once_only_where_no_other_job_waits_also_asleep() -> None:
+    outcomes = []
     for restart in (False, True):
         w = World()
         w.queue("root.a", order="fair")
@@ -616,8 +616,8 @@ def test_fair_starts_many_at_once_only_where_nobody_else_waits_whether_asleep_or
             w.restart()
         w.submit(name="many", queue="root.a", stages=stage(2, cpu=0.5, min=1))
         w.cycle()
-        told.append((w.effects(), w.dump()))
-    assert told[0] == told[1]
+        outcomes.append((w.effects(), w.dump()))
+    assert outcomes[0] == outcomes[1]
 
 
 def test_pack_fills_a_node_before_it_opens_another_and_spares_gpus() -> None:
@@ -660,7 +660,7 @@ def test_a_key_on_a_kill_is_not_the_jobs_own() -> None:
     assert w.partition().derived.key_of[job] == ("user", "k")
 
 
-def test_ready_is_heard_again_after_a_restart_whatever_its_key() -> None:
+def test_ready_takes_effect_again_after_a_restart_whatever_its_key() -> None:
     w = world()
     for _ in range(2):
         w._send("default", MarkReady(operator=True, key="k"))
@@ -746,7 +746,7 @@ def test_members_of_a_gang_that_are_lost_together_before_all_have_started_wait_t
     job = w.submit(stages=stage(4, tries=5))
     w.cycle()
     assert w.placements(job) == {("w", 0): "n0", ("w", 1): "n0", ("w", 2): "n1", ("w", 3): "n1"}
-    # Two reports make two allocations of what was one, and one report then speaks of both.
+    # Two reports split one allocation in two, and a later report covers both.
     for index in (0, 1):
         w.report(job, "w", index, attempt=1, state="running")
         w.cycle()
@@ -873,17 +873,17 @@ def add_ask(name: str, count: int) -> dict[str, Any]:
     return {"job": "app", "ask": name, "count": count, "min": 1, "resources": {"cpu": 1}}
 
 
-def test_a_manager_asks_is_told_and_releases() -> None:
+def test_a_manager_asks_gets_events_and_releases() -> None:
     w = managed()
     rm = w.rm("k8s")
     rm.events()
     rm.update(asks=[add_ask("x", 3)])
     w.cycle()
-    events = [(each.what, each.indices, each.node) for each in rm.events()]
+    events = [(event.what, event.indices, event.node) for event in rm.events()]
     assert events == [("accepted", (), ""), ("allocated", (0, 2), "m0")]
     rm.update(releases=[{"job": "app", "ask": "x", "index": 0}])
     w.cycle()
-    assert [each.what for each in rm.events()] == ["accepted", "released", "allocated"]
+    assert [event.what for event in rm.events()] == ["accepted", "released", "allocated"]
 
 
 def test_a_recovered_allocation_is_booked_above_limit_and_capacity() -> None:
@@ -923,7 +923,7 @@ def test_a_manager_recovers_an_index_that_a_smaller_ask_still_stops() -> None:
     assert {index for _, index in w.placements("app")} >= {0, 3}
 
 
-def test_a_managers_head_holds_up_nobody_elses_lane() -> None:
+def test_the_head_of_a_manager_does_not_block_other_lanes() -> None:
     w = managed()
     w.node("n0", cpu=4)
     w.rm("k8s").update(asks=[add_ask("x", 3)])
@@ -939,7 +939,7 @@ def test_a_managers_lane_and_our_own_of_equal_resources_are_both_shown() -> None
     w.rm("k8s").update(asks=[add_ask("x", 3)])
     own = w.submit(name="own", stages=stage(3))
     w.cycle()
-    lanes = {shape: [each.job for each in lane] for (_, shape), lane in w.lanes().items()}
+    lanes = {shape: [ask.job for ask in lane] for (_, shape), lane in w.lanes().items()}
     assert lanes == {"cpu=1": [own], "cpu=1; nodes of k8s": ["app"]}
 
 
@@ -963,12 +963,12 @@ def test_a_node_that_refuses_every_replacement_does_not_keep_a_gang_short_for_ev
     w.advance(9)
     assert w.job(job).state == "running" and w.task(job, "w", 0).state == "running"
     w.advance(1)
-    assert w.task(job, "w", 0).state != "running", "short for 10 s, however often somebody was asked meanwhile"
+    assert w.task(job, "w", 0).state != "running", "short for 10 s, however often a node was asked meanwhile"
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_what_was_refused_and_scaled_starts_together(when: str) -> None:
-    """A gang of one had a node that refused it: it has not started, however many it is to have by then."""
+    """A node refused a gang of one, so the gang has not started, whatever count it is scaled to meanwhile."""
     w = World()
     w.node("bad", cpu=1)
     w.cycle()

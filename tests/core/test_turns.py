@@ -1,4 +1,4 @@
-"""Turns by share: who is served first down the queue tree, in slots and by dominant share."""
+"""Turns by share: which queue of the tree is served first, in slots and by dominant share."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def running(w: World) -> dict[str, int]:
     }
 
 
-def test_everybody_gets_its_share() -> None:
+def test_every_queue_gets_its_share() -> None:
     w = world(10, a=60, b=30, c=10)
     for queue in "abc":
         array(w, queue, 20)
@@ -79,7 +79,7 @@ def test_a_parent_lends_to_its_own_children_first() -> None:
     assert running(w) == {"ml": 6, "ml.train": 0, "ml.infer": 6, "ci": 4}
 
 
-def test_share_0_gets_what_nobody_else_wants() -> None:
+def test_share_0_gets_what_no_other_queue_wants() -> None:
     w = world(10, a=100, zero=0)
     array(w, "zero", 20)
     array(w, "a", 7)
@@ -99,7 +99,9 @@ def test_queues_without_shares_are_alike() -> None:
 
 
 @pytest.mark.parametrize("kind", ["array", "singles"])
-def test_one_array_and_as_many_single_jobs_are_the_same_to_others(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_array_and_single_jobs_with_the_same_tasks_count_the_same(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(batches, "FEW", 2)
     w = world(3, "dominant", 8, a=50, b=25, c=25)
     for queue in ("a", "b"):
@@ -190,7 +192,7 @@ shares = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 8), st.integers(0
 
 
 def fill(nodes: int, rows: list[tuple[int, int, int]], order: list[int], jobs: int = 1) -> World:
-    """Queues with (share, running, waiting); the waiting tasks in so many jobs."""
+    """A world of queues with (share, running, waiting) each; the waiting tasks are split into `jobs` jobs."""
     w = World(unit="slots")
     for at in order:
         w.queue(f"root.q{at}", share=rows[at][0])
@@ -245,7 +247,7 @@ def test_in_a_fair_queue_the_stage_that_takes_longest_comes_first() -> None:
     assert sorted(stage for stage, _ in w.placements("j")) == ["a", "b"]
 
 
-def test_what_cannot_be_taken_back_is_not_lent() -> None:
+def test_a_job_that_is_not_preemptible_gets_no_loan() -> None:
     w = world(10, a=30, b=70)
     stages = [{"name": "s", "count": 10, "min": 1, "resources": {"cpu": 1}}]
     w.submit(name="firm", queue="root.a", preemptible=False, stages=stages)
@@ -280,7 +282,7 @@ def test_single_jobs_that_cannot_be_taken_back_count_those_before_them(monkeypat
     assert running(w) == {"a": 4, "b": 0}
 
 
-def test_who_joins_a_lane_that_sleeps_is_tried_only_if_it_comes_first() -> None:
+def test_an_ask_that_joins_a_sleeping_lane_is_tried_only_as_its_head() -> None:
     w = World()
     w.node("n0", cpu=4)
     w.submit(name="now", stages=[{"name": "w", "count": 3, "resources": {"cpu": 1}}])
@@ -295,8 +297,8 @@ def test_who_joins_a_lane_that_sleeps_is_tried_only_if_it_comes_first() -> None:
     assert (w.job("first").state, w.job("behind").state) == ("running", "pending")
 
 
-def test_who_falls_back_in_a_fair_queue_lets_others_of_its_lane_go_first() -> None:
-    """A job starts in one lane, and is not the first in another any more: who is then is tried, not the job."""
+def test_a_job_that_falls_back_in_a_fair_queue_lets_others_of_its_lane_go_first() -> None:
+    """A job that starts in one lane is no longer the head of another: the new head is tried, not the job."""
     w = World()
     w.queue("root.q", order="fair")
     w.node("n0", cpu=4)

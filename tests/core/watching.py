@@ -1,8 +1,7 @@
-"""Eyes that are not the code under test: agents that keep books of their own, and a search over all nodes by hand.
+"""Checkers that are not the code under test: agents that count what they run, and a search over all nodes.
 
-`Watch` is a fleet that adds up what its nodes run, from the messages it gets. `Play` takes steps that somebody drew,
-does them in a World whose agents are watched, and looks at the end of every instant: what fits but was not started,
-and gangs of which only a part runs.
+`Watch` is a fleet that adds up what its nodes run, from the messages it gets. `Play` performs drawn steps in a World
+with such a fleet and checks the end of every instant: no allowed head fits, and no gang runs in part.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ NODES: dict[str, dict[str, Any]] = {
 
 
 class Wanted(msgspec.Struct):
-    """What a job asked for, as its submitter remembers it, and what its agents saw of it."""
+    """What a job asked for, as its submitter remembers it, and what the agents saw of it."""
 
     count: int
     least: int
@@ -60,10 +59,10 @@ class Wanted(msgspec.Struct):
     """In thousandths, as one task has it."""
     on_loss: str
     loose: bool
-    """Whether it was scaled, or its tasks are tried again one by one: then parts of it may run."""
+    """True if the job was scaled, or its tasks are tried again one by one: then parts of it may run."""
     done: set[int] = msgspec.field(default_factory=set)
     whole: bool = False
-    """Whether enough of it ran together, and it has not been given up since."""
+    """True if enough tasks ran together, and the gang has not been given up since."""
     short_since: int | None = None
 
 
@@ -78,13 +77,17 @@ class Watch(Fleet):
         """(Job, attempt, index) → the devices it was given."""
         self.starts: Counter[tuple[str, int]] = Counter()
         """(Job, index) → how often an agent was told to start it, other than by the same message again."""
-        self.unheard_launches: dict[tuple[str, int, int], tuple[str, int]] = {}
+        self.silent_launches: dict[tuple[str, int, int], tuple[str, int]] = {}
         """(Job, attempt, index) → a silent node, and when."""
 
     def deliver(self, effects: Iterable[object], now: int) -> None:
         effects = list(effects)
         messages = [effect for effect in effects if isinstance(effect, ForNode)]
-        new = [each.node for each in messages if any([self._note(each.node, one, now) for one in each.launches])]
+        new = [
+            message.node
+            for message in messages
+            if any([self._note(message.node, one, now) for one in message.launches])
+        ]
         super().deliver(effects, now)
         for node in new:
             if node not in self._silent:
@@ -110,7 +113,7 @@ class Watch(Fleet):
         return node in self._silent
 
     def _note(self, node: str, launch: Launch, now: int) -> bool:
-        """Write a launch down; says whether it is a new one. After a restart those that stand are sent again."""
+        """Record a launch; return True if it is new. After a restart, standing launches are sent again."""
         new = False
         each_has = len(launch.devices) // max(1, len(list(indices(launch.indices))))
         for at, index in enumerate(indices(launch.indices)):
@@ -120,9 +123,9 @@ class Watch(Fleet):
                 new = True
             self.devices[key] = launch.devices[at * each_has : (at + 1) * each_has]
             if node in self._silent:
-                self.unheard_launches.setdefault(key, (node, now))
+                self.silent_launches.setdefault(key, (node, now))
             else:
-                self.unheard_launches.pop(key, None)
+                self.silent_launches.pop(key, None)
         return new
 
     def _check_room(self, node: str) -> None:
@@ -141,9 +144,9 @@ class Watch(Fleet):
 
 
 class Play:
-    """A world, and steps that somebody drew for it. Jobs are chosen by number among all that were submitted.
+    """A world and drawn steps for it. Jobs are chosen by number among all that were submitted.
 
-    With `restarts` the control plane starts anew after every cycle.
+    With `restarts` the control plane restarts after every cycle.
     """
 
     def __init__(self, *, looking: bool = True, restarts: bool = False, **settings: Any) -> None:
@@ -164,7 +167,7 @@ class Play:
         return self
 
     def do(self, name: str, *given: Any) -> None:
-        """One step, the cycles of its instant, and a look."""
+        """Do a step and the cycles of its instant, and check the world."""
         getattr(self, f"_{name}")(*given)
         again = self.restarts and self.w._next_due() in (0, self.w.now)
         while again:
@@ -180,7 +183,7 @@ class Play:
     def _submit(self, document: dict[str, Any], times: int = 1) -> None:
         asked = [self._ask(document) for _ in range(times)]
         self.w.cycle()
-        # If the journal was broken, whether a job is known is seen in the state.
+        # If the journal was broken, only the state says whether the job exists.
         for job, answer in zip(asked, self.w.answers()[-times:], strict=True):
             if isinstance(answer, Rejected) and job not in self.w.partition().jobs:
                 del self.jobs[job]
@@ -249,12 +252,12 @@ class Play:
         self.w.restart()
 
     def _advance(self, seconds: int) -> None:
-        # Who starts what was taken back is told to stop, and overlaps for a moment: that is a story, not this.
+        # An agent that starts a task that was taken back overlaps until it stops it: test_stories.py tests that.
         for node in self.nodes:
             self.w.release_acks(node)
         self.w.advance(seconds)
 
-    # -- looking -------------------------------------------------------------------------------------------------
+    # -- checks --------------------------------------------------------------------------------------------------
 
     def look(self) -> None:
         missed = overlooked(self.w.partition())
@@ -287,10 +290,10 @@ class Play:
         away = {index for _, _, index, node in running if self.agents.is_silent(node) and self._counts_on(node)}
         away |= {
             index
-            for (other, _, index), (node, when) in self.agents.unheard_launches.items()
+            for (other, _, index), (node, when) in self.agents.silent_launches.items()
             if other == job and self._counts_on(node) and self.w.now < when + LAUNCH_TIMEOUT
         }
-        # Members that succeed leave the others at work; those who would come on top of the minimum need not be there.
+        # Members that succeeded no longer run, and tasks beyond the minimum need not run.
         need = wanted.least - len(wanted.done) if wanted.whole else min(wanted.least, wanted.count - len(wanted.done))
         enough = len({*here, *away} - wanted.done) >= need
         if enough:
@@ -304,7 +307,7 @@ class Play:
         assert enough or not here or replaced, f"{job} needs {need} together, and agents run {running}, away {away}"
 
     def _patience_ends(self, since: int) -> int:
-        """When a gang without a replacement is taken back. That clock starts again when a control plane is ready."""
+        """Return when a gang without a replacement is taken back. The clock starts again at ready."""
         reign = self.w.partition().reign
         return max(since, reign.ready_at if reign.ready else self.w.now) + REPLACE_WITHIN
 
@@ -312,7 +315,7 @@ class Play:
         return [(*each, node) for node in self.nodes for each in self.agents.on(node) if each[0] == job]
 
     def _counts_on(self, node: str) -> bool:
-        """Whether the server still thinks that a node is there."""
+        """True if the server still counts on the node."""
         nodes = self.w.partition().nodes
         node_id = nodes.find(node)
         return node_id is not None and nodes.state[nodes.rows[node_id]] != "lost"
@@ -325,7 +328,7 @@ STAGE_KEYS = ("count", "min", "cpu", "gpu", "on_loss", "duration", "tries", "sel
 
 
 def overlooked(partition: Partition) -> list[str]:
-    """Heads of lanes that are allowed and would fit, found by trying every node. There must be none."""
+    """Return heads of lanes that are allowed and would fit, found by trying every node. There must be none."""
     if not partition.reign.ready:
         return []
     return [found for lane in partition.lanes.values() for found in _overlooked_in(partition, lane)]
@@ -336,7 +339,7 @@ def _overlooked_in(partition: Partition, lane: Iterable[Ask]) -> list[str]:
         stage = ask.stage
         together = _together(ask)
         if not _allowed(partition, ask, together) or slots(partition, ask, empty=True) < together:
-            continue  # passed over; it keeps its place and holds up nobody
+            continue  # passed over; it keeps its place and does not block its lane
         if slots(partition, ask, empty=False) < together:
             return []
         return [f"{together} of {stage.job.id} {stage.name}"]
@@ -359,11 +362,15 @@ def _allowed(partition: Partition, ask: Ask, together: int) -> bool:
     first = not stage.started or ask.kind == SCALE
     causes = ("gang",) if stage.started else ("gang", "preempt")
     if first and any(each.cause in causes for each in (stage.live or {}).values()):
-        return False  # members of it have yet to stop
+        return False  # old members have yet to stop
     if ask.count < together or any(queue.state == "stopped" for queue in job.queue.line()):
         return False
     for account in job.accounts:
-        own = [each for each in partition.allocations.values() if not each.rooms and account in each.stage.job.accounts]
+        own = [
+            allocation
+            for allocation in partition.allocations.values()
+            if not allocation.rooms and account in allocation.stage.job.accounts
+        ]
         jobs = {each.stage.job.id for each in own}
         if account.max_jobs is not None and job.id not in jobs and len(jobs) >= account.max_jobs:
             return False
@@ -376,7 +383,7 @@ def _allowed(partition: Partition, ask: Ask, together: int) -> bool:
 
 
 def slots(partition: Partition, ask: Ask, empty: bool) -> int:
-    """How many of its tasks fit: now on the nodes that take work, or ever, if all nodes were empty."""
+    """Return how many tasks of the ask fit: now, on nodes that take work, or ever, with all nodes `empty`."""
     shape, manager = ask.stage.shape, ask.stage.job.manager
     nodes = partition.nodes
     total = 0
@@ -386,7 +393,11 @@ def slots(partition: Partition, ask: Ask, empty: bool) -> int:
         there = (
             []
             if empty
-            else [each for each in partition.allocations.values() if each.node == node_id and not each.rooms]
+            else [
+                allocation
+                for allocation in partition.allocations.values()
+                if allocation.node == node_id and not allocation.rooms
+            ]
         )
         if not empty and (nodes.state[row] != "up" or node_id in nodes.avoided):
             continue
@@ -405,7 +416,7 @@ def _slots_on(capacity: dict[str, int], there: list[Any], asked: dict[str, int])
                 return 0  # a device that the node has no more
             devices[device] -= min(1000, dict(each.stage.shape.amounts)["gpu"])
     if min(free.values(), default=0) < 0 or min(devices, default=0) < 0:
-        return 0  # over: nothing lands there until that is gone
+        return 0  # over-used: no task is placed there until that is gone
     fitting = [free.get(name, 0) // amount for name, amount in asked.items() if name != "gpu"]
     gpu = asked.get("gpu", 0)
     if gpu >= 1000:

@@ -145,7 +145,7 @@ PAIR = {
 
 
 class Script:
-    """A writer, the time, and agents that do as they are told here."""
+    """A writer, the time, and agents that the script controls."""
 
     def __init__(self) -> None:
         self.journal = MemoryJournal()
@@ -174,8 +174,8 @@ class Script:
         for index, allocation in sorted((found.live or {}).items())[:most]:
             node = self.partition.nodes.name[self.partition.nodes.rows[allocation.node]]
             block = (index, index + 1)
-            told = {"node": node, "job": job, "stage": stage, "attempt": allocation.attempt, "operator": True}
-            reports.append(Report(indices=block, state=state, **told, **rest))
+            common = {"node": node, "job": job, "stage": stage, "attempt": allocation.attempt, "operator": True}
+            reports.append(Report(indices=block, state=state, **common, **rest))
         return reports
 
 
@@ -276,7 +276,7 @@ def play(s: Script) -> None:
     s.keep()
     s.cycle(*s.report("unit0", "main", "succeeded"), *s.report("unit1", "main", "succeeded", ran=1_000))
     s.keep()
-    # A job that waited for too long has a node held for it, as long as that may be.
+    # A starving job has a node held for it until `hold_for` is over.
     s.cycle(*(report for at in range(9) for report in s.report(f"unit{at}", "main", "running")))
     s.cycle(submit("large", {**ARRAY, "queue": "root.ml", "stages": [{"resources": {"cpu": 1, "gpu": 4}}]}))
     s.cycle(after=49 * HOUR)
@@ -284,7 +284,7 @@ def play(s: Script) -> None:
     s.cycle(after=25 * HOUR)
     s.keep()
     s.cycle(Kill(job="large", operator=True))
-    # Others are stopped for one of higher priority.
+    # Tasks are stopped for a job of higher priority.
     s.cycle(submit("urgent", {**ARRAY, "queue": "root.ml", "priority": 5, "stages": [{"resources": {"gpu": 4}}]}))
     s.keep()
     s.cycle(*(report for at in range(2, 9) for report in s.report(f"unit{at}", "main", "stopped")))
@@ -370,7 +370,7 @@ def main() -> None:
     records = [record.payload for record in script.journal.read(stream_of(PARTITION))]
     seen = {type(change) for payload in records for change in decode(payload, "golden")[1]}
     missing = sorted(change.__name__ for change in set(ALL_CHANGES) - seen)
-    assert not missing, f"play() must bring about {', '.join(missing)} as well"
+    assert not missing, f"play() must cause {', '.join(missing)} as well"
     config = parse_config({"partitions": {PARTITION: FIRST}})[PARTITION]
     configured = ClusterConfigured(3, ((PARTITION, config),))
     folder = HERE / str(len(goldens()) + 1)

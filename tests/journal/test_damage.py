@@ -1,4 +1,4 @@
-"""Damage to the files of a SQLite journal is found and named, or does not matter; it never passes for truth.
+"""Damage to the files of a SQLite journal is found and named, or is harmless; it never changes what is read.
 
 One journal is made by a process that ends without closing it, so that its log is still there; each test
 spoils a copy. `state` recovers as a writer does: newest snapshot, then records.
@@ -72,7 +72,7 @@ def renew(made: Path, folder: Path) -> Path:
 
 
 def state(path: Path) -> dict[str, tuple[int, int, bytes]]:
-    """Of each stream the next epoch, the last record and a digest of all there was."""
+    """Return the next epoch, the last record and a digest of all records of each stream."""
     found = {}
     with SqliteJournal(path) as journal:
         for stream in journal.streams():
@@ -95,7 +95,7 @@ def truth(made: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tup
 
 
 def spoiled(path: Path, truth: dict[str, tuple[int, int, bytes]], what: object) -> bool:
-    """Whether the damage was found; if it was not, everything must be as it was."""
+    """True if the damage was found. If it was not, everything must be as before."""
     try:
         assert state(path) == truth, what
         return False

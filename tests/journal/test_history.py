@@ -14,7 +14,7 @@ import pytest
 from fairlead.history.recorder import AttemptRow, JobRow
 from fairlead.history.sqlite import History, Used
 
-SECONDS = 30.0  # no story may take longer; none depends on it
+SECONDS = 30.0  # the longest wait of a test; no result depends on it
 
 
 def job(number: int, **more: object) -> JobRow:

@@ -1,4 +1,4 @@
-"""Snapshots by a second process: what they hold, what they let go, and that the writer is never kept waiting."""
+"""Snapshots by a second process: what they hold, which records they prune, and that the writer never waits."""
 
 import contextlib
 import os
@@ -31,7 +31,7 @@ class Live:
         self.driver.begin()
 
     def write(self, upto: int) -> None:
-        """Go on until that record."""
+        """Write records up to `upto`."""
         while self.driver.writer.seq < upto:
             self.driver.cycle()
 
@@ -64,7 +64,7 @@ def live(tmp_path: Path):  # type: ignore[no-untyped-def]
 
 def settle(snapshots: Snapshots) -> None:
     """Wait until the process that is under way has ended. At record 0 another one is never due."""
-    until = time.monotonic() + 600  # only so that it ends
+    until = time.monotonic() + 600  # a bound, so that the test ends
     while snapshots.pid is not None:
         assert time.monotonic() < until
         time.sleep(0.01)
@@ -173,7 +173,7 @@ def test_beside_a_writer(live: Live) -> None:
     snapshots.poll(live.driver.writer.seq)
     assert snapshots.pid is None  # not due
     started: set[int] = set()
-    until = time.monotonic() + 600  # only so that it ends
+    until = time.monotonic() + 600  # a bound, so that the test ends
     while len(started) < 4:
         assert time.monotonic() < until
         live.write(live.driver.writer.seq + 1)
@@ -194,7 +194,7 @@ def test_never_two_at_a_time(live: Live) -> None:
     snapshots.poll(10)
     pid = snapshots.pid
     assert pid is not None
-    assert [each.pid for each in psutil.Process().children() if each.pid == pid] == [pid]
+    assert [child.pid for child in psutil.Process().children() if child.pid == pid] == [pid]
     for _ in range(100):
         snapshots.poll(10)
         assert snapshots.pid in (pid, None)
@@ -215,7 +215,7 @@ def test_polling_does_not_wait(live: Live, tmp_path: Path) -> None:
     assert snapshots.pid is None
 
 
-def test_a_failure_is_told_and_not_repeated_at_once(live: Live) -> None:
+def test_a_failure_is_reported_and_not_repeated_at_once(live: Live) -> None:
     live.write(10)
     snapshots = Snapshots(live.path, "other", every=10)
     snapshots.poll(10)
@@ -248,7 +248,7 @@ def test_closing_ends_its_own_process_only(live: Live) -> None:
     live.write(10)
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     snapshots = Snapshots(live.path, PARTITION, every=1)
-    # It does not listen to the first request, so that the second one is needed too.
+    # It ignores the first signal, so that the second one is needed too.
     deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(60)"
     for command in ("import time; time.sleep(60)", deaf):
         snapshots._command = [sys.executable, "-c", command]

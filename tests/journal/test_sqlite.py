@@ -118,7 +118,7 @@ def test_a_newer_schema(tmp_path: Path, beside: str) -> None:
         SqliteJournal(tmp_path / "j").snapshot("a")
 
 
-def test_somebody_elses_database(tmp_path: Path) -> None:
+def test_the_database_of_another_program(tmp_path: Path) -> None:
     change(tmp_path / "j", "CREATE TABLE songs (name)")
     with pytest.raises(Damaged, match="not a file of a Fairlead journal"):
         SqliteJournal(tmp_path / "j")

@@ -1,4 +1,4 @@
-"""The command provider with real programs: what they are given, and what becomes of all they may answer."""
+"""The command provider with real programs: their input, and how each possible answer is handled."""
 
 from __future__ import annotations
 

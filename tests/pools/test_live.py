@@ -43,9 +43,9 @@ def fleet(folder: Path, most: int, provider: dict[str, Any], lease: str = "1min"
         up.close()
         os.environ.clear()
         os.environ.update(before)
-        for each in psutil.process_iter(["cmdline"]):
-            if any(str(folder) in word for word in each.info["cmdline"] or ()):
-                each.kill()
+        for process in psutil.process_iter(["cmdline"]):
+            if any(str(folder) in word for word in process.info["cmdline"] or ()):
+                process.kill()
 
 
 def until(true: Callable[[], Any]) -> Any:
@@ -78,9 +78,9 @@ def ran_on(up: Up, job: str) -> set[str]:
     with Client(up.url, up.token) as client:
         tasks = sum(client.job(job).stages[0].ended.values())
         attempts = client.attempts(job).attempts
-    assert {each.outcome for each in attempts} == {"succeeded"}
-    assert sum(stop - start for each in attempts for start, stop in batched(each.indices)) == tasks
-    return {each.node for each in attempts}
+    assert {attempt.outcome for attempt in attempts} == {"succeeded"}
+    assert sum(stop - start for attempt in attempts for start, stop in batched(attempt.indices)) == tasks
+    return {attempt.node for attempt in attempts}
 
 
 def batched(ranges: list[int]) -> Iterator[tuple[int, int]]:
@@ -90,9 +90,9 @@ def batched(ranges: list[int]) -> Iterator[tuple[int, int]]:
 def processes(folder: Path) -> list[psutil.Process]:
     """Agents and spawners of machines."""
     return [
-        each
-        for each in psutil.process_iter(["cmdline"])
-        if any(str(folder) in word for word in each.info["cmdline"] or ())
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if any(str(folder) in word for word in process.info["cmdline"] or ())
     ]
 
 
@@ -143,7 +143,7 @@ def test_a_server_that_is_killed_while_it_orders(tmp_path: Path, provider: str) 
         up.process.wait(SECONDS)
         up.start()
         assert up.run("wait", job) == f"{job}: succeeded\n"
-        # There was one order, and all that came is what it asked for.
+        # There was one order, and exactly its nodes came.
         names = {f"work-1-{at}" for at in range(most)}
         assert ran_on(up, job) <= names
         assert {each["node"] for each in log(up, "agent joined")} - {"box"} <= names
@@ -178,7 +178,7 @@ def test_tasks_and_machines_outlive_the_server(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("crash", [False, True])
 def test_down_and_kill_leave_no_machine(tmp_path: Path, crash: bool) -> None:
-    """Nor do they when the server is gone already. The next one finds that out, and orders anew."""
+    """The same holds when the server is gone already. The next server notices that, and orders again."""
     with fleet(tmp_path, 2, {"local": {}}, lease="5s") as up:
         job = submit(up, 2, 1000)
         until(lambda: '"running":2' in up.run("show", job, "--json"))
@@ -216,7 +216,7 @@ call(asked)
 
 
 def test_a_server_that_is_killed_when_half_is_there(tmp_path: Path) -> None:
-    """The next one asks for the other half only, while the call of the first one goes on and asks for all."""
+    """The next server orders the other half only, while the first server's call goes on and asks for all."""
     (tmp_path / "half.py").write_text(HALF)
     half, go = tmp_path / "half", tmp_path / "go"
     command = [sys.executable, str(tmp_path / "half.py"), str(CLOUD), str(half), str(go)]
@@ -232,7 +232,7 @@ def test_a_server_that_is_killed_when_half_is_there(tmp_path: Path) -> None:
         go.touch()
         assert up.run("wait", job) == f"{job}: succeeded\n"
         assert ran_on(up, job) <= set(asked["names"])
-        agents = [each for each in processes(tmp_path / "cloud") if "--pool=work" in each.info["cmdline"]]
+        agents = [process for process in processes(tmp_path / "cloud") if "--pool=work" in process.info["cmdline"]]
         assert len(agents) <= 4
         until(lambda: pool(up)["use"]["total"] == 0)
         assert log(up, "machines failed") == [] and log(up, "orphan machine") == []

@@ -1,4 +1,4 @@
-"""The local provider with real agents. No server is there for them to join; they go on trying."""
+"""The local provider with real agents. There is no server to join, so they keep trying."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ POOL = {"node": {"cpu": 0.5}, "labels": {"rack": "r 1"}, "taints": ["slow"], "ma
 
 
 class Local:
-    """A provider of a folder of its own, which can be made anew as by another server."""
+    """A provider with a folder of its own; `reopen` replaces it, as another server would."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.log: list[tuple[str, dict[str, Any]]] = []
         self.server = Key()
-        self.anew()
+        self.reopen()
 
-    def anew(self, url: str = "http://127.0.0.1:1") -> None:
+    def reopen(self, url: str = "http://127.0.0.1:1") -> None:
         settings = dict(parse_config({"partitions": {"p": {"pools": {"w": POOL}}}})["p"].pools)["w"]
         kind = PoolKind("p", "w", settings, Join(url, self.invite, lambda partition, names: None))
         self.provider = LocalProvider(
@@ -54,14 +54,14 @@ class Local:
 
     def processes(self, word: str = "", name: str = "") -> list[psutil.Process]:
         found = []
-        for each in psutil.process_iter(["cmdline"]):
-            text = " ".join(each.info["cmdline"] or ())
+        for process in psutil.process_iter(["cmdline"]):
+            text = " ".join(process.info["cmdline"] or ())
             if str(self.folder / "w" / name) in text and word in text:
-                found.append(each)
+                found.append(process)
         return found
 
     def agents(self, many: int = 1) -> list[psutil.Process]:
-        """So many; a process has no arguments in its first moment."""
+        """Wait for `many` agents, and return them. A process has no arguments in its first moment."""
         until(lambda: len(self.processes("--directory=")) >= many)
         return self.processes("--directory=")
 
@@ -72,9 +72,9 @@ def local(tmp_path: Path) -> Iterator[Local]:
     try:
         yield found
     finally:
-        for each in found.processes():
+        for process in found.processes():
             with suppress(psutil.Error):
-                each.kill()
+                process.kill()
 
 
 def until(true: Callable[[], Any]) -> None:
@@ -92,14 +92,14 @@ def test_what_is_there_is_not_brought_twice(local: Local) -> None:
     assert local.names() == []
     local.create("w-1-0", "w-1-1")
     assert local.names() == ["w-1-0", "w-1-1"]
-    before = [each.pid for each in local.agents(2)]
+    before = [agent.pid for agent in local.agents(2)]
     assert len(before) == 2
     local.create("w-1-0", "w-1-1", "w-1-2")
-    # Another server, after a restart, knows no more than the folder.
-    local.anew()
+    # Another server, after a restart, knows only the folder.
+    local.reopen()
     local.create("w-1-1")
     assert local.names() == ["w-1-0", "w-1-1", "w-1-2"]
-    assert {each.pid for each in local.agents(3)} > set(before) and len(local.agents(3)) == 3
+    assert {agent.pid for agent in local.agents(3)} > set(before) and len(local.agents(3)) == 3
 
 
 def test_an_agent_is_told_what_its_pool_says(local: Local) -> None:
@@ -127,7 +127,7 @@ def test_an_agent_is_told_what_its_pool_says(local: Local) -> None:
 def test_destroyed_ones_leave_nothing(local: Local) -> None:
     local.create("w-1-0", "w-1-1")
     until(lambda: len(spawners(local, "w-1-0")) >= 1)
-    local.anew()
+    local.reopen()
     local.destroy("w-1-0", "w-1-7")
     assert local.names() == ["w-1-1"]
     assert local.processes(name="w-1-0") == [] and not (local.folder / "w" / "w-1-0").exists()
@@ -149,7 +149,7 @@ def test_tasks_of_an_agent_that_ended_are_ended_before_it_is_not_listed(local: L
     until(lambda: len(spawners(local, "w-1-0")) >= 1)
     mark = next((local.folder / "w" / "w-1-0").glob("spawner-*/id")).read_text()
     task = psutil.Popen(["sleep", "600"], env={"FAIRLEAD_TASK": f"{mark}a-task"}, start_new_session=True)
-    stranger = psutil.Popen(["sleep", "600"], env={"FAIRLEAD_TASK": "somebody:else"})
+    stranger = psutil.Popen(["sleep", "600"], env={"FAIRLEAD_TASK": "another:mark"})
     try:
         (agent,) = local.agents()
         agent.kill()
@@ -165,7 +165,7 @@ def test_tasks_of_an_agent_that_ended_are_ended_before_it_is_not_listed(local: L
             each.wait()
 
 
-def test_half_a_mark_is_nobodys(local: Local) -> None:
+def test_an_empty_spawner_id_ends_no_process(local: Local) -> None:
     folder = local.folder / "w" / "w-1-0" / "spawner-0"
     folder.mkdir(parents=True)
     (folder / "id").write_text("")
@@ -181,9 +181,9 @@ def test_half_a_mark_is_nobodys(local: Local) -> None:
 def test_a_server_at_another_address_has_agents_join_it(local: Local) -> None:
     local.create("w-1-0")
     until(lambda: len(spawners(local, "w-1-0")) >= 1)
-    kept = {each.pid for each in spawners(local, "w-1-0")}
-    local.anew("http://127.0.0.1:2")
+    kept = {spawner.pid for spawner in spawners(local, "w-1-0")}
+    local.reopen("http://127.0.0.1:2")
     assert local.names() == ["w-1-0"]
     (agent,) = local.agents()
     assert "--join=http://127.0.0.1:2" in agent.cmdline()
-    assert kept <= {each.pid for each in spawners(local, "w-1-0")}
+    assert kept <= {spawner.pid for spawner in spawners(local, "w-1-0")}

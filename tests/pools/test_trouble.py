@@ -1,5 +1,5 @@
 """Random trouble between a real writer and a provider: machines that come late or not at all, answers that get lost,
-lists that fail, servers that end at any time. Whatever happens, no machine is brought twice, and all work is placed."""
+lists that fail, servers that end at any time. Whatever happens, no machine is created twice, and all work is placed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from fairlead.pools import reconciler, service
 from fairlead.pools.base import ProviderError
 from tests.api.serving import Serving
-from tests.pools.test_keeper import Story, arrive, burst, get, passes, until
+from tests.pools.test_reconciler import Story, arrive, burst, get, passes, until
 
 STEPS = 25
 
@@ -50,11 +50,11 @@ def test_trouble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> 
         passes(story)
         found = get(site)
         assert (found["orders"], found["use"]["pending"]) == ([], 0)
-        # Who came is there, and nobody was brought twice or taken away.
+        # Every machine that came is a node, and none was created twice or destroyed.
         assert set(story.provider.machines.values()) <= {1}
         assert story.asked("destroy") == []
         nodes = {node["name"] for node in site.as_owner.get("/api/v1/nodes").json()["nodes"]}
-        assert nodes == story.provider.machines.keys() - {each["name"] for each in found["orphans"]}
+        assert nodes == story.provider.machines.keys() - {orphan["name"] for orphan in found["orphans"]}
 
 
 def trouble(story: Story, dice: random.Random) -> None:
@@ -74,7 +74,7 @@ def coming(site: Serving) -> list[str]:
 
 
 def come(story: Story, site: Serving, most: int) -> None:
-    """The agents of some machines join."""
+    """Let the agents of some machines join."""
     machines = list(story.provider.machines)
     arrive(site, *[name for name in coming(site) if name in machines][:most])
 

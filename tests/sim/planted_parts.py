@@ -159,8 +159,8 @@ def lose_standing_work(monkeypatch: pytest.MonkeyPatch) -> None:
     work = Orders.work
 
     def planted(self: Orders, partition: Any, message: Any, gangs: Any, standing: bool = False) -> wire.Work:
-        told = work(self, partition, message, gangs, standing)
-        return msgspec.structs.replace(told, launches=(), specs=()) if standing else told
+        sent = work(self, partition, message, gangs, standing)
+        return msgspec.structs.replace(sent, launches=(), specs=()) if standing else sent
 
     monkeypatch.setattr(Orders, "work", planted)
 

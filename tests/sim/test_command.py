@@ -111,7 +111,7 @@ def test_wrong_usage(trace: Path, tmp_path: Path, arguments: list[str], code: in
     broken.write_text("a: [")
     wrong.write_text("colour: red")
     names = {"TRACE": str(trace), "BROKEN": str(broken), "WRONG": str(wrong)}
-    done = run(*(names.get(each, each) for each in arguments))
+    done = run(*(names.get(argument, argument) for argument in arguments))
     assert done.exit_code == code, done.output
     assert problem in done.stderr and "Traceback" not in done.stderr
 

@@ -73,7 +73,7 @@ def test_a_killed_process_does_nothing_more_and_others_go_on() -> None:
     loop.world_at(4.5, done.append, True)
     loop.run(lambda: bool(done))
     assert seen == ["one", "other", "one", "other", "other", "other"]
-    loop.end([one, other])  # only here, where it is of no interest any more
+    loop.end([one, other])  # only here, after all checks
     assert sorted(seen[6:]) == ["one unwound", "other unwound"]
 
 

@@ -46,7 +46,7 @@ def test_what_fits_is_placed_whatever_the_order(place: str) -> None:
         assert packed.arrived in (4, 5)  # the run ends when the last GPU was asked for
 
 
-def test_who_finds_no_room_fails_and_holds_up_nobody_else() -> None:
+def test_a_pod_that_does_not_fit_fails_and_does_not_block_others() -> None:
     # One pod wants a model that no node has, one more CPUs than any node has; the others fill the node.
     trace = trace_of([(4, 2, "A")], [(1, 1, 1000, "B"), (5, 1, 1000, ""), (1, 1, 1000, ""), (1, 1, 1000, "A")])
     packed = pack(trace, "pack", 200, seed=1)
@@ -86,7 +86,7 @@ def test_the_summary_is_of_means() -> None:
 def test_it_may_be_stopped() -> None:
     trace = trace_of([(64, 8, "A")], [(1, 1, 250, "")])
     results, whole = run_placements(trace, ["pack", "fgd"], Packing(100, shuffles=3), lambda _, done: done == 2)
-    assert not whole and [(each["policy"], each["shuffles"]) for each in results] == [("pack", 2)]
+    assert not whole and [(result["policy"], result["shuffles"]) for result in results] == [("pack", 2)]
     assert results[0] == {
         **summary(trace, "pack", 100, [one for seed in (1, 2) if (one := pack(trace, "pack", 100, seed))]),
         "wall_s": results[0]["wall_s"],
@@ -119,6 +119,6 @@ def test_the_command(tmp_path: Path) -> None:
     shown = {line[:24].strip(): line[24:].split() for line in done.stdout.splitlines()[1:]}
     assert shown[""] == ["pack", "fgd"] and shown["GPUs allocated"] == ["100.00", "%", "100.00", "%"]
     done = CliRunner().invoke(app, [*arguments, "--json", "-"])
-    assert [each["gpu_allocation_percent"] for each in json.loads(done.stdout)["runs"]] == [100.0, 100.0]
+    assert [run["gpu_allocation_percent"] for run in json.loads(done.stdout)["runs"]] == [100.0, 100.0]
     done = CliRunner().invoke(app, [*arguments[:-1], "best"])
     assert done.exit_code == 1 and "there is no placement best" in done.stderr

@@ -20,7 +20,7 @@ from fairlead.sim.traces.own import read_document
 
 
 class Page(HTMLParser):
-    """Checks that what is opened is closed, and gathers what is to be looked at."""
+    """A parser that checks that tags are closed, and collects what tests compare."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ def test_shares_and_use() -> None:
     )
     titles = Page(text).of("title")
     assert titles[0] == "<b>week</b>: <mine>"
-    assert [each for each in titles if "share" in each or "use" in each] == [
+    assert [title for title in titles if "share" in title or "use" in title] == [
         "a, share: 75 %",
         "a, use: 75 %",
         "b, share: 25 %",

@@ -1,4 +1,4 @@
-"""The simulation: the schedule of an oracle, whatever the log; and what becomes of unusual jobs."""
+"""The simulation: for any log, the schedule of an oracle; and unusual jobs."""
 
 from pathlib import Path
 from typing import Any
@@ -109,7 +109,7 @@ def test_what_ends_makes_room_for_what_arrives_at_that_instant() -> None:
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "easy"])
-def test_nobody_is_held_nodes_for_however_long_it_waits(policy: str) -> None:
+def test_simulated_jobs_get_no_holds_however_long_they_wait(policy: str) -> None:
     day = 86_400
     jobs = [(0, 9 * day, 5, 9 * day), (1, day, 8, day), *((at * day, day, 3, day) for at in range(1, 9))]
     assert starts(simulated(trace_of(jobs), policy)) == oracle.schedule(jobs, MACHINE, policy == "easy")
@@ -288,7 +288,7 @@ def test_percentiles_are_by_nearest_rank() -> None:
     assert percentile([5], 1) == 5 and percentile([], 50) == 0
 
 
-def test_what_is_used_and_who_waits_over_time() -> None:
+def test_capacity_in_use_and_waiting_jobs_over_time() -> None:
     record = simulated(trace_of([(0, 10, 8, 10), (4, 2, 2, 2)])).record
     assert list(zip(record.times, record.used, record.waiting, strict=True)) == [
         (0, 8000, 0),

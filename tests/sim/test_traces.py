@@ -42,7 +42,7 @@ def swf(*fields: int | str) -> str:
 @pytest.mark.parametrize("name", ["log.swf", "log.swf.gz"])
 def test_swf(tmp_path: Path, name: str) -> None:
     trace = read(tmp_path, name, SWF)
-    assert [(each.id, each.at // SECOND, each.run // SECOND) for each in trace.arrivals] == [
+    assert [(arrival.id, arrival.at // SECOND, arrival.run // SECOND) for arrival in trace.arrivals] == [
         ("1", 50, 10),
         ("2", 50, 0),
         ("7", 100, 60),
@@ -62,7 +62,7 @@ def test_swf(tmp_path: Path, name: str) -> None:
 
 
 def test_first_jobs_are_the_first_in_the_queue(tmp_path: Path) -> None:
-    assert [each.id for each in read(tmp_path, "log.swf", SWF, jobs=2).arrivals] == ["1", "2"]
+    assert [arrival.id for arrival in read(tmp_path, "log.swf", SWF, jobs=2).arrivals] == ["1", "2"]
 
 
 @pytest.mark.parametrize(
@@ -72,8 +72,8 @@ def test_first_jobs_are_the_first_in_the_queue(tmp_path: Path) -> None:
 def test_overrun(tmp_path: Path, overrun: Any, run: tuple[int, ...], estimate: tuple[int, ...]) -> None:
     lines = [swf(1, 0, -1, 100, 1, -1, -1, 1, 60), swf(2, 0, -1, 20, 1, -1, -1, 1, 30), swf(3, 0, -1, 7, 1)]
     trace = read(tmp_path, "log.swf", "; MaxProcs: 4\n" + "".join(lines), overrun=overrun)
-    assert tuple(each.run // SECOND for each in trace.arrivals) == run
-    assert tuple((each.spec.stages[0].estimate or 0) // SECOND for each in trace.arrivals) == estimate
+    assert tuple(arrival.run // SECOND for arrival in trace.arrivals) == run
+    assert tuple((arrival.spec.stages[0].estimate or 0) // SECOND for arrival in trace.arrivals) == estimate
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_openb(tmp_path: Path) -> None:
         ("node-0", (("cpu", 64000), ("gpu", 2000), ("memory", 2**30)), (("model", "P100"),)),
         ("node-1", (("cpu", 32000), ("memory", 2**31)), ()),
     ]
-    assert [(each.id, each.at // SECOND, each.run // SECOND) for each in trace.arrivals] == [
+    assert [(arrival.id, arrival.at // SECOND, arrival.run // SECOND) for arrival in trace.arrivals] == [
         ("p1", 5, 45),
         ("p0", 10, 80),
         ("p2", 30, 0),
@@ -169,11 +169,11 @@ def test_yaml(tmp_path: Path) -> None:
     prepare, train = trace.arrivals
     assert (prepare.id, prepare.at, prepare.durations, prepare.spec.user) == ("prepare", MINUTE, (5 * MINUTE,), "ann")
     assert train.durations == (HOUR, HOUR // 2) and train.spec.after == ("jprepare",) and train.spec.queue == "root.ml"
-    assert [(each.name, each.count, each.min, each.estimate) for each in train.spec.stages] == [
+    assert [(stage.name, stage.count, stage.min, stage.estimate) for stage in train.spec.stages] == [
         ("ps", 1, 0, 2 * HOUR),
         ("w", 4, 2, HOUR // 2),
     ]
-    assert [(each["lines"], str(each["why"]).partition(";")[0]) for each in trace.left_out.rows()] == [
+    assert [(row["lines"], str(row["why"]).partition(";")[0]) for row in trace.left_out.rows()] == [
         ([3], "stages[0].duration: missing"),
         ([4], "id: there is already a job train"),
         ([5], "colour: a job has no such key"),
@@ -197,7 +197,7 @@ def test_csv(tmp_path: Path) -> None:
     assert a.spec.stages[0].estimate == 2 * MINUTE
     assert (b.at, b.durations, b.spec.after, b.spec.queue) == (MINUTE, (3 * SECOND // 2,), ("ja",), "root.b")
     assert b.spec.stages[0].resources == (("cpu", 500), ("gpu", 1000))
-    assert [(each["lines"], str(each["why"]).partition(":")[0]) for each in trace.left_out.rows()] == [
+    assert [(row["lines"], str(row["why"]).partition(":")[0]) for row in trace.left_out.rows()] == [
         ([4], "submit"),
         ([5], "more values than columns"),
     ]
@@ -217,7 +217,7 @@ def test_nodes_by_number(text: str, nodes: list[tuple[str, int]]) -> None:
 
 def test_other_nodes_than_the_trace_has(tmp_path: Path) -> None:
     trace = read(tmp_path, "log.swf", SWF, nodes=parse_nodes("2x2", load))
-    assert [each.id for each in trace.arrivals] == ["2", "7"]  # 8 processors are more than 4
+    assert [arrival.id for arrival in trace.arrivals] == ["2", "7"]  # 8 processors are more than 4
     assert [name for name, _ in trace.nodes] == ["n0", "n1"]
 
 
@@ -225,8 +225,8 @@ def test_other_nodes_than_the_trace_has(tmp_path: Path) -> None:
     ("name", "text", "field", "problem"),
     [
         ("log.swf", swf(1, 0, -1, 5, 4), "nodes", "the header has neither MaxProcs nor MaxNodes"),
-        ("log.swf", "; MaxProcs: 4\n", "jobs", "log.swf has none that could be simulated"),
-        ("jobs.csv", CSV, "nodes", "jobs.csv says nothing of nodes"),
+        ("log.swf", "; MaxProcs: 4\n", "jobs", "log.swf has no job that can be simulated"),
+        ("jobs.csv", CSV, "nodes", "jobs.csv has no nodes"),
         ("jobs.csv", "a,b\n1,2\n", "jobs.csv: columns", "not those of a trace"),
         ("jobs.csv", "submit,duration,color\n1,2,3\n", "columns", "color not known"),
         ("jobs.csv", "", "jobs.csv: columns", "not those of a trace"),
@@ -252,7 +252,7 @@ def test_refused(tmp_path: Path, name: str, text: str, field: str, problem: str)
 def test_two_logs_with_the_same_jobs(tmp_path: Path) -> None:
     for name in ("a.swf", "b.swf"):
         (tmp_path / name).write_text(SWF)
-    with pytest.raises(Refused, match="simulate them apart"):
+    with pytest.raises(Refused, match="simulate them separately"):
         read_traces([tmp_path / "a.swf", tmp_path / "b.swf"], load)
 
 
@@ -269,18 +269,18 @@ def test_generated_work_is_the_same_again() -> None:
 def test_generated_work_has_the_load_that_was_asked_for() -> None:
     jobs = generate(Workload(jobs=3000, load=50), NODES, "extend")
     span = jobs[-1].at - jobs[0].at
-    assert 0.45 < sum(each.work("cpu") for each in jobs) / (span * 256_000) < 0.55
-    assert [each.at for each in jobs] == sorted(each.at for each in jobs)
-    sizes = [each.spec.stages[0].count for each in jobs]
+    assert 0.45 < sum(job.work("cpu") for job in jobs) / (span * 256_000) < 0.55
+    assert [job.at for job in jobs] == sorted(job.at for job in jobs)
+    sizes = [job.spec.stages[0].count for job in jobs]
     assert max(sizes) <= 128 and 0.2 < sizes.count(1) / 3000 < 0.5
-    assert all(10 * SECOND <= each.run <= 18 * HOUR for each in jobs)
-    assert all((each.spec.stages[0].estimate or 0) >= each.run for each in jobs)
-    assert len({each.spec.user for each in jobs}) == 20
+    assert all(10 * SECOND <= job.run <= 18 * HOUR for job in jobs)
+    assert all((job.spec.stages[0].estimate or 0) >= job.run for job in jobs)
+    assert len({job.spec.user for job in jobs}) == 20
 
 
 def test_people_work_by_day() -> None:
     jobs = generate(Workload(jobs=5000), NODES, "extend")
-    hours = [each.at // HOUR for each in jobs]
+    hours = [job.at // HOUR for job in jobs]
     day = sum(1 for hour in hours if 9 <= hour % 24 < 18)
     weekend = sum(1 for hour in hours if hour // 24 % 7 >= 5)
     assert day / 5000 > 0.6 and weekend / 5000 < 0.2

@@ -1,4 +1,4 @@
-"""What is logged, with its reason: small stories and the lines they leave."""
+"""Log lines with their reasons: small worlds and the lines they log."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Logged(World):
         super().__init__(config, observers=[Logs(logger_to(self.out, "json", level))], **rest)
 
     def lines(self, *events: str) -> list[dict[str, Any]]:
-        """The lines since the last call, without what all have; only those of some events, if any are named."""
+        """Return the lines since the last call, without common fields; with `events`, only those of these events."""
         lines = [json.loads(line) for line in self.out.getvalue().splitlines()]
         self.out.truncate(self.out.seek(0))
         for line in lines:
@@ -51,7 +51,7 @@ def test_a_start() -> None:
     w = Logged()
     assert w.lines() == [
         info("writer began", 0, jobs=0, nodes=0, ready=False),
-        info("partition ready", 0),  # nobody is known who would have to report
+        info("partition ready", 0),  # no known node has to report
         info("configuration applied", 0, version=1, changed=["queues", "settings"]),
     ]
 
@@ -126,7 +126,7 @@ def test_a_refused_launch() -> None:
     w.cycle()
     refused = {"stage": "w", "attempt": 1, "tasks": 1, "node": "n1", "reason": "node n1 refused the launch"}
     assert w.lines() == [
-        warning("launch taken back", 0, job=job, again="new", **refused),
+        warning("launch undone", 0, job=job, again="new", **refused),
         warning("node avoided", 0, node="n1", failures=1, pause_seconds=1),
     ]
 
@@ -152,9 +152,9 @@ def test_a_gang_whose_member_is_silent_is_one_line() -> None:
     w.advance(60)
     reason = "the launch was not acknowledged within 60s"
     assert w.lines() == [
-        warning("launch taken back", 60, job=job, stage="w", attempt=1, tasks=1, node="n2", again="new", reason=reason),
+        warning("launch undone", 60, job=job, stage="w", attempt=1, tasks=1, node="n2", again="new", reason=reason),
         warning("node avoided", 60, node="n2", failures=1, pause_seconds=1),
-        warning("gang taken back", 60, job=job, stage="w", tasks=2, reason=reason),
+        warning("gang start undone", 60, job=job, stage="w", tasks=2, reason=reason),
     ]
 
 
@@ -166,7 +166,9 @@ def test_a_whole_job_that_is_taken_back_is_one_line_and_so_is_growth_of_one_stag
     w.cycle()
     w.cycle()
     reason = "node n1 refused the launch"
-    assert w.lines("gang taken back") == [warning("gang taken back", 0, job=job, stage="all", tasks=1, reason=reason)]
+    assert w.lines("gang start undone") == [
+        warning("gang start undone", 0, job=job, stage="all", tasks=1, reason=reason)
+    ]
     w.return_node("n1")
     w.advance(5)
     w.nodes(2, prefix="m", cpu=2)
@@ -175,7 +177,7 @@ def test_a_whole_job_that_is_taken_back_is_one_line_and_so_is_growth_of_one_stag
     w.cycle()
     w.cycle()
     reason = "node m1 refused the launch"
-    assert w.lines("gang taken back") == [warning("gang taken back", 5, job=job, stage="b", tasks=1, reason=reason)]
+    assert w.lines("gang start undone") == [warning("gang start undone", 5, job=job, stage="b", tasks=1, reason=reason)]
 
 
 def test_lost_tasks_and_a_stage_that_is_short() -> None:
@@ -194,7 +196,7 @@ def test_lost_tasks_and_a_stage_that_is_short() -> None:
     ]
     w.advance(10)
     short = "it was short of workers for 10s"
-    assert w.lines() == [warning("gang taken back", 10, job=job, stage="w", tasks=1, reason=short)]
+    assert w.lines() == [warning("gang start undone", 10, job=job, stage="w", tasks=1, reason=short)]
 
 
 def test_tasks_that_do_not_stop() -> None:
@@ -207,8 +209,8 @@ def test_tasks_that_do_not_stop() -> None:
     w.advance(39)
     w.lines()
     w.advance(2)
-    told = {"attempt": 1, "tasks": 2, "indices": [0, 1], "cause": "kill", "after": 40}
-    assert w.lines() == [warning("tasks did not stop", 41, job=job, stage="w", node="n1", **told)]
+    fields = {"attempt": 1, "tasks": 2, "indices": [0, 1], "cause": "kill", "after": 40}
+    assert w.lines() == [warning("tasks did not stop", 41, job=job, stage="w", node="n1", **fields)]
 
 
 def test_a_node_that_left_is_still_named() -> None:
@@ -288,7 +290,7 @@ def test_configuration_and_queues() -> None:
 
 
 @pytest.mark.parametrize("how", ["failed", "unknown"])
-def test_a_writer_that_stops_tells_why_and_nothing_of_its_cycle(how: Any) -> None:
+def test_a_writer_that_stops_logs_why_and_nothing_of_its_cycle(how: Any) -> None:
     w = Logged()
     w.lines()
     w.tasks(1)
@@ -300,7 +302,7 @@ def test_a_writer_that_stops_tells_why_and_nothing_of_its_cycle(how: Any) -> Non
     assert (began["event"], began["jobs"]) == ("writer began", 0)
 
 
-def test_why_heads_wait_is_for_those_who_look_closely() -> None:
+def test_reasons_of_heads_are_logged_at_debug_only() -> None:
     for level, expected in (("debug", ["room for 0 of 2"]), ("info", [])):
         w = Logged(level=level)
         w.nodes(2, cpu=1)

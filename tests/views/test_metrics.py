@@ -1,4 +1,4 @@
-"""Small stories and the exact figures after them, read from what a scrape would get."""
+"""Small worlds and the exact figures after them, read from what a scrape would get."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Watched(World):
         self.start = figures(self.metrics)
 
     def figures(self, name: str) -> dict[str, float]:
-        """The series of a metric by their labels but the partition, as they grew since the world began."""
+        """Return the series of a metric by their labels except the partition, as growth since the world began."""
         now = figures(self.metrics)[name]
         return {labels: value - self.start.get(name, {}).get(labels, 0) for labels, value in now.items()}
 
@@ -172,7 +172,7 @@ def test_only_the_lanes_where_most_wait_are_shown() -> None:
 
 
 class Spied(dict[Any, Any]):
-    """Lanes that remember which were asked for. They can be walked by nobody."""
+    """Lanes that record which ones were asked for. They cannot be iterated over."""
 
     def __init__(self, lanes: Any) -> None:
         super().__init__(lanes)
@@ -254,7 +254,7 @@ def test_completed_and_cancelled_asks() -> None:
     assert w.job(part).state == "running"
 
 
-def test_a_ask_that_becomes_another_kind_is_cancelled() -> None:
+def test_an_ask_that_becomes_another_kind_is_cancelled() -> None:
     w = Watched({"replace_within": "10s"})
     w.nodes(2, cpu=1)
     w.tasks(2)
@@ -439,7 +439,7 @@ def test_cycle_time_by_phase_and_journal_latency() -> None:
 
 
 class Clockwork:
-    """A steady clock that moves by what it is told at each look."""
+    """A steady clock that moves by a given step at each reading."""
 
     def __init__(self, *steps: float) -> None:
         self.now, self.steps = 0.0, list(steps)
@@ -483,7 +483,7 @@ def test_a_cycle_that_is_not_durable_counts_nothing(how: Any) -> None:
     with pytest.raises(Stopped):
         writer.cycle(commands, 3)
     after = figures(metrics)
-    # All that is told is that nobody works now.
+    # The only change is that the partition is not ready now.
     assert after.pop("ready") == {"": 0} and before.pop("ready") == {"": 1}
     assert after.pop("readiness_transitions_total") == {"ready": 1, "not_ready": 1}
     assert before.pop("readiness_transitions_total") == {"ready": 1, "not_ready": 0}
@@ -498,7 +498,7 @@ def test_what_was_written_in_doubt_shows_in_the_lanes() -> None:
     w.break_journal("unknown", written=True)
     w.cycle()
     assert w.figures("lane_pending_tasks") == {"root.default, cpu=1": 7}
-    assert w.figures("upserts_total")["inserted"] == 1  # the other one was never heard of
+    assert w.figures("upserts_total")["inserted"] == 1  # the other one was never counted
 
 
 def test_partitions_are_counted_apart_and_go() -> None:
@@ -511,7 +511,7 @@ def test_partitions_are_counted_apart_and_go() -> None:
     writer = w.cluster.writers["second"]
     w.configure({"partitions": {"default": {}}})
     w.cycle()
-    writer.cycle([submission(1)], w.now)  # refused, and nothing new is told of it
+    writer.cycle([submission(1)], w.now)  # refused, and nothing new is counted
     gone = figures(w.metrics, "second")
     assert "lane_pending_tasks" not in gone and "ready" not in gone
     assert gone["asks_ended_total"] == {"completed": 0, "cancelled": 1}

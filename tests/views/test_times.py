@@ -1,4 +1,4 @@
-"""What is shown is true at the time of the look, also when nothing has changed for long."""
+"""Views are true at the time of the request, also when nothing has changed for a long time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fairlead.views.poolanswers import pool_answers
 from tests.api.serving import JOB, SECONDS, serving, submit
 
 
-def test_a_pause_that_is_over_is_not_told() -> None:
+def test_a_pause_that_is_over_is_not_shown() -> None:
     """Nothing is ordered any more for the job, so the end of the pause changes nothing."""
     w = World({"max_orders": 1, "pool_pause": "1min"})
     w.pool("p", node={"cpu": 1}, max=3)
@@ -59,7 +59,7 @@ def test_a_live_hold_grows_older_while_nothing_happens(tmp_path: Path) -> None:
 
 
 def test_the_end_of_a_hold_is_later_when_the_server_was_away() -> None:
-    """`hold_for` counts from ready on, and so does what explanations and lists say of it."""
+    """`hold_for` counts from ready on, and explanations and lists show that time."""
     w = World({"starving_after": "1s", "hold_for": "1h"})
     w.now = 1_790_000_000 * SECOND  # as with a clock that counts from 1970
     w.node("n1", cpu=1)

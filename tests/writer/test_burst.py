@@ -1,7 +1,7 @@
-"""The burst of the seed: many requests are one reading of the state, one transaction and a message a node.
+"""A burst of requests costs one reading of the state, one transaction and one message a node.
 
-Here the writer is driven in a World, whose nodes can refuse. That the live loop makes one turn of a burst, serves a
-single request at once and sleeps while nothing arrives is in test_live.py; the published rows are in tests/cases.
+Here the writer is driven in a World, whose nodes can refuse. test_live.py tests that the live loop makes one turn of a
+burst, serves a single request at once and sleeps while nothing arrives; the published rows are in tests/cases.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fairlead.testing import World
 
 
 class Counted:
-    """A world, and how often its state was read, its journal written and a node sent a message."""
+    """A world that counts readings of its state, writes to its journal and messages to nodes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, cpu: int = 5, gpu: int = 0) -> None:
         self.counts: Counter[str] = Counter()
@@ -46,7 +46,7 @@ class Counted:
         return self.w.submit(name=name, stages=[stage])
 
     def messages(self) -> list[ForNode]:
-        return [each for each in self.w.effects() if isinstance(each, ForNode)]
+        return [effect for effect in self.w.effects() if isinstance(effect, ForNode)]
 
     def tasks(self, jobs: dict[str, int]) -> dict[tuple[str, int], tuple[str, int, str | None]]:
         """Job and index → state, attempt and node."""
@@ -66,7 +66,7 @@ def test_100_requests_on_20_nodes_are_one_reading_one_transaction_and_at_most_20
     c.w.cycle()
     assert (c.counts["run"], c.counts["append"]) == (1, 1)
     messages = c.messages()
-    assert len(messages) == len({each.node for each in messages}) == 20
+    assert len(messages) == len({message.node for message in messages}) == 20
     placed = Counter(node for job in jobs for node in c.w.placements(job).values())
     assert placed == {f"n{at}": 5 for at in range(20)}
 
@@ -80,7 +80,7 @@ def test_requests_of_cpu_and_gpu_mixed_share_the_transaction_and_cpu_spares_the_
     c.w.cycle()
     assert (c.counts["run"], c.counts["append"]) == (1, 1)
     messages = c.messages()
-    assert len({each.node for each in messages}) == len(messages) <= 20
+    assert len({message.node for message in messages}) == len(messages) <= 20
     with_gpu = {f"n{at}" for at in range(1, 20, 2)}
     for at, job in enumerate(jobs):
         assert (c.w.placements(job)["w", 0] in with_gpu) == bool(wanted[at % 5])
@@ -107,10 +107,10 @@ def test_when_3_of_20_nodes_refuse_only_their_tasks_return_and_gangs_whole(monke
     hit = {job for (job, _), (_, _, node) in before.items() if node in refusing}
     assert 3 < len(hit) < len(sizes) and any(sizes[job] > 1 for job in hit) and any(sizes[job] == 1 for job in hit)
     c.messages()
-    c.w.cycle()  # what the agents answered
+    c.w.cycle()  # the answers of the agents
     assert (c.counts["run"], c.counts["append"]) == (2, 2)
-    stopped = {(stop.job, each.node) for each in c.messages() for stop in each.stops}
-    assert {job for job, _ in stopped} <= hit  # members of those gangs on other nodes, and nobody else
+    stopped = {(stop.job, message.node) for message in c.messages() for stop in message.stops}
+    assert {job for job, _ in stopped} <= hit  # only members of those gangs on other nodes
     after = c.tasks(sizes)
     for (job, index), (state, attempt, node) in after.items():
         if job not in hit:
@@ -130,11 +130,11 @@ def test_a_single_request_is_one_transaction_and_one_message(monkeypatch: pytest
     job = c.submit("alone")
     c.w.cycle()
     assert (c.counts["run"], c.counts["append"], c.counts["start"]) == (1, 1, 1)
-    assert [each.node for each in c.messages()] == [*c.w.placements(job).values()] == ["n0"]
+    assert [message.node for message in c.messages()] == [*c.w.placements(job).values()] == ["n0"]
 
 
 def test_an_empty_inbox_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also while others wait: nothing is written or sent, and no lane is looked at."""
+    """Also while jobs wait: nothing is written or sent, and no lane is read."""
     c = Counted(monkeypatch)
     for at in range(300):
         c.submit(f"j{at}")

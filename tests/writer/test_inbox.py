@@ -99,16 +99,16 @@ def test_users_take_turns() -> None:
     in_loop(story)
 
 
-def test_the_listener_hears_what_was_taken_and_nothing_else() -> None:
+def test_the_listener_is_called_for_accepted_messages_only() -> None:
     async def story() -> None:
-        heard: list[int] = []
+        lengths: list[int] = []
         inbox = Inbox(max_commands=2)
-        inbox.listen(lambda: heard.append(inbox.waiting))
+        inbox.listen(lambda: lengths.append(inbox.waiting))
         inbox.offer(kill(0))
         inbox.offer(kill(1))
         with pytest.raises(Full):
             inbox.offer(kill(2))
-        assert heard == [1, 2]
+        assert lengths == [1, 2]
 
     in_loop(story)
 
@@ -129,12 +129,12 @@ def test_closed_and_given_up() -> None:
     in_loop(story)
 
 
-def test_who_asked_may_have_gone() -> None:
+def test_a_caller_may_have_gone() -> None:
     async def story() -> None:
         inbox = Inbox()
         inbox.offer(kill(0)).cancel()
         slot = inbox.offer(kill(1))
-        for message in inbox.drain(10):  # what was taken is not withdrawn
+        for message in inbox.drain(10):  # an accepted command is not withdrawn
             message.reply(Accepted(job=message.command.job))  # type: ignore[union-attr]
         assert await slot == Accepted(job="j1")
 

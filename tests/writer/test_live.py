@@ -1,4 +1,4 @@
-"""The live loop on a real journal and a real clock. Waiting is for events and counts, never for so many seconds."""
+"""The live loop on a real journal and a real clock. Tests wait for events and counts, never for a fixed time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fairlead.writer.loop import BURST, TIMER_PAUSE, LiveWriter, WriterThread
 from fairlead.writer.writer import Writer
 
 PARTITION = "default"
-SECONDS = 30  # no story may take longer; none depends on it
+SECONDS = 30  # the longest wait of a test; no result depends on it
 
 
 def configure(**settings: Any) -> Configure:
@@ -60,7 +60,7 @@ def report(node: str, launch: Launch, state: Any) -> Report:
 
 
 class Gated(SqliteJournal):
-    """Appends wait for the gate, and say when they have come to it."""
+    """A journal in which appends wait at a gate, and signal when they reach it."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, synchronous="off")
@@ -77,12 +77,12 @@ class Gated(SqliteJournal):
         self.appended += 1
 
     async def reached(self) -> None:
-        """Until an append stands at the gate."""
+        """Wait until an append is at the gate."""
         await asyncio.to_thread(self.waiting.acquire, True, SECONDS)
 
 
 class Live:
-    """A live writer with what came out of it, and ways to wait for more."""
+    """A live writer that records its effects and cycles, and can wait for more."""
 
     def __init__(self, journal: SqliteJournal, inbox: Inbox | None = None, thread: WriterThread | None = None) -> None:
         self.journal = journal
@@ -121,7 +121,7 @@ class Live:
             await self._news.wait()
 
     def watch_sleeps(self) -> list[float]:
-        """For how long the loop goes to sleep from now on, each time that it does."""
+        """Return a list that gets the length of each later sleep of the loop."""
         asked: list[float] = []
         sleep = self.loop._sleep
 
@@ -133,12 +133,12 @@ class Live:
         return asked
 
     def launches(self) -> list[tuple[str, Launch]]:
-        messages = [each for each in self.effects if isinstance(each, ForNode)]
-        return [(each.node, launch) for each in messages for launch in each.launches]
+        messages = [effect for effect in self.effects if isinstance(effect, ForNode)]
+        return [(message.node, launch) for message in messages for launch in message.launches]
 
     def stops(self) -> list[str]:
-        messages = [each for each in self.effects if isinstance(each, ForNode)]
-        return [stop.job for each in messages for stop in each.stops]
+        messages = [effect for effect in self.effects if isinstance(effect, ForNode)]
+        return [stop.job for message in messages for stop in message.stops]
 
 
 @asynccontextmanager
@@ -191,9 +191,9 @@ def test_a_burst_is_one_cycle_and_one_record(journal: Gated) -> None:
             assert live.loop.cycle.count == cycles + 1
             assert live.records == records + 1 == journal.last(live.loop.writer.stream)
             assert journal.appended == appended + 1
-            messages = [each for each in live.effects if isinstance(each, ForNode)]
+            messages = [effect for effect in live.effects if isinstance(effect, ForNode)]
             assert len(messages) <= 20
-            assert len({each.node for each in messages}) == len(messages)
+            assert len({message.node for message in messages}) == len(messages)
 
     play(story())
 
@@ -271,18 +271,20 @@ def test_reports_go_before_commands(journal: Gated) -> None:
             await journal.reached()
             # A flood, and then two acknowledgements: they are in the very next cycle, and before everything else.
             flood = live.offer(*[submit(f"f{at}") for at in range(100)])
-            told = live.offer(*[report(node, launch, "running") for node, launch in live.launches()])
+            reports = live.offer(*[report(node, launch, "running") for node, launch in live.launches()])
             order: list[str] = []
-            for name, slots in (("command", flood), ("report", told)):
+            for name, slots in (("command", flood), ("report", reports)):
                 for slot in slots:
                     slot.add_done_callback(lambda _, name=name: order.append(name))
             live.cycles.clear()
             journal.gate.set()
-            await asyncio.gather(*told)
+            await asyncio.gather(*reports)
             await asyncio.gather(*flood)
             assert order == ["report"] * 2 + ["command"] * 100
             assert [len(cycle.answers) for cycle in live.cycles][1] == 12
-            assert {each.state for each in live.state.allocations.values() if each.stage.job.id in "ab"} == {"running"}
+            assert {
+                allocation.state for allocation in live.state.allocations.values() if allocation.stage.job.id in "ab"
+            } == {"running"}
 
     play(story())
 
@@ -380,7 +382,7 @@ def test_ended_jobs_are_forgotten_by_time_alone(journal: Gated) -> None:
             await live.ask(submit("a"))
             await live.until(live.launches)
             await live.ask(*[report(node, launch, "succeeded") for node, launch in live.launches()])
-            await live.until(lambda: any(isinstance(each, JobForgotten) for c in live.cycles for each in c.changes))
+            await live.until(lambda: any(isinstance(change, JobForgotten) for c in live.cycles for change in c.changes))
             assert not live.state.jobs
 
     play(story())
@@ -399,7 +401,7 @@ def test_a_restarted_partition_becomes_ready_by_time_alone(journal: Gated) -> No
 
 
 def test_a_timer_that_cannot_be_served_does_not_spin(journal: Gated, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the core ever said again and again that something is due, and did nothing, nobody should pay for it."""
+    """If the core wrongly reports something as due again and again, the loop pauses between cycles."""
     monkeypatch.setattr("fairlead.writer.loop.due", lambda partition: partition.now)
 
     async def story() -> None:
@@ -441,7 +443,7 @@ def test_work_outside_of_the_loop(tmp_path: Path) -> None:
             slots = [other.offer(submit(f"o{at}")) for at in range(5)]
             await thread.alone(lambda: writer.cycle([submit("a")], writer.partition.now + 1))
             live.loop.look()
-            await live.until(live.launches)  # the loop heard of the timer, took the launch back and launched again
+            await live.until(live.launches)  # the timer fired, so the loop took the launch back and launched again
             assert live.launches()[0][1].attempt == 2
             assert [await slot for slot in slots] == [Accepted(job=f"o{at}") for at in range(5)]
             await live.loop.close()
@@ -470,12 +472,12 @@ class Failing(Gated):
 
 
 @pytest.mark.parametrize("how", ["failed", "unknown", "unknown, written"])
-def test_a_failed_write_answers_everybody_and_a_restart_goes_on(tmp_path: Path, how: str) -> None:
+def test_a_failed_write_answers_every_caller_and_a_restart_goes_on(tmp_path: Path, how: str) -> None:
     async def story() -> None:
         with Failing(tmp_path / "j") as journal:
             async with started(journal) as live:
                 await live.ask(submit("before"))
-                journal.problem = NotWritten("no room") if how == "failed" else UnknownOutcome("who knows")
+                journal.problem = NotWritten("no room") if how == "failed" else UnknownOutcome("no answer")
                 journal.written = how.endswith("written")
                 asked = live.offer(submit("asked"))
                 later = live.offer(*[submit(f"f{at}") for at in range(200)])
@@ -487,7 +489,7 @@ def test_a_failed_write_answers_everybody_and_a_restart_goes_on(tmp_path: Path, 
                 assert [reply.doubtful for reply in replies] == [how != "failed"] * 100 + [False] * 101  # type: ignore[union-attr]
                 late = live.offer(submit("late"))[0]
                 assert late.done() and isinstance(await late, Unavailable)
-                assert [each for each in live.launches() if each[1].job != "before"] == []
+                assert [launch for launch in live.launches() if launch[1].job != "before"] == []
         with Gated(tmp_path / "j") as again:
             live = Live(again)
             assert ("asked" in live.state.jobs) == journal.written
@@ -528,7 +530,7 @@ def test_cancelled_in_the_middle_of_a_write(tmp_path: Path) -> None:
                 waiting = live.offer(submit("waiting"))[0]
                 live.task.cancel()
                 await asyncio.sleep(0)
-                live.task.cancel()  # to insist does not help
+                live.task.cancel()  # a second cancel does not help
                 await asyncio.sleep(0)
                 assert not live.task.done()  # a write is not interrupted
                 journal.gate.set()
@@ -575,10 +577,10 @@ def test_cancelled_at_random(tmp_path: Path) -> None:
     play(story())
 
 
-def test_a_fault_is_raised_and_everybody_is_answered(journal: Gated) -> None:
+def test_a_fault_is_raised_and_every_caller_is_answered(journal: Gated) -> None:
     async def story() -> None:
         async with started(journal) as live:
-            live.state.nodes.used["cpu"][0] += 5  # somebody broke the state
+            live.state.nodes.used["cpu"][0] += 5  # break the state
             replies = await live.ask(submit("a"), submit("b"))
             assert all(isinstance(reply, Unavailable) for reply in replies)
             with pytest.raises(InvariantBroken):
@@ -588,7 +590,7 @@ def test_a_fault_is_raised_and_everybody_is_answered(journal: Gated) -> None:
     play(story())
 
 
-def test_a_callback_that_raises_leaves_nobody_waiting(journal: Gated) -> None:
+def test_a_callback_that_raises_leaves_no_caller_waiting(journal: Gated) -> None:
     async def story() -> None:
         async with started(journal) as live:
 
@@ -642,7 +644,7 @@ def test_metrics_follow_the_loop(journal: Gated) -> None:
             for at in range(3):
                 await live.ask(submit(f"j{at}"), submit(f"k{at}"))
                 labels = {"partition": PARTITION, "result": "inserted"}
-                # Who has an answer finds it counted.
+                # A caller with an answer finds it counted.
                 assert metrics.registry.get_sample_value("fairlead_upserts_total", labels) == 2 * at + 2
             await live.loop.close()
             labels = {"partition": PARTITION}

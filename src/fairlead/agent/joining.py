@@ -211,7 +211,7 @@ class Joining:
 
     # -- spawners ------------------------------------------------------------------------------------------------
 
-    def hear(self, at: int, kind: str, *rest: Any) -> None:
+    def on_message(self, at: int, kind: str, *rest: Any) -> None:
         """Handle a message of a spawner."""
         if kind == "state":
             tasks, self.notes[at], self.cgroup = rest
@@ -220,14 +220,14 @@ class Joining:
             self._table.find(at, tasks)
             self._find(at)
         else:
-            self._table.hear(*rest)
+            self._table.record(*rest)
         self._tell()
 
-    def miss(self, at: int, problem: str, gone: bool) -> None:
+    def on_spawner_lost(self, at: int, problem: str, gone: bool) -> None:
         """Handle a spawner that ended or could not be started. `gone` means that there is none for now."""
         self._log("spawner", {"problem": problem})
         if gone:
-            self._table.miss(at, problem)
+            self._table.mark_missing(at, problem)
             self._tell()
 
     def refuse(self, at: int, problem: str) -> None:

@@ -27,7 +27,7 @@ from fairlead.agent.session import Channel
 from fairlead.agent.split import Helper
 from fairlead.agent.task_table import TaskTable
 from fairlead.wire import agent as wire
-from fairlead.wire.agent import MOST_BYTES, PATH, Hello
+from fairlead.wire.agent import MAX_MESSAGE_BYTES, PATH, Hello
 
 SPAWNER_TIMEOUT = 10.0
 """Seconds within which the spawners of users have to list their tasks when the agent starts."""
@@ -99,7 +99,7 @@ class Agent:
         try:
             await self._over  # a part that fails ends the whole agent
         finally:
-            self.table.tell_confirmed()
+            self.table.send_confirmed_ends()
             self._joining.deliver()
             for task in self._parts:
                 task.cancel()
@@ -135,7 +135,7 @@ class Agent:
             async with connect(
                 _address(settings),
                 compression=None,
-                max_size=MOST_BYTES,
+                max_size=MAX_MESSAGE_BYTES,
                 ssl=_trust(settings),
                 proxy=None,
             ) as connection:
@@ -168,8 +168,8 @@ class Agent:
         link = Link(
             folder,
             start,
-            partial(self._joining.hear, at),
-            partial(self._joining.miss, at),
+            partial(self._joining.on_message, at),
+            partial(self._joining.on_spawner_lost, at),
             partial(self._is_wanted, at),
             partial(self._joining.refuse, at),
         )

@@ -19,11 +19,11 @@ STATES: dict[str, State] = {
     "failed": "failed",
     "signal": "failed",
 }
-MOST_REPORTS = 400
+MAX_REPORTS = 400
 """Reports in one batch."""
-MOST_UNCONFIRMED = 800
+MAX_UNCONFIRMED = 800
 """Unconfirmed reports at a time. The server accepts 1,000 of a node."""
-MOST_PROMPT = 4
+MAX_PROMPT = 4
 """Unconfirmed starts that are reported at once. Further starts wait a little. While some wait, at most this many are
 reported at once per check, because a few starts already cost the server a cycle."""
 
@@ -52,11 +52,11 @@ class Reporting:
         self._unconfirmed = 0
         self._number = 0
 
-    def tell(self, entry: Entry) -> None:
+    def report(self, entry: Entry) -> None:
         """Report the present state of a task. The start of a chained task, or of one among many, can wait."""
         entry.told = False
         if entry.state == "running":
-            if entry.waits or self._prompt >= MOST_PROMPT:
+            if entry.waits or self._prompt >= MAX_PROMPT:
                 self._young.append(entry)
                 return
             self._prompt += 1
@@ -66,7 +66,7 @@ class Reporting:
     def answer(self, report: Report) -> None:
         self._answers.append(report)
 
-    def grow_up(self) -> None:
+    def report_long_runs(self) -> None:
         """Report tasks that started before the last call and still run. Called at regular intervals."""
         for entry in self._young[: self._grown]:
             if entry.state == "running" and not entry.told:
@@ -81,7 +81,7 @@ class Reporting:
 
     @property
     def has_news(self) -> bool:
-        return bool(self._news or self._answers) and self._unconfirmed < MOST_UNCONFIRMED
+        return bool(self._news or self._answers) and self._unconfirmed < MAX_UNCONFIRMED
 
     @property
     def is_settled(self) -> bool:
@@ -101,11 +101,11 @@ class Reporting:
 
     def batch(self) -> tuple[int, tuple[Report, ...]]:
         """Return the number of the next batch, by which it will be confirmed, and its reports."""
-        reports, self._answers = self._answers[:MOST_REPORTS], self._answers[MOST_REPORTS:]
+        reports, self._answers = self._answers[:MAX_REPORTS], self._answers[MAX_REPORTS:]
         groups: dict[tuple[Meta, str, int, str], list[Entry]] = {}
         taken: list[Key] = []
         for key, entry in self._news.items():
-            if len(groups) + len(reports) >= MOST_REPORTS:
+            if len(groups) + len(reports) >= MAX_REPORTS:
                 break
             taken.append(key)
             if entry.told:

@@ -38,12 +38,12 @@ from fairlead.wire.agent import (
 
 YOUNG = 0.1
 """Seconds between checks for started tasks. A chained task that ends within two checks is reported by its end only."""
-MOST_LOGS = 100
+MAX_LOGS = 100
 """Logs that can be read at a time."""
 PUSHED_OUT = (
-    f"more than {MOST_LOGS} logs are read on this node, and newer readers replaced this one; read it again in a while"
+    f"more than {MAX_LOGS} logs are read on this node, and newer readers replaced this one; read it again in a while"
 )
-MOST_UNANSWERED = 3
+MAX_UNANSWERED = 3
 """Unanswered heartbeats after which the connection counts as dead, even if the network reports no error."""
 MICRO = 1_000_000
 
@@ -141,7 +141,7 @@ class Session:
         self._table.grace = first.grace / MICRO
         self._renew(greeted)
         joined()
-        parts = (self._listen(), self._report(), self._grow_up(), self._beat())
+        parts = (self._listen(), self._report(), self._report_long_runs(), self._beat())
         work = [asyncio.create_task(part) for part in parts]
         try:
             await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
@@ -162,7 +162,7 @@ class Session:
             if isinstance(message, Renew):
                 await self._channel.send(encode(self._keys.new_key()))
             else:
-                if isinstance(message, LogRequest) and len(self._readers) >= MOST_LOGS:
+                if isinstance(message, LogRequest) and len(self._readers) >= MAX_LOGS:
                     await self._push_out_reader()
                 self._handle(message)
 
@@ -233,14 +233,14 @@ class Session:
                     self._table.confirmed(number)
             self._news.clear()
 
-    async def _grow_up(self) -> None:
+    async def _report_long_runs(self) -> None:
         """Report started tasks that do not end soon."""
         while True:
             await self._stirred.wait()
             self._stirred.clear()
             while self._table.reporting.has_young:
                 await asyncio.sleep(YOUNG)
-                self._table.reporting.grow_up()
+                self._table.reporting.report_long_runs()
                 if self._table.reporting.has_news:
                     self._news.set()
 
@@ -248,9 +248,9 @@ class Session:
         number = 0
         while True:
             await asyncio.sleep(self._welcome.heartbeat / MICRO)
-            if len(self._beats) >= MOST_UNANSWERED:
+            if len(self._beats) >= MAX_UNANSWERED:
                 raise ConnectionError(f"the server answered none of {len(self._beats)} heartbeats")
-            self._table.tell_confirmed()
+            self._table.send_confirmed_ends()
             self._deliver()
             number += 1
             self._beats[number] = self._steady()

@@ -23,7 +23,7 @@ from fairlead.agent.reporting import Reporting
 from fairlead.agent.spawner_balance import Rooms
 from fairlead.wire.agent import Launch, Report, Stop, Tasks, Work
 
-MOST_GONE = 200
+MAX_GONE = 200
 """Confirmed ends that are collected before they are sent to a spawner."""
 
 
@@ -216,7 +216,7 @@ class TaskTable:
 
     # -- messages of spawners ------------------------------------------------------------------------------------
 
-    def hear(self, started: Sequence[Key], ended: Sequence[tuple[Key, Result]]) -> None:
+    def record(self, started: Sequence[Key], ended: Sequence[tuple[Key, Result]]) -> None:
         """Record tasks that a spawner reports as started and ended."""
         for key in started:
             self._begin(self._entries[key])
@@ -251,9 +251,9 @@ class TaskTable:
         for key in before:
             if key not in named:
                 self._settle_unknown(self._entries[key])
-        self.tell_confirmed()
+        self.send_confirmed_ends()
 
-    def miss(self, spawner: int, why: str) -> None:
+    def mark_missing(self, spawner: int, why: str) -> None:
         """Mark a spawner as missing: it cannot be started for now. Tasks that never reached it are refused."""
         self.missing[spawner] = why
         for key in self._unsent.pop(spawner, ()):
@@ -290,7 +290,7 @@ class TaskTable:
         self.queued -= entry.waits
         entry.state = "running"
         entry.began = self._steady()
-        self.reporting.tell(entry)
+        self.reporting.report(entry)
 
     def _end(self, entry: Entry, result: Result) -> None:
         if entry.state == "sent":
@@ -301,7 +301,7 @@ class TaskTable:
         entry.state = "ended"
         entry.result = result
         entry.spec = entry.own = None
-        self.reporting.tell(entry)
+        self.reporting.report(entry)
 
     def _is_held(self, entry: Entry) -> bool:
         """True if an earlier attempt of the task has not ended yet: no task runs twice at once."""
@@ -335,9 +335,9 @@ class TaskTable:
             entry = self._entries.pop(key, None)
             if entry is not None:
                 self._gone[entry.at].append(key)
-        self.tell_confirmed(MOST_GONE)
+        self.send_confirmed_ends(MAX_GONE)
 
-    def tell_confirmed(self, least: int = 1) -> None:
+    def send_confirmed_ends(self, least: int = 1) -> None:
         """Send confirmed ends to spawners that have at least `least` of them, so that they can drop them.
 
         This is not urgent, so small numbers are collected to save messages.

@@ -50,7 +50,7 @@ async def order(request: HttpRequest, partition: str, command: AnyCommand, what:
     """Carry out a command about the thing that the path names; answer 404 if there is no such thing."""
     control = services_of(request).control
     try:
-        accepted = await control.ask(control.find(partition), command)
+        accepted = await control.execute(control.find(partition), command)
     except Refused as refusal:
         if refusal.code == "unknown" and refusal.field == what:
             raise Refused(refusal.field, refusal.problem, "missing") from None

@@ -256,7 +256,7 @@ class Control:
             return 0
         return await thread.alone(lambda: journal.epoch(stream_of(name)))
 
-    async def ask(self, service: PartitionService, command: AnyCommand) -> Accepted:
+    async def execute(self, service: PartitionService, command: AnyCommand) -> Accepted:
         """Carry out a command. When this returns, the command is done and durable."""
         return await accepted_in(offered(service, command))
 
@@ -277,17 +277,25 @@ class Control:
         except Stopped as stopped:
             self._break(str(stopped))
             raise Unserved("unavailable", f"{stopped}; ask again in a moment", 1) from None
+        self._need_leading(cluster)
         for name in [name for name in self._served if name not in cluster.writers]:
             await self._drop(name)
+            self._need_leading(cluster)
         try:
             await thread.alone(cluster.drop_removed)
         except Stopped as stopped:
             self._break(str(stopped))
+        self._need_leading(cluster)
         for name in cluster.writers:
             if name not in self._served:
                 self._serve(cluster.writers[name])
                 self._send({name: cycles[name]})
             self._served[name].live.look()
+
+    def _need_leading(self, cluster: Cluster) -> None:
+        """Raise `Unserved` if the writers of a cluster have ended meanwhile: the next ones follow its configuration."""
+        if self.problem or self._cluster is not cluster:
+            raise Unserved("unavailable", f"{self.problem or STOPPED}; ask again in a moment", 1)
 
     # -- reigns --------------------------------------------------------------------------------------------------
 

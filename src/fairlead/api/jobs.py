@@ -376,7 +376,7 @@ async def touch(request: HttpRequest, partition: str, job_id: str, command: AnyC
     """Carry out a command about a job. Answer 404 if the caller may not change the job, as if it did not exist."""
     control = services_of(request).control
     try:
-        accepted = await control.ask(control.find(partition), command)
+        accepted = await control.execute(control.find(partition), command)
     except Refused as refusal:
         hidden = refusal.code == "forbidden" and refusal.field == "user"
         if hidden or (refusal.code == "unknown" and refusal.field == "job"):

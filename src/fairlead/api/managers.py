@@ -32,7 +32,7 @@ async def managers(request: HttpRequest, partition: PartitionName = "") -> wire.
 async def register(request: HttpRequest, manager: ManagerName, partition: PartitionName = "") -> wire.Done:
     """Register a manager, for the first time or after a restart. The manager then replays its state."""
     control = services_of(request).control
-    accepted = await control.ask(control.find(partition), RegisterManager(name=manager, **caller_fields(request)))
+    accepted = await control.execute(control.find(partition), RegisterManager(name=manager, **caller_fields(request)))
     return wire.Done(note=accepted.note)
 
 
@@ -54,7 +54,7 @@ async def update(
     read.close()
     control = services_of(request).control
     try:
-        accepted = await control.ask(
+        accepted = await control.execute(
             control.find(partition), UpdateManager(name=manager, **items, **caller_fields(request))
         )
     except Refused as refusal:

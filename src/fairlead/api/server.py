@@ -21,7 +21,7 @@ from websockets.http11 import Request
 from fairlead.api.connections import Connections
 from fairlead.api.listening import Listener
 from fairlead.api.middleware import Gate
-from fairlead.wire.agent import FIRST_BYTES, MOST_BYTES
+from fairlead.wire.agent import MAX_FIRST_MESSAGE_BYTES, MAX_MESSAGE_BYTES
 
 HEAD_SECONDS = 20.0
 """Time from the first byte of a request, or the start of a connection, to the end of the request's head."""
@@ -154,7 +154,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.conn.max_message_size = self._largest = FIRST_BYTES
+        self.conn.max_message_size = self._largest = MAX_FIRST_MESSAGE_BYTES
         self._alarm: asyncio.TimerHandle | None = None
         """Timer that runs after the connection was closed by the application."""
 
@@ -182,7 +182,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         await super().send(message)
 
     def _trust(self) -> None:
-        self.conn.max_message_size = self._largest = MOST_BYTES
+        self.conn.max_message_size = self._largest = MAX_MESSAGE_BYTES
         if self.client is not None:
             _connections(self.config).trust(self.client)
 

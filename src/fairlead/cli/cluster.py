@@ -33,7 +33,7 @@ def _request(form: Any, method: str, path: str, document: Any = None, **paramete
     from fairlead.client.calls import API, Call
 
     with open_client() as client:
-        return client.ask(Call(form, method, f"{API}/{path}", document, **parameters))
+        return client.send(Call(form, method, f"{API}/{path}", document, **parameters))
 
 
 def _do(method: str, path: str, as_json: bool, default: str, document: Any = None, **parameters: Any) -> None:

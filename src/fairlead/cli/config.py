@@ -65,7 +65,7 @@ def get(
     from fairlead.wire import api as wire
 
     with open_client() as client:
-        config = client.ask(Call(wire.Config, "GET", f"{API}/config", defaults=defaults))
+        config = client.send(Call(wire.Config, "GET", f"{API}/config", defaults=defaults))
     if as_json:
         print_json(config)
     else:
@@ -93,7 +93,7 @@ def _send(method: str, path: str, file: Path, as_json: bool) -> None:
 
     document = document_of(file)
     with open_client() as client:
-        show_differences(client.ask(Call(wire.Applied, method, f"{API}/{path}", document)), as_json)
+        show_differences(client.send(Call(wire.Applied, method, f"{API}/{path}", document)), as_json)
 
 
 def document_of(file: Path) -> dict[str, Any]:

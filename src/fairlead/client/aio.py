@@ -56,22 +56,22 @@ class AsyncClient:
         await self._http.aclose()
 
     async def submit(self, command: list[str] | None = None, document: Document | None = None, **fields: Any) -> str:
-        answer = await self.ask(calls.submit(calls.job_document(command, document, fields), self.partition))
+        answer = await self.send(calls.submit(calls.job_document(command, document, fields), self.partition))
         return answer.job
 
     async def submit_many(self, documents: Iterable[Document]) -> list[wire.BatchItem]:
         items: list[wire.BatchItem] = []
         for chunk in calls.chunks_of(documents):
-            items += (await self.ask(calls.submit_many(chunk, self.partition))).items
+            items += (await self.send(calls.submit_many(chunk, self.partition))).items
         return items
 
     async def job(self, job: str) -> wire.Job:
-        return await self.ask(calls.job(job, self.partition))
+        return await self.send(calls.job(job, self.partition))
 
     async def jobs(self, **filters: Any) -> AsyncIterator[wire.Job]:
         cursor = ""
         while True:
-            page = await self.ask(calls.jobs(self.partition, cursor=cursor, **filters))
+            page = await self.send(calls.jobs(self.partition, cursor=cursor, **filters))
             for job in page.jobs:
                 yield job
             cursor = page.next
@@ -81,53 +81,53 @@ class AsyncClient:
     async def wait(self, job: str, timeout: float | None = None) -> wire.Job:
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            view = await self.ask(calls.job(job, self.partition, calls.poll_seconds(deadline)))
+            view = await self.send(calls.job(job, self.partition, calls.poll_seconds(deadline)))
             if view.over:
                 return view
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(f"job {job} is still {view.state}")
 
     async def kill(self, job: str) -> str:
-        return (await self.ask(calls.kill(job, self.partition))).note
+        return (await self.send(calls.kill(job, self.partition))).note
 
     async def scale(self, job: str, count: int, stage: str = "") -> str:
-        return (await self.ask(calls.scale(job, count, stage, self.partition))).note
+        return (await self.send(calls.scale(job, count, stage, self.partition))).note
 
     async def explain(self, job: str) -> wire.Explanation:
-        return await self.ask(calls.explain(job, self.partition))
+        return await self.send(calls.explain(job, self.partition))
 
     async def holds(self) -> list[wire.Hold]:
-        return (await self.ask(calls.holds(self.partition))).holds
+        return (await self.send(calls.holds(self.partition))).holds
 
     async def release_hold(self, job: str, stage: str = "") -> str:
-        return (await self.ask(calls.release_hold(job, stage, self.partition))).note
+        return (await self.send(calls.release_hold(job, stage, self.partition))).note
 
     async def pools(self) -> list[wire.Pool]:
-        return (await self.ask(calls.pools(self.partition))).pools
+        return (await self.send(calls.pools(self.partition))).pools
 
     async def pool(self, pool: str) -> wire.Pool:
-        return await self.ask(calls.pool(pool, self.partition))
+        return await self.send(calls.pool(pool, self.partition))
 
     async def pause_pool(self, pool: str) -> str:
-        return (await self.ask(calls.move_pool(pool, "pause", self.partition))).note
+        return (await self.send(calls.move_pool(pool, "pause", self.partition))).note
 
     async def resume_pool(self, pool: str) -> str:
-        return (await self.ask(calls.move_pool(pool, "resume", self.partition))).note
+        return (await self.send(calls.move_pool(pool, "resume", self.partition))).note
 
     async def scale_pool(self, pool: str, nodes: int) -> str:
-        return (await self.ask(calls.scale_pool(pool, nodes, self.partition))).note
+        return (await self.send(calls.scale_pool(pool, nodes, self.partition))).note
 
     async def usage(self) -> wire.Usage:
-        return await self.ask(calls.usage(self.partition))
+        return await self.send(calls.usage(self.partition))
 
     async def secrets(self) -> list[str]:
-        return (await self.ask(calls.secrets())).secrets
+        return (await self.send(calls.secrets())).secrets
 
     async def set_secret(self, name: str, value: str, expires_in: float | None = None) -> None:
-        await self.ask(calls.set_secret(name, value, expires_in))
+        await self.send(calls.set_secret(name, value, expires_in))
 
     async def remove_secret(self, name: str) -> None:
-        await self.ask(calls.remove_secret(name))
+        await self.send(calls.remove_secret(name))
 
     async def log(
         self,
@@ -145,7 +145,7 @@ class AsyncClient:
         async for part in self.stream(call):
             yield part
 
-    async def ask(self, call: Call[Answer]) -> Answer:
+    async def send(self, call: Call[Answer]) -> Answer:
         """Send a call, retry it if needed, and return its answer."""
         for attempt in range(TRIES):
             last = attempt == TRIES - 1

@@ -53,7 +53,7 @@ class Connections:
         while self._idle:
             self._idle.pop().close()
 
-    def ask(self, call: Call[Any]) -> Reply:
+    def request(self, call: Call[Any]) -> Reply:
         """Send a call and read its whole answer."""
         link = self._take()
         try:

@@ -57,17 +57,17 @@ class Client:
 
         The job is a command with fields (`count=3, resources={"cpu": 1}, queue=…`), or a whole document with stages.
         """
-        return self.ask(calls.submit(calls.job_document(command, document, fields), self.partition)).job
+        return self.send(calls.submit(calls.job_document(command, document, fields), self.partition)).job
 
     def submit_many(self, documents: Iterable[Document]) -> list[wire.BatchItem]:
         """Submit many jobs. Return the job id or the problem of each, in the order of the documents."""
         items: list[wire.BatchItem] = []
         for chunk in calls.chunks_of(documents):
-            items += self.ask(calls.submit_many(chunk, self.partition)).items
+            items += self.send(calls.submit_many(chunk, self.partition)).items
         return items
 
     def job(self, job: str) -> wire.Job:
-        return self.ask(calls.job(job, self.partition))
+        return self.send(calls.job(job, self.partition))
 
     def jobs(self, **filters: Any) -> Iterator[wire.Job]:
         """Yield jobs, newest first. Filters: `state`, `user`, `queue`, `name`, `label`."""
@@ -84,23 +84,23 @@ class Client:
         """Wait until a job is over and return it. Raise `TimeoutError` after `timeout` seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            view = self.ask(calls.job(job, self.partition, calls.poll_seconds(deadline)))
+            view = self.send(calls.job(job, self.partition, calls.poll_seconds(deadline)))
             if view.over:
                 return view
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(f"job {job} is still {view.state}")
 
     def kill(self, job: str) -> str:
-        return self.ask(calls.kill(job, self.partition)).note
+        return self.send(calls.kill(job, self.partition)).note
 
     def scale(self, job: str, count: int, stage: str = "") -> str:
-        return self.ask(calls.scale(job, count, stage, self.partition)).note
+        return self.send(calls.scale(job, count, stage, self.partition)).note
 
     def explain(self, job: str) -> wire.Explanation:
-        return self.ask(calls.explain(job, self.partition))
+        return self.send(calls.explain(job, self.partition))
 
     def attempts(self, job: str) -> wire.Attempts:
-        return self.ask(calls.attempts(job, self.partition, limit=1000))
+        return self.send(calls.attempts(job, self.partition, limit=1000))
 
     def log(
         self,
@@ -131,38 +131,38 @@ class Client:
             yield from page.nodes
 
     def partitions(self) -> list[str]:
-        return [partition.name for partition in self.ask(calls.partitions()).partitions]
+        return [partition.name for partition in self.send(calls.partitions()).partitions]
 
     def queues(self) -> list[wire.Queue]:
-        return self.ask(calls.queues(self.partition)).queues
+        return self.send(calls.queues(self.partition)).queues
 
     def holds(self) -> list[wire.Hold]:
         """Return the nodes that are held for jobs that have waited too long."""
-        return self.ask(calls.holds(self.partition)).holds
+        return self.send(calls.holds(self.partition)).holds
 
     def release_hold(self, job: str, stage: str = "") -> str:
         """Release the nodes held for a job, or for one of its stages."""
-        return self.ask(calls.release_hold(job, stage, self.partition)).note
+        return self.send(calls.release_hold(job, stage, self.partition)).note
 
     def pools(self) -> list[wire.Pool]:
-        return self.ask(calls.pools(self.partition)).pools
+        return self.send(calls.pools(self.partition)).pools
 
     def pool(self, pool: str) -> wire.Pool:
-        return self.ask(calls.pool(pool, self.partition))
+        return self.send(calls.pool(pool, self.partition))
 
     def pause_pool(self, pool: str) -> str:
-        return self.ask(calls.move_pool(pool, "pause", self.partition)).note
+        return self.send(calls.move_pool(pool, "pause", self.partition)).note
 
     def resume_pool(self, pool: str) -> str:
-        return self.ask(calls.move_pool(pool, "resume", self.partition)).note
+        return self.send(calls.move_pool(pool, "resume", self.partition)).note
 
     def scale_pool(self, pool: str, nodes: int) -> str:
         """Order nodes, or give back idle ones, until the pool has `nodes` nodes."""
-        return self.ask(calls.scale_pool(pool, nodes, self.partition)).note
+        return self.send(calls.scale_pool(pool, nodes, self.partition)).note
 
     def usage(self) -> wire.Usage:
         """Return the nodes of each pool: existing, needed for waiting work, and ordered."""
-        return self.ask(calls.usage(self.partition))
+        return self.send(calls.usage(self.partition))
 
     def history(self, **filters: Any) -> Iterator[wire.PastJob]:
         """Yield finished jobs, newest first. Filters: `user`, `state`."""
@@ -171,24 +171,24 @@ class Client:
 
     def secrets(self) -> list[str]:
         """Return the names of the caller's secrets."""
-        return self.ask(calls.secrets()).secrets
+        return self.send(calls.secrets()).secrets
 
     def set_secret(self, name: str, value: str, expires_in: float | None = None) -> None:
         """Store a secret that the caller's jobs can use, for `expires_in` seconds or until it is removed."""
-        self.ask(calls.set_secret(name, value, expires_in))
+        self.send(calls.set_secret(name, value, expires_in))
 
     def remove_secret(self, name: str) -> None:
-        self.ask(calls.remove_secret(name))
+        self.send(calls.remove_secret(name))
 
     # -- requests ------------------------------------------------------------------------------------------------
 
-    def ask(self, call: Call[Answer]) -> Answer:
+    def send(self, call: Call[Answer]) -> Answer:
         """Send a call, retry it if needed, and return its answer."""
         for attempt in range(TRIES):
             last = attempt == TRIES - 1
             retry_after = None
             try:
-                answer = self._connections.ask(call)
+                answer = self._connections.request(call)
             except LOST as problem:
                 if last:
                     raise unreachable(self.url, problem) from None
@@ -203,7 +203,7 @@ class Client:
         """Yield the pages of a list. Each request carries the cursor of the page before."""
         cursor = ""
         while True:
-            page = self.ask(call(cursor))
+            page = self.send(call(cursor))
             yield page
             cursor = page.next
             if not cursor:

@@ -126,12 +126,15 @@ class Admission:
         return used
 
     def tasks(self, account: Account) -> int:
+        """Return the live tasks of an account, with counted starts."""
         return account.tasks + self._tasks.get(id(account), 0)
 
     def runs(self, job: Job) -> bool:
+        """True if the job has live tasks, or counted starts."""
         return job.allocations > 0 or job.id in self._begun
 
-    def running(self, account: Account) -> int:
+    def running_jobs(self, account: Account) -> int:
+        """Return the number of jobs of an account that have live tasks, with counted starts."""
         return account.running + self._running.get(id(account), 0)
 
     def claims(self, ask: Ask) -> list[Ask]:
@@ -139,7 +142,7 @@ class Admission:
         partition = self.partition
         if not partition.promises:
             return []
-        claims = [partition.kept_for(promise) for promise in partition.promises.values() if not promise.ordered]
+        claims = [partition.ask_of_earmark(promise) for promise in partition.promises.values() if not promise.ordered]
         return [claim for claim in claims if claim is not None and claim is not ask]
 
     def limits(self, ask: Ask) -> list[tuple[Account, Vector, Vector]]:
@@ -164,13 +167,16 @@ class Check(NamedTuple):
     matters: Callable[[Partition, Job], bool] = lambda partition, job: True
     """False if the check cannot refuse a job now.
 
-    Asked once, while the queues have the same settings and states, for all jobs with the same accounts that are equally
-    preemptible, have allocations or none, and come after other jobs or not.
+    Asked once, while the settings and the states of the queues stay the same, for all jobs with the same accounts that
+    are equally preemptible, have allocations or none, and come after other jobs or not.
     """
     wakes: bool = False
     """True if every change of its answer wakes the lane of the ask, so that a sleeping lane need not check again."""
     always: bool = False
     """True if the check applies to partitions that do not name it."""
+    counts_use: bool = True
+    """True if its answer can depend on tasks that started in the same cycle: then these are booked first, one by one,
+    and starts of single tasks are not booked in batches."""
 
 
 # -- the checks, in their order ----------------------------------------------------------------------------------
@@ -213,7 +219,7 @@ def running_jobs(admission: Admission, ask: Ask, needs: Needs) -> Reason | None:
             (
                 account.name,
                 account.max_jobs,
-                admission.running(account) + sum(account in other_job.accounts for other_job in coming),
+                admission.running_jobs(account) + sum(account in other_job.accounts for other_job in coming),
             )
             for account in job.accounts
             if account.max_jobs is not None

@@ -63,7 +63,7 @@ class _Ask(msgspec.Struct, frozen=True, array_like=True):
     """True for the shared ask of a whole job, which is written with the first stage."""
     unheld_until: int = 0
     unclaimed_until: int = 0
-    orders: int = 0
+    failed_orders: int = 0
     tie: int = 0
 
 
@@ -317,7 +317,7 @@ def _dump_ask(ask: Ask) -> _Ask:
         ask.whole,
         ask.unheld_until,
         ask.unclaimed_until,
-        ask.orders,
+        ask.failed_orders,
         ask.tie,
     )
 
@@ -406,11 +406,13 @@ def _load(document: _Document) -> Partition:
     for stage in replacing:
         partition.update_missing(stage)
     for hold in document.holds:
-        partition.keep(Hold(hold.seq, hold.job, hold.stage, hold.kind, hold.places, hold.since, large=hold.large))
+        partition.add_earmark(
+            Hold(hold.seq, hold.job, hold.stage, hold.kind, hold.places, hold.since, large=hold.large)
+        )
     for entry in document.promises:
         promise = Promise(entry.seq, entry.job, entry.stage, entry.kind, entry.places, entry.since)
         promise.victims, promise.ordered = entry.victims, entry.ordered
-        partition.keep(promise)
+        partition.add_earmark(promise)
     for order in document.orders:
         coming = dict(order.coming)
         partition.orders[order.number] = NodeOrder(
@@ -462,7 +464,7 @@ def _load_job(partition: Partition, record: _Job, times: dict[int, int], replaci
                     ask.whole,
                     ask.unheld_until,
                     ask.unclaimed_until,
-                    ask.orders,
+                    ask.failed_orders,
                     ask.tie,
                 )
             )

@@ -118,7 +118,7 @@ def effects_of(partition: Partition, done: Done, strays: Sequence[tuple[str, Sto
     scaled: list[Any] = []
     for change, before in done:
         numbers.update(change.allocations_to_send())
-        if type(change) in SCALED:
+        if type(change) in FOR_POOLS:
             scaled.append(change)
         if partition.managers and (manager := change.manager_to_notify(partition, before)):
             events.setdefault(manager, []).extend(_events(partition, change.news(partition, before)))
@@ -136,7 +136,7 @@ def effects_of(partition: Partition, done: Done, strays: Sequence[tuple[str, Sto
     return effects + for_pools
 
 
-SCALED = frozenset((Ordered, GivenBack, NodeMoved))
+FOR_POOLS = frozenset((Ordered, GivenBack, NodeMoved))
 """The changes that cause messages to pools."""
 
 

@@ -24,7 +24,7 @@ from fairlead.core.holds.holds import starving_due
 from fairlead.core.holds.release import kept_due
 from fairlead.core.match.match import plan_due
 from fairlead.core.model import FAR, Allocation, Job, Micros, Queue
-from fairlead.core.outcomes import call_back, hand_back, restart, stop, take_back
+from fairlead.core.outcomes import recall, restart, return_unstarted, stop, withdraw_launch
 from fairlead.core.plan import Plan
 from fairlead.core.pools.demand import demand_due, give_up_late
 from fairlead.core.preempt.preempt import claims_due
@@ -153,7 +153,7 @@ def _give_up_waiting(plan: Plan, allocation: Allocation) -> None:
     if allocation.rooms and not allocation.cause:
         if stage.ran is not None:
             plan.do(Measured(stage.job.id, stage.position, None))
-        call_back(plan, [allocation])
+        recall(plan, [allocation])
         return
     reason = f"the launch was not acknowledged within {format_duration(partition.settings.launch_timeout)}"
     for waiting in [allocation] if allocation.cause else partition.waiting_in(allocation.chain):
@@ -161,7 +161,7 @@ def _give_up_waiting(plan: Plan, allocation: Allocation) -> None:
             _give_up_chained(plan, waiting, reason)
     if not allocation.cause:
         plan.note("launch not acknowledged", count(allocation.indices))
-        take_back(plan, allocation, allocation.indices, reason)
+        withdraw_launch(plan, allocation, allocation.indices, reason)
 
 
 def _give_up_chained(plan: Plan, waiting: Allocation, reason: str) -> None:
@@ -170,7 +170,7 @@ def _give_up_chained(plan: Plan, waiting: Allocation, reason: str) -> None:
     nodes = plan.partition.nodes
     stop = Stop(stage.job.id, stage.job.number, stage.name, waiting.indices, waiting.attempt, "stale")
     plan.strays.append((nodes.name[nodes.rows[waiting.node]], stop))
-    hand_back(plan, waiting, waiting.indices, reason)
+    return_unstarted(plan, waiting, waiting.indices, reason)
 
 
 def _short_until(partition: Partition, since: Micros) -> Micros:
@@ -178,7 +178,7 @@ def _short_until(partition: Partition, since: Micros) -> Micros:
 
 
 def _give_up_short_stages(plan: Plan) -> None:
-    """Take back stages that had too few tasks for too long, each with its gang. They wait again with their old age."""
+    """Restart gangs that had too few tasks for too long. They ask again, behind older asks; their waiting time goes on."""
     partition = plan.partition
     if not partition.reign.ready:
         return

@@ -36,7 +36,7 @@ def why_no_room(partition: Partition, stage: Stage, reason: NoRoom, now: Micros)
         return reason
     if reason.stages:
         stage = stage.job.stage(reason.stages[-1][0]) or stage  # the stage for which the others wait
-    own = [ask.seq for ask in stage.asks if ask is not None and partition.kept(ask.seq) is not None]
+    own = [ask.seq for ask in stage.asks if ask is not None and partition.earmark_of(ask.seq) is not None]
     failed: dict[str, int] = {}
     nearest: tuple[int, int, str] | None = None
     for row in partition.nodes.in_order():
@@ -56,7 +56,7 @@ def why_no_room(partition: Partition, stage: Stage, reason: NoRoom, now: Micros)
         if seq in partition.promises
         for number in partition.promises[seq].victims
     )
-    orders = max((ask.orders for ask in stage.asks if ask is not None), default=0)
+    orders = max((ask.failed_orders for ask in stage.asks if ask is not None), default=0)
     pools = [pool for _, pool in sorted(partition.pools.items()) if pool.elastic and takes(pool, stage.shape)]
     return msgspec.structs.replace(
         reason,
@@ -65,7 +65,7 @@ def why_no_room(partition: Partition, stage: Stage, reason: NoRoom, now: Micros)
         held=held,
         coming=coming,
         ordered=_ordered_for(partition, stage),
-        vain=orders,
+        failed_orders=orders,
         given_up=orders >= partition.settings.max_orders,
         problem=next((pool.problem for _, pool in sorted(partition.pools.items()) if orders and pool.problem), ""),
         full=tuple(pool.name for pool in pools if nodes_left(partition, pool) == 0),

@@ -400,7 +400,7 @@ def _check_kept(partition: Partition, settled: bool) -> None:
     earmarks: list[Hold | Promise] = [*partition.holds.values(), *partition.promises.values()]
     for earmark in earmarks:
         what = f"the {type(earmark).__name__.lower()} of ask {earmark.seq} of job {earmark.job}"
-        served = partition.kept(earmark.seq) is earmark and partition.kept_for(earmark) is not None
+        served = partition.earmark_of(earmark.seq) is earmark and partition.ask_of_earmark(earmark) is not None
         _need(served, f"{what} outlives its demand")
         _need(standing(partition, earmark) == earmark.places, f"{what} has a node that is not what it was")
         for place in earmark.places:

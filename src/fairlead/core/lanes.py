@@ -17,7 +17,7 @@ from itertools import islice
 
 from fairlead.core.memory import LaneMemory
 from fairlead.core.model import NEW, REPLACE, SCALE, Ask, Job, Queue
-from fairlead.core.policy.order import Key
+from fairlead.core.policy.order import Key, Standing
 from fairlead.core.shape import Shape
 
 _SLACK = 32
@@ -192,7 +192,7 @@ class Lane:
             kind = NEW
         below_min = kind == REPLACE and order.by_min and stage.below_min
         running = job.live + more if order.by_running else 0
-        place = order.key(kind, job.priority, running, ask.asked, below_min)
+        place = order.key(Standing(kind, job.priority, running, ask.asked, below_min))
         # An ask that was brought to the front goes first in its round, the latest one before earlier ones.
         return (ask.round, -ask.front, *place, ask.tie or seq, seq)
 

@@ -49,7 +49,7 @@ class LaneMemory:
         """When an ask of the lane that cannot claim yet may claim: after a pause, or after protection ends."""
 
 
-class Scaling:
+class DemandMemory:
     """What the demand phase found at its last look."""
 
     __slots__ = ("dirty", "next_look", "paused", "pools", "shrink_at")
@@ -91,6 +91,6 @@ class Memory:
         """With backfill, when a task will have overrun an estimate that a planned start counts on."""
         self.backfill: object = None
         """With backfill, what the last look found out."""
-        self.scaling = Scaling()
+        self.scaling = DemandMemory()
         self.ever: tuple[tuple[int, int], Vector] | None = None
         """The capacity that `explain.capacity_ever` found, and the versions of nodes and pools it is for."""

@@ -194,7 +194,7 @@ class Ask(msgspec.Struct, eq=False):
     """No nodes are held for it before this time, because an earlier hold did not help in time."""
     unclaimed_until: Micros = 0
     """No tasks are stopped for it before this time, because that did not help before."""
-    orders: int = 0
+    failed_orders: int = 0
     """The number of failed orders of nodes for it."""
     tie: int = 0
     """The number that orders it among asks of the same instant, if it came back to an earlier ask's place; else 0."""

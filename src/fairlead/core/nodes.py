@@ -164,16 +164,16 @@ class NodeTable:
             self.avoided.pop(node_id, None)
         self._alter(node_id)
 
-    def hold(self, kept: Earmark) -> None:
-        for place in kept.places:
-            self.held.setdefault(place[0], {}).setdefault(kept.seq, []).append(place)
+    def hold(self, earmark: Earmark) -> None:
+        for place in earmark.places:
+            self.held.setdefault(place[0], {}).setdefault(earmark.seq, []).append(place)
             self.altered_since[place[0]] = None
 
-    def let_go(self, kept: Earmark) -> None:
+    def remove_earmark(self, earmark: Earmark) -> None:
         """The reverse of `hold`."""
-        for node_id in kept.nodes:
+        for node_id in earmark.nodes:
             holders = self.held[node_id]
-            del holders[kept.seq]
+            del holders[earmark.seq]
             if not holders:
                 del self.held[node_id]
             self.altered_since[node_id] = None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fairlead.core.changes import Asked, CalledBack, Ended, JobMoved, NodeAvoided, PendingEnded, Regrouped, Stopped
+from fairlead.core.changes import Asked, Ended, JobMoved, NodeAvoided, PendingEnded, Recalled, Regrouped, Stopped
 from fairlead.core.model import (
     NEW,
     NOTHING_PENDING,
@@ -119,14 +119,14 @@ def stop(plan: Plan, allocation: Allocation, block: tuple[int, ...], cause: Stop
     plan.do(Stopped(allocation.id, block, cause, into))
     if cause == "preempt" and allocation.chain:
         # The rooms are for another ask, not for the chain.
-        call_back(plan, plan.partition.waiting_in(allocation.chain))
+        recall(plan, plan.partition.waiting_in(allocation.chain))
 
 
-def call_back(plan: Plan, allocations: Iterable[Allocation]) -> None:
+def recall(plan: Plan, allocations: Iterable[Allocation]) -> None:
     """Recall tasks that wait in chains. They are pending again when their agent reports that it did not start them."""
     for allocation in allocations:
         if allocation.rooms and allocation.state == "assigned" and not allocation.cause:
-            plan.do(CalledBack(allocation.id))
+            plan.do(Recalled(allocation.id))
 
 
 def stop_stage(plan: Plan, stage: Stage, cause: StopCause, start: int = 0) -> None:
@@ -192,7 +192,7 @@ def lose(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str
         confirm_stop(plan, allocation, block, reason)
         return
     if allocation.rooms and allocation.state == "assigned":
-        hand_back(plan, allocation, block, reason)
+        return_unstarted(plan, allocation, block, reason)
         return
     if job.over or job.manager:
         plan.do(Ended(allocation.id, block, "lost", reason=reason))
@@ -244,7 +244,9 @@ def _claimed_by(plan: Plan, allocation: Allocation) -> str:
     return ""
 
 
-def take_back(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str, refused: bool = False) -> None:
+def withdraw_launch(
+    plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str, refused: bool = False
+) -> None:
     """Take back a launch that was refused or never acknowledged: its tasks are pending again, at the tail of the lane.
 
     A refusal is a problem of the node. A task with `max_launch_tries` launches without acknowledgement fails.
@@ -269,7 +271,7 @@ def take_back(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason
     finish_if_done(plan, stage.job)
 
 
-def hand_back(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str) -> None:
+def return_unstarted(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str) -> None:
     """Return chained tasks that were not started: they are pending as before, and no failure is counted."""
     stage, kind = allocation.stage, allocation.kind
     plan.do(Ended(allocation.id, block, "pending", kind, reason=reason))

@@ -103,7 +103,7 @@ class Plan:
             change, before = self._done.pop()
             change.undo(self.partition, before)
 
-    def take_back(self, mark: int, openings: int) -> None:
+    def undo_tried(self, mark: int, openings: int) -> None:
         """Undo starts that were only tried, and the openings since: the capacity was free before."""
         self.rollback(mark)
         self.partition.derived.openings = openings

@@ -92,7 +92,7 @@ class NoRoom(Reason, frozen=True, tag="no room"):
     """The number of allocations that stop for it."""
     ordered: int = 0
     """The number of nodes ordered for it."""
-    vain: int = 0
+    failed_orders: int = 0
     """The number of failed orders for it."""
     given_up: bool = False
     """True if too many orders failed, so that none is made for it any more."""
@@ -113,7 +113,7 @@ class NoRoom(Reason, frozen=True, tag="no room"):
         held = f"; nodes held for it: {self.held}" if self.held else ""
         coming = f"; allocations that stop for it: {self.coming}" if self.coming else ""
         ordered = f"; nodes ordered for it: {self.ordered}" if self.ordered else ""
-        failed = f"; orders of nodes for it failed: {self.vain}" if self.vain else ""
+        failed = f"; orders of nodes for it failed: {self.failed_orders}" if self.failed_orders else ""
         failed += f" ({self.problem})" if failed and self.problem else ""
         failed += "; no more are made until a pool is resumed or added" if self.given_up else ""
         pools = "".join(f"; pool {name} is at its maximum size" for name in self.full)

@@ -1,7 +1,7 @@
 """The state of one partition. Only changes alter it, through a plan; all other code reads it.
 
 Records that depend on each other are updated together here: an allocation affects its node, its stage and all accounts
-of its job, and only `book` and `unbook` update these.
+of its job, and only `book`, `book_singles`, their reverses and `exchange` update these.
 """
 
 from __future__ import annotations
@@ -138,9 +138,8 @@ class Partition:
                 self.derived.index.add(shape)
         if settings.requestors != self.settings.requestors:
             self.derived.requestors = Requestors(settings.requestors)
-        if settings.checks != self.settings.checks:
-            self.derived.queue_version += 1  # `facts` caches which checks apply to which jobs
         self.settings = settings
+        self.derived.queue_version += 1  # `facts` caches which checks apply to which jobs
         self.derived.forecast = Forecast(self.allocations.values(), self.now) if settings.backfill else None
         self.memory.unheld_starving = True
         self.retime()
@@ -355,33 +354,33 @@ class Partition:
 
     # -- holds and promises --------------------------------------------------------------------------------------
 
-    def keep(self, kept: Hold | Promise) -> None:
+    def add_earmark(self, earmark: Hold | Promise) -> None:
         """Keep nodes for an ask."""
-        if isinstance(kept, Hold):
-            self.holds[kept.seq] = kept
+        if isinstance(earmark, Hold):
+            self.holds[earmark.seq] = earmark
         else:
-            self.promises[kept.seq] = kept
+            self.promises[earmark.seq] = earmark
         self.derived.holds_version += 1
-        self.nodes.hold(kept)
-        owner = self.kept_for(kept)
+        self.nodes.hold(earmark)
+        owner = self.ask_of_earmark(earmark)
         if owner is not None:
             self.lanes[lane_key(owner)].stir()  # the owner may fit now on nodes that other asks hold, too
         if self.settings.backfill:
             self.wake()  # the planned start of the first ask without capacity can no longer use these nodes
 
-    def let_go(self, kept: Hold | Promise) -> None:
+    def remove_earmark(self, earmark: Hold | Promise) -> None:
         """The reverse of `keep`. Other asks may fit there now."""
-        del (self.holds if isinstance(kept, Hold) else self.promises)[kept.seq]
+        del (self.holds if isinstance(earmark, Hold) else self.promises)[earmark.seq]
         self.derived.holds_version += 1
-        self.nodes.let_go(kept)
+        self.nodes.remove_earmark(earmark)
         self.memory.unheld_starving = True
         self.wake()
 
-    def keep_other(self, kept: Hold | Promise, places: tuple[Place, ...]) -> None:
+    def move_earmark(self, earmark: Hold | Promise, places: tuple[Place, ...]) -> None:
         """Keep other places for the same ask, until the same time."""
-        self.nodes.let_go(kept)
-        kept.places, kept.checked = places, -1
-        self.nodes.hold(kept)
+        self.nodes.remove_earmark(earmark)
+        earmark.places, earmark.checked = places, -1
+        self.nodes.hold(earmark)
         self.derived.holds_version += 1
         self.memory.unheld_starving = True
         self.wake()
@@ -393,15 +392,15 @@ class Partition:
             if hold is not None and hold.since <= allocation.since:
                 self.derived.holds_version += 1
 
-    def kept(self, seq: int) -> Hold | Promise | None:
+    def earmark_of(self, seq: int) -> Hold | Promise | None:
         """Return the hold or promise of an ask; it never has both."""
         return self.holds.get(seq) or self.promises.get(seq)
 
-    def kept_for(self, kept: Earmark) -> Ask | None:
+    def ask_of_earmark(self, earmark: Earmark) -> Ask | None:
         """Return the ask that nodes are kept for; None if it is gone or was replaced."""
-        job = self.jobs.get(kept.job)
-        ask = job.stages[kept.stage].asks[kept.kind] if job is not None else None
-        return ask if ask is not None and ask.seq == kept.seq else None
+        job = self.jobs.get(earmark.job)
+        ask = job.stages[earmark.stage].asks[earmark.kind] if job is not None else None
+        return ask if ask is not None and ask.seq == earmark.seq else None
 
     def waits(self, job: str, stage: int, kind: int) -> Ask | None:
         """Return the ask of a job's stage and kind; None if there is none."""

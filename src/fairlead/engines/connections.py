@@ -13,7 +13,7 @@ from fairlead.engines.launches import Orders
 from fairlead.wire import agent as wire
 from fairlead.wire.agent import Tasks
 
-MOST_UNSENT = 10_000
+MAX_UNSENT = 10_000
 """Messages waiting to be sent. An agent that does not read them is cut off; it gets all of it when it reconnects."""
 
 Block = tuple[str, int, str, int]
@@ -84,7 +84,7 @@ class Attached:
         self.early: list[wire.Stop] = []
         self.running = Blocks()
         """Tasks that run there according to the state, from the agent's reports."""
-        self._outbox: asyncio.Queue[wire.FromServer | None] = asyncio.Queue(MOST_UNSENT)
+        self._outbox: asyncio.Queue[wire.FromServer | None] = asyncio.Queue(MAX_UNSENT)
         """`None` ends the connection."""
         self.readers: dict[int, asyncio.Queue[wire.LogPart | wire.OutputPart | None]] = {}
         """Readers of logs by request. `None` says that the agent has disconnected."""

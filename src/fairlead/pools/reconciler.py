@@ -26,7 +26,7 @@ BUSY, QUIET = 3.0, 30.0
 """Seconds between two passes while something is expected to happen, and otherwise."""
 GONE = 5.0
 """Seconds a machine has to be missing from the list to count as gone. Some providers list with a delay."""
-MOST_REASON = 500
+MAX_REASON = 500
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0
 """Seconds before a failed destroy call is repeated."""
 
@@ -202,7 +202,7 @@ class PoolReconciler:
     async def _fail(self, order: int, names: Sequence[str], reason: str) -> None:
         if not names:
             return
-        reason = reason[:MOST_REASON]
+        reason = reason[:MAX_REASON]
         self._figures.failed.labels(*self._where).inc(len(names))
         self._write_log("warning", "machines failed", order=order, names=list(names), reason=reason)
         pool = self.kind.pool

@@ -14,7 +14,7 @@ from fairlead.sim.series import means
 from fairlead.sim.text import ROWS, plural, remarks, span
 
 BUCKETS = 400
-MOST_QUEUES = 12
+MAX_QUEUES = 12
 MINUTE, HOUR, DAY = 60, 3_600, 86_400
 WAIT_MARKS = (1, 10, MINUTE, 10 * MINUTE, HOUR, 6 * HOUR, DAY, 7 * DAY, 30 * DAY, 365 * DAY)
 LOWER_IS_BETTER = ("mean_wait_s", "median_wait_s", "p95_wait_s", "mean_bounded_slowdown_10s", "makespan_s")
@@ -148,7 +148,7 @@ def _shares(run: Run, jobs: Sequence[Job]) -> str:
     if len(used) < 2:
         return ""
     total = sum(used.values()) or 1
-    largest = sorted(used, key=lambda path: (-used[path], path))[:MOST_QUEUES]
+    largest = sorted(used, key=lambda path: (-used[path], path))[:MAX_QUEUES]
     entitled = _entitled({path: queue.share for path, queue in settings.items()})
     groups = [
         Bars("share", [100 * entitled[path] for path in largest]),
@@ -156,7 +156,7 @@ def _shares(run: Run, jobs: Sequence[Job]) -> str:
     ]
     most = max(value for group in groups for value in group.values)
     labels = [path.removeprefix("root.") for path in largest]
-    more = f" The {MOST_QUEUES} of {len(used)} that used most." if len(used) > MOST_QUEUES else ""
+    more = f" The {MAX_QUEUES} of {len(used)} that used most." if len(used) > MAX_QUEUES else ""
     return _section(
         f"Share against use: {run.policy.name}",
         f"The part of all work that each queue is entitled to, and the part that it did.{more}",

@@ -133,4 +133,4 @@ def _gangs(decided: Cycle) -> Iterator[Line]:
     for (job, name), reason in stopped.items():
         # Without a task that ended in this cycle, the gang was short of workers for too long.
         fields = {"tasks": tasks[job, name], "reason": reason or f"it was short of workers for {within}"}
-        yield WARNING, "gang taken back", {"job": job, "stage": name, **fields}
+        yield WARNING, "gang start undone", {"job": job, "stage": name, **fields}

@@ -13,9 +13,9 @@ from typing import Annotated, Literal
 import msgspec
 
 VERSION = 1
-MOST_BYTES = 64 << 20
+MAX_MESSAGE_BYTES = 64 << 20
 """Largest message."""
-FIRST_BYTES = 4096
+MAX_FIRST_MESSAGE_BYTES = 4096
 """Largest message before the agent has authenticated."""
 LOG_PARTS = 32
 """Parts of a log that may be in flight."""

@@ -11,7 +11,7 @@ import stat
 
 LARGE = 16 << 20
 """Bytes from which a log is moved to an older file, which it replaces."""
-MOST_COPIED = 2 * LARGE
+MAX_COPIED = 2 * LARGE
 """Bytes that are moved at most. Of a larger file only the end is kept."""
 SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
@@ -56,8 +56,8 @@ def _copy(source: int, path: str, status: os.stat_result) -> None:
     if os.path.lexists(path):
         os.unlink(path)
     target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | SAFELY, status.st_mode & 0o777)
-    at = max(0, status.st_size - MOST_COPIED)
-    end = at + MOST_COPIED + LARGE
+    at = max(0, status.st_size - MAX_COPIED)
+    end = at + MAX_COPIED + LARGE
     try:
         while at < end and (copied := os.sendfile(target, source, at, 1 << 20)):
             at += copied

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fairlead.agent.spawner.devices import Numbers
 
 PACKET = 1 << 16
-MOST_ROOMS = 100_000
+MAX_ROOMS = 100_000
 
 
 class Keeping:
@@ -113,7 +113,7 @@ class Keeping:
 
     def _room(self, number: int, cpu: int, memory: int) -> Room | None:
         room = self._rooms.get(number)
-        if room is None and len(self._rooms) < MOST_ROOMS:
+        if room is None and len(self._rooms) < MAX_ROOMS:
             room = self.limits.take(cpu, memory)
             if room is not None:
                 self._rooms[number] = room

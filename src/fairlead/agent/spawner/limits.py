@@ -21,7 +21,7 @@ LIMITED_AFTER = 0.1
 """Seconds after which a task gets its cgroup, unless it needs it at once."""
 WANTED = ("cpu", "memory", "pids")
 """Controllers of cgroups v2."""
-LEAST_QUOTA = 1_000
+MIN_QUOTA = 1_000
 """The smallest quota that the kernel accepts, in microseconds."""
 
 
@@ -168,7 +168,7 @@ class Limits:
         return Room(f"{self._base}/{self._made}", self._memory)
 
     def _set_cpu(self, room: Room, cpu: int) -> None:
-        quota = max(LEAST_QUOTA, cpu * PERIOD // 1000) if cpu else 0
+        quota = max(MIN_QUOTA, cpu * PERIOD // 1000) if cpu else 0
         if self._version == 2:
             _put(room.path + "/cpu.max", f"{quota or 'max'} {PERIOD}")
         else:

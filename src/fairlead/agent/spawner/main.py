@@ -38,8 +38,8 @@ STARTS = 8
 IDLE = 10.0
 """Seconds after which a spawner without an agent and without tasks exits. The ledger keeps the results of tasks."""
 READ = 1 << 18
-MOST_UNSENT = 64 << 20
-LEAST_DESCRIPTORS = 64
+MAX_UNSENT = 64 << 20
+MIN_DESCRIPTORS = 64
 """A spawner uses fewer than 20 descriptors, however many tasks run. A task has the same limit."""
 LEASE_PAUSE = 0.5
 LOCK_TIME = 10.0
@@ -246,7 +246,7 @@ class Spawner:
         if self._agent is None or not (tasks.started or tasks.ended or self._unsent):
             return
         now = monotonic()
-        if self._pace.wait(now, tasks.running, tasks.waiting) or len(self._unsent) > MOST_UNSENT:
+        if self._pace.wait(now, tasks.running, tasks.waiting) or len(self._unsent) > MAX_UNSENT:
             return
         self._pace.sent(now)
         if tasks.started or tasks.ended:
@@ -306,12 +306,12 @@ def listen(directory: str) -> _socket.socket:
 def enough_descriptors() -> bool:
     """True if a spawner can work within the limit on open files; otherwise its log says what to do."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < LEAST_DESCRIPTORS <= hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (LEAST_DESCRIPTORS, hard))
-    if hard < LEAST_DESCRIPTORS:
-        least = f"the limit on open files must be {LEAST_DESCRIPTORS} or more"
+    if soft < MIN_DESCRIPTORS <= hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (MIN_DESCRIPTORS, hard))
+    if hard < MIN_DESCRIPTORS:
+        least = f"the limit on open files must be {MIN_DESCRIPTORS} or more"
         _log(f"{least}; raise it with `ulimit -n` or LimitNOFILE= of the agent's unit")
-    return hard >= LEAST_DESCRIPTORS
+    return hard >= MIN_DESCRIPTORS
 
 
 def take_lock(directory: str, seconds: float) -> int | None:

@@ -18,7 +18,7 @@ from fairlead.core.model import KINDS, Allocation, Ask, Micros, Stage
 from fairlead.core.ranges import count, difference
 from fairlead.core.state import Partition
 
-__all__ = ["CalledBack", "Chained", "ChainedUndo", "Measured", "RoomPassed", "RoomPassedUndo"]
+__all__ = ["Chained", "ChainedUndo", "Measured", "Recalled", "RoomPassed", "RoomPassedUndo"]
 
 
 class Measured(Change[Micros | None], frozen=True, tag="measured"):
@@ -162,7 +162,7 @@ class RoomPassed(Change[RoomPassedUndo], frozen=True, tag="room passed"):
         partition.book(before.allocation)
 
 
-class CalledBack(Change[Allocation], frozen=True, tag="called back"):
+class Recalled(Change[Allocation], frozen=True, tag="called back"):
     """Tasks that wait in a chain are recalled. Those that their agent has already started keep running."""
 
     allocation: int

@@ -134,7 +134,7 @@ class Ended(Change[EndedUndo], frozen=True, tag="ended"):
         return ((self.outcome, tasks),)
 
     def lines(self, names: Names, before: EndedUndo) -> Iterator[Line]:
-        event = {"pending": "launch taken back", "lost": "tasks lost", "failed": "tasks failed"}.get(self.outcome)
+        event = {"pending": "launch undone", "lost": "tasks lost", "failed": "tasks failed"}.get(self.outcome)
         if event is None:
             return
         allocation = before.allocation

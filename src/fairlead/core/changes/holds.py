@@ -28,15 +28,15 @@ class Held(Change[Hold], frozen=True, tag="held"):
     def apply(self, partition: Partition) -> Hold:
         seq = _unserved(partition, self.job, self.stage, self.kind).seq
         hold = Hold(seq, self.job, self.stage, self.kind, self.places, partition.now, large=self.large)
-        partition.keep(hold)
+        partition.add_earmark(hold)
         partition.touched.jobs[self.job] = None
         return hold
 
     def undo(self, partition: Partition, before: Hold) -> None:
-        partition.let_go(before)
+        partition.remove_earmark(before)
 
     def lines(self, names: Names, before: Hold) -> Iterator[Line]:
-        ask = names.partition.kept_for(before)
+        ask = names.partition.ask_of_earmark(before)
         waited = None if ask is None else names.seconds_since(ask.waiting_since)
         yield Line("info", "nodes held", {**_fields(names, before), "large": self.large, "waited_seconds": waited})
 
@@ -66,12 +66,12 @@ class Promised(Change[Promise], frozen=True, tag="promised"):
             victims=self.victims,
             ordered=self.cause == "order",
         )
-        partition.keep(promise)
+        partition.add_earmark(promise)
         partition.touched.jobs[self.job] = None
         return promise
 
     def undo(self, partition: Partition, before: Promise) -> None:
-        partition.let_go(before)
+        partition.remove_earmark(before)
 
     def counts(self, partition: Partition, before: Promise) -> Iterable[tuple[str, int]]:
         if self.cause == "order":
@@ -82,11 +82,11 @@ class Promised(Change[Promise], frozen=True, tag="promised"):
 
     def lines(self, names: Names, before: Promise) -> Iterator[Line]:
         fields = {"victims": len(self.victims), "cause": self.cause}
-        yield Line("info", "room promised", {**_fields(names, before), **fields})
+        yield Line("info", "nodes promised", {**_fields(names, before), **fields})
 
 
 class TrimmedUndo(msgspec.Struct, frozen=True, gc=False):
-    kept: Hold | Promise
+    earmark: Hold | Promise
     places: tuple[Place, ...]
     """All places that were kept before."""
 
@@ -100,26 +100,26 @@ class Trimmed(Change[TrimmedUndo], frozen=True, tag="trimmed"):
     why: str
 
     def apply(self, partition: Partition) -> TrimmedUndo:
-        kept = partition.kept(self.ask)
-        if kept is None or not self.places:
+        earmark = partition.earmark_of(self.ask)
+        if earmark is None or not self.places:
             raise ValueError(f"no nodes are kept for ask {self.ask}, or none would be left")
-        before = TrimmedUndo(kept, kept.places)
-        partition.keep_other(kept, self.places)
-        partition.touched.jobs[kept.job] = None
+        before = TrimmedUndo(earmark, earmark.places)
+        partition.move_earmark(earmark, self.places)
+        partition.touched.jobs[earmark.job] = None
         return before
 
     def undo(self, partition: Partition, before: TrimmedUndo) -> None:
-        partition.keep_other(before.kept, before.places)
+        partition.move_earmark(before.earmark, before.places)
 
     def lines(self, names: Names, before: TrimmedUndo) -> Iterator[Line]:
-        left = before.kept.nodes
+        left = before.earmark.nodes
         released = {place[0] for place in before.places} - left.keys()
-        fields = {"job": before.kept.job, "nodes": len(released), "kept": len(left), "reason": self.why}
+        fields = {"job": before.earmark.job, "nodes": len(released), "kept": len(left), "reason": self.why}
         yield Line("info", "some nodes released", fields)
 
 
 class ReleasedUndo(msgspec.Struct, frozen=True, gc=False):
-    kept: Hold | Promise
+    earmark: Hold | Promise
     until: Micros
     """The earlier time until which the ask got no hold or promise; 0 if the change does not set one."""
 
@@ -132,28 +132,28 @@ class Released(Change[ReleasedUndo], frozen=True, tag="released"):
     until: Micros = 0
 
     def apply(self, partition: Partition) -> ReleasedUndo:
-        kept = partition.kept(self.ask)
-        if kept is None:
+        earmark = partition.earmark_of(self.ask)
+        if earmark is None:
             raise ValueError(f"no nodes are kept for ask {self.ask}")
-        partition.let_go(kept)
-        return ReleasedUndo(kept, self._bar(partition, kept, self.until) if self.until else 0)
+        partition.remove_earmark(earmark)
+        return ReleasedUndo(earmark, self._bar(partition, earmark, self.until) if self.until else 0)
 
     def undo(self, partition: Partition, before: ReleasedUndo) -> None:
         if self.until:
-            self._bar(partition, before.kept, before.until)
-        partition.keep(before.kept)
+            self._bar(partition, before.earmark, before.until)
+        partition.add_earmark(before.earmark)
 
     def lines(self, names: Names, before: ReleasedUndo) -> Iterator[Line]:
-        kept = before.kept
-        fields = {"job": kept.job, "nodes": len(kept.nodes), "kept_seconds": names.seconds_since(kept.since)}
+        earmark = before.earmark
+        fields = {"job": earmark.job, "nodes": len(earmark.nodes), "kept_seconds": names.seconds_since(earmark.since)}
         yield Line("info", "nodes released", {**fields, "reason": self.why})
 
-    def _bar(self, partition: Partition, kept: Hold | Promise, until: Micros) -> Micros:
+    def _bar(self, partition: Partition, earmark: Hold | Promise, until: Micros) -> Micros:
         """Set the time before which the ask gets no new hold or promise, and return the earlier one."""
-        ask = partition.kept_for(kept)
+        ask = partition.ask_of_earmark(earmark)
         if ask is None:
             return 0
-        if isinstance(kept, Hold):
+        if isinstance(earmark, Hold):
             before, ask.unheld_until = ask.unheld_until, until
         else:
             before, ask.unclaimed_until = ask.unclaimed_until, until
@@ -162,16 +162,16 @@ class Released(Change[ReleasedUndo], frozen=True, tag="released"):
 
 def _unserved(partition: Partition, job: str, stage: int, kind: int) -> Ask:
     ask = partition.jobs[job].stages[stage].asks[kind]
-    if ask is None or partition.kept(ask.seq) is not None:
+    if ask is None or partition.earmark_of(ask.seq) is not None:
         raise ValueError(f"job {job} asks for nothing of kind {kind}, or has nodes already")
     return ask
 
 
-def _fields(names: Names, kept: Earmark) -> dict[str, Any]:
+def _fields(names: Names, earmark: Earmark) -> dict[str, Any]:
     return {
-        "job": kept.job,
-        "stage": names.partition.jobs[kept.job].stages[kept.stage].name,
-        "tasks": kept.tasks,
-        "nodes": len(kept.nodes),
-        "on": names.nodes(kept.nodes),
+        "job": earmark.job,
+        "stage": names.partition.jobs[earmark.job].stages[earmark.stage].name,
+        "tasks": earmark.tasks,
+        "nodes": len(earmark.nodes),
+        "on": names.nodes(earmark.nodes),
     }

@@ -144,7 +144,7 @@ class OrderFailed(Change[OrderFailedUndo], frozen=True, tag="order failed"):
         waiting = _newly_failed(partition, order, self.names) if self.until else []
         before = OrderFailedUndo(order, dict(order.coming), order.failed, waiting, pool.paused_until, pool.problem)
         for ask in waiting:
-            ask.orders += 1
+            ask.failed_orders += 1
         order.failed += tuple(_row_of(ask) for ask in waiting)
         _end_wait(partition, order, self.names)
         if self.until:
@@ -154,7 +154,7 @@ class OrderFailed(Change[OrderFailedUndo], frozen=True, tag="order failed"):
     def undo(self, partition: Partition, before: OrderFailedUndo) -> None:
         order = before.order
         for ask in before.waiting:
-            ask.orders -= 1
+            ask.failed_orders -= 1
         order.failed = before.failed
         _expect(partition, order, before.coming)
         pool = partition.pools[order.pool]
@@ -190,16 +190,16 @@ class PoolMoved(Change[PoolMovedUndo], frozen=True, tag="pool moved"):
             pool.paused_until, pool.problem = 0, ""
             for lane in partition.lanes.values():
                 for ask in lane:
-                    if ask.orders:
-                        before.failed.append((ask, ask.orders))
-                        ask.orders = 0
+                    if ask.failed_orders:
+                        before.failed.append((ask, ask.failed_orders))
+                        ask.failed_orders = 0
         return before
 
     def undo(self, partition: Partition, before: PoolMovedUndo) -> None:
         pool = partition.pools[self.pool]
         pool.paused, pool.paused_until, pool.problem = before.paused, before.paused_until, before.problem
         for ask, orders in before.failed:
-            ask.orders = orders
+            ask.failed_orders = orders
 
     def lines(self, names: Names, before: PoolMovedUndo) -> Iterator[Line]:
         yield Line("info", "pool paused" if self.paused else "pool resumed", {"pool": self.pool})

@@ -16,7 +16,7 @@ from fairlead.core.holds.candidates import Candidates, Claims, Offer, gather, of
 from fairlead.core.holds.release import end_short_holds, most_held, release_obsolete
 from fairlead.core.lanes import Lane
 from fairlead.core.model import FAR, NEW, Ask, Micros, Place
-from fairlead.core.outcomes import call_back, live_of
+from fairlead.core.outcomes import live_of, recall
 from fairlead.core.plan import Plan
 from fairlead.core.policy.score import is_exact, may_be_held, node_score
 from fairlead.core.ranges import count
@@ -109,7 +109,7 @@ def _hold(plan: Plan, ask: Ask, places: tuple[Place, ...], large: bool) -> None:
     for node_id in sorted({node_id: None for node_id, _, _ in places}):
         # Tasks sent ahead in a chain that have not begun count as new work.
         allocations = partition.nodes.allocations[partition.nodes.rows[node_id]]
-        call_back(plan, [allocations[number] for number in sorted(allocations) if allocations[number].rooms])
+        recall(plan, [allocations[number] for number in sorted(allocations) if allocations[number].rooms])
 
 
 def starves_at(partition: Partition, ask: Ask) -> Micros:
@@ -133,7 +133,7 @@ def _waiting(partition: Partition) -> Iterator[tuple[Lane, Ask]]:
 def _may_starve(partition: Partition, lane: Lane, ask: Ask) -> bool:
     """True if an ask found no capacity, has no nodes of its own, and its job cannot work without it."""
     stage, kind = ask.stage, ask.kind
-    if lane.memory.asleep_at is None or partition.kept(ask.seq) or stage.asks[kind] is not ask:
+    if lane.memory.asleep_at is None or partition.earmark_of(ask.seq) or stage.asks[kind] is not ask:
         return False
     if kind == NEW:
         return not stage.started
@@ -209,17 +209,17 @@ def _keep(
     needed: int, order: list[int], rooms: dict[int, tuple[int, bool]], most_nodes: int, most_new: int
 ) -> list[tuple[int, int]]:
     """Fill the nodes in order until all tasks have a place. Returns an empty list if they do not fit."""
-    kept: list[tuple[int, int]] = []
+    chosen: list[tuple[int, int]] = []
     for node_id in order:
         room, held = rooms[node_id]
         if not room or (not held and most_new <= 0):
             continue
         most_new -= not held
-        kept.append((node_id, min(room, needed)))
+        chosen.append((node_id, min(room, needed)))
         needed -= min(room, needed)
         if not needed:
-            return kept
-        if len(kept) == most_nodes:
+            return chosen
+        if len(chosen) == most_nodes:
             break
     return []
 

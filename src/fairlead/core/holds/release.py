@@ -28,29 +28,29 @@ def release_obsolete(plan: Plan) -> None:
     partition = plan.partition
     if not partition.nodes.held:
         return
-    for _, kept in (*sorted(partition.holds.items()), *sorted(partition.promises.items())):
-        ask = partition.kept_for(kept)
-        if ask is None or not _needs_all(kept, ask):
-            plan.do(Released(kept.seq, "its ask has changed or was withdrawn"))
-            _pass_on(plan, kept)
-    for kept in in_order(partition):
-        expired = _expired(partition, kept)
+    for _, earmark in (*sorted(partition.holds.items()), *sorted(partition.promises.items())):
+        ask = partition.ask_of_earmark(earmark)
+        if ask is None or not _needs_all(earmark, ask):
+            plan.do(Released(earmark.seq, "its ask has changed or was withdrawn"))
+            _pass_on(plan, earmark)
+    for earmark in in_order(partition):
+        expired = _expired(partition, earmark)
         if expired is not None:
-            plan.do(Released(kept.seq, *expired))
-        elif kept.checked != partition.nodes.version:
-            _trim(plan, kept)
+            plan.do(Released(earmark.seq, *expired))
+        elif earmark.checked != partition.nodes.version:
+            _trim(plan, earmark)
     if partition.reign.ready:
         _end_refused(plan)
-    counted = [kept for kept in in_order(partition) if isinstance(kept, Hold) and not kept.large]
+    counted = [earmark for earmark in in_order(partition) if isinstance(earmark, Hold) and not earmark.large]
     while len({node_id: None for hold in counted for node_id in hold.nodes}) > most_held(partition):
         plan.do(Released(counted.pop().seq, "more nodes were held than held_nodes_percent allows"))
 
 
-def _pass_on(plan: Plan, kept: Earmark) -> None:
+def _pass_on(plan: Plan, earmark: Earmark) -> None:
     """Keep nodes that arrived for an ask for the ask that replaces it, with another size or place."""
-    ask = plan.partition.waits(kept.job, kept.stage, kept.kind)
-    if ask is not None and isinstance(kept, Promise) and kept.ordered:
-        for place in standing(plan.partition, kept):
+    ask = plan.partition.waits(earmark.job, earmark.stage, earmark.kind)
+    if ask is not None and isinstance(earmark, Promise) and earmark.ordered:
+        for place in standing(plan.partition, earmark):
             keep_arrived(plan, ask, place)
 
 
@@ -59,11 +59,11 @@ def keep_arrived(plan: Plan, ask: Ask, place: Place) -> None:
 
     A gang needs capacity for the tasks that start together; an ask of single tasks, for all that are pending.
     """
-    kept = plan.partition.kept(ask.seq)
-    if isinstance(kept, Hold) or (kept is not None and not kept.ordered):
+    earmark = plan.partition.earmark_of(ask.seq)
+    if isinstance(earmark, Hold) or (earmark is not None and not earmark.ordered):
         return  # it has a hold or a claim already
     node_id, position, tasks = place
-    places = () if kept is None else kept.places
+    places = () if earmark is None else earmark.places
     needed = sum(needed for stage, needed in minimum_by_stage(ask) if stage.position == position)
     if not ask.whole and needed == 1:
         needed = ask.count
@@ -71,8 +71,8 @@ def keep_arrived(plan: Plan, ask: Ask, place: Place) -> None:
     if lacking <= 0:
         return  # it was ordered for tasks that follow when the gang has started
     places = (*places, (node_id, position, min(tasks, lacking)))
-    if kept is not None:
-        plan.do(Released(kept.seq, "more of its nodes have come"))
+    if earmark is not None:
+        plan.do(Released(earmark.seq, "more of its nodes have come"))
     stage = ask.stage
     plan.do(Promised(stage.job.id, stage.position, ask.kind, places, (), "order"))
 
@@ -81,16 +81,16 @@ def _end_refused(plan: Plan) -> None:
     """Release nodes of asks that may not start, unless tasks that stop or end will allow it."""
     partition = plan.partition
     admission = Admission(partition)
-    for kept in in_order(partition):
-        ask = partition.kept_for(kept)
+    for earmark in in_order(partition):
+        ask = partition.ask_of_earmark(earmark)
         reason = admission.refusal(ask, minimum_by_stage(ask)) if ask is not None else None
-        if reason is not None and not _will_pass(kept, reason):
-            plan.do(Released(kept.seq, f"it may not start: {reason}"))
+        if reason is not None and not _will_pass(earmark, reason):
+            plan.do(Released(earmark.seq, f"it may not start: {reason}"))
 
 
-def _will_pass(kept: Hold | Promise, reason: Reason) -> bool:
+def _will_pass(earmark: Hold | Promise, reason: Reason) -> bool:
     """True if a reason ends when tasks end: a share that is spent, or, for a promise, a limit."""
-    return isinstance(reason, ShareSpent) or (isinstance(reason, OverLimit) and isinstance(kept, Promise))
+    return isinstance(reason, ShareSpent) or (isinstance(reason, OverLimit) and isinstance(earmark, Promise))
 
 
 def end_promises(plan: Plan) -> None:
@@ -116,15 +116,15 @@ def end_short_holds(plan: Plan) -> None:
 
 def in_order(partition: Partition) -> list[Hold | Promise]:
     """Return all holds and promises by the priority of their jobs, then by age."""
-    kept: list[Hold | Promise] = [*partition.holds.values(), *partition.promises.values()]
-    return sorted(kept, key=lambda earmark: (-partition.jobs[earmark.job].priority, earmark.since, earmark.seq))
+    earmarks: list[Hold | Promise] = [*partition.holds.values(), *partition.promises.values()]
+    return sorted(earmarks, key=lambda earmark: (-partition.jobs[earmark.job].priority, earmark.since, earmark.seq))
 
 
 def kept_due(partition: Partition) -> Iterator[Micros]:
     """Yield the times when holds and promises end, if nothing happens before."""
     if partition.nodes.held:
-        for kept in in_order(partition):
-            yield ends_at(partition, kept, partition.now)
+        for earmark in in_order(partition):
+            yield ends_at(partition, earmark, partition.now)
 
 
 def held_nodes(partition: Partition) -> dict[int, None]:
@@ -136,40 +136,40 @@ def most_held(partition: Partition) -> int:
     return may_be_held(partition.settings.held_nodes_percent, len(partition.nodes))
 
 
-def _expired(partition: Partition, kept: Hold | Promise) -> tuple[str, Micros] | None:
+def _expired(partition: Partition, earmark: Hold | Promise) -> tuple[str, Micros] | None:
     """Return why a hold or promise ends now, and until when its ask gets no other; None if it does not end."""
-    if partition.reign.ready and partition.now >= ends_at(partition, kept, partition.now):
-        if isinstance(kept, Promise) and kept.ordered:
+    if partition.reign.ready and partition.now >= ends_at(partition, earmark, partition.now):
+        if isinstance(earmark, Promise) and earmark.ordered:
             return "the rest of its nodes did not come in time", 0
-        pause = partition.settings.starving_after if isinstance(kept, Hold) else partition.settings.promise_for
+        pause = partition.settings.starving_after if isinstance(earmark, Hold) else partition.settings.promise_for
         return "it did not help in time", partition.now + pause
     return None
 
 
-def _trim(plan: Plan, kept: Hold | Promise) -> None:
+def _trim(plan: Plan, earmark: Hold | Promise) -> None:
     """Release the nodes of a hold or promise that can no longer be used."""
     partition = plan.partition
-    places = standing(partition, kept)
+    places = standing(partition, earmark)
     if not places:
-        plan.do(Released(kept.seq, NODE_UNUSABLE))
+        plan.do(Released(earmark.seq, NODE_UNUSABLE))
         return
-    if places != kept.places:
-        plan.do(Trimmed(kept.seq, places, NODE_UNUSABLE))
-    kept.checked = partition.nodes.version
+    if places != earmark.places:
+        plan.do(Trimmed(earmark.seq, places, NODE_UNUSABLE))
+    earmark.checked = partition.nodes.version
 
 
-def _needs_all(kept: Earmark, ask: Ask) -> bool:
+def _needs_all(earmark: Earmark, ask: Ask) -> bool:
     """True if an ask needs all that is kept for it. It may need more."""
     reserved: dict[int, int] = {}
-    for _, position, tasks in kept.places:
+    for _, position, tasks in earmark.places:
         reserved[position] = reserved.get(position, 0) + tasks
     needs = {stage.position: needed for stage, needed in minimum_by_stage(ask)}
-    if isinstance(kept, Promise) and kept.ordered and not ask.whole:  # single tasks may have nodes for all
+    if isinstance(earmark, Promise) and earmark.ordered and not ask.whole:  # single tasks may have nodes for all
         return reserved.get(ask.stage.position, 0) <= max(gang_size(ask), ask.count)
     return all(tasks <= needs.get(position, 0) for position, tasks in reserved.items())
 
 
-def _lacks_some(partition: Partition, kept: Earmark) -> bool:
+def _lacks_some(partition: Partition, earmark: Earmark) -> bool:
     """True if an ask needs more than is kept for it."""
-    ask = partition.kept_for(kept)
-    return ask is not None and kept.tasks < gang_size(ask)
+    ask = partition.ask_of_earmark(earmark)
+    return ask is not None and earmark.tasks < gang_size(ask)

@@ -27,9 +27,9 @@ def kept_on(partition: Partition, node_id: int, without: int | None = None) -> l
     """Return the tasks that a node is kept for, in the order of the asks, leaving out the ask `without`."""
     wanted: list[tuple[Shape, int]] = []
     for seq, places in sorted(partition.nodes.held.get(node_id, {}).items()):
-        kept = partition.kept(seq)
-        if kept is not None and seq != without:
-            wanted += [(partition.jobs[kept.job].stages[position].shape, tasks) for _, position, tasks in places]
+        earmark = partition.earmark_of(seq)
+        if earmark is not None and seq != without:
+            wanted += [(partition.jobs[earmark.job].stages[position].shape, tasks) for _, position, tasks in places]
     return wanted
 
 
@@ -92,15 +92,15 @@ def choose_held(partition: Partition, stage: Stage, kind: int, most: int) -> lis
     """
     ask = stage.asks[kind]
     chosen: list[Choice] = []
-    kept = partition.kept(ask.seq) if ask is not None else None
-    if ask is None or kept is None:
+    earmark = partition.earmark_of(ask.seq) if ask is not None else None
+    if ask is None or earmark is None:
         return chosen
-    for node_id, position, tasks in kept.places:
+    for node_id, position, tasks in earmark.places:
         if position == stage.position and most and partition.nodes.placeable(partition.nodes.rows[node_id]):
             alone = len(partition.nodes.held[node_id]) == 1 and not stage.shape.key.apart and not ask.whole
-            alone = alone and not (isinstance(kept, Promise) and kept.ordered)
+            alone = alone and not (isinstance(earmark, Promise) and earmark.ordered)
             if len(partition.nodes.held[node_id]) > 1 and stage.shape.devices:
-                fitting, devices = _part_of_devices(partition, node_id, kept.seq, stage.shape, min(tasks, most))
+                fitting, devices = _part_of_devices(partition, node_id, earmark.seq, stage.shape, min(tasks, most))
             else:
                 fitting, devices = room_now(partition.nodes, node_id, stage.shape, most if alone else min(tasks, most))
             if fitting:
@@ -134,7 +134,7 @@ def _part_of_devices(
     if len(chosen) < most * shape.devices:
         # A task that fills the gap beside an older one may leave the next one only the device of another owner. Try
         # without such gaps, too.
-        empty = [in_use if in_use == kept else WHOLE_DEVICE for in_use, kept in zip(used, taken, strict=True)]
+        empty = [in_use if in_use == safe else WHOLE_DEVICE for in_use, safe in zip(used, taken, strict=True)]
         chosen = max(chosen, _devices_beside(empty, taken, others, shape, most), key=len)
     return len(chosen) // shape.devices, chosen
 
@@ -249,7 +249,7 @@ def choose_yielded(partition: Partition, ask: Ask, stage: Stage, most: int, with
     nodes, shape = partition.nodes, stage.shape
     yielding: dict[int, None] = {}
     for promise in partition.promises.values() if most > 0 else ():
-        owner = partition.kept_for(promise)
+        owner = partition.ask_of_earmark(promise)
         if not promise.ordered or owner is None or owner.whole or gang_size(owner) > 1:
             continue
         if _has_better_right(partition, ask, owner):
@@ -296,12 +296,12 @@ def may_take(nodes: NodeTable, row: int, shape: Shape) -> bool:
     )
 
 
-def standing(partition: Partition, kept: Earmark) -> tuple[Place, ...]:
+def standing(partition: Partition, earmark: Earmark) -> tuple[Place, ...]:
     """Return the places of an earmark on nodes that can still serve it. A short back-off does no harm."""
     nodes = partition.nodes
-    stages = partition.jobs[kept.job].stages
+    stages = partition.jobs[earmark.job].stages
     places: list[Place] = []
-    for place in kept.places:
+    for place in earmark.places:
         node_id, position, _ = place
         row = nodes.rows.get(node_id)
         if row is None or nodes.state[row] != "up" or (node_id in nodes.avoided and nodes.failures[row] > FEW_FAILURES):
@@ -312,13 +312,13 @@ def standing(partition: Partition, kept: Earmark) -> tuple[Place, ...]:
     return tuple(places)
 
 
-def ends_at(partition: Partition, kept: Hold | Promise, now: Micros) -> Micros:
+def ends_at(partition: Partition, earmark: Hold | Promise, now: Micros) -> Micros:
     """Return the time when a hold or promise ends if its ask has not started. It counts from ready at the earliest."""
     settings = partition.settings
-    since = partition.reign.counts_from(kept.since) if partition.reign.ready else now
-    if isinstance(kept, Hold):
+    since = partition.reign.counts_from(earmark.since) if partition.reign.ready else now
+    if isinstance(earmark, Hold):
         return since + settings.hold_for
-    return since + settings.promise_for + (0 if kept.ordered else settings.preempt_grace)
+    return since + settings.promise_for + (0 if earmark.ordered else settings.preempt_grace)
 
 
 def is_back_soon(partition: Partition, node_id: int) -> bool:

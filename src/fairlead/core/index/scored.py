@@ -194,12 +194,12 @@ def _fits(state: Node, task: Task) -> bool:
             return False
     if not task.devices:
         return True
-    return sum(1 for used in state.used if used + task.milli <= WHOLE_DEVICE) >= task.devices
+    return sum(1 for used in state.device_use if used + task.milli <= WHOLE_DEVICE) >= task.devices
 
 
 def _after(state: Node, task: Task, devices: tuple[int, ...]) -> Node:
     """Return the state of a node after it has taken a task."""
-    used = list(state.used)
+    used = list(state.device_use)
     for device in devices:
         used[device] += task.milli
     free = tuple([have - amount for have, amount in zip(state.free, task.amounts, strict=True)])

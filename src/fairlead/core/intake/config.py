@@ -18,7 +18,7 @@ from fairlead.core.errors import Refused
 from fairlead.core.intake.access import need_operator
 from fairlead.core.intake.nodes import tell_to_stop
 from fairlead.core.intake.pools import forget_orders, welcome
-from fairlead.core.outcomes import call_back, finish
+from fairlead.core.outcomes import finish, recall
 from fairlead.core.plan import Plan
 from fairlead.core.reader import suggestion
 from fairlead.core.resources import shown
@@ -102,7 +102,7 @@ def move_queue(plan: Plan, command: MoveQueue) -> Accepted:
     if command.action == "stop":
         partition = plan.partition
         chained = [waiting for number in sorted(partition.derived.chains) for waiting in partition.waiting_in(number)]
-        call_back(plan, [waiting for waiting in chained if queue in waiting.stage.job.queue.line()])
+        recall(plan, [waiting for waiting in chained if queue in waiting.stage.job.queue.line()])
     return Accepted()
 
 

@@ -11,7 +11,7 @@ from fairlead.core.errors import Refused
 from fairlead.core.intake.access import need_operator
 from fairlead.core.intake.pools import arrive
 from fairlead.core.model import NodeState
-from fairlead.core.outcomes import call_back, lose
+from fairlead.core.outcomes import lose, recall
 from fairlead.core.plan import Plan
 from fairlead.core.reader import check_name, suggestion
 from fairlead.core.resources import shown
@@ -61,15 +61,15 @@ def update(plan: Plan, command: UpdateNode) -> Accepted:
 
 def _set(plan: Plan, node_id: int, spec: NodeSpec) -> None:
     plan.do(NodeSet(node_id, spec))
-    _call_back(plan, node_id)
+    _recall(plan, node_id)
 
 
-def _call_back(plan: Plan, node_id: int) -> None:
+def _recall(plan: Plan, node_id: int) -> None:
     """Recall the tasks that wait in chains on a node, if the node takes no new work."""
     nodes = plan.partition.nodes
     row = nodes.rows[node_id]
     if not nodes.placeable(row):
-        call_back(plan, [nodes.allocations[row][number] for number in sorted(nodes.allocations[row])])
+        recall(plan, [nodes.allocations[row][number] for number in sorted(nodes.allocations[row])])
 
 
 def move(plan: Plan, command: MoveNode) -> Accepted:
@@ -87,9 +87,9 @@ def move_to(plan: Plan, name: str, state: NodeState) -> Accepted:
         raise Refused("name", f"node {name} is given back to its pool; order another node instead", "conflict")
     plan.do(NodeMoved(node_id, state))
     if state == "lost":
-        release(plan, node_id, f"node {name} was lost")
+        lose_tasks(plan, node_id, f"node {name} was lost")
     else:
-        _call_back(plan, node_id)
+        _recall(plan, node_id)
     return Accepted()
 
 
@@ -102,7 +102,7 @@ def remove(plan: Plan, command: RemoveNode) -> Accepted:
 def leave(plan: Plan, name: str) -> None:
     node_id = find(plan, name)
     tell_to_stop(plan, node_id)
-    release(plan, node_id, f"node {name} was removed")
+    lose_tasks(plan, node_id, f"node {name} was removed")
     plan.do(NodeRemoved(node_id))
 
 
@@ -119,7 +119,7 @@ def tell_to_stop(plan: Plan, node_id: int) -> None:
             plan.strays.append((nodes.name[row], stop))
 
 
-def release(plan: Plan, node_id: int, reason: str) -> None:
+def lose_tasks(plan: Plan, node_id: int, reason: str) -> None:
     """Declare all tasks of a node lost, the oldest allocation first."""
     partition = plan.partition
     row = partition.nodes.rows[node_id]
@@ -129,7 +129,7 @@ def release(plan: Plan, node_id: int, reason: str) -> None:
         lose(plan, allocation, allocation.indices, reason)
     # Tasks that these losses told to stop were split off under new numbers; they are lost with the node, too.
     if partition.nodes.allocations[row]:
-        release(plan, node_id, reason)
+        lose_tasks(plan, node_id, reason)
 
 
 def find(plan: Plan, name: str, field: str = "name") -> int:

@@ -91,7 +91,7 @@ def welcome(plan: Plan, names: Iterable[str]) -> None:
 
 def _has_failed_orders(partition: Partition) -> bool:
     """True if orders failed for a waiting ask."""
-    return any(ask.orders for lane in partition.lanes.values() for ask in lane)
+    return any(ask.failed_orders for lane in partition.lanes.values() for ask in lane)
 
 
 def scale(plan: Plan, command: ScalePool) -> Accepted:

@@ -15,7 +15,7 @@ from fairlead.core.documents import MAX_TASKS
 from fairlead.core.effects import Stop
 from fairlead.core.errors import Refused
 from fairlead.core.model import Allocation, Micros, Stage
-from fairlead.core.outcomes import avoid, confirm_stop, fail, hand_back, lose, succeed, take_back, trust
+from fairlead.core.outcomes import avoid, confirm_stop, fail, lose, return_unstarted, succeed, trust, withdraw_launch
 from fairlead.core.plan import Plan
 from fairlead.core.policy.chain import measured
 from fairlead.core.ranges import Ranges, check_flat, count, difference, indices
@@ -181,14 +181,14 @@ def _take(plan: Plan, allocation: Allocation, block: tuple[int, ...], command: R
         if not allocation.cause and allocation.stage.ran is not None:
             # The node does not start chained tasks. Send no more until the stage is measured as quick again.
             plan.do(Measured(allocation.stage.job.id, allocation.stage.position, None))
-        hand_back(plan, allocation, block, reason or f"node {command.node} did not start it")
+        return_unstarted(plan, allocation, block, reason or f"node {command.node} did not start it")
         if state == "refused":
             plan.note("launch refused", count(block))
             if plan.partition.nodes.avoided.get(allocation.node, 0) <= plan.now:  # not again for the same pause
                 avoid(plan, allocation.node)
     elif state == "refused" and allocation.state == "assigned":
         plan.note("launch refused", count(block))
-        take_back(plan, allocation, block, reason or f"node {command.node} refused the launch", refused=True)
+        withdraw_launch(plan, allocation, block, reason or f"node {command.node} refused the launch", refused=True)
     else:
         lose(plan, allocation, block, reason or f"node {command.node} lost it")
 

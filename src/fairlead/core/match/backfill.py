@@ -89,7 +89,7 @@ class Backfill:
     def prospect(self, lane: Lane, ask: Ask) -> Prospect:
         """Predict without trying whether an ask can start in this cycle."""
         stage, partition = ask.stage, self.plan.partition
-        if ask.whole or ask is self.head or (partition.nodes.held and partition.kept(ask.seq) is not None):
+        if ask.whole or ask is self.head or (partition.nodes.held and partition.earmark_of(ask.seq) is not None):
             return TRY
         plain = ask.kind == NEW and not stage.started
         together = stage.needed if plain else gang_size(ask)
@@ -220,8 +220,10 @@ class Backfill:
         partition, head, before = self.plan.partition, self.head, starter.before()
         assert head is not None
         mark = before[0]
-        kept = partition.kept(ask.seq)
-        own = kept.nodes if kept is not None else ()  # the head cannot start there, so its plan does not count on them
+        earmark = partition.earmark_of(ask.seq)
+        own = (
+            earmark.nodes if earmark is not None else ()
+        )  # the head cannot start there, so its plan does not count on them
         if self._delays is None or self._in_time(ask):
             placed, reason = starter.start(lane, ask, together, most)
             if self._future is not None:
@@ -233,7 +235,7 @@ class Backfill:
             self._look_ahead()  # otherwise each of its tasks takes the place of exactly one task of the head
         placed, reason = starter.start(lane, ask, together, most)
         if reason is None and not self._still_fits(mark, head, own):
-            starter.take_back(before)
+            starter.undo_tried(before)
             return 0, self._delays
         return placed, reason
 

@@ -98,7 +98,7 @@ def _release_arrivals(plan: Plan) -> None:
     """
     partition = plan.partition
     for _, promise in sorted(partition.promises.items()) if partition.promises else ():
-        ask = partition.kept_for(promise)
+        ask = partition.ask_of_earmark(promise)
         if promise.ordered and ask is not None and gang_size(ask) == 1 and not ask.whole:
             plan.do(Released(promise.seq, "it had its turn"))
             plan.unsettled = True
@@ -327,10 +327,10 @@ class Round:
 
         With backfill, claims are made after match instead, because backfilled starts do not delay the planned one.
         """
-        kept = self.partition.kept(ask.seq)
+        earmark = self.partition.earmark_of(ask.seq)
         if claims.make(lane, ask):
             self.plan.unsettled = True
-            self._starter.released = kept is not None
+            self._starter.released = earmark is not None
             self.partition.derived.index.refresh()
             for any_lane in self.partition.lanes.values():
                 any_lane.memory.moved = True  # stopped gangs have new asks

@@ -52,8 +52,8 @@ class Starter:
         """
         partition, stage, singles = self.plan.partition, ask.stage, self._singles
         checks = self.admission.checks_for(stage.job)
-        if checks and singles is not None:
-            singles.flush()  # the checks count booked use
+        if checks and singles is not None and any([check.counts_use for check in checks]):
+            singles.flush()
         if ask.whole:
             return self._start_whole(ask, together, own)
         if most > 1:
@@ -67,7 +67,7 @@ class Starter:
         if (
             singles is not None
             and most == 1
-            and not (partition.nodes.held and partition.kept(ask.seq))
+            and not (partition.nodes.held and partition.earmark_of(ask.seq))
             and singles.add(lane, ask)
         ):
             return 1, None
@@ -82,14 +82,14 @@ class Starter:
         return self._singles is not None and self._singles.flush()
 
     def before(self) -> Before:
-        """Return the present position, for `take_back`."""
+        """Return the present position, for `undo_tried`."""
         return self.plan.mark(), self.plan.partition.derived.openings, self.released
 
-    def take_back(self, before: Before) -> None:
+    def undo_tried(self, before: Before) -> None:
         """Undo starts that were only tried. The capacity was free before, so no lane wakes up."""
         partition = self.plan.partition
         mark, openings, self.released = before
-        self.plan.take_back(mark, openings)
+        self.plan.undo_tried(mark, openings)
         partition.derived.index.refresh()
 
     def _start_whole(self, ask: Ask, together: int, own: bool) -> tuple[int, Reason | None]:
@@ -108,7 +108,7 @@ class Starter:
             fitting = sum(placed for _, _, placed in tried)
             return 0, never_whole(partition, needs) or NoRoom(together, fitting, stages=tuple(tried))
         self.plan.do(Began(ask.stage.job.id))
-        if partition.kept(ask.seq) is not None:
+        if partition.earmark_of(ask.seq) is not None:
             self._release(ask.seq, (), STARTED)
         return together, None
 
@@ -121,7 +121,7 @@ class Starter:
             placed = self._place(ask, stage, needed, needed, group, own)
             tried.append((stage.name, needed, placed))
             if placed < needed:
-                self.take_back(before)
+                self.undo_tried(before)
                 return tried
         return []
 
@@ -183,8 +183,8 @@ class Starter:
         not use these nodes, so it would have the gang stopped as soon as it starts.
         """
         partition = self.plan.partition
-        kept = partition.kept(ask.seq)
-        if kept is None or (isinstance(kept, Promise) and not (kept.ordered and self._passes_higher(ask))):
+        earmark = partition.earmark_of(ask.seq)
+        if earmark is None or (isinstance(earmark, Promise) and not (earmark.ordered and self._passes_higher(ask))):
             return 0
         return partition.now + partition.settings.hold_for
 
@@ -204,7 +204,7 @@ class Starter:
         A whole job still needs the nodes of its other stages. Single tasks keep those for tasks that still wait.
         """
         partition = self.plan.partition
-        if not ask.whole and partition.kept(ask.seq) is not None:
+        if not ask.whole and partition.earmark_of(ask.seq) is not None:
             waits = ask.stage.asks[ask.kind] is ask and gang_size(ask) == 1
             rest = _without(partition.promises[ask.seq], held) if waits and ask.seq in partition.promises else ()
             self._release(ask.seq, rest, STARTED)

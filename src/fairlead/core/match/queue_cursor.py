@@ -153,8 +153,8 @@ class QueueCursor:
     def _find_owners(self, lanes: list[Lane]) -> None:
         partition = self.partition
         lane_by_id = {id(lane): lane for lane in lanes}
-        for kept in (*partition.holds.values(), *partition.promises.values()):
-            ask = partition.kept_for(kept)
+        for earmark in (*partition.holds.values(), *partition.promises.values()):
+            ask = partition.ask_of_earmark(earmark)
             lane = lane_by_id.get(id(partition.lanes.get(lane_key(ask)))) if ask is not None else None
             if ask is not None and lane is not None:
                 self._owners.setdefault(lane, []).append(ask)
@@ -166,7 +166,7 @@ class QueueCursor:
         owners = self._owners[lane]
         while owners:
             ask = owners.pop(0)
-            if ask.stage.asks[ask.kind] is ask and self.partition.kept(ask.seq) is not None:
+            if ask.stage.asks[ask.kind] is ask and self.partition.earmark_of(ask.seq) is not None:
                 heapreplace(self.open, (lane.key(ask), lane.text, lane, ask))
                 return
         self.close()

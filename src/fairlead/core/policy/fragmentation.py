@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from fairlead.core.policy.fit import WHOLE
 
-MOST_KEPT = 100_000
+MAX_KEPT = 100_000
 
 
 class Task(NamedTuple):
@@ -59,7 +59,7 @@ class Workload:
         for available, (thresholds, fitting) in zip(free, self._levels, strict=True):
             enough &= fitting[bisect_right(thresholds, available)]
         ordered = tuple(sorted(used))
-        if len(self._weights) + len(self._parts) > MOST_KEPT:
+        if len(self._weights) + len(self._parts) > MAX_KEPT:
             self._weights.clear()
             self._parts.clear()
         weights = self._weights.get(enough)

@@ -1,16 +1,14 @@
-"""Orders of lanes: an order is a function that turns plain values of an ask into a sort key, lowest first.
+"""Orders of queues: an order is a function from the `Standing` of an ask to a sort key; the lowest key goes first.
 
-To add an order, write a function of this signature and a row in `ORDERS`. The arguments are the kind (scale counts as
-new if the queue has `scale_first: false`), the job's priority, its number of running tasks, when it was asked for, and
-whether these are replacements that a started gang needs to reach `min`. The lane appends the ask's place among asks of
-the same instant (its sequence number, or that of the earlier ask to which it came back) and its sequence number, so
-that the order is total. All of these values but the kind may change: the priority when it is set, the others only
-matter if the order's row says so; see `Lane`.
+To add an order, write a function and a row in `ORDERS`. The lane appends the ask's place among asks of the same instant
+(its sequence number, or that of the earlier ask to which it came back) and its sequence number, so that the order is
+total. A lane moves an ask when its priority is set, and when another value changes that the order's row names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 
@@ -19,20 +17,35 @@ from fairlead.core.policy.registry import Registry
 Key = tuple[int, ...]
 
 
-def by_priority(kind: int, priority: int, running: int, asked: int, below_min: bool) -> Key:
-    return (not below_min, -priority, kind, asked)
+class Standing(NamedTuple):
+    """An ask as an order sees it."""
+
+    kind: int
+    """0 replaces lost tasks, 1 scales a job up (2 if the queue has `scale_first: false`), 2 is new."""
+    priority: int
+    """The priority of the job."""
+    running: int
+    """The live tasks of the job; 0 unless the order is `by_running`."""
+    asked: int
+    """When it was asked, in microseconds. Preempted tasks keep the time of their first ask."""
+    below_min: bool
+    """True if a started gang needs its tasks to reach `min`; False unless the order is `by_min`."""
 
 
-def first_in_first_out(kind: int, priority: int, running: int, asked: int, below_min: bool) -> Key:
-    return (kind, asked)
+def by_priority(ask: Standing) -> Key:
+    return (not ask.below_min, -ask.priority, ask.kind, ask.asked)
 
 
-def fair(kind: int, priority: int, running: int, asked: int, below_min: bool) -> Key:
-    return (kind, running, asked)
+def first_in_first_out(ask: Standing) -> Key:
+    return (ask.kind, ask.asked)
+
+
+def fair(ask: Standing) -> Key:
+    return (ask.kind, ask.running, ask.asked)
 
 
 class Order(msgspec.Struct, frozen=True):
-    key: Callable[[int, int, int, int, bool], Key]
+    key: Callable[[Standing], Key]
     by_running: bool = False
     """True if the key depends on `running`, which is 0 otherwise. Then places move with every start and every end."""
     by_min: bool = False

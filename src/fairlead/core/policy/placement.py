@@ -34,13 +34,13 @@ class Node(NamedTuple):
 
     capacity: tuple[int, ...]
     free: tuple[int, ...]
-    used: tuple[int, ...]
+    device_use: tuple[int, ...]
     """Use of each device, in milli-GPU."""
 
     @property
     def gpu(self) -> int:
         """Free capacity of all devices together, in milli-GPU."""
-        return WHOLE * len(self.used) - sum(self.used)
+        return WHOLE * len(self.device_use) - sum(self.device_use)
 
 
 class Fleet(NamedTuple):
@@ -65,8 +65,8 @@ def spread(node: Node, task: Task, fleet: Fleet) -> Key:
         for capacity, free, asked in zip(node.capacity, node.free, task.amounts, strict=True)
         if capacity
     ]
-    if node.used:
-        used.append((sum(node.used) + task.gpu) * MILLION // (WHOLE * len(node.used)))
+    if node.device_use:
+        used.append((sum(node.device_use) + task.gpu) * MILLION // (WHOLE * len(node.device_use)))
     return (_wasteful(node, task), max(used, default=0))
 
 
@@ -87,9 +87,9 @@ def gpu_packing(node: Node, task: Task, fleet: Fleet) -> Key:
     """Prefer the fullest split device; then a node in use; then an empty node, the smallest first."""
     if not task.devices:
         return (_wasteful(node, task), 0)
-    if not any(node.used):
-        return (2, len(node.used))
-    fullest = max((used for used in node.used if used and used + task.milli <= WHOLE), default=0)
+    if not any(node.device_use):
+        return (2, len(node.device_use))
+    fullest = max((used for used in node.device_use if used and used + task.milli <= WHOLE), default=0)
     return (0, WHOLE - fullest) if fullest else (1, 0)
 
 
@@ -97,8 +97,8 @@ def gpu_clustering(node: Node, task: Task, fleet: Fleet) -> Key:
     """Keep tasks with whole GPUs and tasks with part of one apart: prefer like tasks only, mixed, empty, unlike."""
     if not task.devices:
         return (_wasteful(node, task), 0)
-    split = any(0 < used < WHOLE for used in node.used)
-    whole = any(used >= WHOLE for used in node.used)
+    split = any(0 < used < WHOLE for used in node.device_use)
+    whole = any(used >= WHOLE for used in node.device_use)
     like, unlike = (whole, split) if task.milli == WHOLE else (split, whole)
     rank = (0 if not unlike else 1) if like else (2 if not unlike else 3)
     return (rank, node.gpu)
@@ -121,7 +121,7 @@ def tightest(node: Node, task: Task, fleet: Fleet) -> tuple[int, ...]:
     """Choose whole devices in order; for part of a device, the fullest device that fits."""
     if not task.devices:
         return ()
-    return choose_devices(node.used, len(node.used), task.devices, task.milli, 1)
+    return choose_devices(node.device_use, len(node.device_use), task.devices, task.milli, 1)
 
 
 def least_lost(node: Node, task: Task, fleet: Fleet) -> tuple[int, ...]:
@@ -182,7 +182,7 @@ def draw(seed: int, number: int, counts: Sequence[int]) -> int:
 
 def _wasteful(node: Node, task: Task) -> int:
     """Return 1 if a task without GPUs would use a node with GPUs, else 0."""
-    return 1 if node.used and not task.devices else 0
+    return 1 if node.device_use and not task.devices else 0
 
 
 def _left_over(node: Node, task: Task, fleet: Fleet) -> int:
@@ -194,11 +194,11 @@ def _left_over(node: Node, task: Task, fleet: Fleet) -> int:
 def _least_loss(node: Node, task: Task, fleet: Fleet) -> tuple[int, tuple[int, ...]]:
     """Return the smallest loss of usable GPU capacity for typical tasks on a node, in steps, and the devices."""
     workload = fleet.workload
-    before = workload.usable(node.free, node.used)
+    before = workload.usable(node.free, node.device_use)
     free = tuple(map(sub, node.free, task.amounts))
     step = max(1, STEP * workload.total)
     losses = (
-        ((before - workload.usable(free, _with(node.used, devices, task.milli))) // step, devices)
+        ((before - workload.usable(free, _with(node.device_use, devices, task.milli))) // step, devices)
         for devices in _ways(node, task, fleet)
     )
     return min(losses, key=itemgetter(0))
@@ -209,7 +209,7 @@ def _ways(node: Node, task: Task, fleet: Fleet) -> Iterator[tuple[int, ...]]:
     if task.milli in (0, WHOLE):
         yield tightest(node, task, fleet)
         return
-    first = {used: device for device, used in reversed(list(enumerate(node.used)))}
+    first = {used: device for device, used in reversed(list(enumerate(node.device_use)))}
     for used in sorted(first, reverse=True):
         if used + task.milli <= WHOLE:
             yield (first[used],)

@@ -19,9 +19,9 @@ FEW = 10
 gets the remainder. Among more classes, that remainder would be a large part of the other classes' entitlement, so
 nothing is rounded to percents there, and all slots are given out in turns."""
 
-MOST_SHARE = 1_000_000
-FINE = MOST_SHARE**2
-"""Two different fractions with denominators up to `MOST_SHARE` are at least 1 / `FINE` apart. Multiplied by `FINE` and
+MAX_SHARE = 1_000_000
+FINE = MAX_SHARE**2
+"""Two different fractions with denominators up to `MAX_SHARE` are at least 1 / `FINE` apart. Multiplied by `FINE` and
 rounded down they stay different, and equal ones stay equal, so one integer represents a fraction."""
 
 ENTITLED, LENT, LAST = range(3)
@@ -44,7 +44,7 @@ class Claim(NamedTuple):
 def normalised(shares: Mapping[str, int]) -> dict[str, int]:
     """Return shares as whole percents that add up to 100; unchanged among many classes or if all shares are 0."""
     for name, share in shares.items():
-        _check("share", share, name, MOST_SHARE)
+        _check("share", share, name, MAX_SHARE)
     whole = sum(shares.values())
     if whole in (0, 100) or not _few(shares):
         return dict(shares)

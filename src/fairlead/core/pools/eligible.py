@@ -148,7 +148,7 @@ def _admitted(admission: Admission, ask: Ask, stage: Stage, most: int) -> list[W
 
 def _may_order(partition: Partition, ask: Ask) -> bool:
     """False for asks of a manager, asks with too many failed orders, and asks with a hold or a claim."""
-    if ask.stage.job.manager or ask.orders >= partition.settings.max_orders:
+    if ask.stage.job.manager or ask.failed_orders >= partition.settings.max_orders:
         return False
-    kept = partition.kept(ask.seq) if partition.holds or partition.promises else None
+    kept = partition.earmark_of(ask.seq) if partition.holds or partition.promises else None
     return kept is None or (isinstance(kept, Promise) and kept.ordered)

@@ -151,7 +151,7 @@ def changes_to_come(partition: Partition) -> tuple[dict[str, Vector], dict[str, 
                 add(losing.setdefault(queue.path, {}), allocation.stage.shape.resources, count(allocation.indices))
     gaining: dict[str, Vector] = {}
     for promise in partition.promises.values():
-        claimant = partition.kept_for(promise)
+        claimant = partition.ask_of_earmark(promise)
         for queue in claimant.stage.job.queue.line() if claimant is not None else ():
             assert claimant is not None
             add(gaining.setdefault(queue.path, {}), asked_by(claimant))
@@ -296,7 +296,7 @@ class _Claim:
 
     def _stop(self, cause: ClaimCause, victims: Sequence[Victim], places: tuple[Place, ...]) -> None:
         plan, stage, kind = self.plan, self.ask.stage, self.ask.kind
-        if self.partition.kept(self.ask.seq) is not None:
+        if self.partition.earmark_of(self.ask.seq) is not None:
             plan.do(Released(self.ask.seq, "a claim replaces it"))
         stopping = tuple(stop_victims(plan, victims))
         plan.note("claimed")

@@ -46,7 +46,7 @@ def rebalance(plan: Plan, parent: Queue) -> bool:
     stopped = 0
     for claim in balance.claims:
         seq = claim.head.seq
-        if claim.places and partition.kept(seq) is not None:
+        if claim.places and partition.earmark_of(seq) is not None:
             plan.do(Released(seq, "a claim replaces it"))
         numbers = stop_victims(plan, claim.victims)
         stopped += sum(count(partition.allocations[number].indices) for number in numbers)
@@ -122,7 +122,7 @@ class Balance:
                     # Stopping tasks do not count for their queue, which has to keep its share without them.
                     self._use(queue, allocation.stage, -count(allocation.indices))
         for promise in partition.promises.values():
-            claimant = None if promise.ordered else partition.kept_for(promise)
+            claimant = None if promise.ordered else partition.ask_of_earmark(promise)
             for stage, needed in minimum_by_stage(claimant) if claimant is not None else ():
                 # Capacity that tasks already stop for counts as used by the claimant's queues.
                 for queue in stage.job.queue.line():

@@ -407,10 +407,10 @@ def is_fresh(plan: Plan, victim: Victim) -> bool:
 
 def own_nodes(partition: Partition, ask: Ask) -> dict[int, None]:
     """Return the nodes that are held for an ask alone or arrived for it alone. A claim of it may use them."""
-    kept = partition.kept(ask.seq)
-    if kept is None or has_claimed(partition, ask):
+    earmark = partition.earmark_of(ask.seq)
+    if earmark is None or has_claimed(partition, ask):
         return {}
-    return {node_id: None for node_id in kept.nodes if len(partition.nodes.held[node_id]) == 1}
+    return {node_id: None for node_id in earmark.nodes if len(partition.nodes.held[node_id]) == 1}
 
 
 def stop_victims(plan: Plan, victims: Iterable[Victim], cause: StopCause = "preempt") -> list[int]:

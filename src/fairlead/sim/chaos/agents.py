@@ -67,8 +67,8 @@ class Machine:
         self._joining: Joining
         self._boot()
 
-    def has(self, trouble: str) -> bool:
-        return self.until.get(trouble, -1.0) > self._loop.time()
+    def has(self, fault: str) -> bool:
+        return self.until.get(fault, -1.0) > self._loop.time()
 
     @property
     def running(self) -> dict[Task, Live]:
@@ -94,9 +94,9 @@ class Machine:
         )
         return spawners and self._wires[-1].is_quiet
 
-    # -- trouble -------------------------------------------------------------------------------------------------
+    # -- faults --------------------------------------------------------------------------------------------------
 
-    def trouble(self, what: str, seconds: float) -> None:
+    def inject(self, what: str, seconds: float) -> None:
         now = self._loop.time()
         over = self.until[what] = max(self.until.get(what, 0.0), now + seconds)
         if what == "break":
@@ -210,8 +210,8 @@ class Machine:
             self._world.rng,
             self.process,
             self._spawners[at],
-            partial(self._joining.hear, at),
-            partial(self._joining.miss, at),
+            partial(self._joining.on_message, at),
+            partial(self._joining.on_spawner_lost, at),
         )
         self._links.append(link)
         return link

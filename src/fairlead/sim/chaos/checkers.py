@@ -124,7 +124,7 @@ class StopChecker:
 class SilenceChecker:
     """Checks that a silent node is declared lost in time. Only time while the server is ready counts.
 
-    If an operator enables a lost node, its time starts again.
+    If an operator moves a lost node to another state, its time starts again.
     """
 
     def __init__(self, allowed: Micros) -> None:
@@ -132,20 +132,26 @@ class SilenceChecker:
         self._silent: dict[str, Micros] = {}
         self._ready_at: Micros = 0
 
+    def decided(self, partition: Partition) -> None:
+        """Note which nodes are lost. Called after every cycle, because an operator may move a lost node at once."""
+        for name in [name for name in self._silent if _is_lost(partition, name)]:
+            del self._silent[name]
+
     def look(self, partition: Partition, down: Iterable[str], passed: Micros) -> None:
         """`down` are the nodes without power."""
         if not partition.reign.ready or partition.reign.ready_at != self._ready_at:
             self._ready_at = partition.reign.ready_at
             self._silent = {}
             return
-        self._silent = {
-            name: self._silent.get(name, 0) + passed
-            for name in down
-            if (node_id := partition.nodes.find(name)) is not None
-            and partition.nodes.state[partition.nodes.rows[node_id]] != "lost"
-        }
+        self._silent = {name: self._silent.get(name, 0) + passed for name in down if not _is_lost(partition, name)}
         for name, silent in self._silent.items():
             need(silent <= self.allowed, f"{name} has been silent for {silent} us and is not lost")
+
+
+def _is_lost(partition: Partition, name: str) -> bool:
+    """True if the node is lost or removed."""
+    node_id = partition.nodes.find(name)
+    return node_id is None or partition.nodes.state[partition.nodes.rows[node_id]] == "lost"
 
 
 class AnswerChecker:

@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 from fairlead.pools.base import Machine, PoolKind, ProviderError
 from fairlead.sim.chaos import agents
 from fairlead.sim.chaos.checkers import need
-from fairlead.sim.chaos.faults import CloudFault
+from fairlead.sim.chaos.faults import CloudFaultKind
 from fairlead.sim.chaos.loop import RUNNING_IN, VirtualLoop
 
 Result = TypeVar("Result")
@@ -47,16 +47,16 @@ class Cloud:
         """Machines that are up, by name."""
         self._ground = ground
         self._loop = ground.loop
-        self._until: dict[CloudFault, float] = {}
+        self._until: dict[CloudFaultKind, float] = {}
 
     def provider(self, kind: PoolKind) -> CloudProvider:
         return CloudProvider(self, kind.pool)
 
-    def trouble(self, what: CloudFault, seconds: float) -> None:
+    def inject(self, what: CloudFaultKind, seconds: float) -> None:
         self._until[what] = max(self._until.get(what, 0.0), self._loop.time() + seconds)
 
-    def has(self, trouble: CloudFault) -> bool:
-        return self._until.get(trouble, -1.0) > self._loop.time()
+    def has(self, fault: CloudFaultKind) -> bool:
+        return self._until.get(fault, -1.0) > self._loop.time()
 
     async def call(self, work: Callable[[], Result]) -> Result:
         """Carry out work in the cloud after a delay, and return its result."""

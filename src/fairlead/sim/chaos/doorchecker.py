@@ -12,7 +12,8 @@ whole on the nodes that are kept for it and on those that no ask has. It has an 
 Only the first ask of each lane that may start counts, and only if it could have started at every moment of the cycle
 since the first start. Left out, because a count of tasks does not decide them: as the ask that is passed over, jobs
 that start whole and stages with `near` or `apart`; everything with `backfill`; across queues, the unit `slots`, which
-counts starts out beforehand; single tasks of a resource manager, which may be recovered and not started.
+counts starts out beforehand; single tasks of a resource manager, which may be recovered and not started; partitions
+with `checks` of other packages, and queues with their orders.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ Point = Literal["before", "failed", "unknown, written", "unknown, not written", 
 """Where in a turn the server is killed, or how its write to the journal fails."""
 POINTS: tuple[Point, ...] = ("before", "failed", "unknown, written", "unknown, not written", "committed", "half told")
 
-AgentFault = Literal["break", "hang", "crash", "refuse", "slow", "resend", "overtake", "restart", "spawner"]
+AgentFaultKind = Literal["break", "hang", "crash", "refuse", "slow", "resend", "overtake", "restart", "spawner"]
 """Faults of an agent and its machine.
 
 - `break`: connections break or stand still
@@ -31,20 +31,28 @@ AgentFault = Literal["break", "hang", "crash", "refuse", "slow", "resend", "over
 - `restart`: the agent is killed and started again
 - `spawner`: a spawner is killed
 """
-AGENT_FAULTS: tuple[AgentFault, ...] = (
+AGENT_FAULTS: tuple[AgentFaultKind, ...] = (
     "break", "hang", "crash", "refuse", "slow", "resend", "overtake", "restart", "spawner",
 )  # fmt: skip
 
-CloudFault = Literal["late", "stuck", "fail", "unknown", "unlisted", "twice"]
-CLOUD_FAULTS: tuple[CloudFault, ...] = ("late", "late", "stuck", "fail", "fail", "unknown", "unlisted", "twice")
+CloudFaultKind = Literal["late", "stuck", "fail", "unknown", "unlisted", "twice"]
+CLOUD_FAULTS: tuple[CloudFaultKind, ...] = ("late", "late", "stuck", "fail", "fail", "unknown", "unlisted", "twice")
 
-MachineFault = Literal["vanish", "drain", "disable", "remove"] | AgentFault
-MACHINE_FAULTS: tuple[MachineFault, ...] = ("vanish", "vanish", "vanish", "drain", "disable", "remove", *AGENT_FAULTS)
+MachineFaultKind = Literal["vanish", "drain", "disable", "remove"] | AgentFaultKind
+MACHINE_FAULTS: tuple[MachineFaultKind, ...] = (
+    "vanish",
+    "vanish",
+    "vanish",
+    "drain",
+    "disable",
+    "remove",
+    *AGENT_FAULTS,
+)
 
-JobAsk = Literal["kill", "scale", "priority", "front"]
-NodeAsk = Literal["drain", "disable", "enable", "configure", "remove"]
-PoolAsk = Literal["pause pool", "resume pool", "scale pool", "resize pool"]
-Request = JobAsk | NodeAsk | PoolAsk
+JobRequest = Literal["kill", "scale", "priority", "front"]
+NodeRequest = Literal["drain", "disable", "enable", "configure", "remove"]
+PoolRequest = Literal["pause pool", "resume pool", "scale pool", "resize pool"]
+RequestKind = JobRequest | NodeRequest | PoolRequest
 
 
 class Submission(msgspec.Struct, frozen=True, tag="submit"):
@@ -57,7 +65,7 @@ class Submission(msgspec.Struct, frozen=True, tag="submit"):
     """Percent of the attempts that fail."""
 
 
-class Asking(msgspec.Struct, frozen=True, tag="ask"):
+class Request(msgspec.Struct, frozen=True, tag="request"):
     """A request of a user or operator; `target` is a job, a node or a pool.
 
     `configure` limits queue a to `value` CPUs, with 0 for no limit. `resize pool` sets the pool's `max`; 0 removes the
@@ -65,19 +73,19 @@ class Asking(msgspec.Struct, frozen=True, tag="ask"):
     """
 
     at: Micros
-    what: Request
+    what: RequestKind
     target: str
     value: int = 0
 
 
-class AgentTrouble(msgspec.Struct, frozen=True, tag="agent"):
+class AgentFault(msgspec.Struct, frozen=True, tag="agent"):
     at: Micros
     node: str
-    what: AgentFault
+    what: AgentFaultKind
     lasts: Micros
 
 
-class ServerTrouble(msgspec.Struct, frozen=True, tag="server"):
+class ServerFault(msgspec.Struct, frozen=True, tag="server"):
     """Kills the server in its next turn and starts it again after `down`; `step` moves its wall clock.
 
     If the journal fails instead, the server stays up and recovers when the journal can be opened, also after `down`.
@@ -89,7 +97,7 @@ class ServerTrouble(msgspec.Struct, frozen=True, tag="server"):
     step: Micros
 
 
-class CloudTrouble(msgspec.Struct, frozen=True, tag="cloud"):
+class CloudFault(msgspec.Struct, frozen=True, tag="cloud"):
     """A fault of the cloud that lasts for a while.
 
     - `late`, `stuck`: machines come late, or never
@@ -100,20 +108,20 @@ class CloudTrouble(msgspec.Struct, frozen=True, tag="cloud"):
     """
 
     at: Micros
-    what: CloudFault
+    what: CloudFaultKind
     lasts: Micros
 
 
-class MachineTrouble(msgspec.Struct, frozen=True, tag="machine"):
+class MachineFault(msgspec.Struct, frozen=True, tag="machine"):
     """A fault of a machine of a pool. `which` selects one of the machines that the cloud has at that time."""
 
     at: Micros
     which: int
-    what: MachineFault
+    what: MachineFaultKind
     lasts: Micros
 
 
-Event = Submission | Asking | AgentTrouble | ServerTrouble | CloudTrouble | MachineTrouble
+Event = Submission | Request | AgentFault | ServerFault | CloudFault | MachineFault
 
 
 class Scenario(msgspec.Struct, frozen=True):
@@ -156,8 +164,8 @@ def draw_scenario(seed: int, profile: Profile) -> Scenario:
     jobs = [f"j{at}" for at in range(profile.jobs)]
     events: list[Event] = [_submission(rng, job, jobs[:at], profile.span) for at, job in enumerate(jobs)]
     events += [_asking(rng, jobs, list(nodes), profile.span) for _ in range(profile.asks)]
-    events += [_agent_trouble(rng, list(nodes), profile.span) for _ in range(profile.agent_faults)]
-    events += [_server_trouble(rng, profile.span) for _ in range(profile.server_faults)]
+    events += [_agent_fault(rng, list(nodes), profile.span) for _ in range(profile.agent_faults)]
+    events += [_server_fault(rng, profile.span) for _ in range(profile.server_faults)]
     config = _config(rng)
     # Pools have their own random generator, so that they do not change what a seed means without pools.
     apart = Random(f"{seed} pools")
@@ -247,22 +255,22 @@ def _submission(rng: Random, job: str, before: list[str], span: Micros) -> Submi
     return Submission(rng.randint(0, span), job, document, tuple(durations), rng.choice((0, 0, 5, 30)))
 
 
-def _asking(rng: Random, jobs: list[str], nodes: list[str], span: Micros) -> Asking:
-    what: Request = rng.choice(
+def _asking(rng: Random, jobs: list[str], nodes: list[str], span: Micros) -> Request:
+    what: RequestKind = rng.choice(
         ("kill", "scale", "scale", "drain", "disable", "enable", "priority", "front", "configure", "remove")
     )
     of_job = what in ("kill", "scale", "priority", "front")
-    return Asking(rng.randint(0, span), what, rng.choice(jobs if of_job else nodes), rng.randint(1, 6))
+    return Request(rng.randint(0, span), what, rng.choice(jobs if of_job else nodes), rng.randint(1, 6))
 
 
-def _agent_trouble(rng: Random, nodes: list[str], span: Micros) -> AgentTrouble:
+def _agent_fault(rng: Random, nodes: list[str], span: Micros) -> AgentFault:
     lasts = rng.choice((1, 5, 20, 40, 90, 200)) * SECOND + rng.randint(0, SECOND)
-    return AgentTrouble(rng.randint(0, span), rng.choice(nodes), rng.choice(AGENT_FAULTS), lasts)
+    return AgentFault(rng.randint(0, span), rng.choice(nodes), rng.choice(AGENT_FAULTS), lasts)
 
 
-def _server_trouble(rng: Random, span: Micros) -> ServerTrouble:
+def _server_fault(rng: Random, span: Micros) -> ServerFault:
     step = rng.choice((0, 0, -3600, -5, 5, 3600)) * SECOND
-    return ServerTrouble(rng.randint(0, span), rng.choice(POINTS), rng.choice((0, 1, 10, 60)) * SECOND, step)
+    return ServerFault(rng.randint(0, span), rng.choice(POINTS), rng.choice((0, 1, 10, 60)) * SECOND, step)
 
 
 # -- pools -------------------------------------------------------------------------------------------------------
@@ -321,10 +329,10 @@ def _long_array(rng: Random, job: str, span: Micros) -> Submission:
 
 def _concerns(event: Event, nodes: dict[str, Any]) -> bool:
     """True if an event concerns jobs, the server, or an existing node."""
-    if isinstance(event, AgentTrouble):
+    if isinstance(event, AgentFault):
         return event.node in nodes
     return (
-        not (isinstance(event, Asking) and event.what in ("drain", "disable", "enable", "remove"))
+        not (isinstance(event, Request) and event.what in ("drain", "disable", "enable", "remove"))
         or event.target in nodes
     )
 
@@ -348,20 +356,20 @@ def _pool_events(rng: Random, profile: Profile, pools: dict[str, Any]) -> list[E
     """Draw requests and faults of pools, in the numbers of the profile."""
     names = sorted(pools)
     events: list[Event] = [_pool_asking(rng, names, profile.span) for _ in range(profile.asks // 2)]
-    events += [_cloud_trouble(rng, profile.span) for _ in range(profile.agent_faults // 2)]
-    events += [_machine_trouble(rng, profile.span) for _ in range(profile.agent_faults // 2)]
+    events += [_cloud_fault(rng, profile.span) for _ in range(profile.agent_faults // 2)]
+    events += [_machine_fault(rng, profile.span) for _ in range(profile.agent_faults // 2)]
     return events
 
 
-def _pool_asking(rng: Random, pools: list[str], span: Micros) -> Asking:
-    what: PoolAsk = rng.choice(("pause pool", "resume pool", "scale pool", "scale pool", "resize pool"))
-    return Asking(rng.randint(0, span), what, rng.choice(pools), rng.randint(0, 5))
+def _pool_asking(rng: Random, pools: list[str], span: Micros) -> Request:
+    what: PoolRequest = rng.choice(("pause pool", "resume pool", "scale pool", "scale pool", "resize pool"))
+    return Request(rng.randint(0, span), what, rng.choice(pools), rng.randint(0, 5))
 
 
-def _cloud_trouble(rng: Random, span: Micros) -> CloudTrouble:
-    return CloudTrouble(rng.randint(0, span), rng.choice(CLOUD_FAULTS), rng.choice((10, 60, 200)) * SECOND)
+def _cloud_fault(rng: Random, span: Micros) -> CloudFault:
+    return CloudFault(rng.randint(0, span), rng.choice(CLOUD_FAULTS), rng.choice((10, 60, 200)) * SECOND)
 
 
-def _machine_trouble(rng: Random, span: Micros) -> MachineTrouble:
+def _machine_fault(rng: Random, span: Micros) -> MachineFault:
     lasts = rng.choice((1, 5, 20, 40, 90, 200)) * SECOND + rng.randint(0, SECOND)
-    return MachineTrouble(rng.randint(0, span), rng.randrange(10), rng.choice(MACHINE_FAULTS), lasts)
+    return MachineFault(rng.randint(0, span), rng.randrange(10), rng.choice(MACHINE_FAULTS), lasts)

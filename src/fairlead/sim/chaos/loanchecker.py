@@ -132,7 +132,7 @@ class _Use:
             if allocation.state == "stopping" and not allocation.rooms:
                 self.add(allocation.stage, -len(indices(allocation.indices)))
         for promise in partition.promises.values() if claims else ():
-            claimant = None if promise.ordered else partition.kept_for(promise)
+            claimant = None if promise.ordered else partition.ask_of_earmark(promise)
             for stage, tasks in together(claimant) if claimant is not None else ():
                 self.add(stage, tasks)
 

@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 Args = TypeVarTuple("Args")
 
 RUNNING_IN: ContextVar[Process | None] = ContextVar("RUNNING_IN", default=None)
-MOST_STEPS = 200_000
+MAX_STEPS = 200_000
 """Callbacks at one instant, after which the loop counts as stuck."""
 
 
@@ -97,7 +97,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 if self._ready:
                     self._step()
                     steps += 1
-                    if steps > MOST_STEPS:
+                    if steps > MAX_STEPS:
                         raise AssertionError(f"time stands still at {self._now}")
                 elif self._timers:
                     when, _, handle = heappop(self._timers)

@@ -82,7 +82,7 @@ class Line:
 
     def __init__(self) -> None:
         self.stands_still_until = 0.0
-        self.has: Callable[[str], bool] = lambda trouble: False
+        self.has: Callable[[str], bool] = lambda fault: False
 
 
 class Wire:
@@ -146,6 +146,6 @@ class Wire:
             self.agent.arrive(None)
             self.server.arrive(None)
 
-    def _strikes(self, trouble: str, data: bytes) -> bool:
+    def _strikes(self, fault: str, data: bytes) -> bool:
         """True if a fault of report messages hits this message."""
-        return self._line.has(trouble) and isinstance(decode_from_agent(data), Reports) and self._rng.random() < OFTEN
+        return self._line.has(fault) and isinstance(decode_from_agent(data), Reports) and self._rng.random() < OFTEN

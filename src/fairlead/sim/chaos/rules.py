@@ -147,7 +147,9 @@ def refusal_to_claim(partition: Partition, ask: Ask | None) -> str:
 
 
 def waits_whole(partition: Partition, ask: Ask) -> bool:
-    """True if all tasks of an ask that start together may start now."""
+    """True if all tasks of an ask that start together may certainly start now. Checks of other packages are unknown."""
+    if partition.settings.checks:
+        return False
     tasks = together(ask)
     if any(len(stage.wanted(ask.kind)) < many for stage, many in tasks):
         return False
@@ -228,7 +230,7 @@ def _share_spent(partition: Partition, ask: Ask, tasks: Tasks, gang: bool, more:
 def _claimants(partition: Partition) -> Iterator[Ask]:
     """Yield the asks for which tasks are being stopped."""
     for promise in partition.promises.values():
-        claimant = None if promise.ordered else partition.kept_for(promise)
+        claimant = None if promise.ordered else partition.ask_of_earmark(promise)
         if claimant is not None:
             yield claimant
 
@@ -309,7 +311,7 @@ class Rooms:
 
     def count(self, ask: Ask, stage: Stage, closed: Collection[int], without: Collection[int] = ()) -> int:
         """Return how many tasks fit on the nodes held for an ask, except `without`, and on nodes not in `closed`."""
-        own = self.partition.kept(ask.seq)
+        own = self.partition.earmark_of(ask.seq)
         mine: dict[int, int] = {}
         for node_id, position, tasks in own.places if own is not None else ():
             if position == stage.position and node_id not in without:

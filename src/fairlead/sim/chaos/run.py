@@ -55,13 +55,13 @@ from fairlead.sim.chaos.checkers import (
 from fairlead.sim.chaos.cloud import Cloud
 from fairlead.sim.chaos.doorchecker import DoorChecker
 from fairlead.sim.chaos.faults import (
-    AgentTrouble,
-    Asking,
-    CloudTrouble,
+    AgentFault,
+    CloudFault,
     Event,
-    MachineTrouble,
+    MachineFault,
+    Request,
     Scenario,
-    ServerTrouble,
+    ServerFault,
     Submission,
 )
 from fairlead.sim.chaos.feasible import Need, could_run
@@ -211,44 +211,44 @@ class Trial:
                 f"submit {event.job}",
                 event.job,
             )
-        elif isinstance(event, AgentTrouble):
+        elif isinstance(event, AgentFault):
             self.log(f"{event.node}: {event.what} for {event.lasts / SECOND:.1f} s")
-            self.machines[event.node].trouble(event.what, event.lasts / SECOND)
-        elif isinstance(event, ServerTrouble):
-            if self.server.is_up and self.server.trouble is None:
-                self.server.trouble = event
-        elif isinstance(event, CloudTrouble):
+            self.machines[event.node].inject(event.what, event.lasts / SECOND)
+        elif isinstance(event, ServerFault):
+            if self.server.is_up and self.server.fault is None:
+                self.server.fault = event
+        elif isinstance(event, CloudFault):
             self.log(f"the cloud: {event.what} for {event.lasts / SECOND:.1f} s")
-            self.cloud.trouble(event.what, event.lasts / SECOND)
-        elif isinstance(event, MachineTrouble):
+            self.cloud.inject(event.what, event.lasts / SECOND)
+        elif isinstance(event, MachineFault):
             names = sorted(self.cloud.booted)
             if names:
-                self._trouble_machine(names[event.which % len(names)], event)
+                self._fail_machine(names[event.which % len(names)], event)
         elif event.what == "remove":
             self._remove(event.target, event.value * 20 * SECOND)
         else:
             self.log(f"{event.what} {event.target} {event.value}")
             self._request(self._command(event), "")
 
-    def _trouble_machine(self, name: str, event: MachineTrouble) -> None:
+    def _fail_machine(self, name: str, event: MachineFault) -> None:
         if event.what == "vanish":
             self.cloud.vanish(name)
         elif event.what == "remove":
             self._remove(name, event.lasts)
         elif event.what == "drain":
-            self._happen(Asking(event.at, "drain", name))
+            self._happen(Request(event.at, "drain", name))
         elif event.what == "disable":
-            self._happen(Asking(event.at, "disable", name))
+            self._happen(Request(event.at, "disable", name))
         else:
-            self._happen(AgentTrouble(event.at, name, event.what, event.lasts))
+            self._happen(AgentFault(event.at, name, event.what, event.lasts))
 
     def _remove(self, node: str, back_after: Micros) -> None:
         """Switch a machine off and remove its node. Sent once: at a second try the machine may be back at work."""
         self.log(f"{node} is switched off and removed")
-        self.machines[node].trouble("crash", back_after / SECOND)
-        self.server.ask(RemoveNode(name=node, operator=True), lambda answer: None)
+        self.machines[node].inject("crash", back_after / SECOND)
+        self.server.execute(RemoveNode(name=node, operator=True), lambda answer: None)
 
-    def _command(self, event: Asking) -> AnyCommand:
+    def _command(self, event: Request) -> AnyCommand:
         target, value = event.target, event.value
         if event.what == "kill":
             return Kill(job=target, operator=True)
@@ -301,7 +301,7 @@ class Trial:
 
         def send() -> None:
             if not done or (len(done) == 1 and key and self.rng.random() < REPEATED):
-                self.loop.world_at(self.loop.time() + self.rng.random() * QUICK, self.server.ask, command, reply)
+                self.loop.world_at(self.loop.time() + self.rng.random() * QUICK, self.server.execute, command, reply)
                 self.at(self.now + QUIET_TIME, send)
 
         send()
@@ -321,6 +321,7 @@ class Trial:
         self.answers.seen(decided.plan.partition, decided.plan.partition.touched.jobs)
         self.pools.decided(decided.plan.partition, decided.changes)
         self.door.cycle(decided, seconds)
+        self.silence.decided(decided.plan.partition)
 
     def stopped(self, partition: Partition, why: str) -> None:
         """Nothing to do: `began` checks the next writer."""
@@ -394,11 +395,11 @@ class Trial:
     def _put_right(self) -> None:
         """Enable all nodes, resume all pools and remove limits, so that every job can end."""
         for node in self.machines:
-            self._happen(Asking(self.now, "enable", node))
+            self._happen(Request(self.now, "enable", node))
         for pool in self.cloud.pools:
-            self._happen(Asking(self.now, "resume pool", pool))
+            self._happen(Request(self.now, "resume pool", pool))
         self._most.clear()
-        self._happen(Asking(self.now, "configure", "", 0))
+        self._happen(Request(self.now, "configure", "", 0))
 
     def _kill_what_cannot_run(self) -> None:
         if not self.server.is_up:
@@ -423,9 +424,9 @@ class Trial:
 
 
 def _over(event: Event) -> Micros:
-    if isinstance(event, AgentTrouble | CloudTrouble | MachineTrouble):
+    if isinstance(event, AgentFault | CloudFault | MachineFault):
         return event.at + event.lasts
-    return event.at + (event.down if isinstance(event, ServerTrouble) else 0)
+    return event.at + (event.down if isinstance(event, ServerFault) else 0)
 
 
 class Failure(msgspec.Struct, frozen=True):

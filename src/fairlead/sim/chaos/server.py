@@ -30,7 +30,7 @@ from fairlead.pools.base import Join, MakeProvider
 from fairlead.pools.figures import Figures
 from fairlead.pools.service import PoolService
 from fairlead.sim.chaos.checkers import CheckFailed, need
-from fairlead.sim.chaos.faults import ServerTrouble
+from fairlead.sim.chaos.faults import ServerFault
 from fairlead.sim.chaos.loop import Process, VirtualLoop
 from fairlead.sim.chaos.network import End
 from fairlead.wire.agent import Challenge, Knock, NewKey, Proof
@@ -49,7 +49,7 @@ STEPS = 60
 """The most steps before the kill of a server that is sending out its decisions."""
 REHEARSED = 0.2
 """Fraction of the turns that are first run and rolled back, which must leave the state unchanged."""
-MOST_IDLE = 50
+MAX_IDLE = 50
 AWAY = "the disk is away"
 
 Reply = Callable[[Answer], None]
@@ -71,7 +71,7 @@ class Outside(Protocol):
 class Server:
     def __init__(self, outside: Outside, config: PartitionConfig, observer: Observer, providers: MakeProvider) -> None:
         self.journal = MemoryJournal()
-        self.trouble: ServerTrouble | None = None
+        self.fault: ServerFault | None = None
         """The fault of the next turn: a kill, or a failing disk."""
         self._outside = outside
         self._loop = outside.loop
@@ -145,12 +145,12 @@ class Server:
         assert self._process is not None
         self._process.start(self._hub.serve(PARTITION, end))
 
-    def ask(self, command: AnyCommand, reply: Reply) -> None:
+    def execute(self, command: AnyCommand, reply: Reply) -> None:
         """Send a command to the server. It is lost if the server is down."""
         if self._process is not None:
-            self._process.start(self._ask(command, reply))
+            self._process.start(self._execute(command, reply))
 
-    async def _ask(self, command: AnyCommand, reply: Reply) -> None:
+    async def _execute(self, command: AnyCommand, reply: Reply) -> None:
         control = self._control
         answer: object
         try:
@@ -184,8 +184,8 @@ class Server:
             return
         work, future = given
         self._undelivered = [waiting for waiting in self._undelivered if not waiting.done()] + [future]
-        trouble = self.trouble if self.is_up and not self._dying else None
-        point = None if trouble is None else trouble.point
+        fault = self.fault if self.is_up and not self._dying else None
+        point = None if fault is None else fault.point
         if point == "before":
             self._die()
             return
@@ -199,8 +199,8 @@ class Server:
             settle = partial(future.set_result, work())
         except (Stopped, Refused, OSError) as problem:
             settle = partial(future.set_exception, problem)
-            if isinstance(problem, Stopped) and trouble is not None:
-                self._fail(trouble, before if live is not None else None)
+            if isinstance(problem, Stopped) and fault is not None:
+                self._fail(fault, before if live is not None else None)
         except Exception as fault:
             self._loop.fail(fault)
             raise
@@ -230,32 +230,32 @@ class Server:
     def _look(self, live: LiveWriter, had_messages: bool) -> None:
         """Check the state after a turn."""
         self._idle = 0 if had_messages or self._changed else self._idle + 1
-        need(self._idle < MOST_IDLE, f"{MOST_IDLE} turns in a row were started by time alone and changed nothing")
+        need(self._idle < MAX_IDLE, f"{MAX_IDLE} turns in a row were started by time alone and changed nothing")
         self._outside.turned(live.writer, live.inbox, self._control.now, self._changed)
 
-    # -- trouble -------------------------------------------------------------------------------------------------
+    # -- faults --------------------------------------------------------------------------------------------------
 
     def _die(self) -> None:
         """Kill the process, and start another one after a while."""
-        trouble, process = self.trouble, self._process
-        assert trouble is not None and process is not None
-        self._outside.log(f"the server is killed: {trouble.point}")
+        fault, process = self.fault, self._process
+        assert fault is not None and process is not None
+        self._outside.log(f"the server is killed: {fault.point}")
         process.kill()
-        self.trouble = self._process = None
-        self._offset += trouble.step
+        self.fault = self._process = None
+        self._offset += fault.step
         self._outside.hung_up()
-        self._loop.world_at(self._loop.time() + trouble.down / SECOND, self.start)
+        self._loop.world_at(self._loop.time() + fault.down / SECOND, self.start)
 
-    def _fail(self, trouble: ServerTrouble, before: bytes | None) -> None:
+    def _fail(self, fault: ServerFault, before: bytes | None) -> None:
         """Close the journal for a while after a failed write. The process stays up.
 
         `before` is the state before the turn; None if the failed work was not a turn.
         """
-        self._outside.log(f"the journal fails: {trouble.point}")
-        self._before = before if trouble.point == "unknown, not written" else None
-        self.trouble = None
-        self._offset += trouble.step
-        self._closed_until = self._loop.time() + trouble.down / SECOND
+        self._outside.log(f"the journal fails: {fault.point}")
+        self._before = before if fault.point == "unknown, not written" else None
+        self.fault = None
+        self._offset += fault.step
+        self._closed_until = self._loop.time() + fault.down / SECOND
 
     def _open_journal(self) -> MemoryJournal:
         if self._loop.time() < self._closed_until:

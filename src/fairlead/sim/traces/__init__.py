@@ -92,11 +92,11 @@ def _processors(nodes: Sequence[tuple[str, NodeSpec]]) -> int:
 def _check(arrivals: Sequence[Arrival], nodes: Sequence[object], names: Sequence[str]) -> None:
     files = " and ".join(names)
     if not arrivals:
-        raise Refused("jobs", f"{files} has none that could be simulated; name a trace with jobs")
+        raise Refused("jobs", f"{files} has no job that can be simulated; name a trace with jobs")
     if not nodes:
-        raise Refused("nodes", f"{files} says nothing of nodes; name a list of nodes, or give --nodes, such as 8x16")
+        raise Refused("nodes", f"{files} has no nodes; name a file with nodes, or give --nodes, such as 8x16")
     seen: set[str] = set()
     for arrival in arrivals:
         if arrival.id in seen:
-            raise Refused("jobs", f"{arrival.id} stands in more than one of {files}; simulate them apart")
+            raise Refused("jobs", f"{arrival.id} is in more than one of {files}; simulate them separately")
         seen.add(arrival.id)

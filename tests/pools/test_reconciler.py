@@ -1,5 +1,5 @@
-"""Keepers at a real writer, with machines that are only names: whatever a provider does, nothing is brought twice,
-nothing is thrown away, and the writer hears of it."""
+"""Reconcilers on a real writer, with machines that are only names: whatever a provider does, no machine is created
+twice, none is lost, and failures reach the writer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ POOL = {"node": {"cpu": 4, "memory": "8Gi"}, "max": 8, "idle_for": "1h", "provid
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Passes follow each other at once, so that stories are short. None depends on how long they take."""
+    """Let passes follow each other at once, so that tests are short. No result depends on their length."""
     for name, seconds in {"BUSY": 0.02, "QUIET": 0.05, "GONE": 0.1, "FIRST_PAUSE": 0.02, "LONGEST_PAUSE": 0.05}.items():
         monkeypatch.setattr(reconciler, name, seconds)
     monkeypatch.setattr(service, "GRACE", 0.05)
@@ -97,7 +97,7 @@ def get(site: Serving) -> dict[str, Any]:
 
 
 def passes(story: Story, many: int = 3) -> None:
-    """Wait until the provider has been looked at so often again."""
+    """Wait for `many` more passes over the provider."""
     before = len(story.asked("list"))
     until(lambda: len(story.asked("list")) >= before + many)
 
@@ -134,7 +134,7 @@ def test_a_burst_is_brought_once(story: Story) -> None:
         assert len(story.events("machines created")) == 1
 
 
-def test_orders_are_not_left_lying(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_orders_are_acted_on_at_once(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("BUSY", "QUIET"):
         monkeypatch.setattr(reconciler, name, 3600.0)
     with story.up() as site:
@@ -143,7 +143,7 @@ def test_orders_are_not_left_lying(story: Story, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_restart_brings_only_what_is_not_there(story: Story) -> None:
-    """The server ends while machines are being made: some are there, others are not, and nobody has said so."""
+    """The server ends while machines are being created: some exist, others do not, and none was reported."""
     with story.up() as site:
         story.provider.slow["create"] = asyncio.Event()
         burst(site, 4)
@@ -174,7 +174,7 @@ def test_a_restart_takes_nothing_away(story: Story) -> None:
 
 
 @pytest.mark.parametrize("done", [True, False])
-def test_without_an_answer_it_is_looked_up(story: Story, done: bool) -> None:
+def test_without_an_answer_the_list_is_read(story: Story, done: bool) -> None:
     with story.up() as site:
         if done:
             story.provider.doubtful.add("create")
@@ -193,11 +193,11 @@ def test_without_an_answer_it_is_looked_up(story: Story, done: bool) -> None:
         assert order["order"] == 1 and story.events("machines failed") == []
 
 
-def test_what_fails_is_told_and_ordered_anew(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_machine_is_reported_and_ordered_again(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reconciler, "GONE", 3600.0)
     with story.up() as site:
         story.provider.failing["create"] = ProviderError("no quota" + 1000 * "!", ["w-1-1"])
-        story.provider.hidden = {"w-1-0"}  # it is made all the same
+        story.provider.hidden = {"w-1-0"}  # it is created nevertheless
         burst(site, 2)
         until(lambda: story.events("machines failed"))
         story.provider.failing.clear()
@@ -210,8 +210,8 @@ def test_what_fails_is_told_and_ordered_anew(story: Story, monkeypatch: pytest.M
         assert story.figure("fairlead_machines_failed_total") == 1
 
 
-def test_a_call_that_fails_whole_is_looked_up(story: Story) -> None:
-    """Nobody says which machines were made, so the list does."""
+def test_after_a_failed_call_the_list_is_read(story: Story) -> None:
+    """The answer does not say which machines were created, so the list is read."""
     with story.up(max=2) as site:
         story.provider.failing["create"] = ProviderError("code 1")
         story.provider.machines["w-1-0"] = 1
@@ -221,8 +221,8 @@ def test_a_call_that_fails_whole_is_looked_up(story: Story) -> None:
         assert get(site)["orders"][0]["nodes"] == ["w-1-0"]
 
 
-def test_a_provider_that_cannot_be_looked_up(story: Story) -> None:
-    """What it was never asked for is given up; what it was asked for is waited for."""
+def test_a_provider_that_cannot_list_its_machines(story: Story) -> None:
+    """Machines that were never requested are given up; requested ones are waited for."""
     with story.up() as site:
         burst(site, 1)
         until(lambda: len(story.provider.machines) == 1)
@@ -277,7 +277,7 @@ def test_a_destruction_that_failed_is_not_tried_again_at_once(story: Story, monk
 
 
 def test_nodes_that_are_not_lost_stay(story: Story) -> None:
-    """Machines that nobody lists may be somebody's own: only those that are silent too are forgotten."""
+    """A node without a listed machine may be a user's own: it is forgotten only if it is silent too."""
     with story.up() as site:
         arrive(site, "mine-1", "mine-2", "mine-3")
         site.as_owner.post("/api/v1/nodes/mine-1/disable")
@@ -326,18 +326,18 @@ def test_a_lost_node_whose_machine_is_gone_is_forgotten(story: Story) -> None:
 
 
 def test_orphans_are_named_and_left_alone(story: Story) -> None:
-    story.provider.machines = {"w-77-0": 1, "somebody-elses": 1}
+    story.provider.machines = {"w-77-0": 1, "foreign": 1}
     with story.up(idle_for="0s") as site:
         until(lambda: len(get(site)["orphans"]) == 2)
         passes(story)
-        assert get(site)["orphans"] == [{"name": "somebody-elses", "note": ""}, {"name": "w-77-0", "note": ""}]
-        assert [each["name"] for each in story.events("orphan machine")] == ["somebody-elses", "w-77-0"]
+        assert get(site)["orphans"] == [{"name": "foreign", "note": ""}, {"name": "w-77-0", "note": ""}]
+        assert [event["name"] for event in story.events("orphan machine")] == ["foreign", "w-77-0"]
         assert story.figure("fairlead_orphan_machines") == 2 and story.figure("fairlead_machines") == 2
         # An agent on one of them makes it a node.
         arrive(site, "w-77-0")
         until(lambda: len(get(site)["orphans"]) == 1)
         until(lambda: "w-77-0" not in story.provider.machines)
-        assert list(story.provider.machines) == ["somebody-elses"]
+        assert list(story.provider.machines) == ["foreign"]
         assert {name for names in story.asked("destroy") for name in names} == {"w-77-0"}
 
 
@@ -379,7 +379,7 @@ def test_pools_come_and_go_with_the_configuration(story: Story) -> None:
 
 
 def test_one_call_at_a_time_also_over_reigns(story: Story) -> None:
-    """A call that the last reign has begun is finished before the next one looks."""
+    """A call that the last reign began is finished before the next reign reads the list."""
     with story.up() as site:
         gate = story.provider.slow["create"] = asyncio.Event()
         burst(site, 2)
@@ -397,7 +397,7 @@ def test_one_call_at_a_time_also_over_reigns(story: Story) -> None:
 
 
 def test_nothing_is_brought_that_the_journal_may_not_have(story: Story) -> None:
-    """A writer that cannot tell whether it wrote an order ends, and the order is not acted on before it is known."""
+    """A writer with an order of unknown outcome ends, and the order is not acted on before its outcome is known."""
     journals: list[Doubtful] = []
 
     def open_journal() -> SqliteJournal:
@@ -406,7 +406,7 @@ def test_nothing_is_brought_that_the_journal_may_not_have(story: Story) -> None:
 
     with story.up(open_journal=open_journal) as site:
         passes(story)
-        journals[0].meanwhile = lambda: passes(story, 1)  # somebody has looked, and wants to see the state
+        journals[0].meanwhile = lambda: passes(story, 1)  # a pass has read the list, and waits for the state
         before = len(journals)
         answer = site.as_owner.post("/api/v1/pools/w/scale", json={"nodes": 2})
         assert answer.status_code == 503
@@ -417,7 +417,7 @@ def test_nothing_is_brought_that_the_journal_may_not_have(story: Story) -> None:
 
 
 class Doubtful(SqliteJournal):
-    """Writes nothing from some time on, and does not say so."""
+    """A journal that stops writing at some time, with an unknown outcome."""
 
     meanwhile: Callable[[], None] | None = None
 
