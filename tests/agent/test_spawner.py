@@ -69,6 +69,8 @@ class Spawner:
             "/",
             more.get("cpu", 0),
             more.get("memory", 0),
+            more.get("output", ""),
+            more.get("error", ""),
         )
         meta = (f"job{number}", number, "main", 1)
         self.send("launch", [(meta, spec, list(range(count)), chain, rooms > 0, None)], {chain: rooms} if rooms else {})
@@ -260,7 +262,7 @@ def test_a_task_that_proc_hides_is_stopped(tmp_path: Path, monkeypatch: pytest.M
     limits = Limits(f"test-{os.getpid()}")
     starter = Starter(limits, "mark:", str(tmp_path), "/", {})
     tasks = Tasks(Ledger(open_files(str(tmp_path / "ledger"))), limits, starter, str(tmp_path))
-    spec = (("/bin/sh", "-c", script), {}, "/", 0, 0)
+    spec = (("/bin/sh", "-c", script), {}, "/", 0, 0, "", "")
     tasks.launch([(("job1", 1, "main", 1), spec, [0], 0, False, None)], {})
     tasks.start(1)
     (task,) = tasks.by_key.values()
@@ -451,6 +453,24 @@ def test_a_limit_on_descriptors_is_known_at_the_start(tmp_path: Path, limit: str
     assert process.returncode == (0 if starts else 4)
 
 
+def test_output_goes_to_files_that_the_stage_names(spawner: Spawner, tmp_path: Path) -> None:
+    pattern = f"{tmp_path}/%j-%s-%a-%r-100%%.txt"
+    keys = spawner.launch("echo out; echo err >&2", count=2, output=pattern)
+    keys += spawner.launch("echo out; echo err >&2", number=2, error=f"{tmp_path}/errors")
+    keys += spawner.launch("echo out; echo err >&2", number=3, output=os.devnull, error=f"{tmp_path}/errors")
+    os.mkfifo(tmp_path / "pipe")
+    wrong = spawner.launch("true", number=4, output=f"{tmp_path}/pipe")
+    wrong += spawner.launch("true", number=5, output=f"{tmp_path}/none/file")
+    spawner.until(lambda: all(key in spawner.ended for key in keys + wrong))
+    assert {spawner.ended[key][:2] for key in keys} == {("exit", 0)}
+    assert (tmp_path / "job1-main-1-1-100%.txt").read_text() == "out\nerr\n"
+    assert not spawner.log(keys[0]).exists() and not spawner.log(keys[0], "err").exists()
+    assert spawner.log((2, "main", 1, 0)).read_text() == "out\n"
+    assert (tmp_path / "errors").read_text() == "err\nerr\n"
+    assert [spawner.ended[key][0] for key in wrong] == ["failed", "failed"]
+    assert spawner.ended[wrong[1]][2] == f"its output {tmp_path}/none/file: No such file or directory"
+
+
 def test_no_folder_has_many_logs(spawner: Spawner) -> None:
     keys = spawner.launch("true", count=250) + spawner.launch("true", number=250)
     spawner.until(lambda: all(key in spawner.ended for key in keys))
@@ -544,7 +564,7 @@ def test_what_was_refused_is_not_started_later(spawner: Spawner, tmp_path: Path)
 def test_a_folder_of_logs_that_cannot_be_made_changes_no_rights_of_later_files(tmp_path: Path) -> None:
     (tmp_path / "0.0").symlink_to("nowhere")
     starter = Starter(Limits("test"), "mark:", str(tmp_path), "/", {})
-    task = Task((1, "main", 1, 0), ("job1", 1, "main", 1), 0, (("/bin/true",), {}, "/", 0, 0), None)
+    task = Task((1, "main", 1, 0), ("job1", 1, "main", 1), 0, (("/bin/true",), {}, "/", 0, 0, "", ""), None)
     before = os.umask(0o022)
     try:
         assert starter.start(task) is not None
@@ -557,7 +577,7 @@ def test_a_task_is_written_down_before_it_can_start(tmp_path: Path) -> None:
     path = str(tmp_path / "ledger")
     ledger = Ledger(open_files(path))
     tasks = Tasks(ledger, limits := Limits("test"), Starter(limits, "mark:", str(tmp_path), "/", {}), str(tmp_path))
-    spec = (("true",), {}, "/", 0, 0)
+    spec = (("true",), {}, "/", 0, 0, "", "")
     tasks.launch([(("job1", 1, "main", 1), spec, [0], 0, False, None)], {})
     assert tasks.starting
     assert set(Ledger(open_files(path)).tasks) == {(1, "main", 1, 0)}

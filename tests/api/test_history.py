@@ -175,6 +175,8 @@ def test_rows_of_replayed_records_are_whole(tmp_path: Path, written: int) -> Non
         whole.flush()
         cut.flush()
         assert set(cut.attempts("default", number)) == set(whole.attempts("default", number))
+    whole.close()
+    cut.close()
 
 
 def test_a_log_is_found_though_its_node_is_not_known(site: Serving) -> None:

@@ -80,6 +80,15 @@ def test_logs_follow_the_attempts_that_come(up: Up, tmp_path: Path) -> None:
         assert logs.stdout.read() == "" and logs.wait(SECONDS) == 0
 
 
+def test_output_goes_to_a_file(up: Up) -> None:
+    done = up.ask("run", "--cpu", "0.1", "-o", "out-%j-%a.txt", "--", "sh", "-c", "echo out; echo err >&2")
+    assert (done.returncode, done.stdout) == (0, "")
+    name = json.loads(up.run("ps", "--all", "--json"))[0]["id"]
+    assert (up.folder.parent / f"out-{name}-0.txt").read_text() == "out\nerr\n"
+    assert 'goes to "out-%j-%a.txt" on its node; read it there' in up.ask("logs", name).stderr
+    assert "%z in" in up.ask("submit", "-o", "%z", "--", "true").stderr
+
+
 def test_a_task_runs_where_it_was_submitted(up: Up) -> None:
     assert up.run("run", "--cpu", "0.1", "--", "pwd").strip() == str(up.folder.parent)
 

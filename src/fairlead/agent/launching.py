@@ -36,7 +36,7 @@ def surroundings(node: str, gpus: tuple[str, ...], inherited: Mapping[str, str],
     return Surroundings(node, home if os.path.isdir(home) else "/", kept, gpus)
 
 
-SpawnerSpec = tuple[tuple[str, ...], dict[str, str], str, int, int]
+SpawnerSpec = tuple[tuple[str, ...], dict[str, str], str, int, int, str, str]
 
 
 def spawner_spec(around: Surroundings, launch: Launch, spec: Spec) -> SpawnerSpec:
@@ -51,7 +51,7 @@ def spawner_spec(around: Surroundings, launch: Launch, spec: Spec) -> SpawnerSpe
     if launch.gang is not None:
         environment |= gang_variables(launch.gang)
     directory = spec.directory or around.directory
-    return spec.command, environment, directory, spec.cpu, spec.memory
+    return spec.command, environment, directory, spec.cpu, spec.memory, spec.output, spec.error
 
 
 def own_variables(around: Surroundings, launch: Launch) -> list[dict[str, str]] | None:

@@ -40,8 +40,11 @@ class _Task(NamedTuple):
 class TaskAttempts:
     """The attempts of one task."""
 
-    def __init__(self, services: Services, partition: str, job_id: str, number: int, stage: str, index: int) -> None:
+    def __init__(
+        self, services: Services, partition: str, job_id: str, number: int, stage: str, index: int, stream: str
+    ) -> None:
         """Without a name of the stage, the job must have only one."""
+        self._stream = stream
         self._services = services
         self._partition = partition
         self._job_id = job_id
@@ -119,6 +122,10 @@ class TaskAttempts:
                 raise Refused("stage", problem, "missing")
             if self._index >= stage.count:
                 raise Refused("index", f"stage {stage.name} has {stage.count} tasks, and they count from 0", "missing")
+            place = stage.spec.output if self._stream == "out" else stage.spec.error or stage.spec.output
+            if place:
+                problem = f"the output of stage {stage.name} goes to {shown(place)} on its node; read it there"
+                raise Refused("log", problem, "conflict")
             if self._moved is None or self._moved.done():
                 self._moved = served.when_moved(job)
             return _task(state, stage, self._index)

@@ -85,7 +85,7 @@ async def log(
     services = services_of(request)
     number, user = await find_job(request, job_id, partition)
     served = services.control.find(partition)
-    attempts = TaskAttempts(services, partition, job_id, number, stage, index)
+    attempts = TaskAttempts(services, partition, job_id, number, stage, index, stream)
     caller = caller_of(request)
     check_streams(services, caller)
     with counted_stream(services, caller) as over:

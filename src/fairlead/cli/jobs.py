@@ -63,6 +63,17 @@ Tries = Annotated[int | None, typer.Option(help="Number of times a task may be t
 Directory = Annotated[
     str | None, typer.Option(help="Working directory. By default this one, if the server is on this machine.")
 ]
+Output = Annotated[
+    str | None,
+    typer.Option(
+        "--output",
+        "-o",
+        help="File for standard output, and for standard error without --error, instead of a log. "
+        "%j is the job, %s the stage, %a the index, %r the attempt.",
+        metavar="PATTERN",
+    ),
+]
+Error = Annotated[str | None, typer.Option("--error", help="File for standard error.", metavar="PATTERN")]
 Shell = Annotated[bool, typer.Option("--shell", help="Run the command with /bin/sh -c.")]
 File = Annotated[
     Path | None, typer.Option("--file", "-f", help="File with a job in YAML or JSON; - for standard input.")
@@ -90,6 +101,8 @@ def submit(
     time_limit: TimeLimit = None,
     tries: Tries = None,
     directory: Directory = None,
+    output: Output = None,
+    error: Error = None,
     shell: Shell = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the job and exit with its status.")] = False,
     follow: Annotated[
@@ -126,6 +139,8 @@ def run(
     time_limit: TimeLimit = None,
     tries: Tries = None,
     directory: Directory = None,
+    output: Output = None,
+    error: Error = None,
     shell: Shell = False,
     partition: Partition = "",
     as_json: AsJson = False,
@@ -137,7 +152,7 @@ def run(
 
 DOCUMENT_OPTIONS = frozenset(
     "command name queue count gang cpu memory gpu resource priority after env secret label selector pool time_limit "
-    "tries directory shell".split()
+    "tries directory output error shell".split()
 )
 
 
@@ -217,6 +232,8 @@ def _from_options(client: Client, options: dict[str, Any]) -> dict[str, Any]:
         "time_limit": options["time_limit"],
         "tries": options["tries"],
         "directory": directory,
+        "output": options["output"],
+        "error": options["error"],
     }
     job = {
         "name": options["name"] or _name_of(options["command"][0]),

@@ -59,6 +59,9 @@ class Spec(Message, frozen=True):
     """Variables and their values, added to the environment when a task starts."""
     user: str = ""
     """The user that submitted the job."""
+    output: str = ""
+    """Patterns of files for standard output and error, relative to the directory; empty for logs of the agent."""
+    error: str = ""
 
 
 class Place(Message, frozen=True):

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     Kinds: `exit`, `signal`, `stopped` (on request), `failed` (the task cannot be started), `refused` (the machine
     could not start it), `lost`, `returned` (it was never started).
     """
-    Spec = tuple[tuple[str, ...], dict[str, str], str, int, int]
-    """Arguments, environment, working directory (empty: the user's home), milli-CPUs, bytes of memory.
+    Spec = tuple[tuple[str, ...], dict[str, str], str, int, int, str, str]
+    """Arguments, environment, working directory (empty: the user's home), milli-CPUs, bytes of memory, and patterns
+    of files for standard output and error (empty: logs).
 
     0 milli-CPUs or 0 bytes mean no limit.
     """
