@@ -51,8 +51,8 @@ NOT_A_NAME = (
 NOT_A_QUEUE = "is not a queue's name; use 1 to 63 letters, digits or _ @ + - and no dots"
 JOB_KEYS = "it has after, gang, groups, labels, name, preemptible, priority, queue, stages, user"
 STAGE_KEYS = (
-    "it has apart, array, command, count, directory, environment, estimate, min, name, near, on_loss, pool, resources, "
-    "scaling, secrets, selectors, time_limit, tolerations, tries"
+    "it has apart, array, command, count, directory, environment, error, estimate, min, name, near, on_loss, output, "
+    "pool, resources, scaling, secrets, selectors, time_limit, tolerations, tries"
 )
 NODE_KEYS = "it has labels, name, pool, resources, taints, users"
 PARTITION_KEYS = (
@@ -190,6 +190,11 @@ JOBS: dict[str, tuple[object, str]] = {
     "a huge count": (job({"count": 10**400}), f"stages[0].count: a number of 1329 bits {A_COUNT}"),
     "min above count": (job({"count": 2, "min": 3}), "stages[0].min: 3 is more than the count 2; write at most 2"),
     "min 0": (job({"count": 2, "min": 0}), f"stages[0].min: 0 {A_COUNT}"),
+    "a file name with an unknown code": (
+        job({"output": "out-%j-%%-%x"}),
+        'stages[0].output: %x in "out-%j-%%-%x" stands for nothing; write %j for the id of the job, %s for the stage, '
+        "%a for the index of the task, %r for its attempt, or %% for a percent sign",
+    ),
     "a directory that depends on another": (
         job({"directory": "data"}),
         'stages[0].directory: "data" is not an absolute path; write one that starts with /',

@@ -101,6 +101,9 @@ class Seen:
     def known(self, partition: str, number: int) -> list[AttemptRow]:
         return []
 
+    def newest(self, partition: str) -> int:
+        return -1
+
 
 def waiting(observers: Iterable[Any] = (), journal: MemoryJournal | None = None) -> tuple[World, str]:
     """A world with a job of four tasks that wait."""

@@ -15,8 +15,10 @@ import msgspec
 
 from fairlead import policies
 from fairlead.core.config import parse_config
+from fairlead.core.documents import parse_node
 from fairlead.core.errors import Refused
-from fairlead.core.resources import MEMORY, parse_quantity
+from fairlead.core.ranges import Ranges
+from fairlead.core.resources import MEMORY, SECOND, parse_duration, parse_quantity
 from fairlead.journal.base import JournalError
 from fairlead.journal.sql import SqliteJournal
 from fairlead.journal.verify import Progress, StreamReport, verify
@@ -30,7 +32,13 @@ if TYPE_CHECKING:
 
     from fairlead.api.logfile import LogFile
     from fairlead.core.settings import PartitionConfig
+    from fairlead.core.state import Partition
+    from fairlead.history.outputs import OutputStore
     from fairlead.pools.base import Log, PoolKind, Provider
+    from fairlead.wire.agent import OutputPart, Tasks
+
+SWEEP = 3600.0
+"""Seconds between two removals of old copies of logs."""
 
 __all__ = [
     "Failed",
@@ -74,6 +82,12 @@ def refusals_as_failed() -> Iterator[None]:
         yield
     except Refused as refusal:
         raise Failed(refusal.problem, refusal.field) from refusal
+
+
+def check_node(name: str, resources: dict[str, str]) -> None:
+    """Raise `Failed` if no node can have this name or these resources."""
+    with refusals_as_failed():
+        parse_node({"name": name, "resources": {"cpu": 1, **resources}})
 
 
 def load_policies() -> None:
@@ -133,6 +147,10 @@ class Serve(msgspec.Struct, frozen=True, kw_only=True):
     version: str = ""
     log_size: str
     history_size: str
+    outputs: Path | None
+    """The folder for logs of nodes that may be gone; by default in the data directory."""
+    outputs_size: str
+    outputs_age: str
 
 
 async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], None], over: asyncio.Event) -> None:
@@ -146,6 +164,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
     from fairlead.api.identities import Identities
     from fairlead.api.logfile import LogFile
     from fairlead.api.middleware import Bounds
+    from fairlead.api.problems import Unserved
     from fairlead.api.quotas import Quotas
     from fairlead.api.routes import application
     from fairlead.api.sealed import key_path
@@ -155,7 +174,9 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
     from fairlead.api.tokens import Tokens
     from fairlead.api.walltime import in_seconds, kept_wall
     from fairlead.engines.agents import Agents
-    from fairlead.engines.base import Ended
+    from fairlead.engines.base import Away, Ended
+    from fairlead.engines.collecting import Collector
+    from fairlead.history.outputs import OutputStore
     from fairlead.history.recorder import HistoryRecorder
     from fairlead.history.sqlite import History, Used
     from fairlead.journal.room import need_room
@@ -165,6 +186,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
     from fairlead.pools.service import PoolService
     from fairlead.views.logs import Logs
     from fairlead.views.metrics.observer import Metrics
+    from fairlead.wire.agent import LogRequest
     from fairlead.writer.memory import spare_the_collector
 
     load_policies()
@@ -172,6 +194,8 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
     with refusals_as_failed():
         log_size = parse_quantity(MEMORY, settings.log_size, "--log-size")
         history_size = parse_quantity(MEMORY, settings.history_size, "--history-size")
+        outputs_size = parse_quantity(MEMORY, settings.outputs_size, "--outputs-size")
+        outputs_age = parse_duration(settings.outputs_age, "--outputs-age") / SECOND
     log_file = LogFile(directory / "server.log", log_size)
     log = logger_to(log_file, "json", "warning")
     events = logger_to(log_file, "json", "info")
@@ -196,10 +220,12 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
                     task.ran,
                     task.cpu,
                     task.memory,
+                    task.node if task.stale else "",
                 )
                 for task in ended
             ]
         )
+        collector.ended(ended)
 
     def pool_log(level: str, event: str, fields: dict[str, Any]) -> None:
         (events.warning if level == "warning" else events.info)(event, **fields)
@@ -217,6 +243,10 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
         identities = Identities(directory, tokens)
     except FileProblem as problem:
         raise Failed(str(problem)) from problem
+    try:
+        outputs = OutputStore(settings.outputs or directory / "outputs", outputs_size, outputs_age, seconds)
+    except OSError as problem:
+        raise Failed(f"{problem.filename}: {problem.strerror}; name another folder with --outputs") from problem
     lock = directory / "server.lock"
     running = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(running, fcntl.LOCK_SH)  # released when this process ends
@@ -228,6 +258,31 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
         gang_seed=secrets.gang_seed,
         lock=str(lock.resolve()),
     )
+
+    def store(partition: str, user: str, tasks: Tasks, part: OutputPart) -> None:
+        asked = Ranges(tasks.indices)
+        pieces: list[tuple[LogRequest, int, bytes]] = []
+        for item in part.outputs:
+            if item.index in asked:
+                log_of = LogRequest(0, tasks.number, tasks.stage, item.index, tasks.attempt, item.stream, user=user)
+                pieces.append((log_of, item.offset, item.data))
+        outputs.write(partition, pieces)
+
+    async def user_of(partition: str, job_id: str, number: int) -> str:
+        def look(state: Partition) -> str:
+            job = state.jobs.get(job_id)
+            return "" if job is None or job.number != number else job.spec.user
+
+        try:
+            user = await control.find(partition).read(look)
+        except (Refused, Unserved):
+            raise Away("the partition is not served now") from None
+        if user:
+            return user
+        row = await asyncio.to_thread(history.job, partition, job_id)
+        return "" if row is None or row.number != number else row.user
+
+    collector = Collector(hub, store, user_of, lambda event, fields: log.warning(event, **fields))
 
     def invite(partition: str, pool: str, names: Sequence[str]) -> dict[str, str]:
         try:
@@ -247,6 +302,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
         Join(settings.url, invite, forget),
         Figures(metrics.registry),
         pool_log,
+        settle=collector.settle,
     )
 
     def open_journal() -> SqliteJournal:
@@ -277,6 +333,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
         settings.version,
         lambda error: log.error("fault", error=repr(error), exc_info=error),
         lambda event, fields: events.info(event, **fields),
+        outputs,
     )
     try:
         await control.start()
@@ -284,6 +341,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
         raise Failed(str(problem)) from problem
     http = server(application(site), settings.certificate, settings.key)
     serving = asyncio.create_task(http.serve(sockets=[listening]))
+    sweeping = asyncio.create_task(_sweep(outputs))
     try:
         spare_the_collector()
         warning = ""
@@ -299,11 +357,20 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
         http.should_exit = True
         await serving
         await control.close()
+        sweeping.cancel()
+        await collector.close()
         os.close(running)
         for snapshot in snapshots.values():
             snapshot.close()
         history.close()
         log_file.close()
+
+
+async def _sweep(outputs: OutputStore) -> None:
+    """Remove old copies of logs from time to time."""
+    while True:
+        await asyncio.sleep(SWEEP)
+        await asyncio.to_thread(outputs.shrink)
 
 
 def rotate_secrets_key(directory: Path, given: Path | None) -> Path:

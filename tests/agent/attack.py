@@ -81,7 +81,7 @@ for path in (
 ):
     attempt(f"read {path}", lambda path=path: read(f"{node}/{path}"))
 for number in range(1, 20):
-    path = f"{node}/users/{other}/logs/0/{number}.main.0.1.out"
+    path = f"{node}/users/{other}/logs/0.0/{number}.main.0.1.out"
     attempt(f"read {path}", lambda path=path: read(path))
     attempt(f"link {path}", lambda path=path: os.link(path, f"{os.environ['HOME']}/linked") is None)
 for path in (f"users/{other}/socket", f"users/{mine}/socket"):

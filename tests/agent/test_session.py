@@ -233,7 +233,7 @@ def test_a_log_is_never_looked_for_elsewhere(stage: str) -> None:
 
 
 def test_a_log_has_its_place() -> None:
-    assert log_path("/logs", LogRequest(1, 1234, "main", 5, 2, "err")) == Path("/logs/1/1234.main.5.2.err")
+    assert log_path("/logs", LogRequest(1, 1234, "main", 5, 2, "err")) == Path("/logs/12.0/1234.main.5.2.err")
 
 
 def test_known_tasks_are_listed_in_heartbeats() -> None:

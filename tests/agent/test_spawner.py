@@ -67,9 +67,10 @@ class Spawner:
             ("sh", "-c", script),
             {"PATH": os.environ["PATH"]},
             "/",
-            "0",
             more.get("cpu", 0),
             more.get("memory", 0),
+            more.get("output", ""),
+            more.get("error", ""),
         )
         meta = (f"job{number}", number, "main", 1)
         self.send("launch", [(meta, spec, list(range(count)), chain, rooms > 0, None)], {chain: rooms} if rooms else {})
@@ -86,7 +87,7 @@ class Spawner:
             if message[0] == "state":
                 self.known, self.note, _ = message[1:]
                 self.ended |= {
-                    (m[1], m[2], m[3], i): result for m, i, _, state, result in message[1] if state == "ended"
+                    (m[1], m[2], m[3], i): result for m, i, _, state, result, _ in message[1] if state == "ended"
                 }
             else:
                 self.started.update(message[1])
@@ -94,7 +95,8 @@ class Spawner:
 
     def log(self, key: Any, stream: str = "out") -> Path:
         number, stage, attempt, index = key
-        return self.directory / "logs/0" / f"{number}.{stage}.{index}.{attempt}.{stream}"
+        folder = f"{number // 100}.{index // 100}"
+        return self.directory / "logs" / folder / f"{number}.{stage}.{index}.{attempt}.{stream}"
 
 
 @pytest.fixture
@@ -260,7 +262,7 @@ def test_a_task_that_proc_hides_is_stopped(tmp_path: Path, monkeypatch: pytest.M
     limits = Limits(f"test-{os.getpid()}")
     starter = Starter(limits, "mark:", str(tmp_path), "/", {})
     tasks = Tasks(Ledger(open_files(str(tmp_path / "ledger"))), limits, starter, str(tmp_path))
-    spec = (("/bin/sh", "-c", script), {}, "/", "0", 0, 0)
+    spec = (("/bin/sh", "-c", script), {}, "/", 0, 0, "", "")
     tasks.launch([(("job1", 1, "main", 1), spec, [0], 0, False, None)], {})
     tasks.start(1)
     (task,) = tasks.by_key.values()
@@ -451,6 +453,31 @@ def test_a_limit_on_descriptors_is_known_at_the_start(tmp_path: Path, limit: str
     assert process.returncode == (0 if starts else 4)
 
 
+def test_output_goes_to_files_that_the_stage_names(spawner: Spawner, tmp_path: Path) -> None:
+    pattern = f"{tmp_path}/%j-%s-%a-%r-100%%.txt"
+    keys = spawner.launch("echo out; echo err >&2", count=2, output=pattern)
+    keys += spawner.launch("echo out; echo err >&2", number=2, error=f"{tmp_path}/errors")
+    keys += spawner.launch("echo out; echo err >&2", number=3, output=os.devnull, error=f"{tmp_path}/errors")
+    os.mkfifo(tmp_path / "pipe")
+    wrong = spawner.launch("true", number=4, output=f"{tmp_path}/pipe")
+    wrong += spawner.launch("true", number=5, output=f"{tmp_path}/none/file")
+    spawner.until(lambda: all(key in spawner.ended for key in keys + wrong))
+    assert {spawner.ended[key][:2] for key in keys} == {("exit", 0)}
+    assert (tmp_path / "job1-main-1-1-100%.txt").read_text() == "out\nerr\n"
+    assert not spawner.log(keys[0]).exists() and not spawner.log(keys[0], "err").exists()
+    assert spawner.log((2, "main", 1, 0)).read_text() == "out\n"
+    assert (tmp_path / "errors").read_text() == "err\nerr\n"
+    assert [spawner.ended[key][0] for key in wrong] == ["failed", "failed"]
+    assert spawner.ended[wrong[1]][2] == f"its output {tmp_path}/none/file: No such file or directory"
+
+
+def test_no_folder_has_many_logs(spawner: Spawner) -> None:
+    keys = spawner.launch("true", count=250) + spawner.launch("true", number=250)
+    spawner.until(lambda: all(key in spawner.ended for key in keys))
+    files = {folder.name: len(list(folder.iterdir())) for folder in (spawner.directory / "logs").iterdir()}
+    assert files == {"0.0": 200, "0.1": 200, "0.2": 100, "2.0": 2}
+
+
 def test_large_logs_are_moved_aside(spawner: Spawner) -> None:
     (key,) = spawner.launch(f"head -c {LARGE + 1000} /dev/zero; while :; do echo more; sleep 0.01; done")
     older = spawner.log(key).with_name(spawner.log(key).name + ".1")
@@ -535,9 +562,9 @@ def test_what_was_refused_is_not_started_later(spawner: Spawner, tmp_path: Path)
 
 
 def test_a_folder_of_logs_that_cannot_be_made_changes_no_rights_of_later_files(tmp_path: Path) -> None:
-    (tmp_path / "0").symlink_to("nowhere")
+    (tmp_path / "0.0").symlink_to("nowhere")
     starter = Starter(Limits("test"), "mark:", str(tmp_path), "/", {})
-    task = Task((1, "main", 1, 0), ("job1", 1, "main", 1), 0, (("/bin/true",), {}, "/", "0", 0, 0), None)
+    task = Task((1, "main", 1, 0), ("job1", 1, "main", 1), 0, (("/bin/true",), {}, "/", 0, 0, "", ""), None)
     before = os.umask(0o022)
     try:
         assert starter.start(task) is not None
@@ -550,7 +577,7 @@ def test_a_task_is_written_down_before_it_can_start(tmp_path: Path) -> None:
     path = str(tmp_path / "ledger")
     ledger = Ledger(open_files(path))
     tasks = Tasks(ledger, limits := Limits("test"), Starter(limits, "mark:", str(tmp_path), "/", {}), str(tmp_path))
-    spec = (("true",), {}, "/", "0", 0, 0)
+    spec = (("true",), {}, "/", 0, 0, "", "")
     tasks.launch([(("job1", 1, "main", 1), spec, [0], 0, False, None)], {})
     assert tasks.starting
     assert set(Ledger(open_files(path)).tasks) == {(1, "main", 1, 0)}

@@ -82,7 +82,7 @@ def test_a_new_spawner_is_told_of_ends_that_were_confirmed_before() -> None:
     number, _ = table.reporting.batch()
     table.confirmed(number)
     sent(table)
-    table.find(0, [(("job", 1, "main", 1), 0, 0, "ended", OK)])
+    table.find(0, [(("job", 1, "main", 1), 0, 0, "ended", OK, 0.0)])
     assert sent(table) == [(0, "confirm", [key(0)])]
     assert not table.reporting.has_news
     assert len(table) == 0
@@ -135,7 +135,7 @@ def test_what_a_new_spawner_does_not_know_was_never_started() -> None:
     table.record([key(0)], [])
     sent(table)
     meta = ("job", 1, "main", 1)
-    table.find(0, [(meta, 0, 0, "ended", ("lost", 0, "gone", 0, 0, 0)), (meta, 1, 0, "running", None)])
+    table.find(0, [(meta, 0, 0, "ended", ("lost", 0, "gone", 0, 0, 0), 0.0), (meta, 1, 0, "running", None, 0.0)])
     assert launched(table) == [(2, 1)]
     assert reported(table) == {"lost": (0, 1), "running": (1, 2)}
 
@@ -166,12 +166,13 @@ def test_what_a_spawner_did_not_get_is_sent_when_it_is_back() -> None:
 
 
 def test_an_agent_that_was_restarted_finds_its_tasks() -> None:
-    table = TaskTable(AROUND, 2)
+    table = TaskTable(AROUND, 2, lambda: 7.5)
     meta = ("job", 1, "main", 1)
-    table.find(0, [(meta, 0, 0, "running", None), (meta, 1, 4, "waiting", None)])
-    table.find(1, [(meta, 2, 4, "ended", OK)])
+    table.find(0, [(meta, 0, 0, "running", None, 5.0), (meta, 1, 4, "waiting", None, 0.0)])
+    table.find(1, [(meta, 2, 4, "ended", OK, 0.0)])
     table.reconnected()
     assert table.started("running") == (tasks(0, 1),)
+    assert table.run_times(table.started("running")) == (2_500_000,)
     assert reported(table) == {"succeeded": (2, 3)}
     table.handle(launch(0, 3))
     assert launched(table) == []
@@ -271,8 +272,8 @@ def test_agents_keep_their_own_variables_to_themselves() -> None:
 
 def test_a_task_has_the_variables_of_its_stage_and_its_secrets() -> None:
     spec = Spec(("true",), (("A", "1"), ("CUDA_VISIBLE_DEVICES", "0,1,2")), "", 500, 1 << 20, (("KEY", "hush"),))
-    command, variables, directory, logs, cpu, memory = spawner_spec(AROUND, Launch(tasks(0, 1), 0), spec)
-    assert (command, directory, logs, cpu, memory) == (("true",), "/home/ann", "0", 500, 1 << 20)
+    command, variables, directory, cpu, memory, output, error = spawner_spec(AROUND, Launch(tasks(0, 1), 0), spec)
+    assert (command, directory, cpu, memory, output, error) == (("true",), "/home/ann", 500, 1 << 20, "", "")
     assert (variables["A"], variables["KEY"], variables["PATH"]) == ("1", "hush", "/bin")
     assert variables["CUDA_VISIBLE_DEVICES"] == "", "a job cannot give itself a GPU"
 

@@ -117,12 +117,12 @@ async def cannot_lead_its_log_elsewhere(plant: Plant, one: Machine, two: People)
     ann = await plant.submit(["echo", "private"])
     assert await plant.over(ann) == "succeeded"
     users = one.directory / "users"
-    lead = f"rm -r {users}/bob/logs/0; ln -s {users}/ann/logs/0 {users}/bob/logs/0; echo done"
+    lead = f"rm -r {users}/bob/logs/0.0; ln -s {users}/ann/logs/0.0 {users}/bob/logs/0.0; echo done"
     bob = await plant.submit(["/bin/sh", "-c", lead], user="bob")
     assert await plant.over(bob) == "succeeded"
     assert await log_of(plant, "ann", ann) == "private\n"
     assert await log_of(plant, "bob", ann) == ""
-    await run(plant, "bob", f"rm {users}/bob/logs/0; mkdir {users}/bob/logs/0")
+    await run(plant, "bob", f"rm {users}/bob/logs/0.0; mkdir {users}/bob/logs/0.0")
 
 
 async def is_refused_with_a_reason(plant: Plant, one: Machine, two: People) -> None:

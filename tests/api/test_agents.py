@@ -268,13 +268,25 @@ def test_a_revoked_node_is_cut_off_and_stays_out(site: Serving) -> None:
     assert site.as_owner.delete("/api/v1/nodes/none/credential").status_code == 404
 
 
-@pytest.mark.parametrize("path", ["/api/v1/jobs", "/", f"{PATH}?partition=none"])
+@pytest.mark.parametrize("path", ["/api/v1/jobs", "/"])
 def test_other_paths_have_no_socket(site: Serving, path: str) -> None:
     async def story() -> None:
         with pytest.raises(InvalidStatus) as refusal:
             async with joining(site, path):
                 pass
         assert 400 <= refusal.value.response.status_code < 500
+
+    asyncio.run(story())
+
+
+def test_an_agent_of_an_unknown_partition_is_refused_for_good(site: Serving) -> None:
+    async def story() -> None:
+        async with joining(site, f"{PATH}?partition=none") as connection:
+            data = await asyncio.wait_for(connection.recv(), SECONDS)
+            assert isinstance(data, bytes)
+            refusal = decode_from_server(data)
+        assert isinstance(refusal, Refusal) and refusal.final
+        assert 'there is no partition "none"; name one of default' in refusal.problem
 
     asyncio.run(story())
 

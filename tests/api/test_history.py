@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fairlead.history.recorder import AttemptRow, HistoryRecorder
+from fairlead.history.recorder import AttemptRow, HistoryRecorder, JobRow
 from fairlead.history.sqlite import History, Used
+from fairlead.journal import MemoryJournal
 from fairlead.testing import World
+from fairlead.wire.agent import LogPart, LogRequest
+from fairlead.writer.writer import Writer
 from tests.api.serving import JOB, Serving, submit
 
 
@@ -81,6 +87,12 @@ def test_logs_that_are_not_there(site: Serving) -> None:
         (waits, {"stream": "in"}, 400),
         ("none", {}, 404),
         ("..%2f..%2fetc", {}, 404),
+        (ended, {"attempt": 1}, 409),
+        (ended, {"attempt": 2}, 404),
+        (ended, {"attempt": 0}, 400),
+        (ended, {"after": 1}, 404),
+        (ended, {"after": 1, "follow": True}, 404),
+        (ended, {"attempt": 1, "after": 1}, 422),
         (ended, {}, 409),  # no agent is connected for that node
     ):
         answer = site.as_owner.get(f"/api/v1/jobs/{name}/log", params=params)
@@ -123,9 +135,9 @@ def test_rows_of_a_story(tmp_path: Path) -> None:
     assert rows(history, 2) == [("s", (0, 1), 1, "succeeded", "n1")]
     job = history.job("default", "array")
     assert job is not None and (job.state, job.tasks) == ("killed", {"killed": 1, "succeeded": 5})
-    last = history.attempt("default", 1, "a", 1)
+    last = history.task_attempts("default", 1, "a", 1)[-1]
     assert isinstance(last, AttemptRow) and (last.attempt, last.outcome) == (2, "succeeded")
-    assert history.attempt("default", 1, "a", 7) is None
+    assert history.task_attempts("default", 1, "a", 7) == []
     history.close()
     assert len(rows(History(tmp_path / "history"), 1)) == len(found)
 
@@ -143,6 +155,62 @@ def test_rows_that_a_crash_kept_from_being_written_are_added_later(tmp_path: Pat
     assert rows(history, 1) == made_up  # once
     job = history.job("default", "single")
     assert job is not None and job.tasks == {"succeeded": 1}
+
+
+@pytest.mark.parametrize("written", range(0, 60, 7))
+def test_rows_of_replayed_records_are_whole(tmp_path: Path, written: int) -> None:
+    """The server is killed when only some rows are written: the others have their nodes and times all the same."""
+
+    class Cut(History):
+        left = written
+
+        def put(self, jobs: list[JobRow], attempts: list[AttemptRow]) -> None:
+            if self.left >= 0:
+                super().put(jobs, attempts)
+            self.left -= len(attempts)
+
+    whole, cut = History(tmp_path / "whole"), Cut(tmp_path / "cut")
+    journal = MemoryJournal()
+    story(World(observers=[HistoryRecorder(whole), HistoryRecorder(cut)], journal=journal))
+    cut.left = 1_000_000
+    Writer(journal, "default", [HistoryRecorder(cut)])
+    for number in (1, 2):
+        whole.flush()
+        cut.flush()
+        assert set(cut.attempts("default", number)) == set(whole.attempts("default", number))
+    whole.close()
+    cut.close()
+
+
+def test_a_log_is_found_though_its_node_is_not_known(site: Serving) -> None:
+    site.node("n1")
+    job = end(site, site.as_owner)
+    site.history.flush()
+    with closing(sqlite3.connect(site.folder / "history")) as db, db:
+        db.execute("UPDATE attempts SET node = ''")
+
+    class Nodes:
+        """The hub, with a log on one of its nodes."""
+
+        def __init__(self) -> None:
+            self.asked: list[str] = []
+
+        def connected(self, partition: str) -> dict[str, float]:
+            return {f"n{number}": 0.0 for number in range(200)}
+
+        async def log(self, partition: str, node: str, asked: LogRequest) -> AsyncIterator[LogPart]:
+            self.asked.append(node)
+            if node == "n150":
+                yield LogPart(0, 0, b"hello\n")
+            yield LogPart(0, 0, b"", True, "" if node == "n150" else "nothing is kept of this task here")
+
+    nodes = Nodes()
+    site.node("n150")
+    site.node("n151", users=["bob"])
+    site.site.hub = nodes  # type: ignore[assignment]
+    answer = site.as_owner.get(f"/api/v1/jobs/{job}/log")
+    assert (answer.status_code, answer.text) == (200, "hello\n")
+    assert "n151" not in nodes.asked  # no task of this user runs there
 
 
 def test_a_cursor_beyond_64_bits(site: Serving) -> None:

@@ -19,6 +19,7 @@ import pytest
 
 from fairlead.agent.link import end_all
 from fairlead.api.examples import POOL_ANSWER
+from fairlead.cli.agent import FINAL
 from fairlead.cli.pools import _lines
 from fairlead.wire import api as wire
 from tests.live import PROGRAM, SECONDS, Up
@@ -46,6 +47,47 @@ def test_run_ends_as_its_command_did(up: Up) -> None:
 def test_tasks_of_an_array_are_told_apart(up: Up) -> None:
     lines = up.run("run", "--array", "3", "--cpu", "0.1", "--", "sh", "-c", "echo $FAIRLEAD_INDEX").splitlines()
     assert sorted(lines) == ["main[0] 0", "main[1] 1", "main[2] 2"]
+
+
+def test_a_last_line_without_its_end_is_shown(up: Up) -> None:
+    document = {"command": ["printf", "begun"], "count": 2, "resources": {"cpu": 0.1}}
+    lines = up.run("submit", "--follow", "-f", "-", text=json.dumps(document)).splitlines()
+    assert sorted(lines) == ["main[0] begun", "main[1] begun"]
+
+
+RETRIED = 'echo "try $FAIRLEAD_ATTEMPT"; echo "oops $FAIRLEAD_ATTEMPT" >&2; test $FAIRLEAD_ATTEMPT = 3'
+
+
+def test_output_is_followed_from_attempt_to_attempt(up: Up) -> None:
+    done = up.ask("run", "--cpu", "0.1", "--tries", "3", "--", "sh", "-c", RETRIED)
+    assert (done.returncode, done.stdout) == (0, "try 1\ntry 2\ntry 3\n")
+    first, second = "fairlead: attempt 2 of task main[0]", "fairlead: attempt 3 of task main[0]"
+    assert done.stderr.splitlines() == ["oops 1", first, "oops 2", second, "oops 3"]
+    name = json.loads(up.run("ps", "--all", "--json"))[0]["id"]
+    assert up.run("logs", name) == "try 3\n"
+    assert up.run("logs", "--attempt", "1", name) == "try 1\n"
+    assert up.run("logs", "--attempt", "2", "--stderr", name) == "oops 2\n"
+    assert "has no attempt 4; it has 1, 2, 3" in up.ask("logs", "--attempt", "4", name).stderr
+
+
+def test_logs_follow_the_attempts_that_come(up: Up, tmp_path: Path) -> None:
+    wait = f"echo try $FAIRLEAD_ATTEMPT; until test -e {tmp_path}/$FAIRLEAD_ATTEMPT; do sleep 0.02; done; exit 1"
+    name = up.run("submit", "--cpu", "0.1", "--tries", "2", "--", "sh", "-c", wait).strip()
+    with subprocess.Popen([PROGRAM, "logs", "-f", name], env=up.environment, stdout=subprocess.PIPE, text=True) as logs:
+        assert logs.stdout is not None
+        for attempt in (1, 2):
+            assert logs.stdout.readline() == f"try {attempt}\n"
+            (tmp_path / str(attempt)).touch()
+        assert logs.stdout.read() == "" and logs.wait(SECONDS) == 0
+
+
+def test_output_goes_to_a_file(up: Up) -> None:
+    done = up.ask("run", "--cpu", "0.1", "-o", "out-%j-%a.txt", "--", "sh", "-c", "echo out; echo err >&2")
+    assert (done.returncode, done.stdout) == (0, "")
+    name = json.loads(up.run("ps", "--all", "--json"))[0]["id"]
+    assert (up.folder.parent / f"out-{name}-0.txt").read_text() == "out\nerr\n"
+    assert 'goes to "out-%j-%a.txt" on its node; read it there' in up.ask("logs", name).stderr
+    assert "%z in" in up.ask("submit", "-o", "%z", "--", "true").stderr
 
 
 def test_a_task_runs_where_it_was_submitted(up: Up) -> None:
@@ -311,6 +353,7 @@ def test_a_machine_joins_and_is_revoked(up: Up, tmp_path: Path) -> None:
         while "the credential of node extra was revoked" not in log.read_text():
             assert time.monotonic() < deadline
             time.sleep(0.02)
+        assert agent.wait(SECONDS) == FINAL
         assert "disconnected, revoked" in up.run("node", "list")
         assert json.loads(up.run("node", "show", "extra", "--json"))["credential"] == "revoked"
         assert up.ask("node", "revoke", "none").returncode == 1

@@ -239,10 +239,27 @@ def test_results_and_errors_come_back(executor: fairlead.Executor) -> None:
     assert executor.submit(os.getpid).result(SECONDS) != os.getpid()
 
 
-def test_an_executor_starts_at_once(executor: fairlead.Executor) -> None:
-    """Its threads do not wait for each other."""
-    executor.submit(abs, -1)
-    assert executor._shared._following.is_set()
+def test_an_executor_starts_at_once(client: Client) -> None:
+    """Its first call waits for the follower, which needs the lock: the lock is free meanwhile."""
+    shared = fairlead.Executor(client, resources=SMALL)._shared
+    free: list[bool] = []
+
+    def take_and_release() -> None:
+        free.append(shared._lock.acquire(blocking=False))
+        if free[-1]:
+            shared._lock.release()
+
+    class Following(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            follower = threading.Thread(target=take_and_release)
+            follower.start()
+            follower.join()
+            return True
+
+    shared._following = Following()
+    shared._threads = [threading.current_thread()]  # so that no thread of its own takes the lock meanwhile
+    shared.start({}, "call")
+    assert free == [True]
 
 
 def test_map(executor: fairlead.Executor) -> None:

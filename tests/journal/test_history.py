@@ -52,6 +52,22 @@ def test_a_row_that_cannot_be_written_costs_no_other(tmp_path: Path) -> None:
     history.close()
 
 
+def test_use_that_is_reported_again_is_taken_once_and_from_the_node_of_the_task(tmp_path: Path) -> None:
+    history = History(tmp_path / "history")
+    history.put([], [attempt(1), attempt(2)])
+    history.put_used([used(2, cpu=5)])
+    again = [
+        Used("default", number, "main", 0, 1, 0, 7, 3, 1, node) for number, node in ((1, "n2"), (1, "n1"), (2, "n1"))
+    ]
+    history.put_used([*again, Used("default", 3, "main", 0, 1, 0, 7, 3, 1, "n1")])
+    history.flush()
+    assert history.used("default", 1) == {"main": (3, 1, 1)}
+    assert history.used("default", 2) == {"main": (5, 1, 1)}
+    assert history.used("default", 3) == {}
+    assert history.newest("default") == 2 and history.newest("other") == -1
+    history.close()
+
+
 def test_figures_whose_sum_is_beyond_64_bits(tmp_path: Path) -> None:
     history = History(tmp_path / "history")
     history.put_used([used(1, cpu=2**62, index=index) for index in range(10)])

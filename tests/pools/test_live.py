@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from fairlead import Client
+from fairlead.client import Problem
 from tests.live import PROGRAM, SECONDS, Up
 
 ROOT = Path(__file__).parents[2]
@@ -93,6 +94,26 @@ def processes(folder: Path) -> list[psutil.Process]:
         for process in psutil.process_iter(["cmdline"])
         if any(str(folder) in word for word in process.info["cmdline"] or ())
     ]
+
+
+def test_output_outlives_the_node(tmp_path: Path) -> None:
+    with fleet(tmp_path, 1, {"local": {}}) as up:
+        document = {
+            "command": ["sh", "-c", "echo $FAIRLEAD_INDEX; echo oops >&2"],
+            "pool": "work",
+            "count": 3,
+            "min": 1,
+        }
+        job = up.run("submit", "-f", "-", text=json.dumps({**document, "resources": {"cpu": 1}})).strip()
+        assert up.run("wait", job) == f"{job}: succeeded\n"
+        until(lambda: pool(up)["use"]["total"] == 0)
+        assert list((up.folder / "pools" / "default" / "work").iterdir()) == []  # nothing is left of the machine
+        assert [up.run("logs", job, "-i", str(index)) for index in range(3)] == ["0\n", "1\n", "2\n"]
+        assert up.run("logs", job, "--stderr", "--tail", "3", "--follow") == "ps\n"
+        token = up.run("token", "create", "--role", "user", "--user", "bob").splitlines()[0].strip()
+        with Client(up.url, token) as bob, pytest.raises(Problem, match="no job"):
+            list(bob.log(job))
+        assert log(up, "logs not copied") == []
 
 
 def test_from_none_to_eight_and_back(tmp_path: Path) -> None:

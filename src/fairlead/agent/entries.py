@@ -23,7 +23,7 @@ NOT_STARTED: Result = ("returned", 0, "", 0, 0, 0)
 class Entry:
     """One attempt of a task, from its launch until the server has confirmed its end."""
 
-    __slots__ = ("at", "chain", "key", "meta", "own", "result", "spec", "state", "told", "waits")
+    __slots__ = ("at", "began", "chain", "key", "meta", "own", "result", "spec", "state", "told", "waits")
 
     def __init__(self, key: Key, meta: Meta, at: int, chain: int) -> None:
         self.key = key
@@ -33,6 +33,8 @@ class Entry:
         self.chain = chain
         self.waits = False
         """True if the task waits for a free room of its chain."""
+        self.began = 0.0
+        """When the task started, by the clock of the task table; 0 before."""
         self.state: Literal["sent", "running", "ended"] = "sent"
         self.told = False
         """True if the current state has been reported to the server."""

@@ -17,6 +17,8 @@ from fairlead.wire.agent import this_machine as boot_of_this_machine
 from fairlead.wire.identity import Exchange, Key, decoded, encoded, is_signed, nonce, split_token
 
 FILE = "identity"
+USER_TOKEN = "fl_"
+"""The beginning of tokens that are no join tokens."""
 
 
 class StoredKey(msgspec.Struct, frozen=True):
@@ -39,7 +41,11 @@ class Identity:
                 split_token(token) if token else ("", decoded(stored.server) if stored else b"")
             )
         except ValueError as problem:
-            raise Refused(f"the join token is damaged ({problem}); copy it again", True) from None
+            if token.startswith(USER_TOKEN):
+                told = "this is the token of a user, and an agent needs a join token; create one"
+            else:
+                told = f"the join token is damaged ({problem}); copy it again, or create another"
+            raise Refused(f"{told}: fairlead token create --role join --node {node}", True) from None
         if not self._server:
             raise Refused(
                 "this machine has not joined yet, and there is no join token; "

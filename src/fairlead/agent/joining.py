@@ -20,6 +20,8 @@ from fairlead.agent.task_table import TaskTable
 from fairlead.wire.agent import Hello
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0
+REPEATED = 300.0
+"""Seconds after which the same reason for being disconnected is logged again."""
 
 Log = Callable[[str, dict[str, Any]], None]
 
@@ -123,6 +125,8 @@ class Joining:
         self._first = 0
         """Number of spawners that have to list their tasks before the agent joins."""
         self._session: Session | None = None
+        self._logged = ("", "", 0.0)
+        """The last reason for being disconnected that was logged, and when."""
         self._lease_of_tasks: Frame | None = None
         """The last lease of a session. Until there is one, spawners use the lease from an earlier agent."""
 
@@ -149,13 +153,13 @@ class Joining:
                 async with self._outside.connect() as (channel, address):
                     await self._talk(channel, address)
             except Refused as refused:
-                self._log("refused", {"server": server, "problem": str(refused)})
                 if refused.final:
                     raise
+                self._log_once("refused", str(refused))
             except KeyRenewed:
                 self._log("key renewed", {"server": server, "node": self._outside.describe("").node})
             except (OSError, msgspec.DecodeError) as problem:
-                self._log("disconnected", {"server": server, "problem": str(problem)})
+                self._log_once("disconnected", str(problem))
             finally:
                 was_joined = self.joined.is_set()
                 self.joined.clear()
@@ -164,13 +168,23 @@ class Joining:
             # Spread reconnections of many agents when a server comes back.
             await asyncio.sleep(pause * self._spread(0.5, 1.5))
 
+    def _log_once(self, event: str, problem: str) -> None:
+        """Log why there is no connection: at once, and again from time to time while that stays the same."""
+        now = self._steady()
+        if (event, problem) == self._logged[:2] and now < self._logged[2] + REPEATED:
+            return
+        self._logged = (event, problem, now)
+        self._log(event, {"server": self._outside.server, "problem": problem})
+
     async def _talk(self, channel: Channel, address: str) -> None:
         await self._identity.prove(channel)
         table = self._table
         table.reconnected()
+        running = table.started("running")
         hello = msgspec.structs.replace(
             self._outside.describe(address),
-            running=table.started("running"),
+            running=running,
+            run_times=table.run_times(running),
             ended=table.started("ended"),
             notes=tuple(sorted(set(self.notes.values()))),
         )
@@ -187,6 +201,7 @@ class Joining:
 
         def joined() -> None:
             self._session = session
+            self._logged = ("", "", 0.0)
             self._identity.joined()
             self.joined.set()
             self._log("joined", {"server": self._outside.server, "node": hello.node, "running": len(table)})

@@ -16,8 +16,6 @@ KEPT = frozenset("PATH HOME USER LOGNAME SHELL LANG TZ TMPDIR LD_LIBRARY_PATH".s
 """Variables of the agent that its tasks inherit. Tasks must not see other variables, such as tokens."""
 PERSONAL = frozenset("HOME USER LOGNAME SHELL TMPDIR".split())
 """Inherited variables that differ between users."""
-PER_FOLDER = 1_000
-"""Number of jobs that share a folder for their logs."""
 
 
 class Surroundings(msgspec.Struct, frozen=True):
@@ -48,7 +46,7 @@ def surroundings(node: str, gpus: tuple[str, ...], inherited: Mapping[str, str],
     return Surroundings(node, home if os.path.isdir(home) else "/", kept, gpus)
 
 
-SpawnerSpec = tuple[tuple[str, ...], dict[str, str], str, str, int, int]
+SpawnerSpec = tuple[tuple[str, ...], dict[str, str], str, int, int, str, str]
 
 
 def spawner_spec(around: Surroundings, launch: Launch, spec: Spec) -> SpawnerSpec:
@@ -63,7 +61,7 @@ def spawner_spec(around: Surroundings, launch: Launch, spec: Spec) -> SpawnerSpe
     if launch.gang is not None:
         environment |= gang_variables(launch.gang)
     directory = spec.directory or around.directory
-    return spec.command, environment, directory, log_folder(launch.tasks.number), spec.cpu, spec.memory
+    return spec.command, environment, directory, spec.cpu, spec.memory, spec.output, spec.error
 
 
 def own_variables(around: Surroundings, launch: Launch) -> list[dict[str, str]] | None:
@@ -138,11 +136,6 @@ def _gpu_variables(names: str) -> dict[str, str]:
         "NVIDIA_VISIBLE_DEVICES": names or "void",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }
-
-
-def log_folder(number: int) -> str:
-    """Return the folder for a job's logs, relative to the logs of its user."""
-    return str(number // PER_FOLDER)
 
 
 def each_of(flat: Flat) -> chain[int]:

@@ -238,7 +238,7 @@ def end_all(directory: Path, grace: float) -> int:
             while data := link.recv(1 << 16):
                 for kind, *rest in incoming.feed(data):
                     if kind == "state":  # the tasks at the time of the connection
-                        ended += sum(state != ENDED for _, _, _, state, _ in rest[0])
+                        ended += sum(state != ENDED for _, _, _, state, *_ in rest[0])
         link.close()
         with (folder / "lock").open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH)  # the spawner holds it until it has ended

@@ -10,12 +10,14 @@ from contextlib import suppress
 from pathlib import Path
 from time import time
 
-from fairlead.agent.launching import log_folder
+from fairlead.agent.launching import each_of
 from fairlead.agent.spawner.files import open_plain
-from fairlead.wire.agent import LogPart, LogRequest
+from fairlead.agent.spawner.records import folder_of
+from fairlead.wire.agent import LogPart, LogRequest, Output, OutputPart, OutputRequest, Stream
 
 PART = 1 << 16
 POLL = 0.2
+STREAMS: tuple[Stream, ...] = ("out", "err")
 KEEP = 7 * 24 * 3600
 """Seconds that the log of an ended task is kept."""
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -27,7 +29,7 @@ def log_path(logs: str, request: LogRequest) -> Path | None:
     valid = STAGE.fullmatch(request.stage) and request.stream in ("out", "err")
     if not valid or min(request.number, request.index, request.attempt) < 0:
         return None
-    folder = Path(logs, log_folder(request.number))
+    folder = Path(logs, folder_of(request.number, request.index))
     return folder / f"{request.number}.{request.stage}.{request.index}.{request.attempt}.{request.stream}"
 
 
@@ -58,6 +60,25 @@ async def read_log(logs: str, request: LogRequest, is_over: Callable[[], bool]) 
         await asyncio.sleep(POLL)
     missing = "" if exists else "nothing is kept of this task here; it has not started, or its log was removed"
     yield LogPart(request.request, base + current, b"", True, missing)
+
+
+async def read_outputs(logs: str, request: OutputRequest) -> AsyncIterator[OutputPart]:
+    """Yield all logs of some tasks, in parts of about `PART` bytes."""
+    tasks = request.tasks
+    waiting: list[Output] = []
+    size = 0
+    for index in each_of(tasks.indices):
+        for stream in STREAMS:
+            log = LogRequest(0, tasks.number, tasks.stage, index, tasks.attempt, stream, user=request.user)
+            async for piece in read_log(logs, log, lambda: True):
+                if piece.data:
+                    waiting.append(Output(index, stream, piece.offset, piece.data))
+                    size += len(piece.data)
+                if size >= PART:
+                    yield OutputPart(request.request, tuple(waiting))
+                    waiting, size = [], 0
+        await asyncio.sleep(0)  # many small files must not delay the agent's heartbeats
+    yield OutputPart(request.request, tuple(waiting), True)
 
 
 def remove_old(logs: str) -> None:

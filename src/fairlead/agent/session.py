@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from time import monotonic
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from fairlead.agent.logs import read_log
+from fairlead.agent.logs import read_log, read_outputs
 from fairlead.agent.spawner.pace import Pace
 from fairlead.agent.task_table import TaskTable
 from fairlead.wire.agent import (
@@ -24,6 +24,8 @@ from fairlead.wire.agent import (
     LogPart,
     LogRequest,
     NewKey,
+    OutputPart,
+    OutputRequest,
     Refusal,
     Renew,
     Renewed,
@@ -179,7 +181,9 @@ class Session:
             case Beaten():
                 self._renew(self._beats.pop(message.number, None))
             case LogRequest():
-                self._read(message)
+                self._start_reader(message, self._send_log(message))
+            case OutputRequest():
+                self._start_reader(message, self._send_outputs(message))
             case LogCancel():
                 reader = self._readers.pop(message.request, None)
                 if reader is not None:
@@ -261,18 +265,24 @@ class Session:
         self._readers.pop(oldest).task.cancel()
         await self._channel.send(encode(LogPart(oldest, 0, b"", True, PUSHED_OUT)))
 
-    def _read(self, log_request: LogRequest) -> None:
-        self._readers[log_request.request] = Reader(log_request.user, asyncio.create_task(self._send_log(log_request)))
+    def _start_reader(self, message: LogRequest | OutputRequest, work: Coroutine[Any, Any, None]) -> None:
+        self._readers[message.request] = Reader(message.user, asyncio.create_task(work))
 
     async def _send_log(self, log_request: LogRequest) -> None:
         def is_over() -> bool:
             return self._table.is_over(log_request.number, log_request.stage, log_request.attempt, log_request.index)
 
-        credit = self._credits[log_request.request] = asyncio.Semaphore(LOG_PARTS)
+        await self._send_parts(log_request.request, read_log(self._logs(log_request.user), log_request, is_over))
+
+    async def _send_outputs(self, asked: OutputRequest) -> None:
+        await self._send_parts(asked.request, read_outputs(self._logs(asked.user), asked))
+
+    async def _send_parts(self, request: int, parts: AsyncIterator[LogPart | OutputPart]) -> None:
+        credit = self._credits[request] = asyncio.Semaphore(LOG_PARTS)
         try:
-            async for part in read_log(self._logs(log_request.user), log_request, is_over):
+            async for part in parts:
                 await credit.acquire()
                 await self._channel.send(encode(part))
         finally:
-            self._readers.pop(log_request.request, None)
-            self._credits.pop(log_request.request, None)
+            self._readers.pop(request, None)
+            self._credits.pop(request, None)

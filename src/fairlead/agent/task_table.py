@@ -7,11 +7,11 @@ From the top: the server's orders, messages of spawners, ended tasks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from time import monotonic
 
 from fairlead.agent.entries import NOT_STARTED, Entry, Frame, Key, Meta, Result, Task
 from fairlead.agent.launching import (
-    PER_FOLDER,
     SpawnerSpec,
     Surroundings,
     each_of,
@@ -28,8 +28,12 @@ MAX_GONE = 200
 
 
 class TaskTable:
-    def __init__(self, around: Surroundings, spawners: int) -> None:
-        """`spawners` is the number of spawners shared by all users; with 0, each user has its own spawner."""
+    def __init__(self, around: Surroundings, spawners: int, steady: Callable[[], float] = monotonic) -> None:
+        """`spawners` is the number of spawners shared by all users; with 0, each user has its own spawner.
+
+        `steady` is a clock that spawners have too.
+        """
+        self._steady = steady
         self.grace = 30.0
         """Seconds within which a task has to end after a stop."""
         self.reporting = Reporting()
@@ -56,7 +60,7 @@ class TaskTable:
         """Later attempts, which wait until the live attempt of their task has ended."""
         self._gone: list[list[Key]] = [[] for _ in range(spawners)]
         """Confirmed ends that spawners keep until they receive the confirmation."""
-        self._specs: dict[tuple[int, int, bool], SpawnerSpec] = {}
+        self._specs: dict[tuple[int, bool], SpawnerSpec] = {}
         """Specifications of the message that is being handled."""
 
     def spawners_of(self, user: str) -> range:
@@ -148,7 +152,7 @@ class TaskTable:
         """
         if launch.gang is not None:
             return spawner_spec(self._around, launch, work.specs[launch.spec])
-        key = (launch.spec, launch.tasks.number // PER_FOLDER, bool(launch.devices))
+        key = (launch.spec, bool(launch.devices))
         spec = self._specs.get(key)
         if spec is None:
             spec = self._specs[key] = spawner_spec(self._around, launch, work.specs[launch.spec])
@@ -219,14 +223,14 @@ class TaskTable:
         for key, result in ended:
             self._end(self._entries[key], result)
 
-    def find(self, spawner: int, tasks: Iterable[tuple[Meta, int, int, str, Result | None]]) -> None:
+    def find(self, spawner: int, tasks: Iterable[tuple[Meta, int, int, str, Result | None, float]]) -> None:
         """Record the full list of a spawner's tasks, which it sends at first and after a restart."""
         self.missing.pop(spawner, None)
         self._unsent.pop(spawner, None)
         before = [key for key, entry in self._entries.items() if entry.at == spawner and not self._is_held(entry)]
         named: set[Key] = set()
         confirmed = set(self._gone[spawner])
-        for meta, index, chain, state, result in tasks:
+        for meta, index, chain, state, result, began in tasks:
             key = (meta[1], meta[2], meta[3], index)
             named.add(key)
             if key in confirmed:
@@ -243,6 +247,7 @@ class TaskTable:
                 self._end(entry, result)
             elif state != "waiting" and entry.state == "sent":
                 self._begin(entry)
+                entry.began = began
         for key in before:
             if key not in named:
                 self._settle_unknown(self._entries[key])
@@ -284,6 +289,7 @@ class TaskTable:
     def _begin(self, entry: Entry) -> None:
         self.queued -= entry.waits
         entry.state = "running"
+        entry.began = self._steady()
         self.reporting.report(entry)
 
     def _end(self, entry: Entry, result: Result) -> None:
@@ -348,6 +354,17 @@ class TaskTable:
             if entry.state in states:
                 groups.setdefault(entry.meta, []).append(entry.key[3])
         return tuple(Tasks(*meta, flat_of(indices)) for meta, indices in groups.items())
+
+    def run_times(self, groups: Iterable[Tasks]) -> tuple[int, ...]:
+        """Return for each group of running tasks how long its tasks have run on average, in microseconds."""
+        now = self._steady()
+        times: list[int] = []
+        for group in groups:
+            began = [
+                self._entries[group.number, group.stage, group.attempt, index].began for index in each_of(group.indices)
+            ]
+            times.append(max(0, int((now - sum(began) / len(began)) * 1_000_000)))
+        return tuple(times)
 
     def is_over(self, number: int, stage: str, attempt: int, index: int) -> bool:
         entry = self._entries.get((number, stage, attempt, index))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from urllib.parse import parse_qs
 
 from fairlead.api.context import Services
@@ -10,7 +11,7 @@ from fairlead.api.middleware import App, Receive, Scope, Send, turn_away
 from fairlead.api.problems import Unserved
 from fairlead.core.errors import Refused
 from fairlead.engines.base import Closed
-from fairlead.wire.agent import PATH
+from fairlead.wire.agent import PATH, Refusal, encode
 
 
 class Socket:
@@ -51,6 +52,7 @@ def agents(services: Services) -> App:
     """Return the ASGI application for agents."""
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        problem = ""
         try:
             if scope["path"] != PATH:
                 raise Unserved("missing", f"agents connect to {PATH}")
@@ -65,13 +67,17 @@ def agents(services: Services) -> App:
                 if not epoch:
                     raise
         except Refused as refusal:
-            return await turn_away(scope, receive, send, Unserved(refusal.code, str(refusal)))
-        except Unserved as refusal:
-            return await turn_away(scope, receive, send, refusal)
+            problem = str(refusal)
+        except Unserved as unserved:
+            return await turn_away(scope, receive, send, unserved)
         await receive()
         await send({"type": "websocket.accept"})
         connection = Socket(receive, send, scope["trust"])
-        if epoch:
+        if problem:
+            with suppress(Closed):
+                await connection.send(encode(Refusal(problem, final=True)))
+                await connection.close(1008, "there is no such partition")
+        elif epoch:
             await services.hub.dismiss(name, epoch, connection)
         else:
             await services.hub.serve(name, connection)

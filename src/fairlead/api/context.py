@@ -69,11 +69,19 @@ class Records(Protocol):
 
     def attempts(self, partition: str, number: int, skip: int, limit: int) -> list[AttemptRow]: ...
 
-    def attempt(self, partition: str, number: int, stage: str, index: int) -> AttemptRow | None: ...
+    def task_attempts(self, partition: str, number: int, stage: str, index: int) -> list[AttemptRow]: ...
 
     def used(self, partition: str, number: int) -> dict[str, tuple[int, int, int]]: ...
 
     def flush(self, seconds: float) -> None: ...
+
+
+class Outputs(Protocol):
+    """Logs that were copied from nodes. Its methods wait for a disk."""
+
+    def size(self, partition: str, asked: LogRequest) -> int | None: ...
+
+    def read(self, partition: str, asked: LogRequest, offset: int, most: int) -> bytes: ...
 
 
 class Measured(Protocol):
@@ -113,8 +121,10 @@ class Services:
         version: str,
         fault: Callable[[Exception], None] = lambda error: None,
         log: Callable[[str, dict[str, Any]], None] = lambda event, fields: None,
+        outputs: Outputs | None = None,
     ) -> None:
         """`fault` is called with internal errors, `log` with events for the server's log."""
+        self.outputs = outputs
         self.control = control
         self.hub = hub
         self.records = records

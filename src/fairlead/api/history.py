@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from litestar import Request, get
 from litestar.params import QueryParameter
 
+from fairlead.api.attempts import FLUSH_TIMEOUT
 from fairlead.api.context import USERS, Limit, PartitionName, caller_of, may_see, services_of
 from fairlead.api.jobs import JobId, missing, number_of
 from fairlead.core.resources import SECOND
@@ -16,8 +17,6 @@ from fairlead.history.recorder import AttemptRow, JobRow
 from fairlead.wire import api as wire
 
 HttpRequest = Request[Any, Any, Any]
-FLUSH_TIMEOUT = 2.0
-"""Seconds to wait until jobs that have just ended are written."""
 
 
 @get("/history", operation_id="history", guards=[USERS], summary="Finished jobs, newest first")

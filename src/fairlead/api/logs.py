@@ -3,40 +3,43 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Annotated, Any, Literal, NamedTuple
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
+from typing import Annotated, Any, Literal, TypeVar
 
+import msgspec
 from litestar import Request, get
 from litestar.params import QueryParameter
 from litestar.response import Stream
 
+from fairlead.api.attempts import LogSource, TaskAttempts
 from fairlead.api.context import (
     USERS,
     PartitionName,
+    Services,
     caller_of,
     check_streams,
     counted_stream,
     services_of,
     streamed,
 )
-from fairlead.api.history import FLUSH_TIMEOUT, find_job
+from fairlead.api.control import PartitionService
+from fairlead.api.history import find_job
 from fairlead.api.jobs import JobId
 from fairlead.api.problems import Unserved
 from fairlead.core.errors import Refused
-from fairlead.core.resources import shown
 from fairlead.core.state import Partition
+from fairlead.engines.base import Away
 from fairlead.wire.agent import LogPart, LogRequest
 
+Result = TypeVar("Result")
 HttpRequest = Request[Any, Any, Any]
 MAX_INDEX = 10_000_000
-
-
-class LogSource(NamedTuple):
-    """The attempt of a task that has a log, and its node."""
-
-    stage: str
-    attempt: int
-    node: str
+AWAY_PAUSE = 0.5
+"""Seconds between two looks for a node that is away."""
+COPY_PART = 1 << 18
+"""Bytes that are read of a copy at a time."""
+ASKED_AT_ONCE, NODE_TIMEOUT = 100, 5.0
+"""Nodes that are asked at a time for a log whose node is not known, and the seconds for their answers."""
 
 
 @get(
@@ -59,40 +62,153 @@ async def log(
             required=False, ge=-(2**53), le=2**53, description="First byte; a negative offset counts from the end."
         ),
     ] = 0,
-    follow: Annotated[bool, QueryParameter(required=False, description="Send new output until the task ends.")] = False,
+    follow: Annotated[
+        bool,
+        QueryParameter(
+            required=False, description="Send new output until the attempt ends; wait for it if it has not started."
+        ),
+    ] = False,
+    attempt: Annotated[
+        int | None, QueryParameter(required=False, ge=1, le=2**53, description="By default the last attempt.")
+    ] = None,
+    after: Annotated[
+        int | None,
+        QueryParameter(required=False, ge=0, le=2**53, description="Choose the first attempt above this number."),
+    ] = None,
 ) -> Stream:
-    """Return the output of a task as raw bytes. The stage may be left out if the job has only one."""
+    """Return the output of one attempt of a task as raw bytes. The stage may be left out if the job has only one.
+
+    The header `Fairlead-Attempt` has the number of the attempt. The code `gone` says that no further one will follow.
+    """
+    if attempt is not None and after is not None:
+        raise Refused("after", "give the number of an attempt or the one before it, not both")
     services = services_of(request)
     number, user = await find_job(request, job_id, partition)
     served = services.control.find(partition)
-    source = await _find(request, job_id, number, partition, stage, index)
-    log_request = LogRequest(0, number, source.stage, index, source.attempt, stream, offset, follow, user)
+    attempts = TaskAttempts(services, partition, job_id, number, stage, index, stream)
     caller = caller_of(request)
     check_streams(services, caller)
-    parts = aiter(services.hub.log(served.name, source.node, log_request))
     with counted_stream(services, caller) as over:
-        first = await _first(request, parts, over)
-    if first.problem:
+        source = await _unless_gone(request, over, _choose(attempts, attempt, after, follow))
+        log_request = LogRequest(0, number, source.stage, index, source.attempt, stream, offset, follow, user)
+        if not source.node and not await _is_copied(services, served.name, log_request):
+            source = source._replace(node=await _node_with(services, served, source, number, index, user))
+        parts = aiter(_read(services, served.name, attempts, source, log_request))
+        first = await _unless_gone(request, over, anext(parts))
+    if first.problem and not follow:
         raise Refused("log", first.problem, "conflict")
+    answer = streamed(services, caller, _data(first, parts), "text/plain; charset=utf-8")
+    answer.headers["fairlead-attempt"] = str(source.attempt)
+    return answer
 
-    return streamed(services, caller, _data(first, parts), "text/plain; charset=utf-8")
+
+async def _node_with(
+    services: Services, served: PartitionService, source: LogSource, number: int, index: int, user: str
+) -> str:
+    """Return the node that has the log of an attempt. Asks the connected nodes on which tasks of its user may run."""
+
+    def look(state: Partition) -> list[str]:
+        nodes = state.nodes
+        return [nodes.name[row] for _, row in sorted(nodes.rows.items()) if user in (nodes.users[row] or (user,))]
+
+    connected = services.hub.connected(served.name)
+    candidates = [name for name in await served.read(look) if name in connected]
+    wanted = LogRequest(0, number, source.stage, index, source.attempt, user=user)
+
+    async def has_log(node: str) -> bool:
+        parts = services.hub.log(served.name, node, wanted)
+        try:
+            async with asyncio.timeout(NODE_TIMEOUT):
+                return not (await anext(aiter(parts))).problem
+        except (Away, TimeoutError):
+            return False
+        finally:
+            if isinstance(parts, AsyncGenerator):
+                await parts.aclose()
+
+    for start in range(0, len(candidates), ASKED_AT_ONCE):
+        asked = candidates[start : start + ASKED_AT_ONCE]
+        for name, having in zip(asked, await asyncio.gather(*map(has_log, asked)), strict=True):
+            if having:
+                return name
+    raise Refused("log", "it is not known on which node the task ran, and no connected node has its log", "conflict")
 
 
-async def _first(request: HttpRequest, parts: AsyncIterator[LogPart], over: asyncio.Event) -> LogPart:
-    """Return the first part of a log. It may take long for a silent task, and the caller may disconnect before."""
-    part = asyncio.ensure_future(anext(parts))
+async def _choose(attempts: TaskAttempts, attempt: int | None, after: int | None, follow: bool) -> LogSource:
+    if attempt is not None:
+        return await attempts.numbered(attempt)
+    if after is None:
+        last = await attempts.last()
+        if last is not None:
+            return last
+    return await attempts.following(after or 0, follow)
+
+
+async def _read(
+    services: Services, partition: str, attempts: TaskAttempts, source: LogSource, log_request: LogRequest
+) -> AsyncIterator[LogPart]:
+    """Yield the log of an attempt: from its node, or the server's copy if the node does not have it any more.
+
+    With `follow`, a node that is away is waited for while the attempt runs there.
+    """
+    problem = ""
+    while source.node:
+        try:
+            async for part in services.hub.log(partition, source.node, log_request):
+                problem = part.problem
+                if not problem:
+                    yield part
+                log_request = msgspec.structs.replace(log_request, offset=part.offset + len(part.data))
+            if not problem:
+                return
+            break
+        except Away as away:
+            problem = str(away)
+        if not (log_request.follow and await attempts.is_running(source.attempt)):
+            break
+        await asyncio.sleep(AWAY_PAUSE)
+    copied = False
+    async for part in _copy(services, partition, log_request):
+        copied = True
+        yield part
+    if not copied:
+        yield LogPart(0, 0, b"", True, problem)
+
+
+async def _copy(services: Services, partition: str, log_request: LogRequest) -> AsyncIterator[LogPart]:
+    """Yield the server's copy of a log; nothing if there is none."""
+    size = None if services.outputs is None else await asyncio.to_thread(services.outputs.size, partition, log_request)
+    if services.outputs is None or size is None:
+        return
+    offset = max(0, size + log_request.offset) if log_request.offset < 0 else log_request.offset
+    while data := await asyncio.to_thread(services.outputs.read, partition, log_request, offset, COPY_PART):
+        yield LogPart(0, offset, data)
+        offset += len(data)
+    yield LogPart(0, offset, b"", True)
+
+
+async def _is_copied(services: Services, partition: str, log_request: LogRequest) -> bool:
+    return (
+        services.outputs is not None
+        and await asyncio.to_thread(services.outputs.size, partition, log_request) is not None
+    )
+
+
+async def _unless_gone(request: HttpRequest, over: asyncio.Event, work: Awaitable[Result]) -> Result:
+    """Return the result of work that may take long. Raise if the caller disconnects or its token ends before."""
+    result = asyncio.ensure_future(work)
     others = [asyncio.create_task(_gone(request)), asyncio.create_task(over.wait())]
     try:
-        await asyncio.wait((part, *others), return_when=asyncio.FIRST_COMPLETED)
-        if part.done():
-            return part.result()
+        await asyncio.wait((result, *others), return_when=asyncio.FIRST_COMPLETED)
+        if result.done():
+            return result.result()
         if over.is_set():
             raise Unserved("unauthenticated", "the token was revoked or has expired; ask with another one")
         others[0].result()
         raise Refused("log", "the caller has disconnected", "conflict")  # the answer reaches no reader
     finally:
-        for task in (part, *others):
-            task.cancel()  # this ends `parts` too
+        for task in (result, *others):
+            task.cancel()  # this ends the parts of a log too
 
 
 async def _gone(request: HttpRequest) -> None:
@@ -102,44 +218,13 @@ async def _gone(request: HttpRequest) -> None:
 
 
 async def _data(first: LogPart, parts: AsyncIterator[LogPart]) -> AsyncGenerator[bytes]:
-    yield first.data
+    yield _text(first)
     async for part in parts:
-        yield part.data
-        if part.problem:
-            yield f"\n[fairlead: {part.problem}]\n".encode()
+        yield _text(part)
 
 
-async def _find(request: HttpRequest, job_id: str, number: int, partition: str, stage: str, index: int) -> LogSource:
-    """Return the running attempt of a task, or the last one that ended."""
-    services = services_of(request)
-    served = services.control.find(partition)
-
-    def look(state: Partition) -> LogSource | str:
-        job = state.jobs.get(job_id)
-        if job is None:
-            return stage
-        names = [candidate.name for candidate in job.stages]
-        chosen = job.stage(stage) if stage else job.stages[0] if len(names) == 1 else None
-        if chosen is None:
-            raise Refused(
-                "stage", f"job {job.id} has no stage {shown(stage)}; it has {', '.join(names[:20])}", "missing"
-            )
-        if index >= chosen.count:
-            raise Refused("index", f"stage {chosen.name} has {chosen.count} tasks, and they count from 0", "missing")
-        allocation = (chosen.live or {}).get(index)
-        if allocation is None or allocation.started is None:
-            return chosen.name
-        return LogSource(chosen.name, allocation.attempt, state.nodes.name[state.nodes.rows[allocation.node]])
-
-    source = await served.read(look)
-    if isinstance(source, LogSource):
-        return source
-    # A task that has just ended may not be in the history yet.
-    await asyncio.to_thread(services.records.flush, FLUSH_TIMEOUT)
-    row = await asyncio.to_thread(services.records.attempt, served.name, number, source or "main", index)
-    if row is None or not row.node:
-        raise Refused("log", f"task {index} of job {job_id} has not run yet; wait until it has", "missing")
-    return LogSource(row.stage, row.attempt, row.node)
+def _text(part: LogPart) -> bytes:
+    return part.data + (f"\n[fairlead: {part.problem}]\n".encode() if part.problem else b"")
 
 
 HANDLERS = [log]

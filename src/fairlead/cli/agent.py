@@ -17,6 +17,8 @@ import typer
 from fairlead.cli.options import pairs
 
 AGENT_USER = "fairlead"
+FINAL = 78
+"""Exit code of an agent that cannot work until an operator acts (EX_CONFIG of sysexits.h): do not start it again."""
 
 
 def agent(
@@ -132,8 +134,9 @@ def agent(
     except KeyboardInterrupt:
         _log("stopped", {"tasks": "they keep running; start the agent again to find them"})
     except (CannotSplit, Refused, Taken) as problem:
-        typer.echo(f"fairlead: error: {problem}", err=True)
-        raise typer.Exit(1) from None
+        missing = "" if token_file is None or token_file.exists() else f" ({token_file} does not exist)"
+        typer.echo(f"fairlead: error: {problem}{missing}", err=True)
+        raise typer.Exit(FINAL if isinstance(problem, Refused) else 1) from None
 
 
 def _check_users(for_users: list[str], user: str, others: dict[str, object]) -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
-import threading
 import time
-from codecs import getincrementaldecoder
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -38,10 +35,6 @@ if TYPE_CHECKING:
     from fairlead.client import Client
     from fairlead.wire import api as wire
 
-FOLLOWED = 32
-"""Number of tasks of a job that are followed at once."""
-LOG_TIMEOUT = 5.0
-"""Seconds after which a command that waits for a job prints why the job waits."""
 SHOWN = 1_000
 """Tasks of a job that are shown."""
 
@@ -93,6 +86,17 @@ Tries = Annotated[int | None, typer.Option(help="Number of times a task may be t
 Directory = Annotated[
     str | None, typer.Option(help="Working directory. By default this one, if the server is on this machine.")
 ]
+Output = Annotated[
+    str | None,
+    typer.Option(
+        "--output",
+        "-o",
+        help="File for standard output, and for standard error without --error, instead of a log. "
+        "%j is the job, %s the stage, %a the index, %r the attempt.",
+        metavar="PATTERN",
+    ),
+]
+Error = Annotated[str | None, typer.Option("--error", help="File for standard error.", metavar="PATTERN")]
 Shell = Annotated[bool, typer.Option("--shell", help="Run the command with /bin/sh -c.")]
 File = Annotated[
     Path | None, typer.Option("--file", "-f", help="File with a job in YAML or JSON; - for standard input.")
@@ -122,6 +126,8 @@ def submit(
     time_limit: TimeLimit = None,
     tries: Tries = None,
     directory: Directory = None,
+    output: Output = None,
+    error: Error = None,
     shell: Shell = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the job and exit with its status.")] = False,
     follow: Annotated[
@@ -160,6 +166,8 @@ def run(
     time_limit: TimeLimit = None,
     tries: Tries = None,
     directory: Directory = None,
+    output: Output = None,
+    error: Error = None,
     shell: Shell = False,
     partition: Partition = "",
     as_json: AsJson = False,
@@ -183,7 +191,7 @@ def run(
 
 DOCUMENT_OPTIONS = frozenset(
     "command name queue array gang cpu memory gpu resource priority after env secret label selector toleration pool "
-    "estimate time_limit tries directory shell".split()
+    "estimate time_limit tries directory output error shell".split()
 )
 
 
@@ -191,6 +199,8 @@ DOCUMENT_OPTIONS = frozenset(
 def _submit(
     file: Path | None, options: dict[str, Any], partition: str, wait: bool, follow: bool, as_json: bool
 ) -> None:
+    from fairlead.cli.following import follow_job
+
     with open_client(partition) as client:
         document = _from_file(file, options) if file is not None else _from_options(client, options)
         if not (wait or follow):
@@ -205,7 +215,7 @@ def _submit(
             try:
                 interrupt.raises()
                 if follow:
-                    _follow(client, job)
+                    follow_job(client, job)
                 view = client.wait(job)
             except KeyboardInterrupt:
                 _kill_own(client, job)
@@ -284,6 +294,8 @@ def _from_options(client: Client, options: dict[str, Any]) -> dict[str, Any]:
         "time_limit": options["time_limit"],
         "tries": options["tries"],
         "directory": directory,
+        "output": options["output"],
+        "error": options["error"],
     }
     job = {
         "name": options["name"] or _name_of(options["command"][0]),
@@ -477,23 +489,29 @@ def logs(
     index: Annotated[int, typer.Option("--index", "-i", help="Index of the task.", min=0)] = 0,
     stage: Annotated[str, typer.Option(help="Name of the stage, if the job has several.")] = "",
     stderr: Annotated[bool, typer.Option("--stderr", help="Show standard error instead of standard output.")] = False,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Show new output until the task ends.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Show new output until the task ends, also of its later attempts.")
+    ] = False,
+    attempt: Annotated[
+        int | None, typer.Option(help="Number of the attempt. By default the last one.", metavar="N", min=1)
+    ] = None,
     tail: Annotated[int | None, typer.Option(help="Only the last N bytes.", metavar="N", min=1)] = None,
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
     """Show the output of a task. With --json, print one document per piece of output, each on its own line."""
-    text = getincrementaldecoder("utf-8")("replace")
+    from fairlead.cli.following import TaskOutput, documents, until_started
+
     with open_client(partition) as client:
-        stream = "err" if stderr else "out"
         if follow:
-            _until_started(client, job)
-        for part in client.log(job, stage, index, stream, follow, -tail if tail else 0):
-            if as_json:
-                print_json({"stream": stream, "text": text.decode(part)})
-            else:
-                sys.stdout.buffer.write(part)
-                sys.stdout.buffer.flush()
+            until_started(client, job)
+        stream = "err" if stderr else "out"
+        show = documents(stream) if as_json else None
+        output = TaskOutput(client, job, stage, index, (stream,), show=show)
+        if not follow or attempt is not None:
+            output.show(stream, follow, attempt, offset=-tail if tail else 0)
+        else:
+            output.follow(offset=-tail if tail else 0)
 
 
 @calls_server
@@ -640,74 +658,6 @@ def wait(
             print_text(f"{result.id}: {result.state}{f', {result.reason}' if result.reason else ''}")
     if any(result.state != "succeeded" for result in results):
         raise typer.Exit(1)
-
-
-# -- following ---------------------------------------------------------------------------------------------------
-
-
-def _until_started(client: Client, job: str) -> wire.Job:
-    """Wait until a task of the job runs or the job is over. Print why it waits if that takes long."""
-    pause = 0.01
-    due = time.monotonic() + LOG_TIMEOUT
-    while True:
-        view = client.job(job)
-        if view.over or any(stage.running or stage.ended for stage in view.stages):
-            return view
-        if time.monotonic() > due:
-            due = time.monotonic() + 10 * LOG_TIMEOUT
-            for ask in client.explain(job).waiting[:1]:
-                typer.echo(f"fairlead: job {job} waits: {ask.reason or ask.code}", err=True)
-        time.sleep(pause)
-        pause = min(0.5, 1.5 * pause)
-
-
-def _follow(client: Client, job: str) -> None:
-    """Show the output of the tasks of a job until they end."""
-    view = _until_started(client, job)
-    tasks = [(stage.name, index) for stage in view.stages for index in range(stage.count)]
-    if len(tasks) > FOLLOWED:
-        typer.echo(f"fairlead: only the first {FOLLOWED} of {len(tasks)} tasks are shown", err=True)
-    prefixed = len(tasks) > 1
-    threads = [
-        threading.Thread(target=_copy, args=(client, job, stage, index, stream, prefixed), daemon=True)
-        for stage, index in tasks[:FOLLOWED]
-        for stream in ("out", "err")
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        while thread.is_alive():
-            thread.join(0.1)  # short waits, so that Ctrl-C gets through
-
-
-def _copy(client: Client, job: str, stage: str, index: int, stream: str, prefixed: bool) -> None:
-    from fairlead.client import Problem
-
-    target = sys.stdout.buffer if stream == "out" else sys.stderr.buffer
-    offset = 0
-    pause = 0.01
-    over = False
-    while True:
-        try:
-            waiting = b""
-            for part in client.log(job, stage, index, stream, True, offset):
-                offset += len(part)
-                if not prefixed:
-                    target.write(part)
-                    target.flush()
-                    continue
-                *lines, waiting = (waiting + part).split(b"\n")
-                for line in lines:
-                    target.write(f"{stage}[{index}] ".encode() + line + b"\n")
-                target.flush()
-            return
-        except Problem as problem:
-            if problem.status not in (404, 409) or over:
-                return
-            # The task may have started and ended meanwhile. If the job is over, one more try is enough.
-            over = client.job(job).over
-        time.sleep(pause)
-        pause = min(0.5, 1.5 * pause)
 
 
 def _end_as(client: Client, job: wire.Job, quiet: bool) -> None:

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fairlead import __version__
-from fairlead.cli.agent import own_name
+from fairlead.cli.agent import FINAL, own_name
+from fairlead.cli.options import pairs
 from fairlead.cli.output import fail, progress
 
 if TYPE_CHECKING:
@@ -54,6 +55,14 @@ SecretsKey = Annotated[
 ]
 LogSize = Annotated[str, typer.Option(help="Largest size of the server's log; older lines are dropped.")]
 HistorySize = Annotated[str, typer.Option(help="Largest size of the history; jobs that ended first are dropped.")]
+Outputs = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder for copies of the logs of pool nodes. By default in the data directory.", metavar="FOLDER"
+    ),
+]
+OutputsSize = Annotated[str, typer.Option(help="Largest size of these copies; the oldest are dropped.")]
+OutputsAge = Annotated[str, typer.Option(help="Age at which these copies are dropped.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -69,16 +78,33 @@ def up(
     secrets_key: SecretsKey = None,
     log_size: LogSize = "160Mi",
     history_size: HistorySize = "4Gi",
+    outputs: Outputs = None,
+    outputs_size: OutputsSize = "16Gi",
+    outputs_age: OutputsAge = "30d",
     as_json: AsJson = False,
 ) -> None:
     """Run everything on this machine: control plane, API and an agent. Ctrl-C stops it; tasks keep running.
 
     The next `up` finds the tasks again; `fairlead down --kill` ends them.
     """
+    _check_node(name, pairs(resource, "--resource"))
     options = ["--for", getpass.getuser(), *["--user", "root"] * (os.geteuid() == 0), *["--name", name] * bool(name)]
     for text in resource or ():
         options += ["--resource", text]
-    _run(data, "127.0.0.1", port, config, None, None, secrets_key, as_json, options, log_size, history_size)
+    _run(
+        data,
+        "127.0.0.1",
+        port,
+        config,
+        None,
+        None,
+        secrets_key,
+        as_json,
+        options,
+        log_size,
+        history_size,
+        (outputs, outputs_size, outputs_age),
+    )
 
 
 def server(
@@ -93,10 +119,26 @@ def server(
     secrets_key: SecretsKey = None,
     log_size: LogSize = "160Mi",
     history_size: HistorySize = "4Gi",
+    outputs: Outputs = None,
+    outputs_size: OutputsSize = "16Gi",
+    outputs_age: OutputsAge = "30d",
     as_json: AsJson = False,
 ) -> None:
     """Run the control plane and the API, without an agent. Agents join with `fairlead agent --join URL`."""
-    _run(data, host, port, config, certificate, key, secrets_key, as_json, None, log_size, history_size)
+    _run(
+        data,
+        host,
+        port,
+        config,
+        certificate,
+        key,
+        secrets_key,
+        as_json,
+        None,
+        log_size,
+        history_size,
+        (outputs, outputs_size, outputs_age),
+    )
 
 
 def down(
@@ -170,6 +212,7 @@ def _run(
     agent: list[str] | None,
     log_size: str,
     history_size: str,
+    outputs: tuple[Path | None, str, str],
 ) -> None:
     """Run a server. `agent` holds the options of the agent to run beside it, or None for no agent."""
     if (certificate is None) != (key is None):
@@ -236,6 +279,9 @@ def _run(
         version=__version__,
         log_size=log_size,
         history_size=history_size,
+        outputs=outputs[0],
+        outputs_size=outputs[1],
+        outputs_age=outputs[2],
     )
     try:
         uvloop.run(_main(settings, listening, url, as_json, agent))
@@ -298,6 +344,12 @@ async def _keep_agent(directory: Path, url: str, options: list[str]) -> None:
             )
         try:
             code = await process.wait()
+            if code == FINAL:
+                cause = (directory / "agent.log").read_text(errors="replace").splitlines()[-1]
+                typer.echo(
+                    f"{cause}\nfairlead: this machine runs no tasks until that is mended; start it again", err=True
+                )
+                return
             typer.echo(f"fairlead: the agent ended with code {code}; see {directory / 'agent.log'}", err=True)
         finally:
             if process.returncode is None:
@@ -313,6 +365,17 @@ def _end_with_parent() -> None:
 
     os.setsid()  # Ctrl-C must reach only the server, which ends the agent itself
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+
+
+def _check_node(name: str, resources: dict[str, str]) -> None:
+    """Refuse options with which the agent of this machine could never join."""
+    from fairlead.agent.machine import host_name
+    from fairlead.app import Failed, check_node
+
+    try:
+        check_node(name or host_name(), resources)
+    except Failed as problem:
+        fail(str(problem), code=2)
 
 
 def _greet(url: str, directory: Path, as_json: bool, agent: bool) -> None:

@@ -134,9 +134,18 @@ class AsyncClient:
         await self.send(calls.remove_secret(name))
 
     async def log(
-        self, job: str, stage: str = "", index: int = 0, stream: str = "out", follow: bool = False, offset: int = 0
+        self,
+        job: str,
+        stage: str = "",
+        index: int = 0,
+        stream: str = "out",
+        follow: bool = False,
+        offset: int = 0,
+        attempt: int | None = None,
+        after: int | None = None,
     ) -> AsyncIterator[bytes]:
-        call = calls.log(job, self.partition, stage=stage, index=index, stream=stream, follow=follow, offset=offset)
+        options = {"stage": stage, "index": index, "stream": stream, "follow": follow, "offset": offset}
+        call = calls.log(job, self.partition, **options, attempt=attempt, after=after)
         async for part in self.stream(call):
             yield part
 

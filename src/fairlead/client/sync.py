@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
@@ -107,11 +107,26 @@ class Client:
         return self.send(calls.attempts(job, self.partition, limit=1000))
 
     def log(
-        self, job: str, stage: str = "", index: int = 0, stream: str = "out", follow: bool = False, offset: int = 0
+        self,
+        job: str,
+        stage: str = "",
+        index: int = 0,
+        stream: str = "out",
+        follow: bool = False,
+        offset: int = 0,
+        attempt: int | None = None,
+        after: int | None = None,
+        began: Callable[[int], None] = lambda attempt: None,
     ) -> Iterator[bytes]:
-        """Yield the output of a task as it arrives."""
-        call = calls.log(job, self.partition, stage=stage, index=index, stream=stream, follow=follow, offset=offset)
-        yield from self.stream(call)
+        """Yield the output of one attempt of a task as it arrives: of the last attempt by default.
+
+        `after` chooses the first attempt above a number. With `follow` it is waited for; if the task has ended and no
+        further attempt follows, a `Problem` with the code `gone` is raised. `began` is called with the number of the
+        attempt before its output.
+        """
+        options = {"stage": stage, "index": index, "stream": stream, "follow": follow, "offset": offset}
+        call = calls.log(job, self.partition, **options, attempt=attempt, after=after)
+        yield from self.stream(call, lambda headers: began(int(headers.get("fairlead-attempt", 0))))
 
     # -- the cluster ---------------------------------------------------------------------------------------------
 
@@ -198,12 +213,18 @@ class Client:
             if not cursor:
                 return
 
-    def stream(self, call: Call[Any]) -> Iterator[bytes]:
-        """Yield the parts of a streaming answer. The call is not sent again if the stream breaks off."""
+    def stream(
+        self, call: Call[Any], began: Callable[[Mapping[str, str]], None] = lambda headers: None
+    ) -> Iterator[bytes]:
+        """Yield the parts of a streaming answer. The call is not sent again if the stream breaks off.
+
+        `began` is called with the headers of the answer.
+        """
         try:
             with self._connections.stream(call) as answer:
                 if answer.status >= 400:
                     raise problem_of(answer.status, answer.read())
+                began(answer.headers)  # type: ignore[arg-type]  # an email.message.Message, which has `get` too
                 while part := answer.read1():
                     yield part
         except LOST as problem:

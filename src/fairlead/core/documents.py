@@ -68,6 +68,9 @@ def parse_job(doc: object, field: str = "", resources: Mapping[str, object] = NO
     return job
 
 
+PATTERN_CODES = ("j", "s", "a", "r")
+
+
 def parse_stage(doc: object, field: str, resources: Mapping[str, object] = NOTHING) -> StageSpec:
     read = Reader(doc, field, "a stage")
     count, least = _parse_size(read)
@@ -90,6 +93,8 @@ def parse_stage(doc: object, field: str, resources: Mapping[str, object] = NOTHI
         apart=read.flag("apart", False),
         directory=read.text("directory", "", most=4_096),
         secrets=read.pairs("secrets", names=False, most=MAX_LABELS),
+        output=_pattern(read, "output"),
+        error=_pattern(read, "error"),
     )
     if stage.directory and not stage.directory.startswith("/"):
         raise Refused(
@@ -122,11 +127,28 @@ def _parse_size(read: Reader) -> tuple[int, int | None]:
     return array, 1
 
 
+def _pattern(read: Reader, key: str) -> str:
+    """Read the name of a file, in which %j, %s, %a and %r stand for job, stage, index and attempt."""
+    text = read.text(key, "", most=4_096)
+    codes = text.split("%")[1:]
+    while codes:
+        code = codes.pop(0)
+        if not code and codes:  # %%
+            codes.pop(0)
+        elif code[:1] not in PATTERN_CODES:
+            raise Refused(
+                read.at(key),
+                f"%{code[:1]} in {shown(text)} stands for nothing; write %j for the id of the job, %s for the stage, "
+                "%a for the index of the task, %r for its attempt, or %% for a percent sign",
+            )
+    return text
+
+
 def _texts(spec: StageSpec) -> Iterator[str]:
     """Yield the texts of a stage that may be long or many."""
     yield from spec.command
     yield from spec.tolerations
-    yield spec.directory
+    yield from (spec.directory, spec.output, spec.error)
     yield from chain(*spec.environment, *spec.secrets)
     for label, values in spec.selectors:
         yield label

@@ -68,6 +68,10 @@ class StageSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     directory: str = ""
     secrets: Pairs = ()
     """Environment variables with the names of their secrets, never the values."""
+    output: str = ""
+    """Pattern of the file for standard output; empty for a log of the agent."""
+    error: str = ""
+    """Pattern of the file for standard error; empty for that of the output, or for a log of the agent."""
 
     def shape_key(self, manager: str, user: str) -> ShapeKey:
         return ShapeKey(

@@ -23,7 +23,18 @@ from fairlead.core.ranges import check_flat
 from fairlead.core.resources import SECOND
 from fairlead.core.settings import PartitionSettings
 from fairlead.core.state import Partition
-from fairlead.engines.base import Busy, Closed, Connection, Credentials, Ended, Log, PartitionHandle, Peer, Secrets
+from fairlead.engines.base import (
+    Away,
+    Busy,
+    Closed,
+    Connection,
+    Credentials,
+    Ended,
+    Log,
+    PartitionHandle,
+    Peer,
+    Secrets,
+)
 from fairlead.engines.connections import Attached, Blocks, LedPartition, Seen
 from fairlead.engines.convert import (
     check_greeting,
@@ -49,6 +60,8 @@ BUSY_PAUSE = 0.02
 WATCH_PAUSE = 0.5
 BAD, AGAIN = 1008, 1012
 """Close codes: protocol violation; reconnect in a moment."""
+PASSING = frozenset(("conflict", "unavailable"))
+"""Codes of refusals that may pass without a change of the agent: another agent has the node for now, a disk is full."""
 
 
 class Agents:
@@ -65,6 +78,8 @@ class Agents:
         steady: Callable[[], float] = monotonic,
     ) -> None:
         """`ended` is called with all tasks that ended, after their ends are durable.
+
+        A task that an agent reports again, as after a restart of the server, is marked as stale.
 
         Keys of gangs are derived from `gang_seed`; they survive a restart only if the same seed is given again.
         `lock` is a file that is locked while this process runs, for agents on the same machine.
@@ -147,10 +162,11 @@ class Agents:
             pass
         except (Refused, msgspec.DecodeError, msgspec.ValidationError, TimeoutError) as problem:
             code, reason = BAD, str(problem) or "the greeting took too long"
+            final = isinstance(problem, Refused) and problem.code not in PASSING
             self._log("agent refused", {"partition": partition, "problem": reason})
             with suppress(Closed, TimeoutError):
                 async with asyncio.timeout(REFUSAL_TIME):
-                    await connection.send(encode(wire.Refusal(reason)))
+                    await connection.send(encode(wire.Refusal(reason, final)))
         finally:
             await connection.close(code, reason.encode()[:120].decode(errors="ignore"))
 
@@ -195,7 +211,7 @@ class Agents:
             elif isinstance(message, wire.Beat):
                 await connection.send(encode(wire.Beaten(message.number)))
         problem = f"partition {partition} was removed; stop this agent, or have it join another partition"
-        await connection.send(encode(wire.Refusal(problem)))
+        await connection.send(encode(wire.Refusal(problem)))  # not for good: the partition may be added again
 
     async def _serve(self, partition: str, connection: Connection) -> None:
         peer, hello = await self._greeting(partition, connection)
@@ -206,6 +222,7 @@ class Agents:
         before = reign.attached.get(name)
         self._check_instance(reign, before, peer)
         attached = Attached(peer, connection)
+        attached.pool = hello.pool
         if before is not None:
             before.cut()  # an agent that reconnects has given up its last connection
         reign.attached[name] = attached
@@ -258,6 +275,7 @@ class Agents:
                 f"another agent has the identity of node {peer.node}{ago}: the directory of one is a copy, or the "
                 "machine was restarted; give this agent a name and a directory of its own, or wait until the other "
                 "agent is lost",
+                "conflict",
             )
 
     async def _join(self, reign: LedPartition, attached: Attached, hello: wire.Hello) -> None:
@@ -267,7 +285,11 @@ class Agents:
         seen.heard, seen.address, seen.instance = self._steady(), hello.address, attached.peer.instance
         greeted = Blocks((*hello.running, *hello.ended))
         commands: list[AnyCommand] = [AddNode(name=name, spec=spec, operator=True)]
-        commands += [command_of(name, wire.Report(tasks, "running")) for tasks in hello.running]
+        times = (*hello.run_times, *(0 for _ in hello.running))
+        commands += [
+            command_of(name, wire.Report(tasks, "running", ran=(ran,)))
+            for tasks, ran in zip(hello.running, times, strict=False)
+        ]
         added, *_ = await self._offer(reign, commands)
         if isinstance(added, Rejected):
             raise Refused(added.field, added.problem, added.code)
@@ -313,7 +335,7 @@ class Agents:
                     case wire.Beat():
                         attached.put(wire.Beaten(message.number))
                         await self._compare(reign, attached, message)
-                    case wire.LogPart():
+                    case wire.LogPart() | wire.OutputPart():
                         reader = attached.readers.get(message.request)
                         if reader is not None:
                             reader.put_nowait(message)
@@ -325,7 +347,7 @@ class Agents:
                         raise Refused("greeting", "an agent greets once per connection; connect again")
         finally:
             for reader in attached.readers.values():
-                reader.put_nowait(wire.LogPart(0, 0, b"", True, f"node {attached.node} is not connected any more"))
+                reader.put_nowait(None)
             for task in waiting:
                 task.cancel()
 
@@ -357,8 +379,7 @@ class Agents:
                     attached.running.add(report.tasks)
                 else:
                     attached.running.drop(report.tasks)
-                    if not answer.note:
-                        ended += ends_of(partition, attached.node, report)
+                    ended += ends_of(partition, attached, report, stale=bool(answer.note))
         finally:
             if ended:
                 self._ended(ended)
@@ -467,19 +488,37 @@ class Agents:
         return {name: self._steady() - reign.nodes[name].heard for name in sorted(reign.attached)}
 
     async def log(self, partition: str, node: str, asked: wire.LogRequest) -> AsyncIterator[wire.LogPart]:
-        """Yield a task's log from its node. The last part is marked, and has the problem if there is one."""
+        """Yield a task's log from its node. The last part is marked, and has the problem if there is one.
+
+        Raises `Away` if the node is not connected, or disconnects meanwhile.
+        """
+        async for part in self._read(partition, node, asked):
+            if isinstance(part, wire.LogPart):
+                yield part
+
+    async def outputs(self, partition: str, node: str, asked: wire.OutputRequest) -> AsyncIterator[wire.OutputPart]:
+        """Yield the logs of tasks from their node. Raises `Away` as `log` does."""
+        async for part in self._read(partition, node, asked):
+            if isinstance(part, wire.OutputPart):
+                yield part
+
+    async def _read(
+        self, partition: str, node: str, asked: wire.LogRequest | wire.OutputRequest
+    ) -> AsyncIterator[wire.LogPart | wire.OutputPart]:
         reign = self._reigns.get(partition)
         attached = reign.attached.get(node) if reign is not None else None
         if attached is None or not attached.open:
-            yield wire.LogPart(0, 0, b"", True, f"node {node} is not connected; its logs are there when it is back")
-            return
+            raise Away(f"node {node} is not connected; its logs are there when it is back")
         request = next(self._requests)
-        reader = attached.readers[request] = asyncio.Queue[wire.LogPart]()
+        reader = attached.readers[request] = asyncio.Queue[wire.LogPart | wire.OutputPart | None]()
         attached.put(msgspec.structs.replace(asked, request=request))
         last = False
         try:
             while not last:
                 part = await reader.get()
+                if part is None:
+                    last = True
+                    raise Away(f"node {node} is not connected any more; its logs are there when it is back")
                 last = part.last
                 yield part
                 if not last:

@@ -68,6 +68,10 @@ class Closed(Exception):
     """The other end of a connection is gone."""
 
 
+class Away(Exception):
+    """The agent of a node is not connected, or not any more; the text says so."""
+
+
 class Connection(Protocol):
     """A WebSocket with whole binary messages."""
 
@@ -138,6 +142,10 @@ class Ended(msgspec.Struct, frozen=True):
     ran: int
     cpu: int
     memory: int
+    stale: bool = False
+    """True if the end was known before, or if the task was not given to this node."""
+    pool: str = ""
+    """The pool of the node."""
 
 
 Secrets = Callable[[str, tuple[str, ...]], dict[str, str]]

@@ -76,6 +76,7 @@ class Attached:
 
     def __init__(self, peer: Peer, connection: Connection) -> None:
         self.node = peer.node
+        self.pool = ""
         self.peer = peer
         self.connection = connection
         self.open = False
@@ -85,7 +86,8 @@ class Attached:
         """Tasks that run there according to the state, from the agent's reports."""
         self._outbox: asyncio.Queue[wire.FromServer | None] = asyncio.Queue(MAX_UNSENT)
         """`None` ends the connection."""
-        self.readers: dict[int, asyncio.Queue[wire.LogPart]] = {}
+        self.readers: dict[int, asyncio.Queue[wire.LogPart | wire.OutputPart | None]] = {}
+        """Readers of logs by request. `None` says that the agent has disconnected."""
         self.renewal: float | None = None
         """Time when a new key was requested, by the clock of the hub."""
         self.refusal: wire.Refusal | None = None
@@ -123,8 +125,8 @@ class Attached:
             self.cut()
 
     def refuse(self, problem: str) -> None:
-        """Close the connection and send the reason."""
-        self.refusal = wire.Refusal(problem)
+        """Close the connection and send the reason, which holds until an operator acts."""
+        self.refusal = wire.Refusal(problem, final=True)
         self.cut()
 
     def cut(self) -> None:

@@ -13,7 +13,7 @@ from fairlead.core.reader import check_name
 from fairlead.core.settings import PartitionSettings
 from fairlead.core.state import Partition
 from fairlead.engines.base import Ended, Peer
-from fairlead.engines.connections import block_of
+from fairlead.engines.connections import Attached, block_of
 from fairlead.wire import agent as wire
 from fairlead.wire.agent import Hello, Tasks
 from fairlead.wire.identity import NONCE_BYTES
@@ -21,7 +21,9 @@ from fairlead.wire.identity import NONCE_BYTES
 
 def check_knock(knock: wire.Knock) -> None:
     if knock.version != wire.VERSION:
-        raise Refused("version", f"the agent speaks version {knock.version}, the server {wire.VERSION}; update one")
+        raise Refused(
+            "version", f"the agent speaks version {knock.version}, the server {wire.VERSION}; update one", "conflict"
+        )
     check_name(knock.node, "node")
     if len(knock.nonce) != NONCE_BYTES:
         raise Refused("nonce", f"it has {len(knock.nonce)} bytes; send {NONCE_BYTES}")
@@ -106,11 +108,12 @@ def command_of(node: str, report: wire.Report) -> Report:
     )
 
 
-def ends_of(partition: str, node: str, report: wire.Report) -> Iterable[Ended]:
+def ends_of(partition: str, attached: Attached, report: wire.Report, stale: bool) -> Iterable[Ended]:
     """Yield the ends of tasks that ran. Tasks that never started are left out."""
     job, number, stage, attempt = block_of(report.tasks)
     state, code, signal = report.state, report.exit_code, report.signal
     listed = indices(report.tasks.indices)
     for index, ran, cpu, memory in zip(listed, report.ran, report.cpu, report.memory, strict=False):
         if ran:
-            yield Ended(partition, node, job, number, stage, index, attempt, state, code, signal, ran, cpu, memory)
+            task = (partition, attached.node, job, number, stage, index, attempt)
+            yield Ended(*task, state, code, signal, ran, cpu, memory, stale, attached.pool)

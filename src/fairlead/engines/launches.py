@@ -73,6 +73,8 @@ class Orders:
             needs.get(MEMORY, 0),
             tuple((variable, values[name]) for variable, name in spec.secrets if name in values),
             job.spec.user,
+            spec.output,
+            spec.error,
         )
 
     def _gang(self, partition: Partition, stage: Stage, gangs: dict[int, Gang]) -> Gang:

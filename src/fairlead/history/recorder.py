@@ -1,7 +1,8 @@
 """Makes history rows of ended jobs and attempts from sealed plans. An observer of writers passes them to a store.
 
 The journal is the source of truth, but ended jobs leave the state; the history keeps them. It is written after the
-journal. If a crash comes between the two, the next start adds the missing rows from the state.
+journal. If a crash comes between the two, the next start adds the missing rows: from the records that it replays, and
+from the state where a snapshot has replaced the records.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from fairlead.core.changes import JobNews, TaskNews
+from fairlead.core.changes import JobNews, News, TaskNews
 from fairlead.core.cycle import Cycle
 from fairlead.core.model import Job, Micros
 from fairlead.core.ranges import Ranges, difference
@@ -62,14 +63,34 @@ class Store(Protocol):
     def known(self, partition: str, number: int) -> list[AttemptRow]:
         """Return the attempts of a job that were written."""
 
+    def newest(self, partition: str) -> Micros:
+        """Return the time of the last end that was written; -1 if there is none. All earlier ends were written."""
+
 
 class HistoryRecorder:
     """An observer of writers that fills a store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._newest: dict[str, Micros] = {}
+        """Partition that is being recovered → the time of the last end that was written."""
+        self._replayed: dict[tuple[str, int], list[AttemptRow]] = {}
+        """Partition and job number → attempts that the recovery has replayed, and that may not have been written."""
+
+    def replayed(self, partition: Partition, news: Iterable[News]) -> None:
+        name = partition.name
+        if name not in self._newest:
+            self._newest[name] = self._store.newest(name)
+        if partition.now < self._newest[name]:
+            return
+        for item in news:
+            if isinstance(item, TaskNews) and item.what == "ended" and item.outcome != "pending":
+                row = _attempt_row(partition, item)
+                self._replayed.setdefault((name, row.number), []).append(row)
 
     def began(self, partition: Partition) -> None:
+        self._newest.pop(partition.name, None)
+        replayed = {key: self._replayed.pop(key) for key in list(self._replayed) if key[0] == partition.name}
         attempts: list[AttemptRow] = []
         jobs: list[JobRow] = []
         written = self._store.counted(partition.name)
@@ -77,7 +98,10 @@ class HistoryRecorder:
             tasks = _tasks(job)
             if not tasks or written.get(job.number) == tasks:
                 continue
-            attempts += _missing(partition, job, self._store.known(partition.name, job.number))
+            stored = self._store.known(partition.name, job.number)
+            lacking = _lacking(replayed.get((partition.name, job.number), ()), stored)
+            attempts += lacking
+            attempts += _missing(partition, job, [*stored, *lacking])
             if job.over and not job.allocations:
                 jobs.append(_job_row(partition, job, job.ended_at))
         if jobs or attempts:
@@ -147,8 +171,17 @@ def _attempt_row(partition: Partition, news: TaskNews) -> AttemptRow:
     )
 
 
+def _lacking(replayed: Iterable[AttemptRow], stored: Iterable[AttemptRow]) -> list[AttemptRow]:
+    """Return the rows that are not stored."""
+    known = {(row.stage, row.indices, row.attempt) for row in stored}
+    return [row for row in replayed if (row.stage, row.indices, row.attempt) not in known]
+
+
 def _missing(partition: Partition, job: Job, stored_rows: Iterable[AttemptRow]) -> Iterator[AttemptRow]:
-    """Yield rows for ends that are in the state and not in the store: a crash came before they were written."""
+    """Yield rows for ends that are in the state and not in the store, without their nodes, which the state forgets.
+
+    A crash came before they were written, and a snapshot has replaced their records.
+    """
     stored: dict[tuple[str, str], Ranges] = {}
     for row in stored_rows:
         stored.setdefault((row.stage, row.outcome), Ranges()).add(

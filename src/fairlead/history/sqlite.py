@@ -50,6 +50,13 @@ ATTEMPT_COLUMNS = ", ".join(AttemptRow.__struct_fields__)
 BEGAN = """coalesce(started, ended - (
     SELECT max(ran) FROM used WHERE used.partition = attempts.partition AND used.number = attempts.number
     AND used.stage = attempts.stage AND used.attempt = attempts.attempt AND place BETWEEN first AND last))"""
+SPAN = 1_000
+"""Indices between the first and the last task of an attempt row, up to which a task reported again is looked for."""
+USED_VALUES = ":partition, :number, :stage, :index, :attempt, :signal, :ran, :cpu, :memory"
+REPORTED = f"REPLACE INTO used VALUES ({USED_VALUES})"
+REPORTED_AGAIN = f"""INSERT OR IGNORE INTO used SELECT {USED_VALUES}
+    WHERE EXISTS (SELECT 1 FROM attempts WHERE partition = :partition AND number = :number AND stage = :stage
+    AND first <= :index AND first > :index - {SPAN} AND last >= :index AND attempt = :attempt AND node = :node)"""
 ATTEMPTS_FOUND = ", ".join(BEGAN if name == "started" else name for name in AttemptRow.__struct_fields__)
 
 
@@ -65,6 +72,9 @@ class Used(msgspec.Struct, frozen=True, array_like=True, gc=False):
     ran: int
     cpu: int
     memory: int
+    node: str = ""
+    """The node, if it reports the end again, as after a restart of the server. Then the row is written only if that
+    node had the attempt according to the history, and if there is no row yet."""
 
 
 class History:
@@ -244,6 +254,10 @@ class History:
     def known(self, partition: str, number: int) -> list[AttemptRow]:
         return self.attempts(partition, number)
 
+    def newest(self, partition: str) -> int:
+        rows = self._ask("SELECT ended FROM attempts WHERE partition = ? ORDER BY rowid DESC LIMIT 1", partition)
+        return int(rows[0][0]) if rows else -1
+
     def job(self, partition: str, id: str) -> JobRow | None:
         """Return a job by its id, the newest if there were several."""
         sql = f"SELECT {JOB_COLUMNS} FROM jobs WHERE partition = ? AND id = ? ORDER BY number DESC LIMIT 1"
@@ -277,14 +291,14 @@ class History:
         )
         return list(map(_attempt, self._ask(sql, partition, number)))
 
-    def attempt(self, partition: str, number: int, stage: str, index: int) -> AttemptRow | None:
-        """Return the last attempt of a task that has ended."""
+    def task_attempts(self, partition: str, number: int, stage: str, index: int) -> list[AttemptRow]:
+        """Return the attempts of a task that have ended, the first attempt first."""
         sql = (
             f"SELECT {ATTEMPTS_FOUND} FROM attempts WHERE partition = ? AND number = ? AND stage = ? "
-            "AND first <= ? AND last >= ? ORDER BY attempt DESC, rowid DESC"
+            "AND first <= ? AND last >= ? ORDER BY attempt, rowid"
         )
         rows = map(_attempt, self._ask(sql, partition, number, stage, index, index))
-        return next((row for row in rows if _holds(row.indices, index)), None)
+        return [row for row in rows if _holds(row.indices, index)]
 
     def used(self, partition: str, number: int) -> dict[str, tuple[int, int, int]]:
         """Return by stage: the total CPU time of its tasks, the most memory of one, and the number of reports."""
@@ -327,7 +341,8 @@ def _execute(db: sqlite3.Connection, jobs: list[JobRow], attempts: list[AttemptR
         f"INSERT INTO attempts ({ATTEMPT_COLUMNS}, first, last) VALUES ({_marks(AttemptRow)}, ?, ?)",
         [_flat(row) for row in attempts],
     )
-    db.executemany(f"REPLACE INTO used VALUES ({_marks(Used)})", map(msgspec.structs.astuple, used))
+    for sql, again in ((REPORTED, False), (REPORTED_AGAIN, True)):
+        db.executemany(sql, [msgspec.structs.asdict(row) for row in used if bool(row.node) == again])
 
 
 def _is_of_the_file(problem: Exception) -> bool:

@@ -5,14 +5,14 @@ Recovery replays changes, never policy, so that an upgrade cannot rewrite histor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, reduce
 from operator import or_
 from typing import Any
 
 import msgspec
 
-from fairlead.core.changes import DEFINED, Change
+from fairlead.core.changes import DEFINED, Change, News
 from fairlead.core.cluster import NOTHING, ClusterConfigured
 from fairlead.core.dump import NotADump, load
 from fairlead.core.model import Micros
@@ -66,7 +66,11 @@ def encode_cluster(configured: ClusterConfigured) -> bytes:
     return _encode((FORMAT, configured))
 
 
-def restore(journal: Journal, partition: str) -> tuple[Partition, int]:
+Replayed = Callable[[Partition, Iterable[News]], None]
+"""Called with the state after a record that was replayed, and with the news of the record, made as they are taken."""
+
+
+def restore(journal: Journal, partition: str, replayed: Sequence[Replayed] = ()) -> tuple[Partition, int]:
     """Return a partition as of its last record, and the number of that record."""
     stream = stream_of(partition)
     snapshot = journal.snapshot(stream)
@@ -79,18 +83,19 @@ def restore(journal: Journal, partition: str) -> tuple[Partition, int]:
         except Exception as problem:
             raise Damaged(f"snapshot {snapshot.seq} of {stream}", f"it contradicts itself ({problem!r})") from problem
     for record in journal.read(stream, seq):
-        replay(state, record.payload, f"record {record.seq} of {stream}")
+        done = replay(state, record.payload, f"record {record.seq} of {stream}")
         seq = record.seq
+        for observe in replayed:
+            observe(state, (news for change, before in done for news in change.news(state, before)))
     state.touched = Touched()
     return state, seq
 
 
-def replay(partition: Partition, payload: bytes, where: str) -> None:
-    """Apply one record to the state before it."""
+def replay(partition: Partition, payload: bytes, where: str) -> list[tuple[Change[Any], Any]]:
+    """Apply one record to the state before it. Returns its changes, each with the undo data that `apply` returned."""
     partition.now, changes = decode(payload, where)
     try:
-        for change in changes:
-            change.apply(partition)
+        return [(change, change.apply(partition)) for change in changes]
     except Exception as problem:
         raise Damaged(where, f"it does not follow from the records before it ({problem!r})") from problem
 

@@ -31,6 +31,10 @@ FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0
 """Seconds before a failed destroy call is repeated."""
 
 
+Settle = Callable[[str, Sequence[str]], Awaitable[None]]
+"""Partition and nodes → waits, for a bounded time, until the output of tasks on these nodes is safe elsewhere."""
+
+
 class CallQueue:
     """Runs the calls of one provider one after the other. A call is finished even if its caller was cancelled."""
 
@@ -80,7 +84,10 @@ class PoolReconciler:
         figures: Figures,
         log: Log,
         steady: Callable[[], float],
+        settle: Settle,
     ) -> None:
+        """`settle` is awaited before machines are destroyed."""
+        self._settle_nodes = settle
         self.kind = kind
         self.problem = ""
         """Why the last call of the provider failed; empty if it did not."""
@@ -208,6 +215,7 @@ class PoolReconciler:
         self._destroyed.intersection_update(standing.unwanted)
         if [name for name in there if name not in self._destroyed] and self._steady() >= self._not_before:
             self._write_log("info", "machines to destroy", names=there)
+            await self._settle_nodes(self.kind.partition, there)
             try:
                 await self._call("destroy", partial(self._provider.destroy, there))
                 self._pause = 0.0

@@ -15,10 +15,14 @@ from fairlead.core.errors import Refused
 from fairlead.core.state import Partition
 from fairlead.pools.base import Join, Log, Machine, MakeProvider, PartitionHandle, PoolKind, Provider, ProviderError
 from fairlead.pools.figures import Figures
-from fairlead.pools.reconciler import CallQueue, PoolReconciler
+from fairlead.pools.reconciler import CallQueue, PoolReconciler, Settle
 
 GRACE = 10.0
 """Seconds a closing server waits for calls of providers that are under way."""
+
+
+async def no_settling(partition: str, nodes: Sequence[str]) -> None:
+    """Do nothing before machines are destroyed."""
 
 
 class PartitionPools:
@@ -68,7 +72,9 @@ class PartitionPools:
         except Refused as refusal:
             provider = UnavailableProvider(str(refusal))
         line = pools.lines.setdefault((kind.partition, kind.pool), CallQueue())
-        reconciler = PoolReconciler(kind, provider, self._handle, line, pools.figures, pools.log, pools.steady)
+        reconciler = PoolReconciler(
+            kind, provider, self._handle, line, pools.figures, pools.log, pools.steady, pools.settle
+        )
         task = asyncio.create_task(reconciler.run())
         self._running[kind.pool] = (reconciler, provider, task)
 
@@ -89,7 +95,10 @@ class PoolService:
         figures: Figures | None = None,
         log: Log = lambda level, event, fields: None,
         steady: Callable[[], float] = monotonic,
+        settle: Settle = no_settling,
     ) -> None:
+        """`settle` is awaited before machines are destroyed."""
+        self.settle = settle
         self.make = make or no_provider
         self.join = join or Join("", lambda partition, pool, names: {}, lambda partition, names: None)
         self.figures = figures or Figures()

@@ -59,6 +59,9 @@ class Spec(Message, frozen=True):
     """Variables and their values, added to the environment when a task starts."""
     user: str = ""
     """The user that submitted the job."""
+    output: str = ""
+    """Patterns of files for standard output and error, relative to the directory; empty for logs of the agent."""
+    error: str = ""
 
 
 class Place(Message, frozen=True):
@@ -139,6 +142,8 @@ class Hello(Message, frozen=True, tag=1):
     """Notes for operators, such as limits that this node cannot enforce."""
     users: tuple[str, ...] = ()
     """The users whose tasks it takes; empty for all."""
+    run_times: tuple[Figure, ...] = ()
+    """How long the tasks of each entry of `running` have run, on average."""
 
 
 class Reports(Message, frozen=True, tag=2):
@@ -182,6 +187,23 @@ class Proof(Message, frozen=True, tag=6):
     """A join token, if the agent has one: it admits a key that is new to the server."""
 
 
+class Output(Message, frozen=True):
+    """A piece of a log of one task."""
+
+    index: Figure
+    stream: Stream
+    offset: Figure
+    data: bytes
+
+
+class OutputPart(Message, frozen=True, tag=8):
+    """Pieces of the logs of an `OutputRequest`. The last part has `last` set. A log without output has no piece."""
+
+    request: int
+    outputs: tuple[Output, ...]
+    last: bool = False
+
+
 class NewKey(Message, frozen=True, tag=7):
     """The answer to `Renew`: the key for later connections, with its signature."""
 
@@ -189,7 +211,7 @@ class NewKey(Message, frozen=True, tag=7):
     signature: bytes
 
 
-FromAgent = Hello | Reports | Beat | LogPart | Knock | Proof | NewKey
+FromAgent = Hello | Reports | Beat | LogPart | Knock | Proof | NewKey | OutputPart
 
 # -- from the server ---------------------------------------------------------------------------------------------
 
@@ -284,8 +306,28 @@ class Renewed(Message, frozen=True, tag=11):
     """The new key is admitted. The old one stays valid until the new one has opened a connection."""
 
 
+class OutputRequest(Message, frozen=True, tag=12):
+    """A request for all logs of tasks that have ended. It is cancelled and continued like that for one log."""
+
+    request: int
+    tasks: Tasks
+    user: str
+    """The user that submitted the job."""
+
+
 FromServer = (
-    Welcome | Work | Confirmed | Beaten | LogRequest | LogCancel | LogMore | Refusal | Challenge | Renew | Renewed
+    Welcome
+    | Work
+    | Confirmed
+    | Beaten
+    | LogRequest
+    | LogCancel
+    | LogMore
+    | Refusal
+    | Challenge
+    | Renew
+    | Renewed
+    | OutputRequest
 )
 
 

@@ -60,6 +60,10 @@ class StageDocument(Request, kw_only=True):
     directory: str | UnsetType = UNSET
     secrets: dict[str, Name] | UnsetType = UNSET
     """Variable → the name of the secret that it holds."""
+    output: str | UnsetType = UNSET
+    """File for standard output, and for standard error without `error`. %j is the job, %s the stage, %a the index,
+    %r the attempt. Existing files are continued."""
+    error: str | UnsetType = UNSET
 
 
 class JobDocument(Request, kw_only=True):

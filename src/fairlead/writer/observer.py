@@ -5,9 +5,10 @@ They read sealed plans. The core does not know them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Iterable, Mapping
+from typing import Protocol, runtime_checkable
 
+from fairlead.core.changes import News
 from fairlead.core.cycle import Cycle
 from fairlead.core.state import Partition
 
@@ -27,3 +28,11 @@ class Observer(Protocol):
 
     def stopped(self, partition: Partition, why: str) -> None:
         """Handle that the writer has stopped. The cycle that it was writing is not passed to `cycle`."""
+
+
+@runtime_checkable
+class ReplayObserver(Protocol):
+    """An observer that also reads what a recovery replays, before `began`: a crash may have come before it saw it."""
+
+    def replayed(self, partition: Partition, news: Iterable[News]) -> None:
+        """Handle a record that was replayed. `partition` is the state after it; `news` are made as they are taken."""

@@ -19,7 +19,7 @@ from fairlead.core.state import Partition
 from fairlead.journal.base import Journal, JournalError, PolicyMissing, UnknownOutcome
 from fairlead.journal.codec import encode, restore, stream_of
 from fairlead.writer.clock import Stopwatch
-from fairlead.writer.observer import Observer
+from fairlead.writer.observer import Observer, ReplayObserver
 
 FEW = 100
 """Removed lanes are forgotten when more than twice the current number of lanes, plus this, are remembered."""
@@ -37,7 +37,8 @@ class Writer:
         self.journal = journal
         self.stream = stream_of(partition)
         self.epoch = journal.reign(self.stream)
-        self.state, self.seq = restore(journal, partition)
+        replayed = [observer.replayed for observer in observers if isinstance(observer, ReplayObserver)]
+        self.state, self.seq = restore(journal, partition, replayed)
         missing = missing_policies(self.state.settings, [queue.settings for queue in self.state.queues.values()])
         if missing:
             raise PolicyMissing(partition, missing)

@@ -189,7 +189,9 @@ class Spawner:
         tasks.record()  # the state sent here includes all results, so none is sent again as an event
         tasks.started.clear()
         tasks.ended.clear()
-        state = [(task.meta, task.index, task.chain, task.state, task.result) for task in tasks.by_key.values()]
+        state = [
+            (task.meta, task.index, task.chain, task.state, task.result, task.began) for task in tasks.by_key.values()
+        ]
         self._unsent = pack(("state", state, self._limits.note, self._limits.kind))
         self._send()
 

@@ -17,14 +17,23 @@ if TYPE_CHECKING:
     Kinds: `exit`, `signal`, `stopped` (on request), `failed` (the task cannot be started), `refused` (the machine
     could not start it), `lost`, `returned` (it was never started).
     """
-    Spec = tuple[tuple[str, ...], dict[str, str], str, str, int, int]
-    """Arguments, environment, working directory (empty: the user's home), folder of logs, milli-CPUs, bytes of memory.
+    Spec = tuple[tuple[str, ...], dict[str, str], str, int, int, str, str]
+    """Arguments, environment, working directory (empty: the user's home), milli-CPUs, bytes of memory, and patterns
+    of files for standard output and error (empty: logs).
 
     0 milli-CPUs or 0 bytes mean no limit.
     """
 
 WAITING, RUNNING, LEAVING, ENDED = "waiting", "running", "leaving", "ended"
 NEVER = float("inf")
+
+
+JOBS_PER_FOLDER, TASKS_PER_FOLDER = 100, 100
+
+
+def folder_of(number: int, index: int) -> str:
+    """Return the folder for the logs of a task, so that no folder gets many files: neither of jobs, nor of an array."""
+    return f"{number // JOBS_PER_FOLDER}.{index // TASKS_PER_FOLDER}"
 
 
 class Task:
@@ -55,3 +64,8 @@ class Task:
         """The name of the task's logs, without the ending."""
         number, stage, attempt, index = self.key
         return f"{number}.{stage}.{index}.{attempt}"
+
+    @property
+    def folder(self) -> str:
+        """The folder of the task's logs, below the logs of its user."""
+        return folder_of(self.key[0], self.index)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import stat
 from time import monotonic
 
 from fairlead.agent.spawner.processes import MARK
@@ -52,7 +53,7 @@ class Starter:
     def start(self, task: Task) -> Result | None:
         """Start a task. Returns its result if it cannot be started, else None."""
         assert task.spec is not None
-        command, environment, directory, folder, cpu, memory = task.spec
+        command, environment, directory, cpu, memory, output, error = task.spec
         environment = self._person | environment
         directory = directory or self._home
         if task.own:
@@ -71,6 +72,10 @@ class Starter:
             shared = self._person and directory.startswith(("/tmp/", "/var/tmp/"))
             own = "; every user has a /tmp of its own on this node" if shared else ""
             return ("failed", 126, f"its working directory {directory}: {problem}{own}", 0, 0, 0)
+        try:
+            files = _open_files(task, output, error) if output or error else (None, None)
+        except OSError as problem:
+            return ("failed", 126, f"its output {problem.filename}: {problem.strerror}", 0, 0, 0)
         path = self._path(command[0] if command else "", environment.get("PATH", os.defpath))
         gpus = task.own.get(GPUS, "") if task.own and self._limits.guards else ""
         try:
@@ -79,16 +84,18 @@ class Starter:
             else:
                 room = self._limits.take(cpu, memory) if self._limits.at_once(memory) else None
         except OSError as problem:
+            _close(files)
             return ("refused", 0, f"its GPUs cannot be given to it: {problem}", 0, 0, 0)
         began = monotonic()
         try:
-            pid = self._spawn(path, command, environment, f"{self._logs}/{folder}", name)
+            pid = self._spawn(path, command, environment, f"{self._logs}/{task.folder}", name, files)
         except (OSError, ValueError) as problem:
             if room is not None:
                 self._limits.give(room)
             self._paths.clear()
             return _why(problem, command)
         finally:
+            _close(files)
             if gpus:
                 self._limits.leave()
         if room is not None:
@@ -99,11 +106,24 @@ class Starter:
         task.began = began
         return None
 
-    def _spawn(self, path: str, command: tuple[str, ...], environment: dict[str, str], logs: str, name: str) -> int:
-        actions = (
-            (os.POSIX_SPAWN_OPEN, 1, f"{logs}/{name}.out", OPEN, LOG_MODE),
-            (os.POSIX_SPAWN_OPEN, 2, f"{logs}/{name}.err", OPEN, LOG_MODE),
-        )
+    def _spawn(
+        self,
+        path: str,
+        command: tuple[str, ...],
+        environment: dict[str, str],
+        logs: str,
+        name: str,
+        files: tuple[int | None, int | None],
+    ) -> int:
+        """Start a process. Its output goes to `files`; where one is None, to a new log."""
+        actions: list[tuple[int, int, int] | tuple[int, int, str, int, int]] = []
+        created: list[str] = []
+        for number, ending, file in ((1, "out", files[0]), (2, "err", files[1])):
+            if file is None:
+                created.append(f"{logs}/{name}.{ending}")
+                actions.append((os.POSIX_SPAWN_OPEN, number, created[-1], OPEN, LOG_MODE))
+            else:
+                actions.append((os.POSIX_SPAWN_DUP2, file, number))
 
         def spawn() -> int:
             return os.posix_spawn(
@@ -114,7 +134,7 @@ class Starter:
             try:
                 return spawn()
             except FileNotFoundError:
-                if os.path.lexists(actions[0][2]):
+                if not created or os.path.lexists(created[0]):
                     raise  # the log was created, so the program is missing
                 # The folder of the logs may be missing, and another spawner may be making it.
                 # The agent removes old logs as a member of the folder's group, which is that of the folder above.
@@ -124,7 +144,7 @@ class Starter:
                 finally:
                     os.umask(mask)
             except FileExistsError:
-                for _, _, log, _, _ in actions:
+                for log in created:
                     if os.path.lexists(log):
                         os.unlink(log)
         return spawn()
@@ -143,6 +163,49 @@ class Starter:
             if path.startswith("/"):
                 self._paths[name, search] = path
         return path
+
+
+def _open_files(task: Task, output: str, error: str) -> tuple[int | None, int | None]:
+    """Open the files that a stage names for its output. This process has the rights of the task's user.
+
+    Standard error goes to the file of the output if it has none of its own.
+    """
+    files: list[int | None] = [None, None]
+    try:
+        for at, pattern in enumerate((output, error)):
+            if pattern:
+                files[at] = _open_file(_name_of(pattern, task))
+    except OSError:
+        _close((files[0], files[1]))
+        raise
+    return files[0], files[1] if error else files[0]
+
+
+def _open_file(name: str) -> int:
+    # Not blocking, because a FIFO without a reader would keep the spawner waiting.
+    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o666)
+    if not stat.S_ISREG(os.fstat(fd).st_mode) and name != os.devnull:
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is not a plain file", name)
+    os.set_blocking(fd, True)
+    return fd
+
+
+def _name_of(pattern: str, task: Task) -> str:
+    """Return the name of a file: %j stands for the id of the job, %s for the stage, %a for index, %r for attempt."""
+    job, _, stage, attempt = task.meta
+    values = {"j": job, "s": stage, "a": str(task.index), "r": str(attempt), "%": "%"}
+    name, at = "", 0
+    while at < len(pattern):
+        is_code = pattern[at] == "%" and at + 1 < len(pattern)
+        name += values.get(pattern[at + 1], "") if is_code else pattern[at]
+        at += 1 + is_code
+    return name
+
+
+def _close(files: tuple[int | None, int | None]) -> None:
+    for fd in {fd for fd in files if fd is not None}:
+        os.close(fd)
 
 
 def _why(problem: OSError | ValueError, command: tuple[str, ...]) -> Result:

@@ -269,9 +269,9 @@ class Tasks:
     def _ran_over(self, task: Task) -> str:
         """Return a reason if the kernel killed a process of the task for its memory; else an empty text."""
         room, spec = task.room, task.spec
-        if room is None or spec is None or not room.memory or not spec[5] or not self._limits.ran_over(room):
+        if room is None or spec is None or not room.memory or not spec[4] or not self._limits.ran_over(room):
             return ""
-        return f"it used too much memory; its limit is {spec[5] >> 20} MiB"
+        return f"it used too much memory; its limit is {spec[4] >> 20} MiB"
 
     def _over(self, task: Task) -> None:
         result = task.result
@@ -358,7 +358,7 @@ class Tasks:
         processes = members(due, marks) if orphans(marks, self.guard) else {pid: with_children(pid) for pid in due}
         for pid, task in due.items():
             assert task.spec is not None
-            task.room = self._limits.take(task.spec[4], task.spec[5])
+            task.room = self._limits.take(task.spec[3], task.spec[4])
             if task.room is not None:
                 self._limits.put(task.room, processes[pid])
 

@@ -35,8 +35,8 @@ def cut_logs(tasks: Iterable[Task], logs: str, now: float) -> None:
     """Rotate the logs that are too large."""
     for task in tasks:
         if now - task.began >= SETTLED and task.spec is not None:
-            rotate(f"{logs}/{task.spec[3]}/{task.name}.out")
-            rotate(f"{logs}/{task.spec[3]}/{task.name}.err")
+            rotate(f"{logs}/{task.folder}/{task.name}.out")
+            rotate(f"{logs}/{task.folder}/{task.name}.err")
 
 
 def too_large(tasks: Iterable[Task], marks: Marks, now: float) -> Iterator[tuple[Task, str]]:
@@ -44,7 +44,7 @@ def too_large(tasks: Iterable[Task], marks: Marks, now: float) -> Iterator[tuple
     limits = {
         task.pid: task
         for task in tasks
-        if now - task.began >= SETTLED and task.spec and task.spec[5] and not (task.room and task.room.memory)
+        if now - task.began >= SETTLED and task.spec and task.spec[4] and not (task.room and task.room.memory)
     }
     if not limits:
         return
@@ -55,8 +55,8 @@ def too_large(tasks: Iterable[Task], marks: Marks, now: float) -> Iterator[tuple
             used[owner] += processes[pid].resident
     for pid, task in limits.items():
         assert task.spec is not None
-        if used[pid] > task.spec[5] and not task.cause:
-            yield task, f"it used {used[pid] >> 20} MiB of memory; its limit is {task.spec[5] >> 20} MiB"
+        if used[pid] > task.spec[4] and not task.cause:
+            yield task, f"it used {used[pid] >> 20} MiB of memory; its limit is {task.spec[4] >> 20} MiB"
 
 
 def orphans(marks: Marks, guard: int) -> list[int]:

@@ -177,7 +177,7 @@ class Machine:
         self.process = world.new_process(f"agent {self.name}")
         if self.has("hang"):
             self.process.freeze()
-        self.book = TaskTable(Surroundings(self.name, "/", {}), len(self._spawners))
+        self.book = TaskTable(Surroundings(self.name, "/", {}), len(self._spawners), self._loop.time)
         self._links = []
         key = Identity(self.name, f"{self.name} {self._boots}")
         epoch = Epoch(self._epoch, self._store_epoch, "its file", self._log)

@@ -37,6 +37,7 @@ class Taken(msgspec.Struct):
     stopped_at: float = NEVER
     """When a stopping task will have ended."""
     cause: str = ""
+    began: float = 0.0
 
 
 class Wires(Protocol):
@@ -78,7 +79,10 @@ class Spawner:
     def accept(self, link: SpawnerLink) -> None:
         """Accept an agent's connection and send it all known tasks."""
         self.link = link
-        tasks = [(taken.meta, taken.live.task.index, 0, taken.state, taken.result) for taken in self.known.values()]
+        tasks = [
+            (taken.meta, taken.live.task.index, 0, taken.state, taken.result, taken.began)
+            for taken in self.known.values()
+        ]
         link.deliver("state", tasks, "", "none")
 
     def handle(self, what: str, *rest: Any) -> None:
@@ -148,7 +152,7 @@ class Spawner:
                 taken.state, taken.result = "ended", ("refused", 0, "not now", 0, 0, 0)
                 ended.append((key, taken.result))
                 continue
-            taken.state = "running"
+            taken.state, taken.began = "running", self._loop.time()
             started.append(key)
             self._wires.started(self._node, taken.live)
             duration = self._wires.duration(taken.live.task) / 1e6

@@ -1,0 +1,200 @@
+"""The output of tasks on the terminal: one attempt, or from attempt to attempt until the task ends."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from codecs import getincrementaldecoder
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TextIO
+
+import typer
+
+from fairlead.cli.output import is_unreachable, print_json, print_text
+
+if TYPE_CHECKING:
+    from fairlead.client import Client
+    from fairlead.wire import api as wire
+
+FOLLOWED = 32
+"""Number of tasks of a job that are followed at once."""
+LOG_TIMEOUT = 5.0
+"""Seconds after which a command that waits for a job prints why the job waits."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 0.5
+"""Seconds before a broken stream is opened again."""
+
+Show = Callable[[int, bytes], None]
+"""Prints output of the attempt of that number."""
+
+
+def until_started(client: Client, job: str) -> wire.Job:
+    """Wait until a task of the job runs or the job is over. Print why it waits if that takes long."""
+    pause = 0.01
+    due = time.monotonic() + LOG_TIMEOUT
+    while True:
+        view = client.job(job)
+        if view.over or any(stage.running or stage.ended for stage in view.stages):
+            return view
+        if time.monotonic() > due:
+            due = time.monotonic() + 10 * LOG_TIMEOUT
+            for ask in client.explain(job).waiting[:1]:
+                typer.echo(f"fairlead: job {job} waits: {ask.reason or ask.code}", err=True)
+        time.sleep(pause)
+        pause = min(0.5, 1.5 * pause)
+
+
+def follow_job(client: Client, job: str) -> None:
+    """Show the output of the tasks of a job until they end."""
+    view = until_started(client, job)
+    tasks = [(stage.name, index) for stage in view.stages for index in range(stage.count)]
+    if len(tasks) > FOLLOWED:
+        typer.echo(f"fairlead: only the first {FOLLOWED} of {len(tasks)} tasks are shown", err=True)
+    prefixed = len(tasks) > 1
+    threads = [
+        threading.Thread(target=_follow_task, args=(client, job, stage, index, prefixed), daemon=True)
+        for stage, index in tasks[:FOLLOWED]
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        while thread.is_alive():
+            thread.join(0.1)  # short waits, so that Ctrl-C gets through
+
+
+def _follow_task(client: Client, job: str, stage: str, index: int, prefixed: bool) -> None:
+    from fairlead.client import Problem
+
+    try:
+        TaskOutput(client, job, stage, index, ("out", "err"), prefixed).follow(after=0)
+    except Problem:
+        return  # the command then waits for the end of the job, and prints what is wrong with the server
+
+
+class TaskOutput:
+    """Shows streams of a task: standard output, standard error or both."""
+
+    def __init__(
+        self,
+        client: Client,
+        job: str,
+        stage: str,
+        index: int,
+        streams: tuple[str, ...],
+        prefixed: bool = False,
+        show: Show | None = None,
+    ) -> None:
+        """With `prefixed`, each line begins with the name of the task. `show` prints instead of that, if given."""
+        self._client = client
+        self._job = job
+        self._stage = stage
+        self._index = index
+        self._streams = streams
+        self._prefix = f"{stage}[{index}] ".encode() if prefixed else b""
+        self._show = show
+        self._name = f"{stage}[{index}]" if stage else str(index)
+        self._lock = threading.Lock()
+        self._attempt: int | None = None
+        """The attempt that is shown."""
+
+    def follow(self, after: int | None = None, offset: int = 0) -> None:
+        """Show the attempts of the task, with a line between them, until the task ends.
+
+        They are those above the number `after`; by default the last one and those that follow.
+        """
+        from fairlead.client import Problem
+
+        problems: list[Problem] = []
+
+        def show(stream: str, after: int | None, offset: int) -> None:
+            try:
+                self.show(stream, True, None, after, offset)
+            except Problem as problem:
+                problems.append(problem)
+
+        while not problems:
+            first, *others = [
+                threading.Thread(target=show, args=(stream, after, offset), daemon=True) for stream in self._streams
+            ]
+            for thread in others:
+                thread.start()
+            first.run()
+            for thread in others:
+                thread.join()
+            after, offset = self._attempt, 0
+        if problems[0].code != "gone" or self._attempt is None:
+            raise problems[0]
+
+    def show(
+        self, stream: str, follow: bool, attempt: int | None = None, after: int | None = None, offset: int = 0
+    ) -> None:
+        """Show one attempt. Go on after a stream that broke off, such as by a restart of the server."""
+        from fairlead.client import Problem
+
+        printer = self._show or _Lines(
+            sys.stdout if stream in ("out", *self._streams[:1]) else sys.stderr, self._prefix
+        )
+        begun: list[int] = []
+        pause = FIRST_PAUSE
+
+        def began(number: int) -> None:
+            begun.append(number)
+            self._announce(number)
+
+        while True:
+            number = begun[-1] if begun else attempt
+            log = self._client.log(
+                self._job, self._stage, self._index, stream, follow, offset, number, None if begun else after, began
+            )
+            try:
+                for part in log:
+                    offset += len(part)
+                    printer(begun[-1], part)
+                break
+            except Problem as problem:
+                if not (begun and is_unreachable(problem)) or offset < 0:
+                    raise
+                self._client.job(self._job)  # this waits for the server, and raises if that takes too long
+            time.sleep(pause)
+            pause = min(LONGEST_PAUSE, 1.5 * pause)
+        if isinstance(printer, _Lines):
+            printer.end()
+
+    def _announce(self, attempt: int) -> None:
+        """Print a line before the output of another attempt."""
+        with self._lock:
+            before, self._attempt = self._attempt, attempt
+        if before not in (None, attempt) and self._show is None:
+            print_text(f"fairlead: attempt {attempt} of task {self._name}", err=True)
+
+
+class _Lines:
+    """Prints output as it is; with a prefix, line by line."""
+
+    def __init__(self, target: TextIO, prefix: bytes) -> None:
+        self._target = target.buffer
+        self._prefix = prefix
+        self._unfinished = b""
+
+    def __call__(self, attempt: int, part: bytes) -> None:
+        if self._prefix:
+            *lines, self._unfinished = (self._unfinished + part).split(b"\n")
+            part = b"".join(self._prefix + line + b"\n" for line in lines)
+        self._target.write(part)
+        self._target.flush()
+
+    def end(self) -> None:
+        """Print a last line that has no end."""
+        if self._unfinished:
+            self(0, b"\n")
+
+
+def documents(stream: str) -> Show:
+    """Return a printer of output as JSON documents."""
+    decoders: dict[int, Any] = {}
+
+    def show(attempt: int, part: bytes) -> None:
+        text = decoders.setdefault(attempt, getincrementaldecoder("utf-8")("replace"))
+        print_json({"stream": stream, "attempt": attempt, "text": text.decode(part)})
+
+    return show

@@ -1,0 +1,152 @@
+"""An agent that can never work stops at once, and says why and what to do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fairlead.cli.agent import FINAL
+from tests.live import PROGRAM, SECONDS, Up
+
+AS_ME = ("--for", "ann", *(("--user", "root") if os.geteuid() == 0 else ()))
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    found = Up(tmp_path_factory.mktemp("agents") / "data")
+    found.until("node", "list", said="box")
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+def agent(up: Up, folder: Path, *options: str, token: str | None = None) -> subprocess.CompletedProcess[str]:
+    """An agent, until it ends by itself."""
+    if token is not None:
+        (folder / "token").write_text(token)
+        options = ("--token-file", str(folder / "token"), *options)
+    return subprocess.run(
+        [PROGRAM, "agent", "--join", up.url, "--directory", str(folder / "agent"), *AS_ME, *options],
+        env=up.environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+
+
+def join_token(up: Up, *options: str) -> str:
+    return up.run("token", "create", "--role", "join", *options).strip().splitlines()[-1]
+
+
+CREATE = "fairlead token create --role join --node n9"
+
+
+@pytest.mark.parametrize(
+    ("token", "options", "said"),
+    [
+        (None, (), f"there is no join token; give one with --token-file: {CREATE}"),
+        (None, ("--token-file", "nowhere"), "(nowhere does not exist)"),
+        ("user", (), f"the token of a user, and an agent needs a join token; create one: {CREATE}"),
+        (
+            "damaged",
+            (),
+            f"the join token is damaged (a key has 32 bytes, not 3); copy it again, or create another: {CREATE}",
+        ),
+        ("used", (), f"the join token is not known, was used before or has expired; create another: {CREATE}"),
+        ("good", ("--resource", "cpu=foo"), 'resources.cpu: "foo"'),
+        ("good", ("--resource", "bad name=1"), 'resources: "bad name"'),
+        ("good", ("--name", "bad name"), '"bad name"'),
+        ("good", ("--partition", "none"), 'there is no partition "none"; name one of default'),
+    ],
+)
+def test_an_agent_that_can_never_join_stops(
+    up: Up, tmp_path: Path, token: str | None, options: tuple[str, ...], said: str
+) -> None:
+    good = join_token(up, "--node", "n9") if token is not None else ""
+    secret, _, key = good.partition(".")
+    texts = {"user": up.token, "damaged": f"{secret}.abcd", "used": f"{secret[:-1]}.{key}", "good": good}
+    done = agent(up, tmp_path, "--name", "n9", *options, token=texts[token] if token else None)
+    assert (done.returncode, said in done.stderr) == (FINAL, True), done.stderr
+    assert done.stderr.count(said) == 1
+
+
+def test_an_agent_stops_when_its_node_is_revoked(up: Up, tmp_path: Path) -> None:
+    """And its directory may be given relative to the current one."""
+    (tmp_path / "token").write_text(join_token(up, "--node", "n8"))
+    command = [
+        PROGRAM,
+        "agent",
+        "--join",
+        up.url,
+        "--name",
+        "n8",
+        "--token-file",
+        "token",
+        "--directory",
+        "here",
+        *AS_ME,
+    ]
+    with subprocess.Popen(command, env=up.environment, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        up.until("node", "list", said="n8")
+        assert (tmp_path / "here" / "identity").exists()
+        up.run("node", "revoke", "n8")
+        assert process.wait(SECONDS) == FINAL
+        assert process.stderr is not None
+        assert "the credential of node n8 was revoked; join again with a new token" in process.stderr.read()
+
+
+def test_a_node_that_was_removed_joins_again(up: Up, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(join_token(up, "--node", "n7"))
+    command = [
+        PROGRAM,
+        "agent",
+        "--join",
+        up.url,
+        "--name",
+        "n7",
+        "--token-file",
+        "token",
+        "--directory",
+        "here",
+        *AS_ME,
+    ]
+    with subprocess.Popen(command, env=up.environment, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        until_joined(process)
+        up.run("node", "remove", "n7")
+        until_joined(process)
+        up.until("node", "list", said="n7")
+        process.terminate()
+
+
+def until_joined(process: subprocess.Popen[str]) -> None:
+    assert process.stderr is not None
+    for line in process.stderr:
+        if " joined " in line:
+            return
+    raise AssertionError("it has ended")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--resource", "cpu=foo"), 'resources.cpu: "foo"'),
+        (("--name", "bad name"), '"bad name"'),
+        (("--resource", "cpu"), "'cpu' is not key=value"),
+    ],
+)
+def test_up_does_not_greet_if_its_agent_can_never_join(tmp_path: Path, options: tuple[str, ...], said: str) -> None:
+    done = subprocess.run(
+        [PROGRAM, "up", "--port", "0", "--data", str(tmp_path / "data"), *options],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, said in done.stderr) == (2, "", True), done.stderr
