@@ -6,7 +6,7 @@ import asyncio
 import fcntl
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO, cast
@@ -30,10 +30,12 @@ if TYPE_CHECKING:
 
     from structlog.typing import FilteringBoundLogger
 
+    from fairlead.api.control import Control
     from fairlead.api.logfile import LogFile
     from fairlead.core.settings import PartitionConfig
     from fairlead.core.state import Partition
     from fairlead.history.outputs import OutputStore
+    from fairlead.history.sqlite import History
     from fairlead.pools.base import Log, PoolKind, Provider
     from fairlead.wire.agent import OutputPart, Tasks
 
@@ -164,7 +166,6 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
     from fairlead.api.identities import Identities
     from fairlead.api.logfile import LogFile
     from fairlead.api.middleware import Bounds
-    from fairlead.api.problems import Unserved
     from fairlead.api.quotas import Quotas
     from fairlead.api.routes import application
     from fairlead.api.sealed import key_path
@@ -174,7 +175,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
     from fairlead.api.tokens import Tokens
     from fairlead.api.walltime import in_seconds, kept_wall
     from fairlead.engines.agents import Agents
-    from fairlead.engines.base import Away, Ended
+    from fairlead.engines.base import Ended
     from fairlead.engines.collecting import Collector
     from fairlead.history.outputs import OutputStore
     from fairlead.history.recorder import HistoryRecorder
@@ -186,7 +187,6 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
     from fairlead.pools.service import PoolService
     from fairlead.views.logs import Logs
     from fairlead.views.metrics.observer import Metrics
-    from fairlead.wire.agent import LogRequest
     from fairlead.writer.memory import spare_the_collector
 
     load_policies()
@@ -259,30 +259,12 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
         lock=str(lock.resolve()),
     )
 
-    def store(partition: str, user: str, tasks: Tasks, part: OutputPart) -> None:
-        asked = Ranges(tasks.indices)
-        pieces: list[tuple[LogRequest, int, bytes]] = []
-        for item in part.outputs:
-            if item.index in asked:
-                log_of = LogRequest(0, tasks.number, tasks.stage, item.index, tasks.attempt, item.stream, user=user)
-                pieces.append((log_of, item.offset, item.data))
-        outputs.write(partition, pieces)
-
-    async def user_of(partition: str, job_id: str, number: int) -> str:
-        def look(state: Partition) -> str:
-            job = state.jobs.get(job_id)
-            return "" if job is None or job.number != number else job.spec.user
-
-        try:
-            user = await control.find(partition).read(look)
-        except (Refused, Unserved):
-            raise Away("the partition is not served now") from None
-        if user:
-            return user
-        row = await asyncio.to_thread(history.job, partition, job_id)
-        return "" if row is None or row.number != number else row.user
-
-    collector = Collector(hub, store, user_of, lambda event, fields: log.warning(event, **fields))
+    collector = Collector(
+        hub,
+        _store_in(outputs),
+        _owner_of_job(lambda: control, history),
+        lambda event, fields: log.warning(event, **fields),
+    )
 
     def invite(partition: str, pool: str, names: Sequence[str]) -> dict[str, str]:
         try:
@@ -364,6 +346,44 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
             snapshot.close()
         history.close()
         log_file.close()
+
+
+def _store_in(outputs: OutputStore) -> Callable[[str, str, Tasks, OutputPart], None]:
+    """Return a function that stores the part of some tasks' logs that an agent sent."""
+    from fairlead.wire.agent import LogRequest
+
+    def store(partition: str, user: str, tasks: Tasks, part: OutputPart) -> None:
+        asked = Ranges(tasks.indices)
+        pieces: list[tuple[LogRequest, int, bytes]] = []
+        for item in part.outputs:
+            if item.index in asked:
+                log_of = LogRequest(0, tasks.number, tasks.stage, item.index, tasks.attempt, item.stream, user=user)
+                pieces.append((log_of, item.offset, item.data))
+        outputs.write(partition, pieces)
+
+    return store
+
+
+def _owner_of_job(control: Callable[[], Control], history: History) -> Callable[[str, str, int], Awaitable[str]]:
+    """Return a function that finds the user of a job by id and number, also after the job was forgotten."""
+    from fairlead.api.problems import Unserved
+    from fairlead.engines.base import Away
+
+    async def user_of(partition: str, job_id: str, number: int) -> str:
+        def look(state: Partition) -> str:
+            job = state.jobs.get(job_id)
+            return "" if job is None or job.number != number else job.spec.user
+
+        try:
+            user = await control().find(partition).read(look)
+        except (Refused, Unserved):
+            raise Away("the partition is not served now") from None
+        if user:
+            return user
+        row = await asyncio.to_thread(history.job, partition, job_id)
+        return "" if row is None or row.number != number else row.user
+
+    return user_of
 
 
 async def _sweep(outputs: OutputStore) -> None:

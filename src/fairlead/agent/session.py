@@ -169,13 +169,7 @@ class Session:
     def _handle(self, message: FromServer) -> None:
         match message:
             case Work():
-                if message.launches and self._steady() >= self._leased_until:
-                    # The server may have declared this node lost and started these tasks elsewhere.
-                    raise ConnectionError("the lease was over when the order was read")
-                self._check_epoch(message.epoch)
-                for number in message.confirmed:
-                    self._table.confirmed(number)
-                self._table.handle(message)
+                self._take_work(message)
             case Confirmed():
                 self._table.confirmed(message.number)
             case Beaten():
@@ -201,6 +195,15 @@ class Session:
         self._deliver()
         if self._table.reporting.has_news:
             self._news.set()
+
+    def _take_work(self, message: Work) -> None:
+        if message.launches and self._steady() >= self._leased_until:
+            # The server may have declared this node lost and started these tasks elsewhere.
+            raise ConnectionError("the lease was over when the order was read")
+        self._check_epoch(message.epoch)
+        for number in message.confirmed:
+            self._table.confirmed(number)
+        self._table.handle(message)
 
     def _renew(self, sent: float | None) -> None:
         """Renew the lease from the time the heartbeat was sent.
