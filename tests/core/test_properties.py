@@ -22,7 +22,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from fairlead.core.commands import Accepted, Rejected, Submit
 from fairlead.core.documents import parse_job
@@ -471,8 +471,20 @@ def nothing_until_ready(before: Steps, drawn: Steps) -> None:
     assert play.w.partition().reign.ready and not overlooked(play.w.partition())
 
 
+# A task that does not stop for another one: its use and the claim both count against the limit.
+CLAIM_OPEN: tuple[Steps, Steps] = (
+    [
+        ("submit", {"count": 3, "min": 1, "cpu": 2, "queue": "root.b"}),
+        ("agent", "silence", "n0"),
+        ("submit", {"count": 2, "min": 1, "cpu": 3, "priority": 2, "queue": "root.b"}),
+    ],
+    [("submit", {"queue": "root.b", "count": 1, "cpu": 1})],
+)
+
+
 @settings(max_examples=30)
 @given(anything, while_not_ready)
+@example(*CLAIM_OPEN)
 def test_nothing_is_placed_or_expires_until_ready(before: Steps, drawn: Steps) -> None:
     nothing_until_ready(before, drawn)
 

@@ -14,7 +14,7 @@ import msgspec
 
 from fairlead.core.commands import AnyCommand, Rejected, Report
 from fairlead.core.effects import ForNode, Launch
-from fairlead.core.model import NEW, SCALE, Ask
+from fairlead.core.model import NEW, SCALE, Account, Ask, Promise
 from fairlead.core.ranges import indices
 from fairlead.core.resources import SECOND
 from fairlead.core.state import Partition
@@ -376,10 +376,22 @@ def _allowed(partition: Partition, ask: Ask, together: int) -> bool:
             return False
         for name, most in (account.limit or {}).items():
             used = sum(dict(each.stage.shape.amounts).get(name, 0) * len(list(indices(each.indices))) for each in own)
+            used += sum(_claimed(partition, claim, name) for claim in _claims(partition, ask, account))
             asked = dict(stage.shape.amounts).get(name, 0)
             if asked and used + together * asked > most:
                 return False
     return True
+
+
+def _claims(partition: Partition, ask: Ask, account: Account) -> list[Promise]:
+    """Return the promises to other asks of an account for which tasks stop. Their part is not free."""
+    promises = [promise for promise in partition.promises.values() if not promise.ordered and promise.seq != ask.seq]
+    return [promise for promise in promises if account in partition.jobs[promise.job].accounts]
+
+
+def _claimed(partition: Partition, promise: Promise, name: str) -> int:
+    stages = partition.jobs[promise.job].stages
+    return sum(dict(stages[position].shape.amounts).get(name, 0) * tasks for _, position, tasks in promise.places)
 
 
 def slots(partition: Partition, ask: Ask, empty: bool) -> int:
