@@ -49,7 +49,7 @@ def test_an_agent_joins_no_other_machine_without_tls(tmp_path: Path) -> None:
     assert done.exit_code == 2
     assert "https://" in done.output and "--insecure" in done.output
     forced = CliRunner().invoke(app, [*arguments, "--insecure"])
-    assert forced.exit_code == 1 and "there is no join token" in forced.output
+    assert forced.exit_code == 78 and "there is no join token" in forced.output
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")

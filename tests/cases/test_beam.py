@@ -292,7 +292,7 @@ def test_one_request_makes_one_node_while_that_is_coming() -> None:
         assert w.pools()["p"]["ordered"] == 1
     w.arrive("p", cpu="50m")
     w.cycle()
-    assert w.partition().jobs["r"].stages[0].asks[2].orders == 1  # type: ignore[union-attr]
+    assert w.partition().jobs["r"].stages[0].asks[2].failed_orders == 1  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -157,7 +158,7 @@ def test_starting_again_leaves_no_join_tokens_and_prints_commands_that_work(tmp_
         )
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(4)]
-        command = lines[3].partition("#")[0].split()
+        command = shlex.split(lines[3].partition("#")[0])
         assert command[1:] == ["run", "echo", "hello"], lines
         assert subprocess.run([command[0], "--version"], cwd=tmp_path, check=False, timeout=SECONDS).returncode == 0
         done = subprocess.run(

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -115,11 +116,22 @@ def test_a_killed_job_is_over_when_its_last_process_is_gone(up: Up, tmp_path: Pa
     assert row["state"] == "killed" and row["ended"] >= left
 
 
+@contextmanager
+def not_ignored(number: signal.Signals) -> Iterator[None]:
+    """Let processes start with the default action of a signal, also if the tests were started with it ignored."""
+    before = signal.signal(number, lambda *_: None)  # a handler is the default action after exec
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_run_that_is_told_to_terminate_kills_its_job(up: Up, number: signal.Signals) -> None:
     name = f"ended-by-{number}"
     command = [PROGRAM, "run", "--name", name, "--cpu", "0.1", "--", "sleep", "600"]
-    run = subprocess.Popen(command, env=up.environment, stderr=subprocess.PIPE, text=True)
+    with not_ignored(number):
+        run = subprocess.Popen(command, env=up.environment, stderr=subprocess.PIPE, text=True)
     up.until("ps", "--state", "running", said=name)
     run.send_signal(number)
     _, said = run.communicate(timeout=SECONDS)

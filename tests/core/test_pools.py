@@ -419,13 +419,13 @@ def test_machines_of_one_order_that_fail_are_one_failed_order(apart: bool) -> No
     for names in [[name] for name in failed] if apart else [failed]:
         w.fail_machines(*names)
         w.cycle()
-    assert w.partition().waits(job, 0, NEW).orders == 1  # type: ignore[union-attr]
+    assert w.partition().waits(job, 0, NEW).failed_orders == 1  # type: ignore[union-attr]
     w.restart()
     w.advance(6)
     assert ordered(w) == {"p": 3}
     w.fail_machines("p-1-1")
     w.cycle()
-    assert w.partition().waits(job, 0, NEW).orders == 1, "also of an order that was read back"  # type: ignore[union-attr]
+    assert w.partition().waits(job, 0, NEW).failed_orders == 1, "also of an order that was read back"  # type: ignore[union-attr]
     w.arrive("p", 5)
     w.advance(6)
     assert ordered(w) == {"p": 1} and not w.placements(job)
@@ -443,7 +443,9 @@ def test_each_failed_order_counts_for_the_asks_it_was_for() -> None:
     w.cycle()
 
     def failed_orders() -> list[int]:
-        return [each.orders for each in (w.partition().waits(job, 0, NEW) for job in (one, two)) if each is not None]
+        return [
+            ask.failed_orders for ask in (w.partition().waits(job, 0, NEW) for job in (one, two)) if ask is not None
+        ]
 
     w.fail_machines("p-1-0")
     w.cycle()

@@ -81,4 +81,4 @@ def come(story: Story, site: Serving, most: int) -> None:
 
 def placed(site: Serving) -> int:
     jobs = site.as_owner.get("/api/v1/jobs", params={"limit": 1000}).json()["jobs"]
-    return sum(job["stages"][0]["running"] for job in jobs)
+    return sum(job["stages"][0]["assigned"] + job["stages"][0]["running"] for job in jobs)
