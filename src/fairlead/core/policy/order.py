@@ -8,7 +8,6 @@ total. A lane moves an ask when its priority is set, and when another value chan
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import msgspec
 
@@ -17,7 +16,7 @@ from fairlead.core.policy.registry import Registry
 Key = tuple[int, ...]
 
 
-class Standing(NamedTuple):
+class Standing(msgspec.Struct, frozen=True, gc=False):
     """An ask as an order sees it."""
 
     kind: int
