@@ -37,10 +37,11 @@ TRUE = {"command": ["/bin/true"], "resources": {"cpu": 1}}
 def e2e(scale: float) -> Generator[Row, None, None]:
     tasks, lone = max(20, round(TASKS * scale)), max(5, round(LONE * scale))
     # Deleted only when the process ends: after many files are deleted, creating new ones is slow for minutes.
-    folder = tempfile.mkdtemp(prefix="e2e-")
-    atexit.register(shutil.rmtree, folder)
+    outer = tempfile.mkdtemp(prefix="e2e-")
+    atexit.register(shutil.rmtree, outer)
+    folder = Path(outer) / "data"  # the key of its secrets is beside it
     began = perf_counter()
-    server, client = _up(Path(folder))
+    server, client = _up(folder)
     try:
         client.wait(client.submit(["/bin/true"]))
         yield Row("fairlead up, to the end of the first task", perf_counter() - began, "s", 2.0)
@@ -71,7 +72,7 @@ def e2e(scale: float) -> Generator[Row, None, None]:
         yield Row(f"memory of the server, {jobs:,} jobs of one task queued", memory, "MiB", note=per_job)
     finally:
         client.close()
-        subprocess.run([*FAIRLEAD, "down", "--data", folder], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([*FAIRLEAD, "down", "--data", str(folder)], check=True, stdout=subprocess.DEVNULL)
         server.wait()
 
 
