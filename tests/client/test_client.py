@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import fairlead
-from fairlead.client import AsyncClient, Client, Problem
+from fairlead.client import AsyncClient, Client, NeverRuns, Problem
 from fairlead.client.calls import API, Call
 from fairlead.client.executor import Lost
 from fairlead.wire.api import Applied
@@ -66,7 +66,8 @@ def test_refusals_are_raised(client: Client) -> None:
         client.submit(["true"], document={"stages": [{}]})
     with pytest.raises(TypeError):
         client.submit()
-    waits = client.submit(["true"], resources={"cpu": 99})
+    with pytest.warns(NeverRuns):
+        waits = client.submit(["true"], resources={"cpu": 99})
     with pytest.raises(TimeoutError):
         client.wait(waits, timeout=0.05)
     assert client.explain(waits).waiting[0].code == "never fits"
