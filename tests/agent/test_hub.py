@@ -185,6 +185,26 @@ def test_a_launch_of_an_earlier_server_is_not_refused(tmp_path: Path) -> None:
     tell(tmp_path, second)
 
 
+def test_a_lost_node_that_is_enabled_after_a_restart_gets_nothing_without_its_agent(tmp_path: Path) -> None:
+    async def first(plant: Plant) -> None:
+        async with puppet(plant) as one:
+            await one.wait_for(wire.Welcome)
+            await plant.until(lambda partition: partition.reign.ready)
+            plant.hub.end(PARTITION)  # the server stops before the lost connection is recorded
+            await plant.ask(MoveNode(name="n1", action="lose", operator=True))
+
+    tell(tmp_path, first)
+
+    async def second(plant: Plant) -> None:
+        await plant.until(lambda partition: partition.reign.ready)
+        await plant.ask(MoveNode(name="n1", action="enable", operator=True))
+        job = await plant.submit(["true"])
+        assert await plant.job(job, lambda seen: seen.state) == "pending"
+        assert list(plant.partition.nodes.disconnected) == [plant.partition.nodes.joins["n1"]]
+
+    tell(tmp_path, second)
+
+
 def test_a_restart_does_not_wait_for_a_node_that_stays_away(tmp_path: Path) -> None:
     other = msgspec.structs.replace(HELLO, node="n2")
     keys: dict[str, Key] = {}

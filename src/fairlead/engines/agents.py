@@ -43,6 +43,7 @@ from fairlead.engines.convert import (
     ends_of,
     node_of,
     own_nodes,
+    present_nodes,
     running_on,
     welcome,
 )
@@ -101,8 +102,9 @@ class Agents:
         self.end(partition)
         reign = self._reigns[partition] = LedPartition(handle, self._secrets, self._gang_seed)
         # A node of the state that does not reconnect is lost after the same time as a connected one.
-        for node in own_nodes(handle.partition):
+        for node in present_nodes(handle.partition):
             reign.nodes[node] = Seen(self._steady())
+        for node in own_nodes(handle.partition):  # lost ones too: an operator may enable one before its agent is back
             self._part(partition, reign, node)
         self._watchers[partition] = asyncio.create_task(self._watch(partition, reign))
 
@@ -431,7 +433,7 @@ class Agents:
             for attached in reign.attached.values():
                 self._check_credential(partition, attached)
             ready, settings, own = await reign.handle.read(
-                lambda state: (state.reign.ready, state.settings, own_nodes(state))
+                lambda state: (state.reign.ready, state.settings, present_nodes(state))
             )
             if not ready:
                 continue

@@ -82,13 +82,15 @@ def running_on(partition: Partition, node: str) -> list[Tasks]:
 
 
 def own_nodes(partition: Partition) -> list[str]:
-    """Return the nodes with agents (not those of external managers) that are not lost."""
+    """Return the nodes with agents (not those of external managers)."""
     nodes = partition.nodes
-    return [
-        nodes.name[row]
-        for _, row in sorted(nodes.rows.items())
-        if not nodes.manager[row] and nodes.state[row] != "lost"
-    ]
+    return [nodes.name[row] for _, row in sorted(nodes.rows.items()) if not nodes.manager[row]]
+
+
+def present_nodes(partition: Partition) -> list[str]:
+    """Return the nodes with agents that are not lost."""
+    nodes = partition.nodes
+    return [name for name in own_nodes(partition) if nodes.state[nodes.rows[nodes.joins[name]]] != "lost"]
 
 
 def command_of(node: str, report: wire.Report) -> Report:
