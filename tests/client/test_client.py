@@ -287,6 +287,14 @@ def test_a_call_that_is_killed_says_so(executor: fairlead.Executor, client: Clie
         slow.result(SECONDS)
 
 
+def test_calls_that_can_never_run_are_warned_of(executor: fairlead.Executor) -> None:
+    with pytest.warns(NeverRuns, match="no node has gpu"):
+        waits = executor.but(resources={"gpu": 1}).submit(len, "")
+        while not waits.job:  # type: ignore[attr-defined]
+            time.sleep(0.01)
+    assert waits.cancel()
+
+
 def test_calls_that_are_refused(executor: fairlead.Executor) -> None:
     with pytest.raises(ValueError, match="pass file names"):
         executor.submit(len, os.urandom(2_000_000))

@@ -241,6 +241,19 @@ def test_behind_the_head_is_said_what_comes_after_that() -> None:
     )
 
 
+def test_a_job_after_others_is_told_what_comes_after_them() -> None:
+    w = World()
+    w.node("n0", cpu=2)
+    first = submit(w, "first")
+    fits, never = submit(w, "fits", after=[first]), submit(w, "never", resources={"gpu": 1}, after=[first])
+    w.cycle()
+    assert str(w.explain(fits)[0]) == "main: 1 new waiting: waits for first"
+    assert str(w.explain(never)[0]) == (
+        "main: 1 new waiting: waits for first; after that: never fits: no node has gpu (asked gpu=1); the partition "
+        "has no pools"
+    )
+
+
 def test_behind_what_never_fits_the_same_is_missing() -> None:
     w = World()
     w.node("n0", cpu=2)

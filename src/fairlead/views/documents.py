@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from fairlead.core.explain import why_later, why_no_room
+from fairlead.core.explain import never_runs, why_later, why_no_room
 from fairlead.core.lanes import Lane, lane_key
 from fairlead.core.match.backfill import why_passed
 from fairlead.core.model import KINDS, Allocation, Ask, Job, Micros, Stage
@@ -76,7 +76,7 @@ class Waiting(msgspec.Struct, frozen=True):
     tasks_ahead: int = 0
     """Other jobs, and their tasks, that go before it in its lane."""
     then: Reason | None = None
-    """What will keep it back after them, if it was not tried yet."""
+    """What will keep it back after them, or after the jobs in `after`, if it was not tried yet."""
 
     def __str__(self) -> str:
         place = "" if self.position is None else f", number {self.position + 1} in its lane"
@@ -236,7 +236,7 @@ def explain_view(
             reason = AfterUnmet(unmet) if unmet else reasons.get((job.id, stage.name, kind))
             if reason is None and ask is not None:
                 reason = why_passed(partition, ask)
-            then = None
+            then = never_runs(partition, job) if unmet else None
             if isinstance(reason, NoRoom):
                 reason = why_no_room(partition, stage, reason, now)
             elif isinstance(reason, NeverFits):

@@ -294,7 +294,7 @@ class Waiting(Answer, frozen=True, kw_only=True):
     """Other jobs, and their tasks, that go before it in the lane."""
     then_code: str = ""
     then: str = ""
-    """What will keep the tasks back after those, as far as that is known now."""
+    """What will keep the tasks back after those, or after the jobs in `after`, as far as that is known now."""
     text: str = ""
     """All of it as one line, as `fairlead explain` shows it."""
 
