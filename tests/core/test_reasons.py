@@ -153,7 +153,11 @@ def test_a_gang_that_is_too_large_is_told_of_nodes_that_are_closed_to_it() -> No
         "their taints old, spot are not tolerated)"
     )
     apart = submit(w, count=4, resources={"cpu": 1}, selectors={"zone": "b"}, apart=True)
+    for number in range(9):
+        w.node(f"odd{number}", cpu=4, labels={"zone": "a"}, taints=[f"t{number}"])
     w.cycle()
+    told = w.explain(gang)[0].reason
+    assert isinstance(told, NeverFits) and len(told.obstacles) == 5  # the largest groups
     assert w.explain(apart)[0].reason == NeverFits(4, 2)
 
 
@@ -168,7 +172,7 @@ def test_a_whole_job_is_told_what_its_stages_lack() -> None:
     w.cycle()
     assert {str(waiting.reason) for waiting in w.explain(job)} == {
         "never fits: all nodes and pools together take 0 of 1 b, 0 of 1 c (node g0 has what a task asks for, but its "
-        "taint gpu is not tolerated; the partition has no pools; no node has label zone=a (but zone=b))"
+        "taint gpu is not tolerated; no node has label zone=a (but zone=b); the partition has no pools)"
     }
 
 

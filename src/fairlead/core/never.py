@@ -33,7 +33,7 @@ MANY = 2**40
 """More tasks than can exist: the number of tasks that fit if they ask for nothing."""
 
 NAMED = 5
-"""An obstacle names at most this number of values of a label."""
+"""An explanation names at most this number of values of a label, and of causes for which nodes are closed."""
 
 
 def most_ever(partition: Partition, shape: Shape, manager: str, enough: int) -> int:
@@ -158,7 +158,8 @@ def why_never(partition: Partition, stage: Stage, reason: NeverFits) -> NeverFit
     obstacles: dict[Obstacle, None] = {}
     for first, most in short:
         obstacles |= dict.fromkeys(_obstacles(partition, first, most))
-    return msgspec.structs.replace(reason, obstacles=tuple(obstacles))
+    pools_last = sorted(obstacles, key=lambda obstacle: isinstance(obstacle, NoPool))
+    return msgspec.structs.replace(reason, obstacles=tuple(pools_last))
 
 
 def _obstacles(partition: Partition, stage: Stage, most: int) -> list[Obstacle]:
@@ -230,16 +231,16 @@ def _lacked_by_all(candidates: Sequence[Candidate], shape: Shape) -> list[Obstac
     obstacles: list[Obstacle] = []
     lacks = [_lacks(candidate, shape) for candidate in candidates]
     for name, amount in shape.amounts:
-        small = [lack for of_one in lacks for lack in of_one if isinstance(lack, TooSmall) and lack.resource == name]
+        small = [lack for missing in lacks for lack in missing if isinstance(lack, TooSmall) and lack.resource == name]
         if len(small) == len(candidates):
             largest = max(small, key=lambda lack: lack.most)  # the first of equal ones
             obstacles.append(TooSmall(name, amount, largest.most, largest.largest if largest.most else ""))
     for label, values in shape.key.selectors:
-        other = [lack for of_one in lacks for lack in of_one if isinstance(lack, NoLabel) and lack.label == label]
+        other = [lack for missing in lacks for lack in missing if isinstance(lack, NoLabel) and lack.label == label]
         if len(other) == len(candidates):
             present = sorted({value: None for lack in other for value in lack.present})
             obstacles.append(NoLabel(label, values, tuple(present[:NAMED])))
-    if all(any(isinstance(lack, NotInPool) for lack in of_one) for of_one in lacks):
+    if all(any(isinstance(lack, NotInPool) for lack in missing) for missing in lacks):
         obstacles.append(NotInPool(shape.key.pool))
     return obstacles
 
@@ -252,7 +253,7 @@ def _nearest(candidates: Sequence[Candidate], shape: Shape) -> Nearest:
 
 
 def _closed(suitable: Sequence[Candidate], stage: Stage) -> list[Closed]:
-    """Return the candidates that have enough and do not take tasks of a stage; nodes with one cause together."""
+    """Return the candidates that have enough and do not take tasks of a stage, the largest groups of one cause."""
     key = stage.shape.key
     groups: dict[tuple[str, tuple[str, ...], str, bool], list[Candidate]] = {}
     for candidate in suitable:
@@ -261,7 +262,8 @@ def _closed(suitable: Sequence[Candidate], stage: Stage) -> list[Closed]:
         if taints or user or candidate.empty:
             pool = candidate.name if candidate.brought else ""
             groups.setdefault((pool, taints, user, candidate.empty), []).append(candidate)
-    return [
+    closed = [
         Closed(alike[0].name, 0 if pool else len(alike), taints, user, empty)
         for (pool, taints, user, empty), alike in groups.items()
     ]
+    return sorted(closed, key=lambda group: -group.nodes)[:NAMED]
