@@ -73,8 +73,17 @@ IMPURE_PARTS = ("numpy.random",)
 IMPURE_CALLS = frozenset("__import__ breakpoint eval exec input open print".split())
 
 PUBLIC_NAMES = {
-    "fairlead": ["AsyncClient", "Client", "Executor", "Problem", "__version__"],
-    "fairlead.client": ["AsyncClient", "Client", "Endpoint", "Executor", "NotFound", "Problem", "find_endpoint"],
+    "fairlead": ["AsyncClient", "Client", "Executor", "NeverRuns", "Problem", "__version__"],
+    "fairlead.client": [
+        "AsyncClient",
+        "Client",
+        "Endpoint",
+        "Executor",
+        "NeverRuns",
+        "NotFound",
+        "Problem",
+        "find_endpoint",
+    ],
     "fairlead.testing": ["World"],
 }
 

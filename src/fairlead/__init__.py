@@ -1,20 +1,20 @@
 """Fairlead shares a fleet of machines among people and jobs.
 
 A pure core makes all decisions (`fairlead.core`); the packages around it store, serve, run and simulate.
-`Client`, `AsyncClient` and `Executor` use a server and raise `Problem` for refusals. `fairlead.testing.World` runs
-scenarios in a few lines of code.
+`Client`, `AsyncClient` and `Executor` use a server, raise `Problem` for refusals, and issue the warning `NeverRuns` for
+jobs that can never run as the cluster is now. `fairlead.testing.World` runs scenarios in a few lines of code.
 """
 
 from typing import Any
 
 __version__ = "0.1.0"
 
-__all__ = ["AsyncClient", "Client", "Executor", "Problem", "__version__"]
+__all__ = ["AsyncClient", "Client", "Executor", "NeverRuns", "Problem", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
     # Most importers of this package do not use a server, so the client is imported on first use.
-    if name not in ("AsyncClient", "Client", "Executor", "Problem"):
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from fairlead import client
 

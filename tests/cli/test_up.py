@@ -575,7 +575,9 @@ def test_run_says_why_its_job_waits(tmp_path: Path) -> None:
             [PROGRAM, "run", "--cpu", "64", "--", "true"], env=up.environment, stderr=subprocess.PIPE, text=True
         )
         assert process.stderr is not None
-        assert "waits: never fits" in process.stderr.readline()
+        warning = process.stderr.readline()
+        assert "warning: job 1: it can never run as the cluster is now: never fits: the largest node (box)" in warning
+        assert "waits: never fits: the largest node (box)" in process.stderr.readline()
         process.terminate()
         process.wait(SECONDS)
     finally:

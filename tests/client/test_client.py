@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import fairlead
-from fairlead.client import AsyncClient, Client, Problem
+from fairlead.client import AsyncClient, Client, NeverRuns, Problem
 from fairlead.client.calls import API, Call
 from fairlead.client.executor import Lost
 from fairlead.wire.api import Applied
@@ -66,7 +66,8 @@ def test_refusals_are_raised(client: Client) -> None:
         client.submit(["true"], document={"stages": [{}]})
     with pytest.raises(TypeError):
         client.submit()
-    waits = client.submit(["true"], resources={"cpu": 99})
+    with pytest.warns(NeverRuns):
+        waits = client.submit(["true"], resources={"cpu": 99})
     with pytest.raises(TimeoutError):
         client.wait(waits, timeout=0.05)
     assert client.explain(waits).waiting[0].code == "never fits"
@@ -284,6 +285,14 @@ def test_a_call_that_is_killed_says_so(executor: fairlead.Executor, client: Clie
     client.kill(slow.job)  # type: ignore[attr-defined]
     with pytest.raises(Lost):
         slow.result(SECONDS)
+
+
+def test_calls_that_can_never_run_are_warned_of(executor: fairlead.Executor) -> None:
+    with pytest.warns(NeverRuns, match="no node has gpu"):
+        waits = executor.but(resources={"gpu": 1}).submit(len, "")
+        while not waits.job:  # type: ignore[attr-defined]
+            time.sleep(0.01)
+    assert waits.cancel()
 
 
 def test_calls_that_are_refused(executor: fairlead.Executor) -> None:

@@ -235,7 +235,8 @@ def test_limits_are_for_the_sum_of_all_stages(make: MakeWorld) -> None:
 NEVER: dict[str, tuple[list[dict[str, Any]], str]] = {
     "one stage": (
         [stage("a", 1), stage("b", 1, cpu=5)],
-        "never fits: all nodes and pools together take 0 of 1 b",
+        "never fits: all nodes and pools together take 0 of 1 b (the largest node (n0) has cpu=4 of the asked "
+        "cpu=5; the partition has no pools)",
     ),
     "stages of one shape": (
         [stage("a", 1), stage("b", 3, cpu=3), stage("c", 2, cpu=3)],
@@ -243,11 +244,12 @@ NEVER: dict[str, tuple[list[dict[str, Any]], str]] = {
     ),
     "two stages": (
         [stage("a", 9), stage("b", 1, cpu=5), stage("c", 1)],
-        "never fits: all nodes and pools together take 0 of 1 b, 8 of 10 a and c",
+        "never fits: all nodes and pools together take 0 of 1 b, 8 of 10 a and c (the largest node (n0) has cpu=4 of "
+        "the asked cpu=5; the partition has no pools)",
     ),
     "all stages together": (
         [stage("a", 5), stage("b", 2, cpu=2)],
-        "never fits: all stages together ask for more cpu than all nodes and pools have",
+        "never fits: all stages together ask for more cpu than all nodes and pools have (asked cpu=9, all have cpu=8)",
     ),
 }
 

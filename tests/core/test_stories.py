@@ -10,6 +10,7 @@ from fairlead.core.commands import Accepted, Kill, MarkReady, Rejected, Report, 
 from fairlead.core.documents import parse_job
 from fairlead.core.effects import ForNode
 from fairlead.core.errors import Refused
+from fairlead.core.obstacles import NoPool, TooSmall
 from fairlead.core.reasons import NeverFits, NoRoom, OverLimit
 from fairlead.core.resources import SECOND
 from fairlead.journal.memory import MemoryJournal
@@ -535,7 +536,7 @@ def test_a_job_that_never_fits_has_another_reason_than_one_without_room() -> Non
     many = w.submit(name="many", stages=stage(9, cpu=1))
     now = w.submit(name="now", stages=stage(2, cpu=4))
     w.cycle()
-    assert w.explain(huge)[0].reason == NeverFits(1, 0)
+    assert w.explain(huge)[0].reason == NeverFits(1, 0, obstacles=(TooSmall("cpu", 5000, 4000, "n0"), NoPool(0)))
     assert w.explain(many)[0].reason == NeverFits(9, 8)
     assert w.explain(now)[0].reason == NoRoom(2, 1, (("missing cpu", 1), ("not for all", 1)), "n0")
     w.node("n2", cpu=8)

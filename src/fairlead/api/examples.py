@@ -46,6 +46,7 @@ JOB_ANSWER = {
     "waiting_since": None,
     "ended": None,
     "reason": "",
+    "waits_for": "",
     "matched": None,
     "forgotten": False,
     "stages": [STAGE_ANSWER],
@@ -183,8 +184,11 @@ HEALTH = {"version": "0.1.0", "ready": True, "partitions": {"default": True}, "p
 DONE = {"note": ""}
 
 EXAMPLES: dict[str, tuple[dict[str, Any] | None, Any]] = {
-    "submit": (JOB, {"job": "17", "partition": "default"}),
-    "submitMany": ({"jobs": [JOB, JOB]}, {"items": [{"job": "17", "problem": None}, {"job": "18", "problem": None}]}),
+    "submit": (JOB, {"job": "17", "partition": "default", "warning": ""}),
+    "submitMany": (
+        {"jobs": [JOB, JOB]},
+        {"items": [{"job": name, "problem": None, "warning": ""} for name in ("17", "18")]},
+    ),
     "jobs": (None, {"jobs": [JOB_ANSWER], "next": ""}),
     "job": (None, JOB_ANSWER),
     "tasks": (None, {"tasks": [TASK_ANSWER], "next": ""}),
@@ -201,6 +205,11 @@ EXAMPLES: dict[str, tuple[dict[str, Any] | None, Any]] = {
                     "position": 0,
                     "code": "no room",
                     "reason": "room for 1 of 2 (nodes: 3 missing cpu)",
+                    "jobs_ahead": 0,
+                    "tasks_ahead": 0,
+                    "then_code": "",
+                    "then": "",
+                    "text": "worker: 2 new waiting, number 1 in its lane: room for 1 of 2 (nodes: 3 missing cpu)",
                 }
             ],
         },

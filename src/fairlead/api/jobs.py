@@ -31,6 +31,7 @@ from fairlead.api.tokens import Token
 from fairlead.core.commands import AnyCommand, Kill, Scale, SetPriority, Submit
 from fairlead.core.documents import ONE_CPU, parse_job
 from fairlead.core.errors import Refused
+from fairlead.core.explain import may_never_run, never_runs
 from fairlead.core.intake.access import is_owner
 from fairlead.core.intake.jobs import no_such_job
 from fairlead.core.model import Job, JobSpec
@@ -84,12 +85,14 @@ def submission(caller: Token, document: object, key: str, cache: SpecCache, fiel
 async def submit(
     request: HttpRequest, data: Annotated[Any, Shaped(wire.JobDocument)], partition: PartitionName = "", key: Key = None
 ) -> wire.Submitted:
-    """Submit a job. When the answer arrives, the job is durable. The answer has its id."""
+    """Submit a job. When the answer arrives, the job is durable. The answer has its id, and a warning if the job can
+    never run as the cluster is now."""
     services = services_of(request)
     command = submission(caller_of(request), data, key or "", {})
     served = services.control.find(partition)
     accepted = await accepted_in(_offered(services, served, command))
-    return wire.Submitted(job=accepted.job, partition=served.name)
+    warnings = await _warnings(served, [accepted.job])
+    return wire.Submitted(job=accepted.job, partition=served.name, warning=warnings.get(accepted.job, ""))
 
 
 @post("/jobs/batch", operation_id="submitMany", guards=[USERS], summary="Submit many jobs", status_code=200)
@@ -123,6 +126,9 @@ async def submit_many(
                 await asyncio.sleep(0)
         for entry in pending:
             items.append(entry if isinstance(entry, wire.BatchItem) else await _item(entry))
+        warnings = await _warnings(served, [item.job for item in items[start:] if item.job])
+        for at, item in enumerate(items[start:] if warnings else (), start):
+            items[at] = msgspec.structs.replace(item, warning=warnings.get(item.job, ""))
     return wire.Batch(items=items)
 
 
@@ -152,6 +158,19 @@ def _offered(services: Services, served: PartitionService, command: Submit) -> S
     slot = offered(served, command)
     services.quotas.offered(served.name, command.spec.user, size, slot)
     return slot
+
+
+async def _warnings(served: PartitionService, job_ids: list[str]) -> dict[str, str]:
+    """Return job ids with why their jobs can never run as the cluster is now. Jobs that may run are left out."""
+    state = served.partition
+    # Mostly this is known without waiting for the writer: counts of nodes are cached with the shapes of tasks.
+    jobs = [job for job in map(state.jobs.get, job_ids) if job is not None and may_never_run(state, job)]
+
+    def look(state: Partition) -> dict[str, str]:
+        reasons = [(job.id, never_runs(state, job)) for job in jobs]
+        return {name: f"it can never run as the cluster is now: {reason}" for name, reason in reasons if reason}
+
+    return await served.read(look) if jobs else {}
 
 
 async def _item(slot: Slot) -> wire.BatchItem:
@@ -200,7 +219,7 @@ async def job(
             job = find(state, caller, job_id)
             if (not job.over or job.allocations) and loop.time() < deadline:
                 moved = served.when_moved(job)
-            return job_answer(state, job)
+            return job_answer(state, job, served.writer.reasons)
 
         try:
             answer = await served.read(look)
@@ -279,7 +298,7 @@ async def jobs(
         until = monotonic() + LOOKING
         for job in part:
             if state.jobs.get(job.id) is job and wanted(job):
-                matches.append(job_answer(state, job))
+                matches.append(job_answer(state, job, served.writer.reasons))
                 size += len(msgspec.json.encode(matches[-1]))
             if full():
                 return False

@@ -200,18 +200,22 @@ def _submit(
     file: Path | None, options: dict[str, Any], partition: str, wait: bool, follow: bool, as_json: bool
 ) -> None:
     from fairlead.cli.following import follow_job
+    from fairlead.client import calls
 
     with open_client(partition) as client:
         document = _from_file(file, options) if file is not None else _from_options(client, options)
         if not (wait or follow):
-            job = client.submit(document=document)
+            submitted = client.send(calls.submit(document, client.partition))
             if as_json:
-                print_json({"job": job})
+                print_json({"job": submitted.job, "warning": submitted.warning})
             else:
-                typer.echo(job)
+                typer.echo(submitted.job)
+            _warn(submitted)
             return
         with interrupts() as interrupt:
-            job = client.submit(document=document)
+            submitted = client.send(calls.submit(document, client.partition))
+            job = submitted.job
+            _warn(submitted)
             try:
                 interrupt.raises()
                 if follow:
@@ -223,6 +227,12 @@ def _submit(
         if as_json:
             print_json(view)
         _end_as(client, view, quiet=as_json)
+
+
+def _warn(submitted: wire.Submitted) -> None:
+    """Say that a job can never run as the cluster is now."""
+    if submitted.warning:
+        print_text(f"fairlead: warning: job {submitted.job}: {submitted.warning}", err=True)
 
 
 def _kill_own(client: Client, job: str) -> None:
@@ -336,7 +346,8 @@ def ps(
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
-    """List running, stopping and waiting jobs, newest first."""
+    """List running, stopping and waiting jobs, newest first. REASON says in short why tasks of a job wait; `fairlead
+    explain JOB` has the details."""
     states = state or ([] if everything else ["pending", "running", "stopping"])
     with open_client(partition) as client:
         matching = client.jobs(state=states, user=user, queue=queue, label=label, limit=min(limit + 1, 1000))
@@ -346,8 +357,20 @@ def ps(
     if as_json:
         print_json(jobs)
         return
-    rows = [(job.id, job.name, job.user, job.queue, state_of(job), _progress(job), ago(job.submitted)) for job in jobs]
-    print_table(("JOB", "NAME", "USER", "QUEUE", "STATE", "TASKS", "AGE"), rows)
+    rows = [
+        (
+            job.id,
+            job.name,
+            job.user,
+            job.queue,
+            state_of(job),
+            _progress(job),
+            ago(job.submitted),
+            job.waits_for or job.reason,
+        )
+        for job in jobs
+    ]
+    print_table(("JOB", "NAME", "USER", "QUEUE", "STATE", "TASKS", "AGE", "REASON"), rows)
 
 
 def _progress(job: wire.Job) -> str:
@@ -516,7 +539,7 @@ def logs(
 
 @calls_server
 def explain(job: JobName, partition: Partition = "", as_json: AsJson = False) -> None:
-    """Show why a job waits: what is missing, and its position in the lane."""
+    """Show why a job waits: what is missing, what is ahead of it, and what will keep it back after that."""
     with open_client(partition) as client:
         explanation = client.explain(job)
     if as_json:
@@ -525,9 +548,7 @@ def explain(job: JobName, partition: Partition = "", as_json: AsJson = False) ->
     if not explanation.waiting:
         print_text(f"job {explanation.job} is {explanation.state}; none of its tasks wait")
     for ask in explanation.waiting:
-        place = "" if ask.position is None else f", number {ask.position + 1} in its lane"
-        reason = f": {ask.reason}" if ask.reason else ""
-        print_text(f"{ask.stage}: {ask.count} {ask.kind} waiting{place}{reason}")
+        print_text(ask.text)
 
 
 @calls_server

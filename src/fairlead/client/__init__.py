@@ -7,7 +7,7 @@ the server, and `executor` runs functions on the cluster.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fairlead.client.calls import Problem
+from fairlead.client.calls import NeverRuns, Problem
 from fairlead.client.endpoint import Endpoint, NotFound, find_endpoint
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fairlead.client.executor import Executor
     from fairlead.client.sync import Client
 
-__all__ = ["AsyncClient", "Client", "Endpoint", "Executor", "NotFound", "Problem", "find_endpoint"]
+__all__ = ["AsyncClient", "Client", "Endpoint", "Executor", "NeverRuns", "NotFound", "Problem", "find_endpoint"]
 
 LATER = {"AsyncClient": "aio", "Client": "sync", "Executor": "executor"}
 """Names imported on first use. A server imports this package only for its `endpoint` module, and should start fast."""

@@ -58,6 +58,7 @@ class AsyncClient:
 
     async def submit(self, command: list[str] | None = None, document: Document | None = None, **fields: Any) -> str:
         answer = await self.send(calls.submit(calls.job_document(command, document, fields), self.partition))
+        calls.warn(answer.job, answer.warning, 2)
         return answer.job
 
     async def submit_many(self, documents: Iterable[Document]) -> list[wire.BatchItem]:

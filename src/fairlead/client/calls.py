@@ -10,6 +10,7 @@ import random
 import re
 import ssl
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 from uuid import uuid4
@@ -46,6 +47,16 @@ class Problem(Exception):
 
     def __str__(self) -> str:
         return f"{self.field}: {self.detail}" if self.field else self.detail
+
+
+class NeverRuns(UserWarning):
+    """The server accepted a job that can never run as the cluster is now."""
+
+
+def warn(job: str, warning: str, level: int) -> None:
+    """Issue the warning of a submission, if there is one, at the caller `level` frames up."""
+    if warning:
+        warnings.warn(f"job {job}: {warning}", NeverRuns, level + 1)
 
 
 class Call(Generic[Answer]):

@@ -22,7 +22,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import cloudpickle  # type: ignore[import-untyped]
 
-from fairlead.client.calls import API, Call, Problem
+from fairlead.client.calls import API, Call, NeverRuns, Problem, warn
 from fairlead.client.sealing import KEY, RUNNER, call_arguments, result_of
 from fairlead.client.sync import Client
 from fairlead.wire import api as wire
@@ -229,6 +229,9 @@ class _Shared:
             for _, future in new:
                 _settle(future, error=error)
             return
+        for item in [item for item in items if item.warning][:1]:  # the calls of a batch are mostly alike
+            with suppress(NeverRuns):  # raised if warnings are errors: it would end the thread
+                warn(item.job, item.warning, 2)
         for (_, future), item in zip(new, items, strict=True):
             if item.problem is not None:
                 problem = item.problem

@@ -56,11 +56,14 @@ class Client:
         """Submit a job and return its id.
 
         The job is a command with fields (`array=3, resources={"cpu": 1}, queue=…`), or a whole document with stages.
+        A `NeverRuns` warning is issued if it can never run as the cluster is now.
         """
-        return self.send(calls.submit(calls.job_document(command, document, fields), self.partition)).job
+        answer = self.send(calls.submit(calls.job_document(command, document, fields), self.partition))
+        calls.warn(answer.job, answer.warning, 2)
+        return answer.job
 
     def submit_many(self, documents: Iterable[Document]) -> list[wire.BatchItem]:
-        """Submit many jobs. Return the job id or the problem of each, in the order of the documents."""
+        """Submit many jobs. Return the job id and warning or the problem of each, in the order of the documents."""
         items: list[wire.BatchItem] = []
         for chunk in calls.chunks_of(documents):
             items += self.send(calls.submit_many(chunk, self.partition)).items

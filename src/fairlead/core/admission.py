@@ -248,7 +248,7 @@ def share(admission: Admission, ask: Ask, needs: Needs) -> Reason | None:
             used = dict(used)
             add(used, stage.shape.resources, before)
         if rights.measure(used, admission.tasks(queue.account) + before) >= entitled:
-            return ShareSpent(queue.path)
+            return ShareSpent(queue.path, zero=not rights.share(queue))
     return None
 
 

@@ -1,27 +1,26 @@
-"""Why not here: count the nodes by what they lack for a shape, and find out whether it could ever fit.
+"""Why a job waits: what nodes lack for it now, what will keep it back later, and whether it can run at all.
 
 Match only notes that there was no capacity. The details are worked out when a user asks for them, from the same state.
-Whether a shape could ever fit is cached until nodes or pools change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 
 import msgspec
 
+from fairlead.core.admission import is_unpreemptible, refusal
+from fairlead.core.asks import Needs, asked_for, minimum_by_stage
 from fairlead.core.holds.room import ends_at, may_take
-from fairlead.core.model import Micros, Stage
-from fairlead.core.policy.fit import choose_devices, room
+from fairlead.core.model import Account, Ask, Job, Micros, Stage
+from fairlead.core.never import is_known_to_fit, never_fits, never_whole, why_never
+from fairlead.core.policy.fit import choose_devices
+from fairlead.core.policy.limits import allowed, may_run
 from fairlead.core.pools.sizes import grows, nodes_left, takes
 from fairlead.core.ranges import count
-from fairlead.core.reasons import HeldFor, NeverFits, NoRoom, NotStopping
-from fairlead.core.resources import GPU, Vector, add
-from fairlead.core.shape import WHOLE_DEVICE, Shape
+from fairlead.core.reasons import HeldFor, NoRoom, NoShare, NotStopping, Reason, ShareSpent
+from fairlead.core.shape import Shape
 from fairlead.core.state import Partition
-
-MANY = 2**40
-"""More tasks than can exist: the number of tasks that fit if they ask for nothing."""
 
 NAMED = 5
 """An explanation names at most this number of holds, and of overdue stops."""
@@ -72,6 +71,7 @@ def why_no_room(partition: Partition, stage: Stage, reason: NoRoom, now: Micros)
         paused=tuple(pool.name for pool in pools if not grows(partition, pool, now)),
         closed=_held_for_others(partition, stage, own, now),
         stuck=_not_stopping(partition, stage),
+        without_share=without_share(partition, stage.job),
     )
 
 
@@ -157,87 +157,72 @@ def _devices(partition: Partition, shape: Shape, row: int) -> tuple[int, ...]:
     )
 
 
-def closed_to(partition: Partition, shape: Shape) -> str:
-    """Return the user of a shape if nodes would accept it but are reserved for other users; else an empty string."""
-    nodes = partition.nodes
-    closed = nodes.restricted and any(
-        shape.key.user not in nodes.users[row] and shape.accepts(nodes.labels[row], nodes.taints[row], nodes.pool[row])
-        for row in nodes.rows.values()
-        if nodes.users[row]
+# -- later, and never --------------------------------------------------------------------------------------------
+
+
+def why_later(partition: Partition, ask: Ask) -> Reason | None:
+    """Return what will keep an ask back once it is first in its lane, as far as that is known now."""
+    needs = minimum_by_stage(ask)
+    never = never_whole(partition, needs) if ask.whole else never_fits(partition, *needs[0])
+    if never is not None:
+        return why_never(partition, ask.stage, never)
+    queue = without_share(partition, ask.stage.job)
+    return refusal(partition, ask) or (NoShare(queue) if queue else None)
+
+
+def without_share(partition: Partition, job: Job) -> str:
+    """Return the first queue of a job that has a share of 0 while tasks of its siblings run; empty for none."""
+    rights = partition.entitlements()
+    for queue in job.queue.line()[1:]:
+        assert queue.parent is not None
+        if not rights.share(queue) and queue.parent.account.tasks > queue.account.tasks:
+            return queue.path
+    return ""
+
+
+def never_runs(partition: Partition, job: Job) -> Reason | None:
+    """Return why waiting tasks of a job can never start while nodes, pools and settings stay as they are, or None."""
+    if is_unpreemptible(partition, job) and partition.nodes.up_count:
+        rights = partition.entitlements()
+        for queue in job.queue.line()[1:]:
+            if not rights.share(queue):
+                return ShareSpent(queue.path, zero=True)
+    for needs in _starts(job):
+        never = never_whole(partition, needs) if job.whole else never_fits(partition, *needs[0])
+        if never is not None:
+            return why_never(partition, needs[0][0], never)
+        reason = _over_limit(job.accounts, needs)
+        if reason is not None:
+            return reason
+    return None
+
+
+def may_never_run(partition: Partition, job: Job) -> bool:
+    """True if `never_runs` has to be asked: False is certain, and found without counting nodes or changing anything.
+
+    It can be asked while a cycle runs.
+    """
+    if not any(stage.waiting() for stage in job.stages):
+        return False
+    firm = not job.preemptible or not all(queue.settings.preemptible for queue in job.queue.line())
+    if firm or job.whole or any(stage.ended for stage in job.stages):
+        return True
+    return any(
+        _over_limit(job.accounts, needs) is not None or not is_known_to_fit(partition, *needs[0])
+        for needs in _starts(job)
     )
-    return shape.key.user if closed else ""
 
 
-def most_ever(partition: Partition, shape: Shape, manager: str, enough: int) -> int:
-    """Return the number of tasks of a shape that fit on all nodes and pools if they were empty, up to `enough`."""
-    nodes = partition.nodes
-    cached = shape.ever
-    if (
-        cached is not None
-        and cached[0] == (nodes.version, partition.derived.pools_version, manager)
-        and (cached[1] >= enough or cached[2])
-    ):
-        return cached[1]
-    most, counted_all = 0, True
-    for row in nodes.rows.values():
-        if most >= enough:
-            counted_all = False
-            break
-        if may_take(nodes, row, shape):
-            most += _slots({name: column[row] for name, column in nodes.capacity.items()}, shape)
-    for pool in partition.pools.values() if not manager else ():
-        settings = pool.settings
-        if shape.accepts(dict(settings.labels), settings.taints, pool.name):
-            per_node = _slots(dict(settings.node), shape)
-            most += per_node * (enough if settings.max is None else settings.max)
-    shape.ever = ((nodes.version, partition.derived.pools_version, manager), most, counted_all)
-    return most
+def _over_limit(accounts: tuple[Account, ...], needs: Needs) -> Reason | None:
+    """Return the limit that refuses tasks even while nothing else runs."""
+    asked = asked_for(needs)
+    return allowed([(account.name, account.limit, {}) for account in accounts], asked) or may_run(
+        [(account.name, account.max_jobs, 0) for account in accounts]
+    )
 
 
-def never_whole(partition: Partition, needs: Sequence[tuple[Stage, int]]) -> NeverFits | None:
-    """Return why stages can never start together, judged by sums: per shape, and per resource over all stages."""
-    by_shape: dict[tuple[Shape, int | None], list[tuple[Stage, int]]] = {}
-    asked: Vector = {}
-    for stage, needed in needs:
-        # `apart` separates tasks of one stage only: tasks of another stage may share their nodes.
-        alone = stage.position if stage.shape.key.apart else None
-        by_shape.setdefault((stage.shape, alone), []).append((stage, needed))
-        add(asked, stage.shape.resources, needed)
-    short: list[tuple[str, int, int]] = []
-    total = could = 0
-    for (shape, _), stages in by_shape.items():
-        wanted = sum(needed for _, needed in stages)
-        most = most_ever(partition, shape, "", wanted)
-        if most < wanted:
-            short.append((" and ".join(stage.name for stage, _ in stages), wanted, most))
-        total += wanted
-        could += min(most, wanted)
-    if short:
-        return NeverFits(total, could, tuple(short))
-    capacity = capacity_ever(partition)
-    missing = next((name for name in sorted(asked) if asked[name] > capacity.get(name, 0)), "")
-    return NeverFits(total, could, missing=missing) if missing else None
-
-
-def capacity_ever(partition: Partition) -> Vector:
-    """Return the total capacity of our own nodes and of pools at full size. Cached until a node or pool changes."""
-    version = (partition.nodes.version, partition.derived.pools_version)
-    if partition.memory.ever is None or partition.memory.ever[0] != version:
-        total: Vector = {}
-        for row in partition.nodes.rows.values():
-            if not partition.nodes.manager[row]:
-                add(total, partition.nodes.capacity_of(row))
-        for pool in partition.pools.values():
-            most = pool.settings.max
-            add(total, dict(pool.settings.node), MANY if most is None else most)
-        partition.memory.ever = (version, total)
-    return partition.memory.ever[1]
-
-
-def _slots(capacity: Mapping[str, int], shape: Shape) -> int:
-    fitting = room([(capacity.get(name, 0), amount) for name, amount in shape.amounts if name != GPU], MANY)
-    if shape.devices:
-        count = capacity.get(GPU, 0) // WHOLE_DEVICE
-        per_device = WHOLE_DEVICE // shape.device_milli
-        fitting = min(fitting, count // shape.devices if shape.devices > 1 else count * per_device)
-    return min(fitting, 1) if shape.key.apart else fitting
+def _starts(job: Job) -> list[Needs]:
+    """Return the tasks that have to start together, for each start that a job still waits for."""
+    if job.whole and not job.stages[0].started:
+        return [[(stage, stage.needed) for stage in job.stages if stage.needed]]
+    return [[(stage, 1 if stage.started else max(1, stage.needed))] for stage in job.stages if stage.waiting() > 0]

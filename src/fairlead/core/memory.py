@@ -93,4 +93,4 @@ class Memory:
         """With backfill, what the last look found out."""
         self.scaling = DemandMemory()
         self.ever: tuple[tuple[int, int], Vector] | None = None
-        """The capacity that `explain.capacity_ever` found, and the versions of nodes and pools it is for."""
+        """The capacity that `never.capacity_ever` found, and the versions of nodes and pools it is for."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from fairlead.core.obstacles import Obstacle
 from fairlead.core.resources import format_moment, format_vector
 
 
@@ -18,6 +19,11 @@ class Reason(msgspec.Struct, frozen=True, tag=_in_words):
     """Base class of reasons. The tag identifies a reason in the API: the class name in words, such as "no room"."""
 
     def __str__(self) -> str:
+        return str(self.__struct_config__.tag)
+
+    @property
+    def short(self) -> str:
+        """The reason in a few words, for lists of jobs."""
         return str(self.__struct_config__.tag)
 
 
@@ -36,6 +42,10 @@ class OverLimit(Reason, frozen=True, tag="over limit"):
 
         return f"{self.account}: limit {text(self.limit)}, used {text(self.used)}, asked {text(self.asked)}"
 
+    @property
+    def short(self) -> str:
+        return f"limit of {self.account}"
+
 
 class TooManyJobs(Reason, frozen=True, tag="too many jobs"):
     """An account already has its maximum number of running jobs."""
@@ -45,6 +55,10 @@ class TooManyJobs(Reason, frozen=True, tag="too many jobs"):
 
     def __str__(self) -> str:
         return f"{self.account}: {self.max_jobs} jobs are running, no more are allowed"
+
+    @property
+    def short(self) -> str:
+        return f"max_jobs of {self.account}"
 
 
 class HeldFor(msgspec.Struct, frozen=True):
@@ -106,6 +120,8 @@ class NoRoom(Reason, frozen=True, tag="no room"):
     """The holds of other asks on nodes that accept its tasks."""
     stuck: tuple[NotStopping, ...] = ()
     """Tasks that do not stop in time, on nodes that accept its tasks."""
+    without_share: str = ""
+    """A queue of its job that has a share of 0, while other queues use capacity."""
 
     def __str__(self) -> str:
         why = ", ".join(f"{count} {what}" for what, count in self.failed)
@@ -119,7 +135,12 @@ class NoRoom(Reason, frozen=True, tag="no room"):
         pools = "".join(f"; pool {name} is at its maximum size" for name in self.full)
         pools += "".join(f"; pool {name} is paused" for name in self.paused)
         blocked = "".join(f"; {obstacle}" for obstacle in (*self.closed, *self.stuck))
+        blocked += f"; {_gets_leftovers(self.without_share)}" if self.without_share else ""
         return text + (f" (nodes: {why})" if why else "") + held + coming + ordered + failed + pools + blocked
+
+    @property
+    def short(self) -> str:
+        return _by_stage("room for", self.wanted, self.room, self.stages)
 
 
 class WouldDelay(Reason, frozen=True, tag="would delay"):
@@ -130,6 +151,10 @@ class WouldDelay(Reason, frozen=True, tag="would delay"):
 
     def __str__(self) -> str:
         return f"it would delay job {self.job}, which is planned for {format_moment(self.when)}"
+
+    @property
+    def short(self) -> str:
+        return f"would delay job {self.job}"
 
 
 class StillStopping(Reason, frozen=True, tag="still stopping"):
@@ -148,17 +173,18 @@ class NeverFits(Reason, frozen=True, tag="never fits"):
     """For a whole job: the stages of one shape that never fit, the wanted number, and the most that fit."""
     missing: str = ""
     """For a whole job: the resource of which its stages together ask for more than exists."""
-    user: str = ""
-    """The user, if only nodes for other users have what is asked for."""
+    obstacles: tuple[Obstacle, ...] = ()
+    """What is missing. Match leaves it out; `never.why_never` finds it when a user asks."""
 
     def __str__(self) -> str:
-        if self.user:
-            return f"never fits: nodes that have what one task asks for take no tasks of user {self.user}"
+        why = "; ".join(map(str, self.obstacles))
         if self.missing:
-            return f"never fits: all stages together ask for more {self.missing} than all nodes and pools have"
-        if not self.most:
-            return "never fits: no node or pool has what one task asks for"
-        return _by_stage("never fits: all nodes and pools together take", self.wanted, self.most, self.stages)
+            text = f"all stages together ask for more {self.missing} than all nodes and pools have"
+        elif not self.most and not self.stages:
+            return f"never fits: {why or 'no node or pool has what one task asks for'}"
+        else:
+            text = _by_stage("all nodes and pools together take", self.wanted, self.most, self.stages)
+        return f"never fits: {text}" + (f" ({why})" if why else "")
 
 
 class AfterUnmet(Reason, frozen=True, tag="after unmet"):
@@ -169,14 +195,35 @@ class AfterUnmet(Reason, frozen=True, tag="after unmet"):
     def __str__(self) -> str:
         return "waits for " + ", ".join(self.jobs)
 
+    @property
+    def short(self) -> str:
+        more = len(self.jobs) - 2
+        return "after " + ", ".join(self.jobs[:2]) + (f" and {more} more" if more > 0 else "")
+
 
 class ShareSpent(Reason, frozen=True, tag="share spent"):
     """A queue uses its whole entitlement, and tasks that cannot be preempted get no loan."""
 
     queue: str
+    zero: bool = False
+    """True if the share of the queue is 0."""
 
     def __str__(self) -> str:
-        return f"queue {self.queue} uses its whole share, and tasks that are not preemptible get no loan"
+        spent = "has a share of 0" if self.zero else "uses its whole share"
+        return f"queue {self.queue} {spent}, and tasks that are not preemptible get no loan"
+
+    @property
+    def short(self) -> str:
+        return f"share of {self.queue} is 0" if self.zero else f"share of {self.queue} is used"
+
+
+class NoShare(Reason, frozen=True, tag="no share"):
+    """A queue has a share of 0, and other queues use capacity. Its asks come after those of all other queues."""
+
+    queue: str
+
+    def __str__(self) -> str:
+        return _gets_leftovers(self.queue)
 
 
 class NotActive(Reason, frozen=True, tag="not active"):
@@ -187,12 +234,16 @@ class NotActive(Reason, frozen=True, tag="not active"):
     def __str__(self) -> str:
         return f"queue {self.queue} is stopped"
 
+    @property
+    def short(self) -> str:
+        return str(self)
+
 
 class NotReady(Reason, frozen=True, tag="not ready"):
     """The partition has just started and waits for its agents and resource managers."""
 
     def __str__(self) -> str:
-        return "the partition is not ready yet"
+        return "the partition has just started and waits for its agents and resource managers"
 
 
 class InChain(Reason, frozen=True, tag="in chain"):
@@ -202,6 +253,10 @@ class InChain(Reason, frozen=True, tag="in chain"):
 
     def __str__(self) -> str:
         return f"sent ahead to {self.nodes} nodes, to start when quick tasks before them end"
+
+
+def _gets_leftovers(queue: str) -> str:
+    return f"queue {queue} has a share of 0: it gets only what other queues leave idle"
 
 
 def _by_stage(what: str, wanted: int, room: int, stages: tuple[tuple[str, int, int], ...]) -> str:

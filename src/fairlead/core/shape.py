@@ -60,7 +60,7 @@ class Shape:
         self.device_milli = min(gpu, WHOLE_DEVICE)
         self.stages = 0
         self.ever: tuple[tuple[int, int, str], int, bool] | None = None
-        """Cached result of `explain.most_ever`: versions of nodes and pools, tasks, and True if all were counted."""
+        """Cached result of `never.most_ever`: versions of nodes and pools, tasks, and True if all were counted."""
         self.text = _text(key)
 
     def __repr__(self) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from fairlead.core.changes import Part
-from fairlead.core.explain import MANY
 from fairlead.core.forecast import end_of
 from fairlead.core.holds.room import came_for_some, may_take, room_for
 from fairlead.core.model import Allocation, Micros, Promise
+from fairlead.core.never import MANY
 from fairlead.core.ranges import count, indices
 from fairlead.core.resources import Vector, add
 from fairlead.core.shape import Shape

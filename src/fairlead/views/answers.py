@@ -14,7 +14,7 @@ from fairlead.core.ranges import count
 from fairlead.core.reasons import Reason
 from fairlead.core.resources import MEMORY, MILLI, SECOND
 from fairlead.core.state import Partition
-from fairlead.views.documents import ask_view, explain_view, job_view, shown_state, task_view
+from fairlead.views.documents import ask_view, explain_view, short_reason, shown_state, task_view, waiting_since
 from fairlead.views.metrics.lanes import LaneFigures
 from fairlead.views.metrics.shares import figures_of
 from fairlead.wire import api as wire
@@ -44,26 +44,26 @@ def optional_seconds(micros: Micros | None) -> float | None:
 # -- jobs --------------------------------------------------------------------------------------------------------
 
 
-def job_answer(partition: Partition, job: Job) -> wire.Job:
-    view = job_view(job)
+def job_answer(partition: Partition, job: Job, reasons: dict[tuple[str, str, int], Reason]) -> wire.Job:
     spec = job.spec
     return wire.Job(
-        id=view.id,
+        id=job.id,
         number=job.number,
         partition=partition.name,
-        name=view.name,
-        user=view.user,
-        queue=view.queue,
+        name=spec.name,
+        user=spec.user,
+        queue=job.queue.path,
         state=shown_state(job),
-        priority=view.priority,
+        priority=job.priority,
         labels=dict(spec.labels),
         after=list(spec.after),
         submitted=seconds(job.submitted),
-        waiting_since=None if view.waiting_since is None else view.waiting_since / SECOND,
+        waiting_since=optional_seconds(waiting_since(job)),
         ended=None if job.allocations else optional_seconds(job.ended_at),
-        reason=view.reason,
+        reason=job.reason,
+        waits_for="" if job.over else short_reason(partition, job, reasons),
         stages=[_stage_answer(stage) for stage in job.stages],
-        matched=view.matched,
+        matched=spec.matched,
     )
 
 
@@ -125,25 +125,21 @@ def explanation(
             kind=view.kind,
             count=view.count,
             position=view.position,
-            code="" if view.reason is None else str(type(view.reason).__struct_config__.tag),
+            code=_code(view.reason),
             reason="" if view.reason is None else str(view.reason),
+            jobs_ahead=view.jobs_ahead,
+            tasks_ahead=view.tasks_ahead,
+            then_code=_code(view.then),
+            then="" if view.then is None else str(view.then),
+            text=str(view),
         )
         for view in explain_view(partition, job, reasons, now)
     ]
-    if not partition.reign.ready:
-        waiting = [_not_ready(entry) if not entry.code else entry for entry in waiting]
     return wire.Explanation(job=job.id, state=job.state, waiting=waiting)
 
 
-def _not_ready(entry: wire.Waiting) -> wire.Waiting:
-    return wire.Waiting(
-        stage=entry.stage,
-        kind=entry.kind,
-        count=entry.count,
-        position=entry.position,
-        code="not ready",
-        reason="the partition has just started and waits for its agents and resource managers",
-    )
+def _code(reason: Reason | None) -> str:
+    return "" if reason is None else str(type(reason).__struct_config__.tag)
 
 
 # -- the cluster -------------------------------------------------------------------------------------------------

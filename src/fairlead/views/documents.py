@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
-from fairlead.core.explain import why_no_room
+from fairlead.core.explain import never_runs, why_later, why_no_room
 from fairlead.core.lanes import Lane, lane_key
 from fairlead.core.match.backfill import why_passed
 from fairlead.core.model import KINDS, Allocation, Ask, Job, Micros, Stage
+from fairlead.core.never import why_never
 from fairlead.core.ranges import count, indices
-from fairlead.core.reasons import AfterUnmet, InChain, NoRoom, Reason
+from fairlead.core.reasons import AfterUnmet, InChain, NeverFits, NoRoom, NotReady, Reason
 from fairlead.core.resources import Vector
 from fairlead.core.state import Partition
 
@@ -71,10 +72,20 @@ class Waiting(msgspec.Struct, frozen=True):
     count: int
     position: int | None
     reason: Reason | None
+    jobs_ahead: int = 0
+    tasks_ahead: int = 0
+    """Other jobs, and their tasks, that go before it in its lane."""
+    then: Reason | None = None
+    """What will keep it back after them, or after the jobs in `after`, if it was not tried yet."""
 
     def __str__(self) -> str:
         place = "" if self.position is None else f", number {self.position + 1} in its lane"
-        return f"{self.stage}: {self.count} {self.kind} waiting{place}" + (f": {self.reason}" if self.reason else "")
+        if self.jobs_ahead:
+            jobs = "1 job" if self.jobs_ahead == 1 else f"{self.jobs_ahead} jobs"
+            place += f", behind {jobs} ({self.tasks_ahead} {'task' if self.tasks_ahead == 1 else 'tasks'})"
+        reason = f": {self.reason}" if self.reason else ""
+        later = f"; after that: {self.then}" if self.then else ""
+        return f"{self.stage}: {self.count} {self.kind} waiting{place}{reason}{later}"
 
 
 def shown_state(job: Job) -> str:
@@ -82,8 +93,12 @@ def shown_state(job: Job) -> str:
     return "stopping" if job.over and job.allocations else job.state
 
 
+def waiting_since(job: Job) -> Micros | None:
+    """Return the time since which the first of its waiting tasks waits; None if none waits."""
+    return min([ask.waiting_since for stage in job.stages for ask in stage.asks if ask is not None], default=None)
+
+
 def job_view(job: Job) -> JobView:
-    since = [ask.waiting_since for stage in job.stages for ask in stage.asks if ask is not None]
     return JobView(
         job.id,
         job.spec.name,
@@ -93,7 +108,7 @@ def job_view(job: Job) -> JobView:
         job.state,
         job.priority,
         job.submitted,
-        min(since, default=None),
+        waiting_since(job),
         job.ended_at,
         job.reason,
         tuple(_stage_view(stage) for stage in job.stages),
@@ -217,18 +232,60 @@ def explain_view(
             if wanted is None:
                 continue
             ask = stage.asks[kind]
-            position: int | None = None
-            if ask is not None:
-                position = next(at for at, other in enumerate(partition.lanes[lane_key(ask)]) if other is ask)
+            position, jobs_ahead, tasks_ahead = (None, 0, 0) if ask is None else _ahead(partition, ask)
             reason = AfterUnmet(unmet) if unmet else reasons.get((job.id, stage.name, kind))
             if reason is None and ask is not None:
                 reason = why_passed(partition, ask)
+            then = never_runs(partition, job) if unmet else None
             if isinstance(reason, NoRoom):
                 reason = why_no_room(partition, stage, reason, now)
-            waiting.append(Waiting(stage.name, KINDS[kind], len(wanted), position, reason))
+            elif isinstance(reason, NeverFits):
+                reason = why_never(partition, stage, reason)
+            elif reason is None and not partition.reign.ready:
+                reason = NotReady()
+            elif reason is None and ask is not None and position:
+                then = why_later(partition, ask)
+            waiting.append(
+                Waiting(stage.name, KINDS[kind], len(wanted), position, reason, jobs_ahead, tasks_ahead, then)
+            )
         if partition.derived.chains:
             waiting += _in_chains(stage)
     return waiting
+
+
+def _ahead(partition: Partition, ask: Ask) -> tuple[int, int, int]:
+    """Return the position of an ask in its lane, and the number of other jobs and of their tasks before it."""
+    position = tasks = 0
+    jobs: dict[str, None] = {}
+    for other in partition.lanes[lane_key(ask)]:
+        if other is ask:
+            break
+        position += 1
+        if other.stage.job is not ask.stage.job:
+            jobs[other.stage.job.id] = None
+            tasks += other.count
+    return position, len(jobs), tasks
+
+
+def short_reason(partition: Partition, job: Job, reasons: dict[tuple[str, str, int], Reason]) -> str:
+    """Return in a few words why the first waiting tasks of a job wait. Looks at no nodes and walks through no lane."""
+    for stage in job.stages:
+        for kind, wanted in enumerate(stage.pending):
+            if wanted is None:
+                continue
+            unmet = partition.unmet(job)
+            if unmet:
+                return AfterUnmet(unmet).short
+            reason = reasons.get((job.id, stage.name, kind))
+            if reason is not None:
+                return reason.short
+            ask = stage.asks[kind]
+            if not partition.reign.ready:
+                return NotReady().short
+            if ask is not None and partition.lanes[lane_key(ask)].head() is not ask:
+                return "behind other jobs"
+            return ""
+    return ""
 
 
 def _in_chains(stage: Stage) -> list[Waiting]:

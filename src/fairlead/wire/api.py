@@ -219,6 +219,9 @@ class Job(Answer, frozen=True, kw_only=True):
     waiting_since: float | None
     ended: float | None
     reason: str
+    """Why it ended."""
+    waits_for: str = ""
+    """Why its first waiting tasks wait, in a few words; `GET /jobs/ID/explain` has the details."""
     stages: list[Stage]
     matched: str | None = None
     """The requestor pattern that chose the queue, if one did."""
@@ -260,13 +263,16 @@ class TaskPage(Answer, frozen=True, kw_only=True):
 class Submitted(Answer, frozen=True, kw_only=True):
     job: str
     partition: str
+    warning: str = ""
+    """Why the job can never run as the cluster is now; it waits until that changes. Empty if it can run."""
 
 
 class BatchItem(Answer, frozen=True, kw_only=True):
-    """The id of the job, or the reason why it was refused."""
+    """The id of the job, with a warning if it can never run as the cluster is now; or why it was refused."""
 
     job: str = ""
     problem: Problem | None = None
+    warning: str = ""
 
 
 class Batch(Answer, frozen=True, kw_only=True):
@@ -281,7 +287,16 @@ class Waiting(Answer, frozen=True, kw_only=True):
     count: int
     position: int | None
     code: str
+    """Empty if the tasks were not tried yet, because others go before them."""
     reason: str
+    jobs_ahead: int = 0
+    tasks_ahead: int = 0
+    """Other jobs, and their tasks, that go before it in the lane."""
+    then_code: str = ""
+    then: str = ""
+    """What will keep the tasks back after those, or after the jobs in `after`, as far as that is known now."""
+    text: str = ""
+    """All of it as one line, as `fairlead explain` shows it."""
 
 
 class Explanation(Answer, frozen=True, kw_only=True):

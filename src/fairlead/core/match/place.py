@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from fairlead.core.admission import Admission
 from fairlead.core.asks import Needs, gang_size, largest_first, minimum_by_stage
 from fairlead.core.changes import Began, Part, Placed, Released, Trimmed
-from fairlead.core.explain import closed_to, most_ever, never_whole
 from fairlead.core.holds.room import choose_held, choose_lent, choose_yielded
 from fairlead.core.index.kinds import Choice
 from fairlead.core.index.pack import FitIndex
@@ -16,9 +15,10 @@ from fairlead.core.lanes import Lane
 from fairlead.core.match.singles import Singles
 from fairlead.core.match.topology import gather
 from fairlead.core.model import Ask, Micros, Place, Promise, Stage
+from fairlead.core.never import never_fits, never_whole
 from fairlead.core.plan import Plan
 from fairlead.core.ranges import split
-from fairlead.core.reasons import NeverFits, NoRoom, Reason
+from fairlead.core.reasons import NoRoom, Reason
 from fairlead.core.shape import Shape
 from fairlead.core.state import Partition
 
@@ -253,7 +253,4 @@ def _parts(chosen: list[Choice], block: tuple[int, ...]) -> Iterator[Part]:
 
 
 def _no_room(partition: Partition, ask: Ask, wanted: int, fitting: int) -> Reason:
-    most = most_ever(partition, ask.stage.shape, ask.stage.job.manager, wanted)
-    if most >= wanted:
-        return NoRoom(wanted, fitting)
-    return NeverFits(wanted, most, user=closed_to(partition, ask.stage.shape) if not most else "")
+    return never_fits(partition, ask.stage, wanted) or NoRoom(wanted, fitting)

@@ -1,0 +1,269 @@
+"""Could tasks ever fit? Count what all nodes and pools could take, and say what is missing.
+
+The count is cached until nodes or pools change, because match needs it to pass over what never fits. What is missing is
+worked out when a user asks, from the same state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+from fairlead.core.holds.room import may_take
+from fairlead.core.model import Stage
+from fairlead.core.obstacles import (
+    AllTogether,
+    Closed,
+    Nearest,
+    NoLabel,
+    NoNodes,
+    NoPool,
+    NotInPool,
+    Obstacle,
+    TooSmall,
+)
+from fairlead.core.policy.fit import room
+from fairlead.core.reasons import NeverFits
+from fairlead.core.resources import GPU, Vector, add
+from fairlead.core.shape import WHOLE_DEVICE, Shape
+from fairlead.core.state import Partition
+
+MANY = 2**40
+"""More tasks than can exist: the number of tasks that fit if they ask for nothing."""
+
+NAMED = 5
+"""An explanation names at most this number of values of a label, and of causes for which nodes are closed."""
+
+
+def most_ever(partition: Partition, shape: Shape, manager: str, enough: int) -> int:
+    """Return the number of tasks of a shape that fit on all nodes and pools if they were empty, up to `enough`."""
+    nodes = partition.nodes
+    cached = shape.ever
+    if (
+        cached is not None
+        and cached[0] == (nodes.version, partition.derived.pools_version, manager)
+        and (cached[1] >= enough or cached[2])
+    ):
+        return cached[1]
+    most, counted_all = 0, True
+    for row in nodes.rows.values():
+        if most >= enough:
+            counted_all = False
+            break
+        if may_take(nodes, row, shape):
+            most += _slots({name: column[row] for name, column in nodes.capacity.items()}, shape)
+    for pool in partition.pools.values() if not manager else ():
+        settings = pool.settings
+        if shape.accepts(dict(settings.labels), settings.taints, pool.name):
+            per_node = _slots(dict(settings.node), shape)
+            most += per_node * (enough if settings.max is None else settings.max)
+    shape.ever = ((nodes.version, partition.derived.pools_version, manager), most, counted_all)
+    return most
+
+
+def never_fits(partition: Partition, stage: Stage, wanted: int) -> NeverFits | None:
+    """Return why a number of tasks of a stage can never run at once; None if they can."""
+    most = most_ever(partition, stage.shape, stage.job.manager, wanted)
+    return None if most >= wanted else NeverFits(wanted, most)
+
+
+def is_known_to_fit(partition: Partition, stage: Stage, wanted: int) -> bool:
+    """True if an earlier count says that a number of tasks of a stage can run at once. Counts nothing."""
+    cached, version = stage.shape.ever, (partition.nodes.version, partition.derived.pools_version, stage.job.manager)
+    return cached is not None and cached[0] == version and cached[1] >= wanted
+
+
+def never_whole(partition: Partition, needs: Sequence[tuple[Stage, int]]) -> NeverFits | None:
+    """Return why stages can never start together, judged by sums: per shape, and per resource over all stages."""
+    by_shape: dict[tuple[Shape, int | None], list[tuple[Stage, int]]] = {}
+    asked: Vector = {}
+    for stage, needed in needs:
+        # `apart` separates tasks of one stage only: tasks of another stage may share their nodes.
+        alone = stage.position if stage.shape.key.apart else None
+        by_shape.setdefault((stage.shape, alone), []).append((stage, needed))
+        add(asked, stage.shape.resources, needed)
+    short: list[tuple[str, int, int]] = []
+    total = could = 0
+    for (shape, _), stages in by_shape.items():
+        wanted = sum(needed for _, needed in stages)
+        most = most_ever(partition, shape, "", wanted)
+        if most < wanted:
+            short.append((" and ".join(stage.name for stage, _ in stages), wanted, most))
+        total += wanted
+        could += min(most, wanted)
+    if short:
+        return NeverFits(total, could, tuple(short))
+    capacity = capacity_ever(partition)
+    missing = next((name for name in sorted(asked) if asked[name] > capacity.get(name, 0)), "")
+    return NeverFits(total, could, missing=missing) if missing else None
+
+
+def capacity_ever(partition: Partition) -> Vector:
+    """Return the total capacity of our own nodes and of pools at full size. Cached until a node or pool changes."""
+    version = (partition.nodes.version, partition.derived.pools_version)
+    if partition.memory.ever is None or partition.memory.ever[0] != version:
+        total: Vector = {}
+        for row in partition.nodes.rows.values():
+            if not partition.nodes.manager[row]:
+                add(total, partition.nodes.capacity_of(row))
+        for pool in partition.pools.values():
+            most = pool.settings.max
+            add(total, dict(pool.settings.node), MANY if most is None else most)
+        partition.memory.ever = (version, total)
+    return partition.memory.ever[1]
+
+
+def _slots(capacity: Mapping[str, int], shape: Shape) -> int:
+    fitting = room([(capacity.get(name, 0), amount) for name, amount in shape.amounts if name != GPU], MANY)
+    if shape.devices:
+        count = capacity.get(GPU, 0) // WHOLE_DEVICE
+        per_device = WHOLE_DEVICE // shape.device_milli
+        fitting = min(fitting, count // shape.devices if shape.devices > 1 else count * per_device)
+    return min(fitting, 1) if shape.key.apart else fitting
+
+
+# -- what is missing ---------------------------------------------------------------------------------------------
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A node in any state, or the nodes of a pool, as far as they could take tasks if they were empty."""
+
+    name: str
+    capacity: Mapping[str, int]
+    labels: Mapping[str, str]
+    taints: tuple[str, ...]
+    pool: str
+    users: tuple[str, ...] = ()
+    brought: bool = False
+    """True for nodes that a pool would bring."""
+    empty: bool = False
+    """True for a pool with `max: 0`."""
+
+
+def why_never(partition: Partition, stage: Stage, reason: NeverFits) -> NeverFits:
+    """Return the reason with what is missing: for one task, or for each stage of a whole job that does not fit."""
+    if reason.obstacles:
+        return reason
+    job = stage.job
+    if reason.missing:
+        asked = sum(other.shape.resources.get(reason.missing, 0) * other.needed for other in job.stages)
+        together = AllTogether(reason.missing, asked, capacity_ever(partition).get(reason.missing, 0))
+        return msgspec.structs.replace(reason, obstacles=(together,))
+    short = [(stage, reason.most)]
+    if reason.stages:
+        # Stages of one shape stand together, as in "b and c"; their first one has that shape.
+        named = [(job.stage(names.split(" and ")[0]), most) for names, _, most in reason.stages]
+        short = [(first, most) for first, most in named if first is not None]
+    obstacles: dict[Obstacle, None] = {}
+    for first, most in short:
+        obstacles |= dict.fromkeys(_obstacles(partition, first, most))
+    pools_last = sorted(obstacles, key=lambda obstacle: isinstance(obstacle, NoPool))
+    return msgspec.structs.replace(reason, obstacles=tuple(pools_last))
+
+
+def _obstacles(partition: Partition, stage: Stage, most: int) -> list[Obstacle]:
+    """Return what keeps tasks of a stage off all nodes; if some nodes take them, only what keeps them off others."""
+    shape = stage.shape
+    candidates = list(_candidates(partition, shape.key.manager))
+    suitable = [candidate for candidate in candidates if not _lacks(candidate, shape)]
+    closed = _closed(suitable, stage)
+    if most:
+        return list(closed)
+    if len(closed) == 0 < len(suitable):
+        return []  # nodes have changed since the reason was found
+    obstacles: list[Obstacle] = []
+    if all(candidate.brought for candidate in candidates):
+        obstacles.append(NoNodes(shape.key.manager))
+    if candidates and not suitable:
+        obstacles += _lacked_by_all(candidates, shape) or [_nearest(candidates, shape)]
+    obstacles += closed
+    if not shape.key.manager:
+        obstacles.append(NoPool(len(partition.pools)))
+    return obstacles
+
+
+def _candidates(partition: Partition, manager: str) -> Iterator[Candidate]:
+    nodes = partition.nodes
+    for row in nodes.in_order():
+        if nodes.manager[row] == manager:
+            yield Candidate(
+                nodes.name[row],
+                {name: column[row] for name, column in nodes.capacity.items()},
+                nodes.labels[row],
+                nodes.taints[row],
+                nodes.pool[row],
+                nodes.users[row],
+            )
+    for name, pool in sorted(partition.pools.items()) if not manager else ():
+        settings = pool.settings
+        yield Candidate(
+            name,
+            dict(settings.node),
+            dict(settings.labels),
+            settings.taints,
+            name,
+            brought=True,
+            empty=settings.max == 0,
+        )
+
+
+def _lacks(candidate: Candidate, shape: Shape) -> tuple[TooSmall | NoLabel | NotInPool, ...]:
+    """Return what a candidate lacks for one task, whatever its taints and users."""
+    lacks: list[TooSmall | NoLabel | NotInPool] = []
+    for name, amount in shape.amounts:
+        has = candidate.capacity.get(name, 0)
+        if has < amount or (name == GPU and has // WHOLE_DEVICE < shape.devices):
+            lacks.append(
+                TooSmall(name, amount, has, f"of pool {candidate.name}" if candidate.brought else candidate.name)
+            )
+    for label, values in shape.key.selectors:
+        value = candidate.labels.get(label)
+        if value is None or not ("*" in values or value in values):
+            lacks.append(NoLabel(label, values, () if value is None else (value,)))
+    if shape.key.pool not in ("", candidate.pool):
+        lacks.append(NotInPool(shape.key.pool))
+    return tuple(lacks)
+
+
+def _lacked_by_all(candidates: Sequence[Candidate], shape: Shape) -> list[Obstacle]:
+    """Return the things that no candidate has, with the most that there is of them."""
+    obstacles: list[Obstacle] = []
+    lacks = [_lacks(candidate, shape) for candidate in candidates]
+    for name, amount in shape.amounts:
+        small = [lack for missing in lacks for lack in missing if isinstance(lack, TooSmall) and lack.resource == name]
+        if len(small) == len(candidates):
+            largest = max(small, key=lambda lack: lack.most)  # the first of equal ones
+            obstacles.append(TooSmall(name, amount, largest.most, largest.largest if largest.most else ""))
+    for label, values in shape.key.selectors:
+        other = [lack for missing in lacks for lack in missing if isinstance(lack, NoLabel) and lack.label == label]
+        if len(other) == len(candidates):
+            present = sorted({value: None for lack in other for value in lack.present})
+            obstacles.append(NoLabel(label, values, tuple(present[:NAMED])))
+    if all(any(isinstance(lack, NotInPool) for lack in missing) for missing in lacks):
+        obstacles.append(NotInPool(shape.key.pool))
+    return obstacles
+
+
+def _nearest(candidates: Sequence[Candidate], shape: Shape) -> Nearest:
+    """Return the first candidate that lacks the fewest things, and those things."""
+    lacks = [(candidate, _lacks(candidate, shape)) for candidate in candidates]
+    nearest, missing = min(lacks, key=lambda pair: len(pair[1]))
+    return Nearest(nearest.name, nearest.brought, missing)
+
+
+def _closed(suitable: Sequence[Candidate], stage: Stage) -> list[Closed]:
+    """Return the candidates that have enough and do not take tasks of a stage, the largest groups of one cause."""
+    key = stage.shape.key
+    groups: dict[tuple[str, tuple[str, ...], str, bool], list[Candidate]] = {}
+    for candidate in suitable:
+        taints = tuple(sorted(taint for taint in candidate.taints if taint not in key.tolerations))
+        user = stage.job.user if candidate.users and key.user not in candidate.users else ""
+        if taints or user or candidate.empty:
+            pool = candidate.name if candidate.brought else ""
+            groups.setdefault((pool, taints, user, candidate.empty), []).append(candidate)
+    closed = [
+        Closed(alike[0].name, 0 if pool else len(alike), taints, user, empty)
+        for (pool, taints, user, empty), alike in groups.items()
+    ]
+    return sorted(closed, key=lambda group: -group.nodes)[:NAMED]
