@@ -7,6 +7,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from fairlead.history.filter import JobFilter
 from fairlead.history.recorder import AttemptRow, JobRow
 from fairlead.history.sqlite import History, Used
+from fairlead.wire.agent import Tasks
 
 SECONDS = 30.0  # the longest wait of a test; no result depends on it
 
@@ -70,6 +72,34 @@ def test_filters_of_finished_jobs(tmp_path: Path) -> None:
     assert [row.number for row in history.jobs("default", JobFilter(queue="root.ml"), before=2)] == [1]
     assert history.jobs("other", JobFilter()) == []
     assert history.jobs("default", JobFilter(label=("team", "b")))[0].labels == {"team": "b"}
+    history.close()
+
+
+def test_logs_that_were_not_copied_are_found_after_a_restart(tmp_path: Path) -> None:
+    def ended(number: int, node: str, indices: tuple[int, ...]) -> AttemptRow:
+        return AttemptRow("default", number, "main", indices, 2, "lost", node, None, "", None, 9, f"j{number}", "ann")
+
+    def tasks(number: int, *indices: int) -> Tasks:
+        return Tasks(f"j{number}", number, "main", 2, indices)
+
+    history = History(tmp_path / "history")
+    history.put(
+        [], [ended(1, "p1", (0, 700)), ended(1, "p2", (700, 900)), ended(2, "p1", (0, 1)), ended(3, "gone", (0, 1))]
+    )
+    history.flush()
+    history.mark_copied("default", "p1", tasks(1, 0, 500))
+    history.mark_copied("default", "p1", tasks(1, 600, 650))
+    history.mark_copied("default", "p1", tasks(1, 0, 500))
+    history.mark_copied("default", "p2", tasks(1, 700, 900))
+    history.mark_copied("default", "gone", tasks(3, 0, 1))
+    history.close()
+    history = History(tmp_path / "history")
+    for _ in range(2):
+        left = history.not_copied("default", ["p1", "p2", "p3"])
+        assert left == [("p1", tasks(1, 500, 600, 650, 700)), ("p1", tasks(2, 0, 1))]
+    assert history.not_copied("other", ["p1"]) == [] == history.not_copied("default", [])
+    with closing(sqlite3.connect(tmp_path / "history")) as db:
+        assert db.execute("SELECT count(*) FROM copied").fetchone() == (0,)  # marks of nodes that are gone are removed
     history.close()
 
 

@@ -33,6 +33,8 @@ REQUEST_TIMEOUT = 30.0
 """Seconds to wait for an answer."""
 POLL = 30.0
 """Seconds that one request waits for the end of a job."""
+REPORT = 600.0
+"""Seconds that a report of use may take; it may read the whole history."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]*")
 
@@ -269,7 +271,9 @@ def usage_report(
     if isinstance(by, str):
         raise TypeError(f"by is text; write {by.split(',')}")
     filters: dict[str, Any] = {"since": seconds_of(since), "until": seconds_of(until), "user": user}
-    return Call(wire.UsageReport, "GET", f"{API}/usage/report", by=",".join(by), partition=partition, **filters)
+    return Call(
+        wire.UsageReport, "GET", f"{API}/usage/report", None, REPORT, by=",".join(by), partition=partition, **filters
+    )
 
 
 def history(

@@ -23,6 +23,9 @@ CREATE TABLE IF NOT EXISTS used (
     partition TEXT NOT NULL, number INTEGER NOT NULL, stage TEXT NOT NULL, place INTEGER NOT NULL,
     attempt INTEGER NOT NULL, signal INTEGER NOT NULL, ran INTEGER NOT NULL, cpu INTEGER NOT NULL,
     memory INTEGER NOT NULL, PRIMARY KEY (partition, number, stage, place, attempt)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS copied (
+    partition TEXT NOT NULL, number INTEGER NOT NULL, stage TEXT NOT NULL, attempt INTEGER NOT NULL,
+    indices TEXT NOT NULL, node TEXT NOT NULL, PRIMARY KEY (partition, number, stage, attempt, indices)) WITHOUT ROWID;
 """
 ADDED = {
     "jobs": {"labels": "TEXT NOT NULL DEFAULT '{}'"},

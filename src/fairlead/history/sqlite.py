@@ -10,17 +10,19 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 import msgspec
 
 from fairlead.core.ranges import count
+from fairlead.history.copies import mark_copied, not_copied
 from fairlead.history.filter import EVERY_JOB, JobFilter, condition
 from fairlead.history.recorder import AttemptRow, JobRow
 from fairlead.history.schema import create_tables
 from fairlead.history.usage import UsageReport, add_ended
 from fairlead.journal.base import JournalError
+from fairlead.wire.agent import Tasks
 
 PAUSE = 0.2
 """Seconds that rows are collected before they are written."""
@@ -223,7 +225,7 @@ class History:
             if not oldest:
                 return
             with db:
-                for table in ("jobs", "attempts", "used"):
+                for table in ("jobs", "attempts", "used", "copied"):
                     db.executemany(f"DELETE FROM {table} WHERE partition = ? AND number = ?", oldest)
 
     def _in_use(self, db: sqlite3.Connection) -> int:
@@ -298,6 +300,17 @@ class History:
             "GROUP BY stage"
         )
         return {stage: (int(cpu), memory, count) for stage, cpu, memory, count in self._ask(sql, partition, number)}
+
+    def mark_copied(self, partition: str, node: str, tasks: Tasks) -> None:
+        """Mark tasks whose logs were copied from their node. Without a mark they are copied again after a restart."""
+        with suppress(sqlite3.Error, JournalError), closing(self._open()) as db, db:
+            mark_copied(db, partition, node, tasks)
+
+    def not_copied(self, partition: str, nodes: list[str]) -> list[tuple[str, Tasks]]:
+        """Return the ended tasks of these nodes whose logs were not copied, with their nodes, the oldest first."""
+        self.flush()
+        with self._reading() as db, db:
+            return not_copied(db, partition, nodes)
 
     def _ask(self, sql: str, *values: Any) -> list[Any]:
         with self._reading() as db:
