@@ -763,3 +763,21 @@ def test_a_whole_job_that_does_not_fit_spread_out_is_packed(make: MakeWorld, pla
     w.cycle()
     assert states(w, job) == {"a": "rrr", "b": "rr"}
     assert sorted(w.placements(job).values()) == ["large", "large", "large", "small", "small"]
+
+
+def test_a_small_task_that_is_apart_leaves_the_empty_nodes_to_the_large_ones(make: MakeWorld) -> None:
+    w = make(nodes=0)
+    w.node("n1", cpu=1)
+    w.node("n2", cpu=2)
+    w.node("n3", cpu=2)
+    w.update_node("n1", cpu=1, gpu=2)  # without the GPUs, n1 is the node that is tried first
+    job = whole(w, stage("big", 1, cpu=2), stage("other", 1, cpu=2), stage("small", 1, apart=True))
+    w.cycle()
+    assert states(w, job) == {"big": "a", "other": "a", "small": "a"}
+
+
+def test_large_tasks_leave_nodes_for_small_ones_that_are_apart(make: MakeWorld) -> None:
+    w = make(nodes=3, cpu=4)
+    job = whole(w, stage("big", 2, cpu=2), stage("small", 3, apart=True))
+    w.cycle()
+    assert states(w, job) == {"big": "aa", "small": "aaa"}

@@ -33,13 +33,23 @@ def minimum_by_stage(ask: Ask) -> list[tuple[Stage, int]]:
 
     def ease(stage: Stage) -> tuple[int, ...]:
         key = stage.shape.key
-        asked = dict(key.resources)
         choosy = len(key.selectors) + bool(key.pool) + key.apart
-        return (-asked.get(GPU, 0), -choosy, -asked.get(CPU, 0), -asked.get(MEMORY, 0), stage.position)
+        gpu, *rest = _smallness(stage)
+        return (gpu, -choosy, *rest)
 
     if not ask.whole:
         return [(ask.stage, gang_size(ask))]
     return [(stage, stage.needed) for stage in sorted(ask.stages, key=ease) if stage.needed]
+
+
+def largest_first(needs: Needs) -> list[tuple[Stage, int]]:
+    """Return the stages in the order of the size of their tasks alone."""
+    return sorted(needs, key=lambda need: _smallness(need[0]))
+
+
+def _smallness(stage: Stage) -> tuple[int, ...]:
+    asked = dict(stage.shape.key.resources)
+    return (-asked.get(GPU, 0), -asked.get(CPU, 0), -asked.get(MEMORY, 0), stage.position)
 
 
 def asked_by(ask: Ask) -> Vector:

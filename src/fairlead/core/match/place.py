@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fairlead.core.admission import Admission
-from fairlead.core.asks import Needs, gang_size, minimum_by_stage
+from fairlead.core.asks import Needs, gang_size, largest_first, minimum_by_stage
 from fairlead.core.changes import Began, Part, Placed, Released, Trimmed
 from fairlead.core.explain import closed_to, most_ever, never_whole
 from fairlead.core.holds.room import choose_held, choose_lent, choose_yielded
@@ -99,11 +99,11 @@ class Starter:
         reason = self.admission.refusal(ask, needs)
         if reason is not None:
             return 0, reason
-        tried = self._place_all(ask, needs, own)
+        tried = self._place_in_any_order(ask, needs, own)
         if tried and isinstance(partition.derived.index, ScoreIndex):
             # One stage may have been spread over the nodes that another needs: packed tightly they may all fit.
             with partition.derived.index.tightly():
-                tried = self._place_all(ask, needs, own)
+                tried = self._place_in_any_order(ask, needs, own)
         if tried:
             fitting = sum(placed for _, _, placed in tried)
             return 0, never_whole(partition, needs) or NoRoom(together, fitting, stages=tuple(tried))
@@ -111,6 +111,18 @@ class Starter:
         if partition.earmark_of(ask.seq) is not None:
             self._release(ask.seq, (), STARTED)
         return together, None
+
+    def _place_in_any_order(self, ask: Ask, needs: Needs, own: bool) -> list[tuple[str, int, int]]:
+        """Place all stages, or none, the hardest first. If they do not fit in that order, try the largest first.
+
+        A small task with a selector or `apart`, placed first, may take a node that only a large task needs. Placed
+        last, it may find no node that is left for it.
+        """
+        tried = self._place_all(ask, needs, own)
+        other = largest_first(needs) if tried else needs
+        if other != needs and not self._place_all(ask, other, own):
+            return []
+        return tried
 
     def _place_all(self, ask: Ask, needs: Needs, own: bool) -> list[tuple[str, int, int]]:
         """Place all stages, or none. If none, return stage, tasks wanted and tasks placed for each stage tried."""
